@@ -1,0 +1,185 @@
+//! Causal depthwise convolution and SiLU (the short convolution of Gu and Dao, 2023, section 3.4).
+
+use super::{silu, silu_derivative};
+use crate::shape::ConvShape;
+
+/// The gradients of the convolution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvGradients {
+    /// `dx[b t, e]`.
+    pub dx: Vec<f64>,
+    /// `dweight[grains, e, k]`.
+    pub dweight: Vec<f64>,
+    /// `dbias[grains, e]`, whether or not there is a bias.
+    pub dbias: Vec<f64>,
+}
+
+/// The position that tap `tap` reads at `position`, if it lies inside the sample.
+fn source(position: usize, tap: usize, shape: ConvShape) -> Option<usize> {
+    (position + tap).checked_sub(shape.width - 1)
+}
+
+/// The convolution before SiLU, `[b t, e]`.
+fn convolved(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) -> Vec<f64> {
+    let ConvShape { sequences, channels, width, .. } = shape;
+    assert_eq!((x.len(), weight.len()), (sequences.rows() * channels, channels * width));
+    let mut out = vec![0.0; x.len()];
+    for sample in 0..sequences.samples {
+        let first = sample * sequences.positions;
+        for position in 0..sequences.positions {
+            for channel in 0..channels {
+                let mut sum = bias.map_or(0.0, |bias| bias[channel]);
+                for tap in 0..width {
+                    if let Some(source) = source(position, tap, shape) {
+                        sum += weight[channel * width + tap]
+                            * x[(first + source) * channels + channel];
+                    }
+                }
+                out[(first + position) * channels + channel] = sum;
+            }
+        }
+    }
+    out
+}
+
+/// `out[b t, e] = silu(bias[e] + sum over j of weight[e, j] x[row - (k - 1) + j])`, rows before a
+/// sample's first being zero.
+pub fn forward(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) -> Vec<f64> {
+    convolved(x, weight, bias, shape).into_iter().map(silu).collect()
+}
+
+/// The gradients of [`forward`], from `dout[b t, e]`.
+pub fn backward(
+    dout: &[f64],
+    x: &[f64],
+    weight: &[f64],
+    bias: Option<&[f64]>,
+    shape: ConvShape,
+) -> ConvGradients {
+    let ConvShape { sequences, channels, width, .. } = shape;
+    assert_eq!(dout.len(), x.len());
+    let convolved = convolved(x, weight, bias, shape);
+    let grains = shape.grains().grains();
+    let mut dx = vec![0.0; x.len()];
+    let mut dweight = vec![0.0; grains * channels * width];
+    let mut dbias = vec![0.0; grains * channels];
+    for sample in 0..sequences.samples {
+        let grain = sample / shape.samples_per_grain;
+        let first = sample * sequences.positions;
+        for position in 0..sequences.positions {
+            for channel in 0..channels {
+                let out = (first + position) * channels + channel;
+                let gradient = dout[out] * silu_derivative(convolved[out]);
+                dbias[grain * channels + channel] += gradient;
+                for tap in 0..width {
+                    if let Some(source) = source(position, tap, shape) {
+                        let input = (first + source) * channels + channel;
+                        dx[input] += gradient * weight[channel * width + tap];
+                        dweight[(grain * channels + channel) * width + tap] += gradient * x[input];
+                    }
+                }
+            }
+        }
+    }
+    ConvGradients { dx, dweight, dbias }
+}
+
+/// One position of [`forward`] for each sample: `out[b, e]` from `x[b, e]`; `state[b, e, k - 1]`
+/// holds the inputs before it, oldest first, and is moved on.
+pub fn step(
+    state: &mut [f64],
+    x: &[f64],
+    weight: &[f64],
+    bias: Option<&[f64]>,
+    shape: ConvShape,
+) -> Vec<f64> {
+    let (channels, width) = (shape.channels, shape.width);
+    assert_eq!(shape.sequences.positions, 1);
+    assert_eq!(state.len(), x.len() * (width - 1));
+    let mut out = Vec::new();
+    for (i, &newest) in x.iter().enumerate() {
+        let channel = i % channels;
+        let held = &mut state[i * (width - 1)..(i + 1) * (width - 1)];
+        let mut window = held.to_vec();
+        window.push(newest);
+        held.copy_from_slice(&window[1..]);
+        let taps = &weight[channel * width..(channel + 1) * width];
+        let products = taps.iter().zip(&window).map(|(weight, x)| weight * x);
+        out.push(silu(bias.map_or(0.0, |bias| bias[channel]) + products.sum::<f64>()));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::central_difference::{check_gradient, dot, wave};
+    use super::*;
+    use crate::shape::SequenceShape;
+
+    fn shape(samples: usize, positions: usize, channels: usize, width: usize) -> ConvShape {
+        let sequences = SequenceShape::new(samples, positions).unwrap();
+        ConvShape::new(sequences, 2, channels, width).unwrap()
+    }
+
+    #[test]
+    fn backward_agrees_with_central_differences() {
+        for (positions, channels, width) in [(1, 1, 1), (5, 3, 4), (2, 3, 5)] {
+            let shape = shape(3, positions, channels, width);
+            let rows = shape.sequences.rows();
+            let (x, dout) = (wave(1.0, rows * channels), wave(4.0, rows * channels));
+            let (weight, bias) = (wave(2.0, channels * width), wave(3.0, channels));
+            for bias in [None, Some(bias.as_slice())] {
+                let gradients = backward(&dout, &x, &weight, bias, shape);
+                check_gradient("dx", &x, &gradients.dx, |x| {
+                    dot(&forward(x, &weight, bias, shape), &dout)
+                });
+                for grain in 0..shape.grains().grains() {
+                    let rows = shape.grains().range(grain);
+                    let inside = rows.start * channels..rows.end * channels;
+                    let dweight =
+                        &gradients.dweight[grain * channels * width..][..channels * width];
+                    check_gradient("dweight", &weight, dweight, |weight| {
+                        let out = forward(&x, weight, bias, shape);
+                        dot(&out[inside.clone()], &dout[inside.clone()])
+                    });
+                    let Some(bias) = bias else { continue };
+                    let dbias = &gradients.dbias[grain * channels..][..channels];
+                    check_gradient("dbias", bias, dbias, |bias| {
+                        let out = forward(&x, &weight, Some(bias), shape);
+                        dot(&out[inside.clone()], &dout[inside.clone()])
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn steps_agree_with_the_whole_sequence() {
+        for width in [1, 2, 4, 5] {
+            let (samples, positions, channels) = (2, 7, 3);
+            let whole = shape(samples, positions, channels, width);
+            let one = shape(samples, 1, channels, width);
+            let x = wave(1.0, samples * positions * channels);
+            let (weight, bias) = (wave(2.0, channels * width), wave(3.0, channels));
+            let out = forward(&x, &weight, Some(&bias), whole);
+            let mut state = vec![0.0; samples * channels * (width - 1)];
+            for position in 0..positions {
+                let rows = |all: &[f64]| -> Vec<f64> {
+                    let row = |sample| (sample * positions + position) * channels;
+                    (0..samples).flat_map(|b| all[row(b)..row(b) + channels].to_vec()).collect()
+                };
+                let stepped = step(&mut state, &rows(&x), &weight, Some(&bias), one);
+                for (stepped, out) in stepped.iter().zip(rows(&out)) {
+                    assert!((stepped - out).abs() < 1e-14);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_tap_meets_the_present() {
+        let shape = shape(1, 2, 1, 2);
+        let out = forward(&[1.0, 10.0], &[2.0, 3.0], None, shape);
+        assert_eq!(out, [silu(3.0), silu(32.0)]);
+    }
+}
