@@ -1,0 +1,250 @@
+//! The one error of this crate.
+//!
+//! A variant answers the caller's question: fix the input (a wrong file, index or setting), wait
+//! for a later version (remote stores), or give up (the machine failed). Every message names the
+//! file, and where there is one the row; the cause of a variant is its `source`, never repeated
+//! inside the message, so that printing the chain gives one clear line.
+
+use std::{io, path::PathBuf};
+
+use crate::hash::ContentHash;
+
+/// What can go wrong between a folder of shards and a stream of samples.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The path is a URL of a remote store.
+    #[error("cannot open data set {url}: URLs are not supported yet, expected a local folder")]
+    RemoteStore {
+        /// The path as it was given.
+        url: String,
+    },
+
+    /// The path of a data set is not a folder.
+    #[error("cannot open data set {path}: expected a folder, found {found}", path = path.display())]
+    NotAFolder {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+
+    /// The folder, or its index, lists no shard.
+    #[error(
+        "data set {path} has no samples: expected index.json or *.parquet files, found no shard",
+        path = path.display()
+    )]
+    NoShards {
+        /// The folder.
+        path: PathBuf,
+    },
+
+    /// The operating system refused something.
+    #[error("cannot {action} {path}", path = path.display())]
+    Io {
+        /// What was attempted, as a verb: `read`, `write`, `create` ...
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+
+    /// `index.json` is not the JSON that it should be.
+    #[error("cannot parse index {path}", path = path.display())]
+    IndexSyntax {
+        /// The index.
+        path: PathBuf,
+        /// Where and what.
+        #[source]
+        source: serde_json::Error,
+    },
+
+    /// `index.json` was written in a format that this version does not know.
+    #[error(
+        "index {path} has format version {found}, expected at most {supported}: \
+         read it with a newer version",
+        path = path.display()
+    )]
+    IndexVersion {
+        /// The index.
+        path: PathBuf,
+        /// The version it states.
+        found: u64,
+        /// The newest version known here.
+        supported: u64,
+    },
+
+    /// A value in `index.json` cannot be.
+    #[error("index {path}: {key} is {found}, expected {expected}", path = path.display())]
+    IndexValue {
+        /// The index.
+        path: PathBuf,
+        /// The key, as in `shards[3].file`.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+
+    /// A shard that the index lists is not there.
+    #[error("shard {path} is missing: the index lists it", path = path.display())]
+    MissingShard {
+        /// Where it should be.
+        path: PathBuf,
+    },
+
+    /// A shard holds no row.
+    #[error("shard {path} is empty: expected at least one row", path = path.display())]
+    EmptyShard {
+        /// The shard.
+        path: PathBuf,
+    },
+
+    /// The size of a shard is not that of the index.
+    #[error(
+        "shard {path} has {found} bytes, expected {expected} as the index says: \
+         it is truncated or was replaced",
+        path = path.display()
+    )]
+    ShardBytes {
+        /// The shard.
+        path: PathBuf,
+        /// Bytes according to the index.
+        expected: u64,
+        /// Bytes of the file.
+        found: u64,
+    },
+
+    /// The number of rows of a shard is not that of the index.
+    #[error(
+        "shard {path} has {found} rows, expected {expected} as the index says",
+        path = path.display()
+    )]
+    ShardSamples {
+        /// The shard.
+        path: PathBuf,
+        /// Rows according to the index.
+        expected: u64,
+        /// Rows according to the footer.
+        found: u64,
+    },
+
+    /// The content of a shard is not that of the index.
+    #[error(
+        "shard {path} is damaged: its hash is {found}, expected {expected} as the index says",
+        path = path.display()
+    )]
+    ShardHash {
+        /// The shard.
+        path: PathBuf,
+        /// Hash according to the index.
+        expected: ContentHash,
+        /// Hash of the file.
+        found: ContentHash,
+    },
+
+    /// A shard is not a Parquet file, or a damaged one.
+    #[error("cannot {action} shard {path}: not a Parquet file, or a damaged one", path = path.display())]
+    ShardFormat {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// The shard.
+        path: PathBuf,
+        /// What the Parquet reader says.
+        #[source]
+        source: parquet::errors::ParquetError,
+    },
+
+    /// The `tokens` column of a shard is missing or of another type.
+    #[error("shard {path}: found {found}, expected {expected}", path = path.display())]
+    Column {
+        /// The shard.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// A row is not `seq_len + 1` tokens long.
+    #[error("shard {path}, row {row}: found {found} tokens, expected {expected}", path = path.display())]
+    RowLength {
+        /// The shard.
+        path: PathBuf,
+        /// The row within the shard, from 0.
+        row: u64,
+        /// `seq_len + 1`.
+        expected: usize,
+        /// Tokens in the row.
+        found: usize,
+    },
+
+    /// A row, or a token of it, is null.
+    #[error("shard {path}, row {row}: found a null, expected tokens only", path = path.display())]
+    NullToken {
+        /// The shard.
+        path: PathBuf,
+        /// The row within the shard, from 0.
+        row: u64,
+    },
+
+    /// A token is not in the vocabulary.
+    #[error(
+        "shard {path}, row {row}: found token {token}, expected 0 to {last} (vocabulary of {vocab_size})",
+        path = path.display(),
+        last = vocab_size.saturating_sub(1)
+    )]
+    Token {
+        /// The shard.
+        path: PathBuf,
+        /// The row within the shard, from 0.
+        row: u64,
+        /// The token.
+        token: i128,
+        /// Size of the vocabulary; 2^32 where the data set does not state one.
+        vocab_size: u64,
+    },
+
+    /// The canonical order cannot be formed over these shards.
+    #[error("cannot order the samples of {shards} shards: found {found}, expected {expected}")]
+    Order {
+        /// How many shards there are.
+        shards: usize,
+        /// What was found.
+        found: String,
+        /// What must be.
+        expected: &'static str,
+    },
+
+    /// What identifies a stream has changed since its cursor was saved.
+    #[error("cannot resume the data stream: {key} was {saved} when it was saved and is {now} now")]
+    ResumeMismatch {
+        /// What differs: `fingerprint`, `samples`, `seq_len`, `shuffle`, `window_samples`, `seed`.
+        key: &'static str,
+        /// Its saved value.
+        saved: String,
+        /// Its new value.
+        now: String,
+    },
+
+    /// A decoding thread panicked, which is a bug here or in a caller's plan of positions.
+    #[error("a decoding thread panicked: {message}")]
+    DecodingPanic {
+        /// What the panic said.
+        message: String,
+    },
+}
+
+impl DataError {
+    /// Wraps an error of the operating system; made for `map_err`.
+    pub(crate) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> DataError {
+        let path = path.into();
+        move |source| DataError::Io { action, path, source }
+    }
+}
