@@ -1,0 +1,118 @@
+//! Sums of gradients: over grains, over uses of a parameter, and of squares.
+
+use tidemill_kernels::reference::gradient_sums;
+use tidemill_kernels::{Backend, Slice};
+
+use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
+use super::device::{Device, Layout, Placed};
+use super::inputs::{Inputs, wide};
+
+/// Sizes around a vector's width, and one that a backend may share among threads.
+const SIZES: [usize; 8] = [1, 3, 15, 16, 17, 1000, 4097, 150_001];
+
+fn accumulated<B: Backend<Activation = f32>>(
+    device: &mut Device<'_, B>,
+    label: &str,
+    lane: &[f32],
+    gradients: &[&[f32]],
+) -> Vec<f32> {
+    let mut placed_lane = Placed::new(device, Layout::range(lane.len()), lane);
+    for gradients in gradients {
+        let placed = Placed::new(device, Layout::range(gradients.len()), gradients);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.accumulate(stream, placed_lane.slice_mut(), placed.slice()).expect(label);
+    }
+    placed_lane.read(device)
+}
+
+/// Grains are added in order, to the bit, however many come in one call.
+pub fn accumulate_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
+    let mut device = Device::new(backend);
+    let mut transcript = Transcript::default();
+    for elements in SIZES {
+        for grains in [1, 2, 5] {
+            let label = format!("accumulate {elements} elements of {grains} grains");
+            let mut inputs = Inputs::new((elements * 8 + grains) as u64);
+            let lane = inputs.uniform(elements, -1.0, 1.0);
+            let gradients = inputs.uniform(grains * elements, -1.0, 1.0);
+            let found = accumulated(&mut device, &label, &lane, &[&gradients]);
+            let expected = gradient_sums::accumulate(&wide(&lane), &wide(&gradients));
+            assert_close(&label, &found, &expected, tolerance::<f32>(grains));
+            let mut in_order = lane.clone();
+            for gradient in gradients.chunks(elements) {
+                in_order.iter_mut().zip(gradient).for_each(|(lane, g)| *lane += g);
+            }
+            assert_same_bits(&label, &found, &in_order);
+            let one_by_one: Vec<&[f32]> = gradients.chunks(elements).collect();
+            let found_one_by_one = accumulated(&mut device, &label, &lane, &one_by_one);
+            assert_same_bits(&label, &found_one_by_one, &found);
+            transcript.record(&label, &found);
+        }
+    }
+    transcript
+}
+
+/// The uses are added in order and divided once, to the bit.
+pub fn mean_gradient_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
+    let mut device = Device::new(backend);
+    let mut transcript = Transcript::default();
+    for elements in SIZES {
+        for uses in [1, 2, 3] {
+            let label = format!("mean_gradient {elements} elements of {uses} uses");
+            let mut inputs = Inputs::new((elements * 8 + uses) as u64);
+            let count = 1021.0;
+            let values: Vec<Vec<f32>> =
+                (0..uses).map(|_| inputs.uniform(elements, -1.0, 1.0)).collect();
+            let placed: Vec<Placed<B>> = values
+                .iter()
+                .map(|values| Placed::new(&mut device, Layout::range(elements), values))
+                .collect();
+            let slices: Vec<Slice<'_, B, f32>> = placed.iter().map(Placed::slice).collect();
+            let mut out = Placed::poisoned(&mut device, Layout::range(elements));
+            backend
+                .mean_gradient(&mut device.stream, out.slice_mut(), &slices, count)
+                .expect(&label);
+            let found = out.read(&mut device);
+            let wide_values: Vec<Vec<f64>> = values.iter().map(|values| wide(values)).collect();
+            let wide_uses: Vec<&[f64]> = wide_values.iter().map(Vec::as_slice).collect();
+            let expected = gradient_sums::mean_gradient(&wide_uses, f64::from(count));
+            assert_close(&label, &found, &expected, tolerance::<f32>(uses));
+            let mut in_order = values[0].clone();
+            for values in &values[1..] {
+                in_order.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
+            }
+            in_order.iter_mut().for_each(|sum| *sum /= count);
+            assert_same_bits(&label, &found, &in_order);
+            transcript.record(&label, &found);
+        }
+    }
+    transcript
+}
+
+/// The sum of squares is formed in `f64`, and depends on the elements alone: not on their place.
+pub fn sum_of_squares_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
+    let mut device = Device::new(backend);
+    let mut transcript = Transcript::default();
+    for elements in SIZES {
+        for magnitude in [1.0, 1e18, 1e-18] {
+            let label = format!("sum_of_squares {elements} elements within {magnitude:e}");
+            let x = Inputs::new(elements as u64).uniform(elements, -magnitude, magnitude);
+            let placed = Placed::new(&mut device, Layout::range(elements), &x);
+            let found = backend.sum_of_squares(&mut device.stream, placed.slice()).expect(&label);
+            let expected = gradient_sums::sum_of_squares(&wide(&x));
+            let error = (found - expected).abs();
+            assert!(
+                error <= tolerance::<f64>(elements) * expected,
+                "{label}: found {found:e}, expected {expected:e}"
+            );
+            let layout = Layout::columns_of(1, elements + 13, 13, elements);
+            let moved = Placed::new(&mut device, layout, &x);
+            let row = moved.matrix();
+            let slice = Slice { buffer: row.buffer, start: row.start, elements };
+            let elsewhere = backend.sum_of_squares(&mut device.stream, slice).expect(&label);
+            assert_eq!(elsewhere.to_bits(), found.to_bits(), "{label}: at another place");
+            transcript.record_words(&label, [found.to_bits()]);
+        }
+    }
+    transcript
+}

@@ -1,0 +1,406 @@
+//! Shapes that do not fit: every kernel answers them with an error, none panics.
+
+use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output, ScanInputs};
+use tidemill_kernels::shape::{
+    ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, SequenceShape,
+};
+use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+
+use super::device::{Device, assert_shape_error};
+
+/// `[rows, columns]` of a buffer of zeros.
+fn matrix<B: Backend>(buffer: &B::Buffer<f32>, [rows, columns]: [usize; 2]) -> Matrix<'_, B, f32> {
+    Matrix::new(buffer, 0, rows, columns, columns, 1).unwrap()
+}
+
+fn matrix_mut<B: Backend>(
+    buffer: &mut B::Buffer<f32>,
+    [rows, columns]: [usize; 2],
+) -> MatrixMut<'_, B, f32> {
+    MatrixMut::new(buffer, 0, rows, columns, columns).unwrap()
+}
+
+fn slice<B: Backend>(buffer: &B::Buffer<f32>, elements: usize) -> Slice<'_, B, f32> {
+    Slice::new(buffer, 0, elements).unwrap()
+}
+
+fn slice_mut<B: Backend>(buffer: &mut B::Buffer<f32>, elements: usize) -> SliceMut<'_, B, f32> {
+    SliceMut::new(buffer, 0, elements).unwrap()
+}
+
+/// The sizes of a call with one of them, in turn, made wrong: none (a call that must succeed), then
+/// each dimension one larger and one smaller.
+fn wrong_by_one<const N: usize>(sizes: [usize; N]) -> Vec<(Option<usize>, [usize; N])> {
+    let mut cases = vec![(None, sizes)];
+    for i in 0..N {
+        for wrong in [sizes[i] + 1, sizes[i] - 1] {
+            let mut sizes = sizes;
+            sizes[i] = wrong;
+            cases.push((Some(i), sizes));
+        }
+    }
+    cases
+}
+
+#[track_caller]
+fn assert_answer(kernel: &str, wrong: Option<usize>, result: tidemill_kernels::Result<()>) {
+    match wrong {
+        None => result.expect(kernel),
+        Some(i) => assert_shape_error(&format!("{kernel}, size {i} wrong"), result),
+    }
+}
+
+/// A device with zeros for every operand.
+struct Bench<'a, B: Backend> {
+    device: Device<'a, B>,
+    outs: [B::Buffer<f32>; 7],
+    zeros: B::Buffer<f32>,
+    tokens: B::Buffer<u32>,
+}
+
+impl<'a, B: Backend> Bench<'a, B> {
+    fn new(backend: &'a B) -> Self {
+        let mut device = Device::new(backend);
+        let outs = [(); 7].map(|()| device.upload(&[0.0; 4096]));
+        let (zeros, tokens) = (device.upload(&[0.0; 4096]), device.upload(&[0; 4096]));
+        Self { device, outs, zeros, tokens }
+    }
+}
+
+/// Matrix products.
+pub fn matmul<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    for (wrong, [m, k, n, rows, inner, columns]) in wrong_by_one([3, 4, 5, 3, 4, 5]) {
+        let stream = &mut bench.device.stream;
+        let (a, b) = (matrix(&bench.zeros, [m, k]), matrix(&bench.zeros, [inner, n]));
+        let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
+        assert_answer("matmul", wrong, backend.matmul(stream, out, a, b, Output::Overwrite));
+        let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
+        assert_answer("matmul_f32", wrong, backend.matmul_f32(stream, out, a, b, Output::Add));
+    }
+}
+
+/// Embedding: out and dout `[rows, d]`, tokens `[rows]`, table `[v, d]`.
+pub fn embedding<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    for (wrong, [rows, width, tokens, table_width]) in wrong_by_one([4, 3, 4, 3]) {
+        let stream = &mut bench.device.stream;
+        let tokens = Slice::new(&bench.tokens, 0, tokens).unwrap();
+        let out = matrix_mut(&mut bench.outs[0], [rows, width]);
+        let table = matrix(&bench.zeros, [6, table_width]);
+        let result = backend.embedding_forward(stream, out, table, tokens);
+        assert_answer("embedding_forward", wrong, result);
+        let lane = matrix_mut(&mut bench.outs[0], [6, table_width]);
+        let dout = matrix(&bench.zeros, [rows, width]);
+        let grains = GrainRows::new(4, 2).unwrap();
+        let result = backend.embedding_backward_add(stream, lane, dout, tokens, grains);
+        assert_answer("embedding_backward_add", wrong, result);
+    }
+}
+
+/// RMSNorm of 5 rows of 4 in grains of 2.
+pub fn rms_norm<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    let shape = NormShape::new(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();
+    for (wrong, [rows, width, x_rows, x_width, reciprocal, weight]) in
+        wrong_by_one([5, 4, 5, 4, 5, 4])
+    {
+        let stream = &mut bench.device.stream;
+        let [y, reciprocal_rms, ..] = &mut bench.outs;
+        let result = backend.rms_norm_forward(
+            stream,
+            matrix_mut(y, [rows, width]),
+            slice_mut(reciprocal_rms, reciprocal),
+            matrix(&bench.zeros, [x_rows, x_width]),
+            slice(&bench.zeros, weight),
+            shape,
+        );
+        assert_answer("rms_norm_forward", wrong, result);
+    }
+    let sizes = [5, 4, 3 * 4, 5, 4, 5, 4, 5, 4];
+    for (wrong, [rows, width, dweight, dy_rows, dy_width, x_rows, x_width, reciprocal, weight]) in
+        wrong_by_one(sizes)
+    {
+        let stream = &mut bench.device.stream;
+        let [dx, dweight_out, ..] = &mut bench.outs;
+        let result = backend.rms_norm_backward(
+            stream,
+            matrix_mut(dx, [rows, width]),
+            slice_mut(dweight_out, dweight),
+            matrix(&bench.zeros, [dy_rows, dy_width]),
+            matrix(&bench.zeros, [x_rows, x_width]),
+            slice(&bench.zeros, reciprocal),
+            slice(&bench.zeros, weight),
+            shape,
+        );
+        assert_answer("rms_norm_backward", wrong, result);
+    }
+}
+
+/// Convolution of 3 samples of 4 positions in grains of 2; 5 channels, 3 taps.
+pub fn causal_conv1d<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    let sequences = SequenceShape::new(3, 4).unwrap();
+    let shape = ConvShape::new(sequences, 2, 5, 3).unwrap();
+    for (wrong, [rows, channels, x_rows, x_channels, weight, bias]) in
+        wrong_by_one([12, 5, 12, 5, 15, 5])
+    {
+        let stream = &mut bench.device.stream;
+        let out = matrix_mut(&mut bench.outs[0], [rows, channels]);
+        let x = matrix(&bench.zeros, [x_rows, x_channels]);
+        let (weight, bias) = (slice(&bench.zeros, weight), Some(slice(&bench.zeros, bias)));
+        let result = backend.causal_conv1d_silu_forward(stream, out, x, weight, bias, shape);
+        assert_answer("causal_conv1d_silu_forward", wrong, result);
+    }
+    let sizes = [12, 5, 30, 10, 12, 5, 12, 5, 15, 5];
+    for (wrong, sizes) in wrong_by_one(sizes) {
+        let [rows, e, dweight_size, dbias_size, dout_rows, dout_e, x_rows, x_e, weight, bias] =
+            sizes;
+        let stream = &mut bench.device.stream;
+        let [dx, dweight, dbias, ..] = &mut bench.outs;
+        let result = backend.causal_conv1d_silu_backward(
+            stream,
+            matrix_mut(dx, [rows, e]),
+            slice_mut(dweight, dweight_size),
+            Some(slice_mut(dbias, dbias_size)),
+            matrix(&bench.zeros, [dout_rows, dout_e]),
+            matrix(&bench.zeros, [x_rows, x_e]),
+            slice(&bench.zeros, weight),
+            Some(slice(&bench.zeros, bias)),
+            shape,
+        );
+        assert_answer("causal_conv1d_silu_backward", wrong, result);
+    }
+    for (with_bias, with_dbias) in [(true, false), (false, true)] {
+        let stream = &mut bench.device.stream;
+        let [dx, dweight, dbias, ..] = &mut bench.outs;
+        let result = backend.causal_conv1d_silu_backward(
+            stream,
+            matrix_mut(dx, [12, 5]),
+            slice_mut(dweight, 30),
+            with_dbias.then(|| slice_mut(dbias, 10)),
+            matrix(&bench.zeros, [12, 5]),
+            matrix(&bench.zeros, [12, 5]),
+            slice(&bench.zeros, 15),
+            with_bias.then(|| slice(&bench.zeros, 5)),
+            shape,
+        );
+        assert_shape_error("a bias without its gradient, or the reverse", result);
+    }
+}
+
+/// One position of the convolution.
+pub fn causal_conv1d_step<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    for (wrong, sizes) in wrong_by_one([3, 5, 30, 3, 5, 15, 5]) {
+        let [rows, e, state_size, x_rows, x_e, weight, bias] = sizes;
+        let shape = ConvShape::new(SequenceShape::new(3, 1).unwrap(), 1, 5, 3).unwrap();
+        let stream = &mut bench.device.stream;
+        let [out, state, ..] = &mut bench.outs;
+        let result = backend.causal_conv1d_silu_step(
+            stream,
+            matrix_mut(out, [rows, e]),
+            slice_mut(state, state_size),
+            matrix(&bench.zeros, [x_rows, x_e]),
+            slice(&bench.zeros, weight),
+            Some(slice(&bench.zeros, bias)),
+            shape,
+        );
+        assert_answer("causal_conv1d_silu_step", wrong, result);
+    }
+    let shape = ConvShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 3).unwrap();
+    let [out, state, ..] = &mut bench.outs;
+    let result = backend.causal_conv1d_silu_step(
+        &mut bench.device.stream,
+        matrix_mut(out, [6, 5]),
+        slice_mut(state, 30),
+        matrix(&bench.zeros, [6, 5]),
+        slice(&bench.zeros, 15),
+        None,
+        shape,
+    );
+    assert_shape_error("a step of two positions", result);
+}
+
+/// Sizes of a scan's inputs: rows and columns of delta_raw, x, bc and z, then delta_bias, a_log, d.
+type ScanSizes = [usize; 11];
+
+fn scan_sizes(shape: ScanShape) -> ScanSizes {
+    let (rows, e, n) = (shape.sequences.rows(), shape.channels, shape.states);
+    [rows, e, rows, e, rows, 2 * n, rows, e, e, e * n, e]
+}
+
+fn scan_inputs<B: Backend<Activation = f32>>(
+    zeros: &B::Buffer<f32>,
+    sizes: ScanSizes,
+) -> ScanInputs<'_, B> {
+    ScanInputs {
+        delta_raw: matrix(zeros, [sizes[0], sizes[1]]),
+        x: matrix(zeros, [sizes[2], sizes[3]]),
+        bc: matrix(zeros, [sizes[4], sizes[5]]),
+        z: matrix(zeros, [sizes[6], sizes[7]]),
+        delta_bias: slice(zeros, sizes[8]),
+        a_log: slice(zeros, sizes[9]),
+        d: slice(zeros, sizes[10]),
+    }
+}
+
+/// Scan of 3 samples of 4 positions in grains of 2; 5 channels of 2 states.
+pub fn selective_scan<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    let shape = ScanShape::new(SequenceShape::new(3, 4).unwrap(), 2, 5, 2).unwrap();
+    let saved_elements = backend.selective_scan_saved_elements(shape);
+    for (wrong, inputs) in wrong_by_one(scan_sizes(shape)) {
+        for (wrong_out, [rows, e]) in wrong_by_one([12, 5]) {
+            let [out, saved, ..] = &mut bench.outs;
+            let result = backend.selective_scan_forward(
+                &mut bench.device.stream,
+                matrix_mut(out, [rows, e]),
+                slice_mut(saved, saved_elements),
+                scan_inputs(&bench.zeros, inputs),
+                shape,
+            );
+            assert_answer("selective_scan_forward", wrong.or(wrong_out), result);
+        }
+    }
+    let [out, saved, ..] = &mut bench.outs;
+    let result = backend.selective_scan_forward(
+        &mut bench.device.stream,
+        matrix_mut(out, [12, 5]),
+        slice_mut(saved, saved_elements - 1),
+        scan_inputs(&bench.zeros, scan_sizes(shape)),
+        shape,
+    );
+    assert_shape_error("saved too small, forward", result);
+
+    for (wrong, inputs) in wrong_by_one(scan_sizes(shape)).into_iter().skip(1) {
+        let result = scan_backward(&mut bench, BACKWARD_SIZES, saved_elements, inputs, shape);
+        assert_answer("selective_scan_backward inputs", wrong, result);
+    }
+    for (wrong, sizes) in wrong_by_one(BACKWARD_SIZES) {
+        let inputs = scan_sizes(shape);
+        let result = scan_backward(&mut bench, sizes, saved_elements, inputs, shape);
+        assert_answer("selective_scan_backward", wrong, result);
+    }
+    let result =
+        scan_backward(&mut bench, BACKWARD_SIZES, saved_elements - 1, scan_sizes(shape), shape);
+    assert_shape_error("saved too small, backward", result);
+}
+
+/// Rows and columns of ddelta_raw, dx, dbc, dz, regated and dout, then da_log, dd, ddelta_bias.
+const BACKWARD_SIZES: [usize; 15] = [12, 5, 12, 5, 12, 4, 12, 5, 12, 5, 12, 5, 20, 10, 10];
+
+fn scan_backward<B: Backend<Activation = f32>>(
+    bench: &mut Bench<'_, B>,
+    sizes: [usize; 15],
+    saved_elements: usize,
+    inputs: ScanSizes,
+    shape: ScanShape,
+) -> tidemill_kernels::Result<()> {
+    let backend = bench.device.backend;
+    let saved = bench.device.upload(&vec![0.0; saved_elements]);
+    let mut regated = bench.device.upload(&[0.0; 4096]);
+    let [ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias] = &mut bench.outs;
+    let gradients = tidemill_kernels::backend::ScanGradients {
+        ddelta_raw: matrix_mut(ddelta_raw, [sizes[0], sizes[1]]),
+        dx: matrix_mut(dx, [sizes[2], sizes[3]]),
+        dbc: matrix_mut(dbc, [sizes[4], sizes[5]]),
+        dz: matrix_mut(dz, [sizes[6], sizes[7]]),
+        da_log: slice_mut(da_log, sizes[12]),
+        dd: slice_mut(dd, sizes[13]),
+        ddelta_bias: slice_mut(ddelta_bias, sizes[14]),
+    };
+    backend.selective_scan_backward(
+        &mut bench.device.stream,
+        gradients,
+        Some(matrix_mut(&mut regated, [sizes[8], sizes[9]])),
+        matrix(&bench.zeros, [sizes[10], sizes[11]]),
+        scan_inputs(&bench.zeros, inputs),
+        slice(&saved, saved_elements),
+        shape,
+    )
+}
+
+/// One position of the scan.
+pub fn selective_scan_step<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    let shape = ScanShape::new(SequenceShape::new(3, 1).unwrap(), 1, 5, 2).unwrap();
+    let mut step = |shape: ScanShape, [rows, e, held]: [usize; 3], inputs: ScanSizes| {
+        let [out, state, ..] = &mut bench.outs;
+        backend.selective_scan_step(
+            &mut bench.device.stream,
+            matrix_mut(out, [rows, e]),
+            slice_mut(state, held),
+            scan_inputs(&bench.zeros, inputs),
+            shape,
+        )
+    };
+    for (wrong, inputs) in wrong_by_one(scan_sizes(shape)) {
+        assert_answer("selective_scan_step inputs", wrong, step(shape, [3, 5, 30], inputs));
+    }
+    for (wrong, sizes) in wrong_by_one([3, 5, 30]) {
+        assert_answer("selective_scan_step", wrong, step(shape, sizes, scan_sizes(shape)));
+    }
+    let two = ScanShape { sequences: SequenceShape::new(3, 2).unwrap(), ..shape };
+    assert_shape_error("a step of two positions", step(two, [6, 5, 30], scan_sizes(two)));
+}
+
+/// Cross-entropy of 3 rows of 5 logits, 8 apart.
+pub fn cross_entropy<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    let shape = CrossEntropyShape::new(3, 5, 8).unwrap();
+    for (wrong, [losses, logits, targets]) in wrong_by_one([3, 24, 3]) {
+        let [losses_out, logits_out, ..] = &mut bench.outs;
+        let result = backend.cross_entropy(
+            &mut bench.device.stream,
+            slice_mut(losses_out, losses),
+            slice_mut(logits_out, logits),
+            Slice::new(&bench.tokens, 0, targets).unwrap(),
+            LogitGradient::InPlace,
+            shape,
+        );
+        assert_answer("cross_entropy", wrong, result);
+    }
+}
+
+/// Sums of gradients, and AdamW.
+pub fn updates<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    for (wrong, [lane, gradients]) in wrong_by_one([7, 21]) {
+        let stream = &mut bench.device.stream;
+        let lane = slice_mut(&mut bench.outs[0], lane);
+        let result = backend.accumulate(stream, lane, slice(&bench.zeros, gradients));
+        assert_answer("accumulate", wrong, result);
+    }
+    for (wrong, [out, first, second]) in wrong_by_one([7, 7, 7]) {
+        let stream = &mut bench.device.stream;
+        let out = slice_mut(&mut bench.outs[0], out);
+        let uses = [slice(&bench.zeros, first), slice(&bench.zeros, second)];
+        assert_answer("mean_gradient", wrong, backend.mean_gradient(stream, out, &uses, 3.0));
+    }
+    let out = slice_mut(&mut bench.outs[0], 7);
+    let result = backend.mean_gradient(&mut bench.device.stream, out, &[], 3.0);
+    assert_shape_error("the mean of no uses", result);
+    let step = AdamWStep {
+        learning_rate: 1e-3,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decay_factor: 1.0,
+        bias_correction1: 0.1,
+        bias_correction2: 0.05,
+        gradient_scale: 1.0,
+    };
+    for (wrong, [parameters, exp_avg, exp_avg_sq, gradient]) in wrong_by_one([7, 7, 7, 7]) {
+        let [parameters_out, exp_avg_out, exp_avg_sq_out, ..] = &mut bench.outs;
+        let result = backend.adamw(
+            &mut bench.device.stream,
+            slice_mut(parameters_out, parameters),
+            slice_mut(exp_avg_out, exp_avg),
+            slice_mut(exp_avg_sq_out, exp_avg_sq),
+            slice(&bench.zeros, gradient),
+            step,
+        );
+        assert_answer("adamw", wrong, result);
+    }
+}
