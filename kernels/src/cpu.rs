@@ -1,0 +1,75 @@
+//! The backend that needs nothing installed.
+//!
+//! Matrix products go through [`matrixmultiply`](matmul), everything else through loops written once
+//! over sixteen virtual lanes ([`simd`]) and compiled for AVX-512, AVX2 and plain code
+//! ([`dispatch`]): the bits are the same on all of them, and for any number of compute threads.
+//!
+//! | kernel | file |
+//! |---|---|
+//! | matrix products | `matmul` |
+//! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_step` |
+//! | causal convolution | `conv`, `conv_backward` |
+//! | RMSNorm, embedding, cross-entropy | `norm`, `embedding`, `cross_entropy` |
+//! | sums of gradients, AdamW | `elementwise`, `optimizer` |
+//!
+//! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
+//! [`Buffer`] derefs to a slice.
+
+mod backend;
+mod buffer;
+mod conv;
+mod conv_backward;
+mod cross_entropy;
+mod device_stream;
+mod dispatch;
+mod elementwise;
+mod embedding;
+mod exponential;
+mod matmul;
+mod norm;
+mod optimizer;
+mod rows;
+mod scan;
+mod scan_backward;
+mod scan_forward;
+mod scan_step;
+mod simd;
+
+use std::num::NonZeroUsize;
+
+pub use buffer::Buffer;
+pub use device_stream::{DeviceStream, Event};
+pub use dispatch::InstructionSet;
+pub use elementwise::add_assign;
+
+use crate::error::Result;
+use device_stream::ComputeThreads;
+use dispatch::Dispatch;
+
+/// The version of `matrixmultiply` that Cargo.lock names; its results are part of the kind of device.
+const MATRIX_LIBRARY: &str = "matrixmultiply 0.3.11";
+
+/// A processor and its compute threads; clones share the threads.
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    dispatch: Dispatch,
+    threads: ComputeThreads,
+}
+
+impl Cpu {
+    /// A backend of `threads` compute threads; one is the caller's own.
+    ///
+    /// # Errors
+    /// Threads that the operating system refuses.
+    pub fn new(threads: NonZeroUsize) -> Result<Self> {
+        Ok(Self { dispatch: Dispatch::best(), threads: ComputeThreads::new(threads)? })
+    }
+
+    /// [`new`](Self::new) with the loops of `set`; matrix products choose for themselves.
+    ///
+    /// # Errors
+    /// An instruction set that this processor lacks, or threads that the operating system refuses.
+    pub fn with_instruction_set(threads: NonZeroUsize, set: InstructionSet) -> Result<Self> {
+        Ok(Self { dispatch: Dispatch::new(set)?, threads: ComputeThreads::new(threads)? })
+    }
+}

@@ -1,0 +1,522 @@
+//! [`Backend`] for [`Cpu`]: checks shapes, divides rows among the compute threads, calls kernels.
+
+use super::conv::{ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
+use super::conv_backward::{self, causal_conv1d_silu_backward};
+use super::cross_entropy::CrossEntropy;
+use super::elementwise::{MeanGradient, SumOfSquares, accumulate};
+use super::embedding::{EmbeddingBackward, check_tokens};
+use super::matmul::matmul;
+use super::norm::{NormBackward, NormForward};
+use super::optimizer::AdamW;
+use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
+use super::scan::{Inputs, PrepareDecay, ScanLayout};
+use super::scan_backward::{self, selective_scan_backward};
+use super::scan_forward::selective_scan_forward;
+use super::scan_step::ScanStep;
+use super::simd::LANES;
+use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
+use crate::backend::{
+    AdamWStep, Backend, DeviceKind, Element, IGNORED_TARGET, LogitGradient, NUMERICS_VERSION,
+    Output, ScanGradients, ScanInputs,
+};
+use crate::error::{KernelError, Result};
+use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+impl Backend for Cpu {
+    type Activation = f32;
+    type Buffer<T: Element> = Buffer<T>;
+    type DeviceStream = DeviceStream;
+    type Event = Event;
+    type ComputeWeights = ();
+
+    /// Processors with AVX2 and FMA are one kind, as the instruction set is not numerics; without,
+    /// the matrix library's products are not fused and differ.
+    fn device_kind(&self) -> DeviceKind {
+        let fused = InstructionSet::Avx2.is_available();
+        let architecture = match std::env::consts::ARCH {
+            "x86_64" if fused => "x86-64-fma",
+            "x86_64" => "x86-64",
+            other => other,
+        };
+        DeviceKind {
+            backend: "cpu".to_owned(),
+            architecture: architecture.to_owned(),
+            numerics_version: NUMERICS_VERSION,
+            matrix_library: MATRIX_LIBRARY.to_owned(),
+        }
+    }
+
+    fn device_stream(&self) -> Result<DeviceStream> {
+        Ok(DeviceStream::new(self.threads.clone()))
+    }
+
+    fn allocate<T: Element>(&self, _: &mut DeviceStream, elements: usize) -> Result<Buffer<T>> {
+        Buffer::zeroed(elements)
+    }
+
+    fn elements<T: Element>(buffer: &Buffer<T>) -> usize {
+        buffer.len()
+    }
+
+    fn compute_weights(&self, _: &mut DeviceStream, _elements: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn refresh_compute_weights(
+        &self,
+        _: &mut DeviceStream,
+        (): &mut (),
+        _master: &Buffer<f32>,
+        _start: usize,
+        _elements: usize,
+    ) -> Result<()> {
+        Ok(())
+    }
+
+    fn compute_buffer<'a>(master: &'a Buffer<f32>, (): &'a ()) -> &'a Buffer<f32> {
+        master
+    }
+
+    fn write<T: Element>(
+        &self,
+        _: &mut DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        host: &[T],
+    ) -> Result<()> {
+        exactly_mut("write", "out", out, host.len())?.copy_from_slice(host);
+        Ok(())
+    }
+
+    fn read<T: Element>(
+        &self,
+        _: &mut DeviceStream,
+        host: &mut [T],
+        from: Slice<'_, Self, T>,
+    ) -> Result<()> {
+        host.copy_from_slice(exactly("read", "from", from, host.len())?);
+        Ok(())
+    }
+
+    fn copy<T: Element>(
+        &self,
+        _: &mut DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()> {
+        let out = elements_mut(out);
+        out.copy_from_slice(exactly("copy", "from", from, out.len())?);
+        Ok(())
+    }
+
+    fn fill_zero<T: Element>(
+        &self,
+        _: &mut DeviceStream,
+        out: SliceMut<'_, Self, T>,
+    ) -> Result<()> {
+        elements_mut(out).fill(T::zeroed());
+        Ok(())
+    }
+
+    fn record(&self, _: &mut DeviceStream) -> Result<Event> {
+        Ok(Event)
+    }
+
+    fn is_complete(&self, _: &Event) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, _: &Event) -> Result<()> {
+        Ok(())
+    }
+
+    fn matmul(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), out, a, b, output)
+    }
+
+    fn matmul_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), out, a, b, output)
+    }
+
+    fn embedding_forward(
+        &self,
+        _: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        table: Matrix<'_, Self, f32>,
+        tokens: Slice<'_, Self, u32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "embedding_forward";
+        let tokens = elements(tokens);
+        let (vocab_size, width) = (table.rows, table.columns);
+        let mut out = RowsMut::new(KERNEL, "out", out, tokens.len(), width)?;
+        let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
+        check_tokens(KERNEL, tokens, vocab_size)?;
+        for (row, &token) in tokens.iter().enumerate() {
+            out.row_mut(row).copy_from_slice(table.row(token as usize));
+        }
+        Ok(())
+    }
+
+    fn embedding_backward_add(
+        &self,
+        stream: &mut DeviceStream,
+        lane_table: MatrixMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, f32>,
+        tokens: Slice<'_, Self, u32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        const KERNEL: &str = "embedding_backward_add";
+        let (vocab_size, width) = (lane_table.rows, lane_table.columns);
+        let tokens = exactly(KERNEL, "tokens", tokens, grains.rows())?;
+        let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
+        let mut lane_table = RowsMut::new(KERNEL, "lane_table", lane_table, vocab_size, width)?;
+        check_tokens(KERNEL, tokens, vocab_size)?;
+        let (sum, token_rows) = stream.with_token_rows(width.div_ceil(LANES))?;
+        for grain in 0..grains.grains() {
+            token_rows.clear();
+            token_rows.extend(grains.range(grain).map(|row| (tokens[row], row)));
+            token_rows.sort_unstable();
+            self.dispatch.run(EmbeddingBackward {
+                lane_table: &mut lane_table,
+                dout,
+                token_rows,
+                sum: &mut *sum,
+            });
+        }
+        Ok(())
+    }
+
+    fn rms_norm_forward(
+        &self,
+        stream: &mut DeviceStream,
+        y: MatrixMut<'_, Self, f32>,
+        reciprocal_rms: SliceMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "rms_norm_forward";
+        let (rows, width) = (shape.grains.rows(), shape.width);
+        let y = RowsMut::new(KERNEL, "y", y, rows, width)?;
+        let reciprocal_rms = exactly_mut(KERNEL, "reciprocal_rms", reciprocal_rms, rows)?;
+        let x = Rows::new(KERNEL, "x", x, rows, width)?;
+        let weight = exactly(KERNEL, "weight", weight, width)?;
+        let share = stream.threads().share(rows);
+        let parts = y.parts(share).zip(reciprocal_rms.chunks_mut(share)).enumerate();
+        let parts = parts.map(|(part, (y, reciprocal_rms))| NormForward {
+            y,
+            reciprocal_rms,
+            x,
+            weight,
+            first_row: part * share,
+            eps: shape.eps,
+        });
+        stream.threads().for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
+
+    fn rms_norm_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        dweight: SliceMut<'_, Self, f32>,
+        dy: Matrix<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        reciprocal_rms: Slice<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "rms_norm_backward";
+        let (grains, width) = (shape.grains, shape.width);
+        let rows = grains.rows();
+        let dx = RowsMut::new(KERNEL, "dx", dx, rows, width)?;
+        let dweight = exactly_mut(KERNEL, "dweight", dweight, grains.grains() * width)?;
+        let dy = Rows::new(KERNEL, "dy", dy, rows, width)?;
+        let x = Rows::new(KERNEL, "x", x, rows, width)?;
+        let reciprocal_rms = exactly(KERNEL, "reciprocal_rms", reciprocal_rms, rows)?;
+        let weight = exactly(KERNEL, "weight", weight, width)?;
+        let parts = dx.parts(grains.rows_per_grain()).zip(dweight.chunks_exact_mut(width));
+        let parts = parts.enumerate().map(|(grain, (dx, dweight))| NormBackward {
+            dx,
+            dweight,
+            dy,
+            x,
+            reciprocal_rms: &reciprocal_rms[grains.range(grain)],
+            weight,
+            first_row: grains.range(grain).start,
+        });
+        stream.threads().for_each(parts, |part| self.dispatch.run(part));
+        Ok(())
+    }
+
+    fn causal_conv1d_silu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_forward";
+        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
+        let x = Rows::new(KERNEL, "x", x, rows, channels)?;
+        let taps = taps(KERNEL, weight, bias, &shape)?;
+        causal_conv1d_silu_forward(stream, self.dispatch, out, x, taps, shape)
+    }
+
+    fn causal_conv1d_silu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        dout: Matrix<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_backward";
+        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let grains = shape.grains().grains();
+        if dbias.is_some() != bias.is_some() {
+            let presence = |present| if present { "present" } else { "absent" };
+            let (expected, found) = (presence(bias.is_some()), presence(dbias.is_some()));
+            return Err(KernelError::shape(KERNEL, "dbias", expected, found));
+        }
+        let dx = RowsMut::new(KERNEL, "dx", dx, rows, channels)?;
+        let dweight = exactly_mut(KERNEL, "dweight", dweight, grains * channels * shape.width)?;
+        let dbias = match dbias {
+            Some(dbias) => Some(exactly_mut(KERNEL, "dbias", dbias, grains * channels)?),
+            None => None,
+        };
+        let read = conv_backward::BackwardInputs {
+            dout: Rows::new(KERNEL, "dout", dout, rows, channels)?,
+            x: Rows::new(KERNEL, "x", x, rows, channels)?,
+            taps: taps(KERNEL, weight, bias, &shape)?,
+        };
+        let parameters = conv_backward::ParameterGradients { dweight, dbias };
+        causal_conv1d_silu_backward(stream, self.dispatch, dx, parameters, read, shape)
+    }
+
+    fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
+        ScanLayout::new(shape).saved_elements() * shape.sequences.samples
+    }
+
+    fn selective_scan_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        saved: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "selective_scan_forward";
+        let out = RowsMut::new(KERNEL, "out", out, shape.sequences.rows(), shape.channels)?;
+        let expected = self.selective_scan_saved_elements(shape);
+        let saved = exactly_mut(KERNEL, "saved", saved, expected)?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        let layout = ScanLayout::new(shape);
+        selective_scan_forward(stream, self.dispatch, out, saved, inputs, layout)
+    }
+
+    fn selective_scan_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradients: ScanGradients<'_, Self>,
+        regated: Option<MatrixMut<'_, Self, f32>>,
+        dout: Matrix<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        saved: Slice<'_, Self, f32>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "selective_scan_backward";
+        let ScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias } = gradients;
+        let (rows, grains) = (shape.sequences.rows(), shape.grains().grains());
+        let (channels, states) = (shape.channels, shape.states);
+        let row_gradients = scan_backward::RowGradients {
+            ddelta_raw: RowsMut::new(KERNEL, "ddelta_raw", ddelta_raw, rows, channels)?,
+            dx: RowsMut::new(KERNEL, "dx", dx, rows, channels)?,
+            dbc: RowsMut::new(KERNEL, "dbc", dbc, rows, 2 * states)?,
+            dz: RowsMut::new(KERNEL, "dz", dz, rows, channels)?,
+            regated: match regated {
+                Some(regated) => Some(RowsMut::new(KERNEL, "regated", regated, rows, channels)?),
+                None => None,
+            },
+        };
+        let parameters = scan_backward::ParameterGradients {
+            da_log: exactly_mut(KERNEL, "da_log", da_log, grains * channels * states)?,
+            dd: exactly_mut(KERNEL, "dd", dd, grains * channels)?,
+            ddelta_bias: exactly_mut(KERNEL, "ddelta_bias", ddelta_bias, grains * channels)?,
+        };
+        let read = scan_backward::BackwardInputs {
+            dout: Rows::new(KERNEL, "dout", dout, rows, channels)?,
+            inputs: Inputs::new(KERNEL, inputs, shape)?,
+            saved: exactly(KERNEL, "saved", saved, self.selective_scan_saved_elements(shape))?,
+        };
+        let layout = ScanLayout::new(shape);
+        selective_scan_backward(stream, self.dispatch, row_gradients, parameters, read, layout)
+    }
+
+    fn causal_conv1d_silu_step(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        state: SliceMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_step";
+        one_position(KERNEL, shape.sequences.positions)?;
+        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
+        let held = rows * channels * (shape.width - 1);
+        let state = exactly_mut(KERNEL, "state", state, held)?;
+        let x = Rows::new(KERNEL, "x", x, rows, channels)?;
+        let taps = taps(KERNEL, weight, bias, &shape)?;
+        let (_, arranged) = stream.with_scratch(tap_lanes(&shape))?;
+        taps.arrange(arranged, &shape);
+        self.dispatch.run(ConvStep { out, state, x, taps: arranged, shape });
+        Ok(())
+    }
+
+    fn selective_scan_step(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        state: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "selective_scan_step";
+        one_position(KERNEL, shape.sequences.positions)?;
+        let rows = shape.sequences.rows();
+        let out = RowsMut::new(KERNEL, "out", out, rows, shape.channels)?;
+        let held = rows * shape.channels * shape.states;
+        let state = exactly_mut(KERNEL, "state", state, held)?;
+        let inputs = Inputs::new(KERNEL, inputs, shape)?;
+        let layout = ScanLayout::new(shape);
+        let lanes = layout.state_lanes() + layout.coefficient_lanes();
+        let (_, scratch) = stream.with_scratch(lanes)?;
+        let (decay_rates, coefficients) = scratch.split_at_mut(layout.state_lanes());
+        self.dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
+        self.dispatch.run(ScanStep { out, state, inputs, decay_rates, coefficients, layout });
+        Ok(())
+    }
+
+    fn cross_entropy(
+        &self,
+        stream: &mut DeviceStream,
+        losses: SliceMut<'_, Self, f32>,
+        logits: SliceMut<'_, Self, f32>,
+        targets: Slice<'_, Self, u32>,
+        gradient: LogitGradient,
+        shape: CrossEntropyShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "cross_entropy";
+        let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
+        let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
+        let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
+        let targets = exactly(KERNEL, "targets", targets, rows)?;
+        let counted = |&target: &u32| target == IGNORED_TARGET || (target as usize) < vocab_size;
+        if let Some(row) = targets.iter().position(|target| !counted(target)) {
+            let token = targets[row];
+            return Err(KernelError::TokenOutOfRange { kernel: KERNEL, row, token, vocab_size });
+        }
+        let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride };
+        let share = stream.threads().share(rows);
+        stream.threads().for_each(all.parts(share), |part| self.dispatch.run(part));
+        Ok(())
+    }
+
+    fn accumulate(
+        &self,
+        stream: &mut DeviceStream,
+        lane: SliceMut<'_, Self, f32>,
+        gradients: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        accumulate(stream.threads(), self.dispatch, elements_mut(lane), elements(gradients))
+    }
+
+    fn mean_gradient(
+        &self,
+        _: &mut DeviceStream,
+        out: SliceMut<'_, Self, f32>,
+        uses: &[Slice<'_, Self, f32>],
+        count: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "mean_gradient";
+        let out = elements_mut(out);
+        if uses.is_empty() {
+            return Err(KernelError::shape(KERNEL, "uses", "at least 1", 0));
+        }
+        let uses: Vec<_> = uses
+            .iter()
+            .map(|gradient| exactly(KERNEL, "use", *gradient, out.len()))
+            .collect::<Result<_>>()?;
+        self.dispatch.run(MeanGradient { out, uses: &uses, count });
+        Ok(())
+    }
+
+    fn sum_of_squares(&self, _: &mut DeviceStream, x: Slice<'_, Self, f32>) -> Result<f64> {
+        Ok(self.dispatch.run(SumOfSquares(elements(x))))
+    }
+
+    fn adamw(
+        &self,
+        stream: &mut DeviceStream,
+        parameters: SliceMut<'_, Self, f32>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        const KERNEL: &str = "adamw";
+        let parameters = elements_mut(parameters);
+        let count = parameters.len();
+        let exp_avg = exactly_mut(KERNEL, "exp_avg", exp_avg, count)?;
+        let exp_avg_sq = exactly_mut(KERNEL, "exp_avg_sq", exp_avg_sq, count)?;
+        let gradient = exactly(KERNEL, "gradient", gradient, count)?;
+        let all = AdamW { parameters, exp_avg, exp_avg_sq, gradient, step };
+        let share = stream.threads().share(count.div_ceil(LANES)) * LANES;
+        stream.threads().for_each(all.parts(share), |part| self.dispatch.run(part));
+        Ok(())
+    }
+}
+
+fn one_position(kernel: &'static str, positions: usize) -> Result<()> {
+    if positions == 1 { Ok(()) } else { Err(KernelError::shape(kernel, "positions", 1, positions)) }
+}
+
+fn taps<'a>(
+    kernel: &'static str,
+    weight: Slice<'a, Cpu, f32>,
+    bias: Option<Slice<'a, Cpu, f32>>,
+    shape: &ConvShape,
+) -> Result<Taps<'a>> {
+    Ok(Taps {
+        weight: exactly(kernel, "weight", weight, shape.channels * shape.width)?,
+        bias: match bias {
+            Some(bias) => Some(exactly(kernel, "bias", bias, shape.channels)?),
+            None => None,
+        },
+    })
+}

@@ -1,0 +1,124 @@
+//! Host memory as device memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::backend::Element;
+use crate::error::{KernelError, Result};
+
+/// A cache line, and the widest vector: aligned loads never straddle two lines.
+const ALIGNMENT: usize = 64;
+
+/// Elements in host memory, aligned to 64 bytes; it derefs to a slice.
+#[derive(Debug)]
+pub struct Buffer<T: Element> {
+    start: NonNull<T>,
+    elements: usize,
+    owned: PhantomData<T>,
+}
+
+// SAFETY: the buffer owns its elements alone, and an `Element` is `Send` and `Sync`.
+unsafe impl<T: Element> Send for Buffer<T> {}
+// SAFETY: the same; a shared buffer is only read.
+unsafe impl<T: Element> Sync for Buffer<T> {}
+
+impl<T: Element> Buffer<T> {
+    /// `elements` zeros.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`] where the host has no room; a size that overflows counts as that.
+    pub fn zeroed(elements: usize) -> Result<Self> {
+        let out_of_memory = || KernelError::OutOfMemory {
+            bytes: elements.saturating_mul(size_of::<T>()),
+            device: "the CPU".to_owned(),
+        };
+        let layout = Self::layout(elements).ok_or_else(out_of_memory)?;
+        if layout.size() == 0 {
+            return Ok(Self { start: NonNull::dangling(), elements, owned: PhantomData });
+        }
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        Ok(Self { start: start.cast(), elements, owned: PhantomData })
+    }
+
+    /// A copy of `elements`.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`] where the host has no room.
+    pub fn copy_of(elements: &[T]) -> Result<Self> {
+        let mut buffer = Self::zeroed(elements.len())?;
+        buffer.copy_from_slice(elements);
+        Ok(buffer)
+    }
+
+    /// The elements.
+    pub fn as_slice(&self) -> &[T] {
+        self
+    }
+
+    /// The elements.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        self
+    }
+
+    fn layout(elements: usize) -> Option<Layout> {
+        Layout::array::<T>(elements).ok()?.align_to(ALIGNMENT).ok()
+    }
+}
+
+impl<T: Element> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `zeroed` allocated `elements` elements at `start` (or none: dangling and aligned),
+        // and zeros are valid, as an `Element` is `Pod`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.elements) }
+    }
+}
+
+impl<T: Element> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`, and the buffer is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.elements) }
+    }
+}
+
+impl<T: Element> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        match Self::layout(self.elements) {
+            // SAFETY: `zeroed` allocated `start` with this very layout.
+            Some(layout) if layout.size() > 0 => unsafe {
+                dealloc(self.start.as_ptr().cast(), layout);
+            },
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_aligned_and_zeroed() -> Result<()> {
+        for elements in [1, 3, 16, 1_000_003] {
+            let buffer = Buffer::<f32>::zeroed(elements)?;
+            assert_eq!(buffer.as_slice().as_ptr() as usize % ALIGNMENT, 0);
+            assert_eq!(buffer.len(), elements);
+            assert!(buffer.iter().all(|x| x.to_bits() == 0));
+        }
+        assert!(Buffer::<f64>::zeroed(0)?.is_empty());
+        assert_eq!(Buffer::<u32>::copy_of(&[7, 8, 9])?.as_slice(), [7, 8, 9]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_size_that_cannot_be_is_out_of_memory() {
+        for elements in [usize::MAX, usize::MAX / 4, usize::MAX / 16] {
+            let answer = Buffer::<f32>::zeroed(elements);
+            assert!(matches!(answer, Err(KernelError::OutOfMemory { .. })), "{answer:?}");
+        }
+    }
+}

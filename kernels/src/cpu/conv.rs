@@ -1,0 +1,163 @@
+//! Causal depthwise convolution with SiLU: forward, and the single step.
+//!
+//! Lanes are sixteen channels. Taps are rearranged once per call, so that a block's stand side by side.
+
+use super::device_stream::DeviceStream;
+use super::dispatch::{Dispatch, Kernel};
+use super::exponential::sigmoid;
+use super::rows::{Rows, RowsMut};
+use super::simd::{LANES, Lanes, Simd};
+use crate::error::Result;
+use crate::shape::ConvShape;
+
+/// `weight[e, k]` and `bias[e]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Taps<'a> {
+    pub(crate) weight: &'a [f32],
+    pub(crate) bias: Option<&'a [f32]>,
+}
+
+/// Vectors that hold the taps and the bias of every block of channels: `[blocks, k + 1]`.
+pub(crate) fn tap_lanes(shape: &ConvShape) -> usize {
+    shape.channels.div_ceil(LANES) * (shape.width + 1)
+}
+
+impl Taps<'_> {
+    /// Writes `[blocks, k + 1]`: each block's taps, then its bias; zero in the padding.
+    pub(crate) fn arrange(self, out: &mut [Lanes], shape: &ConvShape) {
+        out.fill(Lanes::ZERO);
+        let width = shape.width;
+        for (channel, taps) in self.weight.chunks_exact(width).enumerate() {
+            let (block, lane) = (channel / LANES, channel % LANES);
+            let out = &mut out[block * (width + 1)..][..width + 1];
+            for (out, &tap) in out.iter_mut().zip(taps) {
+                out.0[lane] = tap;
+            }
+            out[width].0[lane] = self.bias.map_or(0.0, |bias| bias[channel]);
+        }
+    }
+}
+
+/// The samples of a compute thread.
+struct Forward<'a> {
+    out: RowsMut<'a>,
+    x: Rows<'a>,
+    taps: &'a [Lanes],
+    samples: std::ops::Range<usize>,
+    shape: ConvShape,
+}
+
+pub(crate) fn causal_conv1d_silu_forward(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    out: RowsMut<'_>,
+    x: Rows<'_>,
+    taps: Taps<'_>,
+    shape: ConvShape,
+) -> Result<()> {
+    let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
+    taps.arrange(arranged, &shape);
+    let arranged = &*arranged;
+    let samples = shape.sequences.samples;
+    let share = threads.share(samples);
+    let parts = out.parts(share * shape.sequences.positions).enumerate();
+    let parts = parts.map(|(part, out)| Forward {
+        out,
+        x,
+        taps: arranged,
+        samples: part * share..((part + 1) * share).min(samples),
+        shape,
+    });
+    threads.for_each(parts, |part| dispatch.run(part));
+    Ok(())
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // The widths that models use get a loop without a loop over taps.
+        match self.shape.width {
+            4 => self.rows(s, 4),
+            width => self.rows(s, width),
+        }
+    }
+}
+
+impl Forward<'_> {
+    #[inline(always)]
+    fn rows<S: Simd>(mut self, s: S, width: usize) {
+        let positions = self.shape.sequences.positions;
+        for (local, sample) in self.samples.clone().enumerate() {
+            for position in 0..positions {
+                let row = sample * positions + position;
+                // Taps before the sample's first position see zeros: they are left out.
+                let skipped = (width - 1).saturating_sub(position);
+                let out = self.out.row_mut(local * positions + position);
+                let blocks = out.chunks_mut(LANES).zip(self.taps.chunks_exact(width + 1));
+                for (block, (out, taps)) in blocks.enumerate() {
+                    let channel = block * LANES;
+                    let mut sum = s.load(&taps[width].0);
+                    if skipped == 0 {
+                        for (tap, weight) in taps[..width].iter().enumerate() {
+                            let x = self.x.row(row + 1 + tap - width);
+                            sum = s.mul_add(s.load(&weight.0), s.load_row(&x[channel..]), sum);
+                        }
+                    } else {
+                        for (tap, weight) in taps[..width].iter().enumerate().skip(skipped) {
+                            let x = self.x.row(row + 1 + tap - width);
+                            sum = s.mul_add(s.load(&weight.0), s.load_row(&x[channel..]), sum);
+                        }
+                    }
+                    s.store_row(out, s.mul(sum, sigmoid(s, sum)));
+                }
+            }
+        }
+    }
+}
+
+/// One position: `state[b, e, k - 1]` holds the inputs before it, oldest first, and is moved on.
+pub(crate) struct ConvStep<'a> {
+    pub(crate) out: RowsMut<'a>,
+    pub(crate) state: &'a mut [f32],
+    pub(crate) x: Rows<'a>,
+    pub(crate) taps: &'a [Lanes],
+    pub(crate) shape: ConvShape,
+}
+
+impl Kernel for ConvStep<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let ConvShape { channels, width, .. } = self.shape;
+        let held = width - 1;
+        for sample in 0..self.shape.sequences.samples {
+            let x = self.x.row(sample);
+            let out = self.out.row_mut(sample);
+            let state = &mut self.state[sample * channels * held..][..channels * held];
+            let blocks = out.chunks_mut(LANES).zip(self.taps.chunks_exact(width + 1));
+            for (block, (out, taps)) in blocks.enumerate() {
+                let first = block * LANES;
+                let last = (first + LANES).min(channels);
+                let mut sum = s.load(&taps[width].0);
+                for (tap, weight) in taps[..held].iter().enumerate() {
+                    let mut before = Lanes::ZERO;
+                    for (lane, channel) in (first..last).enumerate() {
+                        before.0[lane] = state[channel * held + tap];
+                    }
+                    sum = s.mul_add(s.load(&weight.0), s.load(&before.0), sum);
+                }
+                sum = s.mul_add(s.load(&taps[held].0), s.load_row(&x[first..]), sum);
+                s.store_row(out, s.mul(sum, sigmoid(s, sum)));
+            }
+            if held > 0 {
+                for (state, &x) in state.chunks_exact_mut(held).zip(x) {
+                    state.copy_within(1.., 0);
+                    state[held - 1] = x;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The gradients of the causal convolution with SiLU; the convolution is recomputed from its input.
+//!
+//! ```text
+//! g_t = dout_t silu'(c_t);   dx_t = sum over j of w[j] g_{t + k - 1 - j}
+//! dw[j] = sum of g_t x_{t - (k - 1) + j};   dbias = sum of g_t
+//! ```
+//!
+//! Positions go backward in chunks, blocks of channels inside. Gradients of parameters are formed per
+//! sample and then added in the order of a grain's samples, so samples are divided freely among threads.
+
+use super::conv::{Taps, tap_lanes};
+use super::device_stream::DeviceStream;
+use super::dispatch::{Dispatch, Kernel};
+use super::exponential::sigmoid;
+use super::rows::{Rows, RowsMut};
+use super::simd::{LANES, Lanes, Simd};
+use crate::error::Result;
+use crate::shape::ConvShape;
+
+/// Positions of a chunk.
+const CHUNK: usize = 64;
+/// The most taps that a [`ConvShape`] has.
+const MAX_WIDTH: usize = 16;
+
+/// Gradients of parameters: `dweight[grains, e, k]` and `dbias[grains, e]`.
+pub(crate) struct ParameterGradients<'a> {
+    pub(crate) dweight: &'a mut [f32],
+    pub(crate) dbias: Option<&'a mut [f32]>,
+}
+
+/// What the backward convolution reads.
+#[derive(Clone, Copy)]
+pub(crate) struct BackwardInputs<'a> {
+    pub(crate) dout: Rows<'a>,
+    pub(crate) x: Rows<'a>,
+    pub(crate) taps: Taps<'a>,
+}
+
+/// The samples of a compute thread.
+struct Backward<'a> {
+    dx: RowsMut<'a>,
+    /// Each sample's gradients of parameters, arranged like its taps.
+    partials: &'a mut [Lanes],
+    /// g of the positions after the chunk, `[blocks, k - 1]`, the nearest first.
+    carry: &'a mut [Lanes],
+    dout: Rows<'a>,
+    x: Rows<'a>,
+    taps: &'a [Lanes],
+    first_sample: usize,
+    shape: ConvShape,
+}
+
+pub(crate) fn causal_conv1d_silu_backward(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    dx: RowsMut<'_>,
+    parameters: ParameterGradients<'_>,
+    read: BackwardInputs<'_>,
+    shape: ConvShape,
+) -> Result<()> {
+    let samples = shape.sequences.samples;
+    let share = stream.threads().share(samples);
+    let tap_lanes = tap_lanes(&shape);
+    let lanes = tap_lanes * (1 + samples + samples.div_ceil(share));
+    let (threads, scratch) = stream.with_scratch(lanes)?;
+    let (taps, scratch) = scratch.split_at_mut(tap_lanes);
+    let (partials, carries) = scratch.split_at_mut(tap_lanes * samples);
+    read.taps.arrange(taps, &shape);
+    let taps = &*taps;
+    let parts = dx
+        .parts(share * shape.sequences.positions)
+        .zip(partials.chunks_mut(share * tap_lanes))
+        .zip(carries.chunks_exact_mut(tap_lanes))
+        .enumerate()
+        .map(|(part, ((dx, partials), carry))| Backward {
+            dx,
+            partials,
+            carry,
+            dout: read.dout,
+            x: read.x,
+            taps,
+            first_sample: part * share,
+            shape,
+        });
+    threads.for_each(parts, |part| dispatch.run(part));
+    add_partials(parameters, partials, tap_lanes, &shape);
+    Ok(())
+}
+
+/// Each grain's gradients of parameters: its samples' added in order, from +0.0.
+fn add_partials(
+    parameters: ParameterGradients<'_>,
+    partials: &[Lanes],
+    tap_lanes: usize,
+    shape: &ConvShape,
+) {
+    let ConvShape { channels, width, samples_per_grain, .. } = *shape;
+    let mut dbias = parameters.dbias.map(|dbias| dbias.chunks_exact_mut(channels));
+    let grains = partials.chunks(samples_per_grain * tap_lanes);
+    for (partials, dweight) in grains.zip(parameters.dweight.chunks_exact_mut(channels * width)) {
+        let sum = |channel: usize, tap: usize| {
+            let vector = channel / LANES * (width + 1) + tap;
+            let samples = partials.chunks_exact(tap_lanes);
+            samples.fold(0.0, |sum, partial| sum + partial[vector].0[channel % LANES])
+        };
+        for (channel, taps) in dweight.chunks_exact_mut(width).enumerate() {
+            for (tap, out) in taps.iter_mut().enumerate() {
+                *out = sum(channel, tap);
+            }
+        }
+        if let Some(dbias) = dbias.as_mut().and_then(Iterator::next) {
+            for (channel, out) in dbias.iter_mut().enumerate() {
+                *out = sum(channel, width);
+            }
+        }
+    }
+}
+
+impl Kernel for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // The widths that models use get loops without loops over taps.
+        match self.shape.width {
+            4 => self.samples(s, 4),
+            width => self.samples(s, width),
+        }
+    }
+}
+
+impl Backward<'_> {
+    #[inline(always)]
+    fn samples<S: Simd>(mut self, s: S, width: usize) {
+        let partials = std::mem::take(&mut self.partials);
+        let tap_lanes = tap_lanes(&self.shape);
+        let positions = self.shape.sequences.positions;
+        for (sample, partial) in partials.chunks_exact_mut(tap_lanes).enumerate() {
+            partial.fill(Lanes::ZERO);
+            self.carry.fill(Lanes::ZERO);
+            for chunk in (0..positions.div_ceil(CHUNK)).rev() {
+                let range = chunk * CHUNK..((chunk + 1) * CHUNK).min(positions);
+                for block in 0..self.shape.channels.div_ceil(LANES) {
+                    self.block(s, width, sample, range.clone(), block, partial);
+                }
+            }
+        }
+    }
+
+    /// The positions `range` of a sample for one block of channels.
+    #[inline(always)]
+    fn block<S: Simd>(
+        &mut self,
+        s: S,
+        width: usize,
+        sample: usize,
+        range: std::ops::Range<usize>,
+        block: usize,
+        partial: &mut [Lanes],
+    ) {
+        let channel = block * LANES;
+        let first_out = sample * self.shape.sequences.positions;
+        let first = self.first_sample * self.shape.sequences.positions + first_out;
+        let lanes = block * (width + 1)..(block + 1) * (width + 1);
+        let taps = &self.taps[lanes.clone()];
+        let partial = &mut partial[lanes.clone()];
+        let carry = &mut self.carry[lanes][..width - 1];
+
+        let one = s.splat(1.0);
+        let mut weight = [s.splat(0.0); MAX_WIDTH];
+        let mut dweight = [s.splat(0.0); MAX_WIDTH];
+        for tap in 0..width {
+            weight[tap] = s.load(&taps[tap].0);
+            dweight[tap] = s.load(&partial[tap].0);
+        }
+        let bias = s.load(&taps[width].0);
+        let mut dbias = s.load(&partial[width].0);
+
+        // g of the chunk, and behind it g of the positions after it.
+        let mut g = [Lanes::ZERO; CHUNK + MAX_WIDTH - 1];
+        let steps = range.len();
+        g[steps..steps + width - 1].copy_from_slice(carry);
+        for q in (0..steps).rev() {
+            let position = range.start + q;
+            let mut x = [s.splat(0.0); MAX_WIDTH];
+            let mut c = bias;
+            for tap in 0..width {
+                if position + tap + 1 >= width {
+                    let row = self.x.row(first + position + tap + 1 - width);
+                    x[tap] = s.load_row(&row[channel..]);
+                    c = s.mul_add(weight[tap], x[tap], c);
+                }
+            }
+            let sigmoid = sigmoid(s, c);
+            let slope = s.mul(sigmoid, s.mul_add(c, s.sub(one, sigmoid), one));
+            let dout = s.load_row(&self.dout.row(first + position)[channel..]);
+            let gradient = s.mul(dout, slope);
+            s.store(&mut g[q].0, gradient);
+            for tap in 0..width {
+                dweight[tap] = s.mul_add(gradient, x[tap], dweight[tap]);
+            }
+            dbias = s.add(dbias, gradient);
+        }
+        for q in 0..steps {
+            let mut dx = s.splat(0.0);
+            for tap in 0..width {
+                dx = s.mul_add(weight[tap], s.load(&g[q + width - 1 - tap].0), dx);
+            }
+            let row = self.dx.row_mut(first_out + range.start + q);
+            s.store_row(&mut row[channel..], dx);
+        }
+        carry.copy_from_slice(&g[..width - 1]);
+        for tap in 0..width {
+            s.store(&mut partial[tap].0, dweight[tap]);
+        }
+        s.store(&mut partial[width].0, dbias);
+    }
+}

@@ -1,0 +1,114 @@
+//! The device stream of the CPU: compute threads and scratch memory.
+//!
+//! Kernels run inside the call, so the order of a device stream is the order of the calls. Work is
+//! divided into parts whose results do not depend on how many there are: the number of threads is
+//! never numerics.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::simd::Lanes;
+use crate::error::{KernelError, Result};
+
+/// A point in a device stream of the CPU, where everything is over when a call returns.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Event;
+
+/// The compute threads of a [`Cpu`](super::Cpu); a single one is the caller itself.
+#[derive(Clone, Debug)]
+pub(crate) struct ComputeThreads {
+    pool: Option<Arc<ThreadPool>>,
+    count: usize,
+}
+
+impl ComputeThreads {
+    /// # Errors
+    /// Threads that the operating system refuses.
+    pub(crate) fn new(count: NonZeroUsize) -> Result<Self> {
+        let count = count.get();
+        if count == 1 {
+            return Ok(Self { pool: None, count });
+        }
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(count)
+            .thread_name(|index| format!("compute-{index}"))
+            .build()
+            .map_err(|source| KernelError::Threads { threads: count, source: Box::new(source) })?;
+        Ok(Self { pool: Some(Arc::new(pool)), count })
+    }
+
+    /// How many of `items` each thread takes, at least 1.
+    pub(crate) fn share(&self, items: usize) -> usize {
+        items.div_ceil(self.count).max(1)
+    }
+
+    /// `work` on every part, in any order.
+    pub(crate) fn for_each<P: Send>(
+        &self,
+        parts: impl Iterator<Item = P>,
+        work: impl Fn(P) + Sync,
+    ) {
+        match &self.pool {
+            None => parts.for_each(work),
+            Some(pool) => pool.in_place_scope(|scope| {
+                for part in parts {
+                    let work = &work;
+                    scope.spawn(move |_| work(part));
+                }
+            }),
+        }
+    }
+}
+
+/// Runs kernels in the order of the calls; holds the scratch memory that they reuse.
+#[derive(Debug)]
+pub struct DeviceStream {
+    threads: ComputeThreads,
+    scratch: Vec<Lanes>,
+    token_rows: Vec<(u32, usize)>,
+}
+
+impl DeviceStream {
+    pub(crate) fn new(threads: ComputeThreads) -> Self {
+        Self { threads, scratch: Vec::new(), token_rows: Vec::new() }
+    }
+
+    /// The compute threads.
+    pub(crate) fn threads(&self) -> &ComputeThreads {
+        &self.threads
+    }
+
+    /// The compute threads, and `lanes` vectors of scratch memory with unspecified contents.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`] where the host has no room.
+    pub(crate) fn with_scratch(&mut self, lanes: usize) -> Result<(&ComputeThreads, &mut [Lanes])> {
+        self.reserve(lanes)?;
+        Ok((&self.threads, &mut self.scratch[..lanes]))
+    }
+
+    /// `lanes` vectors of scratch memory with unspecified contents, and a list of (token, row).
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`] where the host has no room.
+    pub(crate) fn with_token_rows(
+        &mut self,
+        lanes: usize,
+    ) -> Result<(&mut [Lanes], &mut Vec<(u32, usize)>)> {
+        self.reserve(lanes)?;
+        Ok((&mut self.scratch[..lanes], &mut self.token_rows))
+    }
+
+    fn reserve(&mut self, lanes: usize) -> Result<()> {
+        if let Some(missing) = lanes.checked_sub(self.scratch.len()) {
+            self.scratch.try_reserve_exact(missing).map_err(|_| KernelError::OutOfMemory {
+                bytes: lanes.saturating_mul(size_of::<Lanes>()),
+                device: "the CPU".to_owned(),
+            })?;
+            self.scratch.resize(lanes, Lanes::ZERO);
+        }
+        Ok(())
+    }
+}

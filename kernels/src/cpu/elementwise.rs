@@ -1,0 +1,111 @@
+//! Sums of gradients: host functions on plain slices, and the kernels over them.
+
+use super::device_stream::ComputeThreads;
+use super::dispatch::{Dispatch, Kernel};
+use super::simd::{LANES, Simd};
+use crate::error::{KernelError, Result};
+
+/// What a thread takes at a time: the piece of the sum stays in the nearest cache over all terms.
+const PIECE: usize = 4096;
+
+/// `out[i] = out[i] + x[i]`.
+///
+/// # Panics
+/// Slices of different lengths.
+pub fn add_assign(out: &mut [f32], x: &[f32]) {
+    assert_eq!(out.len(), x.len(), "add_assign needs slices of one length");
+    Dispatch::best().run(AddAssign { out, x });
+}
+
+struct AddAssign<'a> {
+    out: &'a mut [f32],
+    x: &'a [f32],
+}
+
+impl Kernel for AddAssign<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (out, x) in self.out.chunks_mut(LANES).zip(self.x.chunks(LANES)) {
+            let sum = s.add(s.load_row(out), s.load_row(x));
+            s.store_row(out, sum);
+        }
+    }
+}
+
+/// `lane[i] += gradients[g, i]` for each g in order.
+pub(crate) fn accumulate(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    lane: &mut [f32],
+    gradients: &[f32],
+) -> Result<()> {
+    let width = lane.len();
+    if width == 0 || !gradients.len().is_multiple_of(width) {
+        return Err(KernelError::shape(
+            "accumulate",
+            "gradients",
+            format!("a multiple of the lane's {width} elements"),
+            gradients.len(),
+        ));
+    }
+    let share = threads.share(width.div_ceil(PIECE)) * PIECE;
+    threads.for_each(lane.chunks_mut(share).enumerate(), |(part, lane)| {
+        for (piece, lane) in lane.chunks_mut(PIECE).enumerate() {
+            let first = part * share + piece * PIECE;
+            for gradient in gradients.chunks_exact(width) {
+                let x = &gradient[first..][..lane.len()];
+                dispatch.run(AddAssign { out: &mut *lane, x });
+            }
+        }
+    });
+    Ok(())
+}
+
+/// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`; every use has the length of `out`.
+pub(crate) struct MeanGradient<'a> {
+    pub(crate) out: &'a mut [f32],
+    pub(crate) uses: &'a [&'a [f32]],
+    pub(crate) count: f32,
+}
+
+impl Kernel for MeanGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Some((first_use, other_uses)) = self.uses.split_first() else { return };
+        let count = s.splat(self.count);
+        for (block, out) in self.out.chunks_mut(LANES).enumerate() {
+            let first = block * LANES;
+            let mut sum = s.load_row(&first_use[first..]);
+            for other in other_uses {
+                sum = s.add(sum, s.load_row(&other[first..]));
+            }
+            s.store_row(out, s.div(sum, count));
+        }
+    }
+}
+
+/// The sum of squares of a slice: sixteen chains in `f64`, then one tree.
+pub(crate) struct SumOfSquares<'a>(pub(crate) &'a [f32]);
+
+impl Kernel for SumOfSquares<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f64 {
+        let mut sums = s.zero_doubles();
+        for x in self.0.chunks(LANES) {
+            sums = s.add_squares(sums, s.load_row(x));
+        }
+        let mut lanes = s.doubles(sums);
+        for width in [8, 4, 2, 1] {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+        }
+        lanes[0]
+    }
+}

@@ -1,0 +1,148 @@
+//! Matrix products through `matrixmultiply`, called directly so that strides cost nothing.
+//!
+//! Its kernels for AVX-512, AVX2 and NEON do the same: each element of the output is a chain of fused
+//! multiply-adds from +0.0 over a block of 256 along k, and the blocks are added in order. So an
+//! element depends on k alone, and dividing the output among threads changes no bits; dividing k would.
+
+use super::Cpu;
+use super::device_stream::ComputeThreads;
+use crate::backend::Output;
+use crate::error::{KernelError, Result};
+use crate::view::{Matrix, MatrixMut};
+
+/// Where a product's operand lies: element (i, j) at `start + i * row_stride + j * column_stride`.
+#[derive(Clone, Copy)]
+struct Operand {
+    start: *const f32,
+    row_stride: isize,
+    column_stride: isize,
+}
+
+/// A part of a product: `out[rows, columns] (+)= a[rows, k] b[k, columns]`.
+struct Part {
+    out: *mut f32,
+    out_row_stride: isize,
+    a: Operand,
+    b: Operand,
+    rows: usize,
+    k: usize,
+    columns: usize,
+    beta: f32,
+}
+
+// SAFETY: the parts of one product write disjoint elements of an output that `matmul` borrows
+// exclusively, and only read their operands, until `ComputeThreads::for_each` has returned.
+unsafe impl Send for Part {}
+
+/// Rows and columns are divided at multiples of this, the edge of the widest micro kernel.
+const EDGE: usize = 16;
+
+pub(crate) fn matmul(
+    threads: &ComputeThreads,
+    out: MatrixMut<'_, Cpu, f32>,
+    a: Matrix<'_, Cpu, f32>,
+    b: Matrix<'_, Cpu, f32>,
+    output: Output,
+) -> Result<()> {
+    let (rows, k, columns) = (out.rows, a.columns, out.columns);
+    let shape = |rows, columns| format!("[{rows}, {columns}]");
+    if a.rows != rows {
+        return Err(KernelError::shape("matmul", "a", shape(rows, k), shape(a.rows, k)));
+    }
+    if (b.rows, b.columns) != (k, columns) {
+        let found = shape(b.rows, b.columns);
+        return Err(KernelError::shape("matmul", "b", shape(k, columns), found));
+    }
+    if rows == 0 || columns == 0 {
+        return Ok(());
+    }
+    let stride = signed(out.row_stride)?;
+    let whole = Part {
+        out: {
+            let end = out.start + (rows - 1) * out.row_stride + columns;
+            out.buffer[out.start..end].as_mut_ptr()
+        },
+        out_row_stride: stride,
+        a: operand(a)?,
+        b: operand(b)?,
+        rows,
+        k,
+        columns,
+        beta: match output {
+            Output::Overwrite => 0.0,
+            Output::Add => 1.0,
+        },
+    };
+    // The longer side is divided: each thread packs the whole of the other operand.
+    let along_rows = rows >= columns;
+    let items = if along_rows { rows } else { columns };
+    let share = threads.share(items.div_ceil(EDGE)) * EDGE;
+    let parts = (0..items).step_by(share).map(|first| {
+        let count = share.min(items - first);
+        // SAFETY: `first` is less than the number of rows or columns, so each pointer stays inside the
+        // slice that `operand` or the lines above have checked its matrix to lie in.
+        unsafe {
+            if along_rows {
+                let (first, a) = (first as isize, whole.a);
+                Part {
+                    out: whole.out.offset(first * whole.out_row_stride),
+                    a: Operand { start: a.start.offset(first * a.row_stride), ..a },
+                    rows: count,
+                    ..whole
+                }
+            } else {
+                let b = whole.b;
+                let start = b.start.offset(first as isize * b.column_stride);
+                Part {
+                    out: whole.out.add(first),
+                    b: Operand { start, ..b },
+                    columns: count,
+                    ..whole
+                }
+            }
+        }
+    });
+    threads.for_each(parts, |part| {
+        // SAFETY: `operand` and the lines above have checked that every element that the sizes and
+        // strides reach lies in its buffer, and the output is borrowed exclusively, its parts disjoint.
+        unsafe {
+            matrixmultiply::sgemm(
+                part.rows,
+                part.k,
+                part.columns,
+                1.0,
+                part.a.start,
+                part.a.row_stride,
+                part.a.column_stride,
+                part.b.start,
+                part.b.row_stride,
+                part.b.column_stride,
+                part.beta,
+                part.out,
+                part.out_row_stride,
+                1,
+            );
+        }
+    });
+    Ok(())
+}
+
+/// The operand, its extent checked against its buffer.
+fn operand(matrix: Matrix<'_, Cpu, f32>) -> Result<Operand> {
+    let Matrix { buffer, start, rows, columns, row_stride, column_stride } = matrix;
+    let end = match (rows.checked_sub(1), columns.checked_sub(1)) {
+        (Some(rows), Some(columns)) => start + rows * row_stride + columns * column_stride + 1,
+        _ => start,
+    };
+    Ok(Operand {
+        start: buffer[start..end].as_ptr(),
+        row_stride: signed(row_stride)?,
+        column_stride: signed(column_stride)?,
+    })
+}
+
+fn signed(stride: usize) -> Result<isize> {
+    isize::try_from(stride).map_err(|_| {
+        KernelError::shape("matmul", "stride", format!("at most {}", isize::MAX), stride)
+    })
+}

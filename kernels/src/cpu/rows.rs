@@ -1,0 +1,141 @@
+//! Views as slices: where a kernel's shapes are checked, and where it divides its rows into parts.
+
+use super::Cpu;
+use crate::backend::Element;
+use crate::error::{KernelError, Result};
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+/// `rows[i]`: rows of contiguous elements, `stride` apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    elements: &'a [f32],
+    stride: usize,
+    columns: usize,
+}
+
+/// [`Rows`] that are written.
+pub(crate) struct RowsMut<'a> {
+    elements: &'a mut [f32],
+    stride: usize,
+    columns: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// `matrix`, which must be `[rows, columns]` with contiguous columns.
+    pub(crate) fn new(
+        kernel: &'static str,
+        what: &'static str,
+        matrix: Matrix<'a, Cpu, f32>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self> {
+        check(kernel, what, (matrix.rows, matrix.columns), (rows, columns))?;
+        if matrix.columns > 1 && matrix.column_stride != 1 {
+            return Err(KernelError::shape(
+                kernel,
+                what,
+                "contiguous columns",
+                format!("a column stride of {}", matrix.column_stride),
+            ));
+        }
+        let end = matrix_end(matrix.start, rows, columns, matrix.row_stride);
+        let elements = &matrix.buffer[matrix.start..end];
+        Ok(Self { elements, stride: matrix.row_stride, columns })
+    }
+
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &'a [f32] {
+        &self.elements[row * self.stride..][..self.columns]
+    }
+}
+
+impl<'a> RowsMut<'a> {
+    /// `matrix`, which must be `[rows, columns]`.
+    pub(crate) fn new(
+        kernel: &'static str,
+        what: &'static str,
+        matrix: MatrixMut<'a, Cpu, f32>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self> {
+        check(kernel, what, (matrix.rows, matrix.columns), (rows, columns))?;
+        let end = matrix_end(matrix.start, rows, columns, matrix.row_stride);
+        // The stride of a single row may be anything; parts need one that holds the row.
+        let stride = matrix.row_stride.max(columns);
+        let elements = &mut matrix.buffer[matrix.start..end];
+        Ok(Self { elements, stride, columns })
+    }
+
+    #[inline(always)]
+    pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.elements[row * self.stride..][..self.columns]
+    }
+
+    /// Parts of `rows` rows each, the last of what is left.
+    pub(crate) fn parts(self, rows: usize) -> impl Iterator<Item = RowsMut<'a>> {
+        let Self { elements, stride, columns } = self;
+        let parts = elements.chunks_mut((rows * stride).max(1));
+        parts.map(move |elements| RowsMut { elements, stride, columns })
+    }
+}
+
+fn matrix_end(start: usize, rows: usize, columns: usize, row_stride: usize) -> usize {
+    if rows == 0 || columns == 0 { start } else { start + (rows - 1) * row_stride + columns }
+}
+
+fn check(
+    kernel: &'static str,
+    what: &'static str,
+    found: (usize, usize),
+    expected: (usize, usize),
+) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let show = |(rows, columns)| format!("[{rows}, {columns}]");
+    Err(KernelError::shape(kernel, what, show(expected), show(found)))
+}
+
+fn check_elements(
+    kernel: &'static str,
+    what: &'static str,
+    found: usize,
+    expected: usize,
+) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(KernelError::shape(kernel, what, format!("{expected} elements"), found))
+}
+
+/// The elements of `slice`.
+pub(crate) fn elements<'a, T: Element>(slice: Slice<'a, Cpu, T>) -> &'a [T] {
+    &slice.buffer[slice.start..][..slice.elements]
+}
+
+/// The elements of `slice`.
+pub(crate) fn elements_mut<'a, T: Element>(slice: SliceMut<'a, Cpu, T>) -> &'a mut [T] {
+    &mut slice.buffer[slice.start..][..slice.elements]
+}
+
+/// The elements of `slice`, of which there must be `expected`.
+pub(crate) fn exactly<'a, T: Element>(
+    kernel: &'static str,
+    what: &'static str,
+    slice: Slice<'a, Cpu, T>,
+    expected: usize,
+) -> Result<&'a [T]> {
+    check_elements(kernel, what, slice.elements, expected)?;
+    Ok(elements(slice))
+}
+
+/// The elements of `slice`, of which there must be `expected`.
+pub(crate) fn exactly_mut<'a, T: Element>(
+    kernel: &'static str,
+    what: &'static str,
+    slice: SliceMut<'a, Cpu, T>,
+    expected: usize,
+) -> Result<&'a mut [T]> {
+    check_elements(kernel, what, slice.elements, expected)?;
+    Ok(elements_mut(slice))
+}

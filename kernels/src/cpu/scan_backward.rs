@@ -1,0 +1,370 @@
+//! The gradients of the selective scan: states recomputed chunk by chunk from the saved ones, every
+//! gradient formed in one pass from the last chunk to the first.
+//!
+//! With `G` the gradient of a state `h_t` and `a = exp(delta A)`:
+//!
+//! ```text
+//! dy = dout silu(z);   dz = dout y silu'(z);   dC_t = dy h_t;   dD = sum of dy x
+//! G_t = C_t dy_t + a_{t+1} G_{t+1}
+//! dB_t = G_t delta_t x_t;   dx_t = delta_t (G_t . B_t) + dy_t D
+//! ddelta_t = x_t (G_t . B_t) + (a_t G_t h_{t-1}) . A;   dA = sum of a_t G_t h_{t-1} delta_t
+//! ddelta_raw = ddelta sigmoid(delta_raw + delta_bias);   da_log = dA A
+//! ```
+//!
+//! B and C are shared by all channels, so their gradients are sums over channels: one chain per lane
+//! over the blocks, then one tree. Gradients of parameters are formed per sample and then added in the
+//! order of the samples of a grain, so samples are divided freely among threads.
+
+use super::device_stream::DeviceStream;
+use super::dispatch::{Dispatch, Kernel};
+use super::exponential::{sigmoid, softplus_and_slope};
+use super::rows::Rows;
+use super::rows::RowsMut;
+use super::scan::{
+    CHUNK, Coefficients, Inputs, PrepareDecay, ScanLayout, advance, decays, for_each_state, tile,
+};
+use super::simd::{LANES, Lanes, Simd, Tile};
+use crate::error::Result;
+
+/// Gradients of activations, for the samples of a compute thread.
+pub(crate) struct RowGradients<'a> {
+    pub(crate) ddelta_raw: RowsMut<'a>,
+    pub(crate) dx: RowsMut<'a>,
+    pub(crate) dbc: RowsMut<'a>,
+    pub(crate) dz: RowsMut<'a>,
+    pub(crate) regated: Option<RowsMut<'a>>,
+}
+
+/// Gradients of parameters, `[grains, ...]`.
+pub(crate) struct ParameterGradients<'a> {
+    pub(crate) da_log: &'a mut [f32],
+    pub(crate) dd: &'a mut [f32],
+    pub(crate) ddelta_bias: &'a mut [f32],
+}
+
+/// What the backward scan reads.
+#[derive(Clone, Copy)]
+pub(crate) struct BackwardInputs<'a> {
+    pub(crate) dout: Rows<'a>,
+    pub(crate) inputs: Inputs<'a>,
+    pub(crate) saved: &'a [f32],
+}
+
+impl<'a> RowGradients<'a> {
+    fn parts(self, rows: usize) -> impl Iterator<Item = RowGradients<'a>> {
+        let mut regated = self.regated.map(|regated| regated.parts(rows));
+        let (ddelta_raw, dx) = (self.ddelta_raw.parts(rows), self.dx.parts(rows));
+        let (dbc, dz) = (self.dbc.parts(rows), self.dz.parts(rows));
+        ddelta_raw.zip(dx).zip(dbc.zip(dz)).map(move |((ddelta_raw, dx), (dbc, dz))| {
+            let regated = regated.as_mut().and_then(Iterator::next);
+            RowGradients { ddelta_raw, dx, dbc, dz, regated }
+        })
+    }
+}
+
+/// Vectors of one sample's gradients of parameters: dA (per `A log2(e)` layout), then dD and ddelta_bias.
+fn partial_lanes(layout: &ScanLayout) -> usize {
+    layout.state_lanes() + 2 * layout.blocks
+}
+
+/// Vectors of a compute thread's scratch: see [`Scratch`].
+fn scratch_lanes(layout: &ScanLayout) -> usize {
+    layout.state_lanes() + layout.coefficient_lanes() + 2 * layout.tiles * CHUNK * LANES
+}
+
+/// A compute thread's scratch.
+struct Scratch<'a> {
+    /// The gradient of the state before the chunk that was done last, `[blocks, tiles]` tiles.
+    carry: &'a mut [Lanes],
+    coefficients: &'a mut [Lanes],
+    /// Per-lane sums over blocks for dB and dC, `[tiles, CHUNK]` tiles each.
+    db: &'a mut [Lanes],
+    dc: &'a mut [Lanes],
+}
+
+impl<'a> Scratch<'a> {
+    fn new(lanes: &'a mut [Lanes], layout: &ScanLayout) -> Self {
+        let (carry, lanes) = lanes.split_at_mut(layout.state_lanes());
+        let (coefficients, lanes) = lanes.split_at_mut(layout.coefficient_lanes());
+        let (db, dc) = lanes.split_at_mut(layout.tiles * CHUNK * LANES);
+        Self { carry, coefficients, db, dc }
+    }
+}
+
+/// The samples of a compute thread.
+struct Backward<'a> {
+    rows: RowGradients<'a>,
+    partials: &'a mut [Lanes],
+    scratch: Scratch<'a>,
+    read: BackwardInputs<'a>,
+    decay_rates: &'a [Lanes],
+    first_sample: usize,
+    layout: ScanLayout,
+}
+
+pub(crate) fn selective_scan_backward(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    rows: RowGradients<'_>,
+    parameters: ParameterGradients<'_>,
+    read: BackwardInputs<'_>,
+    layout: ScanLayout,
+) -> Result<()> {
+    let share = stream.threads().share(layout.samples);
+    let parts = layout.samples.div_ceil(share);
+    let (state_lanes, partial_lanes) = (layout.state_lanes(), partial_lanes(&layout));
+    let lanes = state_lanes + layout.samples * partial_lanes + parts * scratch_lanes(&layout);
+    let (threads, scratch) = stream.with_scratch(lanes)?;
+    let (decay_rates, scratch) = scratch.split_at_mut(state_lanes);
+    let (partials, scratch) = scratch.split_at_mut(layout.samples * partial_lanes);
+    let a_log = read.inputs.a_log;
+    dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log, layout });
+    let decay_rates = &*decay_rates;
+    let parts = rows
+        .parts(share * layout.positions)
+        .zip(partials.chunks_mut(share * partial_lanes))
+        .zip(scratch.chunks_exact_mut(scratch_lanes(&layout)))
+        .enumerate()
+        .map(|(part, ((rows, partials), scratch))| Backward {
+            rows,
+            partials,
+            scratch: Scratch::new(scratch, &layout),
+            read,
+            decay_rates,
+            first_sample: part * share,
+            layout,
+        });
+    threads.for_each(parts, |part| dispatch.run(part));
+    add_partials(parameters, partials, decay_rates, &layout);
+    Ok(())
+}
+
+/// Each grain's gradients of parameters: its samples' added in order, from +0.0.
+fn add_partials(
+    parameters: ParameterGradients<'_>,
+    partials: &[Lanes],
+    decay_rates: &[Lanes],
+    layout: &ScanLayout,
+) {
+    let ScanLayout { channels, states, tiles, blocks, .. } = *layout;
+    let grains = partials
+        .chunks(layout.samples_per_grain * partial_lanes(layout))
+        .zip(parameters.da_log.chunks_exact_mut(channels * states))
+        .zip(parameters.dd.chunks_exact_mut(channels))
+        .zip(parameters.ddelta_bias.chunks_exact_mut(channels));
+    for (((partials, da_log), dd), ddelta_bias) in grains {
+        let samples = || partials.chunks_exact(partial_lanes(layout));
+        let sum = |vector: usize, lane: usize| {
+            samples().fold(0.0, |sum, partial| sum + partial[vector].0[lane])
+        };
+        for channel in 0..channels {
+            let (block, lane) = (channel / LANES, channel % LANES);
+            for state in 0..states {
+                let vector = block * tiles * LANES + state;
+                let a = decay_rates[vector].0[lane] * std::f32::consts::LN_2;
+                da_log[channel * states + state] = sum(vector, lane) * a;
+            }
+            dd[channel] = sum(layout.state_lanes() + block, lane);
+            ddelta_bias[channel] = sum(layout.state_lanes() + blocks + block, lane);
+        }
+    }
+}
+
+impl Kernel for Backward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let partials = std::mem::take(&mut self.partials);
+        let saved_elements = self.layout.saved_elements();
+        let state_elements = self.layout.state_lanes() * LANES;
+        for (sample, partial) in partials.chunks_exact_mut(partial_lanes(&self.layout)).enumerate()
+        {
+            partial.fill(Lanes::ZERO);
+            self.scratch.carry.fill(Lanes::ZERO);
+            let saved = &self.read.saved[(self.first_sample + sample) * saved_elements..];
+            for chunk in (0..self.layout.chunks).rev() {
+                let states = &saved[chunk * state_elements..][..state_elements];
+                self.chunk(s, sample, chunk, states, partial);
+            }
+        }
+    }
+}
+
+/// What the positions of a chunk hold for a block of channels.
+struct Positions {
+    delta: [Lanes; CHUNK],
+    /// softplus'.
+    slope: [Lanes; CHUNK],
+    x: [Lanes; CHUNK],
+    y: [Lanes; CHUNK],
+    dy: [Lanes; CHUNK],
+    silu: [Lanes; CHUNK],
+    /// dout silu'(z), which y makes dz.
+    gate: [Lanes; CHUNK],
+    /// G . B
+    gb: [Lanes; CHUNK],
+    /// (a G h) . A log2(e)
+    gha: [Lanes; CHUNK],
+}
+
+impl Backward<'_> {
+    #[inline(always)]
+    fn chunk<S: Simd>(
+        &mut self,
+        s: S,
+        sample: usize,
+        chunk: usize,
+        saved: &[f32],
+        partial: &mut [Lanes],
+    ) {
+        let ScanLayout { blocks, tiles, positions, states, .. } = self.layout;
+        let BackwardInputs { dout, inputs, .. } = self.read;
+        let range = self.layout.positions_of(chunk);
+        let steps = range.len();
+        let first_out = sample * positions + range.start;
+        let first = self.first_sample * positions + first_out;
+        Coefficients::gather(self.scratch.coefficients, inputs.bc, first, steps, &self.layout);
+        self.scratch.db.fill(Lanes::ZERO);
+        self.scratch.dc.fill(Lanes::ZERO);
+        let (da, rest) = partial.split_at_mut(self.layout.state_lanes());
+        let (dd, ddelta_bias) = rest.split_at_mut(blocks);
+
+        let zero = [Lanes::ZERO; CHUNK];
+        let mut at = Positions {
+            delta: zero,
+            slope: zero,
+            x: zero,
+            y: zero,
+            dy: zero,
+            silu: zero,
+            gate: zero,
+            gb: zero,
+            gha: zero,
+        };
+        let mut decay: [Tile; CHUNK] = [[Lanes::ZERO; LANES]; CHUNK];
+        // One more than a chunk: the states before its first position come first.
+        let mut h: [Tile; CHUNK + 1] = [[Lanes::ZERO; LANES]; CHUNK + 1];
+        let one = s.splat(1.0);
+        for block in 0..blocks {
+            let channel = block * LANES;
+            let bias = s.load_row(&inputs.delta_bias[channel..]);
+            let skip = s.load_row(&inputs.d[channel..]);
+            for q in 0..steps {
+                let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
+                let (softplus, slope) = softplus_and_slope(s, s.add(raw, bias));
+                s.store(&mut at.delta[q].0, softplus);
+                s.store(&mut at.slope[q].0, slope);
+                let x = s.load_row(&inputs.x.row(first + q)[channel..]);
+                s.store(&mut at.x[q].0, x);
+                s.store(&mut at.y[q].0, s.mul(skip, x));
+                let z = s.load_row(&inputs.z.row(first + q)[channel..]);
+                let sigmoid = sigmoid(s, z);
+                let silu = s.mul(z, sigmoid);
+                let dout = s.load_row(&dout.row(first + q)[channel..]);
+                s.store(&mut at.silu[q].0, silu);
+                s.store(&mut at.dy[q].0, s.mul(dout, silu));
+                let silu_slope = s.mul(sigmoid, s.mul_add(z, s.sub(one, sigmoid), one));
+                s.store(&mut at.gate[q].0, s.mul(dout, silu_slope));
+            }
+            at.gb = zero;
+            at.gha = zero;
+            for tile_index in 0..tiles {
+                let offset = (block * tiles + tile_index) * LANES;
+                let rates = tile(&self.decay_rates[offset..]);
+                decays(s, &mut decay[..steps], &at.delta, rates);
+                let (saved, _) = saved[offset * LANES..].as_chunks::<LANES>();
+                let sums = tile_index * CHUNK * LANES..(tile_index + 1) * CHUNK * LANES;
+                let (dc, _) = self.scratch.dc[sums.clone()].as_chunks_mut::<LANES>();
+                let (db, _) = self.scratch.db[sums].as_chunks_mut::<LANES>();
+
+                let mut now = [s.splat(0.0); LANES];
+                for_each_state!(I, {
+                    now[I] = s.load(&saved[I]);
+                    s.store(&mut h[0][I].0, now[I]);
+                });
+                for q in 0..steps {
+                    let delta_x = s.mul(s.load(&at.delta[q].0), s.load(&at.x[q].0));
+                    let bc = Coefficients::of(self.scratch.coefficients, q, tile_index, tiles);
+                    let y = s.load(&at.y[q].0);
+                    let y = advance(s, &mut now, &decay[q], delta_x, bc, y);
+                    s.store(&mut at.y[q].0, y);
+                    let dy = s.load(&at.dy[q].0);
+                    let (h, dc) = (&mut h[q + 1], &mut dc[q]);
+                    for_each_state!(I, {
+                        s.store(&mut h[I].0, now[I]);
+                        let sum = s.mul_add(dy, now[I], s.load(&dc[I].0));
+                        s.store(&mut dc[I].0, sum);
+                    });
+                }
+
+                let carry = &mut self.scratch.carry[offset..][..LANES];
+                let da = &mut da[offset..][..LANES];
+                let mut g = [s.splat(0.0); LANES];
+                for_each_state!(I, {
+                    g[I] = s.load(&carry[I].0);
+                });
+                for q in (0..steps).rev() {
+                    let delta = s.load(&at.delta[q].0);
+                    let delta_x = s.mul(delta, s.load(&at.x[q].0));
+                    let dy = s.load(&at.dy[q].0);
+                    let Coefficients { b, c } =
+                        Coefficients::of(self.scratch.coefficients, q, tile_index, tiles);
+                    let (before, decay, db) = (&h[q], &decay[q], &mut db[q]);
+                    let mut gb = s.load(&at.gb[q].0);
+                    let mut gha = s.load(&at.gha[q].0);
+                    for_each_state!(I, {
+                        let total = s.mul_add(dy, s.splat(c[I]), g[I]);
+                        let sum = s.mul_add(total, delta_x, s.load(&db[I].0));
+                        s.store(&mut db[I].0, sum);
+                        gb = s.mul_add(total, s.splat(b[I]), gb);
+                        g[I] = s.mul(total, s.load(&decay[I].0));
+                        let gh = s.mul(g[I], s.load(&before[I].0));
+                        gha = s.mul_add(gh, s.load(&rates[I].0), gha);
+                        let sum = s.mul_add(gh, delta, s.load(&da[I].0));
+                        s.store(&mut da[I].0, sum);
+                    });
+                    s.store(&mut at.gb[q].0, gb);
+                    s.store(&mut at.gha[q].0, gha);
+                }
+                for_each_state!(I, {
+                    s.store(&mut carry[I].0, g[I]);
+                });
+            }
+
+            let ln_2 = s.splat(std::f32::consts::LN_2);
+            let mut dd_sum = s.load(&dd[block].0);
+            let mut bias_sum = s.load(&ddelta_bias[block].0);
+            for q in (0..steps).rev() {
+                let row = first_out + q;
+                let (x, dy) = (s.load(&at.x[q].0), s.load(&at.dy[q].0));
+                let (y, gb) = (s.load(&at.y[q].0), s.load(&at.gb[q].0));
+                dd_sum = s.mul_add(dy, x, dd_sum);
+                let dx = s.mul_add(s.load(&at.delta[q].0), gb, s.mul(dy, skip));
+                s.store_row(&mut self.rows.dx.row_mut(row)[channel..], dx);
+                let ddelta = s.mul_add(s.load(&at.gha[q].0), ln_2, s.mul(x, gb));
+                let ddelta_raw = s.mul(ddelta, s.load(&at.slope[q].0));
+                bias_sum = s.add(bias_sum, ddelta_raw);
+                s.store_row(&mut self.rows.ddelta_raw.row_mut(row)[channel..], ddelta_raw);
+                let dz = s.mul(s.load(&at.gate[q].0), y);
+                s.store_row(&mut self.rows.dz.row_mut(row)[channel..], dz);
+                if let Some(regated) = &mut self.rows.regated {
+                    let gated = s.mul(y, s.load(&at.silu[q].0));
+                    s.store_row(&mut regated.row_mut(row)[channel..], gated);
+                }
+            }
+            s.store(&mut dd[block].0, dd_sum);
+            s.store(&mut ddelta_bias[block].0, bias_sum);
+        }
+
+        for q in 0..steps {
+            let (db_row, dc_row) = self.rows.dbc.row_mut(first_out + q).split_at_mut(states);
+            for (row, sums) in [(db_row, &*self.scratch.db), (dc_row, &*self.scratch.dc)] {
+                for (tile_index, row) in row.chunks_mut(LANES).enumerate() {
+                    let lanes = &sums[(tile_index * CHUNK + q) * LANES..];
+                    s.store_row(row, s.sums(tile(lanes)));
+                }
+            }
+        }
+    }
+}

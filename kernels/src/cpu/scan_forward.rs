@@ -1,0 +1,134 @@
+//! The forward selective scan of whole samples, with softplus, skip and gate fused.
+
+use super::device_stream::DeviceStream;
+use super::dispatch::{Dispatch, Kernel};
+use super::exponential::{sigmoid, softplus_and_slope};
+use super::rows::RowsMut;
+use super::scan::{
+    CHUNK, Coefficients, Inputs, PrepareDecay, ScanLayout, advance, decays, for_each_state, tile,
+};
+use super::simd::{LANES, Lanes, Simd, Tile};
+use crate::error::Result;
+
+/// The samples of a compute thread.
+struct Forward<'a> {
+    out: RowsMut<'a>,
+    saved: &'a mut [f32],
+    inputs: Inputs<'a>,
+    decay_rates: &'a [Lanes],
+    coefficients: &'a mut [Lanes],
+    first_sample: usize,
+    layout: ScanLayout,
+}
+
+pub(crate) fn selective_scan_forward(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    out: RowsMut<'_>,
+    saved: &mut [f32],
+    inputs: Inputs<'_>,
+    layout: ScanLayout,
+) -> Result<()> {
+    let share = stream.threads().share(layout.samples);
+    let parts = layout.samples.div_ceil(share);
+    let state_lanes = layout.state_lanes();
+    let lanes = state_lanes + parts * layout.coefficient_lanes();
+    let (threads, scratch) = stream.with_scratch(lanes)?;
+    let (decay_rates, coefficients) = scratch.split_at_mut(state_lanes);
+    dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
+    let decay_rates = &*decay_rates;
+    let parts = out
+        .parts(share * layout.positions)
+        .zip(saved.chunks_mut(share * layout.saved_elements()))
+        .zip(coefficients.chunks_exact_mut(layout.coefficient_lanes()))
+        .enumerate()
+        .map(|(part, ((out, saved), coefficients))| Forward {
+            out,
+            saved,
+            inputs,
+            decay_rates,
+            coefficients,
+            first_sample: part * share,
+            layout,
+        });
+    threads.for_each(parts, |part| dispatch.run(part));
+    Ok(())
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let state_elements = self.layout.state_lanes() * LANES;
+        let saved = std::mem::take(&mut self.saved);
+        for (sample, saved) in saved.chunks_exact_mut(self.layout.saved_elements()).enumerate() {
+            saved[..state_elements].fill(0.0);
+            for chunk in 0..self.layout.chunks {
+                let (now, next) = saved[chunk * state_elements..].split_at_mut(state_elements);
+                self.chunk(s, sample, chunk, now, next);
+            }
+        }
+    }
+}
+
+impl Forward<'_> {
+    /// One chunk: from the states in `now` to those in `next`, which is empty for the last chunk.
+    #[inline(always)]
+    fn chunk<S: Simd>(&mut self, s: S, sample: usize, chunk: usize, now: &[f32], next: &mut [f32]) {
+        let ScanLayout { blocks, tiles, positions, .. } = self.layout;
+        let inputs = self.inputs;
+        let range = self.layout.positions_of(chunk);
+        let steps = range.len();
+        let first_out = sample * positions + range.start;
+        let first = self.first_sample * positions + first_out;
+        Coefficients::gather(self.coefficients, inputs.bc, first, steps, &self.layout);
+
+        let mut decay: [Tile; CHUNK] = [[Lanes::ZERO; LANES]; CHUNK];
+        let mut delta = [Lanes::ZERO; CHUNK];
+        let mut x = [Lanes::ZERO; CHUNK];
+        let mut y = [Lanes::ZERO; CHUNK];
+        for block in 0..blocks {
+            let channel = block * LANES;
+            let bias = s.load_row(&inputs.delta_bias[channel..]);
+            let skip = s.load_row(&inputs.d[channel..]);
+            for q in 0..steps {
+                let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
+                let (softplus, _) = softplus_and_slope(s, s.add(raw, bias));
+                s.store(&mut delta[q].0, softplus);
+                let v = s.load_row(&inputs.x.row(first + q)[channel..]);
+                s.store(&mut x[q].0, v);
+                s.store(&mut y[q].0, s.mul(skip, v));
+            }
+            for tile_index in 0..tiles {
+                let offset = (block * tiles + tile_index) * LANES;
+                let rates = tile(&self.decay_rates[offset..]);
+                decays(s, &mut decay[..steps], &delta, rates);
+                let (now, _) = now[offset * LANES..].as_chunks::<LANES>();
+                let mut h = [s.splat(0.0); LANES];
+                for_each_state!(I, {
+                    h[I] = s.load(&now[I]);
+                });
+                for q in 0..steps {
+                    let delta_x = s.mul(s.load(&delta[q].0), s.load(&x[q].0));
+                    let bc = Coefficients::of(self.coefficients, q, tile_index, tiles);
+                    let sum = advance(s, &mut h, &decay[q], delta_x, bc, s.load(&y[q].0));
+                    s.store(&mut y[q].0, sum);
+                }
+                if let Some(next) = next.get_mut(offset * LANES..) {
+                    let (next, _) = next.as_chunks_mut::<LANES>();
+                    if next.len() >= LANES {
+                        for_each_state!(I, {
+                            s.store(&mut next[I], h[I]);
+                        });
+                    }
+                }
+            }
+            for q in 0..steps {
+                let z = s.load_row(&inputs.z.row(first + q)[channel..]);
+                let gated = s.mul(s.load(&y[q].0), s.mul(z, sigmoid(s, z)));
+                s.store_row(&mut self.out.row_mut(first_out + q)[channel..], gated);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Sixteen lanes in one AVX-512 register.
+
+use std::arch::x86_64::*;
+
+use super::{LANES, Simd, Tile};
+
+/// The proof that the processor has AVX-512 (F, BW, DQ, VL), AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    /// The processor has AVX-512 F, BW, DQ and VL, AVX2 and FMA.
+    #[inline(always)]
+    pub(crate) unsafe fn assume_available() -> Self {
+        Self(())
+    }
+}
+
+/// Calls intrinsics; every block is sound for the one reason below.
+macro_rules! available {
+    ($body:expr) => {
+        // SAFETY: an `Avx512` exists only where the processor has the instructions
+        // (`assume_available`), and memory is reached through references to whole arrays.
+        unsafe { $body }
+    };
+}
+
+impl Simd for Avx512 {
+    type Vector = __m512;
+    type Doubles = [__m512d; 2];
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        available!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    fn load(self, from: &[f32; LANES]) -> __m512 {
+        available!(_mm512_loadu_ps(from.as_ptr()))
+    }
+
+    #[inline(always)]
+    fn store(self, to: &mut [f32; LANES], v: __m512) {
+        available!(_mm512_storeu_ps(to.as_mut_ptr(), v));
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        available!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        available!(_mm512_sub_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        available!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        available!(_mm512_div_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        available!(_mm512_fmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn neg_mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        available!(_mm512_fnmadd_ps(a, b, c))
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        available!(_mm512_max_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        available!(_mm512_min_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn abs(self, a: __m512) -> __m512 {
+        available!(_mm512_abs_ps(a))
+    }
+
+    #[inline(always)]
+    fn sqrt(self, a: __m512) -> __m512 {
+        available!(_mm512_sqrt_ps(a))
+    }
+
+    #[inline(always)]
+    fn select_by_sign(self, x: __m512, positive: __m512, negative: __m512) -> __m512 {
+        available!({
+            let signs = _mm512_cmplt_epi32_mask(_mm512_castps_si512(x), _mm512_setzero_si512());
+            _mm512_mask_blend_ps(signs, positive, negative)
+        })
+    }
+
+    #[inline(always)]
+    fn scale_by_power(self, p: __m512, r: __m512) -> __m512 {
+        available!({
+            let power = _mm512_slli_epi32::<23>(_mm512_castps_si512(r));
+            _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), power))
+        })
+    }
+
+    /// Four rounds of adding halves while transposing; the same tree as `sum` for every row.
+    #[inline(always)]
+    fn sums(self, tile: &Tile) -> __m512 {
+        available!({
+            let mut by_8 = [_mm512_setzero_ps(); 8];
+            for (row, halves) in by_8.iter_mut().enumerate() {
+                let a = _mm512_loadu_ps(tile[row].0.as_ptr());
+                let b = _mm512_loadu_ps(tile[row + 8].0.as_ptr());
+                *halves = _mm512_add_ps(
+                    _mm512_shuffle_f32x4::<0x44>(a, b),
+                    _mm512_shuffle_f32x4::<0xEE>(a, b),
+                );
+            }
+            let mut by_4 = [_mm512_setzero_ps(); 4];
+            for (row, quarters) in by_4.iter_mut().enumerate() {
+                let (a, b) = (by_8[row], by_8[row + 4]);
+                *quarters = _mm512_add_ps(
+                    _mm512_shuffle_f32x4::<0x88>(a, b),
+                    _mm512_shuffle_f32x4::<0xDD>(a, b),
+                );
+            }
+            // By 2: lanes i and i + 2 of a quarter first, then i and i + 1.
+            let a = _mm512_add_ps(
+                _mm512_unpacklo_ps(by_4[0], by_4[1]),
+                _mm512_unpackhi_ps(by_4[0], by_4[1]),
+            );
+            let b = _mm512_add_ps(
+                _mm512_unpacklo_ps(by_4[2], by_4[3]),
+                _mm512_unpackhi_ps(by_4[2], by_4[3]),
+            );
+            let sums =
+                _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xEE>(a, b));
+            _mm512_shuffle_f32x4::<0xD8>(sums, sums)
+        })
+    }
+
+    #[inline(always)]
+    fn zero_doubles(self) -> [__m512d; 2] {
+        available!([_mm512_setzero_pd(); 2])
+    }
+
+    #[inline(always)]
+    fn add_squares(self, sums: [__m512d; 2], x: __m512) -> [__m512d; 2] {
+        available!({
+            let high = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(x));
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(x));
+            let high = _mm512_cvtps_pd(_mm256_castpd_ps(high));
+            [_mm512_fmadd_pd(low, low, sums[0]), _mm512_fmadd_pd(high, high, sums[1])]
+        })
+    }
+
+    #[inline(always)]
+    fn doubles(self, sums: [__m512d; 2]) -> [f64; LANES] {
+        let mut lanes = [0.0; LANES];
+        let (low, high) = lanes.split_at_mut(8);
+        available!({
+            _mm512_storeu_pd(low.as_mut_ptr(), sums[0]);
+            _mm512_storeu_pd(high.as_mut_ptr(), sums[1]);
+        });
+        lanes
+    }
+}

@@ -1,0 +1,69 @@
+//! What a kernel call can answer when it cannot do its work.
+
+/// The result of a call on a device.
+pub type Result<T> = std::result::Result<T, KernelError>;
+
+/// Why a device call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// A shape, a buffer or a view does not fit the kernel: fix the caller.
+    #[error("{kernel}: {what}: expected {expected}, found {found}")]
+    Shape {
+        /// The kernel or shape that refused.
+        kernel: &'static str,
+        /// The quantity that does not fit.
+        what: &'static str,
+        /// What was expected of it.
+        expected: String,
+        /// What it was.
+        found: String,
+    },
+    /// A token or a target lies outside the vocabulary: fix the input.
+    #[error("{kernel}: row {row} holds token {token}, but the vocabulary has {vocab_size} tokens")]
+    TokenOutOfRange {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The row of the microbatch.
+        row: usize,
+        /// The token found there.
+        token: u32,
+        /// The number of tokens in the vocabulary.
+        vocab_size: usize,
+    },
+    /// The device has no room for a buffer: use a smaller microbatch or model.
+    #[error("allocating {bytes} bytes on {device} failed: out of memory")]
+    OutOfMemory {
+        /// The size asked for.
+        bytes: usize,
+        /// The device asked.
+        device: String,
+    },
+    /// The processor lacks an instruction set that was asked for: use another.
+    #[error("this processor lacks the instruction set {name}")]
+    InstructionSet {
+        /// The instruction set asked for.
+        name: &'static str,
+    },
+    /// The host could not provide what the backend needs, such as its compute threads.
+    #[error("starting {threads} compute threads failed")]
+    Threads {
+        /// The number of threads asked for.
+        threads: usize,
+        /// What the operating system or the thread pool answered.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl KernelError {
+    /// A shape error; `expected` and `found` are formatted.
+    pub fn shape(
+        kernel: &'static str,
+        what: &'static str,
+        expected: impl ToString,
+        found: impl ToString,
+    ) -> Self {
+        Self::Shape { kernel, what, expected: expected.to_string(), found: found.to_string() }
+    }
+}
