@@ -21,3 +21,4 @@ pub mod rms_norm;
 pub mod scan_case;
 pub mod selective_scan;
 pub mod selective_scan_step;
+pub mod views;

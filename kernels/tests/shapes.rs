@@ -1,0 +1,65 @@
+//! Checked shapes: what cannot be computed cannot be constructed.
+
+use tidemill_kernels::KernelError;
+use tidemill_kernels::shape::{
+    ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, SequenceShape,
+};
+
+#[track_caller]
+fn assert_refused<T: std::fmt::Debug>(result: tidemill_kernels::Result<T>) {
+    assert!(matches!(result, Err(KernelError::Shape { .. })), "found {result:?}");
+}
+
+#[test]
+fn sizes_of_zero_and_unsupported_sizes_are_refused() {
+    let sequences = SequenceShape::new(3, 4).unwrap();
+    assert_refused(GrainRows::new(0, 1));
+    assert_refused(GrainRows::new(1, 0));
+    assert_refused(SequenceShape::new(0, 1));
+    assert_refused(SequenceShape::new(1, 0));
+    let grains = GrainRows::new(5, 2).unwrap();
+    assert_refused(NormShape::new(grains, 0, 1e-5));
+    for eps in [-1e-5, f32::NAN, f32::INFINITY] {
+        assert_refused(NormShape::new(grains, 4, eps));
+    }
+    assert_refused(ConvShape::new(sequences, 0, 4, 4));
+    assert_refused(ConvShape::new(sequences, 1, 0, 4));
+    assert_refused(ConvShape::new(sequences, 1, 4, 0));
+    assert_refused(ConvShape::new(sequences, 1, 4, 17));
+    assert_refused(ScanShape::new(sequences, 0, 4, 4));
+    assert_refused(ScanShape::new(sequences, 1, 0, 4));
+    assert_refused(ScanShape::new(sequences, 1, 4, 0));
+    assert_refused(ScanShape::new(sequences, 1, 4, 257));
+    assert_refused(CrossEntropyShape::new(0, 5, 5));
+    assert_refused(CrossEntropyShape::new(3, 0, 5));
+    assert_refused(CrossEntropyShape::new(3, 5, 4));
+}
+
+#[test]
+fn grains_cover_every_row_once_and_the_last_may_be_short() {
+    for (rows, rows_per_grain, expected) in [
+        (1, 1, vec![0..1]),
+        (5, 2, vec![0..2, 2..4, 4..5]),
+        (4, 2, vec![0..2, 2..4]),
+        (3, 9, vec![0..3]),
+    ] {
+        let grains = GrainRows::new(rows, rows_per_grain).unwrap();
+        let ranges: Vec<_> = (0..grains.grains()).map(|grain| grains.range(grain)).collect();
+        assert_eq!(ranges, expected);
+    }
+}
+
+#[test]
+fn sequences_count_their_grains_in_rows() {
+    let sequences = SequenceShape::new(5, 7).unwrap();
+    let expected = GrainRows::new(35, 14).unwrap();
+    assert_eq!(ConvShape::new(sequences, 2, 3, 4).unwrap().grains(), expected);
+    assert_eq!(ScanShape::new(sequences, 2, 3, 4).unwrap().grains(), expected);
+}
+
+#[test]
+fn errors_say_what_was_expected_and_what_was_found() {
+    let error = CrossEntropyShape::new(3, 50_280, 50_277).unwrap_err();
+    let text = "cross_entropy: row stride: expected at least 50280, found 50277";
+    assert_eq!(error.to_string(), text);
+}
