@@ -1,0 +1,66 @@
+//! What can go wrong between workers.
+
+use crate::tree::Node;
+
+/// The result of a collective call.
+pub type Result<T> = std::result::Result<T, CollectiveError>;
+
+/// Why a sum between workers cannot be formed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A number of lanes that is no power of two: fix the input.
+    #[error("the number of lanes must be a power of two up to 2^31, found {found}")]
+    Lanes {
+        /// The number given.
+        found: usize,
+    },
+    /// No worker, or more workers than lanes: fix the input.
+    #[error("the number of workers must be 1 to {lanes}, the number of lanes, found {workers}")]
+    Workers {
+        /// The number of workers.
+        workers: usize,
+        /// The number of lanes.
+        lanes: usize,
+    },
+    /// Lanes that are no node of the canonical tree: a peer runs something else.
+    #[error("{node} is no node of the tree over {lanes} lanes")]
+    ForeignNode {
+        /// The node that arrived.
+        node: Node,
+        /// Lanes of the tree.
+        lanes: usize,
+    },
+    /// Lanes that were summed already: a peer sent them twice, or two peers own them.
+    #[error("{node} arrived, but {present} was there already")]
+    DuplicateNode {
+        /// The node that arrived.
+        node: Node,
+        /// A node that shares lanes with it.
+        present: Node,
+    },
+    /// A chunk of another length than the plan says.
+    #[error("a chunk of {node} has {found} elements, expected {expected}")]
+    ChunkLength {
+        /// The node that arrived.
+        node: Node,
+        /// Elements of the planned chunk.
+        expected: usize,
+        /// Elements that arrived.
+        found: usize,
+    },
+    /// A message that is no chunk: the connection or a peer is damaged.
+    #[error("a message is no chunk: {what}")]
+    Malformed {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A chunk that another worker should have received.
+    #[error("a chunk for worker {destination} arrived at worker {worker}")]
+    Misrouted {
+        /// The worker it was for.
+        destination: usize,
+        /// The worker it came to.
+        worker: usize,
+    },
+}

@@ -1,0 +1,35 @@
+//! Sums between workers whose bits do not depend on how many workers there are.
+//!
+//! A global batch is cut into lanes, and the gradients of the lanes are summed by one fixed binary
+//! tree, whoever computed them and whenever they arrive. This crate holds that tree, the containers
+//! that timely exchanges at the speed of a memory copy, and the pacing that bounds their memory.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
+//! | [`plan`] | the parameter arena cut into chunks, and the owner of each |
+//! | [`chunk`] | [`Chunk`], one message, and the pact that routes it whole |
+//! | [`credit`] | credit windows: how many bytes may be on their way |
+//! | [`pace`] | the timely operator that sends chunks as credit allows |
+//! | [`reducer`] | one chunk's sum, in tree order, from nodes in any order |
+//! | [`error`] | [`CollectiveError`], the one error of this crate |
+//!
+//! Start here: [`tree`], then [`reducer`].
+
+#![forbid(unsafe_code)]
+
+pub mod chunk;
+pub mod credit;
+pub mod error;
+pub mod pace;
+pub mod plan;
+pub mod reducer;
+pub mod tree;
+
+pub use chunk::{Chunk, ChunkHeader, Part, StatePart, by_destination};
+pub use credit::{Credit, CreditLedger, CreditWindow, DEFAULT_WINDOW_BYTES, PacedQueue};
+pub use error::{CollectiveError, Result};
+pub use pace::Pace;
+pub use plan::{CHUNK_ELEMENTS, ChunkPlan, PlannedChunk};
+pub use reducer::TreeReducer;
+pub use tree::{Node, Tree, lane_cut};

@@ -1,0 +1,122 @@
+//! The parameter arena cut into chunks, and the worker that owns each.
+//!
+//! A chunk is what one message carries and what one worker reduces, updates and keeps the optimizer state of. Chunks
+//! start at fixed offsets of their segment, so the sums of squares over them (the canonical gradient norm) depend on
+//! no worker; the chunk size is therefore numerics, while the owner of a chunk is not.
+
+use std::ops::Range;
+
+/// Elements of a chunk: 256 KiB of fp32, below timely's slabs of 1 MiB and large enough that the cost of
+/// a message does not show.
+pub const CHUNK_ELEMENTS: usize = 65_536;
+
+/// One chunk of the parameter arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedChunk {
+    /// The segment that it is a part of.
+    pub segment: usize,
+    /// Its elements of the parameter arena.
+    pub range: Range<usize>,
+}
+
+/// All chunks of a parameter arena, in arena order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChunkPlan {
+    chunks: Vec<PlannedChunk>,
+    /// The first chunk of each segment, then the number of chunks.
+    first: Vec<usize>,
+    /// The first element of each segment.
+    starts: Vec<usize>,
+}
+
+impl ChunkPlan {
+    /// The chunks of `segments`, ranges of the parameter arena in order.
+    pub fn new(segments: impl IntoIterator<Item = Range<usize>>) -> Self {
+        Self::with_chunk_elements(segments, CHUNK_ELEMENTS)
+    }
+
+    /// [`new`](Self::new) with chunks of `chunk_elements`: other chunks give another norm in its
+    /// last bits.
+    ///
+    /// # Panics
+    /// When `chunk_elements` is 0.
+    pub fn with_chunk_elements(
+        segments: impl IntoIterator<Item = Range<usize>>,
+        chunk_elements: usize,
+    ) -> Self {
+        assert!(chunk_elements > 0, "a chunk has at least one element");
+        let (mut chunks, mut first, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for (segment, range) in segments.into_iter().enumerate() {
+            first.push(chunks.len());
+            starts.push(range.start);
+            chunks.extend(range.clone().step_by(chunk_elements).map(|start| PlannedChunk {
+                segment,
+                range: start..range.end.min(start + chunk_elements),
+            }));
+        }
+        first.push(chunks.len());
+        Self { chunks, first, starts }
+    }
+
+    /// The chunks, in arena order.
+    pub fn chunks(&self) -> &[PlannedChunk] {
+        &self.chunks
+    }
+
+    /// The indices of the chunks of `segment`.
+    pub fn of_segment(&self, segment: usize) -> Range<usize> {
+        self.first[segment]..self.first[segment + 1]
+    }
+
+    /// The range of `chunk` counted from the start of its segment: where it stands in a gradient
+    /// slot.
+    pub fn in_segment(&self, chunk: usize) -> Range<usize> {
+        let PlannedChunk { segment, range } = &self.chunks[chunk];
+        let start = self.starts[*segment];
+        range.start - start..range.end - start
+    }
+
+    /// The owner of each chunk among `workers`: each chunk in order goes to the worker with the fewest elements so
+    /// far. Neighbouring chunks thus have different owners, and a backward pass that finishes segment by
+    /// segment keeps every owner busy.
+    pub fn owners(&self, workers: usize) -> Vec<usize> {
+        let mut loads = vec![0_usize; workers];
+        let assign = |chunk: &PlannedChunk| {
+            let owner = (0..workers).min_by_key(|&worker| loads[worker]).unwrap_or(0);
+            loads[owner] += chunk.range.len();
+            owner
+        };
+        self.chunks.iter().map(assign).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_every_segment_at_fixed_offsets() {
+        let plan = ChunkPlan::with_chunk_elements([0..250, 250..250, 250..266, 266..466], 100);
+        let ranges: Vec<_> = plan.chunks().iter().map(|chunk| chunk.range.clone()).collect();
+        assert_eq!(ranges, [0..100, 100..200, 200..250, 250..266, 266..366, 366..466]);
+        assert_eq!(plan.of_segment(0), 0..3);
+        assert_eq!(plan.of_segment(1), 3..3);
+        assert_eq!(plan.of_segment(3), 4..6);
+        assert_eq!(plan.in_segment(2), 200..250);
+        assert_eq!(plan.in_segment(5), 100..200);
+    }
+
+    #[test]
+    fn owners_are_balanced_within_one_chunk() {
+        let plan = ChunkPlan::with_chunk_elements([0..1_000, 1_000..1_007, 1_007..1_900], 64);
+        for workers in 1..10 {
+            let mut loads = vec![0; workers];
+            for (chunk, owner) in plan.chunks().iter().zip(plan.owners(workers)) {
+                loads[owner] += chunk.range.len();
+            }
+            let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
+            assert!(most - least <= 64, "{loads:?}");
+            assert_eq!(loads.iter().sum::<usize>(), 1_900);
+        }
+    }
+}
