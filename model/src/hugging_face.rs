@@ -1,0 +1,131 @@
+//! Models in the layout of Hugging Face: folders that `transformers` opens as they are.
+//!
+//! - [`MambaHuggingFaceConfig`] is `config.json`, read tolerantly and written explicitly;
+//! - [`TensorFiles`] reads `.safetensors`, single or sharded, into arenas;
+//! - [`SafetensorsLayout`] plans such a file, so that it can be written chunk by chunk.
+//!
+//! Start at [`load`] and [`save`], which treat a whole model at once; checkpoints of a run are streamed with the
+//! parts. Nothing is ever written but fp32, and nothing but logical tensors: no padding, no copy of a tied tensor.
+
+mod config;
+mod decode;
+mod keys;
+mod safetensors_layout;
+mod tensor_files;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+pub use config::{CONFIG_FILE, MambaHuggingFaceConfig};
+pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsLayout};
+pub use tensor_files::{INDEX_FILE, SINGLE_FILE, TensorFiles};
+
+use crate::error::{ModelError, Result};
+use crate::layout::Layout;
+use crate::mamba::{Mamba, MambaConfig};
+
+/// The embedding table, whose original name lacks an `s`.
+const EMBEDDING: &str = "backbone.embeddings.weight";
+const ORIGINAL_EMBEDDING: &str = "backbone.embedding.weight";
+/// A copy of the embedding in files of tied models, which transformers leaves out and others write.
+const HEAD: &str = "lm_head.weight";
+/// Elements of two tensors that are compared at a time.
+const COMPARED_ELEMENTS: usize = 1 << 18;
+
+/// The model in `folder` and its parameter arena.
+///
+/// # Errors
+/// As [`MambaHuggingFaceConfig::read`] and [`read_weights`].
+pub fn load(folder: &Path) -> Result<(Mamba, Vec<f32>)> {
+    let config = MambaConfig::from_hugging_face(&MambaHuggingFaceConfig::read(folder)?)?;
+    let model = Mamba::new(&config)?;
+    let arena = read_weights(folder, model.layout())?;
+    Ok((model, arena))
+}
+
+/// The bytes of a `config.json`.
+pub fn config_bytes(config: &Value) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec_pretty(config).expect("a JSON value has no other form");
+    bytes.push(b'\n');
+    bytes
+}
+
+/// Reads the weights in `folder` into an arena of `layout`; padding is zero.
+///
+/// # Errors
+/// Files that are missing or damaged, a tensor that is missing, of another shape or unknown, or a tied head that
+/// differs from the embedding.
+pub fn read_weights(folder: &Path, layout: &Layout) -> Result<Vec<f32>> {
+    let mut files = TensorFiles::open_folder(folder)?;
+    files.rename(ORIGINAL_EMBEDDING, EMBEDDING);
+    // All shapes are checked before memory is taken for what a config promises.
+    files.check(layout, "")?;
+    let known = |name: &str| layout.tensors().iter().any(|tensor| tensor.name == name);
+    let unknown: Vec<_> = files.names().filter(|name| !known(name)).map(str::to_owned).collect();
+    for name in unknown {
+        let tied = name == HEAD && files.shape(HEAD) == files.shape(EMBEDDING);
+        if !tied || !equal(&mut files, HEAD, EMBEDDING)? {
+            let what = if name == HEAD && files.shape(EMBEDDING).is_some() {
+                format!("tensor {HEAD} differs from {EMBEDDING}, which the config ties it to")
+            } else {
+                format!("tensor {name} is none that this model has")
+            };
+            return Err(ModelError::format(folder, what));
+        }
+    }
+    let mut arena = vec![0.0; layout.parameter_elements()];
+    files.read_arena(layout, "", 0, &mut arena)?;
+    Ok(arena)
+}
+
+/// Whether two tensors of one shape hold the same bits.
+fn equal(files: &mut TensorFiles, a: &str, b: &str) -> Result<bool> {
+    let elements: usize = files.shape(a).map_or(0, |shape| shape.iter().product());
+    let (mut left, mut right) = (vec![0.0; COMPARED_ELEMENTS], vec![0.0; COMPARED_ELEMENTS]);
+    for first in (0..elements).step_by(COMPARED_ELEMENTS) {
+        let count = COMPARED_ELEMENTS.min(elements - first);
+        files.read(a, first, &mut left[..count])?;
+        files.read(b, first, &mut right[..count])?;
+        let differs = |(x, y): (&f32, &f32)| x.to_bits() != y.to_bits();
+        if left[..count].iter().zip(&right[..count]).any(differs) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Writes `config.json` and `model.safetensors` into the existing folder `folder`.
+///
+/// Not atomic: a reader may see half of it. Checkpoints of a run are written aside and renamed by their owner.
+///
+/// # Errors
+/// An arena of another length, or a file that cannot be written.
+pub fn save(folder: &Path, config: &Value, layout: &Layout, arena: &[f32]) -> Result<()> {
+    let expected = layout.parameter_elements();
+    if arena.len() != expected {
+        return Err(ModelError::ArenaSize { expected, found: arena.len() });
+    }
+    let path = folder.join(CONFIG_FILE);
+    std::fs::write(&path, config_bytes(config)).map_err(|source| writing(&path, source))?;
+    let path = folder.join(SINGLE_FILE);
+    let plan = SafetensorsLayout::of_arenas(layout, &[""]);
+    let file = File::create(&path).map_err(|source| writing(&path, source))?;
+    let mut file = BufWriter::new(file);
+    file.write_all(plan.header_bytes()).map_err(|source| writing(&path, source))?;
+    // File order, not arena order, so that one pass without seeks writes it.
+    let mut tensors: Vec<_> = layout.tensors().iter().collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    for tensor in tensors {
+        for value in &arena[tensor.range()] {
+            file.write_all(&value.to_le_bytes()).map_err(|source| writing(&path, source))?;
+        }
+    }
+    file.flush().map_err(|source| writing(&path, source))
+}
+
+fn writing(path: &Path, source: std::io::Error) -> ModelError {
+    ModelError::File { action: "writing", path: PathBuf::from(path), source }
+}

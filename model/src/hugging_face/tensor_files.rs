@@ -1,0 +1,262 @@
+//! Reading tensors from `.safetensors` files, one or several, as fp32 and a piece at a time.
+//!
+//! Opening reads the headers only and checks them against the sizes of the files, so that a truncated or damaged file is
+//! refused before anything is allocated for it. Files may be mapped by nobody else and changed by anybody, hence
+//! plain reads instead of memory maps: a file cut short under us is an error, not a signal.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde_json::Value;
+
+use super::decode::{decode, element_bytes};
+use crate::error::{ModelError, Result};
+use crate::layout::Layout;
+
+/// The file of a model that was not cut into several.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The index of a model that was: `weight_map` has the file of every tensor.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+/// What the `safetensors` library takes at most.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
+/// Read at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+struct OpenFile {
+    path: PathBuf,
+    file: File,
+}
+
+struct StoredTensor {
+    file: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    file_offset: u64,
+}
+
+/// The tensors of one or more open `.safetensors` files.
+pub struct TensorFiles {
+    /// The file or index that a missing tensor is missing from.
+    path: PathBuf,
+    files: Vec<OpenFile>,
+    tensors: BTreeMap<String, StoredTensor>,
+}
+
+impl TensorFiles {
+    /// The weights of a Hugging Face folder: `model.safetensors`, or the files that
+    /// `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// Files that are missing, unreadable or damaged.
+    pub fn open_folder(folder: &Path) -> Result<Self> {
+        let (single, index) = (folder.join(SINGLE_FILE), folder.join(INDEX_FILE));
+        if single.exists() {
+            Self::open(&single)
+        } else if index.exists() {
+            Self::open_index(&index)
+        } else {
+            let what = if folder.join("pytorch_model.bin").exists() {
+                format!("has pytorch_model.bin; convert it to {SINGLE_FILE} first")
+            } else {
+                format!("expected a folder with {SINGLE_FILE} or {INDEX_FILE}")
+            };
+            Err(ModelError::format(folder, what))
+        }
+    }
+
+    /// The tensors of one file.
+    ///
+    /// # Errors
+    /// A file that is missing, unreadable or damaged.
+    pub fn open(path: &Path) -> Result<Self> {
+        let mut files = Self { path: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        files.add(path)?;
+        Ok(files)
+    }
+
+    fn open_index(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|source| reading(path, source))?;
+        let index: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| ModelError::format(path, format!("is not JSON: {error}")))?;
+        let map = index.get("weight_map").and_then(Value::as_object);
+        let wrong = |what: &str| ModelError::format(path, format!("weight_map: expected {what}"));
+        let map = map.ok_or_else(|| wrong("an object of tensor names and file names"))?;
+        let mut files = Self { path: path.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut opened: BTreeMap<&str, usize> = BTreeMap::new();
+        for (name, file) in map {
+            // A name with a separator could point out of the folder.
+            let file = file
+                .as_str()
+                .filter(|file| !file.contains(['/', '\\']) && *file != "..")
+                .ok_or_else(|| wrong(&format!("the name of a file beside it for {name}")))?;
+            let number = match opened.get(file) {
+                Some(number) => *number,
+                None => {
+                    let number = files.add(&path.with_file_name(file))?;
+                    opened.insert(file, number);
+                    number
+                }
+            };
+            if files.tensors.get(name).is_none_or(|stored| stored.file != number) {
+                return Err(ModelError::format(
+                    &files.files[number].path,
+                    format!("tensor {name} is missing, which {INDEX_FILE} places here"),
+                ));
+            }
+        }
+        Ok(files)
+    }
+
+    /// Opens one more file; returns its number.
+    fn add(&mut self, path: &Path) -> Result<usize> {
+        let damaged = |what: String| ModelError::format(path, what);
+        let mut file = File::open(path).map_err(|source| reading(path, source))?;
+        let file_bytes = file.metadata().map_err(|source| reading(path, source))?.len();
+        let mut length = [0; 8];
+        if file_bytes < 8 {
+            return Err(damaged(format!("is cut short: {file_bytes} bytes hold no header")));
+        }
+        file.read_exact(&mut length).map_err(|source| reading(path, source))?;
+        let header_bytes = u64::from_le_bytes(length);
+        if header_bytes > (file_bytes - 8).min(MOST_HEADER_BYTES) {
+            return Err(damaged(format!(
+                "is no safetensors file or is cut short: a header of {header_bytes} bytes in a file of \
+                 {file_bytes}"
+            )));
+        }
+        let mut header = vec![0; header_bytes as usize];
+        file.read_exact(&mut header).map_err(|source| reading(path, source))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| damaged(format!("has a damaged header: {error}")))?;
+        let data_start = 8 + header_bytes;
+        let expected_bytes = data_start + header.data_len() as u64;
+        if expected_bytes != file_bytes {
+            return Err(damaged(format!(
+                "is cut short or damaged: expected {expected_bytes} bytes, found {file_bytes}"
+            )));
+        }
+        let number = self.files.len();
+        for (name, info) in header.tensors() {
+            if element_bytes(info.dtype).is_none() {
+                return Err(damaged(format!(
+                    "tensor {name}: expected F32, F16 or BF16, found {}",
+                    info.dtype
+                )));
+            }
+            let stored = StoredTensor {
+                file: number,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                file_offset: data_start + info.data_offsets.0 as u64,
+            };
+            if let Some(other) = self.tensors.insert(name.clone(), stored) {
+                let first = self.files[other.file].path.display();
+                return Err(damaged(format!("tensor {name} stands in {first} too")));
+            }
+        }
+        self.files.push(OpenFile { path: path.to_owned(), file });
+        Ok(number)
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor, or nothing where there is none of this name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| stored.shape.as_slice())
+    }
+
+    /// Lets the tensor `stored` be read under the name `name` as well, as long as `name` is not taken.
+    pub(super) fn rename(&mut self, stored: &str, name: &str) {
+        if !self.tensors.contains_key(name)
+            && let Some(tensor) = self.tensors.remove(stored)
+        {
+            self.tensors.insert(name.to_owned(), tensor);
+        }
+    }
+
+    /// Checks that every tensor of `layout` is here under `<prefix><name>` and with its shape.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or one of another shape.
+    pub fn check(&self, layout: &Layout, prefix: &str) -> Result<()> {
+        for tensor in layout.tensors() {
+            let name = format!("{prefix}{}", tensor.name);
+            let stored = self.stored(&name)?;
+            if stored.shape != tensor.shape {
+                let path = &self.files[stored.file].path;
+                let (expected, found) = (&tensor.shape, &stored.shape);
+                let what = format!("tensor {name}: expected shape {expected:?}, found {found:?}");
+                return Err(ModelError::format(path, what));
+            }
+        }
+        Ok(())
+    }
+
+    fn stored(&self, name: &str) -> Result<&StoredTensor> {
+        self.tensors
+            .get(name)
+            .ok_or_else(|| ModelError::format(&self.path, format!("tensor {name} is missing")))
+    }
+
+    /// Reads elements `first ..` of a tensor, as many as `out` is long.
+    ///
+    /// # Errors
+    /// A tensor that is missing or shorter, or a file that cannot be read.
+    pub fn read(&mut self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        let stored = self.stored(name)?;
+        let OpenFile { path, file } = &self.files[stored.file];
+        let elements: usize = stored.shape.iter().product();
+        if first.checked_add(out.len()).is_none_or(|end| end > elements) {
+            let wanted = format!("{first}..{}", first.saturating_add(out.len()));
+            let what = format!("tensor {name}: expected elements {wanted}, found {elements}");
+            return Err(ModelError::format(path, what));
+        }
+        let element_bytes = element_bytes(stored.dtype).expect("checked when the file was opened");
+        let offset = stored.file_offset + (first * element_bytes) as u64;
+        let mut file = file;
+        file.seek(SeekFrom::Start(offset)).map_err(|source| reading(path, source))?;
+        let mut bytes = vec![0; PIECE_BYTES.min(out.len() * element_bytes)];
+        for piece in out.chunks_mut(PIECE_BYTES / element_bytes) {
+            let bytes = &mut bytes[..piece.len() * element_bytes];
+            file.read_exact(bytes).map_err(|source| reading(path, source))?;
+            decode(stored.dtype, bytes, piece);
+        }
+        Ok(())
+    }
+
+    /// Reads elements `start ..` of an arena of `layout` whose tensors are named `<prefix><name>`, as many as `out` is
+    /// long; padding becomes zero. [`check`](Self::check) first.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or a file that cannot be read.
+    pub fn read_arena(
+        &mut self,
+        layout: &Layout,
+        prefix: &str,
+        start: usize,
+        out: &mut [f32],
+    ) -> Result<()> {
+        out.fill(0.0);
+        let end = start + out.len();
+        for tensor in layout.tensors() {
+            let range = tensor.range();
+            let (first, last) = (range.start.max(start), range.end.min(end));
+            if first < last {
+                let name = format!("{prefix}{}", tensor.name);
+                self.read(&name, first - range.start, &mut out[first - start..last - start])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reading(path: &Path, source: std::io::Error) -> ModelError {
+    ModelError::File { action: "reading", path: path.to_owned(), source }
+}

@@ -1,0 +1,183 @@
+//! What an optimizer does with a gradient: settings, and the numbers of one update.
+//!
+//! The update itself is a kernel ([`Backend::adamw`](tidemill_kernels::Backend::adamw)); this file only says
+//! which scalars it gets. They are computed in f64 and rounded once, so that every worker has the
+//! same bits.
+
+use serde::{Deserialize, Serialize};
+use tidemill_kernels::backend::AdamWStep;
+
+use crate::error::{ModelError, Result};
+use crate::layout::Decay;
+
+/// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// How weight decay scales with the learning rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerName {
+    /// `p *= 1 - learning_rate_t * weight_decay` (Loshchilov and Hutter, 2019, as PyTorch does).
+    #[default]
+    Adamw,
+    /// `p *= 1 - (learning_rate_t / learning_rate) * weight_decay`: the decay is absolute and follows the
+    /// schedule alone (Composer's `DecoupledAdamW`).
+    DecoupledAdamw,
+}
+
+/// The `[optimizer]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerSettings {
+    /// Which optimizer.
+    pub name: OptimizerName,
+    /// The base learning rate, which the schedule multiplies.
+    pub learning_rate: f64,
+    /// Decays of the first and the second moment.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Weight decay of every tensor of two or more dimensions but `A_log`.
+    pub weight_decay: f64,
+    /// The norm that the mean gradient is clipped to. Clipping cannot be left out, since a run whose gradient
+    /// explodes once is lost; a large number switches it off.
+    pub clip_norm: f64,
+}
+
+impl Default for OptimizerSettings {
+    fn default() -> Self {
+        Self {
+            name: OptimizerName::default(),
+            learning_rate: 1e-3,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        }
+    }
+}
+
+impl OptimizerSettings {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// A value that no update can use, named by its key.
+    pub fn check(&self) -> Result<()> {
+        let finite = |key, value: f64, allowed: fn(f64) -> bool, expected| {
+            if value.is_finite() && allowed(value) {
+                Ok(())
+            } else {
+                Err(ModelError::config(format!("optimizer.{key}"), expected, value))
+            }
+        };
+        let at_least_zero: fn(f64) -> bool = |x| x >= 0.0;
+        let below_one: fn(f64) -> bool = |x| (0.0..1.0).contains(&x);
+        // Zero in fp32 would divide 0 by 0 wherever a gradient is zero.
+        let above_zero: fn(f64) -> bool = |x| x as f32 > 0.0 && (x as f32).is_finite();
+        let expected = "a finite number of at least 0";
+        finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
+        finite("betas", self.betas[0], below_one, "two numbers of at least 0 and below 1")?;
+        finite("betas", self.betas[1], below_one, "two numbers of at least 0 and below 1")?;
+        finite("eps", self.eps, above_zero, "a finite number above 0")?;
+        finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
+        finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")
+    }
+
+    /// `min(1, clip_norm / (norm + 1e-6))`, where `norm` is that of the mean gradient before clipping.
+    pub fn clip_coefficient(&self, norm: f64) -> f64 {
+        (self.clip_norm / (norm + CLIP_EPSILON)).min(1.0)
+    }
+
+    /// The scalars of update `step` (counted from 1) at `learning_rate` (the schedule's), for gradients
+    /// that are first multiplied by `clip_coefficient`.
+    pub fn adamw_step(
+        &self,
+        step: u64,
+        learning_rate: f64,
+        clip_coefficient: f64,
+        decay: Decay,
+    ) -> AdamWStep {
+        let decay_factor = match (decay, self.name) {
+            (Decay::Exempt, _) => 1.0,
+            (Decay::Decayed, OptimizerName::Adamw) => 1.0 - learning_rate * self.weight_decay,
+            (Decay::Decayed, OptimizerName::DecoupledAdamw) => {
+                let factor = match self.learning_rate {
+                    0.0 => 1.0,
+                    base => learning_rate / base,
+                };
+                1.0 - factor * self.weight_decay
+            }
+        };
+        let [beta1, beta2] = self.betas;
+        let bias_correction = |beta: f64| (1.0 - libm::pow(beta, step as f64)) as f32;
+        AdamWStep {
+            learning_rate: learning_rate as f32,
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            eps: self.eps as f32,
+            decay_factor: decay_factor as f32,
+            bias_correction1: bias_correction(beta1),
+            bias_correction2: bias_correction(beta2),
+            gradient_scale: clip_coefficient as f32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_follows_the_learning_rate_or_the_schedule_alone() {
+        let adamw = OptimizerSettings::default();
+        let decoupled = OptimizerSettings { name: OptimizerName::DecoupledAdamw, ..adamw.clone() };
+        let factor = |settings: &OptimizerSettings, decay| {
+            settings.adamw_step(3, 5e-4, 1.0, decay).decay_factor
+        };
+        assert_eq!(factor(&adamw, Decay::Decayed), (1.0 - 5e-4 * 0.1) as f32);
+        assert_eq!(factor(&decoupled, Decay::Decayed), (1.0 - 0.5 * 0.1) as f32);
+        assert_eq!(factor(&adamw, Decay::Exempt), 1.0);
+        assert_eq!(factor(&decoupled, Decay::Exempt), 1.0);
+        let without_rate = OptimizerSettings { learning_rate: 0.0, ..decoupled };
+        assert_eq!(factor(&without_rate, Decay::Decayed), 0.9);
+    }
+
+    #[test]
+    fn bias_corrections_count_steps_from_one() {
+        let step =
+            |number| OptimizerSettings::default().adamw_step(number, 1.0, 0.5, Decay::Exempt);
+        assert_eq!(step(1).bias_correction1, 0.1);
+        assert_eq!(step(1).bias_correction2, 0.05);
+        assert_eq!(step(2).bias_correction1, 0.19);
+        assert_eq!(step(2).gradient_scale, 0.5);
+        assert_eq!(step(1_000_000).bias_correction2, 1.0);
+    }
+
+    #[test]
+    fn clipping_shortens_and_never_lengthens() {
+        let settings = OptimizerSettings { clip_norm: 2.0, ..OptimizerSettings::default() };
+        assert_eq!(settings.clip_coefficient(0.0), 1.0);
+        assert_eq!(settings.clip_coefficient(1.0), 1.0);
+        assert_eq!(settings.clip_coefficient(4.0), 2.0 / 4.000_001);
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let bad = |change: fn(&mut OptimizerSettings)| {
+            let mut settings = OptimizerSettings::default();
+            change(&mut settings);
+            settings.check().expect_err("refused").to_string()
+        };
+        assert!(bad(|s| s.learning_rate = -1.0).starts_with("optimizer.learning_rate:"));
+        assert!(bad(|s| s.betas[1] = 1.0).starts_with("optimizer.betas:"));
+        assert!(bad(|s| s.eps = 1e-60).starts_with("optimizer.eps:"));
+        assert!(bad(|s| s.weight_decay = f64::NAN).starts_with("optimizer.weight_decay:"));
+        assert!(bad(|s| s.clip_norm = 0.0).starts_with("optimizer.clip_norm:"));
+        OptimizerSettings::default().check().expect("the defaults are allowed");
+        let json = r#"{"name": "decoupled_adamw", "betas": [0.9, 0.99]}"#;
+        let settings: OptimizerSettings = serde_json::from_str(json).expect("keys as documented");
+        assert_eq!(settings.name, OptimizerName::DecoupledAdamw);
+        assert_eq!(settings.clip_norm, 1.0);
+        assert!(serde_json::from_str::<OptimizerSettings>(r#"{"lr": 1}"#).is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! How the learning rate moves over a run: a warm-up, then a constant, a cosine or a line.
+//!
+//! A pure function of the step and of the horizon, in f64 and with a cosine of our own choosing (libm's), so that
+//! it is the same on every host and after every resume. The horizon is saved with the run: making a run longer
+//! does not bend a curve that has begun.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{ModelError, Result};
+
+/// The curve after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleName {
+    /// 1
+    Constant,
+    /// `final + (1 - final) (1 + cos(pi x)) / 2`
+    #[default]
+    Cosine,
+    /// `1 + (final - 1) x`
+    Linear,
+}
+
+/// The `[schedule]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScheduleSettings {
+    /// The curve after the warm-up.
+    pub name: ScheduleName,
+    /// Steps of warm-up; 0 for none.
+    pub warmup_steps: u64,
+    /// The factor at the horizon; a constant schedule does not use it.
+    pub final_fraction: f64,
+    /// The horizon, in steps; where it is absent, the steps of the run when it began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+}
+
+impl Default for ScheduleSettings {
+    fn default() -> Self {
+        Self { name: ScheduleName::default(), warmup_steps: 20, final_fraction: 0.1, steps: None }
+    }
+}
+
+impl ScheduleSettings {
+    /// Checks every value against a horizon of `horizon` steps.
+    ///
+    /// # Errors
+    /// A value that gives no curve, named by its key.
+    pub fn check(&self, horizon: u64) -> Result<()> {
+        if horizon == 0 {
+            return Err(ModelError::config("schedule.steps", "at least 1", horizon));
+        }
+        if !(0.0..=1.0).contains(&self.final_fraction) {
+            let expected = "a number from 0 to 1";
+            return Err(ModelError::config(
+                "schedule.final_fraction",
+                expected,
+                self.final_fraction,
+            ));
+        }
+        if self.warmup_steps > horizon {
+            let expected = format!("at most the {horizon} steps of the schedule");
+            return Err(ModelError::config("schedule.warmup_steps", expected, self.warmup_steps));
+        }
+        Ok(())
+    }
+
+    /// The learning rate of update `step` (counted from 1): `base` times
+    ///
+    /// ```text
+    /// step / warmup_steps                              up to warmup_steps
+    /// the curve at x = (step - warmup_steps) / (horizon - warmup_steps), at most 1, after it
+    /// ```
+    pub fn learning_rate(&self, base: f64, step: u64, horizon: u64) -> f64 {
+        base * self.factor(step, horizon)
+    }
+
+    fn factor(&self, step: u64, horizon: u64) -> f64 {
+        if step <= self.warmup_steps {
+            return step as f64 / self.warmup_steps as f64;
+        }
+        // Past a horizon that is all warm-up the curve has ended, and nothing is divided by zero.
+        let length = horizon.saturating_sub(self.warmup_steps).max(1);
+        let x = ((step - self.warmup_steps) as f64 / length as f64).min(1.0);
+        let last = self.final_fraction;
+        match self.name {
+            ScheduleName::Constant => 1.0,
+            ScheduleName::Cosine => {
+                last + (1.0 - last) * (1.0 + libm::cos(std::f64::consts::PI * x)) / 2.0
+            }
+            ScheduleName::Linear => 1.0 + (last - 1.0) * x,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedule(name: ScheduleName) -> ScheduleSettings {
+        ScheduleSettings { name, warmup_steps: 4, final_fraction: 0.2, steps: None }
+    }
+
+    #[test]
+    fn warm_up_counts_from_one_and_curves_end_at_the_horizon() {
+        use ScheduleName::{Constant, Cosine, Linear};
+        for name in [Constant, Cosine, Linear] {
+            let rate = |step| schedule(name).learning_rate(2.0, step, 14);
+            assert_eq!(rate(1), 0.5);
+            assert_eq!(rate(4), 2.0);
+            let (middle, end) = if name == Constant { (2.0, 2.0) } else { (1.2, 0.4) };
+            assert!((rate(9) - middle).abs() < 1e-12, "{name:?} at the middle: {}", rate(9));
+            assert!((rate(14) - end).abs() < 1e-12, "{name:?} at the horizon: {}", rate(14));
+            assert_eq!(rate(14), rate(99), "{name:?} past the horizon");
+        }
+        // A quarter of the way, where a cosine and a line differ: 0.2 + 0.8 (1 + cos(pi / 4)) / 2.
+        let quarter = schedule(Cosine).learning_rate(1.0, 6, 12);
+        assert!((quarter - 0.882_842_712_474_619).abs() < 1e-12, "{quarter}");
+    }
+
+    #[test]
+    fn no_warm_up_and_nothing_but_warm_up() {
+        let none = ScheduleSettings { warmup_steps: 0, ..schedule(ScheduleName::Linear) };
+        assert!((none.learning_rate(1.0, 1, 2) - 0.6).abs() < 1e-12);
+        let only = schedule(ScheduleName::Cosine);
+        only.check(4).expect("all of the horizon may be warm-up");
+        assert_eq!(only.learning_rate(1.0, 4, 4), 1.0);
+        assert!((only.learning_rate(1.0, 5, 4) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn wrong_values_are_named() {
+        let settings = schedule(ScheduleName::Cosine);
+        let message = settings.check(3).expect_err("refused").to_string();
+        assert_eq!(
+            message,
+            "schedule.warmup_steps: expected at most the 3 steps of the schedule, found 4"
+        );
+        assert!(settings.check(0).is_err());
+        let wide = ScheduleSettings { final_fraction: f64::NAN, ..settings };
+        assert!(wide.check(9).is_err());
+        assert!(serde_json::from_str::<ScheduleSettings>(r#"{"warmup": 1}"#).is_err());
+    }
+}
