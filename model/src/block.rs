@@ -1,0 +1,167 @@
+//! A block: one entry of a model's ordered list, from residual stream to residual stream.
+//!
+//! The block is the unit of gradient bucket and parameter lease. It owns no parameters and no activations: both are lent
+//! for the time of a call, so the same block serves every replica and every microbatch. What forward leaves for
+//! backward is the block's [`Saved`](Block::Saved), one for each block; what it needs only while it runs is
+//! [`Scratch`](Block::Scratch), which all blocks of a model use one after the other.
+
+use tidemill_kernels::backend::Output;
+use tidemill_kernels::shape::GrainRows;
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+
+use crate::error::Result;
+use crate::trainable::{Device, Lease, MicrobatchShape};
+
+/// What forward and backward of one block are given.
+pub struct BlockPass<'a, B: Backend> {
+    /// The parameters of the block's segment.
+    pub parameters: Lease<'a, B>,
+    /// `input[b t, d]`: the fp32 residual stream as it enters the block. The model keeps it until the
+    /// block's backward has run.
+    pub input: &'a B::Buffer<f32>,
+    /// The microbatch at hand, no larger than the one that memory was planned for.
+    pub shape: MicrobatchShape,
+}
+
+impl<B: Backend> Clone for BlockPass<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Backend> Copy for BlockPass<'_, B> {}
+
+/// One entry of a model's ordered list of blocks.
+pub trait Block<B: Backend>: Send + Sync + 'static {
+    /// What forward leaves for backward.
+    type Saved: Send;
+    /// Memory that blocks use one after the other.
+    type Scratch: Send;
+
+    /// Memory for what forward leaves for backward, for microbatches up to `shape`.
+    ///
+    /// # Errors
+    /// A shape that the block cannot take, or a device without room.
+    fn plan_saved(&self, device: &mut Device<'_, B>, shape: MicrobatchShape)
+    -> Result<Self::Saved>;
+
+    /// Memory that blocks of this kind use one after the other, for microbatches up to `shape`.
+    ///
+    /// # Errors
+    /// A shape that the block cannot take, or a device without room.
+    fn plan_scratch(
+        &self,
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<Self::Scratch>;
+
+    /// Writes `out[b t, d]`, the residual stream as it leaves the block.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn forward(
+        &self,
+        device: &mut Device<'_, B>,
+        out: &mut B::Buffer<f32>,
+        pass: BlockPass<'_, B>,
+        saved: &mut Self::Saved,
+        scratch: &mut Self::Scratch,
+    ) -> Result<()>;
+
+    /// Turns the gradient of the block's output into that of its input, in place, and adds the gradients of its
+    /// parameters to `lane`, which is laid out as the block's segment.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn backward(
+        &self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+        lane: SliceMut<'_, B, f32>,
+        pass: BlockPass<'_, B>,
+        saved: &mut Self::Saved,
+        scratch: &mut Self::Scratch,
+    ) -> Result<()>;
+}
+
+/// The gradient of the residual stream: fp32, with a copy in activation precision for matrix products where these
+/// differ.
+pub struct ResidualGradient<B: Backend> {
+    gradient: B::Buffer<f32>,
+    copy: B::ComputeWeights,
+}
+
+impl<B: Backend> ResidualGradient<B> {
+    /// Room for `elements` elements.
+    pub(crate) fn new(device: &mut Device<'_, B>, elements: usize) -> Result<Self> {
+        let Device { backend, stream } = device;
+        Ok(Self {
+            gradient: backend.allocate(stream, elements)?,
+            copy: backend.compute_weights(stream, elements)?,
+        })
+    }
+
+    /// The fp32 gradient.
+    pub fn gradient(&self) -> &B::Buffer<f32> {
+        &self.gradient
+    }
+
+    /// The fp32 gradient, to be changed.
+    pub fn gradient_mut(&mut self) -> &mut B::Buffer<f32> {
+        &mut self.gradient
+    }
+
+    /// `gradient[rows, columns]` in activation precision, as it is now.
+    ///
+    /// # Errors
+    /// A matrix larger than the gradient, or a device that fails.
+    pub fn rounded(
+        &mut self,
+        device: &mut Device<'_, B>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Matrix<'_, B, B::Activation>> {
+        let Device { backend, stream } = device;
+        let (copy, gradient) = (&mut self.copy, &self.gradient);
+        backend.refresh_compute_weights(stream, copy, gradient, 0, rows * columns)?;
+        let buffer = B::compute_buffer(&self.gradient, &self.copy);
+        Ok(Slice::all(buffer).matrix(rows, columns)?)
+    }
+}
+
+/// The two sides of a product `out = input weight^T`, from which the gradient of the weight is formed.
+pub struct WeightGradient<'a, B: Backend> {
+    /// `grad_out[rows, m]`.
+    pub grad_out: Matrix<'a, B, B::Activation>,
+    /// `input[rows, k]`.
+    pub input: Matrix<'a, B, B::Activation>,
+}
+
+impl<B: Backend> WeightGradient<'_, B> {
+    /// Adds `grad_out^T input`, the gradient of `weight[m, k]`, to `lane`: each grain's is formed in
+    /// `grain_gradient` from +0.0 and then added, in order.
+    ///
+    /// A product that added to the lane itself would round otherwise wherever the matrix library cuts the
+    /// rows of a grain into several passes.
+    ///
+    /// # Errors
+    /// A lane or a scratch smaller than the weight, or a device that fails.
+    pub fn add_to(
+        self,
+        device: &mut Device<'_, B>,
+        mut lane: SliceMut<'_, B, f32>,
+        grain_gradient: &mut B::Buffer<f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let (m, k) = (self.grad_out.columns, self.input.columns);
+        for grain in 0..grains.grains() {
+            let rows = grains.range(grain);
+            let grad_out = self.grad_out.rows(rows.start, rows.len())?.transposed();
+            let input = self.input.rows(rows.start, rows.len())?;
+            let out = SliceMut::new(grain_gradient, 0, m * k)?.matrix(m, k)?;
+            backend.matmul_f32(stream, out, grad_out, input, Output::Overwrite)?;
+            backend.accumulate(stream, lane.reborrow(), Slice::new(grain_gradient, 0, m * k)?)?;
+        }
+        Ok(())
+    }
+}

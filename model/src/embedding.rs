@@ -1,0 +1,53 @@
+//! The first block of a language model: from tokens to the residual stream.
+
+use std::ops::Range;
+
+use tidemill_kernels::{Backend, Slice, SliceMut};
+
+use crate::error::Result;
+use crate::trainable::{Device, Lease, MicrobatchShape};
+
+/// A table with one row for each token: `out[row] = table[token[row]]`.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    /// The table's place in its segment; rows past the vocabulary are padding.
+    pub table: Range<usize>,
+    /// d, elements of a row.
+    pub width: usize,
+}
+
+impl Embedding {
+    /// Writes the residual stream `out[b t, d]` of `tokens[b t]`.
+    pub(crate) fn forward<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        out: &mut B::Buffer<f32>,
+        parameters: Lease<'_, B>,
+        tokens: Slice<'_, B, u32>,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let out = SliceMut::all(out).matrix(tokens.elements, self.width)?;
+        let table = parameters.vector(&self.table)?.matrix(self.rows(), self.width)?;
+        Ok(backend.embedding_forward(stream, out, table, tokens)?)
+    }
+
+    /// Adds the gradient of the table to `lane`, laid out as the table's segment, grain by grain.
+    pub(crate) fn backward<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        lane: SliceMut<'_, B, f32>,
+        grad: &B::Buffer<f32>,
+        tokens: Slice<'_, B, u32>,
+        shape: MicrobatchShape,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let lane = lane.sub(self.table.start, self.table.len())?.matrix(self.rows(), self.width)?;
+        let grad = Slice::all(grad).matrix(tokens.elements, self.width)?;
+        let grains = shape.grain_rows()?;
+        Ok(backend.embedding_backward_add(stream, lane, grad, tokens, grains)?)
+    }
+
+    fn rows(&self) -> usize {
+        self.table.len() / self.width
+    }
+}

@@ -1,0 +1,103 @@
+//! What can go wrong with a model: its configuration, its files, or the device it runs on.
+
+use std::path::PathBuf;
+
+use tidemill_kernels::KernelError;
+
+/// The result of a call on a model.
+pub type Result<T> = std::result::Result<T, ModelError>;
+
+/// Why a model could not be built, read, written or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A kernel or the device failed.
+    #[error("a kernel failed")]
+    Kernel(#[from] KernelError),
+    /// A parameter arena of the wrong length.
+    #[error("the parameter arena has {found} elements, expected {expected}")]
+    ArenaSize {
+        /// Elements of the layout.
+        expected: usize,
+        /// Elements given.
+        found: usize,
+    },
+    /// A configuration value that no model can have: fix the input.
+    #[error("{key}: expected {expected}, found {found}")]
+    Config {
+        /// The key, as the user writes it.
+        key: String,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+    /// A preset of a family whose blocks this version does not have.
+    #[error("preset {name} is not available yet in this version; available: {available}")]
+    PresetNotAvailable {
+        /// The preset asked for.
+        name: String,
+        /// Those that can be had.
+        available: String,
+    },
+    /// A model file that cannot be read or written.
+    #[error("{action} {} failed", path.display())]
+    File {
+        /// What was attempted, such as `reading`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A model file that does not hold what it should: fix or replace it.
+    #[error("{}: {what}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found.
+        what: String,
+    },
+    /// A token outside the vocabulary.
+    #[error("{what}: token {token} is outside the vocabulary of {vocab_size}")]
+    Token {
+        /// Where it stands.
+        what: String,
+        /// The token.
+        token: u32,
+        /// The size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// A microbatch that does not fit its workspace or itself: fix the caller.
+    #[error("{what}: expected {expected}, found {found}")]
+    Microbatch {
+        /// The quantity that does not fit.
+        what: &'static str,
+        /// What was expected of it.
+        expected: String,
+        /// What it was.
+        found: usize,
+    },
+    /// A number of the model that is infinite or no number: its weights are broken, or training diverged.
+    #[error("{what}")]
+    NotFinite {
+        /// Which number, and what it is.
+        what: String,
+    },
+    /// The receiver of gradients is gone: the run is being torn down.
+    #[error("the receiver of gradients is gone")]
+    SinkClosed,
+}
+
+impl ModelError {
+    /// A [`ModelError::Config`].
+    pub fn config(key: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
+        Self::Config { key: key.into(), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// A [`ModelError::Format`].
+    pub fn format(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Self::Format { path: path.into(), what: what.into() }
+    }
+}

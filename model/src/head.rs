@@ -1,0 +1,260 @@
+//! The last block of a language model: from the residual stream to a loss for every row.
+//!
+//! ```text
+//! f = rms_norm(residual);  logits = f table^T;  loss = cross_entropy(logits, target)
+//! ```
+//!
+//! Logits are formed for [`HEAD_CHUNK_ROWS`] rows at a time: the whole logit matrix is never held. Forward and
+//! backward are one pass over the chunks, because the gradient of a chunk's logits overwrites them.
+
+use std::ops::Range;
+
+use tidemill_kernels::backend::{LogitGradient, Output};
+use tidemill_kernels::shape::{CrossEntropyShape, NormShape};
+use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+
+use crate::block::ResidualGradient;
+use crate::error::Result;
+use crate::trainable::{Device, GradientSink, Lease, MicrobatchShape};
+
+/// Rows of logits that are formed at a time. Chunks start at the first row of a grain and never cross one. This is
+/// numerics: the table's gradient is the sum of one product a chunk, in order.
+pub const HEAD_CHUNK_ROWS: usize = 128;
+
+/// A final norm and a table of one row for each token.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The norm's weight in its segment.
+    pub norm: Range<usize>,
+    /// The table's place in its segment; rows past the vocabulary are padding.
+    pub table: Range<usize>,
+    /// v, tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// d, elements of a row.
+    pub width: usize,
+    /// Added to the mean square before the norm's root.
+    pub norm_eps: f32,
+    /// The index of the use of the norm; the use of the table follows it.
+    pub norm_use: usize,
+}
+
+/// Memory of a [`Head`] while it runs.
+pub struct HeadScratch<B: Backend> {
+    /// `normed[b t, d]`
+    normed: B::Buffer<B::Activation>,
+    /// `reciprocal_rms[b t]`
+    reciprocal_rms: B::Buffer<f32>,
+    /// `grad_normed[b t, d]`
+    grad_normed: B::Buffer<B::Activation>,
+    /// `grad_norm[grains, d]`, the gradient of the norm's weight.
+    grad_norm: B::Buffer<f32>,
+    /// `logits[HEAD_CHUNK_ROWS, v]`, then their gradient.
+    logits: B::Buffer<B::Activation>,
+    /// `grad_table[v, d]` of one grain.
+    grad_table: B::Buffer<f32>,
+}
+
+/// What a pass of the head is given.
+pub struct HeadPass<'a, B: Backend> {
+    /// The segment that holds the norm.
+    pub norm: Lease<'a, B>,
+    /// The segment that holds the table.
+    pub table: Lease<'a, B>,
+    /// `input[b t, d]`: the residual stream.
+    pub input: &'a B::Buffer<f32>,
+    /// `targets[b t]`
+    pub targets: Slice<'a, B, u32>,
+    /// The microbatch at hand.
+    pub shape: MicrobatchShape,
+}
+
+impl Head {
+    pub(crate) fn plan<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<HeadScratch<B>> {
+        let Device { backend, stream } = device;
+        let grains = shape.grain_rows()?;
+        let chunk_rows = HEAD_CHUNK_ROWS.min(grains.rows());
+        Ok(HeadScratch {
+            normed: backend.allocate(stream, grains.rows() * self.width)?,
+            reciprocal_rms: backend.allocate(stream, grains.rows())?,
+            grad_normed: backend.allocate(stream, grains.rows() * self.width)?,
+            grad_norm: backend.allocate(stream, grains.grains() * self.width)?,
+            logits: backend.allocate(stream, chunk_rows * self.table_rows())?,
+            grad_table: backend.allocate(stream, self.table.len())?,
+        })
+    }
+
+    /// Writes the loss of every row.
+    pub(crate) fn forward<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        losses: &mut B::Buffer<f32>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        self.normalize(device, pass, scratch)?;
+        let grains = pass.shape.grain_rows()?;
+        for grain in 0..grains.grains() {
+            for rows in chunks(grains.range(grain)) {
+                self.chunk_losses(device, losses, pass, scratch, rows, LogitGradient::None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the loss of every row and the gradient of the sum of losses by the residual stream, and adds the
+    /// gradients of norm and table to `sink`.
+    pub(crate) fn forward_backward<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        losses: &mut B::Buffer<f32>,
+        grad: &mut ResidualGradient<B>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Result<()> {
+        self.normalize(device, pass, scratch)?;
+        let grains = pass.shape.grain_rows()?;
+        for grain in 0..grains.grains() {
+            let mut output = Output::Overwrite;
+            for rows in chunks(grains.range(grain)) {
+                let gradient = LogitGradient::InPlace;
+                self.chunk_losses(device, losses, pass, scratch, rows.clone(), gradient)?;
+                self.chunk_gradients(device, pass, scratch, rows, output)?;
+                output = Output::Add;
+            }
+            let lane = sink.accumulator(self.norm_use + 1);
+            let lane = lane.sub(self.table.start, self.table.len())?;
+            device.backend.accumulate(device.stream, lane, Slice::all(&scratch.grad_table))?;
+        }
+        self.norm_backward(device, grad, pass, scratch)?;
+        let lane = sink.accumulator(self.norm_use).sub(self.norm.start, self.width)?;
+        let gradients = Slice::new(&scratch.grad_norm, 0, grains.grains() * self.width)?;
+        Ok(device.backend.accumulate(device.stream, lane, gradients)?)
+    }
+
+    fn table_rows(&self) -> usize {
+        self.table.len() / self.width
+    }
+
+    fn norm_shape(&self, shape: MicrobatchShape) -> Result<NormShape> {
+        Ok(NormShape::new(shape.grain_rows()?, self.width, self.norm_eps)?)
+    }
+
+    fn normalize<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let rows = pass.targets.elements;
+        Ok(backend.rms_norm_forward(
+            stream,
+            SliceMut::all(&mut scratch.normed).matrix(rows, self.width)?,
+            SliceMut::new(&mut scratch.reciprocal_rms, 0, rows)?,
+            Slice::all(pass.input).matrix(rows, self.width)?,
+            pass.norm.vector(&self.norm)?,
+            self.norm_shape(pass.shape)?,
+        )?)
+    }
+
+    /// Leaves the logits of `rows`, or their gradient, in the scratch.
+    fn chunk_losses<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        losses: &mut B::Buffer<f32>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+        rows: Range<usize>,
+        gradient: LogitGradient,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let table_rows = self.table_rows();
+        backend.matmul(
+            stream,
+            SliceMut::all(&mut scratch.logits).matrix(rows.len(), table_rows)?,
+            rows_of(&scratch.normed, &rows, self.width)?,
+            pass.table.weight(&self.table, table_rows, self.width)?.transposed(),
+            Output::Overwrite,
+        )?;
+        Ok(backend.cross_entropy(
+            stream,
+            SliceMut::new(losses, rows.start, rows.len())?,
+            SliceMut::new(&mut scratch.logits, 0, rows.len() * table_rows)?,
+            pass.targets.sub(rows.start, rows.len())?,
+            gradient,
+            CrossEntropyShape::new(rows.len(), self.vocab_size, table_rows)?,
+        )?)
+    }
+
+    /// From the gradient of a chunk's logits to those of the normed rows and of the table.
+    fn chunk_gradients<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+        rows: Range<usize>,
+        output: Output,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let (width, table_rows) = (self.width, self.table_rows());
+        let grad_logits = Slice::all(&scratch.logits).matrix(rows.len(), table_rows)?;
+        let first = rows.start * width;
+        backend.matmul(
+            stream,
+            MatrixMut::new(&mut scratch.grad_normed, first, rows.len(), width, width)?,
+            grad_logits,
+            pass.table.weight(&self.table, table_rows, width)?,
+            Output::Overwrite,
+        )?;
+        Ok(backend.matmul_f32(
+            stream,
+            SliceMut::all(&mut scratch.grad_table).matrix(table_rows, width)?,
+            grad_logits.transposed(),
+            rows_of(&scratch.normed, &rows, width)?,
+            output,
+        )?)
+    }
+
+    fn norm_backward<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+        pass: &HeadPass<'_, B>,
+        scratch: &mut HeadScratch<B>,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let (rows, width) = (pass.targets.elements, self.width);
+        let shape = self.norm_shape(pass.shape)?;
+        backend.fill_zero(stream, SliceMut::new(grad.gradient_mut(), 0, rows * width)?)?;
+        Ok(backend.rms_norm_backward(
+            stream,
+            SliceMut::all(grad.gradient_mut()).matrix(rows, width)?,
+            SliceMut::new(&mut scratch.grad_norm, 0, shape.grains.grains() * width)?,
+            Slice::all(&scratch.grad_normed).matrix(rows, width)?,
+            Slice::all(pass.input).matrix(rows, width)?,
+            Slice::new(&scratch.reciprocal_rms, 0, rows)?,
+            pass.norm.vector(&self.norm)?,
+            shape,
+        )?)
+    }
+}
+
+/// `rows` cut into chunks of [`HEAD_CHUNK_ROWS`], the last of which may be short.
+fn chunks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = rows.end;
+    rows.step_by(HEAD_CHUNK_ROWS).map(move |first| first..(first + HEAD_CHUNK_ROWS).min(end))
+}
+
+/// Rows of `matrix[.., width]`.
+fn rows_of<'a, B: Backend>(
+    buffer: &'a B::Buffer<B::Activation>,
+    rows: &Range<usize>,
+    width: usize,
+) -> Result<Matrix<'a, B, B::Activation>> {
+    Ok(Matrix::new(buffer, rows.start * width, rows.len(), width, width, 1)?)
+}

@@ -1,0 +1,138 @@
+//! A microbatch on the device: tokens in, losses out.
+
+use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
+
+use crate::error::{ModelError, Result};
+use crate::trainable::{Device, GrainLoss, Microbatch, MicrobatchShape};
+
+/// Tokens, targets and losses of one microbatch.
+pub(super) struct Batch<B: Backend> {
+    planned: MicrobatchShape,
+    tokens: B::Buffer<u32>,
+    targets: B::Buffer<u32>,
+    losses: B::Buffer<f32>,
+    host_tokens: Vec<u32>,
+    host_targets: Vec<u32>,
+}
+
+impl<B: Backend> Batch<B> {
+    pub(super) fn plan(device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self> {
+        let Device { backend, stream } = device;
+        let rows = shape.sequences()?.rows();
+        Ok(Self {
+            planned: shape,
+            tokens: backend.allocate(stream, rows)?,
+            targets: backend.allocate(stream, rows)?,
+            losses: backend.allocate(stream, rows)?,
+            host_tokens: Vec::with_capacity(rows),
+            host_targets: Vec::with_capacity(rows),
+        })
+    }
+
+    /// Checks the tokens of `microbatch` and moves them to the device.
+    pub(super) fn upload(
+        &mut self,
+        device: &mut Device<'_, B>,
+        microbatch: Microbatch<'_>,
+        vocab_size: usize,
+    ) -> Result<()> {
+        self.check_shape(microbatch)?;
+        self.host_tokens.clear();
+        self.host_targets.clear();
+        let columns = microbatch.positions + 1;
+        for (sample, row) in microbatch.tokens.chunks_exact(columns).enumerate() {
+            let outside = |&token: &u32| token as usize >= vocab_size && token != IGNORED_TARGET;
+            if let Some(position) = row.iter().position(outside) {
+                return Err(ModelError::Token {
+                    what: format!("sample {sample} of the microbatch, position {position}"),
+                    token: row[position],
+                    vocab_size,
+                });
+            }
+            let inputs = row[..microbatch.positions].iter();
+            self.host_tokens
+                .extend(inputs.map(|&token| if token == IGNORED_TARGET { 0 } else { token }));
+            self.host_targets.extend_from_slice(&row[1..]);
+        }
+        let Device { backend, stream } = device;
+        let rows = self.host_tokens.len();
+        backend.write(stream, SliceMut::new(&mut self.tokens, 0, rows)?, &self.host_tokens)?;
+        backend.write(stream, SliceMut::new(&mut self.targets, 0, rows)?, &self.host_targets)?;
+        Ok(())
+    }
+
+    fn check_shape(&self, microbatch: Microbatch<'_>) -> Result<()> {
+        let (shape, planned) = (microbatch.shape(), self.planned);
+        let (rows, grains) = (shape.grain_rows()?, planned.grain_rows()?);
+        let elements = rows.rows() + shape.samples;
+        for (what, expected, found) in [
+            ("rows of a microbatch", grains.rows(), rows.rows()),
+            ("grains of a microbatch", grains.grains(), rows.grains()),
+        ] {
+            if found > expected {
+                return Err(ModelError::Microbatch {
+                    what,
+                    expected: format!("at most {expected}, as planned"),
+                    found,
+                });
+            }
+        }
+        if microbatch.tokens.len() != elements {
+            return Err(ModelError::Microbatch {
+                what: "tokens of a microbatch",
+                expected: format!("samples * (positions + 1) = {elements}"),
+                found: microbatch.tokens.len(),
+            });
+        }
+        Ok(())
+    }
+
+    /// `tokens[b t]`
+    pub(super) fn tokens(&self, shape: MicrobatchShape) -> Result<Slice<'_, B, u32>> {
+        Ok(Slice::new(&self.tokens, 0, shape.sequences()?.rows())?)
+    }
+
+    /// `targets[b t]`, and where losses go.
+    pub(super) fn targets_and_losses(
+        &mut self,
+        shape: MicrobatchShape,
+    ) -> Result<(Slice<'_, B, u32>, &mut B::Buffer<f32>)> {
+        let targets = Slice::new(&self.targets, 0, shape.sequences()?.rows())?;
+        Ok((targets, &mut self.losses))
+    }
+
+    /// The loss of every row; waits for the device.
+    pub(super) fn read_losses(
+        &self,
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<Vec<f32>> {
+        let Device { backend, stream } = device;
+        let mut losses = vec![0.0; shape.sequences()?.rows()];
+        let rows = losses.len();
+        backend.read(stream, &mut losses, Slice::new(&self.losses, 0, rows)?)?;
+        Ok(losses)
+    }
+
+    /// The targets of the microbatch uploaded last.
+    pub(super) fn host_targets(&self) -> &[u32] {
+        &self.host_targets
+    }
+}
+
+/// Sums the losses of counted rows grain by grain, in f64 and in row order.
+pub(super) fn grain_losses(
+    losses: &[f32],
+    targets: &[u32],
+    microbatch: Microbatch<'_>,
+) -> Vec<GrainLoss> {
+    let rows = microbatch.samples_per_grain.saturating_mul(microbatch.positions);
+    let sum = |(losses, targets): (&[f32], &[u32])| {
+        let counted = losses.iter().zip(targets).filter(|(_, target)| **target != IGNORED_TARGET);
+        counted.fold(GrainLoss::default(), |sum, (&loss, _)| GrainLoss {
+            loss_sum: sum.loss_sum + f64::from(loss),
+            tokens: sum.tokens + 1,
+        })
+    };
+    losses.chunks(rows).zip(targets.chunks(rows)).map(sum).collect()
+}

@@ -1,0 +1,207 @@
+//! Where parameters and their gradients live: tensors, segments, blocks and uses.
+//!
+//! All parameters of a model stand in one flat fp32 *arena*. A [`Segment`] is a contiguous range of it that
+//! is always reduced, leased and sharded together: one layer, or an embedding table. A [`Tensor`] is a named view
+//! inside a segment. A *block* is one entry of the model's ordered list; it *uses* one or more segments,
+//! and each [`Use`] has a gradient slot of its own: a tied embedding has two. The gradients of all
+//! uses stand in a second arena, in block order.
+//!
+//! Padding (to 16 elements between tensors, and of a vocabulary to a multiple of 8 rows) exists in memory only: it is zero,
+//! its gradient is zero, and no file ever holds it.
+
+use std::ops::Range;
+
+/// Tensors start at multiples of this many elements: 64 bytes of fp32.
+pub const TENSOR_ALIGNMENT_ELEMENTS: usize = 16;
+
+/// Whether the optimizer decays a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// Multiplied by the decay factor before each update.
+    Decayed,
+    /// Left alone: vectors, and Mamba's `A_log`.
+    Exempt,
+}
+
+/// A named view in the parameter arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// The name in Hugging Face files, such as `backbone.layers.0.mixer.in_proj.weight`.
+    pub name: String,
+    /// The logical shape, as files hold it.
+    pub shape: Vec<usize>,
+    /// The first element in the arena.
+    pub offset: usize,
+    /// Elements in the arena: those of `shape`, then padding rows.
+    pub stored_elements: usize,
+    /// Whether weight decay applies.
+    pub decay: Decay,
+}
+
+impl Tensor {
+    /// The number of logical elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The logical elements' range in the arena.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.elements()
+    }
+}
+
+/// A contiguous range of the parameter arena that is reduced, leased and sharded together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// A name for reports, such as `layers.0`.
+    pub name: String,
+    /// Elements of the parameter arena.
+    pub range: Range<usize>,
+    /// Indices of its tensors.
+    pub tensors: Range<usize>,
+}
+
+/// One block's use of one segment, with a gradient slot of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// The block, in forward order.
+    pub block: usize,
+    /// The segment it uses.
+    pub segment: usize,
+    /// The first element in the gradient arena; the slot is as long as the segment.
+    pub gradient_offset: usize,
+}
+
+/// The parameters of a model: an arena, cut into segments, used by blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    tensors: Vec<Tensor>,
+    segments: Vec<Segment>,
+    blocks: Vec<String>,
+    uses: Vec<Use>,
+    parameter_elements: usize,
+    gradient_elements: usize,
+}
+
+impl Layout {
+    /// An empty layout; add segments with their tensors, then blocks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Opens a new segment; the tensors added next belong to it. Returns its index.
+    pub fn segment(&mut self, name: impl Into<String>) -> usize {
+        let (start, tensor) = (self.parameter_elements, self.tensors.len());
+        self.segments.push(Segment {
+            name: name.into(),
+            range: start..start,
+            tensors: tensor..tensor,
+        });
+        self.segments.len() - 1
+    }
+
+    /// Adds a tensor to the newest segment, its rows (first dimension) padded to a multiple of
+    /// `row_multiple` in memory. Returns its index.
+    ///
+    /// # Panics
+    /// When no segment is open: a layout is written by a model, not by input.
+    pub fn tensor(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        decay: Decay,
+        row_multiple: usize,
+    ) -> usize {
+        let rows = shape.first().copied().unwrap_or(1);
+        let row_elements: usize = shape.iter().skip(1).product();
+        let stored_elements = rows.next_multiple_of(row_multiple.max(1)) * row_elements;
+        let offset = self.parameter_elements;
+        self.tensors.push(Tensor {
+            name: name.into(),
+            shape: shape.to_vec(),
+            offset,
+            stored_elements,
+            decay,
+        });
+        self.parameter_elements =
+            (offset + stored_elements).next_multiple_of(TENSOR_ALIGNMENT_ELEMENTS);
+        let segment = self.segments.last_mut().expect("a segment is opened before its tensors");
+        segment.range.end = self.parameter_elements;
+        segment.tensors.end = self.tensors.len();
+        self.tensors.len() - 1
+    }
+
+    /// Appends a block that uses `segments`, in forward order. Returns the index of its first use.
+    pub fn block(&mut self, name: impl Into<String>, segments: &[usize]) -> usize {
+        let (block, first) = (self.blocks.len(), self.uses.len());
+        self.blocks.push(name.into());
+        for &segment in segments {
+            self.uses.push(Use { block, segment, gradient_offset: self.gradient_elements });
+            self.gradient_elements += self.segments[segment].range.len();
+        }
+        first
+    }
+
+    /// The tensors, in arena order.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// The segments, in arena order.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The names of the blocks, in forward order.
+    pub fn blocks(&self) -> &[String] {
+        &self.blocks
+    }
+
+    /// The uses, in block order and therefore in gradient-arena order.
+    pub fn uses(&self) -> &[Use] {
+        &self.uses
+    }
+
+    /// The range of a use's slot in the gradient arena.
+    pub fn gradient_range(&self, use_index: usize) -> Range<usize> {
+        let slot = self.uses[use_index];
+        slot.gradient_offset..slot.gradient_offset + self.segments[slot.segment].range.len()
+    }
+
+    /// Elements of the parameter arena, padding included.
+    pub fn parameter_elements(&self) -> usize {
+        self.parameter_elements
+    }
+
+    /// Elements of the gradient arena: one lane accumulator.
+    pub fn gradient_elements(&self) -> usize {
+        self.gradient_elements
+    }
+
+    /// The number of parameters as the literature counts them: no padding, tied tensors once.
+    pub fn parameters(&self) -> usize {
+        self.tensors.iter().map(Tensor::elements).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tied_segments_have_one_range_and_two_slots() {
+        let mut layout = Layout::new();
+        let table = layout.segment("embedding");
+        layout.tensor("table", &[5, 3], Decay::Decayed, 8);
+        let norm = layout.segment("norm");
+        layout.tensor("weight", &[3], Decay::Exempt, 1);
+        layout.block("embedding", &[table]);
+        layout.block("head", &[norm, table]);
+        assert_eq!(layout.parameters(), 18);
+        assert_eq!(layout.segments()[table].range, 0..32);
+        assert_eq!(layout.segments()[norm].range, 32..48);
+        assert_eq!(layout.gradient_elements(), 32 + 16 + 32);
+        assert_eq!(layout.gradient_range(2), 48..80);
+        assert_eq!(layout.tensors()[0].range(), 0..15);
+    }
+}

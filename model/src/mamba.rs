@@ -1,0 +1,96 @@
+//! Mamba (Gu and Dao, 2023) as a list of blocks: embedding, Mamba blocks, norm and head.
+//!
+//! Tensors have the names and shapes of `MambaForCausalLM` in Hugging Face files; initial values are those of the
+//! reference implementation, `mamba_simple.py` of state-spaces.
+
+mod backward;
+pub mod block;
+pub mod config;
+mod forward;
+
+pub use block::MambaBlock;
+pub use config::{MambaConfig, SpecialTokens};
+
+use crate::error::{ModelError, Result};
+use crate::hugging_face::MambaHuggingFaceConfig;
+use crate::initialization::Initializer;
+use crate::language_model::{LanguageModel, Stem};
+use crate::layout::Decay;
+use crate::mamba::block::MambaTensors;
+use crate::parameter_list::{NewTensor, ParameterList};
+
+/// A Mamba language model.
+pub type Mamba = LanguageModel<MambaBlock>;
+
+impl Mamba {
+    /// The model of a Hugging Face `config.json`.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    pub fn from_hugging_face(file: &MambaHuggingFaceConfig) -> Result<Self> {
+        Self::new(&MambaConfig::from_hugging_face(file)?)
+    }
+
+    /// The model of `config`.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    pub fn new(config: &MambaConfig) -> Result<Self> {
+        config.check()?;
+        let stem = Stem {
+            vocab_size: config.vocab_size,
+            width: config.d_model,
+            norm_eps: config.norm_eps as f32,
+            embedding_name: "backbone.embeddings.weight",
+            norm_name: "backbone.norm_f.weight",
+            head_name: (!config.tie_embeddings).then_some("lm_head.weight"),
+            embedding_standard_deviation: 0.02,
+        };
+        let config_json = serde_json::to_value(config.to_hugging_face()).map_err(|error| {
+            ModelError::config("config.json", "numbers that JSON can hold", error)
+        })?;
+        Ok(Self::assemble(&stem, config.n_layers, config_json, |parameters, layer| {
+            MambaBlock::new(config, add_tensors(parameters, config, layer))
+        }))
+    }
+}
+
+/// Adds the tensors of block `layer`.
+fn add_tensors(
+    parameters: &mut ParameterList,
+    config: &MambaConfig,
+    layer: usize,
+) -> MambaTensors {
+    let (d, e, n) = (config.d_model, config.d_inner(), config.d_state);
+    let (r, k) = (config.dt_rank, config.d_conv);
+    // PyTorch's default for a linear layer or a convolution: uniform within 1 / sqrt(fan_in).
+    let of_fan_in = |fan_in: usize| Initializer::Uniform { bound: 1.0 / (fan_in as f64).sqrt() };
+    // Scaled down with depth, because every block adds its output to the same residual stream.
+    let out_proj_bound = 1.0 / (e as f64).sqrt() / (config.n_layers as f64).sqrt();
+    let step_sizes =
+        Initializer::InverseSoftplusOfLogUniform { least: 1e-3, most: 0.1, floor: 1e-4 };
+    let one = Initializer::Constant(1.0);
+    let mut add = |name: &str, shape: &[usize], decay: Decay, initializer: Initializer| {
+        let name = format!("backbone.layers.{layer}.{name}");
+        parameters.tensor(NewTensor { name, shape, decay, initializer })
+    };
+    MambaTensors {
+        norm: add("norm.weight", &[d], Decay::Exempt, one),
+        in_proj: add("mixer.in_proj.weight", &[2 * e, d], Decay::Decayed, of_fan_in(d)),
+        conv_weight: add("mixer.conv1d.weight", &[e, 1, k], Decay::Decayed, of_fan_in(k)),
+        conv_bias: config
+            .conv_bias
+            .then(|| add("mixer.conv1d.bias", &[e], Decay::Exempt, of_fan_in(k))),
+        x_proj: add("mixer.x_proj.weight", &[r + 2 * n, e], Decay::Decayed, of_fan_in(e)),
+        dt_proj: add("mixer.dt_proj.weight", &[e, r], Decay::Decayed, of_fan_in(r)),
+        dt_bias: add("mixer.dt_proj.bias", &[e], Decay::Exempt, step_sizes),
+        a_log: add("mixer.A_log", &[e, n], Decay::Exempt, Initializer::LogOfColumn),
+        d: add("mixer.D", &[e], Decay::Exempt, one),
+        out_proj: add(
+            "mixer.out_proj.weight",
+            &[d, e],
+            Decay::Decayed,
+            Initializer::Uniform { bound: out_proj_bound },
+        ),
+    }
+}

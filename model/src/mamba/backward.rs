@@ -1,0 +1,250 @@
+//! The backward pass of one Mamba block: the forward pass from its end to its start.
+//!
+//! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
+//! the lane as soon as it is complete.
+
+use std::ops::Range;
+
+use tidemill_kernels::backend::{Output, ScanGradients};
+use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
+
+use crate::block::{BlockPass, ResidualGradient, WeightGradient};
+use crate::error::Result;
+use crate::mamba::block::{MambaBlock, MambaGradients, MambaSaved, MambaScratch, ScanSources};
+use crate::mamba::forward;
+use crate::trainable::Device;
+
+/// `grad` becomes the gradient of the block's input; the gradients of its parameters are added to `lane`.
+pub(crate) fn run<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    grad: &mut ResidualGradient<B>,
+    lane: SliceMut<'_, B, f32>,
+    pass: BlockPass<'_, B>,
+    saved: &MambaSaved<B>,
+    scratch: &mut MambaScratch<B>,
+) -> Result<()> {
+    let mut backward = Backward { block, lane, pass, saved, scratch };
+    backward.project_out(device, grad)?;
+    backward.scan(device)?;
+    backward.out_proj_gradient(device, grad)?;
+    backward.project_steps(device)?;
+    backward.convolve(device)?;
+    backward.project_in(device)?;
+    backward.normalize(device, grad)
+}
+
+/// One block on its way back.
+struct Backward<'a, B: Backend> {
+    block: &'a MambaBlock,
+    lane: SliceMut<'a, B, f32>,
+    pass: BlockPass<'a, B>,
+    saved: &'a MambaSaved<B>,
+    scratch: &'a mut MambaScratch<B>,
+}
+
+impl<B: Backend> Backward<'_, B> {
+    fn rows(&self) -> Result<usize> {
+        Ok(self.pass.shape.sequences()?.rows())
+    }
+
+    /// `gradients.gated = grad out_proj`
+    fn project_out(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let (rows, block) = (self.rows()?, self.block);
+        let grad = grad.rounded(device, rows, block.width)?;
+        let parameters = self.pass.parameters;
+        Ok(device.backend.matmul(
+            device.stream,
+            SliceMut::all(&mut self.scratch.gradients.gated).matrix(rows, block.inner)?,
+            grad,
+            parameters.weight(&block.tensors.out_proj, block.width, block.inner)?,
+            Output::Overwrite,
+        )?)
+    }
+
+    /// From `gradients.gated` to those of the scan's inputs; `gated` is formed again on the way.
+    fn scan(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let (rows, block, saved) = (self.rows()?, self.block, self.saved);
+        forward::raw_steps(block, device, self.pass, saved, self.scratch)?;
+        let shape = block.scan_shape(self.pass.shape)?;
+        let (grains, inner) = (shape.grains().grains(), block.inner);
+        let Device { backend, stream } = device;
+        let elements = backend.selective_scan_saved_elements(shape);
+        let MambaScratch { delta_raw, gated, gradients, .. } = &mut *self.scratch;
+        let sources =
+            ScanSources { xz: &saved.xz, x: &saved.x, dt_bc: &saved.dt_bc, delta_raw: &*delta_raw };
+        let dxz: MatrixMut<'_, B, _> = SliceMut::all(&mut gradients.xz).matrix(rows, 2 * inner)?;
+        let ddt_bc: MatrixMut<'_, B, _> =
+            SliceMut::all(&mut gradients.dt_bc).matrix(rows, block.dt_bc_width())?;
+        backend.selective_scan_backward(
+            stream,
+            ScanGradients {
+                ddelta_raw: SliceMut::all(&mut gradients.delta_raw).matrix(rows, inner)?,
+                dx: SliceMut::all(&mut gradients.x).matrix(rows, inner)?,
+                dbc: ddt_bc.columns(block.rank, 2 * block.states)?,
+                dz: dxz.columns(inner, inner)?,
+                da_log: SliceMut::new(&mut gradients.a_log, 0, grains * inner * block.states)?,
+                dd: SliceMut::new(&mut gradients.channels, 0, grains * inner)?,
+                ddelta_bias: SliceMut::new(&mut gradients.dt_bias, 0, grains * inner)?,
+            },
+            Some(SliceMut::all(gated).matrix(rows, inner)?),
+            Slice::all(&gradients.gated).matrix(rows, inner)?,
+            block.scan_inputs(self.pass, sources)?,
+            Slice::new(&saved.scan, 0, elements)?,
+            shape,
+        )?;
+        let MambaGradients { a_log, channels, dt_bias, .. } = &self.scratch.gradients;
+        for (place, gradient) in [
+            (&block.tensors.a_log, a_log),
+            (&block.tensors.d, channels),
+            (&block.tensors.dt_bias, dt_bias),
+        ] {
+            accumulate(device, &mut self.lane, place, gradient, grains)?;
+        }
+        Ok(())
+    }
+
+    fn out_proj_gradient(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let (rows, block) = (self.rows()?, self.block);
+        let grad_out = grad.rounded(device, rows, block.width)?;
+        let input = Slice::all(&self.scratch.gated).matrix(rows, block.inner)?;
+        let place = &block.tensors.out_proj;
+        let lane = self.lane.reborrow().sub(place.start, place.len())?;
+        let grains = self.pass.shape.grain_rows()?;
+        let weight = &mut self.scratch.gradients.weight;
+        WeightGradient { grad_out, input }.add_to(device, lane, weight, grains)
+    }
+
+    /// Through dt_proj and x_proj, back to the convolution's output.
+    fn project_steps(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let (rows, block, saved) = (self.rows()?, self.block, self.saved);
+        let parameters = self.pass.parameters;
+        let (inner, rank, columns) = (block.inner, block.rank, block.dt_bc_width());
+        let MambaGradients { delta_raw, dt_bc, x, weight, .. } = &mut self.scratch.gradients;
+        let ddelta_raw = Slice::all(delta_raw).matrix(rows, inner)?;
+        let ddt_bc: MatrixMut<'_, B, _> = SliceMut::all(dt_bc).matrix(rows, columns)?;
+        device.backend.matmul(
+            device.stream,
+            ddt_bc.columns(0, rank)?,
+            ddelta_raw,
+            parameters.weight(&block.tensors.dt_proj, inner, rank)?,
+            Output::Overwrite,
+        )?;
+        let grad_out = Slice::all(dt_bc).matrix(rows, columns)?;
+        device.backend.matmul(
+            device.stream,
+            SliceMut::all(x).matrix(rows, inner)?,
+            grad_out,
+            parameters.weight(&block.tensors.x_proj, columns, inner)?,
+            Output::Add,
+        )?;
+        let grains = self.pass.shape.grain_rows()?;
+        let dt = Slice::all(&saved.dt_bc).matrix(rows, columns)?.columns(0, rank)?;
+        let place = &block.tensors.dt_proj;
+        let lane = self.lane.reborrow().sub(place.start, place.len())?;
+        let product = WeightGradient { grad_out: ddelta_raw, input: dt };
+        product.add_to(device, lane, weight, grains)?;
+        let place = &block.tensors.x_proj;
+        let lane = self.lane.reborrow().sub(place.start, place.len())?;
+        let input = Slice::all(&saved.x).matrix(rows, inner)?;
+        WeightGradient { grad_out, input }.add_to(device, lane, weight, grains)
+    }
+
+    /// From the convolution's output to the left half of `gradients.xz`.
+    fn convolve(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let (rows, block, inner) = (self.rows()?, self.block, self.block.inner);
+        let (parameters, tensors) = (self.pass.parameters, &block.tensors);
+        let shape = block.conv_shape(self.pass.shape)?;
+        let grains = shape.grains().grains();
+        let [x, _] = block.halves::<B>(&self.saved.xz, rows)?;
+        let bias = tensors.conv_bias.as_ref().map(|place| parameters.vector(place)).transpose()?;
+        let MambaGradients { xz, x: dout, conv_weight, channels, .. } = &mut self.scratch.gradients;
+        let dxz: MatrixMut<'_, B, _> = SliceMut::all(xz).matrix(rows, 2 * inner)?;
+        let dbias = match bias {
+            Some(_) => Some(SliceMut::new(channels, 0, grains * inner)?),
+            None => None,
+        };
+        device.backend.causal_conv1d_silu_backward(
+            device.stream,
+            dxz.columns(0, inner)?,
+            SliceMut::new(conv_weight, 0, grains * inner * block.taps)?,
+            dbias,
+            Slice::all(dout).matrix(rows, inner)?,
+            x,
+            parameters.vector(&tensors.conv_weight)?,
+            bias,
+            shape,
+        )?;
+        let MambaGradients { conv_weight, channels, .. } = &self.scratch.gradients;
+        accumulate(device, &mut self.lane, &tensors.conv_weight, conv_weight, grains)?;
+        if let Some(place) = &tensors.conv_bias {
+            accumulate(device, &mut self.lane, place, channels, grains)?;
+        }
+        Ok(())
+    }
+
+    /// `gradients.normed = gradients.xz in_proj`
+    fn project_in(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let (rows, block) = (self.rows()?, self.block);
+        forward::normalize(block, device, self.pass, self.scratch)?;
+        let place = &block.tensors.in_proj;
+        let MambaScratch { normed, gradients, .. } = &mut *self.scratch;
+        let grad_out = Slice::all(&gradients.xz).matrix(rows, 2 * block.inner)?;
+        device.backend.matmul(
+            device.stream,
+            SliceMut::all(&mut gradients.normed).matrix(rows, block.width)?,
+            grad_out,
+            self.pass.parameters.weight(place, 2 * block.inner, block.width)?,
+            Output::Overwrite,
+        )?;
+        let input = Slice::all(normed).matrix(rows, block.width)?;
+        let lane = self.lane.reborrow().sub(place.start, place.len())?;
+        let grains = self.pass.shape.grain_rows()?;
+        WeightGradient { grad_out, input }.add_to(device, lane, &mut gradients.weight, grains)
+    }
+
+    /// Adds the norm's part to `grad`, which so far is that of the residual branch.
+    fn normalize(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let (rows, block) = (self.rows()?, self.block);
+        let place = &block.tensors.norm;
+        let shape = block.norm_shape(self.pass.shape)?;
+        let grains = shape.grains.grains();
+        let gradients = &mut self.scratch.gradients;
+        device.backend.rms_norm_backward(
+            device.stream,
+            SliceMut::all(grad.gradient_mut()).matrix(rows, block.width)?,
+            SliceMut::new(&mut gradients.norm, 0, grains * block.width)?,
+            Slice::all(&gradients.normed).matrix(rows, block.width)?,
+            Slice::all(self.pass.input).matrix(rows, block.width)?,
+            Slice::new(&self.scratch.reciprocal_rms, 0, rows)?,
+            self.pass.parameters.vector(place)?,
+            shape,
+        )?;
+        accumulate(device, &mut self.lane, place, &self.scratch.gradients.norm, grains)
+    }
+}
+
+/// Adds `gradients[grains, ..]` to the tensor at `place`, grain by grain.
+fn accumulate<B: Backend>(
+    device: &mut Device<'_, B>,
+    lane: &mut SliceMut<'_, B, f32>,
+    place: &Range<usize>,
+    gradients: &B::Buffer<f32>,
+    grains: usize,
+) -> Result<()> {
+    let lane = lane.reborrow().sub(place.start, place.len())?;
+    let gradients = Slice::new(gradients, 0, grains * place.len())?;
+    Ok(device.backend.accumulate(device.stream, lane, gradients)?)
+}

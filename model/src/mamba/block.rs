@@ -1,0 +1,268 @@
+//! One Mamba block: norm, mixer and residual (Gu and Dao, 2023, section 3.4).
+//!
+//! ```text
+//! u          = rms_norm(input)
+//! [x | z]    = u in_proj^T                              [b t, e] each
+//! x          = silu(conv1d(x) + bias)                   causal, k taps a channel
+//! [dt, B, C] = x x_proj^T                               r, n and n columns
+//! y          = selective_scan(dt dt_proj^T, x, B, C)    softplus, skip D x and gate silu(z) inside
+//! out        = input + y out_proj^T
+//! ```
+//!
+//! Forward keeps `[x | z]` before the convolution, `x` after it, `[dt, B, C]` and what the scan saves. Backward forms again
+//! what is cheap: the norm, dt_proj's product, and the gated output, which the backward scan returns.
+
+use std::ops::Range;
+
+use tidemill_kernels::backend::ScanInputs;
+use tidemill_kernels::shape::{ConvShape, NormShape, ScanShape};
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+
+use crate::block::{Block, BlockPass, ResidualGradient};
+use crate::error::Result;
+use crate::mamba::backward;
+use crate::mamba::config::MambaConfig;
+use crate::mamba::forward;
+use crate::trainable::{Device, MicrobatchShape};
+
+/// Where the tensors of one block stand in its segment.
+#[derive(Clone, Debug)]
+pub(crate) struct MambaTensors {
+    /// `[d]`
+    pub norm: Range<usize>,
+    /// `[2 e, d]`
+    pub in_proj: Range<usize>,
+    /// `[e, 1, k]`
+    pub conv_weight: Range<usize>,
+    /// `[e]`
+    pub conv_bias: Option<Range<usize>>,
+    /// `[r + 2 n, e]`
+    pub x_proj: Range<usize>,
+    /// `[e, r]`
+    pub dt_proj: Range<usize>,
+    /// `[e]`
+    pub dt_bias: Range<usize>,
+    /// `[e, n]`
+    pub a_log: Range<usize>,
+    /// `[e]`
+    pub d: Range<usize>,
+    /// `[d, e]`
+    pub out_proj: Range<usize>,
+}
+
+/// One Mamba block.
+#[derive(Clone, Debug)]
+pub struct MambaBlock {
+    pub(crate) tensors: MambaTensors,
+    /// d
+    pub(crate) width: usize,
+    /// e
+    pub(crate) inner: usize,
+    /// n
+    pub(crate) states: usize,
+    /// r
+    pub(crate) rank: usize,
+    /// k
+    pub(crate) taps: usize,
+    pub(crate) norm_eps: f32,
+}
+
+/// What the forward pass of a [`MambaBlock`] leaves for its backward pass.
+pub struct MambaSaved<B: Backend> {
+    /// `xz[b t, 2 e]`: in_proj's product.
+    pub(crate) xz: B::Buffer<B::Activation>,
+    /// `x[b t, e]`, after convolution and SiLU.
+    pub(crate) x: B::Buffer<B::Activation>,
+    /// `dt_bc[b t, r + 2 n]`: x_proj's product.
+    pub(crate) dt_bc: B::Buffer<B::Activation>,
+    /// What the scan saved.
+    pub(crate) scan: B::Buffer<f32>,
+}
+
+/// The activations that the scan reads, as in [`MambaSaved`] and [`MambaScratch`].
+pub(crate) struct ScanSources<'a, B: Backend> {
+    pub xz: &'a B::Buffer<B::Activation>,
+    pub x: &'a B::Buffer<B::Activation>,
+    pub dt_bc: &'a B::Buffer<B::Activation>,
+    pub delta_raw: &'a B::Buffer<B::Activation>,
+}
+
+/// Memory that the blocks of a Mamba model use one after the other.
+pub struct MambaScratch<B: Backend> {
+    /// `normed[b t, d]`
+    pub(crate) normed: B::Buffer<B::Activation>,
+    /// `reciprocal_rms[b t]`
+    pub(crate) reciprocal_rms: B::Buffer<f32>,
+    /// `delta_raw[b t, e]`: dt_proj's product.
+    pub(crate) delta_raw: B::Buffer<B::Activation>,
+    /// `gated[b t, e]`: the scan's output.
+    pub(crate) gated: B::Buffer<B::Activation>,
+    /// Used by backward alone.
+    pub(crate) gradients: MambaGradients<B>,
+}
+
+/// Gradients of activations, and of parameters grain by grain, on their way through one block.
+pub struct MambaGradients<B: Backend> {
+    /// `[b t, d]`
+    pub(crate) normed: B::Buffer<B::Activation>,
+    /// `[b t, 2 e]`
+    pub(crate) xz: B::Buffer<B::Activation>,
+    /// `[b t, e]`
+    pub(crate) x: B::Buffer<B::Activation>,
+    /// `[b t, r + 2 n]`
+    pub(crate) dt_bc: B::Buffer<B::Activation>,
+    /// `[b t, e]`
+    pub(crate) delta_raw: B::Buffer<B::Activation>,
+    /// `[b t, e]`
+    pub(crate) gated: B::Buffer<B::Activation>,
+    /// The gradient of one weight matrix from one grain.
+    pub(crate) weight: B::Buffer<f32>,
+    /// `[grains, e]`, of D and the convolution's bias.
+    pub(crate) channels: B::Buffer<f32>,
+    /// `[grains, e]`
+    pub(crate) dt_bias: B::Buffer<f32>,
+    /// `[grains, e, n]`
+    pub(crate) a_log: B::Buffer<f32>,
+    /// `[grains, e, k]`
+    pub(crate) conv_weight: B::Buffer<f32>,
+    /// `[grains, d]`
+    pub(crate) norm: B::Buffer<f32>,
+}
+
+impl MambaBlock {
+    pub(crate) fn new(config: &MambaConfig, tensors: MambaTensors) -> Self {
+        Self {
+            tensors,
+            width: config.d_model,
+            inner: config.d_inner(),
+            states: config.d_state,
+            rank: config.dt_rank,
+            taps: config.d_conv,
+            norm_eps: config.norm_eps as f32,
+        }
+    }
+
+    /// r + 2 n
+    pub(crate) fn dt_bc_width(&self) -> usize {
+        self.rank + 2 * self.states
+    }
+
+    pub(crate) fn norm_shape(&self, shape: MicrobatchShape) -> Result<NormShape> {
+        Ok(NormShape::new(shape.grain_rows()?, self.width, self.norm_eps)?)
+    }
+
+    pub(crate) fn conv_shape(&self, shape: MicrobatchShape) -> Result<ConvShape> {
+        let grain = shape.samples_per_grain;
+        Ok(ConvShape::new(shape.sequences()?, grain, self.inner, self.taps)?)
+    }
+
+    pub(crate) fn scan_shape(&self, shape: MicrobatchShape) -> Result<ScanShape> {
+        let grain = shape.samples_per_grain;
+        Ok(ScanShape::new(shape.sequences()?, grain, self.inner, self.states)?)
+    }
+
+    /// `x[b t, e]` and `z[b t, e]`: the halves of in_proj's product.
+    pub(crate) fn halves<'a, B: Backend>(
+        &self,
+        xz: &'a B::Buffer<B::Activation>,
+        rows: usize,
+    ) -> Result<[Matrix<'a, B, B::Activation>; 2]> {
+        let xz = Slice::all(xz).matrix(rows, 2 * self.inner)?;
+        Ok([xz.columns(0, self.inner)?, xz.columns(self.inner, self.inner)?])
+    }
+
+    /// Everything that the scan reads.
+    pub(crate) fn scan_inputs<'a, B: Backend>(
+        &self,
+        pass: BlockPass<'a, B>,
+        sources: ScanSources<'a, B>,
+    ) -> Result<ScanInputs<'a, B>> {
+        let rows = pass.shape.sequences()?.rows();
+        let dt_bc = Slice::all(sources.dt_bc).matrix(rows, self.dt_bc_width())?;
+        let [_, z] = self.halves::<B>(sources.xz, rows)?;
+        Ok(ScanInputs {
+            delta_raw: Slice::all(sources.delta_raw).matrix(rows, self.inner)?,
+            delta_bias: pass.parameters.vector(&self.tensors.dt_bias)?,
+            x: Slice::all(sources.x).matrix(rows, self.inner)?,
+            bc: dt_bc.columns(self.rank, 2 * self.states)?,
+            z,
+            a_log: pass.parameters.vector(&self.tensors.a_log)?,
+            d: pass.parameters.vector(&self.tensors.d)?,
+        })
+    }
+}
+
+impl<B: Backend> Block<B> for MambaBlock {
+    type Saved = MambaSaved<B>;
+    type Scratch = MambaScratch<B>;
+
+    fn plan_saved(
+        &self,
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<Self::Saved> {
+        let Device { backend, stream } = device;
+        let rows = shape.sequences()?.rows();
+        let scan = backend.selective_scan_saved_elements(self.scan_shape(shape)?);
+        Ok(MambaSaved {
+            xz: backend.allocate(stream, rows * 2 * self.inner)?,
+            x: backend.allocate(stream, rows * self.inner)?,
+            dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
+            scan: backend.allocate(stream, scan)?,
+        })
+    }
+
+    fn plan_scratch(
+        &self,
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<Self::Scratch> {
+        let Device { backend, stream } = device;
+        let (rows, grains) = (shape.sequences()?.rows(), shape.grain_rows()?.grains());
+        let (width, inner) = (self.width, self.inner);
+        let weight = (2 * inner * width).max(inner * self.dt_bc_width());
+        Ok(MambaScratch {
+            normed: backend.allocate(stream, rows * width)?,
+            reciprocal_rms: backend.allocate(stream, rows)?,
+            delta_raw: backend.allocate(stream, rows * inner)?,
+            gated: backend.allocate(stream, rows * inner)?,
+            gradients: MambaGradients {
+                normed: backend.allocate(stream, rows * width)?,
+                xz: backend.allocate(stream, rows * 2 * inner)?,
+                x: backend.allocate(stream, rows * inner)?,
+                dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
+                delta_raw: backend.allocate(stream, rows * inner)?,
+                gated: backend.allocate(stream, rows * inner)?,
+                weight: backend.allocate(stream, weight)?,
+                channels: backend.allocate(stream, grains * inner)?,
+                dt_bias: backend.allocate(stream, grains * inner)?,
+                a_log: backend.allocate(stream, grains * inner * self.states)?,
+                conv_weight: backend.allocate(stream, grains * inner * self.taps)?,
+                norm: backend.allocate(stream, grains * width)?,
+            },
+        })
+    }
+
+    fn forward(
+        &self,
+        device: &mut Device<'_, B>,
+        out: &mut B::Buffer<f32>,
+        pass: BlockPass<'_, B>,
+        saved: &mut Self::Saved,
+        scratch: &mut Self::Scratch,
+    ) -> Result<()> {
+        forward::run(self, device, out, pass, saved, scratch)
+    }
+
+    fn backward(
+        &self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+        lane: SliceMut<'_, B, f32>,
+        pass: BlockPass<'_, B>,
+        saved: &mut Self::Saved,
+        scratch: &mut Self::Scratch,
+    ) -> Result<()> {
+        backward::run(self, device, grad, lane, pass, saved, scratch)
+    }
+}

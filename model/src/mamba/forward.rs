@@ -1,0 +1,173 @@
+//! The forward pass of one Mamba block; the parts that backward repeats are functions of their own.
+
+use tidemill_kernels::backend::Output;
+use tidemill_kernels::{Backend, Slice, SliceMut};
+
+use crate::block::BlockPass;
+use crate::error::Result;
+use crate::mamba::block::{MambaBlock, MambaSaved, MambaScratch, ScanSources};
+use crate::trainable::Device;
+
+/// `out = input + mixer(norm(input))`
+pub(crate) fn run<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    out: &mut B::Buffer<f32>,
+    pass: BlockPass<'_, B>,
+    saved: &mut MambaSaved<B>,
+    scratch: &mut MambaScratch<B>,
+) -> Result<()> {
+    normalize(block, device, pass, scratch)?;
+    project_in(block, device, pass, saved, scratch)?;
+    convolve(block, device, pass, saved)?;
+    project_steps(block, device, pass, saved)?;
+    raw_steps(block, device, pass, saved, scratch)?;
+    scan(block, device, pass, saved, scratch)?;
+    project_out(block, device, out, pass, scratch)
+}
+
+/// `scratch.normed = rms_norm(input)`
+pub(crate) fn normalize<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    pass: BlockPass<'_, B>,
+    scratch: &mut MambaScratch<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let shape = block.norm_shape(pass.shape)?;
+    let rows = shape.grains.rows();
+    Ok(backend.rms_norm_forward(
+        stream,
+        SliceMut::all(&mut scratch.normed).matrix(rows, block.width)?,
+        SliceMut::new(&mut scratch.reciprocal_rms, 0, rows)?,
+        Slice::all(pass.input).matrix(rows, block.width)?,
+        pass.parameters.vector(&block.tensors.norm)?,
+        shape,
+    )?)
+}
+
+/// `saved.xz = normed in_proj^T`
+fn project_in<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    pass: BlockPass<'_, B>,
+    saved: &mut MambaSaved<B>,
+    scratch: &MambaScratch<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let rows = pass.shape.sequences()?.rows();
+    let in_proj = pass.parameters.weight(&block.tensors.in_proj, 2 * block.inner, block.width)?;
+    Ok(backend.matmul(
+        stream,
+        SliceMut::all(&mut saved.xz).matrix(rows, 2 * block.inner)?,
+        Slice::all(&scratch.normed).matrix(rows, block.width)?,
+        in_proj.transposed(),
+        Output::Overwrite,
+    )?)
+}
+
+/// `saved.x = silu(conv1d(x))`
+fn convolve<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    pass: BlockPass<'_, B>,
+    saved: &mut MambaSaved<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let rows = pass.shape.sequences()?.rows();
+    let [x, _] = block.halves::<B>(&saved.xz, rows)?;
+    let bias = block.tensors.conv_bias.as_ref().map(|place| pass.parameters.vector(place));
+    Ok(backend.causal_conv1d_silu_forward(
+        stream,
+        SliceMut::all(&mut saved.x).matrix(rows, block.inner)?,
+        x,
+        pass.parameters.vector(&block.tensors.conv_weight)?,
+        bias.transpose()?,
+        block.conv_shape(pass.shape)?,
+    )?)
+}
+
+/// `saved.dt_bc = x x_proj^T`
+fn project_steps<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    pass: BlockPass<'_, B>,
+    saved: &mut MambaSaved<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let rows = pass.shape.sequences()?.rows();
+    let columns = block.dt_bc_width();
+    Ok(backend.matmul(
+        stream,
+        SliceMut::all(&mut saved.dt_bc).matrix(rows, columns)?,
+        Slice::all(&saved.x).matrix(rows, block.inner)?,
+        pass.parameters.weight(&block.tensors.x_proj, columns, block.inner)?.transposed(),
+        Output::Overwrite,
+    )?)
+}
+
+/// `scratch.delta_raw = dt dt_proj^T`; its bias and softplus belong to the scan.
+pub(crate) fn raw_steps<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    pass: BlockPass<'_, B>,
+    saved: &MambaSaved<B>,
+    scratch: &mut MambaScratch<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let rows = pass.shape.sequences()?.rows();
+    let dt_bc = Slice::all(&saved.dt_bc).matrix(rows, block.dt_bc_width())?;
+    Ok(backend.matmul(
+        stream,
+        SliceMut::all(&mut scratch.delta_raw).matrix(rows, block.inner)?,
+        dt_bc.columns(0, block.rank)?,
+        pass.parameters.weight(&block.tensors.dt_proj, block.inner, block.rank)?.transposed(),
+        Output::Overwrite,
+    )?)
+}
+
+/// `scratch.gated = selective_scan(..)`
+fn scan<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    pass: BlockPass<'_, B>,
+    saved: &mut MambaSaved<B>,
+    scratch: &mut MambaScratch<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let shape = block.scan_shape(pass.shape)?;
+    let elements = backend.selective_scan_saved_elements(shape);
+    let MambaScratch { gated, delta_raw, .. } = scratch;
+    // The scan writes beside what it reads: its own buffer is lent out of `saved` for the call.
+    let MambaSaved { xz, x, dt_bc, scan } = saved;
+    let inputs = block.scan_inputs(pass, ScanSources { xz, x, dt_bc, delta_raw })?;
+    Ok(backend.selective_scan_forward(
+        stream,
+        SliceMut::all(gated).matrix(shape.sequences.rows(), block.inner)?,
+        SliceMut::new(scan, 0, elements)?,
+        inputs,
+        shape,
+    )?)
+}
+
+/// `out = input + gated out_proj^T`
+fn project_out<B: Backend>(
+    block: &MambaBlock,
+    device: &mut Device<'_, B>,
+    out: &mut B::Buffer<f32>,
+    pass: BlockPass<'_, B>,
+    scratch: &MambaScratch<B>,
+) -> Result<()> {
+    let Device { backend, stream } = device;
+    let rows = pass.shape.sequences()?.rows();
+    let elements = rows * block.width;
+    backend.copy(stream, SliceMut::new(out, 0, elements)?, Slice::new(pass.input, 0, elements)?)?;
+    let out_proj = pass.parameters.weight(&block.tensors.out_proj, block.width, block.inner)?;
+    Ok(backend.matmul_f32(
+        stream,
+        SliceMut::all(out).matrix(rows, block.width)?,
+        Slice::all(&scratch.gated).matrix(rows, block.inner)?,
+        out_proj.transposed(),
+        Output::Add,
+    )?)
+}

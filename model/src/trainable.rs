@@ -1,0 +1,256 @@
+//! What the training graph needs of a model; a user's own model implements [`Trainable`].
+//!
+//! A model is stateless: parameters are leased to it per segment ([`Parameters::lease`]), activations live in a
+//! workspace that is planned once per shape, and gradients leave through a [`GradientSink`]. So it knows nothing of
+//! workers, lanes or sharding. What it must promise for the weights to be the same to the bit everywhere:
+//!
+//! - a sample's loss and data gradients depend on nothing else in the microbatch;
+//! - gradients of parameters are formed per grain from +0.0, of the *sum* of token losses, and added
+//!   to the sink's accumulators grain by grain, in order.
+
+use std::ops::Range;
+
+use tidemill_kernels::shape::{GrainRows, SequenceShape};
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+
+use crate::error::{ModelError, Result};
+use crate::layout::Layout;
+
+/// A backend and the device stream that a model enqueues its kernels on.
+pub struct Device<'a, B: Backend> {
+    /// The backend.
+    pub backend: &'a B,
+    /// The device stream.
+    pub stream: &'a mut B::DeviceStream,
+}
+
+/// The shape of a microbatch: of the one at hand, or of the largest that a workspace must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicrobatchShape {
+    /// b, samples at most.
+    pub samples: usize,
+    /// t, positions of each sample.
+    pub positions: usize,
+    /// Samples of every grain but perhaps the last.
+    pub samples_per_grain: usize,
+}
+
+impl MicrobatchShape {
+    /// b and t.
+    ///
+    /// # Errors
+    /// A size of zero.
+    pub fn sequences(self) -> Result<SequenceShape> {
+        Ok(SequenceShape::new(self.samples, self.positions)?)
+    }
+
+    /// The rows, b * t, and how they divide into grains.
+    ///
+    /// # Errors
+    /// A size of zero.
+    pub fn grain_rows(self) -> Result<GrainRows> {
+        let rows = self.sequences()?.rows();
+        Ok(GrainRows::new(rows, self.samples_per_grain.saturating_mul(self.positions))?)
+    }
+}
+
+/// Consecutive samples of one lane: a whole number of grains, the last of which may be short.
+#[derive(Clone, Copy, Debug)]
+pub struct Microbatch<'a> {
+    /// `tokens[b, t + 1]`: inputs are columns `0..t`, targets are columns `1..=t`.
+    ///
+    /// [`IGNORED_TARGET`](tidemill_kernels::IGNORED_TARGET) fills the end of samples that are shorter than others: as a target
+    /// it is not counted, as an input it reads as token 0.
+    pub tokens: &'a [u32],
+    /// b, samples.
+    pub samples: usize,
+    /// t, positions.
+    pub positions: usize,
+    /// Samples of every grain but perhaps the last.
+    pub samples_per_grain: usize,
+}
+
+impl Microbatch<'_> {
+    /// The shape.
+    pub fn shape(&self) -> MicrobatchShape {
+        let Self { samples, positions, samples_per_grain, .. } = *self;
+        MicrobatchShape { samples, positions, samples_per_grain }
+    }
+
+    /// The number of grains.
+    pub fn grains(&self) -> usize {
+        self.samples.div_ceil(self.samples_per_grain)
+    }
+}
+
+/// What one grain adds to the loss of its lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GrainLoss {
+    /// The sum of the losses of counted tokens, in nats, added in row order.
+    pub loss_sum: f64,
+    /// The number of counted tokens.
+    pub tokens: u64,
+}
+
+/// A worker's replica of the parameters: fp32 masters, and copies in activation precision where
+/// these differ.
+pub struct Parameters<B: Backend> {
+    master: B::Buffer<f32>,
+    compute: B::ComputeWeights,
+}
+
+/// The parameters of one segment, for as long as a block runs.
+pub struct Lease<'a, B: Backend> {
+    /// The fp32 masters of the segment.
+    pub master: Slice<'a, B, f32>,
+    /// The same elements in activation precision.
+    pub compute: Slice<'a, B, B::Activation>,
+}
+
+impl<'a, B: Backend> Lease<'a, B> {
+    /// The fp32 parameters at `place`, counted inside the segment.
+    ///
+    /// # Errors
+    /// A place that leaves the segment.
+    pub fn vector(&self, place: &Range<usize>) -> Result<Slice<'a, B, f32>> {
+        Ok(self.master.sub(place.start, place.len())?)
+    }
+
+    /// `weight[rows, columns]` at `place`, counted inside the segment, as matrix products read it.
+    ///
+    /// # Errors
+    /// A place that leaves the segment, or a matrix that is larger than its place.
+    pub fn weight(
+        &self,
+        place: &Range<usize>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Matrix<'a, B, B::Activation>> {
+        Ok(self.compute.sub(place.start, place.len())?.matrix(rows, columns)?)
+    }
+}
+
+impl<B: Backend> Clone for Lease<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Backend> Copy for Lease<'_, B> {}
+
+impl<B: Backend> Parameters<B> {
+    /// Parameters on the device from a host arena of `layout.parameter_elements()` elements.
+    ///
+    /// # Errors
+    /// An arena of another length, or a device without room.
+    pub fn from_host(device: &mut Device<'_, B>, layout: &Layout, arena: &[f32]) -> Result<Self> {
+        let elements = layout.parameter_elements();
+        if arena.len() != elements {
+            return Err(ModelError::ArenaSize { expected: elements, found: arena.len() });
+        }
+        let Device { backend, stream } = device;
+        let mut parameters = Self {
+            master: backend.allocate(stream, elements)?,
+            compute: backend.compute_weights(stream, elements)?,
+        };
+        parameters.write(device, 0, arena)?;
+        Ok(parameters)
+    }
+
+    /// Replaces the masters from element `start` and refreshes their copies.
+    ///
+    /// # Errors
+    /// A range that leaves the arena, or a device that fails.
+    pub fn write(&mut self, device: &mut Device<'_, B>, start: usize, host: &[f32]) -> Result<()> {
+        let Device { backend, stream } = device;
+        backend.write(stream, SliceMut::new(&mut self.master, start, host.len())?, host)?;
+        let (compute, master) = (&mut self.compute, &self.master);
+        Ok(backend.refresh_compute_weights(stream, compute, master, start, host.len())?)
+    }
+
+    /// Copies the masters to the host.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn to_host(&self, device: &mut Device<'_, B>) -> Result<Vec<f32>> {
+        let mut arena = vec![0.0; B::elements(&self.master)];
+        device.backend.read(device.stream, &mut arena, Slice::all(&self.master))?;
+        Ok(arena)
+    }
+
+    /// The parameters of segment `segment` of `layout`.
+    ///
+    /// # Errors
+    /// A layout that is not the one of these parameters.
+    pub fn lease(&self, layout: &Layout, segment: usize) -> Result<Lease<'_, B>> {
+        let range = layout.segments()[segment].range.clone();
+        let compute = B::compute_buffer(&self.master, &self.compute);
+        Ok(Lease {
+            master: Slice::new(&self.master, range.start, range.len())?,
+            compute: Slice::new(compute, range.start, range.len())?,
+        })
+    }
+}
+
+/// Where a backward pass leaves its gradients: the accumulators of the current lane.
+pub trait GradientSink<B: Backend> {
+    /// The lane's accumulator of use `use_index` of the model's layout, as long as its segment. Gradients are
+    /// *added* to it, grain by grain, in order.
+    fn accumulator(&mut self, use_index: usize) -> SliceMut<'_, B, f32>;
+
+    /// Says that every use of block `block` now holds all grains of this microbatch. Called exactly once per
+    /// block and backward pass, the last block first.
+    ///
+    /// # Errors
+    /// A receiver that is gone; the model then returns this error at once.
+    fn block_done(&mut self, device: &mut Device<'_, B>, block: usize) -> Result<()>;
+}
+
+/// A model that the training graph can train on backend `B`.
+pub trait Trainable<B: Backend>: Send + Sync + 'static {
+    /// Activations and scratch for microbatches up to a planned shape.
+    type Workspace: Send;
+
+    /// The parameters, blocks and uses.
+    fn layout(&self) -> &Layout;
+
+    /// The initial parameter arena: a pure function of `seed`.
+    fn initialize(&self, seed: u64) -> Vec<f32>;
+
+    /// What identifies the model in a checkpoint: its `config.json`, in the Hugging Face layout where
+    /// there is one.
+    fn config_json(&self) -> serde_json::Value;
+
+    /// The number of tokens of the vocabulary: inputs and targets lie below it.
+    fn vocab_size(&self) -> usize;
+
+    /// Allocates everything that microbatches up to `shape` need.
+    ///
+    /// # Errors
+    /// A shape that the model cannot take, or a device without room.
+    fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace>;
+
+    /// The losses of a microbatch, grain by grain.
+    ///
+    /// # Errors
+    /// Tokens outside the vocabulary, or a device that fails.
+    fn forward(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Self::Workspace,
+        parameters: &Parameters<B>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<Vec<GrainLoss>>;
+
+    /// The losses of a microbatch, grain by grain, its gradients added to `sink`.
+    ///
+    /// # Errors
+    /// Tokens outside the vocabulary, a device that fails, or a sink that is gone.
+    fn forward_backward(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Self::Workspace,
+        parameters: &Parameters<B>,
+        microbatch: Microbatch<'_>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Result<Vec<GrainLoss>>;
+}
