@@ -7,7 +7,10 @@
 
 use std::{io, path::PathBuf};
 
-use crate::hash::ContentHash;
+use crate::{
+    hash::ContentHash,
+    prepare::{SkipReason, TokenizeError},
+};
 
 /// What can go wrong between a folder of shards and a stream of samples.
 #[derive(Debug, thiserror::Error)]
@@ -236,6 +239,136 @@ pub enum DataError {
         /// What the panic said.
         message: String,
     },
+
+    /// A setting of `prepare`, or a property of its tokenizer, cannot be.
+    #[error("cannot prepare: {key} is {found}, expected {expected}")]
+    PrepareSetting {
+        /// Which one.
+        key: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it must be.
+        expected: &'static str,
+    },
+
+    /// The pattern for the names of documents is not one.
+    #[error("cannot parse glob {glob:?}")]
+    Glob {
+        /// The pattern.
+        glob: String,
+        /// What is wrong with it.
+        #[source]
+        source: globset::Error,
+    },
+
+    /// The inputs hold no document.
+    #[error(
+        "found no document: expected a file that matches glob {glob:?} below {inputs}",
+        inputs = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoDocuments {
+        /// The inputs as they were given.
+        inputs: Vec<PathBuf>,
+        /// The pattern.
+        glob: String,
+    },
+
+    /// A file or folder gives no document, and was to be an error.
+    #[error("cannot take document {path}", path = path.display())]
+    Document {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        reason: SkipReason,
+    },
+
+    /// A document changed after it was checked, when parts of it could be in the stream.
+    #[error("document {path} changed while it was read", path = path.display())]
+    DocumentChanged {
+        /// The document.
+        path: PathBuf,
+        /// What is wrong with it now.
+        #[source]
+        reason: SkipReason,
+    },
+
+    /// The tokenizer refused a document.
+    #[error("cannot tokenize document {path}", path = path.display())]
+    Tokenize {
+        /// The document.
+        path: PathBuf,
+        /// What the tokenizer says.
+        #[source]
+        source: TokenizeError,
+    },
+
+    /// The tokenizer gave a token that is not in its vocabulary.
+    #[error(
+        "document {path}: the tokenizer gave token {token}, expected 0 to {last} \
+         (its vocabulary of {vocab_size})",
+        path = path.display(),
+        last = vocab_size.saturating_sub(1)
+    )]
+    TokenizedToken {
+        /// The document.
+        path: PathBuf,
+        /// The token.
+        token: u32,
+        /// Size of its vocabulary.
+        vocab_size: u32,
+    },
+
+    /// The documents are too short for a single row.
+    #[error(
+        "found {found} tokens in {documents} documents ({skipped} files skipped), \
+         expected at least {needed}: one row of seq_len + 1"
+    )]
+    TooFewTokens {
+        /// Tokens of all documents.
+        found: u64,
+        /// Documents that were tokenized.
+        documents: u64,
+        /// Files that could not be.
+        skipped: u64,
+        /// Tokens of a row.
+        needed: u64,
+    },
+
+    /// There is something where the data set was to be written.
+    #[error(
+        "cannot write data set {path}: found {found}, expected nothing or an empty folder",
+        path = path.display()
+    )]
+    OutputExists {
+        /// The output.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+
+    /// Rows cannot be brought into the form of a shard.
+    #[error("cannot encode shard {path}", path = path.display())]
+    ShardEncoding {
+        /// The shard.
+        path: PathBuf,
+        /// What the Parquet writer says.
+        #[source]
+        source: parquet::errors::ParquetError,
+    },
+
+    /// A thread of `prepare` panicked, which is a bug of the tokenizer or here.
+    #[error("a thread panicked while {work}: {message}")]
+    PreparingPanic {
+        /// What it was doing, on which file.
+        work: String,
+        /// What the panic said.
+        message: String,
+    },
+
+    /// The caller of `prepare` asked it to stop.
+    #[error("preparing was interrupted")]
+    Interrupted,
 }
 
 impl DataError {

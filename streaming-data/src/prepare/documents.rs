@@ -1,0 +1,241 @@
+//! Which files are documents, and in which order.
+//!
+//! Order and choice depend on the inputs and the content of the file system alone, never on the
+//! order in which the system lists a folder: documents stand in byte order of their paths (as
+//! given, joined with the path below the input).
+//!
+//! A file is a document once, however many paths lead to it (inputs given twice or inside one
+//! another, symbolic links): the smallest of the paths counts. A folder is walked once per input:
+//! first everything that is reached without a symbolic link to a folder, then the folders behind
+//! such links in order of their paths, so that a circle of links ends and a real path is never
+//! hidden by a link to it.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use globset::{GlobBuilder, GlobMatcher};
+
+use super::text::{SkipReason, SkippedDocument};
+use crate::error::DataError;
+
+/// A file to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Document {
+    /// Where it is, as it was reached.
+    pub path: PathBuf,
+    /// Its size when it was found.
+    pub bytes: u64,
+}
+
+/// What the inputs hold.
+#[derive(Debug)]
+pub(crate) struct FoundDocuments {
+    /// Files to read, in byte order of their paths.
+    pub documents: Vec<Document>,
+    /// Files and folders that cannot be read, in byte order of their paths.
+    pub skipped: Vec<SkippedDocument>,
+    /// Paths that led to a document which had been reached by a smaller path.
+    pub duplicates: u64,
+}
+
+/// Lists the documents: an input that is a file is always one, an input that is a folder gives
+/// every file below it whose path relative to that folder matches the glob.
+///
+/// # Errors
+/// [`DataError::Glob`], [`DataError::Io`] for an input that does not exist, and
+/// [`DataError::NoDocuments`] when there is neither a document nor anything skipped.
+pub(crate) fn find_documents(inputs: &[PathBuf], glob: &str) -> Result<FoundDocuments, DataError> {
+    // `*` stays within a folder, as in a shell; `**` crosses folders.
+    let matcher = GlobBuilder::new(glob)
+        .literal_separator(true)
+        .build()
+        .map_err(|source| DataError::Glob { glob: glob.to_owned(), source })?
+        .compile_matcher();
+    let mut search = Search { matcher, candidates: Vec::new(), skipped: Vec::new() };
+    for input in inputs {
+        let metadata = fs::metadata(input).map_err(DataError::io("read input", input))?;
+        if metadata.is_dir() {
+            search.walk(input);
+        } else {
+            search.take(input.clone(), metadata);
+        }
+    }
+    let Search { mut candidates, mut skipped, .. } = search;
+    candidates.sort_by(|a, b| path_bytes(&a.0.path).cmp(path_bytes(&b.0.path)));
+    skipped.sort_by(|a, b| path_bytes(&a.path).cmp(path_bytes(&b.path)));
+    skipped.dedup_by(|a, b| a.path == b.path);
+    if candidates.is_empty() && skipped.is_empty() {
+        let inputs = inputs.to_vec();
+        return Err(DataError::NoDocuments { inputs, glob: glob.to_owned() });
+    }
+    let mut seen = BTreeSet::new();
+    let reached = candidates.len();
+    let documents: Vec<Document> = candidates
+        .into_iter()
+        .filter_map(|(document, real_path)| seen.insert(real_path).then_some(document))
+        .collect();
+    let duplicates = (reached - documents.len()) as u64;
+    Ok(FoundDocuments { documents, skipped, duplicates })
+}
+
+/// The bytes by which paths are ordered. (`Path` itself compares component by component.)
+pub(crate) fn path_bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_encoded_bytes()
+}
+
+struct Search {
+    matcher: GlobMatcher,
+    /// Documents, and the path of each without symbolic links.
+    candidates: Vec<(Document, PathBuf)>,
+    skipped: Vec<SkippedDocument>,
+}
+
+impl Search {
+    fn skip(&mut self, path: PathBuf, reason: SkipReason) {
+        self.skipped.push(SkippedDocument { path, reason });
+    }
+
+    /// Takes what stands at the path if it is a file.
+    fn take(&mut self, path: PathBuf, metadata: fs::Metadata) {
+        if !metadata.is_file() {
+            // A pipe or device could block, never end, or differ the second time.
+            return self.skip(path, SkipReason::NotAFile);
+        }
+        match fs::canonicalize(&path) {
+            Ok(real_path) => {
+                self.candidates.push((Document { path, bytes: metadata.len() }, real_path));
+            }
+            Err(source) => self.skip(path, SkipReason::Unreadable { source }),
+        }
+    }
+
+    fn walk(&mut self, input: &Path) {
+        let mut walked = BTreeSet::new();
+        let mut round = vec![input.to_owned()];
+        while !round.is_empty() {
+            let mut linked = Vec::new();
+            round.sort_by(|a, b| path_bytes(a).cmp(path_bytes(b)));
+            for start in round {
+                let mut folders = vec![start];
+                while let Some(folder) = folders.pop() {
+                    match self.list(input, &folder, &mut walked, &mut linked) {
+                        Ok(inner) => folders.extend(inner),
+                        Err(source) => self.skip(folder, SkipReason::Unreadable { source }),
+                    }
+                }
+            }
+            round = linked;
+        }
+    }
+
+    /// Takes the files of one folder that was not walked yet; returns the folders in it, and
+    /// appends those behind symbolic links to `linked`.
+    fn list(
+        &mut self,
+        input: &Path,
+        folder: &Path,
+        walked: &mut BTreeSet<PathBuf>,
+        linked: &mut Vec<PathBuf>,
+    ) -> io::Result<Vec<PathBuf>> {
+        if !walked.insert(fs::canonicalize(folder)?) {
+            return Ok(Vec::new());
+        }
+        let mut inner = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                inner.push(path);
+                continue;
+            }
+            let wanted = path.strip_prefix(input).is_ok_and(|below| self.matcher.is_match(below));
+            match fs::metadata(&path) {
+                Ok(metadata) if metadata.is_dir() => linked.push(path),
+                Ok(metadata) if wanted => self.take(path, metadata),
+                Err(source) if wanted => self.skip(path, SkipReason::Unreadable { source }),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, files: &[&str]) {
+        for file in files {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+    }
+
+    fn found(folder: &Path, inputs: &[&str], glob: &str) -> (Vec<String>, u64) {
+        let inputs: Vec<_> = inputs.iter().map(|input| folder.join(input)).collect();
+        let found = find_documents(&inputs, glob).unwrap();
+        let below = |path: &Path| path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+        (found.documents.iter().map(|document| below(&document.path)).collect(), found.duplicates)
+    }
+
+    #[test]
+    fn order_is_of_bytes_and_not_of_components_and_a_star_stays_in_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        write(
+            folder.path(),
+            &["a/z.txt", "a.b/x.txt", "a-/x.txt", "B.txt", "é.txt", "z.txt", "no"],
+        );
+        let (all, _) = found(folder.path(), &[""], "**/*.txt");
+        assert_eq!(all, ["B.txt", "a-/x.txt", "a.b/x.txt", "a/z.txt", "z.txt", "é.txt"]);
+        assert_eq!(found(folder.path(), &[""], "*.txt").0, ["B.txt", "z.txt", "é.txt"]);
+        assert_eq!(found(folder.path(), &["a"], "z.*").0, ["a/z.txt"], "relative to the input");
+        // A file that is named is taken whatever it is called, and only once.
+        let (named, duplicates) = found(folder.path(), &["no", "a", "a", "a/z.txt"], "**/*.txt");
+        assert_eq!(named, ["a/z.txt", "no"]);
+        assert_eq!(duplicates, 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn circles_of_links_end_and_a_real_path_is_not_hidden_by_a_link() {
+        use std::os::unix::fs::symlink;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        write(path, &["in/b/x.txt", "in/c/y.txt", "outside/o.txt"]);
+        symlink(path.join("in"), path.join("in/c/up")).unwrap();
+        symlink("up", path.join("in/c/again")).unwrap();
+        symlink("b", path.join("in/a")).unwrap();
+        symlink(path.join("outside"), path.join("in/linked")).unwrap();
+        symlink("b/x.txt", path.join("in/z.txt")).unwrap();
+        symlink("loop.txt", path.join("in/loop.txt")).unwrap();
+        symlink("nowhere", path.join("in/dangling.txt")).unwrap();
+        symlink("nowhere", path.join("in/dangling.md")).unwrap();
+
+        let (all, duplicates) = found(path, &["in"], "**/*.txt");
+        assert_eq!(all, ["in/b/x.txt", "in/c/y.txt", "in/linked/o.txt"]);
+        assert_eq!(duplicates, 1, "z.txt");
+        assert_eq!(found(path, &["in"], "b/*").0, ["in/b/x.txt"], "although in/a comes before");
+        let skipped = find_documents(&[path.join("in")], "**/*.txt").unwrap().skipped;
+        let names: Vec<_> = skipped.iter().map(|one| one.path.file_name().unwrap()).collect();
+        assert_eq!(names, ["dangling.txt", "loop.txt"], "and not dangling.md");
+    }
+
+    #[test]
+    fn wrong_inputs_are_errors_that_name_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let error = find_documents(std::slice::from_ref(&missing), "**/*.txt").unwrap_err();
+        assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
+        let inputs = [folder.path().to_owned()];
+        let error = find_documents(&inputs, "a[").unwrap_err();
+        assert!(error.to_string().contains("\"a[\""), "{error}");
+        let error = find_documents(&inputs, "*.md").unwrap_err();
+        assert!(matches!(&error, DataError::NoDocuments { .. }), "{error}");
+        assert!(error.to_string().contains("*.md"), "{error}");
+    }
+}

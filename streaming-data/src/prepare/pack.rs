@@ -1,0 +1,157 @@
+//! The stream of tokens cut into rows, and rows into row groups and shards.
+//!
+//! Row `r` holds tokens `[r * seq_len, (r + 1) * seq_len]` of the stream, both ends included: it
+//! begins with the last token of the row before, so that every token but the very first is
+//! predicted exactly once. Here the stream is still without that overlap; the rows are laid out
+//! where they are encoded.
+
+use std::mem;
+
+/// How the stream is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Predicted tokens in a row.
+    pub seq_len: usize,
+    /// Rows in a row group; the last of a shard may have fewer.
+    pub row_group_samples: usize,
+    /// Rows in a shard; the last may have fewer.
+    pub shard_samples: usize,
+}
+
+/// Consecutive rows that are encoded together.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RowGroup {
+    /// Which shard they belong to, from 0.
+    pub shard: usize,
+    /// Number of rows.
+    pub samples: usize,
+    /// `tokens[samples * seq_len + 1]`: their part of the stream, without overlap.
+    pub tokens: Vec<u32>,
+}
+
+/// Cuts the stream as it comes.
+#[derive(Debug)]
+pub(crate) struct Packer {
+    cut: Cut,
+    /// Tokens that are in no row group yet; the first is the last of the row group before.
+    tokens: Vec<u32>,
+    shard: usize,
+    /// Rows of the shard that were cut.
+    shard_samples: usize,
+    stream_tokens: u64,
+}
+
+/// What is left when the stream ends.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct StreamEnd {
+    /// The last row group, if rows are left for one.
+    pub row_group: Option<RowGroup>,
+    /// Tokens of the whole stream.
+    pub tokens: u64,
+    /// Tokens at its end that are in no row.
+    pub dropped_tokens: u64,
+}
+
+impl Packer {
+    pub(crate) fn new(cut: Cut) -> Packer {
+        Packer { cut, tokens: Vec::new(), shard: 0, shard_samples: 0, stream_tokens: 0 }
+    }
+
+    /// Appends tokens to the stream and returns the row groups that they complete.
+    pub(crate) fn push(&mut self, mut tokens: &[u32]) -> Vec<RowGroup> {
+        self.stream_tokens += tokens.len() as u64;
+        let mut row_groups = Vec::new();
+        loop {
+            let samples =
+                self.cut.row_group_samples.min(self.cut.shard_samples - self.shard_samples);
+            let needed = samples * self.cut.seq_len + 1;
+            let (now, later) = tokens.split_at(tokens.len().min(needed - self.tokens.len()));
+            self.tokens.extend_from_slice(now);
+            tokens = later;
+            if self.tokens.len() < needed {
+                return row_groups;
+            }
+            row_groups.push(self.cut_off(samples));
+        }
+    }
+
+    /// Ends the stream.
+    pub(crate) fn finish(mut self) -> StreamEnd {
+        let samples = self.tokens.len().saturating_sub(1) / self.cut.seq_len;
+        let row_group = (samples > 0).then(|| {
+            let rest = self.tokens.split_off(samples * self.cut.seq_len + 1);
+            let row_group = self.cut_off(samples);
+            self.tokens.extend(rest);
+            row_group
+        });
+        let rows_began = self.shard > 0 || self.shard_samples > 0;
+        let in_rows = usize::from(rows_began);
+        StreamEnd {
+            row_group,
+            tokens: self.stream_tokens,
+            dropped_tokens: (self.tokens.len() - in_rows) as u64,
+        }
+    }
+
+    /// Makes a row group of all tokens at hand, and keeps the last for the next row.
+    fn cut_off(&mut self, samples: usize) -> RowGroup {
+        let last = self.tokens[self.tokens.len() - 1];
+        let tokens = mem::replace(&mut self.tokens, vec![last]);
+        let row_group = RowGroup { shard: self.shard, samples, tokens };
+        self.shard_samples += samples;
+        if self.shard_samples == self.cut.shard_samples {
+            self.shard += 1;
+            self.shard_samples = 0;
+        }
+        row_group
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Row groups of a stream 0, 1, 2 ... that comes `at_once` tokens at a time.
+    fn cut(cut: Cut, tokens: u32, at_once: usize) -> (Vec<RowGroup>, u64) {
+        let stream: Vec<u32> = (0..tokens).collect();
+        let mut packer = Packer::new(cut);
+        let mut row_groups: Vec<_> =
+            stream.chunks(at_once).flat_map(|tokens| packer.push(tokens)).collect();
+        let end = packer.finish();
+        assert_eq!(end.tokens, u64::from(tokens));
+        row_groups.extend(end.row_group);
+        (row_groups, end.dropped_tokens)
+    }
+
+    #[test]
+    fn every_token_but_the_first_is_predicted_once_whatever_comes_at_once() {
+        for seq_len in [1, 3, 7] {
+            let how = Cut { seq_len, row_group_samples: 2, shard_samples: 5 };
+            for tokens in 0..120 {
+                let expected = cut(how, tokens, 1);
+                for at_once in [2, 5, 13, 1000] {
+                    assert_eq!(cut(how, tokens, at_once), expected, "{tokens} by {at_once}");
+                }
+                let (row_groups, dropped) = expected;
+                let mut predicted = Vec::new();
+                let mut shards: Vec<Vec<usize>> = Vec::new();
+                for row_group in &row_groups {
+                    assert_eq!(row_group.tokens.len(), row_group.samples * seq_len + 1);
+                    let first = predicted.last().copied().unwrap_or(0);
+                    assert_eq!(row_group.tokens[0], first, "rows overlap by one token");
+                    predicted.extend_from_slice(&row_group.tokens[1..]);
+                    shards.resize(row_group.shard + 1, Vec::new());
+                    shards[row_group.shard].push(row_group.samples);
+                }
+                let samples = tokens.saturating_sub(1) as usize / seq_len;
+                assert!(predicted.iter().copied().eq(1..=(samples * seq_len) as u32));
+                let in_rows = if samples == 0 { 0 } else { samples * seq_len + 1 };
+                assert_eq!(dropped as usize, tokens as usize - in_rows);
+                if let Some((last, full)) = shards.split_last() {
+                    assert!(full.iter().all(|shard| *shard == [2, 2, 1]), "{shards:?}");
+                    assert!(last.iter().sum::<usize>() <= 5);
+                }
+            }
+        }
+    }
+}
