@@ -1,0 +1,130 @@
+//! Running timely workers over threads, local processes and hosts, with every failure reported.
+//!
+//! [`execute`] runs a closure on each worker. Whatever fails, wherever it does (an operator, a
+//! compute thread, a process, a host), every worker of every process ends within seconds and each
+//! process gets the same first error. No call hangs, none ends the process.
+//!
+//! Start here:
+//! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
+//! - [`Abort`]: end a run from a thread, and guard threads of one's own;
+//! - [`ClusterError`], [`Failure`] and [`ExitClass`]: what went wrong, and whether to restart;
+//! - [`read_hosts`]: the addresses of a cluster from a file;
+//! - [`Supervisor`], [`join_supervised`] and [`Lifeline`]: local processes that live and die
+//!   together.
+//!
+//! ```
+//! use tidemill::cluster::{ClusterSettings, execute};
+//! use timely::dataflow::operators::{ToStream, vec::Map};
+//!
+//! let squares = execute(ClusterSettings::threads(2), |context| {
+//!     let (sender, receiver) = std::sync::mpsc::channel();
+//!     let index = context.index() as u64;
+//!     context.dataflow::<u64, _, _>(|scope| {
+//!         vec![index].to_stream(scope).container::<Vec<_>>().map(move |x| sender.send(x * x));
+//!     });
+//!     context.run_until_done()?;
+//!     Ok(receiver.iter().sum::<u64>())
+//! })?;
+//! assert_eq!(squares, [0, 1]);
+//! # Ok::<(), tidemill::cluster::ClusterError>(())
+//! ```
+
+mod abort;
+mod acceptor;
+mod control;
+mod data_socket;
+mod error;
+mod execute;
+mod frame;
+mod hosts;
+mod lifeline;
+mod rendezvous;
+mod supervisor;
+
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::Path;
+use std::time::Duration;
+
+pub use abort::Abort;
+pub use error::{Aborted, Actor, ClusterError, ExitClass, Failure, Peer, SharedError};
+pub use execute::{Cluster, WorkerContext, execute};
+pub use hosts::read_hosts;
+pub use lifeline::{Invitation, Lifeline, join_supervised};
+pub use supervisor::{ChildOutcome, StopHandle, Supervisor, SupervisorOutcome, SupervisorSettings};
+
+/// How this process takes part in a cluster.
+#[derive(Debug)]
+pub struct ClusterSettings {
+    /// Workers in each process.
+    pub threads: usize,
+    /// The index of this process.
+    pub process: usize,
+    /// `host:port` of every process, by index. One or none: there are no other processes.
+    pub addresses: Vec<String>,
+    /// The socket that listens at this process's address, where it is open already.
+    pub listener: Option<TcpListener>,
+    /// What must be equal in all processes, compared when they meet: fingerprints of the
+    /// configuration and of the data set, the kind of device.
+    pub identity: BTreeMap<String, String>,
+    /// How long the processes may take to meet.
+    pub connect_deadline: Duration,
+    /// How long a peer may be silent before it is taken for dead.
+    pub peer_deadline: Duration,
+}
+
+impl ClusterSettings {
+    /// Workers in this process alone.
+    pub fn threads(threads: usize) -> Self {
+        Self {
+            threads,
+            process: 0,
+            addresses: Vec::new(),
+            listener: None,
+            identity: BTreeMap::new(),
+            connect_deadline: Duration::from_secs(60),
+            peer_deadline: Duration::from_secs(30),
+        }
+    }
+
+    /// One process of a cluster: `threads` workers in each process, and the addresses of all
+    /// processes.
+    pub fn process(threads: usize, process: usize, addresses: Vec<String>) -> Self {
+        Self { process, addresses, ..Self::threads(threads) }
+    }
+
+    /// One process of the cluster whose addresses are in a hosts file.
+    ///
+    /// # Errors
+    /// If the file is wrong (see [`read_hosts`]) or the index is not one of its lines'.
+    pub fn from_hosts(threads: usize, process: usize, hosts: &Path) -> Result<Self, ClusterError> {
+        let settings = Self::process(threads, process, read_hosts(hosts)?);
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Adds something that must be equal in all processes.
+    pub fn with_identity(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.identity.insert(key.into(), value.into());
+        self
+    }
+
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        self.addresses.len().max(1)
+    }
+
+    fn check(&self) -> Result<(), ClusterError> {
+        if self.threads == 0 {
+            return Err(ClusterError::Zero { setting: "the number of workers" });
+        }
+        if self.peer_deadline.is_zero() {
+            return Err(ClusterError::Zero { setting: "the peer deadline" });
+        }
+        if self.process >= self.processes() {
+            let (process, processes) = (self.process, self.processes());
+            return Err(ClusterError::ProcessIndex { process, processes });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,340 @@
+//! Running timely workers so that any failure ends all of them, with its message.
+//!
+//! Timely by itself is fail-stop at best: a panic in one thread of a process can leave the others
+//! waiting for ever. Here every worker runs inside a catch; the first error goes to the [`Abort`]
+//! handle, which wakes all workers; each leaves its loop (the stepping functions of
+//! [`WorkerContext`] return [`Aborted`]) and drops its dataflows, so that timely's threads end
+//! too. [`Cluster::execute`] then returns the first error. Nothing here ends the process.
+
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use timely::WorkerConfig;
+use timely::communication::allocator::ProcessBuilder;
+use timely::communication::allocator::thread::ThreadBuilder;
+use timely::communication::allocator::zero_copy::initialize::{
+    CommsGuard, initialize_networking_from_sockets,
+};
+use timely::communication::{AllocatorBuilder, Hooks};
+use timely::execute::execute_from;
+use timely::worker::Worker;
+
+use super::ClusterSettings;
+use super::abort::Abort;
+use super::control::Control;
+use super::data_socket::{DataSocket, Latch};
+use super::error::{Aborted, Actor, ClusterError, Failure, Peer};
+use super::rendezvous::meet;
+
+/// A worker that has nothing to do looks at the abort flag at least this often.
+const LONGEST_PARK: Duration = Duration::from_millis(100);
+
+/// What a worker's closure is given: its timely [`Worker`] (by `Deref`), and stepping that ends
+/// when the run is aborted.
+///
+/// Its `step`, `step_or_park` and `step_while` hide those of the timely worker. Step through them
+/// only: a closure that loops over the timely worker's own does not notice that a peer has failed.
+pub struct WorkerContext<'a> {
+    worker: &'a mut Worker,
+    abort: Abort,
+    process: usize,
+    processes: usize,
+}
+
+impl WorkerContext<'_> {
+    /// The index of this process.
+    pub fn process(&self) -> usize {
+        self.process
+    }
+
+    /// How many processes there are.
+    pub fn processes(&self) -> usize {
+        self.processes
+    }
+
+    /// The handle with which anything may end the run.
+    pub fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
+    /// Schedules the active operators once, without waiting. Whether any dataflow is left.
+    ///
+    /// # Errors
+    /// [`Aborted`] once the run is aborted.
+    pub fn step(&mut self) -> Result<bool, Aborted> {
+        self.step_within(Duration::ZERO)
+    }
+
+    /// Schedules the active operators once; if there are none, waits for work, a tenth of a second
+    /// at most. Whether any dataflow is left.
+    ///
+    /// # Errors
+    /// [`Aborted`] once the run is aborted.
+    pub fn step_or_park(&mut self) -> Result<bool, Aborted> {
+        self.step_within(LONGEST_PARK)
+    }
+
+    /// Steps, waiting where there is nothing to do, while `condition` holds.
+    ///
+    /// # Errors
+    /// [`Aborted`] once the run is aborted.
+    pub fn step_while(&mut self, mut condition: impl FnMut() -> bool) -> Result<(), Aborted> {
+        self.abort.check()?;
+        while condition() {
+            self.step_or_park()?;
+        }
+        Ok(())
+    }
+
+    /// Steps until every dataflow of this worker is complete.
+    ///
+    /// # Errors
+    /// [`Aborted`] once the run is aborted.
+    pub fn run_until_done(&mut self) -> Result<(), Aborted> {
+        self.abort.check()?;
+        while self.worker.has_dataflows() {
+            self.step_or_park()?;
+        }
+        Ok(())
+    }
+
+    fn step_within(&mut self, park: Duration) -> Result<bool, Aborted> {
+        self.abort.check()?;
+        let more = self.worker.step_or_park(Some(park));
+        self.abort.check()?;
+        Ok(more)
+    }
+}
+
+impl Deref for WorkerContext<'_> {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        self.worker
+    }
+}
+
+impl DerefMut for WorkerContext<'_> {
+    fn deref_mut(&mut self) -> &mut Worker {
+        self.worker
+    }
+}
+
+/// A process that has found its peers and is ready to run workers.
+pub struct Cluster {
+    threads: usize,
+    process: usize,
+    addresses: Vec<String>,
+    abort: Abort,
+    /// Absent when there are no other processes.
+    network: Option<Network>,
+}
+
+struct Network {
+    control: Control,
+    data: Vec<DataSocket>,
+    workers_ended: Arc<Latch>,
+}
+
+impl Cluster {
+    /// Meets the other processes; returns at once if there are none.
+    ///
+    /// # Errors
+    /// If the settings are wrong, not all processes have met within the connect deadline, they
+    /// disagree on their identity, or one of them fails meanwhile.
+    pub fn connect(settings: ClusterSettings) -> Result<Self, ClusterError> {
+        Self::connect_with(settings, Abort::new())
+    }
+
+    /// As [`Cluster::connect`], for a run that may be ended through `abort` from the beginning.
+    ///
+    /// # Errors
+    /// As [`Cluster::connect`]; or the error of `abort`.
+    pub fn connect_with(mut settings: ClusterSettings, abort: Abort) -> Result<Self, ClusterError> {
+        settings.check()?;
+        let (threads, process) = (settings.threads, settings.process);
+        let addresses = settings.addresses.clone();
+        let network = if addresses.len() > 1 {
+            let deadline = settings.peer_deadline;
+            let control = Control::start(process, addresses.clone(), deadline, &abort)?;
+            match meet(&mut settings, &abort, &control)
+                .and_then(|sockets| wrap_sockets(sockets, &addresses, &abort, &control))
+            {
+                Ok((data, workers_ended)) => Some(Network { control, data, workers_ended }),
+                Err(error) => {
+                    abort.abort(error.clone());
+                    control.finish();
+                    return Err(abort.first_error().unwrap_or(error));
+                }
+            }
+        } else {
+            None
+        };
+        Ok(Self { threads, process, addresses, abort, network })
+    }
+
+    /// The handle with which anything may end the run.
+    pub fn abort(&self) -> &Abort {
+        &self.abort
+    }
+
+    /// Runs `work` on every worker of this process, then steps each worker until its dataflows are
+    /// complete. Returns the workers' results in the order of their indices, once every process of
+    /// the cluster is done.
+    ///
+    /// # Errors
+    /// The first error of the run, wherever it happened: an error or a panic of `work`, of an
+    /// operator or of a guarded thread, or a peer that failed, is silent, or is gone.
+    pub fn execute<R, F>(self, work: F) -> Result<Vec<R>, ClusterError>
+    where
+        R: Send + 'static,
+        F: Fn(&mut WorkerContext<'_>) -> Result<R, Failure> + Send + Sync + 'static,
+    {
+        let Self { threads, process, addresses, abort, network } = self;
+        let mut ending = None;
+        let builders = match network {
+            None => local_builders(threads),
+            Some(Network { control, data, workers_ended }) => {
+                let (builders, guard) = match network_builders(data, process, threads) {
+                    Ok(built) => built,
+                    Err(error) => {
+                        abort.abort(error.clone());
+                        control.finish();
+                        return Err(abort.first_error().unwrap_or(error));
+                    }
+                };
+                ending = Some(Ending { control, guard, workers_ended });
+                builders
+            }
+        };
+        let workers_abort = abort.clone();
+        let processes = addresses.len().max(1);
+        let started =
+            execute_from(builders, Box::new(()), WorkerConfig::default(), move |worker| {
+                let abort = workers_abort.clone();
+                let context = WorkerContext { worker, abort, process, processes };
+                run_worker(context, &work)
+            });
+        let results = match started {
+            Ok(guards) => guards.join(),
+            Err(message) => {
+                abort.abort(ClusterError::Workers { message });
+                Vec::new()
+            }
+        };
+        if let Some(ending) = ending {
+            ending.complete(&abort);
+        }
+        let mut completed = Vec::with_capacity(threads);
+        for result in results {
+            match result {
+                Ok(Some(result)) => completed.push(result),
+                Ok(None) => {}
+                // Dropping the worker itself panicked: not a place where our code runs.
+                Err(message) => abort.abort(ClusterError::Workers { message }),
+            }
+        }
+        abort.first_error().map_or(Ok(completed), Err)
+    }
+}
+
+/// Meets the other processes and runs `work` on every worker of this one:
+/// [`Cluster::connect`], then [`Cluster::execute`].
+///
+/// # Errors
+/// As those.
+pub fn execute<R, F>(settings: ClusterSettings, work: F) -> Result<Vec<R>, ClusterError>
+where
+    R: Send + 'static,
+    F: Fn(&mut WorkerContext<'_>) -> Result<R, Failure> + Send + Sync + 'static,
+{
+    Cluster::connect(settings)?.execute(work)
+}
+
+fn run_worker<R>(
+    mut context: WorkerContext<'_>,
+    work: &impl Fn(&mut WorkerContext<'_>) -> Result<R, Failure>,
+) -> Option<R> {
+    let abort = context.abort.clone();
+    let thread = std::thread::current();
+    abort.on_abort(move || thread.unpark());
+    let who = Actor::Worker(context.worker.index());
+    let result = abort.catch(who, || {
+        let result = work(&mut context)?;
+        context.run_until_done()?;
+        Ok(result)
+    });
+    // Timely steps a worker for as long as it has dataflows. Operators that have panicked may
+    // panic again when they are dropped; that would be no news.
+    for dataflow in context.worker.installed_dataflows() {
+        let _ = catch_unwind(AssertUnwindSafe(|| context.worker.drop_dataflow(dataflow)));
+    }
+    result
+}
+
+/// What remains to be done once the workers of this process have ended.
+struct Ending {
+    control: Control,
+    guard: CommsGuard,
+    workers_ended: Arc<Latch>,
+}
+
+impl Ending {
+    fn complete(self, abort: &Abort) {
+        self.workers_ended.open();
+        if !abort.is_aborted() {
+            self.control.say_goodbye();
+        }
+        // Joins timely's threads: they end with those of the peers, or when an abort cuts the
+        // sockets. Should one of them have panicked, dropping the guard panics.
+        if catch_unwind(AssertUnwindSafe(|| drop(self.guard))).is_err() {
+            let message = "a communication thread panicked".to_string();
+            abort.abort(ClusterError::Workers { message });
+        }
+        self.control.finish();
+    }
+}
+
+fn wrap_sockets(
+    sockets: Vec<Option<std::net::TcpStream>>,
+    addresses: &[String],
+    abort: &Abort,
+    control: &Control,
+) -> Result<(Vec<DataSocket>, Arc<Latch>), ClusterError> {
+    let workers_ended = Arc::<Latch>::default();
+    let mut handles = Vec::new();
+    let mut data = Vec::new();
+    for (process, socket) in sockets.into_iter().enumerate() {
+        let Some(socket) = socket else { continue };
+        handles.push(socket.try_clone().map_err(ClusterError::socket("share a connection"))?);
+        let peer = Peer { process, address: addresses[process].clone() };
+        data.push(DataSocket::new(socket, peer, abort.clone(), Arc::clone(&workers_ended)));
+    }
+    control.cut_on_abort(handles);
+    Ok((data, workers_ended))
+}
+
+fn local_builders(threads: usize) -> Vec<AllocatorBuilder> {
+    if threads == 1 {
+        return vec![AllocatorBuilder::Thread(ThreadBuilder)];
+    }
+    let builders = ProcessBuilder::new_typed_vector(threads, Hooks::default().refill, None);
+    builders.into_iter().map(AllocatorBuilder::Process).collect()
+}
+
+fn network_builders(
+    data: Vec<DataSocket>,
+    process: usize,
+    threads: usize,
+) -> Result<(Vec<AllocatorBuilder>, CommsGuard), ClusterError> {
+    let hooks = Hooks::default();
+    let local = ProcessBuilder::new_typed_vector(threads, hooks.refill.clone(), None);
+    let mut sockets: Vec<Option<DataSocket>> = data.into_iter().map(Some).collect();
+    sockets.insert(process, None);
+    let (builders, guard) =
+        initialize_networking_from_sockets(local, sockets, process, threads, hooks)
+            .map_err(ClusterError::socket("set up the data connections"))?;
+    Ok((builders.into_iter().map(AllocatorBuilder::Tcp).collect(), guard))
+}

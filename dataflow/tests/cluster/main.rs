@@ -1,0 +1,10 @@
+//! Workers over threads and processes: whatever fails, all of them end, soon, with its message.
+//!
+//! Clusters within this process are threads with a connection each (`ring::cluster`). Where a
+//! process has to die, this executable starts itself: `processes::child_entry`.
+
+mod processes;
+mod rendezvous;
+mod ring;
+mod supervisor;
+mod threads;

@@ -1,0 +1,160 @@
+//! Processes that meet, or do not.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tidemill::cluster::{
+    Abort, Actor, Cluster, ClusterError, ClusterSettings, ExitClass, execute, read_hosts,
+};
+
+use crate::ring::{SOON, cluster, settings, soon};
+
+#[test]
+fn a_different_identity_is_an_error_on_every_side() {
+    let settings = settings(3, 1).into_iter().map(|settings| {
+        let architecture = if settings.process == 2 { "avx2" } else { "avx512" };
+        settings.with_identity("device.architecture", architecture).with_identity("seed", "17")
+    });
+    let expected =
+        "peers disagree on device.architecture: process 0 has avx512, process 2 has avx2";
+    let or = "peers disagree on device.architecture: process 1 has avx512, process 2 has avx2";
+    for result in soon(|| cluster(settings.collect(), |_| Ok(()))) {
+        let error = result.unwrap_err();
+        let text = error.with_causes();
+        assert!(text.ends_with(expected) || text.ends_with(or), "{text}");
+        assert_eq!(error.exit_class(), ExitClass::FixInput);
+    }
+}
+
+#[test]
+fn different_numbers_of_workers_and_missing_keys_are_named() {
+    let mut unequal = settings(2, 1);
+    unequal[1].threads = 2;
+    for result in soon(|| cluster(unequal, |_| Ok(()))) {
+        let text = result.unwrap_err().with_causes();
+        let expected = "on workers per process: process 0 has 1, process 1 has 2";
+        assert!(text.ends_with(expected), "{text}");
+    }
+    let mut unequal = settings(2, 1);
+    unequal[0].identity.insert("data set".into(), "abc".into());
+    for result in soon(|| cluster(unequal, |_| Ok(()))) {
+        let text = result.unwrap_err().with_causes();
+        assert!(text.ends_with("on data set: process 0 has abc, process 1 has nothing"), "{text}");
+    }
+}
+
+#[test]
+fn missing_peers_are_named_at_the_deadline() {
+    let mut all = settings(3, 1);
+    // Nobody listens for process 0: its listener is closed. Process 2's is open but unattended.
+    drop(all.remove(0));
+    let mut lonely = all.remove(0);
+    lonely.connect_deadline = Duration::from_millis(400);
+    let addresses = lonely.addresses.clone();
+    let start = Instant::now();
+    let error = execute(lonely, |_| Ok(())).unwrap_err();
+    assert!((Duration::from_millis(400)..SOON).contains(&start.elapsed()), "{:?}", start.elapsed());
+    let expected = format!(
+        "no connection within 0.4 s to process 0 ({}), process 2 ({})",
+        addresses[0], addresses[2]
+    );
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(error.exit_class(), ExitClass::Restart);
+    assert!(error.with_causes().len() > expected.len(), "the last attempt's error is its source");
+}
+
+#[test]
+fn whoever_waits_for_a_third_hears_that_the_second_has_failed() {
+    let mut all = settings(3, 1);
+    let missing = all.pop();
+    all[1].connect_deadline = Duration::from_millis(600);
+    // Process 0 would wait for 20 s.
+    for result in soon(|| cluster(all, |_| Ok(()))) {
+        let text = result.unwrap_err().with_causes();
+        assert!(text.contains("no connection within 0.6 s to process 2"), "{text}");
+    }
+    drop(missing);
+}
+
+#[test]
+fn strangers_are_dropped_and_delay_nobody() {
+    let all = settings(2, 1);
+    let address = all[0].addresses[0].clone();
+    // They come first: half-open, garbage, another protocol, a frame that never ends, a wrong index.
+    let greetings: [&[u8]; 5] = [
+        b"",
+        &[0xff; 100],
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"tidemill\0\0\x10\0{\"proc",
+        b"tidemill\0\0\0\x07\"hello\"",
+    ];
+    let mut strangers: Vec<TcpStream> = Vec::new();
+    for greeting in greetings {
+        let mut stranger = TcpStream::connect(&address).unwrap();
+        stranger.write_all(greeting).unwrap();
+        strangers.push(stranger);
+    }
+    let results = soon(|| cluster(all, |context| Ok(context.index())));
+    let indices: Vec<usize> = results.into_iter().flat_map(Result::unwrap).collect();
+    assert_eq!(indices, [0, 1]);
+    drop(strangers);
+}
+
+#[test]
+fn a_second_process_of_the_same_index_is_refused() {
+    let mut all = settings(3, 1);
+    all[0].connect_deadline = Duration::from_millis(1500);
+    let missing = all.pop();
+    let mut twin = ClusterSettings::process(1, 1, all[0].addresses.clone());
+    twin.listener = Some(TcpListener::bind("127.0.0.1:0").unwrap());
+    all.push(twin);
+    let errors: Vec<_> = cluster(all, |_| Ok(())).into_iter().map(Result::unwrap_err).collect();
+    let refused = |error: &&ClusterError| {
+        matches!(error, ClusterError::Refused { process: 1, .. })
+            && error.to_string().contains("before")
+    };
+    assert_eq!(errors.iter().filter(refused).count(), 1, "{errors:?}");
+    drop(missing);
+}
+
+#[test]
+fn an_abort_ends_the_search_for_peers() {
+    let mut all = settings(2, 1);
+    let abort = Abort::new();
+    let outside = abort.clone();
+    let culprit = std::thread::spawn(move || outside.fail(Actor::Thread("main".into()), "no use"));
+    let error = soon(|| Cluster::connect_with(all.remove(0), abort).map(|_| ())).unwrap_err();
+    culprit.join().unwrap();
+    assert_eq!(error.with_causes(), "thread main failed: no use");
+}
+
+#[test]
+fn an_address_in_use_and_wrong_settings_are_named() {
+    let mut all = settings(2, 1);
+    let taken = all[1].listener.take().unwrap();
+    let error = execute(all.remove(1), |_| Ok(())).unwrap_err();
+    let address = taken.local_addr().unwrap();
+    assert_eq!(error.to_string(), format!("cannot listen at {address}"));
+    assert_eq!(error.exit_class(), ExitClass::Restart);
+
+    let beyond = ClusterSettings::process(1, 2, vec!["a:1".into(), "b:1".into()]);
+    let text = execute(beyond, |_| Ok(())).unwrap_err().to_string();
+    assert_eq!(text, "process index 2 is out of range: the cluster has 2 processes, from 0");
+    let text = execute(ClusterSettings::threads(0), |_| Ok(())).unwrap_err().to_string();
+    assert_eq!(text, "the number of workers must be at least 1, found 0");
+}
+
+#[test]
+fn settings_come_from_a_hosts_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts.txt");
+    std::fs::write(&hosts, "# two nodes\nnode-a:2101\n\nnode-b:2101\n").unwrap();
+    assert_eq!(read_hosts(&hosts).unwrap(), ["node-a:2101", "node-b:2101"]);
+    let settings = ClusterSettings::from_hosts(2, 1, &hosts).unwrap();
+    assert_eq!((settings.processes(), settings.process), (2, 1));
+    let error = ClusterSettings::from_hosts(2, 2, &hosts).unwrap_err();
+    assert!(matches!(error, ClusterError::ProcessIndex { process: 2, processes: 2 }));
+    assert!(read_hosts(Path::new("absent")).is_err());
+}
