@@ -148,7 +148,7 @@ mod tests {
     fn large_documents_are_checked_whole_before_their_first_piece() {
         let documents = documents(&[10, 25, 0]);
         let mut plan = Plan::new(&documents, 10);
-        let mut next = |plan: &mut Plan<'_>| plan.take().map(|r| (r.document, r.extent, r.bytes));
+        let next = |plan: &mut Plan<'_>| plan.take().map(|r| (r.document, r.extent, r.bytes));
         assert_eq!(next(&mut plan), Some((0, Extent::Whole, 10)));
         for piece in [0..10, 10..20, 20..25_u64] {
             let bytes = piece.end - piece.start;
