@@ -1,0 +1,261 @@
+//! Model files: what is written reads back to the bit, and what is damaged is refused by name.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+use tidemill_model::hugging_face::{
+    CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SafetensorsLayout, TensorFiles, load, save,
+};
+use tidemill_model::{Layout, Mamba, MambaConfig, Tensor};
+
+const EMBEDDING: &str = "backbone.embeddings.weight";
+const NORM: &str = "backbone.norm_f.weight";
+
+/// Tensors of a file to be: name, type, shape, bytes.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+fn model(tied: bool) -> (Mamba, Vec<f32>) {
+    let config = MambaConfig { tie_embeddings: tied, ..MambaConfig::new(11, 6, 1) };
+    let model = Mamba::new(&config).expect("sizes");
+    let arena = model.initialize(3);
+    (model, arena)
+}
+
+fn tensors(layout: &Layout, arena: &[f32]) -> Tensors {
+    let entry = |tensor: &Tensor| {
+        let values = arena[tensor.range()].iter();
+        let bytes = values.flat_map(|value| value.to_le_bytes()).collect();
+        (tensor.name.clone(), (Dtype::F32, tensor.shape.clone(), bytes))
+    };
+    layout.tensors().iter().map(entry).collect()
+}
+
+fn write(path: &Path, tensors: &Tensors) {
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).expect("agrees"))
+    });
+    std::fs::write(path, safetensors::serialize(views, None).expect("serializes")).expect("writes");
+}
+
+/// A folder with the config of `model(tied)` and a file of `tensors`.
+fn folder(tied: bool, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDir {
+    let (model, arena) = model(tied);
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
+    let mut tensors = tensors(model.layout(), &arena);
+    change(&mut tensors);
+    write(&folder.path().join(SINGLE_FILE), &tensors);
+    folder
+}
+
+/// The error of loading `folder`, its path cut off.
+fn refused(folder: &Path) -> String {
+    let error = load(folder).err().expect("refused").to_string();
+    error.replace(&format!("{}/", folder.display()), "").replace(&folder.display().to_string(), ".")
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+#[test]
+fn a_model_reads_back_to_the_bit() {
+    for tied in [true, false] {
+        let (model, mut arena) = model(tied);
+        // Values that a conversion by way of text or another type would lose.
+        let norm = model.layout().tensors().iter().find(|t| t.name == NORM).expect("there").offset;
+        arena[norm..norm + 3].copy_from_slice(&[-0.0, 1e-45, f32::MAX]);
+        let folder = tempfile::tempdir().expect("a folder");
+        save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
+        let (read, found) = load(folder.path()).expect("reads");
+        assert_eq!(read.config_json(), model.config_json());
+        assert_eq!(bits(&found), bits(&arena));
+        assert_eq!(model.layout().parameter_elements(), found.len());
+        assert!(save(folder.path(), &json!({}), model.layout(), &arena[1..]).is_err());
+    }
+}
+
+#[test]
+fn ranges_of_an_arena_read_back_with_their_padding() {
+    let (model, arena) = model(true);
+    let plan = SafetensorsLayout::of_arenas(model.layout(), &["exp_avg.", "exp_avg_sq."]);
+    let mut bytes = vec![0; plan.file_bytes() as usize];
+    bytes[..plan.header_bytes().len()].copy_from_slice(plan.header_bytes());
+    for (prefix, sign) in [("exp_avg.", 1.0), ("exp_avg_sq.", -1.0)] {
+        for piece in plan.placement(model.layout(), prefix).pieces(0..arena.len()) {
+            for (index, value) in arena[piece.arena].iter().enumerate() {
+                let start = piece.file_offset as usize + 4 * index;
+                bytes[start..start + 4].copy_from_slice(&(sign * value).to_le_bytes());
+            }
+        }
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("optimizer.safetensors");
+    std::fs::write(&path, &bytes).expect("writes");
+    let mut files = TensorFiles::open(&path).expect("opens");
+    files.check(model.layout(), "exp_avg.").expect("complete");
+    assert!(files.check(model.layout(), "").is_err());
+    for (start, end) in [(0, arena.len()), (0, 1), (5, 100), (70, 71), (63, arena.len() - 3)] {
+        let mut found = vec![f32::NAN; end - start];
+        files.read_arena(model.layout(), "exp_avg.", start, &mut found).expect("reads");
+        assert_eq!(bits(&found), bits(&arena[start..end]), "{start}..{end}");
+        files.read_arena(model.layout(), "exp_avg_sq.", start, &mut found).expect("reads");
+        assert!(found.iter().zip(&arena[start..end]).all(|(found, value)| *found == -value));
+    }
+}
+
+#[test]
+fn other_spellings_and_types_are_read() {
+    let (_, arena) = model(true);
+    // The original name of the embedding, and a copy of it as the head.
+    let renamed = folder(true, |tensors| {
+        let embedding = tensors.remove(EMBEDDING).expect("there");
+        tensors.insert("lm_head.weight".to_owned(), embedding.clone());
+        tensors.insert("backbone.embedding.weight".to_owned(), embedding);
+    });
+    assert_eq!(bits(&load(renamed.path()).expect("reads").1), bits(&arena));
+    let original = json!({
+        "d_model": 6, "n_layer": 1, "vocab_size": 11, "pad_vocab_size_multiple": 1, "ssm_cfg": {}
+    });
+    std::fs::write(renamed.path().join(CONFIG_FILE), original.to_string()).expect("writes");
+    assert_eq!(bits(&load(renamed.path()).expect("reads").1), bits(&arena));
+    // The upper halves of fp32 are bf16.
+    let halves = folder(true, |tensors| {
+        for (dtype, _, bytes) in tensors.values_mut() {
+            *dtype = Dtype::BF16;
+            *bytes = bytes.chunks_exact(4).flat_map(|value| [value[2], value[3]]).collect();
+        }
+    });
+    let found = load(halves.path()).expect("reads").1;
+    let cut: Vec<u32> = bits(&arena).iter().map(|bits| bits & 0xffff_0000).collect();
+    assert_eq!(bits(&found), cut);
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let missing = folder(true, |tensors| {
+        tensors.remove(NORM);
+    });
+    assert_eq!(refused(missing.path()), format!("{SINGLE_FILE}: tensor {NORM} is missing"));
+    let reshaped = folder(true, |tensors| tensors.get_mut(NORM).expect("there").1 = vec![2, 3]);
+    assert_eq!(
+        refused(reshaped.path()),
+        format!("{SINGLE_FILE}: tensor {NORM}: expected shape [6], found [2, 3]")
+    );
+    let integers = folder(true, |tensors| tensors.get_mut(NORM).expect("there").0 = Dtype::I32);
+    assert_eq!(
+        refused(integers.path()),
+        format!("{SINGLE_FILE}: tensor {NORM}: expected F32, F16 or BF16, found I32")
+    );
+    let unknown = folder(true, |tensors| {
+        tensors.insert("backbone.extra".to_owned(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    assert_eq!(refused(unknown.path()), ".: tensor backbone.extra is none that this model has");
+    let untied = folder(true, |tensors| {
+        let mut head = tensors[EMBEDDING].clone();
+        head.2[5] ^= 1;
+        tensors.insert("lm_head.weight".to_owned(), head);
+    });
+    assert_eq!(
+        refused(untied.path()),
+        format!(".: tensor lm_head.weight differs from {EMBEDDING}, which the config ties it to")
+    );
+    let headless = folder(false, |tensors| {
+        tensors.remove("lm_head.weight");
+    });
+    assert_eq!(
+        refused(headless.path()),
+        format!("{SINGLE_FILE}: tensor lm_head.weight is missing")
+    );
+}
+
+#[test]
+fn shards_are_read_and_damaged_indexes_refused() {
+    let (model, arena) = model(true);
+    let tensors = tensors(model.layout(), &arena);
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
+    std::fs::remove_file(at(SINGLE_FILE)).expect("removes");
+    assert_eq!(
+        refused(folder.path()),
+        format!(".: expected a folder with {SINGLE_FILE} or {INDEX_FILE}")
+    );
+    std::fs::write(at("pytorch_model.bin"), b"").expect("writes");
+    assert!(refused(folder.path()).contains("has pytorch_model.bin; convert it"));
+
+    let shard = |index: usize| format!("model-0000{}-of-00002.safetensors", index % 2 + 1);
+    let mut map = BTreeMap::new();
+    let mut shards: [Tensors; 2] = Default::default();
+    for (index, (name, tensor)) in tensors.iter().enumerate() {
+        map.insert(name.clone(), Value::String(shard(index)));
+        shards[index % 2].insert(name.clone(), tensor.clone());
+    }
+    for (index, tensors) in shards.iter().enumerate() {
+        write(&at(&shard(index)), tensors);
+    }
+    let index = |map: &BTreeMap<String, Value>| {
+        let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+        std::fs::write(at(INDEX_FILE), index.to_string()).expect("writes");
+    };
+    index(&map);
+    assert_eq!(bits(&load(folder.path()).expect("reads").1), bits(&arena));
+
+    let with = |file: Value| {
+        let mut changed = map.clone();
+        changed.insert(NORM.to_owned(), file);
+        index(&changed);
+        refused(folder.path())
+    };
+    let beside =
+        format!("{INDEX_FILE}: weight_map: expected the name of a file beside it for {NORM}");
+    assert_eq!(with(json!("../elsewhere.safetensors")), beside);
+    assert_eq!(with(json!(1)), beside);
+    assert_eq!(with(json!("nowhere.safetensors")), "reading nowhere.safetensors failed");
+    let other = if map[NORM] == json!(shard(0)) { shard(1) } else { shard(0) };
+    assert_eq!(
+        with(json!(other)),
+        format!("{other}: tensor {NORM} is missing, which {INDEX_FILE} places here")
+    );
+    std::fs::write(at(INDEX_FILE), b"{\"weight_map\": [").expect("writes");
+    assert!(refused(folder.path()).starts_with(&format!("{INDEX_FILE}: is not JSON: ")));
+    std::fs::write(at(INDEX_FILE), b"{}").expect("writes");
+    assert!(refused(folder.path()).contains("weight_map: expected an object"));
+}
+
+#[test]
+fn cut_and_flipped_files_are_refused_and_nothing_panics() {
+    let (model, arena) = model(true);
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
+    let path = folder.path().join(SINGLE_FILE);
+    let whole = std::fs::read(&path).expect("written just now");
+    for length in [0, 7, 8, 9, 100, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole[..length]).expect("writes");
+        let error = refused(folder.path());
+        assert!(error.starts_with(&format!("{SINGLE_FILE}: ")), "{length} bytes: {error}");
+        assert!(error.contains("is cut short"), "{length} bytes: {error}");
+    }
+    let mut longer = whole.clone();
+    longer.push(0);
+    std::fs::write(&path, &longer).expect("writes");
+    assert!(refused(folder.path()).contains("is cut short or damaged: expected"));
+
+    let header_bytes = SafetensorsLayout::of_arenas(model.layout(), &[""]).header_bytes().len();
+    let mut refusals = 0;
+    for byte in 0..header_bytes {
+        let mut flipped = whole.clone();
+        flipped[byte] ^= 1 << (byte % 8);
+        std::fs::write(&path, &flipped).expect("writes");
+        if let Err(error) = load(folder.path()) {
+            let error = error.to_string();
+            assert!(error.contains(&folder.path().display().to_string()), "{error}");
+            refusals += 1;
+        }
+    }
+    // What remains is the metadata, which nobody reads, and spaces that became another white space.
+    assert!(refusals > header_bytes * 9 / 10, "{refusals} of {header_bytes} flips");
+}
