@@ -31,6 +31,8 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(20);
 const LONGEST_BACKOFF: Duration = Duration::from_millis(500);
+/// How long a process that has failed waits for those that do not know yet.
+const LINGER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -55,9 +57,14 @@ enum Reply {
 }
 
 enum Event {
-    Connected { process: usize, purpose: Purpose, stream: TcpStream },
+    Connected {
+        process: usize,
+        purpose: Purpose,
+        stream: TcpStream,
+    },
     NotYet(io::Error),
-    Failed(ClusterError),
+    /// With the process that knows of it too, if one does.
+    Failed(ClusterError, Option<usize>),
     Aborted,
 }
 
@@ -114,20 +121,20 @@ pub(super) fn meet(
     });
     let greeter = Arc::clone(&meeting);
     let acceptor = Acceptor::start(listener, move |connection| greeter.accepted(connection))?;
+    let mut unaware: BTreeSet<usize> = (0..processes).filter(|&other| other != process).collect();
+    let deadline = settings.connect_deadline;
     let result = meeting
         .start_connecting()
-        .and_then(|()| meeting.gather(settings.connect_deadline, abort, control, &received));
-    meeting.end();
-    acceptor.stop();
+        .and_then(|()| meeting.gather(deadline, abort, control, &received, &mut unaware));
     if let Err(error) = &result {
-        // Those that have just arrived are told the reason too.
         abort.abort(error.clone());
-        for event in received.try_iter() {
-            if let Event::Connected { process, purpose: Purpose::Control, stream } = event {
-                control.attach(meeting.peer(process), stream)?;
-            }
+        // After the whole deadline there is nobody left to wait for.
+        if !matches!(error, ClusterError::Unreachable { .. }) {
+            meeting.linger(control, &received, unaware);
         }
     }
+    meeting.end();
+    acceptor.stop();
     result
 }
 
@@ -162,10 +169,10 @@ impl Meeting {
         abort: &Abort,
         control: &Control,
         received: &Receiver<Event>,
+        unaware: &mut BTreeSet<usize>,
     ) -> Result<Vec<Option<TcpStream>>, ClusterError> {
-        let others = (0..self.addresses.len()).filter(|&other| other != self.process);
-        let mut missing: BTreeSet<(usize, Purpose)> =
-            others.flat_map(|other| [(other, Purpose::Control), (other, Purpose::Data)]).collect();
+        let both = |other: &usize| [(*other, Purpose::Control), (*other, Purpose::Data)];
+        let mut missing: BTreeSet<(usize, Purpose)> = unaware.iter().flat_map(both).collect();
         let mut data: Vec<_> = self.addresses.iter().map(|_| None).collect();
         let mut last_failure = None;
         while !missing.is_empty() {
@@ -174,12 +181,18 @@ impl Meeting {
                 Ok(Event::Connected { process, purpose, stream }) => {
                     missing.remove(&(process, purpose));
                     match purpose {
-                        Purpose::Control => control.attach(self.peer(process), stream)?,
+                        Purpose::Control => {
+                            unaware.remove(&process);
+                            control.attach(self.peer(process), stream)?;
+                        }
                         Purpose::Data => data[process] = Some(stream),
                     }
                 }
                 Ok(Event::NotYet(error)) => last_failure = Some(Arc::new(error)),
-                Ok(Event::Failed(error)) => return Err(error),
+                Ok(Event::Failed(error, aware)) => {
+                    aware.map(|process| unaware.remove(&process));
+                    return Err(error);
+                }
                 Ok(Event::Aborted) => {}
                 Err(_) => {
                     let missing: BTreeSet<usize> = missing.iter().map(|(peer, _)| *peer).collect();
@@ -195,6 +208,26 @@ impl Meeting {
             }
         }
         Ok(data)
+    }
+
+    /// Keeps meeting processes for a moment after a failure: `control` tells each of them the
+    /// error. Whoever is not met would look for us until its own deadline.
+    fn linger(&self, control: &Control, received: &Receiver<Event>, mut unaware: BTreeSet<usize>) {
+        let end = Instant::now() + LINGER;
+        while !unaware.is_empty() {
+            match received.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(Event::Connected { process, purpose: Purpose::Control, stream }) => {
+                    unaware.remove(&process);
+                    // The first error is what counts: this one would be a second.
+                    let _ = control.attach(self.peer(process), stream);
+                }
+                Ok(Event::Failed(_, Some(process))) => {
+                    unaware.remove(&process);
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
     }
 
     /// Wakes and ends every thread of the meeting.
@@ -231,7 +264,7 @@ impl Meeting {
             Ok(stream) => stream,
             Err(error) => {
                 let error = ClusterError::socket("accept connections")(error);
-                return self.report(Event::Failed(error));
+                return self.report(Event::Failed(error, None));
             }
         };
         let meeting = Arc::clone(self);
@@ -248,7 +281,7 @@ impl Meeting {
                 }
             });
         if let Err(error) = spawned {
-            self.report(Event::Failed(ClusterError::spawn("cluster:greet")(error)));
+            self.report(Event::Failed(ClusterError::spawn("cluster:greet")(error), None));
         }
     }
 
@@ -264,7 +297,7 @@ impl Meeting {
             let ours = self.hello(theirs.purpose);
             if let Some(disagreement) = compare(&ours, &theirs) {
                 write_frame(stream, &Reply::Welcome(ours))?;
-                self.report(Event::Failed(disagreement));
+                self.report(Event::Failed(disagreement, Some(theirs.process)));
                 return Err(io::Error::other("peers disagree"));
             }
             if let Err(reason) = self.admit(&theirs) {
@@ -317,7 +350,7 @@ impl Meeting {
                     return true;
                 }
                 Ok(Err(error)) => {
-                    self.report(Event::Failed(error));
+                    self.report(Event::Failed(error, Some(process)));
                     return false;
                 }
                 Err(error) => self.report(Event::NotYet(error)),
