@@ -77,11 +77,13 @@ on_every_arm! {
     rms_norm_agrees: bodies::rms_norm::agrees;
     rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
     causal_conv1d_agrees: bodies::causal_conv1d::agrees;
+    silu_agrees: bodies::causal_conv1d::silu_agrees;
     causal_conv1d_samples_are_independent: bodies::causal_conv1d::samples_are_independent;
     causal_conv1d_step_agrees: bodies::causal_conv1d_step::agrees;
     selective_scan_agrees: bodies::selective_scan::agrees;
     selective_scan_samples_are_independent: bodies::selective_scan::samples_are_independent;
     selective_scan_step_agrees: bodies::selective_scan_step::agrees;
+    softplus_agrees: bodies::selective_scan_step::softplus_agrees;
     cross_entropy_agrees: bodies::cross_entropy::agrees;
     cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
     accumulate_agrees: bodies::gradient_sums::accumulate_agrees;

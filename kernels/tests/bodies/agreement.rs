@@ -11,7 +11,7 @@ pub fn tolerance<T: Element>(reduction: usize) -> f64 {
     match (T::NAME, reduction) {
         ("f64", _) => 1e-12,
         (_, 0) => 1e-6,
-        (_, ..=32) => 3e-6,
+        (_, ..=32) => 5e-6,
         (_, ..=512) => 1e-5,
         (_, _) => 3e-5,
     }
@@ -20,9 +20,22 @@ pub fn tolerance<T: Element>(reduction: usize) -> f64 {
 /// Asserts that `found` is `expected` within `tolerance`; a NaN never agrees.
 #[track_caller]
 pub fn assert_close(label: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_close_beside(label, found, expected, tolerance, 0.0);
+}
+
+/// [`assert_close`] where the terms of a sum, or what an activation is applied to, are as large as
+/// `terms` though the results may be much smaller: errors are measured against that too.
+#[track_caller]
+pub fn assert_close_beside(
+    label: &str,
+    found: &[f32],
+    expected: &[f64],
+    tolerance: f64,
+    terms: f64,
+) {
     assert_eq!(found.len(), expected.len(), "{label}: elements");
     let squares: f64 = expected.iter().map(|x| x * x).sum();
-    let typical = (squares / expected.len() as f64).sqrt();
+    let typical = (squares / expected.len() as f64).sqrt().max(terms);
     for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
         let error = (f64::from(found) - expected).abs();
         let allowed = tolerance * expected.abs().max(typical) + f64::from(f32::MIN_POSITIVE);
@@ -30,6 +43,16 @@ pub fn assert_close(label: &str, found: &[f32], expected: &[f64], tolerance: f64
             error <= allowed,
             "{label}[{i}]: found {found:e}, expected {expected:e}: error {error:e} over {allowed:e}"
         );
+    }
+}
+
+/// Asserts that every element is within `tolerance` of its own size: for what no sum cancels.
+#[track_caller]
+pub fn assert_each_close(label: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{label}: elements");
+    for i in 0..found.len() {
+        let label = format!("{label}[{i}]");
+        assert_close(&label, &found[i..=i], &expected[i..=i], tolerance);
     }
 }
 

@@ -5,7 +5,9 @@ use tidemill_kernels::reference::cross_entropy::forward_backward;
 use tidemill_kernels::shape::CrossEntropyShape;
 use tidemill_kernels::{Backend, IGNORED_TARGET, KernelError, Slice};
 
-use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
+use super::agreement::{
+    Transcript, assert_close_beside, assert_each_close, assert_same_bits, tolerance,
+};
 use super::device::{Device, Layout, POISON_BITS, Placed};
 use super::inputs::{Inputs, wide};
 
@@ -70,9 +72,23 @@ fn check_case<B: Backend<Activation = f32>>(
     for row in 0..shape.rows {
         let label = format!("{label} row {row}");
         let elements = row * shape.row_stride..(row + 1) * shape.row_stride;
-        let found = &dlogits[elements.clone()];
-        assert_close(&label, &losses[row..=row], &expected.losses[row..=row], tolerance);
-        assert_close(&label, found, &expected.dlogits[elements], tolerance);
+        let (found, dlogits) = (&dlogits[elements.clone()], &expected.dlogits[elements]);
+        // The loss of a certain target is what its probability leaves of 1.
+        let (loss, expected_loss) = (&losses[row..=row], &expected.losses[row..=row]);
+        assert_close_beside(&label, loss, expected_loss, tolerance, 0.1);
+        if case.targets[row] == IGNORED_TARGET {
+            assert_each_close(&label, found, dlogits, tolerance);
+        } else {
+            // Only the target's element subtracts, from a probability of up to 1.
+            let target = case.targets[row] as usize;
+            let (before, after) = (&found[..target], &found[target + 1..]);
+            // A difference of logits, up to 88 where its exponential is not zero, is rounded too.
+            let of_exponential = tolerance + 88.0 * f64::from(f32::EPSILON) / 2.0;
+            assert_each_close(&label, before, &dlogits[..target], of_exponential);
+            assert_each_close(&label, after, &dlogits[target + 1..], of_exponential);
+            let (found, expected) = (&found[target..=target], &dlogits[target..=target]);
+            assert_close_beside(&label, found, expected, tolerance, 0.1);
+        }
         let zero = if case.targets[row] == IGNORED_TARGET {
             assert_eq!(losses[row].to_bits(), 0, "{label}: the loss of an ignored target");
             found
