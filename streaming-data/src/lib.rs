@@ -8,18 +8,30 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`data_set`] | a folder of shards, with or without an index, opened |
+//! | [`order`] | the canonical order: position -> sample, computed for any position at once |
+//! | [`reader`] | samples of planned positions, decoded ahead on threads under a memory bound |
+//! | [`cursor`] | where a stream is, and whether another stream may go on from there |
+//! | [`prepare`] | documents to shards |
 //! | [`index`] | `index.json`: seq_len, vocabulary, and samples, size and hash of every shard |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the one error of this crate |
-//! | [`prepare`] | documents to shards |
 //!
-//! Start here: [`index`].
+//! Start here: the example of [`reader`], then [`order`].
 
 #![forbid(unsafe_code)]
 
+mod cache;
+pub mod cursor;
+pub mod data_set;
 pub mod error;
 pub mod hash;
 pub mod index;
+pub mod order;
 pub mod prepare;
+pub mod reader;
+mod shard;
 
+pub use data_set::DataSet;
 pub use error::DataError;
+pub use shard::Shard;

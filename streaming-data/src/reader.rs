@@ -1,0 +1,249 @@
+//! Samples in a planned order, decoded ahead of their consumer on threads.
+//!
+//! A [`Decoder`] is made once per process: its threads, its memory and its cache of decoded row
+//! groups are shared by all [`Reader`]s made from it, so that workers which read neighbouring parts
+//! of the same windows do not decode the same row group again and again. A reader follows a *plan*:
+//! ranges of positions in the canonical order, usually one range per step and worker.
+//!
+//! Contract:
+//! - A reader yields exactly the samples of its plan, in its order, for any number of threads, any
+//!   memory bound and whatever other readers do. An error comes at the place of the sample that
+//!   could not be read; after it the reader is at its end.
+//! - Memory: three quarters of `memory_bytes` hold decoded row groups, one quarter holds samples
+//!   that wait for their readers, shared evenly. Beyond the bound, each thread may hold the row
+//!   group that it is decoding, and each reader at least one batch (up to 128 KiB, or one sample).
+//!   A window shuffle wants the row groups of two windows to fit:
+//!   `2 * window_samples * (seq_len + 1) * 2` bytes for a vocabulary of up to 65,536.
+//! - A shard with a hash in its index is verified before its first sample is decoded, once per
+//!   data set.
+//! - Dropping a reader withdraws its plan; dropping the last reader and decoder ends the threads,
+//!   after the row group in hand, without waiting for them.
+//!
+//! ```
+//! # use std::{num::NonZeroU64, sync::Arc};
+//! # use arrow::{array::*, datatypes::*};
+//! use tidemill_streaming_data::{
+//!     DataSet,
+//!     order::{ShuffleOrder, ShuffleSettings},
+//!     reader::{Decoder, DecoderSettings},
+//! };
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let tokens: Arc<dyn Array> = Arc::new(FixedSizeListArray::new(
+//! #     Arc::new(Field::new("element", DataType::UInt16, false)),
+//! #     5,
+//! #     Arc::new(UInt16Array::from_iter_values(0..500)),
+//! #     None,
+//! # ));
+//! # let batch = RecordBatch::try_from_iter([("tokens", tokens)])?;
+//! # let file = std::fs::File::create(folder.path().join("0.parquet"))?;
+//! # let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), None)?;
+//! # writer.write(&batch)?;
+//! # writer.close()?;
+//! // A folder with one Parquet file of 100 rows of 5 tokens.
+//! let data_set = DataSet::open(folder.path())?;
+//! assert_eq!((data_set.samples(), data_set.seq_len()), (100, 4));
+//!
+//! let order = data_set.order(ShuffleSettings {
+//!     order: ShuffleOrder::Window,
+//!     window_samples: NonZeroU64::new(64).unwrap(),
+//!     seed: 17,
+//! })?;
+//! let decoder = Decoder::new(data_set, order, DecoderSettings::default())?;
+//!
+//! // Steps of 8 samples, of which this worker reads the second half: for ever, so take some.
+//! let plan = (0..).map(|step| step * 8 + 4..step * 8 + 8);
+//! for sample in decoder.reader(plan).take(40) {
+//!     let sample = sample?;
+//!     assert!(sample.position % 8 >= 4);
+//!     assert_eq!(sample.tokens[4], sample.tokens[0] + 4);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::{num::NonZeroUsize, ops::Range, sync::Arc, task::Poll, thread, vec};
+
+use crate::{data_set::DataSet, error::DataError, order::CanonicalOrder};
+
+mod queue;
+mod workshop;
+
+use queue::Taken;
+use workshop::Workshop;
+
+/// One sample of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// Its position in the canonical order.
+    pub position: u64,
+    /// Its `seq_len + 1` tokens.
+    pub tokens: Vec<u32>,
+}
+
+/// What a [`Decoder`] may use; neither changes a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecoderSettings {
+    /// Threads that read and decode.
+    pub threads: NonZeroUsize,
+    /// Memory for decoded row groups and samples that wait; see the [module](self).
+    pub memory_bytes: usize,
+}
+
+impl Default for DecoderSettings {
+    /// Two threads and 512 MiB.
+    fn default() -> DecoderSettings {
+        DecoderSettings { threads: NonZeroUsize::MIN.saturating_add(1), memory_bytes: 512 << 20 }
+    }
+}
+
+/// Decodes for the readers of a process; see the [module](self). Clones are the same decoder.
+#[derive(Clone)]
+pub struct Decoder {
+    owner: Arc<Owner>,
+}
+
+/// Held by decoders and readers, not by threads: its end is the end of the threads.
+struct Owner {
+    workshop: Arc<Workshop>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.workshop.close();
+    }
+}
+
+impl Decoder {
+    /// Starts the threads. Nothing is read before there is a reader.
+    ///
+    /// # Errors
+    /// [`DataError::Order`] when the order is that of another data set, [`DataError::Io`] when a
+    /// thread cannot be started.
+    pub fn new(
+        data_set: DataSet,
+        order: CanonicalOrder,
+        settings: DecoderSettings,
+    ) -> Result<Decoder, DataError> {
+        if order.samples() != data_set.samples() {
+            return Err(DataError::Order {
+                shards: data_set.shards().len(),
+                found: format!(
+                    "{} samples, and an order of {}",
+                    data_set.samples(),
+                    order.samples()
+                ),
+                expected: "the order of this data set",
+            });
+        }
+        let path = data_set.path().to_owned();
+        let workshop = Arc::new(Workshop::new(data_set, order, settings.memory_bytes));
+        // Made before the threads: if one fails to start, those before it end with this.
+        let owner = Arc::new(Owner { workshop: Arc::clone(&workshop) });
+        for number in 0..settings.threads.get() {
+            let workshop = Arc::clone(&workshop);
+            thread::Builder::new()
+                .name(format!("tidemill-decode-{number}"))
+                .spawn(move || workshop.work())
+                .map_err(DataError::io("start a thread to decode", &path))?;
+        }
+        Ok(Decoder { owner })
+    }
+
+    /// The data set that is decoded.
+    pub fn data_set(&self) -> &DataSet {
+        self.owner.workshop.data_set()
+    }
+
+    /// A reader of the positions of a plan, one range after the other.
+    ///
+    /// The plan is asked for its next range while the decoder is locked: it should compute, not
+    /// wait. It may be endless.
+    pub fn reader<P>(&self, plan: P) -> Reader
+    where
+        P: IntoIterator<Item = Range<u64>, IntoIter: Send + 'static>,
+    {
+        self.reader_with_wake(plan, || {})
+    }
+
+    /// A reader that calls `wake` when [`Reader::try_next`] has something to say again.
+    ///
+    /// `wake` is called by a thread of the decoder, after a sample has become ready, or an error,
+    /// or the end, to a reader that had nothing ready. It may be called once more after the
+    /// reader was dropped.
+    pub fn reader_with_wake<P>(&self, plan: P, wake: impl Fn() + Send + Sync + 'static) -> Reader
+    where
+        P: IntoIterator<Item = Range<u64>, IntoIter: Send + 'static>,
+    {
+        let id = self.owner.workshop.enter(Box::new(plan.into_iter()), Arc::new(wake));
+        Reader { owner: Arc::clone(&self.owner), id, batch: Vec::new().into_iter(), at_end: false }
+    }
+}
+
+/// An iterator over the samples of a plan; see the [module](self).
+pub struct Reader {
+    owner: Arc<Owner>,
+    id: u64,
+    /// Samples that were taken from the decoder and not yet yielded.
+    batch: vec::IntoIter<Sample>,
+    at_end: bool,
+}
+
+impl Reader {
+    /// The next sample if it is ready, without blocking. `Ready(None)` is the end of the plan,
+    /// or what follows an error.
+    ///
+    /// # Errors
+    /// What is wrong with the shard or row of the sample; [`DataError::DecodingPanic`] when a
+    /// thread, the plan or the wake callback panicked.
+    pub fn try_next(&mut self) -> Poll<Option<Result<Sample, DataError>>> {
+        if let Some(sample) = self.batch.next() {
+            return Poll::Ready(Some(Ok(sample)));
+        }
+        if self.at_end {
+            return Poll::Ready(None);
+        }
+        let taken = self.owner.workshop.try_take(self.id);
+        match taken {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(taken) => Poll::Ready(self.accept(taken)),
+        }
+    }
+
+    fn accept(&mut self, taken: Taken) -> Option<Result<Sample, DataError>> {
+        match taken {
+            Taken::Batch(samples) => {
+                self.batch = samples.into_iter();
+                self.batch.next().map(Ok)
+            }
+            Taken::Failure(error) => {
+                self.at_end = true;
+                Some(Err(error))
+            }
+            Taken::End => {
+                self.at_end = true;
+                None
+            }
+        }
+    }
+}
+
+impl Iterator for Reader {
+    type Item = Result<Sample, DataError>;
+
+    /// The next sample, waiting for it.
+    fn next(&mut self) -> Option<Result<Sample, DataError>> {
+        match self.try_next() {
+            Poll::Ready(next) => next,
+            Poll::Pending => {
+                let taken = self.owner.workshop.take(self.id);
+                self.accept(taken)
+            }
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.owner.workshop.leave(self.id);
+    }
+}

@@ -1,0 +1,132 @@
+//! One reader's plan, cut into batches, and the batches on their way to it.
+
+use std::{collections::VecDeque, ops::Range, sync::Arc, task::Poll};
+
+use super::Sample;
+use crate::error::DataError;
+
+/// Ranges of positions to read, one after the other.
+pub(super) type Plan = Box<dyn Iterator<Item = Range<u64>> + Send>;
+
+/// Called when a reader that had nothing ready has something.
+pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// What a reader gets.
+pub(super) enum Taken {
+    /// Never empty.
+    Batch(Vec<Sample>),
+    Failure(DataError),
+    End,
+}
+
+/// A batch in plan order.
+enum Slot {
+    /// A thread is at it.
+    InWork,
+    Done(Result<Vec<Sample>, DataError>),
+}
+
+/// See the [module](self).
+pub(super) struct Queue {
+    plan: Plan,
+    /// What is left of the plan's last range.
+    range: Range<u64>,
+    /// No batch follows those in `slots`.
+    is_complete: bool,
+    slots: VecDeque<Slot>,
+    /// Number of the batch at the front of `slots`.
+    front: u64,
+    /// Whether the reader has the batch before the front in its hands.
+    is_one_in_hand: bool,
+    pub(super) wake: Wake,
+}
+
+impl Queue {
+    pub(super) fn new(plan: Plan, wake: Wake) -> Queue {
+        Queue {
+            plan,
+            range: 0..0,
+            is_complete: false,
+            slots: VecDeque::new(),
+            front: 0,
+            is_one_in_hand: false,
+            wake,
+        }
+    }
+
+    /// Whether there may be another batch to begin, with at most `bound` batches unread.
+    pub(super) fn wants_work(&self, bound: usize) -> bool {
+        let unread = self.slots.len() + usize::from(self.is_one_in_hand);
+        !self.is_complete && (self.slots.is_empty() || unread < bound)
+    }
+
+    /// Begins the next batch: its number and positions, or none at the end of the plan.
+    pub(super) fn begin(&mut self, batch_samples: u64) -> Option<(u64, Vec<Range<u64>>)> {
+        let mut ranges = Vec::new();
+        let mut room = batch_samples;
+        while room > 0 {
+            if self.range.is_empty() {
+                match self.plan.next() {
+                    Some(range) => self.range = range,
+                    None => {
+                        self.is_complete = true;
+                        break;
+                    }
+                }
+                continue;
+            }
+            let length = room.min(self.range.end - self.range.start);
+            let end = self.range.start + length;
+            ranges.push(self.range.start..end);
+            self.range.start = end;
+            room -= length;
+        }
+        if ranges.is_empty() {
+            return None;
+        }
+        self.slots.push_back(Slot::InWork);
+        Some((self.front + self.slots.len() as u64 - 1, ranges))
+    }
+
+    /// Puts a batch in its place; whether the reader, having had nothing, can go on with it.
+    pub(super) fn finish(&mut self, number: u64, samples: Result<Vec<Sample>, DataError>) -> bool {
+        if samples.is_err() {
+            self.is_complete = true;
+        }
+        let at = (number - self.front) as usize;
+        self.slots[at] = Slot::Done(samples);
+        at == 0
+    }
+
+    /// Ends the queue with a failure that belongs to no batch, behind those that are begun.
+    pub(super) fn fail(&mut self, error: DataError) -> bool {
+        self.is_complete = true;
+        self.slots.push_back(Slot::Done(Err(error)));
+        self.slots.len() == 1
+    }
+
+    /// Whether the reader, having had nothing, can go on because it is at the end.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.is_complete && self.slots.is_empty()
+    }
+
+    /// What the reader gets next, if it is there.
+    pub(super) fn take(&mut self) -> Poll<Taken> {
+        self.is_one_in_hand = false;
+        match self.slots.front() {
+            Some(Slot::InWork) => return Poll::Pending,
+            None if self.is_complete => return Poll::Ready(Taken::End),
+            None => return Poll::Pending,
+            Some(Slot::Done(_)) => {}
+        }
+        self.front += 1;
+        match self.slots.pop_front() {
+            Some(Slot::Done(Ok(samples))) => {
+                self.is_one_in_hand = true;
+                Poll::Ready(Taken::Batch(samples))
+            }
+            Some(Slot::Done(Err(error))) => Poll::Ready(Taken::Failure(error)),
+            Some(Slot::InWork) | None => unreachable!("the front was seen to be done"),
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The bytes of one column of one row group, in memory.
+//!
+//! They are read at once through a file handle of their own: `parquet` reads a [`File`] through
+//! handles that share one offset, which threads cannot do at the same time. Sizes are compared
+//! with the file before memory is taken, for a damaged footer may state anything.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    ops::Range,
+    path::Path,
+};
+
+use bytes::{Buf, Bytes, buf::Reader};
+use parquet::{
+    errors::ParquetError,
+    file::{
+        metadata::ColumnChunkMetaData,
+        reader::{ChunkReader, Length},
+    },
+};
+
+use crate::error::DataError;
+
+/// A range of a file, read; it answers to the offsets of the file.
+#[derive(Debug, Clone)]
+pub(super) struct Chunk {
+    start: u64,
+    bytes: Bytes,
+    file_bytes: u64,
+}
+
+impl Chunk {
+    /// Reads a range that lies within the file.
+    pub(super) fn read(path: &Path, range: Range<u64>) -> Result<Chunk, DataError> {
+        let mut file = File::open(path).map_err(DataError::io("open shard", path))?;
+        let file_bytes = file.metadata().map_err(DataError::io("look at shard", path))?.len();
+        let length = range.end.saturating_sub(range.start);
+        if range.end > file_bytes {
+            return Err(DataError::ShardFormat {
+                action: "read",
+                path: path.to_owned(),
+                source: ParquetError::EOF(format!(
+                    "the footer refers to bytes {range:?} of a file of {file_bytes}"
+                )),
+            });
+        }
+        file.seek(SeekFrom::Start(range.start)).map_err(DataError::io("read shard", path))?;
+        let mut bytes = Vec::with_capacity(length as usize);
+        let found =
+            file.take(length).read_to_end(&mut bytes).map_err(DataError::io("read shard", path))?;
+        if found as u64 != length {
+            let kind = std::io::ErrorKind::UnexpectedEof;
+            return Err(DataError::io("read shard", path)(kind.into()));
+        }
+        Ok(Chunk { start: range.start, bytes: bytes.into(), file_bytes })
+    }
+
+    fn from(&self, start: u64) -> Result<Bytes, ParquetError> {
+        let outside = || ParquetError::EOF(format!("a page begins at {start}, outside its column"));
+        let offset = start.checked_sub(self.start).ok_or_else(outside)?;
+        let offset = usize::try_from(offset).map_err(|_| outside())?;
+        if offset > self.bytes.len() {
+            return Err(outside());
+        }
+        Ok(self.bytes.slice(offset..))
+    }
+}
+
+impl Length for Chunk {
+    fn len(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
+impl ChunkReader for Chunk {
+    type T = Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Reader<Bytes>, ParquetError> {
+        Ok(self.from(start)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let mut bytes = self.from(start)?;
+        if length > bytes.len() {
+            return Err(ParquetError::EOF(format!("a page ends {length} bytes after {start}")));
+        }
+        Ok(bytes.split_to(length))
+    }
+}
+
+/// Where the pages of a column of a row group are.
+pub(super) fn column_range(column: &ColumnChunkMetaData) -> Result<Range<u64>, ParquetError> {
+    let start = column.dictionary_page_offset().unwrap_or_else(|| column.data_page_offset());
+    let length = column.compressed_size();
+    match (u64::try_from(start), u64::try_from(length)) {
+        (Ok(start), Ok(length)) => Ok(start..start.saturating_add(length)),
+        _ => Err(ParquetError::General(format!(
+            "the footer has a column of {length} bytes at offset {start}"
+        ))),
+    }
+}

@@ -1,0 +1,218 @@
+//! A row group to checked tokens.
+//!
+//! [`Footer::decode`] takes the short way of [`super::plain`] where a column allows it, which is
+//! how `prepare` writes. This file is the long way, through Arrow, for every other column, and it is
+//! what finds out and says what is wrong with a damaged one.
+
+use std::path::Path;
+
+use arrow::{
+    array::{Array, ArrayRef, AsArray, OffsetSizeTrait, PrimitiveArray},
+    datatypes::{
+        ArrowPrimitiveType, DataType, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
+        UInt16Type, UInt32Type, UInt64Type,
+    },
+};
+use parquet::{
+    arrow::{ProjectionMask, arrow_reader::ParquetRecordBatchReaderBuilder},
+    errors::ParquetError,
+};
+
+use super::{
+    Footer, RowRule,
+    chunk::{Chunk, column_range},
+    guarded, plain,
+    tokens::{DecodedRows, Outside, TokenElement},
+};
+use crate::{error::DataError, index::TOKENS_COLUMN};
+
+impl Footer {
+    /// Reads and decodes a row group, checking every row and token.
+    pub(crate) fn decode(
+        &self,
+        path: &Path,
+        group: usize,
+        rule: RowRule,
+    ) -> Result<DecodedRows, DataError> {
+        let chunk = self.read_chunk(path, group)?;
+        let plain =
+            guarded("decode", path, || plain::decode(&chunk, &self.plain_column(group), rule))?;
+        match plain {
+            Some(rows) => Ok(rows),
+            None => self.decode_through_arrow(path, group, rule, chunk),
+        }
+    }
+
+    /// Tokens in the first row of the file.
+    pub(crate) fn first_row_tokens(&self, path: &Path) -> Result<usize, DataError> {
+        if let Some(row_tokens) = self.fixed_row_tokens() {
+            return Ok(row_tokens);
+        }
+        let (group, _) = self.group_of(0);
+        let chunk = self.read_chunk(path, group)?;
+        let array = guarded("decode", path, || {
+            self.arrays(chunk, group, 1)?.next().unwrap_or_else(|| Err(short_of_rows()))
+        })?;
+        let row_tokens = match array.data_type() {
+            DataType::List(_) => array.as_list::<i32>().value_length(0) as usize,
+            _ => array.as_list::<i64>().value_length(0) as usize,
+        };
+        Ok(row_tokens)
+    }
+
+    fn read_chunk(&self, path: &Path, group: usize) -> Result<Chunk, DataError> {
+        let column = self.metadata.metadata().row_group(group).column(self.leaf);
+        Chunk::read(path, guarded("read", path, || column_range(column))?)
+    }
+
+    fn plain_column(&self, group: usize) -> plain::Column<'_> {
+        plain::Column {
+            metadata: self.metadata.metadata().row_group(group).column(self.leaf),
+            element: &self.element,
+            rows: self.group_rows(group),
+        }
+    }
+
+    /// The column of a row group in batches of rows.
+    fn arrays(
+        &self,
+        chunk: Chunk,
+        group: usize,
+        batch_rows: usize,
+    ) -> Result<impl Iterator<Item = Result<ArrayRef, ParquetError>> + use<>, ParquetError> {
+        let tokens_only = ProjectionMask::roots(self.metadata.parquet_schema(), [self.root]);
+        let batches =
+            ParquetRecordBatchReaderBuilder::new_with_metadata(chunk, self.metadata.clone())
+                .with_projection(tokens_only)
+                .with_row_groups(vec![group])
+                .with_batch_size(batch_rows)
+                .build()?;
+        Ok(batches.map(|batch| Ok(batch?.column(0).clone())))
+    }
+
+    fn decode_through_arrow(
+        &self,
+        path: &Path,
+        group: usize,
+        rule: RowRule,
+        chunk: Chunk,
+    ) -> Result<DecodedRows, DataError> {
+        let expected_rows = self.group_rows(group);
+        let arrays: Vec<ArrayRef> =
+            guarded("decode", path, || self.arrays(chunk, group, expected_rows.max(1))?.collect())?;
+        let start = self.group_start(group);
+        let mut rows = DecodedRows::with_capacity(expected_rows, rule);
+        for array in &arrays {
+            let first_row = start + rows.rows() as u64;
+            let place = Place { path, first_row, rule };
+            let elements = match array.data_type() {
+                DataType::FixedSizeList(..) => place.elements_of_fixed_size_list(array)?,
+                DataType::LargeList(_) => place.elements_of_list::<i64>(array)?,
+                _ => place.elements_of_list::<i32>(array)?,
+            };
+            place.append(&elements, &mut rows)?;
+        }
+        if rows.rows() != expected_rows {
+            return guarded("decode", path, || Err(short_of_rows()));
+        }
+        Ok(rows)
+    }
+}
+
+fn short_of_rows() -> ParquetError {
+    ParquetError::EOF("a row group has fewer rows than its footer says".to_owned())
+}
+
+/// Rows being checked, and where they come from.
+struct Place<'a> {
+    path: &'a Path,
+    /// Row of the file with which the array begins.
+    first_row: u64,
+    rule: RowRule,
+}
+
+impl Place<'_> {
+    fn row_length(&self, row: usize, found: usize) -> DataError {
+        DataError::RowLength {
+            path: self.path.to_owned(),
+            row: self.first_row + row as u64,
+            expected: self.rule.row_tokens,
+            found,
+        }
+    }
+
+    fn check_no_null_row(&self, array: &ArrayRef) -> Result<(), DataError> {
+        match (0..array.len()).find(|&row| array.is_null(row)) {
+            Some(row) => Err(self.null(row)),
+            None => Ok(()),
+        }
+    }
+
+    fn null(&self, row: usize) -> DataError {
+        DataError::NullToken { path: self.path.to_owned(), row: self.first_row + row as u64 }
+    }
+
+    fn elements_of_fixed_size_list(&self, array: &ArrayRef) -> Result<ArrayRef, DataError> {
+        self.check_no_null_row(array)?;
+        let list = array.as_fixed_size_list();
+        let found = list.value_length() as usize;
+        if found != self.rule.row_tokens && !list.is_empty() {
+            return Err(self.row_length(0, found));
+        }
+        Ok(list.values().slice(list.value_offset_at(0), list.len() * found))
+    }
+
+    fn elements_of_list<O: OffsetSizeTrait>(
+        &self,
+        array: &ArrayRef,
+    ) -> Result<ArrayRef, DataError> {
+        self.check_no_null_row(array)?;
+        let list = array.as_list::<O>();
+        let offsets = list.value_offsets();
+        for (row, ends) in offsets.windows(2).enumerate() {
+            let found = (ends[1] - ends[0]).as_usize();
+            if found != self.rule.row_tokens {
+                return Err(self.row_length(row, found));
+            }
+        }
+        let start = offsets[0].as_usize();
+        Ok(list.values().slice(start, list.len() * self.rule.row_tokens))
+    }
+
+    fn append(&self, elements: &ArrayRef, rows: &mut DecodedRows) -> Result<(), DataError> {
+        if let Some(at) = (0..elements.len()).find(|&at| elements.is_null(at)) {
+            return Err(self.null(at / self.rule.row_tokens));
+        }
+        match elements.data_type() {
+            DataType::Int8 => self.append_as::<Int8Type>(elements, rows),
+            DataType::Int16 => self.append_as::<Int16Type>(elements, rows),
+            DataType::Int32 => self.append_as::<Int32Type>(elements, rows),
+            DataType::Int64 => self.append_as::<Int64Type>(elements, rows),
+            DataType::UInt8 => self.append_as::<UInt8Type>(elements, rows),
+            DataType::UInt16 => self.append_as::<UInt16Type>(elements, rows),
+            DataType::UInt32 => self.append_as::<UInt32Type>(elements, rows),
+            DataType::UInt64 => self.append_as::<UInt64Type>(elements, rows),
+            other => Err(DataError::Column {
+                path: self.path.to_owned(),
+                found: format!("column {TOKENS_COLUMN} of lists of {other}"),
+                expected: "lists of integers".to_owned(),
+            }),
+        }
+    }
+
+    fn append_as<T: ArrowPrimitiveType<Native: TokenElement>>(
+        &self,
+        elements: &ArrayRef,
+        rows: &mut DecodedRows,
+    ) -> Result<(), DataError> {
+        let elements: &PrimitiveArray<T> = elements.as_primitive();
+        rows.append(elements.values().iter().copied()).map_err(|Outside { at, token }| {
+            DataError::Token {
+                path: self.path.to_owned(),
+                row: self.first_row + (at / self.rule.row_tokens) as u64,
+                token,
+                vocab_size: u64::from(self.rule.last_token()) + 1,
+            }
+        })
+    }
+}

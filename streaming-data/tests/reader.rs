@@ -1,0 +1,266 @@
+//! A reader yields the samples of its plan whatever its threads, memory and neighbours are.
+
+mod support;
+
+use std::{
+    num::{NonZeroU64, NonZeroUsize},
+    ops::Range,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver},
+    },
+    task::Poll,
+    time::Duration,
+};
+
+use support::{Form, ListKind, example_row, indexed_example, write_example};
+use tidemill_streaming_data::{
+    DataError, DataSet,
+    order::{CanonicalOrder, ShuffleOrder, ShuffleSettings},
+    reader::{Decoder, DecoderSettings, Reader, Sample},
+};
+
+const SAMPLES: [u64; 5] = [13, 1, 24, 7, 10];
+const ROW_TOKENS: usize = 11;
+
+/// Long enough for any machine, so that a hang fails instead.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn shuffle(order: ShuffleOrder) -> ShuffleSettings {
+    ShuffleSettings { order, window_samples: NonZeroU64::new(9).unwrap(), seed: 17 }
+}
+
+fn decoder(data_set: &DataSet, order: ShuffleOrder, threads: usize, memory: usize) -> Decoder {
+    let settings =
+        DecoderSettings { threads: NonZeroUsize::new(threads).unwrap(), memory_bytes: memory };
+    let order = data_set.order(shuffle(order)).unwrap();
+    Decoder::new(data_set.clone(), order, settings).unwrap()
+}
+
+/// What a plan must yield, from the rows that were written.
+fn expected(order: &CanonicalOrder, plan: impl Iterator<Item = Range<u64>>) -> Vec<Sample> {
+    plan.flatten()
+        .map(|position| {
+            let id = order.sample_at(position);
+            Sample { position, tokens: example_row(id.shard, id.row, ROW_TOKENS) }
+        })
+        .collect()
+}
+
+fn read(reader: Reader) -> Vec<Sample> {
+    reader.map(|sample| sample.unwrap()).collect()
+}
+
+#[test]
+fn plans_are_read_in_order_for_any_threads_memory_and_order() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let n = data_set.samples();
+    assert_eq!((n, data_set.seq_len(), data_set.vocab_size()), (55, 10, Some(60_013)));
+    // Two epochs and a bit; a resume in the middle; ranges that jump, are empty or end at once.
+    let plans: [Vec<Range<u64>>; 4] = [
+        vec![0..2 * n + 3],
+        vec![37..61],
+        vec![5..6, 70..90, 7..7, 3..11, 1_000_000_007..1_000_000_020],
+        vec![],
+    ];
+    for order in [ShuffleOrder::None, ShuffleOrder::Shard, ShuffleOrder::Window, ShuffleOrder::Full]
+    {
+        let canonical = data_set.order(shuffle(order)).unwrap();
+        for (threads, memory) in [(1, 0), (1, 1 << 20), (2, 700), (3, 4000), (8, 1 << 20)] {
+            let decoder = decoder(&data_set, order, threads, memory);
+            for plan in &plans {
+                let found = read(decoder.reader(plan.clone()));
+                let expected = expected(&canonical, plan.iter().cloned());
+                assert_eq!(found, expected, "{order}, {threads} threads, {memory} bytes, {plan:?}");
+            }
+        }
+    }
+}
+
+/// The global batch of every step, put together from workers that read their lanes, is the same.
+#[test]
+fn lanes_of_any_number_of_workers_make_up_the_same_steps() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let canonical = data_set.order(shuffle(ShuffleOrder::Window)).unwrap();
+    let (batch, lanes, steps) = (21_u64, 8_u64, 9_u64);
+    let expected = expected(&canonical, std::iter::once(0..steps * batch));
+    for workers in [1, 2, 3, 5, 8] {
+        let decoder = decoder(&data_set, ShuffleOrder::Window, 2, 5000);
+        let mut readers: Vec<Reader> = (0..workers)
+            .map(|worker| {
+                let lane = |cut: u64| cut * lanes / workers * batch / lanes;
+                let share = lane(worker)..lane(worker + 1);
+                let of_step = move |s: u64| s * batch + share.start..s * batch + share.end;
+                decoder.reader((0..).map(of_step))
+            })
+            .collect();
+        let mut found = Vec::new();
+        for _ in 0..steps {
+            for (worker, reader) in readers.iter_mut().enumerate() {
+                let lane = |cut: u64| cut * lanes / workers * batch / lanes;
+                let share = lane(worker as u64 + 1) - lane(worker as u64);
+                found.extend(reader.take(share as usize).map(|sample| sample.unwrap()));
+            }
+        }
+        assert_eq!(found, expected, "{workers} workers");
+    }
+}
+
+#[test]
+fn every_kind_of_column_reads_the_same() {
+    use arrow::datatypes::DataType::{Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64};
+    use parquet::file::properties::WriterVersion::{PARQUET_1_0, PARQUET_2_0};
+    let samples = [12, 3];
+    let mut forms = Vec::new();
+    for kind in [ListKind::Fixed, ListKind::List, ListKind::LargeList] {
+        for element in [Int32, Int64, UInt16, UInt32, UInt64] {
+            forms.push(Form { kind, element, ..Form::plain() });
+        }
+        for (nullable, dictionary) in [(true, false), (false, true), (true, true)] {
+            for writer in [PARQUET_1_0, PARQUET_2_0] {
+                forms.push(Form { kind, nullable, dictionary, writer, ..Form::plain() });
+                let element = Int64;
+                forms.push(Form { kind, nullable, dictionary, writer, element, ..Form::plain() });
+            }
+        }
+        forms.push(Form { kind, writer: PARQUET_2_0, page_rows: 1, ..Form::plain() });
+        forms.push(Form { kind, group_rows: 1000, page_rows: 1000, ..Form::plain() });
+    }
+    for form in forms {
+        let folder = tempfile::tempdir().unwrap();
+        write_example(folder.path(), &samples, ROW_TOKENS, &form);
+        let data_set = DataSet::open(folder.path()).unwrap();
+        assert_eq!((data_set.seq_len(), data_set.vocab_size()), (10, None), "{form:?}");
+        let canonical = data_set.order(shuffle(ShuffleOrder::Full)).unwrap();
+        let found = read(decoder(&data_set, ShuffleOrder::Full, 1, 1 << 20).reader([0..20]));
+        assert_eq!(found, expected(&canonical, std::iter::once(0..20)), "{form:?}");
+    }
+    for element in [Int8, UInt8, Int16] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("only.parquet");
+        let form = Form { element, ..Form::plain() };
+        support::write_shard(&path, &[vec![0, 127, 3], vec![5, 6, 7]], &form);
+        let data_set = DataSet::open(folder.path()).unwrap();
+        let rows = read(decoder(&data_set, ShuffleOrder::None, 1, 100).reader([0..2]));
+        assert_eq!([&rows[0].tokens, &rows[1].tokens], [&[0, 127, 3], &[5, 6, 7]], "{form:?}");
+    }
+}
+
+#[test]
+fn a_sample_looked_at_is_the_sample_read() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let order = data_set.order(shuffle(ShuffleOrder::Full)).unwrap();
+    for position in [0, 54, 55, 999] {
+        let id = order.sample_at(position);
+        assert_eq!(data_set.sample(id).unwrap(), example_row(id.shard, id.row, ROW_TOKENS));
+    }
+}
+
+/// Reads with `try_next` alone, going on only when woken.
+fn read_when_woken(decoder: &Decoder, plan: Vec<Range<u64>>) -> Vec<Sample> {
+    let (woken, wakes): (_, Receiver<()>) = mpsc::channel();
+    let mut reader = decoder.reader_with_wake(plan, move || {
+        let _ = woken.send(());
+    });
+    let mut samples = Vec::new();
+    loop {
+        match reader.try_next() {
+            Poll::Ready(Some(sample)) => samples.push(sample.unwrap()),
+            Poll::Ready(None) => return samples,
+            Poll::Pending => wakes.recv_timeout(DEADLINE).expect("woken when there is more"),
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_is_not_ready_is_woken() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let canonical = data_set.order(shuffle(ShuffleOrder::Window)).unwrap();
+    for (threads, memory) in [(1, 0), (2, 3000), (4, 1 << 20)] {
+        let decoder = decoder(&data_set, ShuffleOrder::Window, threads, memory);
+        for plan in [vec![0..300], vec![], vec![9..9, 4..5]] {
+            let found = read_when_woken(&decoder, plan.clone());
+            assert_eq!(found, expected(&canonical, plan.into_iter()));
+        }
+    }
+}
+
+/// Tells when it is dropped.
+struct Dropped(mpsc::Sender<()>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        // The test may be over.
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn dropping_readers_and_decoder_ends_the_threads() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    for taken in [0, 1, 30] {
+        let (sender, dropped) = mpsc::channel();
+        let decoder = decoder(&data_set, ShuffleOrder::Full, 3, 2000);
+        let guard = Arc::new(Dropped(sender));
+        let of_plan = Arc::clone(&guard);
+        let plan = (0..).map(move |step: u64| {
+            let _held = &of_plan;
+            step * 3..step * 3 + 3
+        });
+        let mut reader = decoder.reader_with_wake(plan, move || {
+            let _held = &guard;
+        });
+        assert_eq!(reader.by_ref().take(taken).filter(|sample| sample.is_ok()).count(), taken);
+        // The reader alone keeps the threads: it still reads after the decoder is gone.
+        drop(decoder);
+        assert!(reader.next().unwrap().is_ok());
+        drop(reader);
+        dropped.recv_timeout(DEADLINE).expect("plan and callback are dropped by all threads");
+    }
+}
+
+#[test]
+fn one_reader_that_is_not_read_does_not_stop_another() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let decoder = decoder(&data_set, ShuffleOrder::Window, 1, 1000);
+    let idle = decoder.reader([0..1_000_000]);
+    assert_eq!(read(decoder.reader([0..500])).len(), 500);
+    assert_eq!(idle.take(3).filter(|sample| sample.is_ok()).count(), 3);
+}
+
+#[test]
+fn a_panic_on_a_thread_is_an_error_of_the_reader_and_of_no_other() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let decoder = decoder(&data_set, ShuffleOrder::Window, 2, 1 << 20);
+
+    let broken_plan = (0..).map(|step: u64| {
+        assert!(step < 3, "no step {step}");
+        step * 2..step * 2 + 2
+    });
+    // Batches are larger than the plan up to its panic: that batch is lost with it.
+    let found: Vec<_> = decoder.reader(broken_plan).collect();
+    let Some(Err(DataError::DecodingPanic { message })) = found.last() else { panic!("{found:?}") };
+    assert_eq!(message, "no step 3");
+
+    let broken_wake = decoder.reader_with_wake([0..1000], || panic!("cannot wake"));
+    let failure = broken_wake.filter_map(Result::err).next().unwrap().to_string();
+    assert_eq!(failure, "a decoding thread panicked: cannot wake");
+
+    assert_eq!(read(decoder.reader([0..100])).len(), 100);
+}
+
+#[test]
+fn an_order_of_other_samples_is_refused() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let order = CanonicalOrder::new(&[3, 4], shuffle(ShuffleOrder::Full)).unwrap();
+    let error = Decoder::new(data_set, order, DecoderSettings::default()).err().unwrap();
+    assert!(error.to_string().contains("55 samples, and an order of 7"), "{error}");
+}
