@@ -33,9 +33,11 @@ fn tensors_have_the_names_and_shapes_of_hugging_face_files() {
     let table: &[usize] = &[13, 5];
     let mut expected = vec![("backbone.embeddings.weight".to_owned(), table, Decay::Decayed)];
     for layer in 0..2 {
-        expected.extend(mixer.map(|(name, shape, decay)| {
-            (format!("backbone.layers.{layer}.{name}"), shape, decay)
-        }));
+        expected.extend(
+            mixer.map(|(name, shape, decay)| {
+                (format!("backbone.layers.{layer}.{name}"), shape, decay)
+            }),
+        );
     }
     expected.push(("backbone.norm_f.weight".to_owned(), &[5], Decay::Exempt));
     expected.push(("lm_head.weight".to_owned(), table, Decay::Decayed));
@@ -50,7 +52,8 @@ fn tensors_have_the_names_and_shapes_of_hugging_face_files() {
 #[test]
 fn a_tied_head_uses_the_embedding_table_once_more() {
     let model = Mamba::new(&odd_config()).expect("an odd model");
-    let uses: Vec<_> = model.layout().uses().iter().map(|slot| (slot.block, slot.segment)).collect();
+    let uses: Vec<_> =
+        model.layout().uses().iter().map(|slot| (slot.block, slot.segment)).collect();
     assert_eq!(uses, [(0, 0), (1, 1), (2, 2), (3, 3), (3, 0)]);
 }
 
@@ -70,8 +73,7 @@ fn other_layers_do_not_change_the_initial_values_of_a_layer() {
 fn an_untrained_model_knows_nothing() {
     let config = MambaConfig::new(259, 32, 3);
     let model = Mamba::new(&config).expect("a model");
-    let walk =
-        Walk { samples: 2, positions: 100, samples_per_grain: 1, grains_per_microbatch: 2 };
+    let walk = Walk { samples: 2, positions: 100, samples_per_grain: 1, grains_per_microbatch: 2 };
     let tokens = tokens(1, walk.samples, walk.positions, config.vocab_size);
     let sum = loss(&one_thread(), &model, &model.initialize(17), &tokens, walk);
     // Logits have a standard deviation of about sqrt(32) * 0.02.
@@ -81,8 +83,7 @@ fn an_untrained_model_knows_nothing() {
 #[test]
 fn forward_alone_gives_the_losses_of_forward_and_backward() {
     let (backend, model) = (one_thread(), Mamba::new(&odd_config()).expect("an odd model"));
-    let walk =
-        Walk { samples: 3, positions: 130, samples_per_grain: 1, grains_per_microbatch: 3 };
+    let walk = Walk { samples: 3, positions: 130, samples_per_grain: 1, grains_per_microbatch: 3 };
     let (tokens, arena) = (tokens(2, 3, 130, 13), model.initialize(1));
     let (losses, _) = run_lane(&backend, &model, &arena, &tokens, walk);
     let sum: f64 = losses.iter().map(|loss| loss.loss_sum).sum();
@@ -150,8 +151,7 @@ fn gradient_descent_learns_a_repeating_pattern() {
     config.d_state = 4;
     let model = Mamba::new(&config).expect("a model");
     let layout = model.layout();
-    let walk =
-        Walk { samples: 2, positions: 24, samples_per_grain: 1, grains_per_microbatch: 2 };
+    let walk = Walk { samples: 2, positions: 24, samples_per_grain: 1, grains_per_microbatch: 2 };
     let tokens: Vec<u32> = (0..50).map(|i| [3, 1, 4, 1, 5, 9, 2][i % 25 % 7]).collect();
     let mut arena = model.initialize(17);
     let mut losses = Vec::new();

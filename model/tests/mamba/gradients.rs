@@ -59,9 +59,8 @@ fn check(config: &MambaConfig) {
             let along: Vec<f64> = gradient.iter().map(|x| x / norm).collect();
             let scale = (tensor.elements() as f64).sqrt().recip();
             let sign = |x: &f32| f64::from(x.signum()) * scale;
-            let across = |seed| -> Vec<f64> {
-                noise(seed, tensor.elements()).iter().map(sign).collect()
-            };
+            let across =
+                |seed| -> Vec<f64> { noise(seed, tensor.elements()).iter().map(sign).collect() };
             for direction in [along, across(1), across(2), across(3)] {
                 let expected: f64 = gradient.iter().zip(&direction).map(|(x, y)| x * y).sum();
                 let found = derivative(&backend, &model, &arena, tensor, &direction, step);

@@ -49,8 +49,7 @@ fn grains_of_another_size_are_other_sums() {
     let arena = moved_parameters(&model, 0.3);
     let tokens = tokens(3, 4, 131, config.vocab_size);
     let run = |samples_per_grain| {
-        let walk =
-            Walk { samples: 4, positions: 131, samples_per_grain, grains_per_microbatch: 4 };
+        let walk = Walk { samples: 4, positions: 131, samples_per_grain, grains_per_microbatch: 4 };
         run_lane(&backend, &model, &arena, &tokens, walk).1
     };
     assert_ne!(bits(&run(1)), bits(&run(2)));
@@ -62,8 +61,7 @@ fn threads_and_vector_width_change_no_bit() {
     config.d_state = 5;
     let model = Mamba::new(&config).expect("a model");
     let arena = moved_parameters(&model, 0.1);
-    let walk =
-        Walk { samples: 4, positions: 301, samples_per_grain: 3, grains_per_microbatch: 2 };
+    let walk = Walk { samples: 4, positions: 301, samples_per_grain: 3, grains_per_microbatch: 2 };
     let tokens = tokens(11, walk.samples, walk.positions, config.vocab_size);
     let run = |backend: &Cpu| {
         let (losses, gradients) = run_lane(backend, &model, &arena, &tokens, walk);
@@ -91,8 +89,7 @@ fn ignored_targets_at_the_end_are_as_if_they_were_not_there() {
     let arena = moved_parameters(&model, 0.3);
     let (short, long) = (11, 20);
     let run = |tokens: &[u32], positions| {
-        let walk =
-            Walk { samples: 2, positions, samples_per_grain: 1, grains_per_microbatch: 2 };
+        let walk = Walk { samples: 2, positions, samples_per_grain: 1, grains_per_microbatch: 2 };
         run_lane(&backend, &model, &arena, tokens, walk)
     };
     let tokens = tokens(7, 2, short, config.vocab_size);
@@ -118,8 +115,7 @@ fn padding_rows_of_the_vocabulary_have_no_gradient() {
     let model = Mamba::new(&config).expect("an odd model");
     let layout = model.layout();
     let arena = moved_parameters(&model, 0.3);
-    let walk =
-        Walk { samples: 2, positions: 40, samples_per_grain: 1, grains_per_microbatch: 1 };
+    let walk = Walk { samples: 2, positions: 40, samples_per_grain: 1, grains_per_microbatch: 1 };
     let tokens = tokens(7, walk.samples, walk.positions, config.vocab_size);
     let (_, gradients) = run_lane(&backend, &model, &arena, &tokens, walk);
     for use_index in [0, layout.uses().len() - 1] {
