@@ -222,7 +222,12 @@ impl<Body> LanguageModel<Body> {
         let (targets, losses) = batch.targets_and_losses(shape)?;
         let [norm, table] = self.head_parameters(parameters)?;
         let input = &residuals[self.bodies.len()];
-        self.head.forward(device, losses, &HeadPass { norm, table, input, targets, shape }, head)?;
+        self.head.forward(
+            device,
+            losses,
+            &HeadPass { norm, table, input, targets, shape },
+            head,
+        )?;
         batch.read_losses(device, shape)
     }
 
