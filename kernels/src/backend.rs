@@ -1,0 +1,443 @@
+//! The contract between a model and a device.
+//!
+//! A backend owns nothing of a model: it allocates opaque [`Buffer`](Backend::Buffer)s, runs kernels
+//! in order on a [`DeviceStream`](Backend::DeviceStream), and moves bytes to and from the host only
+//! where a caller says so ([`write`](Backend::write), [`read`](Backend::read)). Kernels of one device
+//! stream run in the order of the calls; on a GPU a call returns before the kernel has run, so an
+//! error of a kernel may be answered by a later call on the same device stream.
+//!
+//! # What every kernel promises
+//!
+//! - **Row independence.** Outputs of a sample depend on nothing else in the microbatch, nor on the
+//!   number of rows, on compute threads or on launch shape. So the microbatch is never numerics.
+//! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per
+//!   grain (`[grains, ...]`, formed from +0.0), never a sum over grains; the caller adds them to the lane
+//!   in order with [`accumulate`](Backend::accumulate).
+//! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
+//! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
+
+use crate::error::Result;
+use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+/// Raised whenever a kernel's results change in any bit; part of the kind of device.
+pub const NUMERICS_VERSION: u32 = 1;
+
+/// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
+pub const IGNORED_TARGET: u32 = u32::MAX;
+
+/// An element type that device memory can hold.
+pub trait Element: bytemuck::Pod + Send + Sync + 'static {
+    /// The name in reports and errors.
+    const NAME: &'static str;
+}
+impl Element for f32 {
+    const NAME: &'static str = "f32";
+}
+impl Element for f64 {
+    const NAME: &'static str = "f64";
+}
+impl Element for u32 {
+    const NAME: &'static str = "u32";
+}
+
+/// What two workers must have in common for their bits to agree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceKind {
+    /// `cpu`, `cuda` or `rocm`.
+    pub backend: String,
+    /// `x86-64-fma`, `sm_90a`, `gfx942` ...
+    pub architecture: String,
+    /// [`NUMERICS_VERSION`] of the kernels.
+    pub numerics_version: u32,
+    /// The matrix library and its version.
+    pub matrix_library: String,
+}
+
+/// Whether a matrix product replaces its output or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// `out = a b`
+    Overwrite,
+    /// `out = out + a b`
+    Add,
+}
+
+/// What cross-entropy leaves in the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitGradient {
+    /// The logits' contents are unspecified afterwards.
+    None,
+    /// The gradient of the *sum* of the rows' losses: softmax - one_hot(target), zero in the padding.
+    InPlace,
+}
+
+/// Inputs of the selective scan that forward and backward share.
+pub struct ScanInputs<'a, B: Backend> {
+    /// `delta_raw[b t, e]`: dt_proj's product, before its bias and softplus.
+    pub delta_raw: Matrix<'a, B, B::Activation>,
+    /// `delta_bias[e]`.
+    pub delta_bias: Slice<'a, B, f32>,
+    /// `x[b t, e]`, after convolution and SiLU.
+    pub x: Matrix<'a, B, B::Activation>,
+    /// `bc[b t, 2 n]`: B in columns 0..n, C in columns n..2n.
+    pub bc: Matrix<'a, B, B::Activation>,
+    /// `z[b t, e]`: the gate, before SiLU.
+    pub z: Matrix<'a, B, B::Activation>,
+    /// `a_log[e, n]`, row-major.
+    pub a_log: Slice<'a, B, f32>,
+    /// `d[e]`: the skip.
+    pub d: Slice<'a, B, f32>,
+}
+
+/// Outputs of the backward selective scan.
+pub struct ScanGradients<'a, B: Backend> {
+    /// `ddelta_raw[b t, e]`.
+    pub ddelta_raw: MatrixMut<'a, B, B::Activation>,
+    /// `dx[b t, e]`.
+    pub dx: MatrixMut<'a, B, B::Activation>,
+    /// `dbc[b t, 2 n]`.
+    pub dbc: MatrixMut<'a, B, B::Activation>,
+    /// `dz[b t, e]`.
+    pub dz: MatrixMut<'a, B, B::Activation>,
+    /// `da_log[grains, e, n]`.
+    pub da_log: SliceMut<'a, B, f32>,
+    /// `dd[grains, e]`.
+    pub dd: SliceMut<'a, B, f32>,
+    /// `ddelta_bias[grains, e]`.
+    pub ddelta_bias: SliceMut<'a, B, f32>,
+}
+
+/// One update of AdamW (Loshchilov and Hutter, 2019) in the order of PyTorch's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate of this step.
+    pub learning_rate: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// The factor that parameters are multiplied by before the update: `1 - learning_rate *
+    /// weight_decay` for AdamW.
+    pub decay_factor: f32,
+    /// `1 - beta1^step`, step counted from 1.
+    pub bias_correction1: f32,
+    /// `1 - beta2^step`.
+    pub bias_correction2: f32,
+    /// The clipping coefficient that gradients are multiplied by first.
+    pub gradient_scale: f32,
+}
+
+/// A device that trains: buffers, order and kernels.
+///
+/// Dispatch is static: models are generic over their backend. See the [module](self) for what every
+/// kernel promises.
+pub trait Backend: Send + Sync + Sized + 'static {
+    /// Element type of activations and of the weights that matrix products read: the precision.
+    type Activation: Element;
+    /// Device memory holding elements of one type.
+    type Buffer<T: Element>: Send + Sync;
+    /// An in-order queue of kernels and the scratch memory that they use.
+    type DeviceStream: Send;
+    /// A point in a device stream.
+    type Event: Send;
+    /// Copies of the parameters in activation precision, kept beside the fp32 masters; `()` where
+    /// activations are fp32 and the masters serve.
+    type ComputeWeights: Send + Sync;
+
+    /// What this device must have in common with its peers.
+    fn device_kind(&self) -> DeviceKind;
+
+    /// A new device stream.
+    fn device_stream(&self) -> Result<Self::DeviceStream>;
+
+    /// `elements` zeros.
+    fn allocate<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        elements: usize,
+    ) -> Result<Self::Buffer<T>>;
+
+    /// The number of elements of a buffer.
+    fn elements<T: Element>(buffer: &Self::Buffer<T>) -> usize;
+
+    /// Room for copies of `elements` parameters in activation precision.
+    fn compute_weights(
+        &self,
+        stream: &mut Self::DeviceStream,
+        elements: usize,
+    ) -> Result<Self::ComputeWeights>;
+
+    /// Rounds `elements` of the masters from `start` into `weights`.
+    fn refresh_compute_weights(
+        &self,
+        stream: &mut Self::DeviceStream,
+        weights: &mut Self::ComputeWeights,
+        master: &Self::Buffer<f32>,
+        start: usize,
+        elements: usize,
+    ) -> Result<()>;
+
+    /// The buffer that matrix products read weights from: a parameter stands at the same element as
+    /// in `master`.
+    fn compute_buffer<'a>(
+        master: &'a Self::Buffer<f32>,
+        weights: &'a Self::ComputeWeights,
+    ) -> &'a Self::Buffer<Self::Activation>;
+
+    /// Copies from the host; `host` may be reused when the call returns.
+    fn write<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        host: &[T],
+    ) -> Result<()>;
+
+    /// Copies to the host; waits for everything before it on the device stream.
+    fn read<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        host: &mut [T],
+        from: Slice<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// `out = from`, on the device.
+    fn copy<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// `out = 0`.
+    fn fill_zero<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// The point after everything enqueued so far.
+    fn record(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
+
+    /// Whether the device has reached `event`.
+    fn is_complete(&self, event: &Self::Event) -> Result<bool>;
+
+    /// Waits until the device has reached `event`.
+    fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
+    ///
+    /// Each element is a chain of fused multiply-adds over k that depends on k alone: neither on m,
+    /// n, nor on the element's place.
+    fn matmul(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        a: Matrix<'_, Self, Self::Activation>,
+        b: Matrix<'_, Self, Self::Activation>,
+        output: Output,
+    ) -> Result<()>;
+
+    /// [`matmul`](Self::matmul) with an fp32 output: the residual stream and gradients of weights.
+    fn matmul_f32(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, Self::Activation>,
+        b: Matrix<'_, Self, Self::Activation>,
+        output: Output,
+    ) -> Result<()>;
+
+    /// `out[rows, d] = table[tokens[row]]`, rows of the fp32 residual stream.
+    fn embedding_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        table: Matrix<'_, Self, f32>,
+        tokens: Slice<'_, Self, u32>,
+    ) -> Result<()>;
+
+    /// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.
+    /// The grain's sum is formed from +0.0, then added.
+    fn embedding_backward_add(
+        &self,
+        stream: &mut Self::DeviceStream,
+        lane_table: MatrixMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, f32>,
+        tokens: Slice<'_, Self, u32>,
+        grains: GrainRows,
+    ) -> Result<()>;
+
+    /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of
+    /// the fp32 residual stream `x[rows, d]`.
+    fn rms_norm_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        y: MatrixMut<'_, Self, Self::Activation>,
+        reciprocal_rms: SliceMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    /// Adds to `dx[rows, d]` (the residual's own gradient is already there) and writes
+    /// `dweight[grains, d]`.
+    #[allow(clippy::too_many_arguments)]
+    fn rms_norm_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        dweight: SliceMut<'_, Self, f32>,
+        dy: Matrix<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, f32>,
+        reciprocal_rms: Slice<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    /// `out[b t, e] = silu(bias[e] + sum over j of weight[e, j] x[row - (k - 1) + j])`, rows before
+    /// a sample's first being zero. `x` may be strided.
+    fn causal_conv1d_silu_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()>;
+
+    /// Writes `dx[b t, e]` (may be strided), `dweight[grains, e, k]` and `dbias[grains, e]`; the
+    /// convolution is recomputed from `x`. `dbias` is present exactly when `bias` is.
+    #[allow(clippy::too_many_arguments)]
+    fn causal_conv1d_silu_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dx: MatrixMut<'_, Self, Self::Activation>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()>;
+
+    /// The fp32 elements that [`selective_scan_forward`](Self::selective_scan_forward) saves for the
+    /// backward scan; what they mean is the backend's own matter.
+    fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize;
+
+    /// Selective scan with softplus, skip and gate (Gu and Dao, 2023, algorithm 2):
+    ///
+    /// ```text
+    /// delta = softplus(delta_raw + delta_bias)
+    /// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample
+    /// y_t   = C_t . h_t + D x_t
+    /// out_t = y_t * silu(z_t)
+    /// ```
+    fn selective_scan_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        saved: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()>;
+
+    /// The gradients of [`selective_scan_forward`](Self::selective_scan_forward); states are
+    /// recomputed chunk by chunk, never held as `[b, t, e, n]`. `regated[b t, e]`, where given,
+    /// receives the forward output again, so that a caller need not keep it.
+    fn selective_scan_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        gradients: ScanGradients<'_, Self>,
+        regated: Option<MatrixMut<'_, Self, Self::Activation>>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        inputs: ScanInputs<'_, Self>,
+        saved: Slice<'_, Self, f32>,
+        shape: ScanShape,
+    ) -> Result<()>;
+
+    /// One position of [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) for
+    /// generation: `shape.sequences.positions` is 1; `state[b, e, k - 1]` holds the last inputs,
+    /// oldest first, and is moved on.
+    #[allow(clippy::too_many_arguments)]
+    fn causal_conv1d_silu_step(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        x: Matrix<'_, Self, Self::Activation>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()>;
+
+    /// One position of the selective scan for generation: `shape.sequences.positions` is 1 and
+    /// `state[b, e, n]` is moved on.
+    fn selective_scan_step(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()>;
+
+    /// Cross-entropy of each row: `losses[row] = logsumexp(logits[row, ..v]) - logits[row, target]`,
+    /// 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.
+    fn cross_entropy(
+        &self,
+        stream: &mut Self::DeviceStream,
+        losses: SliceMut<'_, Self, f32>,
+        logits: SliceMut<'_, Self, Self::Activation>,
+        targets: Slice<'_, Self, u32>,
+        gradient: LogitGradient,
+        shape: CrossEntropyShape,
+    ) -> Result<()>;
+
+    /// `lane[i] = lane[i] + gradients[g, i]` for each grain g in order; `gradients` is
+    /// `[grains, lane.elements]`.
+    fn accumulate(
+        &self,
+        stream: &mut Self::DeviceStream,
+        lane: SliceMut<'_, Self, f32>,
+        gradients: Slice<'_, Self, f32>,
+    ) -> Result<()>;
+
+    /// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`: the mean gradient of a chunk of
+    /// parameters from the sums of its uses.
+    fn mean_gradient(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, f32>,
+        uses: &[Slice<'_, Self, f32>],
+        count: f32,
+    ) -> Result<()>;
+
+    /// The sum of squares of a chunk, in f64 over a fixed tree that depends on `x.elements` alone.
+    fn sum_of_squares(
+        &self,
+        stream: &mut Self::DeviceStream,
+        x: Slice<'_, Self, f32>,
+    ) -> Result<f64>;
+
+    /// One AdamW update of a chunk: with `g = gradient * gradient_scale`,
+    ///
+    /// ```text
+    /// p *= decay_factor
+    /// m  = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+    /// p -= learning_rate / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps)
+    /// ```
+    fn adamw(
+        &self,
+        stream: &mut Self::DeviceStream,
+        parameters: SliceMut<'_, Self, f32>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()>;
+}
