@@ -1,0 +1,320 @@
+//! How a step's samples are cut: into lanes, grains and microbatches, and over workers.
+//!
+//! Lanes and grains are numerics: sums are formed along them, whoever forms them. Microbatches and the
+//! cut over workers are not: they say how much is in flight and where.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use tidemill_collective::{CollectiveError, lane_cut};
+
+use crate::error::{JobError, Result};
+
+/// Lanes are at most this many unless a config says so.
+const DEFAULT_LANES: usize = 8;
+
+/// `[batch]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BatchSettings {
+    /// Samples of one optimizer update, over all workers.
+    pub samples_per_step: usize,
+    /// Parts of the batch that are summed by the canonical tree: a power of two. By default the
+    /// largest up to 8 and up to `samples_per_step`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<usize>,
+    /// Samples whose parameter gradients are formed together.
+    pub grain_samples: usize,
+    /// Grains in flight on a worker; memory, never numerics.
+    pub microbatch_grains: MicrobatchGrains,
+}
+
+impl Default for BatchSettings {
+    fn default() -> Self {
+        Self {
+            samples_per_step: 32,
+            lanes: None,
+            grain_samples: 1,
+            microbatch_grains: MicrobatchGrains::Grains(4),
+        }
+    }
+}
+
+/// `batch.microbatch_grains`: a number, or `"auto"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "MicrobatchText", into = "MicrobatchText")]
+pub enum MicrobatchGrains {
+    /// As many as a [`MicrobatchMemory`] has room for.
+    Auto,
+    /// This many, or as many as a lane has.
+    Grains(usize),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "a number of grains or \"auto\"")]
+enum MicrobatchText {
+    Number(usize),
+    Word(String),
+}
+
+impl TryFrom<MicrobatchText> for MicrobatchGrains {
+    type Error = String;
+
+    fn try_from(text: MicrobatchText) -> std::result::Result<Self, String> {
+        match text {
+            MicrobatchText::Number(grains) => Ok(Self::Grains(grains)),
+            MicrobatchText::Word(word) if word == "auto" => Ok(Self::Auto),
+            MicrobatchText::Word(word) => {
+                Err(format!("microbatch_grains: expected a number or \"auto\", found {word:?}"))
+            }
+        }
+    }
+}
+
+impl From<MicrobatchGrains> for MicrobatchText {
+    fn from(grains: MicrobatchGrains) -> Self {
+        match grains {
+            MicrobatchGrains::Auto => Self::Word("auto".to_owned()),
+            MicrobatchGrains::Grains(grains) => Self::Number(grains),
+        }
+    }
+}
+
+/// What `microbatch_grains = "auto"` resolves by: as many whole grains as fit, at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicrobatchMemory {
+    /// Bytes that one sample needs in a worker's workspace.
+    pub sample_bytes: usize,
+    /// Bytes that a worker's workspace may take.
+    pub workspace_bytes: usize,
+}
+
+/// A checked cut of a step's samples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    samples_per_step: usize,
+    lanes: usize,
+    grain_samples: usize,
+    microbatch_grains: usize,
+}
+
+impl BatchSettings {
+    /// The number of lanes: the one that is set, or the default.
+    pub fn resolved_lanes(&self) -> usize {
+        let most = self.samples_per_step.clamp(1, DEFAULT_LANES);
+        self.lanes.unwrap_or(1 << most.ilog2())
+    }
+
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// No samples, lanes that are no power of two or more than the samples, no samples in a grain, or no grains in a
+    /// microbatch; the error names the key.
+    pub fn plan(&self, memory: MicrobatchMemory) -> Result<BatchPlan> {
+        let Self { samples_per_step, grain_samples, .. } = *self;
+        let lanes = self.resolved_lanes();
+        at_least_one("batch.samples_per_step", samples_per_step)?;
+        at_least_one("batch.grain_samples", grain_samples)?;
+        if !lanes.is_power_of_two() || lanes > samples_per_step {
+            let expected = format!("a power of two up to samples_per_step ({samples_per_step})");
+            return Err(JobError::value("batch.lanes", expected, lanes));
+        }
+        let microbatch_grains = match self.microbatch_grains {
+            MicrobatchGrains::Grains(grains) => {
+                at_least_one("batch.microbatch_grains", grains)?;
+                grains
+            }
+            MicrobatchGrains::Auto => {
+                let grain_bytes = memory.sample_bytes.saturating_mul(grain_samples);
+                memory.workspace_bytes / grain_bytes.max(1)
+            }
+        };
+        let lane_grains = samples_per_step.div_ceil(lanes).div_ceil(grain_samples);
+        let microbatch_grains = microbatch_grains.clamp(1, lane_grains);
+        Ok(BatchPlan { samples_per_step, lanes, grain_samples, microbatch_grains })
+    }
+}
+
+fn at_least_one(key: &str, found: usize) -> Result<()> {
+    if found == 0 { Err(JobError::value(key, "at least 1", found)) } else { Ok(()) }
+}
+
+impl BatchPlan {
+    /// Samples of a step, over all workers.
+    pub fn samples_per_step(&self) -> usize {
+        self.samples_per_step
+    }
+
+    /// The number of lanes: a power of two.
+    pub fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    /// Samples of every grain but perhaps a lane's last.
+    pub fn grain_samples(&self) -> usize {
+        self.grain_samples
+    }
+
+    /// Grains of every microbatch but perhaps a lane's last: never more than the longest lane has.
+    pub fn microbatch_grains(&self) -> usize {
+        self.microbatch_grains
+    }
+
+    /// Samples of the largest microbatch.
+    pub fn microbatch_samples(&self) -> usize {
+        let lane_samples = self.samples_per_step.div_ceil(self.lanes);
+        lane_samples.min(self.microbatch_grains * self.grain_samples)
+    }
+
+    /// The samples of `lane`, counted from the start of the step.
+    pub fn lane_samples(&self, lane: usize) -> Range<usize> {
+        let cut = |lane: usize| lane * self.samples_per_step / self.lanes;
+        cut(lane)..cut(lane + 1)
+    }
+
+    /// The number of grains of `lane`.
+    pub fn lane_grains(&self, lane: usize) -> usize {
+        self.lane_samples(lane).len().div_ceil(self.grain_samples)
+    }
+
+    /// The samples of grain `grain` of `lane`, counted from the start of the step; empty past the lane's last.
+    pub fn grain_range(&self, lane: usize, grain: usize) -> Range<usize> {
+        let samples = self.lane_samples(lane);
+        let cut = |grain: usize| samples.end.min(samples.start + grain * self.grain_samples);
+        cut(grain)..cut(grain + 1)
+    }
+
+    /// The microbatches of `lane`, each a range of its grains.
+    pub fn microbatches(&self, lane: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (grains, size) = (self.lane_grains(lane), self.microbatch_grains);
+        (0..grains).step_by(size).map(move |first| first..grains.min(first + size))
+    }
+
+    /// The lanes of worker `worker` of `workers`.
+    ///
+    /// # Errors
+    /// More workers than lanes, or none; the error names `batch.lanes`.
+    pub fn worker_lanes(&self, worker: usize, workers: usize) -> Result<Range<usize>> {
+        let cut = lane_cut(self.lanes, workers).map_err(|error| match error {
+            CollectiveError::Workers { workers, lanes } => {
+                JobError::value("batch.lanes", format!("at least the {workers} workers"), lanes)
+            }
+            _ => JobError::value("batch.lanes", "a power of two", self.lanes),
+        })?;
+        let range = cut.get(worker).cloned();
+        range.ok_or_else(|| JobError::value("worker", format!("below {workers}"), worker))
+    }
+
+    /// The samples of `lanes`, counted from the start of the step.
+    pub fn samples_of(&self, lanes: &Range<usize>) -> Range<usize> {
+        self.lane_samples(lanes.start).start..self.lane_samples(lanes.end).start
+    }
+
+    /// Where `samples` of step `step` (from 0) stand in the endless canonical order.
+    pub fn positions(&self, step: u64, samples: &Range<usize>) -> Range<u64> {
+        let start = step * self.samples_per_step as u64;
+        start + samples.start as u64..start + samples.end as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: MicrobatchMemory = MicrobatchMemory { sample_bytes: 10, workspace_bytes: 35 };
+
+    fn settings(samples_per_step: usize, lanes: usize, grain_samples: usize) -> BatchSettings {
+        let lanes = Some(lanes);
+        BatchSettings { samples_per_step, lanes, grain_samples, ..Default::default() }
+    }
+
+    #[test]
+    fn lanes_grains_and_microbatches_cover_the_step_in_order() {
+        for (samples, lanes, grain_samples) in [(13, 4, 2), (8, 8, 3), (32, 8, 1), (7, 1, 3)] {
+            for microbatch in [1, 2, 100] {
+                let mut settings = settings(samples, lanes, grain_samples);
+                settings.microbatch_grains = MicrobatchGrains::Grains(microbatch);
+                let plan = settings.plan(MEMORY).unwrap();
+                let mut next = 0;
+                for lane in 0..lanes {
+                    let mut grain = 0;
+                    for microbatch in plan.microbatches(lane) {
+                        assert_eq!(microbatch.start, grain, "a microbatch begins where one ended");
+                        assert!(microbatch.len() <= plan.microbatch_grains());
+                        let first = next;
+                        for grain in microbatch.clone() {
+                            let range = plan.grain_range(lane, grain);
+                            assert_eq!(range.start, next);
+                            assert!(!range.is_empty() && range.len() <= grain_samples);
+                            next = range.end;
+                        }
+                        assert!(next - first <= plan.microbatch_samples());
+                        grain = microbatch.end;
+                    }
+                    assert_eq!(grain, plan.lane_grains(lane));
+                    assert_eq!(next, plan.lane_samples(lane).end, "no microbatch crosses a lane");
+                    assert!(plan.grain_range(lane, grain).is_empty());
+                }
+                assert_eq!(next, samples);
+            }
+        }
+    }
+
+    #[test]
+    fn workers_own_neighbouring_samples() {
+        let plan = settings(13, 8, 1).plan(MEMORY).unwrap();
+        for workers in 1..=8 {
+            let mut next = 0;
+            for worker in 0..workers {
+                let samples = plan.samples_of(&plan.worker_lanes(worker, workers).unwrap());
+                assert_eq!(samples.start, next);
+                next = samples.end;
+            }
+            assert_eq!(next, 13);
+        }
+        assert_eq!(plan.positions(3, &(2..5)), 41..44);
+        let error = plan.worker_lanes(0, 9).unwrap_err().to_string();
+        assert_eq!(error, "batch.lanes: expected at least the 9 workers, found 8");
+    }
+
+    #[test]
+    fn defaults_and_auto_resolve() {
+        for (samples, lanes) in [(1, 1), (3, 2), (7, 4), (8, 8), (100, 8)] {
+            let settings = BatchSettings { samples_per_step: samples, ..Default::default() };
+            assert_eq!(settings.plan(MEMORY).unwrap().lanes(), lanes);
+        }
+        let auto = |workspace_bytes| {
+            let mut settings = settings(64, 1, 1);
+            settings.microbatch_grains = MicrobatchGrains::Auto;
+            let memory = MicrobatchMemory { workspace_bytes, ..MEMORY };
+            settings.plan(memory).unwrap().microbatch_grains()
+        };
+        assert_eq!([auto(0), auto(35), auto(1 << 20)], [1, 3, 64]);
+    }
+
+    #[test]
+    fn wrong_settings_name_their_key() {
+        let message = |settings: &BatchSettings| settings.plan(MEMORY).unwrap_err().to_string();
+        assert!(message(&settings(0, 1, 1)).starts_with("batch.samples_per_step: "));
+        assert!(message(&settings(8, 3, 1)).starts_with("batch.lanes: "));
+        assert!(message(&settings(8, 0, 1)).starts_with("batch.lanes: "));
+        assert!(message(&settings(8, 16, 1)).starts_with("batch.lanes: "));
+        assert!(message(&settings(8, 8, 0)).starts_with("batch.grain_samples: "));
+        let mut none = settings(8, 8, 1);
+        none.microbatch_grains = MicrobatchGrains::Grains(0);
+        assert!(message(&none).starts_with("batch.microbatch_grains: "));
+    }
+
+    #[test]
+    fn the_table_reads_numbers_and_auto() {
+        let parse = toml::from_str::<BatchSettings>;
+        let settings = parse("lanes = 4\nmicrobatch_grains = \"auto\"").unwrap();
+        assert_eq!(settings.microbatch_grains, MicrobatchGrains::Auto);
+        assert_eq!(settings.samples_per_step, 32);
+        assert_eq!(parse(&toml::to_string(&settings).unwrap()).unwrap(), settings);
+        assert_eq!(parse("").unwrap(), BatchSettings::default());
+        for wrong in ["microbatch_grains = \"all\"", "microbatch_grains = -1", "lane = 4"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

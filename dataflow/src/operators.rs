@@ -1,0 +1,62 @@
+//! The training graph: extension traits on timely streams, one verb a file.
+//!
+//! ```text
+//! samples -> forward_backward -> reduce -> optimize -> checkpoint
+//!    ^             ^                          |  |
+//!    |             +-------- parameters ------+  |
+//!    +------------------------ reports ----------+
+//! ```
+//!
+//! Timestamps are steps, counted from 0 (updates done before them). Each operator's docs say its contract; none
+//! ever blocks. What blocks (a device, a writer, a decoder) runs on a thread that wakes its operator, and logic that
+//! is not about capabilities stands in plain structs.
+//!
+//! | module | verb |
+//! |---|---|
+//! | [`samples`] | cuts samples in canonical order into grains, reading ahead |
+//! | [`forward_backward`] | computes losses and gradients on a device |
+//! | [`reduce`] | sums gradients over all lanes at each chunk's owner |
+//! | [`optimize`] | clips and updates; reports each step |
+//! | [`checkpoint`] | hands the state to a writer |
+//! | [`evaluate`] | measures the loss on other samples |
+//! | [`train`] | all of them, with the loops between |
+//! | [`plan`] | what all of them must know |
+//!
+//! Start at [`train`].
+
+pub mod checkpoint;
+mod companion;
+pub mod evaluate;
+pub mod forward_backward;
+pub mod optimize;
+pub mod plan;
+pub mod reduce;
+pub mod samples;
+pub mod train;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use timely::dataflow::Scope;
+use timely::dataflow::operators::generic::OperatorInfo;
+
+pub use tidemill_collective::StatePart;
+
+pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
+pub use evaluate::{Evaluate, EvaluationReport, EvaluationSamples};
+pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
+pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};
+pub use plan::{CheckpointCuts, EvaluationPlan, TrainingPlan};
+pub use reduce::Reduce;
+pub use samples::{Grain, SampleSource, Samples, Wake};
+pub use train::{Training, TrainingLoop, TrainingStreams};
+
+/// Activates an operator from any thread; after its worker is gone it does nothing.
+fn wake(scope: Scope<'_, u64>, operator: &OperatorInfo) -> Wake {
+    let activator = scope.worker().sync_activator_for(operator.address.to_vec());
+    let activator = Mutex::new(activator);
+    Arc::new(move || {
+        let activator = activator.lock().unwrap_or_else(PoisonError::into_inner);
+        // An error means that the worker is gone, and with it whoever was to be woken.
+        let _ = activator.activate();
+    })
+}

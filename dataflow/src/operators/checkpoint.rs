@@ -1,0 +1,271 @@
+//! The state of a step, gathered on worker 0 and handed to a writer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use serde::{Deserialize, Serialize};
+use tidemill_collective::{Chunk, Credit, CreditLedger, Part, StatePart, by_destination};
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::Pipeline;
+use timely::dataflow::operators::Capability;
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::{Stream, StreamVec};
+use timely::progress::operate::FrontierInterest;
+
+use super::companion::{Companion, OperatorGone, Replies};
+use super::optimize::StepReport;
+use super::plan::{CheckpointCuts, TrainingPlan};
+use crate::cluster::{Abort, Actor, Failure};
+
+/// Where checkpoints go. It is called on a thread of its own, one checkpoint after the other.
+pub trait StateSink: Send + 'static {
+    /// Begins the checkpoint after `report.step` updates.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being written; the run ends.
+    fn begin(&mut self, report: &StepReport) -> Result<(), Failure>;
+
+    /// Takes elements of the arena from `arena_start`. Every element of every part comes exactly
+    /// once, in no particular order.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being written; the run ends.
+    fn write(&mut self, part: StatePart, arena_start: usize, values: &[f32])
+    -> Result<(), Failure>;
+
+    /// Everything was written: makes the checkpoint complete.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being complete; the run ends.
+    fn commit(&mut self) -> Result<(), Failure>;
+}
+
+/// A checkpoint is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointDone {
+    /// Updates done in it.
+    pub step: u64,
+}
+
+/// What [`Checkpoint`] gives.
+pub struct CheckpointStreams<'scope> {
+    /// On worker 0: every checkpoint that is complete.
+    pub done: StreamVec<'scope, u64, CheckpointDone>,
+    /// Credit for the state that was written: for `optimize`, through a feedback.
+    pub state_credits: StreamVec<'scope, u64, Credit>,
+}
+
+/// Writes checkpoints.
+pub trait Checkpoint<'scope> {
+    /// Hands the state of every cut to `sink`, on worker 0.
+    ///
+    /// # Contract
+    /// - Input: state chunks addressed to worker 0 (exchanged here) and the reports of this worker. `sink` is `Some`
+    ///   on worker 0; elsewhere it is not used.
+    /// - Output: [`CheckpointDone`] at the timestamp of the step, after `commit`; the dataflow is not complete before.
+    /// - Memory: chunks wait here for the writer thread, and credit comes back when it has written them: at most
+    ///   `plan.window_bytes` a worker.
+    /// - Failure: an error of `sink` aborts the run.
+    fn checkpoint(
+        self,
+        reports: StreamVec<'scope, u64, StepReport>,
+        sink: Option<Box<dyn StateSink>>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> CheckpointStreams<'scope>;
+}
+
+enum WriterJob {
+    Begin(StepReport),
+    Write { part: StatePart, arena_start: usize, chunk: Chunk },
+    Commit,
+}
+
+enum WriterReply {
+    Written(Vec<Credit>),
+    Committed,
+}
+
+/// The writer thread.
+fn run(
+    mut sink: Box<dyn StateSink>,
+    jobs: &Receiver<WriterJob>,
+    replies: &Replies<WriterReply>,
+) -> Result<(), Failure> {
+    while let Ok(job) = jobs.recv() {
+        let sent = match job {
+            WriterJob::Begin(report) => {
+                sink.begin(&report)?;
+                Ok(())
+            }
+            WriterJob::Write { part, arena_start, chunk } => {
+                sink.write(part, arena_start, &chunk.values()?)?;
+                let mut ledger = CreditLedger::default();
+                ledger.consumed(chunk.header()?.source, chunk.payload_bytes());
+                replies.send(WriterReply::Written(ledger.settle().collect()))
+            }
+            WriterJob::Commit => {
+                sink.commit()?;
+                replies.send(WriterReply::Committed)
+            }
+        };
+        if let Err(OperatorGone) = sent {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// One cut on worker 0.
+#[derive(Default)]
+struct Cut {
+    report: Option<StepReport>,
+    done: Option<Capability<u64>>,
+    credits: Option<Capability<u64>>,
+    /// What arrived and was not handed to the writer.
+    waiting: Vec<Chunk>,
+    handed: usize,
+    written: usize,
+}
+
+struct State {
+    plan: Arc<TrainingPlan>,
+    writer: Companion<WriterJob, WriterReply>,
+    /// By step; the first is the one that is written.
+    cuts: BTreeMap<u64, Cut>,
+}
+
+impl State {
+    /// Chunks of a whole checkpoint.
+    fn expected(&self) -> usize {
+        StatePart::ALL.len() * self.plan.chunks.chunks().len()
+    }
+
+    /// Hands what has arrived of the oldest cut to the writer.
+    fn hand_over(&mut self) -> Result<(), Failure> {
+        let expected = self.expected();
+        let Some(mut entry) = self.cuts.first_entry() else { return Ok(()) };
+        let step = *entry.key();
+        let cut = entry.get_mut();
+        let Some(report) = cut.report else { return Ok(()) };
+        for chunk in cut.waiting.drain(..) {
+            let header = *chunk.header_for(0)?;
+            let planned = self.plan.chunks.chunks().get(header.chunk as usize);
+            let (part, planned) = match (header.part, planned) {
+                (Part::State(part), Some(planned))
+                    if header.step == step + 1
+                        && chunk.payload_bytes() == 4 * planned.range.len() =>
+                {
+                    (part, planned)
+                }
+                _ => return Err(format!("state outside the plan: {header:?}").into()),
+            };
+            if cut.handed == 0 {
+                self.writer.send(WriterJob::Begin(report));
+            }
+            cut.handed += 1;
+            let arena_start = planned.range.start;
+            self.writer.send(WriterJob::Write { part, arena_start, chunk });
+            if cut.handed == expected {
+                self.writer.send(WriterJob::Commit);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
+    fn checkpoint(
+        self,
+        reports: StreamVec<'scope, u64, StepReport>,
+        sink: Option<Box<dyn StateSink>>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> CheckpointStreams<'scope> {
+        let scope = self.scope();
+        let mut builder = OperatorBuilder::new("Checkpoint".to_owned(), scope);
+        let (done_output, done) = builder.new_output::<Vec<CheckpointDone>>();
+        let (credits_output, state_credits) = builder.new_output::<Vec<Credit>>();
+        let mut done_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(done_output);
+        let mut credits_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(credits_output);
+        let mut chunks = builder.new_input(self, by_destination());
+        let mut reports = builder.new_input(reports, Pipeline);
+        builder.set_notify_for(0, FrontierInterest::Never);
+        builder.set_notify_for(1, FrontierInterest::Never);
+        let who = Actor::Worker(scope.index());
+        let abort = abort.clone();
+        let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
+        let mut state = None;
+        if let (0, Some(sink)) = (scope.index(), sink) {
+            let body = |jobs: &_, replies: &_| run(sink, jobs, replies);
+            match Companion::start(&abort, "checkpoint".to_owned(), wake, body) {
+                Ok(writer) => {
+                    let plan = Arc::clone(plan);
+                    state = Some(State { plan, writer, cuts: BTreeMap::new() });
+                }
+                Err(error) => abort.fail(who.clone(), error),
+            }
+        } else if scope.index() == 0 && plan.checkpoints != CheckpointCuts::Never {
+            abort.fail(who.clone(), "worker 0 was given nowhere to write its checkpoints");
+        }
+        builder.build(move |capabilities| {
+            drop(capabilities);
+            move |_frontiers| {
+                let mut turn = |state: &mut State| -> Result<(), Failure> {
+                    reports.for_each(|time, reports| {
+                        for report in reports.drain(..) {
+                            if state.plan.is_cut(report.step, report.last) {
+                                let cut = state.cuts.entry(*time.time()).or_default();
+                                cut.report = Some(report);
+                                cut.done.get_or_insert_with(|| time.retain(0));
+                                cut.credits.get_or_insert_with(|| time.retain(1));
+                            }
+                        }
+                    });
+                    chunks.for_each(|time, chunk| {
+                        let cut = state.cuts.entry(*time.time()).or_default();
+                        cut.done.get_or_insert_with(|| time.retain(0));
+                        cut.credits.get_or_insert_with(|| time.retain(1));
+                        cut.waiting.push(std::mem::take(chunk));
+                    });
+                    let mut done_output = done_output.activate();
+                    let mut credits_output = credits_output.activate();
+                    while let Some(reply) = state.writer.poll() {
+                        let expected = state.expected();
+                        let Some(mut entry) = state.cuts.first_entry() else { break };
+                        let cut = entry.get_mut();
+                        match (reply, &cut.credits, &cut.done, cut.report) {
+                            (WriterReply::Written(credits), Some(held), _, _) => {
+                                let mut session = credits_output.session(held);
+                                session.give_iterator(credits.into_iter());
+                                drop(session);
+                                cut.written += 1;
+                            }
+                            (WriterReply::Committed, _, Some(held), Some(report))
+                                if cut.written == expected =>
+                            {
+                                let step = report.step;
+                                done_output.session(held).give(CheckpointDone { step });
+                                entry.remove();
+                            }
+                            _ => return Err("the writer answered what was not asked".into()),
+                        }
+                    }
+                    state.hand_over()
+                };
+                if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
+                    abort.fail(who.clone(), failure);
+                    state = None;
+                } else if state.is_none() {
+                    reports.for_each(|_time, _reports| ());
+                    chunks.for_each(|_time, _chunk| ());
+                }
+            }
+        });
+        CheckpointStreams { done, state_credits }
+    }
+}

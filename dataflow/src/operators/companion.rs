@@ -1,0 +1,86 @@
+//! A thread that works for one operator: jobs go in, replies come out, nobody waits for anybody.
+//!
+//! Device calls and file writes block, and an operator must not; so they happen on a companion. Its replies
+//! activate the operator. When the operator is dropped the channel of jobs closes, and the companion
+//! ends at its next receive or send; when the companion fails, the run is aborted with its error.
+
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+
+use timely::scheduling::SyncActivator;
+
+use crate::cluster::{Abort, Actor, ClusterError, Failure};
+
+/// The operator's end.
+pub(super) struct Companion<Job, Reply> {
+    name: String,
+    abort: Abort,
+    jobs: Sender<Job>,
+    replies: Receiver<Reply>,
+    gone: bool,
+}
+
+/// The thread's end of the replies.
+pub(super) struct Replies<Reply> {
+    sender: Sender<Reply>,
+    wake: SyncActivator,
+}
+
+/// The operator was dropped: the run is over.
+#[derive(Debug)]
+pub(super) struct OperatorGone;
+
+impl<Reply> Replies<Reply> {
+    /// Hands a reply to the operator and wakes it.
+    pub(super) fn send(&self, reply: Reply) -> Result<(), OperatorGone> {
+        self.sender.send(reply).map_err(|_| OperatorGone)?;
+        self.wake.activate().map_err(|_| OperatorGone)
+    }
+}
+
+impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
+    /// Starts a guarded thread that runs `body`; `wake` activates the operator.
+    pub(super) fn start<F>(
+        abort: &Abort,
+        name: String,
+        wake: SyncActivator,
+        body: F,
+    ) -> Result<Self, ClusterError>
+    where
+        F: FnOnce(&Receiver<Job>, &Replies<Reply>) -> Result<(), Failure> + Send + 'static,
+    {
+        let (jobs, received) = mpsc::channel();
+        let (sender, replies) = mpsc::channel();
+        let thread = move || body(&received, &Replies { sender, wake });
+        abort.guard_thread(&name, thread)?;
+        Ok(Self { name, abort: abort.clone(), jobs, replies, gone: false })
+    }
+
+    /// Enqueues a job.
+    pub(super) fn send(&mut self, job: Job) {
+        if self.jobs.send(job).is_err() {
+            self.suspect();
+        }
+    }
+
+    /// The next reply, if there is one.
+    pub(super) fn poll(&mut self) -> Option<Reply> {
+        match self.replies.try_recv() {
+            Ok(reply) => Some(reply),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => {
+                self.suspect();
+                None
+            }
+        }
+    }
+
+    /// A companion that is gone while its operator lives has failed; its own error is on its way.
+    fn suspect(&mut self) {
+        if !self.gone {
+            self.gone = true;
+            let who = Actor::Thread(self.name.clone());
+            let message = "it ended before its operator".to_owned();
+            self.abort.suspect(ClusterError::Panicked { who, message });
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! The mean loss on other samples, with exactly the parameters after an update.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::operators::Operator;
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::{Scope, StreamVec};
+use timely::progress::Antichain;
+
+use super::forward_backward::EvaluationLoss;
+use super::optimize::StepReport;
+use super::plan::TrainingPlan;
+use super::samples::{Grain, SampleSource};
+use crate::cluster::{Abort, Actor, Failure};
+use crate::error::JobError;
+
+/// The result of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationReport {
+    /// Updates done.
+    pub step: u64,
+    /// The mean loss over counted tokens, in nats.
+    pub loss: f64,
+    /// Counted tokens.
+    pub tokens: u64,
+}
+
+/// Which grains of an evaluation to ask for and to give.
+struct EvaluationCutter {
+    plan: Arc<TrainingPlan>,
+    grains: Range<usize>,
+    /// The evaluation that runs: updates done.
+    running: Option<u64>,
+    /// The first grain that was not asked for, the next one to give, and how many came back.
+    requested: usize,
+    next: Grain,
+    evaluated: usize,
+    last: bool,
+}
+
+impl EvaluationCutter {
+    fn new(plan: Arc<TrainingPlan>, grains: Range<usize>) -> Self {
+        let next = Grain { step: 0, lane: 0, grain: grains.start, samples: Vec::new() };
+        let last = plan.first_step >= plan.steps || grains.is_empty();
+        let requested = grains.start;
+        Self { plan, grains, running: None, requested, next, evaluated: 0, last }
+    }
+
+    fn report(&mut self, report: &StepReport) {
+        self.last |= report.last;
+        if self.plan.is_evaluated(report.step, report.last) && !self.grains.is_empty() {
+            self.running = Some(report.step);
+            self.requested = self.grains.start;
+            self.evaluated = 0;
+            let (step, grain) = (report.step, self.grains.start);
+            self.next = Grain { step, lane: 0, grain, samples: Vec::new() };
+        }
+    }
+
+    /// The positions to ask for next: two microbatches beyond what was evaluated.
+    fn request(&mut self) -> Option<Range<u64>> {
+        let ahead = 2 * self.plan.batch.microbatch_grains();
+        let limit = self.grains.end.min(self.grains.start + self.evaluated + ahead);
+        if self.running.is_none() || self.requested >= limit {
+            return None;
+        }
+        self.requested += 1;
+        Some(self.plan.evaluation_grain(self.requested - 1))
+    }
+
+    fn expects_sample(&self) -> bool {
+        self.running.is_some() && self.next.grain < self.requested
+    }
+
+    fn push(&mut self, sample: tidemill_streaming_data::Sample) -> Option<Grain> {
+        let range = self.plan.evaluation_grain(self.next.grain);
+        self.next.samples.push(sample);
+        if (self.next.samples.len() as u64) < range.end - range.start {
+            return None;
+        }
+        let Grain { step, grain, .. } = self.next;
+        let following = Grain { step, lane: 0, grain: grain + 1, samples: Vec::new() };
+        if following.grain == self.grains.end {
+            self.running = None;
+        }
+        Some(std::mem::replace(&mut self.next, following))
+    }
+}
+
+/// A source of grains to evaluate.
+pub trait EvaluationSamples<'scope> {
+    /// This worker's part of each evaluation that is due.
+    ///
+    /// # Contract
+    /// - Output: at timestamp u, for each u after which `plan.is_evaluated`, this worker's grains of the evaluation
+    ///   set, in order.
+    /// - Input: `reports` says when an evaluation is due, `losses` what was evaluated; neither has a path to the output.
+    /// - Memory: two microbatches of samples.
+    /// - Failure: an error of `source` aborts the run.
+    fn evaluation_samples<S: SampleSource>(
+        self,
+        source: S,
+        reports: StreamVec<'scope, u64, StepReport>,
+        losses: StreamVec<'scope, u64, EvaluationLoss>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> StreamVec<'scope, u64, Grain>;
+}
+
+impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
+    fn evaluation_samples<S: SampleSource>(
+        self,
+        mut source: S,
+        reports: StreamVec<'scope, u64, StepReport>,
+        losses: StreamVec<'scope, u64, EvaluationLoss>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> StreamVec<'scope, u64, Grain> {
+        let mut builder = OperatorBuilder::new("EvaluationSamples".to_owned(), self);
+        let (output, grains) = builder.new_output::<Vec<Grain>>();
+        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<Grain>>>::from(output);
+        let no_path = [(0, Antichain::new())];
+        let mut reports = builder.new_input_connection(reports, Pipeline, no_path.clone());
+        let mut losses = builder.new_input_connection(losses, Pipeline, no_path);
+        source.set_wake(super::wake(self, &builder.operator_info()));
+        let (who, abort) = (Actor::Worker(self.index()), abort.clone());
+        let own = plan.worker_evaluation_grains(self.index(), self.peers());
+        let mut cutter = Some(EvaluationCutter::new(Arc::clone(plan), own));
+        builder.build(move |mut capabilities| {
+            let mut capability = capabilities.pop();
+            move |_frontiers| {
+                let mut turn = |cutter: &mut EvaluationCutter| -> Result<(), Failure> {
+                    losses.for_each(|_time, losses| cutter.evaluated += losses.len());
+                    reports.for_each(|_time, reports| {
+                        for report in reports.drain(..) {
+                            cutter.report(&report);
+                            if let Some(held) = capability.as_mut() {
+                                held.downgrade(&report.step);
+                            }
+                        }
+                    });
+                    while let Some(positions) = cutter.request() {
+                        source.request(positions);
+                    }
+                    let mut output = output.activate();
+                    while let (true, Some(held)) = (cutter.expects_sample(), &capability) {
+                        let Some(sample) = source.poll()? else { break };
+                        if let Some(grain) = cutter.push(sample) {
+                            output.session(held).give(grain);
+                        }
+                    }
+                    if cutter.last && cutter.running.is_none() {
+                        capability = None;
+                    }
+                    Ok(())
+                };
+                if let Some(Err(failure)) = cutter.as_mut().map(&mut turn) {
+                    abort.fail(who.clone(), failure);
+                    cutter = None;
+                }
+            }
+        });
+        grains
+    }
+}
+
+/// Sums the losses of an evaluation.
+pub trait Evaluate<'scope> {
+    /// The mean loss of each evaluation, on worker 0.
+    ///
+    /// # Contract
+    /// - Input: the losses of all grains, exchanged to worker 0.
+    /// - Output: one [`EvaluationReport`] an evaluation: grains are summed in order of their index, whoever ran them.
+    /// - Failure: no counted token, or a loss that is no number, aborts the run.
+    fn evaluate(
+        self,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> StreamVec<'scope, u64, EvaluationReport>;
+}
+
+impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
+    fn evaluate(
+        self,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> StreamVec<'scope, u64, EvaluationReport> {
+        let who = Actor::Worker(self.scope().index());
+        let (expected, abort) = (plan.evaluation_grains(), abort.clone());
+        let to_first = Exchange::new(|_: &EvaluationLoss| 0);
+        self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
+            let mut gathered = BTreeMap::<u64, BTreeMap<u64, EvaluationLoss>>::new();
+            move |input, output| {
+                input.for_each(|time, losses| {
+                    let grains = gathered.entry(*time.time()).or_default();
+                    grains.extend(losses.drain(..).map(|loss| (loss.grain, loss)));
+                    if grains.len() < expected {
+                        return;
+                    }
+                    let result = mean(*time.time(), grains.values());
+                    gathered.remove(time.time());
+                    match result {
+                        Ok(report) => output.session(&time).give(report),
+                        Err(error) => abort.fail(who.clone(), error),
+                    }
+                });
+            }
+        })
+    }
+}
+
+fn mean<'a>(
+    step: u64,
+    losses: impl Iterator<Item = &'a EvaluationLoss>,
+) -> Result<EvaluationReport, JobError> {
+    let (mut loss_sum, mut tokens) = (0.0, 0);
+    for loss in losses {
+        loss_sum += loss.loss_sum;
+        tokens += loss.tokens;
+    }
+    let loss = loss_sum / tokens as f64;
+    let wrong = |what: String| Err(JobError::Step { step, what });
+    match (tokens, loss.is_finite()) {
+        (0, _) => wrong("the evaluation has no counted token".to_owned()),
+        (_, false) => wrong(format!("the loss of the evaluation is {loss}")),
+        _ => Ok(EvaluationReport { step, loss, tokens }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_without_a_mean_is_an_error() {
+        let loss = |loss_sum, tokens| EvaluationLoss { updates: 4, grain: 0, loss_sum, tokens };
+        let report = mean(4, [loss(3.0, 2), loss(1.0, 2)].iter()).unwrap();
+        assert_eq!(report, EvaluationReport { step: 4, loss: 1.0, tokens: 4 });
+        let error = mean(4, [loss(0.0, 0)].iter()).unwrap_err();
+        assert_eq!(error.to_string(), "step 4: the evaluation has no counted token");
+        assert!(mean(4, [loss(f64::NAN, 1)].iter()).is_err());
+    }
+}

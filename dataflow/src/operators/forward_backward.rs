@@ -1,0 +1,350 @@
+//! Grains become gradients and losses, computed by a device thread with the parameters that come back.
+
+mod accumulators;
+mod device;
+mod schedule;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use serde::{Deserialize, Serialize};
+use tidemill_collective::{Chunk, Credit, by_destination};
+use tidemill_kernels::Backend;
+use tidemill_model::Trainable;
+use timely::PartialOrder;
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::Pipeline;
+use timely::dataflow::operators::Capability;
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::{Stream, StreamVec};
+use timely::progress::Antichain;
+use timely::progress::operate::FrontierInterest;
+
+use self::device::{DeviceJob, DeviceParts, DeviceReply};
+use self::schedule::{Computation, DeviceSchedule};
+use super::companion::Companion;
+use super::optimize::StepReport;
+use super::plan::TrainingPlan;
+use super::samples::Grain;
+use crate::cluster::{Abort, Actor, Failure};
+
+/// The loss of one lane of one step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LaneLoss {
+    /// The step, from 0.
+    pub step: u64,
+    /// The lane.
+    pub lane: u32,
+    /// The sum of the losses of counted tokens, in nats: grain by grain, in order.
+    pub loss_sum: f64,
+    /// The number of counted tokens.
+    pub tokens: u64,
+    /// Whether this worker was asked to stop: the step is then everybody's last.
+    pub stop_requested: bool,
+}
+
+/// The loss of one grain of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationLoss {
+    /// Updates in the parameters.
+    pub updates: u64,
+    /// The grain.
+    pub grain: u64,
+    /// The sum of the losses of counted tokens, in nats.
+    pub loss_sum: f64,
+    /// The number of counted tokens.
+    pub tokens: u64,
+}
+
+/// What computes, and from which parameters.
+pub struct Compute<B: Backend, M> {
+    /// The device.
+    pub backend: Arc<B>,
+    /// What is trained.
+    pub model: Arc<M>,
+    /// The parameter arena after `plan.first_step` updates.
+    pub parameters: Arc<Vec<f32>>,
+    /// Set to make the step that runs the last one, on every worker.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// What comes back to [`ForwardBackward`] from the optimizer, and grains to evaluate.
+pub struct ForwardBackwardInputs<'scope> {
+    /// Parameters after each update, from their owners.
+    pub parameters: Stream<'scope, u64, Chunk>,
+    /// This worker's reports.
+    pub reports: StreamVec<'scope, u64, StepReport>,
+    /// Grains to evaluate, at the number of updates after which.
+    pub evaluations: StreamVec<'scope, u64, Grain>,
+}
+
+/// What [`ForwardBackward`] gives.
+pub struct ForwardBackwardStreams<'scope> {
+    /// Gradient chunks of finished tree nodes, addressed to their owners: for `reduce`.
+    pub gradients: Stream<'scope, u64, Chunk>,
+    /// The losses of this worker's lanes.
+    pub losses: StreamVec<'scope, u64, LaneLoss>,
+    /// Credit for the parameters that were written: for `optimize`, through a feedback.
+    pub parameter_credits: StreamVec<'scope, u64, Credit>,
+    /// The losses of this worker's evaluation grains.
+    pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
+}
+
+/// Trains on grains.
+pub trait ForwardBackward<'scope> {
+    /// Forward and backward over this worker's lanes.
+    ///
+    /// # Contract
+    /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
+    ///   stream may produce them. `inputs` is what comes back (see [`TrainingLoop`](super::train::TrainingLoop)).
+    /// - Output: at the timestamp of the step, gradient chunks in backward order, each as soon as it is final, and a
+    ///   [`LaneLoss`] for each lane.
+    /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
+    ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
+    /// - Memory: the device holds the replica, a workspace and at most 1 + log2 of its lanes accumulators; the host
+    ///   holds the finished chunks of one step until credit lets them go.
+    /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
+    /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
+    ///   that ends early, aborts the run.
+    fn forward_backward<B: Backend, M: Trainable<B>>(
+        self,
+        inputs: ForwardBackwardInputs<'scope>,
+        compute: Compute<B, M>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> ForwardBackwardStreams<'scope>;
+}
+
+/// The capabilities of one timestamp.
+struct Held {
+    gradients: Capability<u64>,
+    losses: Capability<u64>,
+}
+
+/// Everything between the operator's ports.
+struct State {
+    schedule: DeviceSchedule,
+    device: Companion<DeviceJob, DeviceReply>,
+    steps: BTreeMap<u64, Held>,
+    /// For credit: released when all parameters that were handed over are written.
+    writing: BTreeMap<u64, (Capability<u64>, u64)>,
+    evaluations: BTreeMap<u64, Capability<u64>>,
+    running: Option<Running>,
+}
+
+enum Running {
+    Training(Held),
+    Evaluating(u64),
+}
+
+impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
+    fn forward_backward<B: Backend, M: Trainable<B>>(
+        self,
+        inputs: ForwardBackwardInputs<'scope>,
+        compute: Compute<B, M>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> ForwardBackwardStreams<'scope> {
+        let scope = self.scope();
+        let mut builder = OperatorBuilder::new("ForwardBackward".to_owned(), scope);
+        let (gradients_output, gradients) = builder.new_output::<Chunk>();
+        let (losses_output, losses) = builder.new_output::<Vec<LaneLoss>>();
+        let (credits_output, parameter_credits) = builder.new_output::<Vec<Credit>>();
+        let (evaluated_output, evaluation_losses) = builder.new_output::<Vec<EvaluationLoss>>();
+        let mut gradients_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(gradients_output);
+        let mut losses_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(losses_output);
+        let mut credits_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(credits_output);
+        let mut evaluated_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(evaluated_output);
+        let path = |outputs: &[usize]| -> Vec<_> {
+            outputs.iter().map(|&output| (output, Antichain::from_elem(0))).collect()
+        };
+        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1]));
+        let mut parameters =
+            builder.new_input_connection(inputs.parameters, by_destination(), path(&[2]));
+        let mut reports = builder.new_input_connection(inputs.reports, Pipeline, path(&[]));
+        let mut to_evaluate =
+            builder.new_input_connection(inputs.evaluations, Pipeline, path(&[3]));
+        for input in 1..4 {
+            builder.set_notify_for(input, FrontierInterest::Never);
+        }
+        let who = Actor::Worker(scope.index());
+        let abort = abort.clone();
+        let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
+        let mut state =
+            match State::start(compute, plan, &abort, scope.index(), scope.peers(), wake) {
+                Ok(state) => Some(state),
+                Err(failure) => {
+                    abort.fail(who.clone(), failure);
+                    None
+                }
+            };
+        builder.build(move |capabilities| {
+            drop(capabilities);
+            move |frontiers| {
+                let mut turn = |state: &mut State| -> Result<(), Failure> {
+                    let mut result = Ok(());
+                    reports.for_each(|_time, reports| {
+                        reports.drain(..).for_each(|report| state.report(&report));
+                    });
+                    grains.for_each(|time, grains| {
+                        if !state.schedule.is_past_last(*time.time()) {
+                            state.steps.entry(*time.time()).or_insert_with(|| Held {
+                                gradients: time.retain(0),
+                                losses: time.retain(1),
+                            });
+                        }
+                        for grain in grains.drain(..) {
+                            let taken = check_time(&grain, *time.time())
+                                .and_then(|()| state.schedule.grain(grain));
+                            result = std::mem::replace(&mut result, Ok(())).and(taken);
+                        }
+                    });
+                    to_evaluate.for_each(|time, grains| {
+                        let held = || time.retain(3);
+                        state.evaluations.entry(*time.time()).or_insert_with(held);
+                        for grain in grains.drain(..) {
+                            let taken = check_time(&grain, *time.time())
+                                .and_then(|()| state.schedule.evaluation_grain(grain));
+                            result = std::mem::replace(&mut result, Ok(())).and(taken);
+                        }
+                    });
+                    parameters.for_each(|time, chunk| {
+                        let taken = state.parameters(time.retain(2), std::mem::take(chunk));
+                        result = std::mem::replace(&mut result, Ok(())).and(taken);
+                    });
+                    result?;
+                    let mut gradients_output = gradients_output.activate();
+                    let mut losses_output = losses_output.activate();
+                    let mut credits_output = credits_output.activate();
+                    let mut evaluated_output = evaluated_output.activate();
+                    while let Some(reply) = state.device.poll() {
+                        match (reply, &state.running) {
+                            (DeviceReply::Gradient(mut chunk), Some(Running::Training(held))) => {
+                                let mut session = gradients_output.session(&held.gradients);
+                                session.give_container(&mut chunk);
+                            }
+                            (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
+                                losses_output.session(&held.losses).give(loss);
+                            }
+                            (
+                                DeviceReply::Evaluated(losses),
+                                Some(Running::Evaluating(updates)),
+                            ) => {
+                                if let Some(held) = state.evaluations.get(updates) {
+                                    let mut session = evaluated_output.session(held);
+                                    session.give_iterator(losses.into_iter());
+                                }
+                            }
+                            (DeviceReply::Written(credits), _) => {
+                                if let Some(mut entry) = state.writing.first_entry() {
+                                    let bytes: u64 = credits.iter().map(|c| c.bytes).sum();
+                                    let (held, outstanding) = entry.get_mut();
+                                    let mut session = credits_output.session(&*held);
+                                    session.give_iterator(credits.into_iter());
+                                    drop(session);
+                                    *outstanding -= bytes;
+                                    if *outstanding == 0 {
+                                        entry.remove();
+                                    }
+                                }
+                            }
+                            (DeviceReply::Finished, _) => state.finished(),
+                            _ => return Err("the device answered what was not asked".into()),
+                        }
+                    }
+                    state.compute();
+                    let awaited = state.schedule.awaited_step();
+                    if frontiers[0].frontier().iter().all(|time| !time.less_equal(&awaited)) {
+                        state.schedule.check_ended()?;
+                    }
+                    Ok(())
+                };
+                if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
+                    abort.fail(who.clone(), failure);
+                    state = None;
+                }
+            }
+        });
+        ForwardBackwardStreams { gradients, losses, parameter_credits, evaluation_losses }
+    }
+}
+
+fn check_time(grain: &Grain, time: u64) -> Result<(), Failure> {
+    if grain.step == time {
+        return Ok(());
+    }
+    Err(format!("a grain of timestamp {time} says that it is of {}", grain.step).into())
+}
+
+impl State {
+    fn start<B: Backend, M: Trainable<B>>(
+        compute: Compute<B, M>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+        worker: usize,
+        workers: usize,
+        wake: timely::scheduling::SyncActivator,
+    ) -> Result<Self, Failure> {
+        let schedule = DeviceSchedule::new(plan, worker, workers)?;
+        let parts = DeviceParts {
+            backend: compute.backend,
+            model: compute.model,
+            parameters: compute.parameters,
+            stop: compute.stop,
+            plan: Arc::clone(plan),
+            worker,
+            lanes: schedule.lanes(),
+            owners: plan.chunks.owners(workers),
+        };
+        let name = format!("device-{worker}");
+        let device =
+            Companion::start(abort, name, wake, |jobs, replies| device::run(parts, jobs, replies))?;
+        Ok(Self {
+            schedule,
+            device,
+            steps: BTreeMap::new(),
+            writing: BTreeMap::new(),
+            evaluations: BTreeMap::new(),
+            running: None,
+        })
+    }
+
+    fn report(&mut self, report: &StepReport) {
+        self.schedule.report(report);
+        if report.last {
+            self.steps.retain(|&step, _| step < report.step);
+        }
+    }
+
+    fn parameters(&mut self, held: Capability<u64>, chunk: Chunk) -> Result<(), Failure> {
+        let range = self.schedule.parameters(&chunk)?;
+        let outstanding = &mut self.writing.entry(*held.time()).or_insert((held, 0)).1;
+        *outstanding += chunk.payload_bytes() as u64;
+        self.device.send(DeviceJob::Write { start: range.start, chunk });
+        Ok(())
+    }
+
+    fn finished(&mut self) {
+        if let Some(Running::Evaluating(updates)) = self.running.take()
+            && self.schedule.is_evaluation_over(updates)
+        {
+            self.evaluations.remove(&updates);
+        }
+        self.schedule.finished();
+    }
+
+    fn compute(&mut self) {
+        let Some(computation) = self.schedule.next() else { return };
+        self.running = match &computation {
+            Computation::Train { step, .. } => self.steps.remove(step).map(Running::Training),
+            Computation::Evaluate { updates, .. } => Some(Running::Evaluating(*updates)),
+        };
+        self.device.send(DeviceJob::Compute(computation));
+    }
+}

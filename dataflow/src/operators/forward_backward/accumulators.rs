@@ -1,0 +1,216 @@
+//! The gradient sums of a worker's lanes, and how they collapse along the canonical tree.
+//!
+//! Lanes run in order. When a lane ends whose left sibling waits, `left = left + lane` at once, and so on upwards:
+//! a worker holds at most one accumulator more than the tree over its lanes is deep. During the last microbatch of a lane
+//! this happens block by block, behind the backward pass, so that a finished node of the worker's cover leaves in
+//! backward order while the rest of the backward still runs.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use tidemill_collective::{ChunkPlan, Node, Tree};
+use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_model::{Device, GradientSink, Layout, ModelError};
+
+use crate::cluster::Failure;
+
+/// Receives finished chunks: use, chunk, node and values.
+pub(super) trait FinishedChunks {
+    /// Takes one; answers whether anybody still wants more.
+    fn finished(&mut self, use_index: usize, chunk: usize, node: Node, values: Vec<f32>) -> bool;
+}
+
+/// What the accumulators of every lane have in common.
+pub(super) struct GradientMap<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) chunks: &'a ChunkPlan,
+    pub(super) tree: Tree,
+    /// The lanes of this worker.
+    pub(super) lanes: Range<usize>,
+}
+
+/// One accumulator: the gradients of all uses, over the lanes of a node.
+struct Accumulator<B: Backend> {
+    node: Node,
+    gradients: B::Buffer<f32>,
+}
+
+/// The accumulators of a worker.
+pub(super) struct Accumulators<B: Backend> {
+    /// Finished nodes that wait for their right sibling, the newest last.
+    waiting: Vec<Accumulator<B>>,
+    spare: Vec<B::Buffer<f32>>,
+}
+
+impl<B: Backend> Accumulators<B> {
+    pub(super) fn new() -> Self {
+        Self { waiting: Vec::new(), spare: Vec::new() }
+    }
+
+    /// Accumulators that exist, used or not.
+    pub(super) fn held(&self) -> usize {
+        self.waiting.len() + self.spare.len()
+    }
+
+    /// A sink for lane `lane`, its accumulator zeroed.
+    pub(super) fn begin<'a>(
+        &'a mut self,
+        device: &mut Device<'_, B>,
+        map: &'a GradientMap<'a>,
+        finished: &'a mut dyn FinishedChunks,
+        lane: usize,
+    ) -> Result<LaneSink<'a, B>, Failure> {
+        let mut gradients = match self.spare.pop() {
+            Some(gradients) => gradients,
+            None => device.backend.allocate(device.stream, map.layout.gradient_elements())?,
+        };
+        device.backend.fill_zero(device.stream, SliceMut::all(&mut gradients))?;
+        let node = Node::leaf(lane as u32);
+        Ok(LaneSink {
+            map,
+            finished,
+            accumulators: self,
+            lane: Accumulator { node, gradients },
+            merges: VecDeque::new(),
+            closing: None,
+            expected_block: map.layout.blocks().len(),
+            violation: None,
+        })
+    }
+}
+
+/// What happens to a block of the lane's last microbatch once it is done.
+struct Closing {
+    /// The node that the lane completes, after all merges.
+    node: Node,
+    /// Whether that node leaves this worker.
+    leaves: bool,
+}
+
+/// Where the backward passes of one lane leave their gradients.
+pub(super) struct LaneSink<'a, B: Backend> {
+    map: &'a GradientMap<'a>,
+    finished: &'a mut dyn FinishedChunks,
+    accumulators: &'a mut Accumulators<B>,
+    lane: Accumulator<B>,
+    /// The waiting left siblings that the lane completes, the nearest first.
+    merges: VecDeque<Accumulator<B>>,
+    closing: Option<Closing>,
+    /// One more than the block that has to be done next.
+    expected_block: usize,
+    violation: Option<String>,
+}
+
+impl<B: Backend> LaneSink<'_, B> {
+    /// The next backward pass is the lane's last: its blocks are summed and sent as they are done.
+    pub(super) fn close(&mut self) {
+        let mut node = self.lane.node;
+        let (tree, lanes) = (self.map.tree, &self.map.lanes);
+        let inside = |node: &Node| lanes.start <= node.lo as usize && node.hi as usize <= lanes.end;
+        let mut leaves = true;
+        while let Some(parent) = tree.parent(node).filter(inside) {
+            let left = |waiting: &Accumulator<B>| Some(waiting.node) == tree.sibling(node);
+            if !self.accumulators.waiting.last().is_some_and(left) {
+                leaves = false;
+                break;
+            }
+            self.merges.extend(self.accumulators.waiting.pop());
+            node = parent;
+        }
+        self.closing = Some(Closing { node, leaves });
+    }
+
+    /// Ends a backward pass: every block must have been done, once, the last first.
+    pub(super) fn end_pass(&mut self) -> Result<(), Failure> {
+        self.check_order()?;
+        let missing = std::mem::replace(&mut self.expected_block, self.map.layout.blocks().len());
+        if missing > 0 {
+            let name = &self.map.layout.blocks()[missing - 1];
+            return Err(format!("the model's backward pass did not finish block {name}").into());
+        }
+        Ok(())
+    }
+
+    /// Says which block was done out of order, if one was.
+    pub(super) fn check_order(&mut self) -> Result<(), Failure> {
+        self.violation.take().map_or(Ok(()), |violation| Err(violation.into()))
+    }
+
+    /// Ends the lane: what it completed either left, or waits for its right sibling.
+    pub(super) fn end_lane(mut self) {
+        let Some(Closing { node, leaves }) = self.closing else { return };
+        let spare = &mut self.accumulators.spare;
+        let sum = match self.merges.pop_back() {
+            Some(outermost) => {
+                spare.push(self.lane.gradients);
+                outermost.gradients
+            }
+            None => self.lane.gradients,
+        };
+        spare.extend(self.merges.into_iter().map(|merged| merged.gradients));
+        if leaves {
+            spare.push(sum);
+        } else {
+            self.accumulators.waiting.push(Accumulator { node, gradients: sum });
+        }
+    }
+
+    fn close_use(
+        &mut self,
+        device: &mut Device<'_, B>,
+        use_index: usize,
+    ) -> tidemill_model::Result<()> {
+        let Some(Closing { node, leaves }) = self.closing else { return Ok(()) };
+        let range = self.map.layout.gradient_range(use_index);
+        let mut sum = &self.lane.gradients;
+        for left in &mut self.merges {
+            device.backend.accumulate(
+                device.stream,
+                SliceMut::new(&mut left.gradients, range.start, range.len())?,
+                Slice::new(sum, range.start, range.len())?,
+            )?;
+            sum = &left.gradients;
+        }
+        if !leaves {
+            return Ok(());
+        }
+        let segment = self.map.layout.uses()[use_index].segment;
+        for chunk in self.map.chunks.of_segment(segment) {
+            let inside = self.map.chunks.in_segment(chunk);
+            let mut values = vec![0.0; inside.len()];
+            let from = Slice::new(sum, range.start + inside.start, inside.len())?;
+            device.backend.read(device.stream, &mut values, from)?;
+            if !self.finished.finished(use_index, chunk, node, values) {
+                return Err(ModelError::SinkClosed);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
+    fn accumulator(&mut self, use_index: usize) -> SliceMut<'_, B, f32> {
+        let range = self.map.layout.gradient_range(use_index);
+        let buffer = &mut self.lane.gradients;
+        SliceMut { buffer, start: range.start, elements: range.len() }
+    }
+
+    fn block_done(
+        &mut self,
+        device: &mut Device<'_, B>,
+        block: usize,
+    ) -> tidemill_model::Result<()> {
+        if block + 1 != self.expected_block {
+            let due = self.expected_block;
+            self.violation.get_or_insert_with(|| {
+                format!("the model finished block {block} where {due} blocks were left")
+            });
+            return Err(ModelError::SinkClosed);
+        }
+        self.expected_block = block;
+        let uses = self.map.layout.uses();
+        let first = uses.partition_point(|use_| use_.block < block);
+        let end = uses.partition_point(|use_| use_.block <= block);
+        (first..end).try_for_each(|use_index| self.close_use(device, use_index))
+    }
+}

@@ -1,0 +1,377 @@
+//! What the device computes next: a decision of grains, parameters and reports that have arrived.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_collective::{Chunk, Part, StatePart};
+
+use crate::cluster::Failure;
+use crate::operators::optimize::StepReport;
+use crate::operators::plan::TrainingPlan;
+use crate::operators::samples::Grain;
+
+/// The next computation of the device.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Computation {
+    /// All grains of this worker's lanes, in order.
+    Train { step: u64, grains: Vec<Grain> },
+    /// Some grains of the evaluation after `updates` updates.
+    Evaluate { updates: u64, grains: Vec<Grain> },
+}
+
+/// Which parameters the device holds, what has arrived for them, and what is running.
+#[derive(Debug)]
+pub(super) struct DeviceSchedule {
+    plan: Arc<TrainingPlan>,
+    worker: usize,
+    lanes: Range<usize>,
+    /// Grains that a step of this worker has.
+    grains_per_step: usize,
+    /// Evaluation grains that this worker runs.
+    evaluation_grains: usize,
+    /// Updates in the device's parameters.
+    updates: u64,
+    /// Which chunks of the following parameters have arrived.
+    arrived: Vec<bool>,
+    /// The newest report.
+    reported: u64,
+    last: Option<u64>,
+    steps: BTreeMap<u64, BTreeMap<(usize, usize), Grain>>,
+    evaluations: VecDeque<Grain>,
+    /// Evaluation grains that were handed out for the current parameters.
+    evaluated: usize,
+    evaluation_due: bool,
+    busy: bool,
+    trained: Option<u64>,
+}
+
+impl DeviceSchedule {
+    pub(super) fn new(
+        plan: &Arc<TrainingPlan>,
+        worker: usize,
+        workers: usize,
+    ) -> Result<Self, Failure> {
+        let lanes = plan.batch.worker_lanes(worker, workers)?;
+        Ok(Self {
+            worker,
+            grains_per_step: lanes.clone().map(|lane| plan.batch.lane_grains(lane)).sum(),
+            evaluation_grains: plan.worker_evaluation_grains(worker, workers).len(),
+            lanes,
+            updates: plan.first_step,
+            arrived: vec![false; plan.chunks.chunks().len()],
+            reported: plan.first_step,
+            last: None,
+            steps: BTreeMap::new(),
+            evaluations: VecDeque::new(),
+            evaluated: 0,
+            evaluation_due: false,
+            busy: false,
+            trained: None,
+            plan: Arc::clone(plan),
+        })
+    }
+
+    /// The lanes of this worker.
+    pub(super) fn lanes(&self) -> Range<usize> {
+        self.lanes.clone()
+    }
+
+    /// Takes a grain of training.
+    pub(super) fn grain(&mut self, grain: Grain) -> Result<(), Failure> {
+        let Grain { step, lane, grain: index, .. } = grain;
+        if self.is_past_last(step) {
+            return Ok(());
+        }
+        let expected = self.plan.batch.grain_range(lane, index).len();
+        if !self.lanes.contains(&lane) || expected == 0 || step < self.updates {
+            let lanes = &self.lanes;
+            return Err(format!(
+                "step {}: grain {index} of lane {lane} came to worker {}, whose lanes are {lanes:?}",
+                step + 1,
+                self.worker
+            )
+            .into());
+        }
+        self.check_samples(&grain, expected)?;
+        match self.steps.entry(step).or_default().insert((lane, index), grain) {
+            None => Ok(()),
+            Some(_) => {
+                Err(format!("step {}: grain {index} of lane {lane} came twice", step + 1).into())
+            }
+        }
+    }
+
+    /// Takes a grain of an evaluation.
+    pub(super) fn evaluation_grain(&mut self, grain: Grain) -> Result<(), Failure> {
+        let range = self.plan.evaluation_grain(grain.grain);
+        self.check_samples(&grain, (range.end - range.start) as usize)?;
+        self.evaluations.push_back(grain);
+        Ok(())
+    }
+
+    fn check_samples(&self, grain: &Grain, expected: usize) -> Result<(), Failure> {
+        if grain.samples.len() != expected {
+            let Grain { lane, grain: index, samples, .. } = grain;
+            let found = samples.len();
+            return Err(format!(
+                "grain {index} of lane {lane}: expected {expected} samples, found {found}"
+            )
+            .into());
+        }
+        let tokens = self.plan.positions + 1;
+        match grain.samples.iter().find(|sample| sample.tokens.len() != tokens) {
+            None => Ok(()),
+            Some(sample) => Err(format!(
+                "the sample at position {} has {} tokens, expected {tokens}",
+                sample.position,
+                sample.tokens.len()
+            )
+            .into()),
+        }
+    }
+
+    /// Notes that a chunk of parameters has arrived; answers where in the arena it belongs.
+    pub(super) fn parameters(&mut self, chunk: &Chunk) -> Result<Range<usize>, Failure> {
+        let header = chunk.header_for(self.worker)?;
+        let index = header.chunk as usize;
+        let planned = self.plan.chunks.chunks().get(index);
+        match planned {
+            Some(planned)
+                if header.part == Part::State(StatePart::Parameter)
+                    && header.step == self.updates + 1
+                    && chunk.payload_bytes() == 4 * planned.range.len()
+                    && !self.arrived[index]
+                    && self.trained == Some(self.updates) =>
+            {
+                self.arrived[index] = true;
+                Ok(planned.range.clone())
+            }
+            _ => {
+                Err(format!("unexpected parameters after {} updates: {header:?}", self.updates)
+                    .into())
+            }
+        }
+    }
+
+    /// Takes a report of this worker's optimizer.
+    pub(super) fn report(&mut self, report: &StepReport) {
+        self.reported = self.reported.max(report.step);
+        if report.last {
+            self.last = Some(report.step);
+            self.steps.retain(|&step, _| step < report.step);
+        }
+    }
+
+    /// Whether step `step` comes after the last.
+    pub(super) fn is_past_last(&self, step: u64) -> bool {
+        self.last.is_some_and(|last| step >= last)
+    }
+
+    /// The computation that was handed out is done.
+    pub(super) fn finished(&mut self) {
+        self.busy = false;
+    }
+
+    /// Whether every grain of the evaluation after `updates` updates was handed out.
+    pub(super) fn is_evaluation_over(&self, updates: u64) -> bool {
+        updates < self.updates || self.evaluated == self.evaluation_grains
+    }
+
+    /// What the device is to compute now, if anything.
+    pub(super) fn next(&mut self) -> Option<Computation> {
+        if self.busy {
+            return None;
+        }
+        // A step's report can come after its parameters: only together do they say what follows.
+        if self.reported > self.updates && self.arrived.iter().all(|&arrived| arrived) {
+            self.updates += 1;
+            self.arrived.fill(false);
+            self.evaluated = 0;
+            self.evaluation_due =
+                self.plan.is_evaluated(self.updates, self.last == Some(self.updates));
+        }
+        if self.evaluation_due && self.evaluated < self.evaluation_grains {
+            return self.next_evaluation();
+        }
+        let step = self.updates;
+        let complete = |grains: &BTreeMap<_, _>| grains.len() == self.grains_per_step;
+        if self.trained == Some(step) || !self.steps.get(&step).is_some_and(complete) {
+            return None;
+        }
+        let grains = self.steps.remove(&step).unwrap_or_default().into_values().collect();
+        self.busy = true;
+        self.trained = Some(step);
+        Some(Computation::Train { step, grains })
+    }
+
+    fn next_evaluation(&mut self) -> Option<Computation> {
+        let updates = self.updates;
+        let ready = self.evaluations.iter().take_while(|grain| grain.step == updates).count();
+        let count = ready.min(self.plan.batch.microbatch_grains());
+        if count == 0 {
+            return None;
+        }
+        self.busy = true;
+        self.evaluated += count;
+        let grains = self.evaluations.drain(..count).collect();
+        Some(Computation::Evaluate { updates, grains })
+    }
+
+    /// Says what is missing when no more grains will come for the step that the device waits for.
+    pub(super) fn check_ended(&self) -> Result<(), Failure> {
+        let step = self.updates;
+        let waiting = !self.busy && self.trained != Some(step) && self.last.is_none();
+        if !waiting || step >= self.plan.steps {
+            return Ok(());
+        }
+        let (found, expected) =
+            (self.steps.get(&step).map_or(0, BTreeMap::len), self.grains_per_step);
+        if found == expected {
+            return Ok(());
+        }
+        let worker = self.worker;
+        Err(format!(
+            "the stream of grains ended: step {} has {found} of the {expected} grains of worker {worker}",
+            step + 1
+        )
+        .into())
+    }
+
+    /// The step whose grains the device waits for.
+    pub(super) fn awaited_step(&self) -> u64 {
+        self.updates
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{BatchSettings, MicrobatchMemory};
+    use crate::operators::plan::EvaluationPlan;
+    use std::num::NonZeroU64;
+    use tidemill_collective::{ChunkHeader, Node};
+    use tidemill_model::{Decay, Layout};
+    use tidemill_streaming_data::Sample;
+
+    fn schedule(evaluated: bool) -> DeviceSchedule {
+        let mut layout = Layout::new();
+        let table = layout.segment("table");
+        layout.tensor("weight", &[16], Decay::Exempt, 1);
+        layout.block("only", &[table]);
+        let settings = BatchSettings { samples_per_step: 4, lanes: Some(2), ..Default::default() };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let mut plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
+        let every_steps = NonZeroU64::MIN;
+        plan.evaluation = evaluated.then_some(EvaluationPlan { samples: 3, every_steps });
+        DeviceSchedule::new(&Arc::new(plan), 0, 1).unwrap()
+    }
+
+    fn grain(step: u64, lane: usize, grain: usize) -> Grain {
+        let samples = vec![Sample { position: 0, tokens: vec![0; 3] }];
+        Grain { step, lane, grain, samples }
+    }
+
+    fn feed(schedule: &mut DeviceSchedule, step: u64) {
+        for (lane, index) in [(1, 1), (0, 0), (1, 0), (0, 1)] {
+            schedule.grain(grain(step, lane, index)).unwrap();
+        }
+    }
+
+    fn parameters(step: u64) -> Chunk {
+        let header = ChunkHeader {
+            destination: 0,
+            source: 0,
+            part: Part::State(StatePart::Parameter),
+            chunk: 0,
+            node: Node { lo: 0, hi: 2 },
+            step,
+        };
+        Chunk::new(header, vec![0.0; 16])
+    }
+
+    fn report(step: u64, last: bool) -> StepReport {
+        StepReport { step, loss: 0.0, grad_norm: 0.0, learning_rate: 0.0, tokens: 0, last }
+    }
+
+    #[test]
+    fn a_step_waits_for_grains_parameters_and_the_report() {
+        let mut schedule = schedule(false);
+        assert_eq!(schedule.next(), None);
+        feed(&mut schedule, 1);
+        assert_eq!(schedule.next(), None, "step 0 has no grains");
+        feed(&mut schedule, 0);
+        assert!(schedule.parameters(&parameters(1)).is_err(), "nothing was trained");
+        let Some(Computation::Train { step: 0, grains }) = schedule.next() else { panic!() };
+        let order: Vec<_> = grains.iter().map(|grain| (grain.lane, grain.grain)).collect();
+        assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+        assert!(schedule.parameters(&parameters(2)).is_err(), "of another step");
+        assert_eq!(schedule.parameters(&parameters(1)).unwrap(), 0..16);
+        assert!(schedule.parameters(&parameters(1)).is_err(), "twice");
+        assert_eq!(schedule.next(), None, "the device still computes");
+        schedule.finished();
+        assert_eq!(schedule.next(), None, "no report");
+        schedule.report(&report(1, false));
+        assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
+    }
+
+    #[test]
+    fn nothing_follows_the_last_report() {
+        let mut schedule = schedule(false);
+        feed(&mut schedule, 0);
+        feed(&mut schedule, 1);
+        assert!(schedule.next().is_some());
+        schedule.finished();
+        schedule.parameters(&parameters(1)).unwrap();
+        schedule.report(&report(1, true));
+        assert_eq!(schedule.next(), None);
+        schedule.grain(grain(2, 0, 0)).unwrap();
+        assert!(schedule.is_past_last(1) && !schedule.is_past_last(0));
+        assert!(schedule.check_ended().is_ok());
+    }
+
+    #[test]
+    fn an_evaluation_comes_between_two_steps() {
+        let mut schedule = schedule(true);
+        feed(&mut schedule, 0);
+        feed(&mut schedule, 1);
+        assert!(matches!(schedule.next(), Some(Computation::Train { step: 0, .. })));
+        schedule.finished();
+        schedule.parameters(&parameters(1)).unwrap();
+        schedule.report(&report(1, false));
+        assert_eq!(schedule.next(), None, "the evaluation has no grains yet");
+        let mut ran = Vec::new();
+        for index in 0..3 {
+            schedule.evaluation_grain(grain(1, 0, index)).unwrap();
+            if index > 0 {
+                let Some(Computation::Evaluate { updates: 1, grains }) = schedule.next() else {
+                    panic!("an evaluation is due")
+                };
+                ran.extend(grains.iter().map(|grain| grain.grain));
+                schedule.finished();
+            }
+        }
+        assert_eq!(ran, [0, 1, 2]);
+        assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
+    }
+
+    #[test]
+    fn wrong_grains_are_named() {
+        let mut schedule = schedule(false);
+        let message = |result: Result<(), Failure>| format!("{:?}", result.unwrap_err());
+        schedule.grain(grain(0, 0, 0)).unwrap();
+        assert!(
+            message(schedule.grain(grain(0, 0, 0)))
+                .contains("step 1: grain 0 of lane 0 came twice")
+        );
+        assert!(message(schedule.grain(grain(0, 2, 0))).contains("whose lanes are 0..2"));
+        assert!(message(schedule.grain(grain(0, 0, 2))).contains("grain 2 of lane 0"));
+        let mut short = grain(0, 1, 0);
+        short.samples[0].tokens.pop();
+        assert!(message(schedule.grain(short)).contains("has 2 tokens, expected 3"));
+        let mut empty = grain(0, 1, 0);
+        empty.samples.clear();
+        assert!(message(schedule.grain(empty)).contains("expected 1 samples, found 0"));
+        assert!(message(schedule.check_ended()).contains("step 1 has 1 of the 4 grains"));
+    }
+}

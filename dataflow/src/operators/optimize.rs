@@ -1,0 +1,352 @@
+//! Sums of gradients become updated parameters, at the worker that owns them.
+
+mod rule;
+mod schedule;
+mod shard;
+mod tree_sum;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_collective::{Chunk, ChunkHeader, Credit, Part, StatePart, Tree};
+use tidemill_kernels::Backend;
+use tidemill_model::Layout;
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::operators::vec::Map;
+use timely::dataflow::operators::{Capability, ConnectLoop, Feedback, InputCapability};
+use timely::dataflow::{Stream, StreamVec};
+use timely::progress::Antichain;
+use timely::progress::operate::FrontierInterest;
+
+pub use self::rule::{AdamW, LearningRate, UpdateRule};
+pub use self::shard::InitialState;
+
+use self::schedule::{OptimizerSchedule, ShardJob};
+use self::shard::{ShardParts, ShardReply};
+use super::companion::Companion;
+use super::forward_backward::LaneLoss;
+use super::plan::TrainingPlan;
+use crate::cluster::{Abort, Actor, Failure};
+
+/// What an update did: the same on every worker.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepReport {
+    /// Updates done, from 1.
+    pub step: u64,
+    /// The mean loss of the step's counted tokens before the update, in nats.
+    pub loss: f64,
+    /// The L2 norm of the mean gradient, before clipping.
+    pub grad_norm: f64,
+    /// The learning rate of the update.
+    pub learning_rate: f64,
+    /// Counted tokens of the step.
+    pub tokens: u64,
+    /// Whether it was the last: the run is complete, or a worker was asked to stop.
+    pub last: bool,
+}
+
+/// The sum of squares of a chunk's mean gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct SquareSum {
+    step: u64,
+    chunk: u32,
+    sum: f64,
+}
+
+/// A record on its way to one worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Addressed<D> {
+    destination: u32,
+    record: D,
+}
+
+impl<D: 'static> Addressed<D> {
+    fn by_destination() -> Exchange<Self, impl FnMut(&Self) -> u64> {
+        Exchange::new(|addressed: &Self| u64::from(addressed.destination))
+    }
+}
+
+/// What updates, and from which state.
+pub struct Optimizer<'a, B: Backend> {
+    /// The device.
+    pub backend: Arc<B>,
+    /// The layout of the model.
+    pub layout: &'a Layout,
+    /// Parameters and moments after `plan.first_step` updates.
+    pub state: InitialState,
+    /// The optimizer and its schedule.
+    pub rule: UpdateRule,
+}
+
+/// What [`Optimize`] needs besides the sums.
+pub struct OptimizeInputs<'scope> {
+    /// The losses of this worker's lanes.
+    pub losses: StreamVec<'scope, u64, LaneLoss>,
+    /// Credit for parameters, through a feedback.
+    pub parameter_credits: StreamVec<'scope, u64, Credit>,
+    /// Credit for state, through a feedback; empty where `plan.checkpoints` is
+    /// [`Never`](super::plan::CheckpointCuts::Never).
+    pub state_credits: StreamVec<'scope, u64, Credit>,
+}
+
+/// What [`Optimize`] gives.
+pub struct OptimizeStreams<'scope> {
+    /// The parameters of owned chunks after the update, one copy addressed to each worker: for the feedback.
+    pub parameters: Stream<'scope, u64, Chunk>,
+    /// One report a step on every worker, all the same.
+    pub reports: StreamVec<'scope, u64, StepReport>,
+    /// Where a checkpoint is due, the state of owned chunks, addressed to worker 0.
+    pub state: Stream<'scope, u64, Chunk>,
+}
+
+/// Updates parameters.
+pub trait Optimize<'scope> {
+    /// Clips by the canonical norm and updates the chunks that this worker owns.
+    ///
+    /// # Contract
+    /// - Input: the sums of each use of the owned chunks, and the losses of all lanes (exchanged here).
+    /// - Output: at the timestamp of the step, one [`StepReport`] on every worker, then the updated parameters
+    ///   for every worker, then (where `plan.is_cut`) the state of the owned chunks for worker 0.
+    /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
+    ///   squares in f64; the loss is a tree over lanes. None depends on who owns what.
+    /// - Memory: an optimizer thread holds masters, moments and mean gradients of the owned chunks. Parameters and state
+    ///   leave as credit allows, at most `plan.window_bytes` of each on their way to a worker; a chunk's next update
+    ///   waits until its state was copied.
+    /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
+    ///   error that names the step, and nothing of it reaches a checkpoint.
+    fn optimize<B: Backend>(
+        self,
+        inputs: OptimizeInputs<'scope>,
+        optimizer: Optimizer<'_, B>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> OptimizeStreams<'scope>;
+}
+
+/// The capabilities of one step.
+struct Held {
+    parameters: Capability<u64>,
+    squares: Capability<u64>,
+    reports: Capability<u64>,
+    state: Capability<u64>,
+}
+
+impl Held {
+    fn retain(time: &InputCapability<u64>) -> Self {
+        Self {
+            parameters: time.retain(0),
+            squares: time.retain(1),
+            reports: time.retain(2),
+            state: time.retain(3),
+        }
+    }
+}
+
+struct State {
+    schedule: OptimizerSchedule,
+    shard: Companion<ShardJob, ShardReply>,
+    steps: BTreeMap<u64, Held>,
+    /// Chunk parts of each cut that have not left.
+    cuts: BTreeMap<u64, (Capability<u64>, usize)>,
+}
+
+impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
+    fn optimize<B: Backend>(
+        self,
+        inputs: OptimizeInputs<'scope>,
+        optimizer: Optimizer<'_, B>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> OptimizeStreams<'scope> {
+        let scope = self.scope();
+        let (worker, workers) = (scope.index() as u32, scope.peers() as u32);
+        let to_all = move |record: LaneLoss| {
+            (0..workers).map(move |destination| Addressed { destination, record })
+        };
+        let losses = inputs.losses.flat_map(to_all);
+        let (square_loop, all_squares) = scope.feedback::<Vec<Addressed<SquareSum>>>(1);
+
+        let mut builder = OperatorBuilder::new("Optimize".to_owned(), scope);
+        let (parameters_output, parameters) = builder.new_output::<Chunk>();
+        let (squares_output, squares) = builder.new_output::<Vec<Addressed<SquareSum>>>();
+        let (reports_output, reports) = builder.new_output::<Vec<StepReport>>();
+        let (state_output, state_chunks) = builder.new_output::<Chunk>();
+        let mut parameters_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(parameters_output);
+        let mut squares_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(squares_output);
+        let mut reports_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(reports_output);
+        let mut state_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(state_output);
+
+        let no_path: [(usize, Antichain<u64>); 0] = [];
+        let by_worker = || Exchange::new(|credit: &Credit| u64::from(credit.to));
+        let mut sums = builder.new_input(self, Pipeline);
+        let mut losses = builder.new_input(losses, Addressed::by_destination());
+        let mut all_squares =
+            builder.new_input_connection(all_squares, Addressed::by_destination(), no_path.clone());
+        let mut parameter_credits =
+            builder.new_input_connection(inputs.parameter_credits, by_worker(), no_path.clone());
+        let mut state_credits =
+            builder.new_input_connection(inputs.state_credits, by_worker(), no_path);
+        for input in 0..5 {
+            builder.set_notify_for(input, FrontierInterest::Never);
+        }
+
+        let who = Actor::Worker(scope.index());
+        let abort = abort.clone();
+        let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
+        let mut state =
+            match State::start(optimizer, plan, &abort, scope.index(), scope.peers(), wake) {
+                Ok(state) => Some(state),
+                Err(failure) => {
+                    abort.fail(who.clone(), failure);
+                    None
+                }
+            };
+        let root = Tree::new(plan.batch.lanes()).map(Tree::root);
+        builder.build(move |capabilities| {
+            drop(capabilities);
+            move |_frontiers| {
+                let mut turn = |state: &mut State| -> Result<(), Failure> {
+                    let mut result = Ok(());
+                    let mut keep = |taken: Result<(), Failure>| {
+                        result = std::mem::replace(&mut result, Ok(())).and(taken);
+                    };
+                    losses.for_each(|time, losses| {
+                        state.hold(&time);
+                        let records = losses.drain(..).map(|addressed| addressed.record);
+                        records.for_each(|loss| keep(state.schedule.loss(loss)));
+                    });
+                    sums.for_each(|time, sum| {
+                        state.hold(&time);
+                        keep(state.schedule.sum(std::mem::take(sum)));
+                    });
+                    all_squares.for_each(|_time, squares| {
+                        let records = squares.drain(..).map(|addressed| addressed.record);
+                        records.for_each(|squares| keep(state.schedule.squares(squares)));
+                    });
+                    parameter_credits.for_each(|_time, credits| {
+                        let credits = credits.drain(..);
+                        credits.for_each(|c| state.schedule.parameter_credit(c.bytes));
+                    });
+                    state_credits.for_each(|_time, credits| {
+                        let credits = credits.drain(..);
+                        credits.for_each(|c| state.schedule.state_credit(c.bytes));
+                    });
+                    result?;
+                    let header = |part, destination, chunk: usize, step| -> Result<_, Failure> {
+                        let part = Part::State(part);
+                        let (chunk, node) = (chunk as u32, root.clone()?);
+                        Ok(ChunkHeader { destination, source: worker, part, chunk, node, step })
+                    };
+                    let mut parameters_output = parameters_output.activate();
+                    let mut squares_output = squares_output.activate();
+                    let mut reports_output = reports_output.activate();
+                    let mut state_output = state_output.activate();
+                    while let Some(reply) = state.shard.poll() {
+                        let step = state.schedule.step();
+                        let held = state.steps.get(&step);
+                        match (reply, held) {
+                            (ShardReply::SumOfSquares { chunk, sum }, Some(held)) => {
+                                let record = SquareSum { step, chunk: chunk as u32, sum };
+                                let copies = (0..workers)
+                                    .map(|destination| Addressed { destination, record });
+                                squares_output.session(&held.squares).give_iterator(copies);
+                            }
+                            (ShardReply::Updated { chunk, values }, Some(held)) => {
+                                let values = Arc::new(values);
+                                let mut session = parameters_output.session(&held.parameters);
+                                for destination in 0..workers {
+                                    let part = StatePart::Parameter;
+                                    let header = header(part, destination, chunk, step + 1)?;
+                                    let mut copy = Chunk::shared(header, Arc::clone(&values));
+                                    session.give_container(&mut copy);
+                                }
+                                drop(session);
+                                state.schedule.updated(chunk);
+                            }
+                            (ShardReply::Snapshot { chunk, part, values }, _) => {
+                                let mut cut = state.cuts.first_entry().ok_or("no cut is due")?;
+                                let (held, remaining) = cut.get_mut();
+                                let header = header(part, 0, chunk, *held.time() + 1)?;
+                                let mut session = state_output.session(&*held);
+                                session.give_container(&mut Chunk::new(header, values));
+                                drop(session);
+                                *remaining -= 1;
+                                if *remaining == 0 {
+                                    cut.remove();
+                                }
+                            }
+                            (reply, None) => {
+                                return Err(format!("step {step} has no {reply:?}").into());
+                            }
+                        }
+                    }
+                    loop {
+                        if let Some(report) = state.schedule.report()? {
+                            let step = state.schedule.step();
+                            let held = state.steps.get(&step).ok_or("a report before its step")?;
+                            reports_output.session(&held.reports).give(report);
+                            let remaining = 3 * state.schedule.owned().len();
+                            if state.schedule.is_cut() && remaining > 0 {
+                                state.cuts.insert(step, (held.state.clone(), remaining));
+                            }
+                        }
+                        let step = state.schedule.step();
+                        if !state.schedule.advance() {
+                            break;
+                        }
+                        state.steps.remove(&step);
+                    }
+                    while let Some(job) = state.schedule.next() {
+                        state.shard.send(job);
+                    }
+                    Ok(())
+                };
+                if let Some(Err(failure)) = state.as_mut().map(&mut turn) {
+                    abort.fail(who.clone(), failure);
+                    state = None;
+                }
+            }
+        });
+        squares.connect_loop(square_loop);
+        OptimizeStreams { parameters, reports, state: state_chunks }
+    }
+}
+
+impl State {
+    fn start<B: Backend>(
+        optimizer: Optimizer<'_, B>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+        worker: usize,
+        workers: usize,
+        wake: timely::scheduling::SyncActivator,
+    ) -> Result<Self, Failure> {
+        let Optimizer { backend, layout, state, rule } = optimizer;
+        let schedule = OptimizerSchedule::new(plan, layout, rule.clone(), worker, workers);
+        let parts = ShardParts {
+            backend,
+            state,
+            rule,
+            plan: Arc::clone(plan),
+            owned: schedule.owned(),
+            decays: shard::decay_runs(layout),
+        };
+        let name = format!("optimizer-{worker}");
+        let shard =
+            Companion::start(abort, name, wake, |jobs, replies| shard::run(parts, jobs, replies))?;
+        Ok(Self { schedule, shard, steps: BTreeMap::new(), cuts: BTreeMap::new() })
+    }
+
+    fn hold(&mut self, time: &InputCapability<u64>) {
+        let step = *time.time();
+        self.steps.entry(step).or_insert_with(|| Held::retain(time));
+    }
+}

@@ -1,0 +1,49 @@
+//! What an update does: clipping, the learning rate and the optimizer's coefficients, by update.
+
+use std::sync::Arc;
+
+use tidemill_kernels::backend::AdamWStep;
+use tidemill_model::Decay;
+
+/// The learning rate of an update (from 1).
+pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+
+/// The coefficients of an update (from 1) with a clipping coefficient, for decayed or exempt tensors.
+pub type AdamW = Arc<dyn Fn(u64, f32, Decay) -> AdamWStep + Send + Sync>;
+
+/// The optimizer and its schedule, as functions of the update: pure, the same on every worker.
+#[derive(Clone)]
+pub struct UpdateRule {
+    /// The largest L2 norm of the mean gradient; without it gradients are not clipped.
+    pub clip_norm: Option<f64>,
+    /// For the report.
+    pub learning_rate: LearningRate,
+    /// For the update.
+    pub adamw: AdamW,
+}
+
+impl UpdateRule {
+    /// `min(1, clip_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` has it.
+    pub fn coefficient(&self, norm: f64) -> f32 {
+        self.clip_norm.map_or(1.0, |clip_norm| (clip_norm / (norm + 1e-6)).min(1.0) as f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clipping_scales_only_what_is_too_long() {
+        let mut rule = UpdateRule {
+            clip_norm: Some(1.0),
+            learning_rate: Arc::new(|_| 0.1),
+            adamw: Arc::new(|_, _, _| unreachable!()),
+        };
+        assert_eq!(rule.coefficient(0.5), 1.0);
+        assert_eq!(rule.coefficient(4.0), (1.0 / 4.000_001) as f32);
+        assert_eq!(rule.coefficient(0.0), 1.0);
+        rule.clip_norm = None;
+        assert_eq!(rule.coefficient(1e9), 1.0);
+    }
+}

@@ -1,0 +1,273 @@
+//! Samples in canonical order become the grains of this worker's lanes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_streaming_data::Sample;
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::Pipeline;
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::{Scope, StreamVec};
+use timely::progress::Antichain;
+
+use super::optimize::StepReport;
+use super::plan::TrainingPlan;
+use crate::cluster::{Abort, Actor, Failure};
+
+/// Consecutive samples of one lane: what gradients are formed over. Grains stay on their worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grain {
+    /// The step, from 0: updates done before it. For an evaluation, updates done.
+    pub step: u64,
+    /// The lane.
+    pub lane: usize,
+    /// The grain's index in its lane.
+    pub grain: usize,
+    /// The samples, in canonical order.
+    pub samples: Vec<Sample>,
+}
+
+/// What a [`SampleSource`] calls, from any thread, when it may have more samples.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// Samples by their position in the endless canonical order, decoded ahead by someone else.
+pub trait SampleSource: 'static {
+    /// Asks for the samples at `positions` after those asked for before. Returns at once; what was asked for
+    /// bounds the source's memory.
+    fn request(&mut self, positions: Range<u64>);
+
+    /// The next of the samples that were asked for, in order, or `None` where it is not decoded yet.
+    /// Never blocks.
+    ///
+    /// # Errors
+    /// Data that cannot be read; the run ends.
+    fn poll(&mut self) -> Result<Option<Sample>, Failure>;
+
+    /// `wake` is to be called whenever [`poll`](Self::poll) might answer a sample after it answered `None`.
+    fn set_wake(&mut self, wake: Wake);
+}
+
+/// Which samples to ask for, and which grain each belongs to.
+#[derive(Debug)]
+pub(super) struct GrainCutter {
+    plan: Arc<TrainingPlan>,
+    lanes: Range<usize>,
+    /// Updates done, as far as this worker knows.
+    done: u64,
+    /// The first step whose samples were not asked for.
+    unrequested: u64,
+    /// Where the next sample goes.
+    next: Grain,
+    ended: bool,
+}
+
+impl GrainCutter {
+    pub(super) fn new(plan: Arc<TrainingPlan>, lanes: Range<usize>) -> Self {
+        let step = plan.first_step;
+        let next = Grain { step, lane: lanes.start, grain: 0, samples: Vec::new() };
+        Self { ended: step >= plan.steps, done: step, unrequested: step, plan, lanes, next }
+    }
+
+    /// An update is done.
+    pub(super) fn report(&mut self, report: &StepReport) {
+        self.done = self.done.max(report.step);
+        self.ended |= report.last;
+    }
+
+    /// The positions to ask for next: a step's at a time, no further than read-ahead allows.
+    pub(super) fn request(&mut self) -> Option<Range<u64>> {
+        let limit = self.plan.steps.min(self.done + self.plan.read_ahead_steps.get());
+        if self.ended || self.unrequested >= limit {
+            return None;
+        }
+        let samples = self.plan.batch.samples_of(&self.lanes);
+        self.unrequested += 1;
+        Some(self.plan.batch.positions(self.unrequested - 1, &samples))
+    }
+
+    /// The step of the next grain; `None` when there are no more.
+    pub(super) fn step(&self) -> Option<u64> {
+        (!self.ended).then_some(self.next.step)
+    }
+
+    /// Whether a sample was asked for that has not come.
+    pub(super) fn expects_sample(&self) -> bool {
+        !self.ended && self.next.step < self.unrequested
+    }
+
+    /// Adds the next sample; answers the grain that it completes.
+    pub(super) fn push(&mut self, sample: Sample) -> Result<Option<Grain>, Failure> {
+        let batch = &self.plan.batch;
+        let Grain { step, lane, grain, .. } = self.next;
+        let range = batch.positions(step, &batch.grain_range(lane, grain));
+        let expected = range.start + self.next.samples.len() as u64;
+        if sample.position != expected {
+            let found = sample.position;
+            return Err(format!("expected the sample at position {expected}, found {found}").into());
+        }
+        self.next.samples.push(sample);
+        if expected + 1 < range.end {
+            return Ok(None);
+        }
+        let following = if grain + 1 < batch.lane_grains(lane) {
+            Grain { step, lane, grain: grain + 1, samples: Vec::new() }
+        } else if lane + 1 < self.lanes.end {
+            Grain { step, lane: lane + 1, grain: 0, samples: Vec::new() }
+        } else {
+            Grain { step: step + 1, lane: self.lanes.start, grain: 0, samples: Vec::new() }
+        };
+        self.ended |= following.step >= self.plan.steps;
+        Ok(Some(std::mem::replace(&mut self.next, following)))
+    }
+}
+
+/// A source of grains.
+pub trait Samples<'scope> {
+    /// The grains of this worker's lanes, step after step.
+    ///
+    /// # Contract
+    /// - Output: this worker's [`Grain`]s at the timestamps of their steps, in order of step, lane and grain, from
+    ///   `plan.first_step`; the stream ends after `plan.steps` steps, or when a report says that its step was the last.
+    /// - Input: `reports` only moves the read-ahead on; it has no path to the output.
+    /// - Memory: at most `plan.read_ahead_steps` steps beyond the last report are asked of `source`.
+    /// - Never blocks: `source` decodes elsewhere and wakes this operator.
+    /// - Failure: an error of `source`, or a sample at another position than asked for, aborts the run.
+    fn samples<S: SampleSource>(
+        self,
+        source: S,
+        reports: StreamVec<'scope, u64, StepReport>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> StreamVec<'scope, u64, Grain>;
+}
+
+impl<'scope> Samples<'scope> for Scope<'scope, u64> {
+    fn samples<S: SampleSource>(
+        self,
+        mut source: S,
+        reports: StreamVec<'scope, u64, StepReport>,
+        plan: &Arc<TrainingPlan>,
+        abort: &Abort,
+    ) -> StreamVec<'scope, u64, Grain> {
+        let mut builder = OperatorBuilder::new("Samples".to_owned(), self);
+        let (output, grains) = builder.new_output::<Vec<Grain>>();
+        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<Grain>>>::from(output);
+        let mut reports = builder.new_input_connection(reports, Pipeline, [(0, Antichain::new())]);
+        source.set_wake(super::wake(self, &builder.operator_info()));
+        let who = Actor::Worker(self.index());
+        let (plan, abort) = (Arc::clone(plan), abort.clone());
+        let lanes = plan.batch.worker_lanes(self.index(), self.peers());
+        builder.build(move |mut capabilities| {
+            let mut cutter = match lanes {
+                Ok(lanes) => Some(GrainCutter::new(plan, lanes)),
+                Err(error) => {
+                    abort.fail(who.clone(), error);
+                    None
+                }
+            };
+            let mut capability = capabilities.pop();
+            move |_frontiers| {
+                let mut turn = |cutter: &mut GrainCutter| -> Result<(), Failure> {
+                    reports.for_each(|_time, reports| {
+                        reports.drain(..).for_each(|report| cutter.report(&report));
+                    });
+                    while let Some(positions) = cutter.request() {
+                        source.request(positions);
+                    }
+                    let mut output = output.activate();
+                    while let (true, Some(held)) = (cutter.expects_sample(), capability.as_mut()) {
+                        let Some(sample) = source.poll()? else { break };
+                        if let Some(grain) = cutter.push(sample)? {
+                            if grain.step > *held.time() {
+                                held.downgrade(&grain.step);
+                            }
+                            output.session(&*held).give(grain);
+                        }
+                    }
+                    match (cutter.step(), capability.as_mut()) {
+                        (Some(step), Some(held)) if step > *held.time() => held.downgrade(&step),
+                        (None, _) => capability = None,
+                        _ => {}
+                    }
+                    Ok(())
+                };
+                if let Some(Err(failure)) = cutter.as_mut().map(&mut turn) {
+                    abort.fail(who.clone(), failure);
+                    cutter = None;
+                }
+            }
+        });
+        grains
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{BatchSettings, MicrobatchMemory};
+    use tidemill_model::Layout;
+
+    fn cutter(steps: u64, lanes: Range<usize>) -> GrainCutter {
+        let settings = BatchSettings {
+            samples_per_step: 10,
+            lanes: Some(4),
+            grain_samples: 2,
+            ..Default::default()
+        };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let mut plan = TrainingPlan::new(settings.plan(memory).unwrap(), &Layout::new(), 4, steps);
+        plan.first_step = 5;
+        GrainCutter::new(Arc::new(plan), lanes)
+    }
+
+    fn report(step: u64, last: bool) -> StepReport {
+        StepReport { step, loss: 0.0, grad_norm: 0.0, learning_rate: 0.0, tokens: 0, last }
+    }
+
+    fn sample(position: u64) -> Sample {
+        Sample { position, tokens: vec![0; 5] }
+    }
+
+    #[test]
+    fn grains_follow_the_canonical_order_and_read_ahead_is_bounded() {
+        let mut cutter = cutter(8, 1..3);
+        // Lanes of 10 samples in 4: 0..2, 2..5, 5..7, 7..10.
+        assert_eq!(cutter.request(), Some(52..57));
+        assert_eq!(cutter.request(), Some(62..67));
+        assert_eq!(cutter.request(), None, "two steps ahead");
+        let mut grains = Vec::new();
+        for position in (52..57).chain(62..67) {
+            assert!(cutter.expects_sample());
+            let grain = cutter.push(sample(position)).unwrap();
+            grains.extend(grain.map(|g| (g.step, g.lane, g.grain, g.samples.len())));
+        }
+        assert_eq!(grains[..3], [(5, 1, 0, 2), (5, 1, 1, 1), (5, 2, 0, 2)]);
+        assert_eq!(grains[3..], [(6, 1, 0, 2), (6, 1, 1, 1), (6, 2, 0, 2)]);
+        assert!(!cutter.expects_sample());
+        cutter.report(&report(6, false));
+        assert_eq!(cutter.request(), Some(72..77));
+        cutter.report(&report(7, false));
+        assert_eq!(cutter.request(), None, "the run has three steps");
+        for position in 72..77 {
+            cutter.push(sample(position)).unwrap();
+        }
+        assert_eq!(cutter.step(), None);
+    }
+
+    #[test]
+    fn the_last_report_ends_the_samples() {
+        let mut cutter = cutter(100, 0..4);
+        assert!(cutter.request().is_some());
+        cutter.report(&report(6, true));
+        assert_eq!((cutter.request(), cutter.step()), (None, None));
+        assert!(!cutter.expects_sample());
+    }
+
+    #[test]
+    fn a_sample_from_elsewhere_is_an_error() {
+        let mut cutter = cutter(8, 0..1);
+        assert!(cutter.request().is_some());
+        assert!(cutter.push(sample(51)).is_err());
+    }
+}

@@ -1,0 +1,204 @@
+//! The whole training graph: the operators, and the loops between them.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use tidemill_collective::{Chunk, Credit};
+use tidemill_kernels::Backend;
+use tidemill_model::Trainable;
+use timely::dataflow::operators::core::feedback::Handle;
+use timely::dataflow::operators::vec::ToStream;
+use timely::dataflow::operators::{ConnectLoop, Feedback};
+use timely::dataflow::{Scope, Stream, StreamVec};
+
+use super::checkpoint::{Checkpoint, CheckpointDone, CheckpointStreams, StateSink};
+use super::evaluate::{Evaluate, EvaluationReport, EvaluationSamples};
+use super::forward_backward::{
+    Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
+};
+use super::optimize::{
+    InitialState, Optimize, OptimizeInputs, OptimizeStreams, Optimizer, StepReport, UpdateRule,
+};
+use super::plan::TrainingPlan;
+use super::reduce::Reduce;
+use super::samples::{Grain, SampleSource, Samples};
+use crate::cluster::Abort;
+
+/// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
+pub struct TrainingLoop<'scope> {
+    /// Parameters after each update: for `forward_backward`.
+    pub parameters: Stream<'scope, u64, Chunk>,
+    /// Reports of each update: for `samples` and `forward_backward`.
+    pub reports: StreamVec<'scope, u64, StepReport>,
+    /// Credit for parameters: for `optimize`.
+    pub parameter_credits: StreamVec<'scope, u64, Credit>,
+    /// Credit for state: for `optimize`.
+    pub state_credits: StreamVec<'scope, u64, Credit>,
+    /// Losses of evaluated grains: for `evaluation_samples`.
+    pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
+}
+
+/// The ends of the loops of a [`TrainingLoop`]. Each timestamp that goes round comes back as the next.
+#[must_use = "a loop that is not closed is no dataflow"]
+pub struct TrainingLoops<'scope> {
+    parameters: Handle<'scope, u64, Chunk>,
+    reports: Handle<'scope, u64, Vec<StepReport>>,
+    parameter_credits: Handle<'scope, u64, Vec<Credit>>,
+    state_credits: Handle<'scope, u64, Vec<Credit>>,
+    evaluation_losses: Handle<'scope, u64, Vec<EvaluationLoss>>,
+}
+
+impl<'scope> TrainingLoop<'scope> {
+    /// Opens the loops in `scope`.
+    pub fn open(scope: Scope<'scope, u64>) -> (Self, TrainingLoops<'scope>) {
+        let (parameters_end, parameters) = scope.feedback(1);
+        let (reports_end, reports) = scope.feedback(1);
+        let (parameter_credits_end, parameter_credits) = scope.feedback(1);
+        let (state_credits_end, state_credits) = scope.feedback(1);
+        let (evaluation_losses_end, evaluation_losses) = scope.feedback(1);
+        let begins =
+            Self { parameters, reports, parameter_credits, state_credits, evaluation_losses };
+        let ends = TrainingLoops {
+            parameters: parameters_end,
+            reports: reports_end,
+            parameter_credits: parameter_credits_end,
+            state_credits: state_credits_end,
+            evaluation_losses: evaluation_losses_end,
+        };
+        (begins, ends)
+    }
+}
+
+/// What flows into the ends of the loops.
+pub struct LoopEnds<'scope> {
+    /// Of `optimize`.
+    pub parameters: Stream<'scope, u64, Chunk>,
+    /// Of `optimize`.
+    pub reports: StreamVec<'scope, u64, StepReport>,
+    /// Of `forward_backward`.
+    pub parameter_credits: StreamVec<'scope, u64, Credit>,
+    /// Of `checkpoint`.
+    pub state_credits: StreamVec<'scope, u64, Credit>,
+    /// Of `forward_backward`.
+    pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
+}
+
+impl<'scope> TrainingLoops<'scope> {
+    /// Closes the loops.
+    pub fn close(self, ends: LoopEnds<'scope>) {
+        ends.parameters.connect_loop(self.parameters);
+        ends.reports.connect_loop(self.reports);
+        ends.parameter_credits.connect_loop(self.parameter_credits);
+        ends.state_credits.connect_loop(self.state_credits);
+        ends.evaluation_losses.connect_loop(self.evaluation_losses);
+    }
+}
+
+/// What a training graph is made of, on one worker.
+pub struct Training<B: Backend, M> {
+    /// How steps are cut and which there are: the same on every worker.
+    pub plan: Arc<TrainingPlan>,
+    /// The device of this worker.
+    pub backend: Arc<B>,
+    /// What is trained.
+    pub model: Arc<M>,
+    /// Parameters and moments after `plan.first_step` updates.
+    pub state: InitialState,
+    /// The optimizer and its schedule.
+    pub rule: UpdateRule,
+    /// Set to make the step that runs the last one, on every worker.
+    pub stop: Arc<AtomicBool>,
+    /// Where worker 0 writes checkpoints.
+    pub checkpoints: Option<Box<dyn StateSink>>,
+    /// Ends the run with the first error.
+    pub abort: Abort,
+}
+
+/// What a training graph gives.
+pub struct TrainingStreams<'scope> {
+    /// One report a step, on every worker.
+    pub reports: StreamVec<'scope, u64, StepReport>,
+    /// Every complete checkpoint, on worker 0.
+    pub checkpoints: StreamVec<'scope, u64, CheckpointDone>,
+    /// Every evaluation, on worker 0.
+    pub evaluations: StreamVec<'scope, u64, EvaluationReport>,
+}
+
+impl<B: Backend, M: Trainable<B>> Training<B, M> {
+    /// The graph over samples of `source`, evaluated on those of `evaluation` where the plan says so.
+    ///
+    /// The samples of a worker are those of its lanes; `source` is asked for exactly these.
+    pub fn build<'scope, S: SampleSource>(
+        self,
+        scope: Scope<'scope, u64>,
+        source: S,
+        evaluation: Option<S>,
+    ) -> TrainingStreams<'scope> {
+        let (begins, ends) = TrainingLoop::open(scope);
+        let grains = scope.samples(source, begins.reports.clone(), &self.plan, &self.abort);
+        let evaluations = match evaluation.filter(|_| self.plan.evaluation.is_some()) {
+            Some(source) => scope.evaluation_samples(
+                source,
+                begins.reports.clone(),
+                begins.evaluation_losses.clone(),
+                &self.plan,
+                &self.abort,
+            ),
+            None => Vec::new().to_stream(scope),
+        };
+        self.connect(grains, evaluations, begins, ends)
+    }
+
+    /// The graph over a user's own grains: every grain of this worker's lanes, for every step.
+    pub fn build_over<'scope>(
+        self,
+        grains: StreamVec<'scope, u64, Grain>,
+    ) -> TrainingStreams<'scope> {
+        let scope = grains.scope();
+        let (begins, ends) = TrainingLoop::open(scope);
+        self.connect(grains, Vec::new().to_stream(scope), begins, ends)
+    }
+
+    fn connect<'scope>(
+        self,
+        grains: StreamVec<'scope, u64, Grain>,
+        evaluations: StreamVec<'scope, u64, Grain>,
+        begins: TrainingLoop<'scope>,
+        loops: TrainingLoops<'scope>,
+    ) -> TrainingStreams<'scope> {
+        let Self { plan, backend, model, state, rule, stop, checkpoints, abort } = self;
+        let layout = model.layout().clone();
+        let compute = Compute {
+            backend: Arc::clone(&backend),
+            model,
+            parameters: Arc::clone(&state.parameters),
+            stop,
+        };
+        let inputs = ForwardBackwardInputs {
+            parameters: begins.parameters,
+            reports: begins.reports,
+            evaluations,
+        };
+        let ForwardBackwardStreams { gradients, losses, parameter_credits, evaluation_losses } =
+            grains.forward_backward(inputs, compute, &plan, &abort);
+        let inputs = OptimizeInputs {
+            losses,
+            parameter_credits: begins.parameter_credits,
+            state_credits: begins.state_credits,
+        };
+        let optimizer = Optimizer { backend, layout: &layout, state, rule };
+        let OptimizeStreams { parameters, reports, state } =
+            gradients.reduce(&plan, &layout, &abort).optimize(inputs, optimizer, &plan, &abort);
+        let CheckpointStreams { done, state_credits } =
+            state.checkpoint(reports.clone(), checkpoints, &plan, &abort);
+        let evaluations = evaluation_losses.clone().evaluate(&plan, &abort);
+        loops.close(LoopEnds {
+            parameters,
+            reports: reports.clone(),
+            parameter_credits,
+            state_credits,
+            evaluation_losses,
+        });
+        TrainingStreams { reports, checkpoints: done, evaluations }
+    }
+}
