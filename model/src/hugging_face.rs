@@ -14,7 +14,7 @@ mod safetensors_layout;
 mod tensor_files;
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -34,6 +34,8 @@ const ORIGINAL_EMBEDDING: &str = "backbone.embedding.weight";
 const HEAD: &str = "lm_head.weight";
 /// Elements of two tensors that are compared at a time.
 const COMPARED_ELEMENTS: usize = 1 << 18;
+/// Elements that are written at a time.
+const WRITTEN_ELEMENTS: usize = 1 << 18;
 
 /// The model in `folder` and its parameter arena.
 ///
@@ -112,18 +114,20 @@ pub fn save(folder: &Path, config: &Value, layout: &Layout, arena: &[f32]) -> Re
     std::fs::write(&path, config_bytes(config)).map_err(|source| writing(&path, source))?;
     let path = folder.join(SINGLE_FILE);
     let plan = SafetensorsLayout::of_arenas(layout, &[""]);
-    let file = File::create(&path).map_err(|source| writing(&path, source))?;
-    let mut file = BufWriter::new(file);
+    let mut file = File::create(&path).map_err(|source| writing(&path, source))?;
+    let mut bytes = Vec::new();
     file.write_all(plan.header_bytes()).map_err(|source| writing(&path, source))?;
     // File order, not arena order, so that one pass without seeks writes it.
     let mut tensors: Vec<_> = layout.tensors().iter().collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     for tensor in tensors {
-        for value in &arena[tensor.range()] {
-            file.write_all(&value.to_le_bytes()).map_err(|source| writing(&path, source))?;
+        for piece in arena[tensor.range()].chunks(WRITTEN_ELEMENTS) {
+            bytes.clear();
+            bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes()));
+            file.write_all(&bytes).map_err(|source| writing(&path, source))?;
         }
     }
-    file.flush().map_err(|source| writing(&path, source))
+    Ok(())
 }
 
 fn writing(path: &Path, source: std::io::Error) -> ModelError {

@@ -19,8 +19,10 @@ use tidemill_model::{
 };
 
 const CASES: [&str; 3] = ["tied", "untied_sharded", "bf16"];
-const LOG_PROBABILITY_TOLERANCE: f64 = 5e-4;
-const TRAINING_TOLERANCE: f64 = 2e-3;
+/// Promised are 5e-4 and 2e-3. What is seen is 2e-6, and a test as loose as the promise would pass over, say, a decay
+/// of the vectors, which moves the second loss by 5e-4 in one case and less in the others.
+const LOG_PROBABILITY_TOLERANCE: f64 = 5e-5;
+const TRAINING_TOLERANCE: f64 = 5e-5;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers")
@@ -59,7 +61,11 @@ fn log_probability_error(model: &Mamba, arena: &[f32], expected: &Value) -> f64 
     assert_eq!(found.len(), expected.len());
     let difference = |(found, expected): (&f32, &f64)| (f64::from(*found) - expected).abs();
     // Not `max`, which would pass over a NaN.
-    found.iter().zip(&expected).map(difference).fold(0.0, |most, x| if x <= most { most } else { x })
+    found
+        .iter()
+        .zip(&expected)
+        .map(difference)
+        .fold(0.0, |most, x| if x <= most { most } else { x })
 }
 
 #[test]

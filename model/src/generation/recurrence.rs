@@ -14,7 +14,7 @@ use crate::mamba::{Mamba, MambaBlock};
 use crate::trainable::{Device, Lease, Parameters};
 
 /// Positions of a sample that are computed at once.
-pub const PIECE_POSITIONS: usize = 64;
+pub const PIECE_POSITIONS: usize = 128;
 
 /// The states of `samples` sequences of a model, and the memory to move them on.
 pub struct Recurrence<'m, B: Backend> {
