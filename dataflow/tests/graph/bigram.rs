@@ -1,0 +1,150 @@
+//! A model so small that a whole run takes milliseconds, and so ill-scaled that the order of every
+//! sum shows in its bits.
+
+use tidemill::kernels::{Cpu, Slice, SliceMut};
+use tidemill::model::{
+    Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
+    Parameters, Trainable,
+};
+
+pub const VOCAB: usize = 67;
+const SCALES: usize = 9;
+/// A sample that begins with this token makes the model panic.
+pub const PANIC_TOKEN: u32 = 1_000;
+/// A sample that begins with this token has a loss that is no number.
+pub const NAN_TOKEN: u32 = 1_001;
+
+/// Predicts `value(y) = table[x] scale[x % 9] + bias[y] + table[y] / 8` with squared errors that are weighted over
+/// eight decades. The table is used by two blocks: it is tied.
+pub struct Bigram {
+    layout: Layout,
+}
+
+impl Bigram {
+    pub fn new() -> Self {
+        let mut layout = Layout::new();
+        let table = layout.segment("table");
+        layout.tensor("table", &[VOCAB, 1], Decay::Decayed, 8);
+        let scale = layout.segment("scale");
+        layout.tensor("scale", &[SCALES], Decay::Exempt, 1);
+        let bias = layout.segment("bias");
+        layout.tensor("bias", &[VOCAB], Decay::Exempt, 1);
+        layout.tensor("unused", &[3, 2], Decay::Decayed, 1);
+        layout.block("embedding", &[table]);
+        layout.block("middle", &[scale]);
+        layout.block("head", &[bias, table]);
+        Self { layout }
+    }
+
+    /// The loss of each grain, and the gradients of the four uses where they are wanted.
+    fn grains(
+        &self,
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<Vec<(GrainLoss, [Vec<f32>; 4])>, ModelError> {
+        let segment = |index| -> Result<&[f32], ModelError> {
+            let Slice { buffer, start, elements } = parameters.lease(&self.layout, index)?.master;
+            Ok(&buffer.as_slice()[start..start + elements])
+        };
+        let (table, scale, bias) = (segment(0)?, segment(1)?, segment(2)?);
+        let columns = microbatch.positions + 1;
+        let grain_tokens = columns * microbatch.samples_per_grain;
+        let grain = |tokens: &[u32]| {
+            let mut loss = GrainLoss::default();
+            let mut gradients = [0, 1, 2, 3]
+                .map(|use_index| vec![0.0_f32; self.layout.gradient_range(use_index).len()]);
+            for sample in tokens.chunks(columns) {
+                assert_ne!(sample[0], PANIC_TOKEN, "the model panics on purpose");
+                for pair in sample.windows(2) {
+                    let (x, y) = (pair[0] as usize % VOCAB, pair[1] as usize % VOCAB);
+                    let weight = 10_f32.powi((y % 9) as i32 - 4);
+                    let value = (y as f32 - 33.0) / 20.0;
+                    let error = table[x] * scale[x % SCALES] + bias[y] + table[y] / 8.0 - value;
+                    let slope = error * weight;
+                    loss.loss_sum += f64::from(0.5 * error * slope);
+                    loss.tokens += 1;
+                    gradients[0][x] += slope * scale[x % SCALES];
+                    gradients[1][x % SCALES] += slope * table[x];
+                    gradients[2][y] += slope;
+                    gradients[3][y] += slope / 8.0;
+                }
+                if sample[0] == NAN_TOKEN {
+                    loss.loss_sum = f64::NAN;
+                }
+            }
+            (loss, gradients)
+        };
+        Ok(microbatch.tokens.chunks(grain_tokens).map(grain).collect())
+    }
+}
+
+impl Trainable<Cpu> for Bigram {
+    type Workspace = MicrobatchShape;
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn initialize(&self, seed: u64) -> Vec<f32> {
+        let mut arena = vec![0.0; self.layout.parameter_elements()];
+        for tensor in self.layout.tensors() {
+            for index in tensor.range() {
+                arena[index] = super::random(seed ^ index as u64) as f32 / u64::MAX as f32 - 0.3;
+            }
+        }
+        arena
+    }
+
+    fn config_json(&self) -> serde_json::Value {
+        serde_json::json!({ "model_type": "bigram" })
+    }
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn plan(
+        &self,
+        _device: &mut Device<'_, Cpu>,
+        shape: MicrobatchShape,
+    ) -> Result<MicrobatchShape, ModelError> {
+        Ok(shape)
+    }
+
+    fn forward(
+        &self,
+        _device: &mut Device<'_, Cpu>,
+        workspace: &mut MicrobatchShape,
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        assert!(microbatch.samples <= workspace.samples, "more than was planned");
+        let grains = self.grains(parameters, microbatch)?;
+        Ok(grains.into_iter().map(|(loss, _)| loss).collect())
+    }
+
+    fn forward_backward(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        workspace: &mut MicrobatchShape,
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+        sink: &mut dyn GradientSink<Cpu>,
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        assert!(microbatch.samples <= workspace.samples, "more than was planned");
+        let grains = self.grains(parameters, microbatch)?;
+        for (block, uses) in [(2, 2..4), (1, 1..2), (0, 0..1)] {
+            for use_index in uses {
+                let SliceMut { buffer, start, elements } = sink.accumulator(use_index);
+                let lane = &mut buffer.as_mut_slice()[start..start + elements];
+                for (_, gradients) in &grains {
+                    for (lane, gradient) in lane.iter_mut().zip(&gradients[use_index]) {
+                        *lane += gradient;
+                    }
+                }
+            }
+            sink.block_done(device, block)?;
+        }
+        Ok(grains.into_iter().map(|(loss, _)| loss).collect())
+    }
+}

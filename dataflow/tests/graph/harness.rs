@@ -1,0 +1,323 @@
+//! Runs the training graph over threads or over processes and gathers everything that must not differ.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::TcpListener;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
+use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
+use tidemill::collective::ChunkPlan;
+use tidemill::kernels::Cpu;
+use tidemill::kernels::backend::AdamWStep;
+use tidemill::model::{Decay, Trainable};
+use tidemill::operators::{
+    CheckpointCuts, EvaluationPlan, EvaluationReport, InitialState, SampleSource, StatePart,
+    StateSink, StepReport, Training, TrainingPlan, UpdateRule, Wake,
+};
+use tidemill::streaming_data::Sample;
+use timely::dataflow::operators::Inspect;
+
+use super::bigram::{Bigram, VOCAB};
+use super::random;
+
+pub const POSITIONS: usize = 5;
+
+/// What a run may and may not depend on.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub workers: usize,
+    pub processes: usize,
+    pub lanes: usize,
+    pub microbatch: usize,
+    pub read_ahead: u64,
+    pub window_bytes: usize,
+    pub steps: u64,
+    pub checkpoint_every: u64,
+    /// Where to begin: updates done, and the state after them.
+    pub resume: Option<(u64, State)>,
+    /// Ask worker `.0` to stop once it sees the report of update `.1`.
+    pub stop: Option<(usize, u64)>,
+    /// Replace the first token of the sample at position `.0` by `.1`.
+    pub poison: Option<(u64, u32)>,
+    /// Refuse to commit the checkpoint of this step.
+    pub full_disk: Option<u64>,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            workers: 1,
+            processes: 1,
+            lanes: 8,
+            microbatch: 2,
+            read_ahead: 2,
+            window_bytes: 4 << 20,
+            steps: 6,
+            checkpoint_every: 4,
+            resume: None,
+            stop: None,
+            poison: None,
+            full_disk: None,
+        }
+    }
+}
+
+/// Bits of parameters, first and second moments.
+pub type State = [Vec<u32>; 3];
+
+/// What a run gave: everything in bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub checkpoints: BTreeMap<u64, State>,
+    /// Loss, norm, tokens and whether it was the last, by step.
+    pub reports: Vec<(u64, u64, u64, u64, bool)>,
+    pub evaluations: BTreeMap<u64, (u64, u64)>,
+}
+
+/// Samples that are a function of their position, sometimes a little late.
+struct Synthetic {
+    waiting: VecDeque<u64>,
+    polls: u64,
+    wake: Option<Wake>,
+    poison: Option<(u64, u32)>,
+    on_request: Box<dyn FnMut(Range<u64>)>,
+}
+
+impl SampleSource for Synthetic {
+    fn request(&mut self, positions: Range<u64>) {
+        (self.on_request)(positions.clone());
+        self.waiting.extend(positions);
+    }
+
+    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+        self.polls += 1;
+        if self.polls.is_multiple_of(3) {
+            if let Some(wake) = &self.wake {
+                wake();
+            }
+            return Ok(None);
+        }
+        let poison = self.poison;
+        Ok(self.waiting.pop_front().map(|position| {
+            let token = |t| (random(position * 31 + t) % VOCAB as u64) as u32;
+            let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
+            if let Some((_, token)) = poison.filter(|&(at, _)| at == position) {
+                tokens[0] = token;
+            }
+            Sample { position, tokens }
+        }))
+    }
+
+    fn set_wake(&mut self, wake: Wake) {
+        self.wake = Some(wake);
+    }
+}
+
+/// Keeps checkpoints; what was not committed is not there.
+struct Memory {
+    elements: usize,
+    open: Option<(u64, [Vec<f32>; 3])>,
+    complete: Arc<Mutex<BTreeMap<u64, State>>>,
+    full_disk: Option<u64>,
+}
+
+impl StateSink for Memory {
+    fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
+        let parts = [0, 1, 2].map(|_| vec![f32::NAN; self.elements]);
+        assert!(self.open.replace((report.step, parts)).is_none(), "one checkpoint at a time");
+        Ok(())
+    }
+
+    fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<(), Failure> {
+        let (_, parts) = self.open.as_mut().expect("a checkpoint was begun");
+        let out = &mut parts[part as usize][start..start + values.len()];
+        assert!(out.iter().all(|value| value.is_nan()), "every element once");
+        out.copy_from_slice(values);
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), Failure> {
+        let (step, parts) = self.open.take().expect("a checkpoint was begun");
+        if self.full_disk == Some(step) {
+            return Err("no space left on device".into());
+        }
+        let bits = |values: Vec<f32>| -> Vec<u32> {
+            assert!(values.iter().all(|value| !value.is_nan()), "every element");
+            values.into_iter().map(f32::to_bits).collect()
+        };
+        self.complete.lock().unwrap().insert(step, parts.map(bits));
+        Ok(())
+    }
+}
+
+/// AdamW as the model crate would have it.
+pub fn rule() -> UpdateRule {
+    UpdateRule {
+        clip_norm: Some(0.5),
+        learning_rate: Arc::new(|update| 0.02 / update as f64),
+        adamw: Arc::new(|update, gradient_scale, decay| AdamWStep {
+            learning_rate: 0.02 / update as f32,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay_factor: if decay == Decay::Decayed { 0.998 } else { 1.0 },
+            bias_correction1: 1.0 - 0.9_f32.powi(update as i32),
+            bias_correction2: 1.0 - 0.95_f32.powi(update as i32),
+            gradient_scale,
+        }),
+    }
+}
+
+impl Run {
+    pub fn plan(&self, model: &Bigram) -> TrainingPlan {
+        let settings = BatchSettings {
+            samples_per_step: 27,
+            lanes: Some(self.lanes),
+            grain_samples: 2,
+            microbatch_grains: MicrobatchGrains::Grains(self.microbatch),
+        };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let layout = model.layout();
+        let segments = layout.segments().iter().map(|segment| segment.range.clone());
+        let mut plan =
+            TrainingPlan::new(settings.plan(memory).unwrap(), layout, POSITIONS, self.steps);
+        // Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
+        plan.chunks = ChunkPlan::with_chunk_elements(segments, 20);
+        plan.first_step = self.resume.as_ref().map_or(0, |(step, _)| *step);
+        plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
+        plan.window_bytes = self.window_bytes;
+        plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(self.checkpoint_every).unwrap());
+        let every_steps = NonZeroU64::new(4).unwrap();
+        plan.evaluation = Some(EvaluationPlan { samples: 11, every_steps });
+        plan
+    }
+
+    fn state(&self, model: &Bigram) -> InitialState {
+        let floats = |bits: &Vec<u32>| Arc::new(bits.iter().map(|&b| f32::from_bits(b)).collect());
+        match &self.resume {
+            Some((_, [parameters, first, second])) => InitialState {
+                parameters: floats(parameters),
+                moments: Some([floats(first), floats(second)]),
+            },
+            None => InitialState { parameters: Arc::new(model.initialize(3)), moments: None },
+        }
+    }
+
+    /// Runs; every worker's reports must be the same.
+    pub fn run(&self) -> Result<Outcome, ClusterError> {
+        let complete = Arc::new(Mutex::new(BTreeMap::new()));
+        let results = self.execute(&complete);
+        let mut outcomes = results?.into_iter();
+        let mut first = outcomes.next().expect("there is a worker");
+        for outcome in outcomes {
+            assert_eq!(outcome.reports, first.reports, "every worker has the same reports");
+            first.evaluations.extend(outcome.evaluations);
+        }
+        first.checkpoints = complete.lock().unwrap().clone();
+        Ok(first)
+    }
+
+    /// Runs; also what was committed where the run fails.
+    pub fn run_to_failure(&self) -> (ClusterError, BTreeMap<u64, State>) {
+        let complete = Arc::new(Mutex::new(BTreeMap::new()));
+        let error = self.execute(&complete).expect_err("the run fails");
+        let complete = complete.lock().unwrap().clone();
+        (error, complete)
+    }
+
+    fn execute(
+        &self,
+        complete: &Arc<Mutex<BTreeMap<u64, State>>>,
+    ) -> Result<Vec<Outcome>, ClusterError> {
+        let listeners: Vec<_> =
+            (0..self.processes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<_> =
+            listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
+        let mut threads = Vec::new();
+        for (process, listener) in listeners.into_iter().enumerate() {
+            let mut settings = ClusterSettings::threads(self.workers / self.processes);
+            if self.processes > 1 {
+                settings.process = process;
+                settings.addresses = addresses.clone();
+                settings.listener = Some(listener);
+            }
+            let (run, complete) = (self.clone(), Arc::clone(complete));
+            let work = move |context: &mut WorkerContext<'_>| run.work(context, &complete);
+            threads.push(std::thread::spawn(move || execute(settings, work)));
+        }
+        let mut outcomes = Vec::new();
+        let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        for result in results {
+            outcomes.extend(result?);
+        }
+        Ok(outcomes)
+    }
+
+    /// One worker.
+    fn work(
+        &self,
+        context: &mut WorkerContext<'_>,
+        complete: &Arc<Mutex<BTreeMap<u64, State>>>,
+    ) -> Result<Outcome, Failure> {
+        let (index, abort) = (context.index(), context.abort().clone());
+        let model = Arc::new(Bigram::new());
+        let plan = Arc::new(self.plan(&model));
+        let stop = Arc::new(AtomicBool::new(false));
+        let sink = Memory {
+            elements: model.layout().parameter_elements(),
+            open: None,
+            complete: Arc::clone(complete),
+            full_disk: self.full_disk,
+        };
+        let training = Training {
+            plan: Arc::clone(&plan),
+            backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+            state: self.state(&model),
+            model,
+            rule: rule(),
+            stop: Arc::clone(&stop),
+            checkpoints: (index == 0).then(|| Box::new(sink) as Box<dyn StateSink>),
+            abort,
+        };
+        let done = Rc::new(Cell::new(plan.first_step));
+        let (seen, limit) = (Rc::clone(&done), self.read_ahead);
+        let samples = |on_request, poison| {
+            let waiting = VecDeque::new();
+            Synthetic { waiting, polls: 0, wake: None, poison, on_request }
+        };
+        let bounded = Box::new(move |positions: Range<u64>| {
+            let step = positions.start / 27;
+            assert!(step < seen.get() + limit, "step {step} was read too early");
+        });
+        let source = samples(bounded, self.poison);
+        let evaluation = samples(Box::new(|_| ()), None);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let (evaluated, evaluations) = std::sync::mpsc::channel::<EvaluationReport>();
+        let ask = self.stop.filter(|&(worker, _)| worker == index);
+        context.dataflow::<u64, _, _>(|scope| {
+            let streams = training.build(scope, source, Some(evaluation));
+            streams.reports.inspect(move |report| {
+                done.set(report.step);
+                if ask.is_some_and(|(_, step)| step == report.step) {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                sender.send(*report).unwrap();
+            });
+            streams.evaluations.inspect(move |report| evaluated.send(*report).unwrap());
+        });
+        context.run_until_done()?;
+        let report =
+            |r: StepReport| (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.tokens, r.last);
+        let evaluation = |r: EvaluationReport| (r.step, (r.loss.to_bits(), r.tokens));
+        Ok(Outcome {
+            checkpoints: BTreeMap::new(),
+            reports: receiver.iter().map(report).collect(),
+            evaluations: evaluations.iter().map(evaluation).collect(),
+        })
+    }
+}
