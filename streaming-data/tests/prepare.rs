@@ -18,9 +18,10 @@ use parquet::{
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    DataError,
+    DataError, DataSet,
     hash::ContentHash,
     index::Index,
+    order::SampleId,
     prepare::{
         ByteTokenizer, PrepareReport, PrepareSettings, Progress, SkipReason, Strictness, Tokenize,
         prepare,
@@ -174,6 +175,32 @@ fn the_same_bytes_for_any_number_of_workers() {
     let predicted = rows(&settings.output).len() * 129;
     let tokens = stream_bytes + texts.iter().filter(|text| !text.is_empty()).count() + 1;
     assert_eq!(predicted, (tokens - 1) / 129 * 129);
+}
+
+#[test]
+fn the_output_opens_as_a_data_set_with_the_same_rows() {
+    let (_folder, mut settings) = case(&[("a.txt", text(7, 60_000).as_bytes())]);
+    settings.seq_len = number(255);
+    settings.shard_samples = Some(number(130));
+    let report = run(&settings).unwrap();
+    let rows = rows(&settings.output);
+    for index in ["with", "without"] {
+        let data_set = DataSet::open(&settings.output).unwrap();
+        assert_eq!((data_set.samples(), data_set.seq_len()), (report.samples, 255), "{index}");
+        let mut expected = rows.iter();
+        for (shard, entry) in data_set.shards().iter().enumerate() {
+            entry.verify().unwrap();
+            for row in 0..entry.samples() {
+                let tokens = data_set.sample(SampleId { epoch: 0, shard, row }).unwrap();
+                assert_eq!(Some(&tokens), expected.next(), "{index}: shard {shard}, row {row}");
+            }
+        }
+        assert_eq!(expected.next(), None);
+        if index == "with" {
+            assert_eq!(data_set.eos_token_id(), Some(EOS));
+            fs::remove_file(settings.output.join("index.json")).unwrap();
+        }
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub(crate) struct EncodedRowGroup {
     pub shard: usize,
     /// Number of rows.
     pub samples: usize,
-    chunk: ArrowColumnChunk,
+    chunk: Box<ArrowColumnChunk>,
 }
 
 impl ShardFormat {
@@ -127,7 +127,7 @@ impl ShardFormat {
         for leaf in compute_leaves(self.schema.field(0), &rows)? {
             writer.write(&leaf)?;
         }
-        Ok(EncodedRowGroup { shard, samples, chunk: writer.close()? })
+        Ok(EncodedRowGroup { shard, samples, chunk: Box::new(writer.close()?) })
     }
 }
 
