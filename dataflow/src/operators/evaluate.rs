@@ -78,7 +78,7 @@ impl EvaluationCutter {
         self.running.is_some() && self.next.grain < self.requested
     }
 
-    fn push(&mut self, sample: tidemill_streaming_data::Sample) -> Option<Grain> {
+    fn push(&mut self, sample: tidemill_streaming_data::reader::Sample) -> Option<Grain> {
         let range = self.plan.evaluation_grain(self.next.grain);
         self.next.samples.push(sample);
         if (self.next.samples.len() as u64) < range.end - range.start {

@@ -45,6 +45,8 @@ pub struct StepReport {
     pub learning_rate: f64,
     /// Counted tokens of the step.
     pub tokens: u64,
+    /// Counted tokens of all steps so far, those before this run included.
+    pub total_tokens: u64,
     /// Whether it was the last: the run is complete, or a worker was asked to stop.
     pub last: bool,
 }

@@ -19,6 +19,8 @@ pub struct TrainingPlan {
     pub positions: usize,
     /// Updates done before this run: its first timestamp.
     pub first_step: u64,
+    /// Counted tokens of those updates.
+    pub first_tokens: u64,
     /// Updates done when the run is complete.
     pub steps: u64,
     /// Steps whose samples may be read before they are needed; never numerics.
@@ -58,6 +60,7 @@ impl TrainingPlan {
             chunks: ChunkPlan::new(layout.segments().iter().map(|segment| segment.range.clone())),
             positions,
             first_step: 0,
+            first_tokens: 0,
             steps,
             read_ahead_steps: NonZeroU64::MIN.saturating_add(1),
             window_bytes: DEFAULT_WINDOW_BYTES,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_streaming_data::Sample;
+use tidemill_streaming_data::reader::Sample;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::OutputBuilder;
@@ -222,7 +222,15 @@ mod tests {
     }
 
     fn report(step: u64, last: bool) -> StepReport {
-        StepReport { step, loss: 0.0, grad_norm: 0.0, learning_rate: 0.0, tokens: 0, last }
+        StepReport {
+            step,
+            loss: 0.0,
+            grad_norm: 0.0,
+            learning_rate: 0.0,
+            tokens: 0,
+            total_tokens: 0,
+            last,
+        }
     }
 
     fn sample(position: u64) -> Sample {

@@ -1,7 +1,7 @@
 //! Processes that are killed or stopped. This executable starts itself for each of them.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn member() -> ! {
                     .inspect(move |_| {
                         seen += 1;
                         if seen == 100_000 {
-                            println!("\nrunning");
+                            println!("\nat work");
                         }
                     });
             });
@@ -68,7 +68,7 @@ fn member() -> ! {
             let peers = context.peers() as u64;
             ring(context, move |token| {
                 if token / peers == 5 {
-                    println!("\nrunning");
+                    println!("\nat work");
                 }
             });
         }
@@ -84,13 +84,15 @@ struct Member {
     child: Child,
     stdin: ChildStdin,
     lines: Receiver<String>,
+    stderr: Option<ChildStderr>,
 }
 
 impl Member {
     fn start(role: &str) -> Self {
         let mut command = command(role);
-        let mut child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start ourselves");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start ourselves");
+        let stderr = child.stderr.take();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
@@ -98,7 +100,7 @@ impl Member {
                 let _ = sender.send(line);
             }
         });
-        Self { stdin: child.stdin.take().unwrap(), child, lines }
+        Self { stdin: child.stdin.take().unwrap(), child, lines, stderr }
     }
 
     /// The rest of the next line that begins with `prefix`.
@@ -116,9 +118,13 @@ impl Member {
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
     }
 
-    /// Its last words and its exit code.
+    /// Its last words and its exit code. Nothing in it may have panicked: a peer's death is an
+    /// error like any other.
     fn end(&mut self) -> (String, Option<i32>) {
         let words = self.line("ended: ");
+        let mut errors = String::new();
+        self.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        assert!(!errors.contains("panicked"), "{errors}");
         (words, self.child.wait().unwrap().code())
     }
 }
@@ -140,7 +146,7 @@ fn start(role: &str, processes: usize, threads: usize, deadline: Duration) -> Ve
         member.stdin.write_all(line.as_bytes()).unwrap();
     }
     for member in &members {
-        member.line("running");
+        member.line("at work");
     }
     members
 }

@@ -130,6 +130,20 @@ fn an_abort_ends_the_search_for_peers() {
     assert_eq!(error.with_causes(), "thread main failed: no use");
 }
 
+/// Without it, whoever starts a little later would look for us until its own deadline.
+#[test]
+fn a_process_that_fails_early_still_tells_those_that_come() {
+    let mut all = settings(2, 1).into_iter();
+    let (early, late) = (all.next().unwrap(), all.next().unwrap());
+    let abort = Abort::new();
+    abort.fail(Actor::Thread("main".into()), "wrong config");
+    let first = std::thread::spawn(move || Cluster::connect_with(early, abort).map(|_| ()));
+    std::thread::park_timeout(Duration::from_millis(200));
+    let text = soon(|| execute(late, |_| Ok(()))).unwrap_err().with_causes();
+    assert!(text.ends_with("thread main failed: wrong config"), "{text}");
+    assert!(first.join().unwrap().is_err());
+}
+
 #[test]
 fn an_address_in_use_and_wrong_settings_are_named() {
     let mut all = settings(2, 1);

@@ -35,7 +35,7 @@ pub fn supervised_child(role: &str) -> ! {
         for _ in 0..20 {
             context.step_or_park()?;
         }
-        println!("\nrunning {}", std::process::id());
+        println!("\nat work");
         let index = context.index();
         match role.as_str() {
             "wrong-input" if index == 1 => Err("wrong input")?,
@@ -187,7 +187,7 @@ fn children_die_with_a_killed_supervisor() {
     // The children write to the same pipe: it ends when all of them have.
     let mut text = String::new();
     let start = Instant::now();
-    while text.matches("running").count() < 2 {
+    while text.matches("at work").count() < 2 {
         let mut bytes = [0; 1024];
         let count = stdout.read(&mut bytes).unwrap();
         assert!(count > 0 && start.elapsed() < SOON, "never ran: {text}");

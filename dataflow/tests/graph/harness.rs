@@ -74,7 +74,7 @@ pub type State = [Vec<u32>; 3];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub checkpoints: BTreeMap<u64, State>,
-    /// Loss, norm, tokens and whether it was the last, by step.
+    /// Step, loss, norm, tokens so far and whether it was the last.
     pub reports: Vec<(u64, u64, u64, u64, bool)>,
     pub evaluations: BTreeMap<u64, (u64, u64)>,
 }
@@ -189,6 +189,7 @@ impl Run {
         // Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
         plan.chunks = ChunkPlan::with_chunk_elements(segments, 20);
         plan.first_step = self.resume.as_ref().map_or(0, |(step, _)| *step);
+        plan.first_tokens = plan.first_step * 27 * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(self.checkpoint_every).unwrap());
@@ -312,7 +313,7 @@ impl Run {
         });
         context.run_until_done()?;
         let report =
-            |r: StepReport| (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.tokens, r.last);
+            |r: StepReport| (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.total_tokens, r.last);
         let evaluation = |r: EvaluationReport| (r.step, (r.loss.to_bits(), r.tokens));
         Ok(Outcome {
             checkpoints: BTreeMap::new(),

@@ -291,7 +291,15 @@ mod tests {
     }
 
     fn report(step: u64, last: bool) -> StepReport {
-        StepReport { step, loss: 0.0, grad_norm: 0.0, learning_rate: 0.0, tokens: 0, last }
+        StepReport {
+            step,
+            loss: 0.0,
+            grad_norm: 0.0,
+            learning_rate: 0.0,
+            tokens: 0,
+            total_tokens: 0,
+            last,
+        }
     }
 
     #[test]

@@ -53,6 +53,8 @@ pub(super) struct OptimizerSchedule {
     /// The uses of each segment, in order.
     segment_uses: Vec<Vec<u32>>,
     step: u64,
+    /// Counted tokens of all steps so far.
+    total_tokens: u64,
     gathered: BTreeMap<u64, Gathered>,
     loss: Option<StepLoss>,
     /// The clipping coefficient, once the norm is known.
@@ -88,6 +90,7 @@ impl OptimizerSchedule {
             owns: owners.iter().map(|&owner| owner == worker).collect(),
             segment_uses,
             step: plan.first_step,
+            total_tokens: plan.first_tokens,
             gathered: BTreeMap::new(),
             loss: None,
             coefficient: None,
@@ -198,7 +201,17 @@ impl OptimizerSchedule {
         self.outstanding = self.updates.len();
         self.cut = self.plan.is_cut(update, last);
         let learning_rate = (self.rule.learning_rate)(update);
-        Ok(Some(StepReport { step: update, loss, grad_norm, learning_rate, tokens, last }))
+        self.total_tokens += tokens;
+        let total_tokens = self.total_tokens;
+        Ok(Some(StepReport {
+            step: update,
+            loss,
+            grad_norm,
+            learning_rate,
+            tokens,
+            total_tokens,
+            last,
+        }))
     }
 
     fn mean_loss(&self, losses: &[LaneLoss]) -> Result<StepLoss, Failure> {

@@ -1,0 +1,24 @@
+//! Checkpoints: a run's state in the Hugging Face layout, complete or absent.
+//!
+//! A checkpoint is `config.json`, `model.safetensors` (the fp32 masters) and, where the data set has one,
+//! `tokenizer.json`, as `transformers` opens them; and beside these `optimizer.safetensors` and `trainer.json`.
+//! Tensors are logical, never per worker, and the bytes depend on nothing but the state.
+//!
+//! [`CheckpointWriter`] receives chunks of arenas in any order and writes them in place, so that it never
+//! holds a model; it writes aside, syncs, and renames. [`Checkpoint`] verifies checksums before anything is
+//! believed.
+
+mod folder;
+mod read;
+mod trainer_state;
+mod write;
+
+pub use folder::{
+    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_path, latest, list, retain, sweep,
+};
+pub use read::{Checkpoint, RestoredState};
+pub use trainer_state::{TRAINER_FILE, TrainerState, checksum, checksum_file, device_keys};
+pub use write::{CheckpointFiles, CheckpointWriter, StateArena, optimizer_file};
+
+#[cfg(test)]
+pub(crate) use trainer_state::tests::state as state_for_tests;

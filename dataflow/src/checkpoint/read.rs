@@ -1,0 +1,218 @@
+//! Reading a checkpoint: nothing is believed before its checksum is right.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tidemill_model::Layout;
+use tidemill_model::hugging_face::{CONFIG_FILE, SINGLE_FILE, TensorFiles};
+
+use super::trainer_state::{TrainerState, checksum_file};
+use super::write::{OPTIMIZER_FILE, OPTIMIZER_PREFIXES};
+use crate::error::{JobError, Result};
+
+/// A complete, verified checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    state: TrainerState,
+}
+
+/// The arenas of a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestoredState {
+    /// The fp32 masters.
+    pub parameters: Vec<f32>,
+    /// The first moments.
+    pub exp_avg: Vec<f32>,
+    /// The second moments.
+    pub exp_avg_sq: Vec<f32>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `path` and verifies every checksum.
+    ///
+    /// # Errors
+    /// A file that is missing, truncated or changed, each named.
+    pub fn open(path: &Path) -> Result<Self> {
+        let state = TrainerState::read(path)?;
+        for required in [CONFIG_FILE, SINGLE_FILE, OPTIMIZER_FILE] {
+            if !state.checksums.contains_key(required) {
+                let what = format!("expected a checksum of {required}, found none");
+                return Err(JobError::checkpoint(path, what));
+            }
+        }
+        for (name, expected) in &state.checksums {
+            let file = path.join(name);
+            let found = checksum_file(&file)?;
+            if &found != expected {
+                let what = format!("damaged: checksum {expected} expected, {found} found");
+                return Err(JobError::checkpoint(&file, what));
+            }
+        }
+        Ok(Self { path: path.to_owned(), state })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> &TrainerState {
+        &self.state
+    }
+
+    /// `config.json`.
+    ///
+    /// # Errors
+    /// A file that cannot be read as JSON.
+    pub fn config(&self) -> Result<Value> {
+        let path = self.path.join(CONFIG_FILE);
+        let bytes =
+            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| JobError::checkpoint(&path, format!("expected JSON: {error}")))
+    }
+
+    /// The arenas, laid out by `layout`; padding is zero.
+    ///
+    /// # Errors
+    /// Tensors that are missing or of another shape.
+    pub fn restore(&self, layout: &Layout) -> Result<RestoredState> {
+        let mut model = TensorFiles::open(&self.path.join(SINGLE_FILE))?;
+        let mut optimizer = TensorFiles::open(&self.path.join(OPTIMIZER_FILE))?;
+        let read = |files: &mut TensorFiles, prefix: &str| -> Result<Vec<f32>> {
+            files.check(layout, prefix)?;
+            let mut arena = vec![0.0; layout.parameter_elements()];
+            files.read_arena(layout, prefix, 0, &mut arena)?;
+            Ok(arena)
+        };
+        Ok(RestoredState {
+            parameters: read(&mut model, "")?,
+            exp_avg: read(&mut optimizer, OPTIMIZER_PREFIXES[0])?,
+            exp_avg_sq: read(&mut optimizer, OPTIMIZER_PREFIXES[1])?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidemill_model::Decay;
+
+    use super::super::trainer_state::tests::state;
+    use super::super::write::{CheckpointFiles, CheckpointWriter, StateArena};
+    use super::*;
+
+    fn layout() -> Arc<Layout> {
+        let mut layout = Layout::new();
+        layout.segment("embedding");
+        layout.tensor("table", &[5, 3], Decay::Decayed, 8);
+        layout.segment("layers.0");
+        layout.tensor("vector", &[7], Decay::Exempt, 1);
+        Arc::new(layout)
+    }
+
+    fn arena(layout: &Layout, seed: f32) -> Vec<f32> {
+        let mut arena = vec![0.0; layout.parameter_elements()];
+        for tensor in layout.tensors() {
+            for index in tensor.range() {
+                arena[index] = seed + index as f32;
+            }
+        }
+        arena
+    }
+
+    fn files(layout: &Arc<Layout>) -> CheckpointFiles {
+        CheckpointFiles {
+            layout: Arc::clone(layout),
+            config: serde_json::json!({"model_type": "test"}),
+            tokenizer: Some(Arc::from(&b"{}"[..])),
+            keep: 2,
+        }
+    }
+
+    /// Writes the checkpoint of `step` in chunks of `chunk` elements, last chunk first.
+    fn write(run: &Path, step: u64, chunk: usize) -> PathBuf {
+        let layout = layout();
+        let mut writer = CheckpointWriter::begin(files(&layout), run, state(step)).unwrap();
+        let arenas = [StateArena::Parameters, StateArena::ExpAvg, StateArena::ExpAvgSq];
+        for (index, part) in arenas.into_iter().enumerate() {
+            let values = arena(&layout, index as f32);
+            for start in (0..values.len()).step_by(chunk).collect::<Vec<_>>().into_iter().rev() {
+                let end = values.len().min(start + chunk);
+                writer.write(part, start, &values[start..end]).unwrap();
+            }
+        }
+        writer.commit().unwrap()
+    }
+
+    fn bytes(folder: &Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+        let mut files: Vec<_> = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap()))
+            .collect();
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn bytes_do_not_depend_on_chunks_and_come_back() {
+        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (a, b) = (write(first.path(), 3, 5), write(second.path(), 3, 1000));
+        assert_eq!(bytes(&a), bytes(&b));
+        let checkpoint = Checkpoint::open(&a).unwrap();
+        assert_eq!(checkpoint.state().tokens, 30);
+        let restored = checkpoint.restore(&layout()).unwrap();
+        assert_eq!(restored.parameters, arena(&layout(), 0.0));
+        assert_eq!(restored.exp_avg_sq, arena(&layout(), 2.0));
+    }
+
+    #[test]
+    fn every_damaged_or_missing_file_is_named() {
+        let run = tempfile::tempdir().unwrap();
+        let path = write(run.path(), 1, 64);
+        for (name, good) in bytes(&path) {
+            let file = path.join(&name);
+            let mut flipped = good.clone();
+            let middle = flipped.len() / 2;
+            flipped[middle] ^= 4;
+            for bad in [&flipped[..], &good[..good.len() - 1]] {
+                std::fs::write(&file, bad).unwrap();
+                let error = Checkpoint::open(&path).unwrap_err().to_string();
+                assert!(error.contains(name.to_str().unwrap()), "{error}");
+            }
+            std::fs::remove_file(&file).unwrap();
+            assert!(Checkpoint::open(&path).is_err());
+            std::fs::write(&file, &good).unwrap();
+            Checkpoint::open(&path).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_incomplete_state_is_no_checkpoint_and_leaves_nothing() {
+        let run = tempfile::tempdir().unwrap();
+        let kept = write(run.path(), 1, 64);
+        let layout = layout();
+        let mut writer = CheckpointWriter::begin(files(&layout), run.path(), state(2)).unwrap();
+        writer.write(StateArena::Parameters, 0, &arena(&layout, 0.0)).unwrap();
+        let error = writer.commit().unwrap_err().to_string();
+        assert!(error.contains("never written"), "{error}");
+        let entries: Vec<_> = std::fs::read_dir(kept.parent().unwrap()).unwrap().collect();
+        assert_eq!(entries.len(), 1);
+        Checkpoint::open(&kept).unwrap();
+    }
+
+    #[test]
+    fn only_the_newest_are_kept() {
+        let run = tempfile::tempdir().unwrap();
+        for step in 1..=4 {
+            write(run.path(), step, 64);
+        }
+        let steps: Vec<u64> =
+            super::super::list(run.path()).unwrap().iter().map(|entry| entry.step).collect();
+        assert_eq!(steps, [3, 4]);
+    }
+}

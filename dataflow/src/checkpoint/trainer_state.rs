@@ -1,0 +1,186 @@
+//! `trainer.json`: where a run stood, and everything that may not change when it goes on.
+//!
+//! The bytes depend on nothing but the state: keys are sorted, there is no time, host or world size.
+//! The file carries the checksums of its neighbours, and one of itself.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tidemill_kernels::DeviceKind;
+use tidemill_streaming_data::cursor::Cursor;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::error::{JobError, Result};
+
+/// The file's name in a checkpoint.
+pub const TRAINER_FILE: &str = "trainer.json";
+
+/// Raised when older readers could misread a checkpoint.
+const FORMAT_VERSION: u32 = 1;
+
+/// Everything of a run that is neither a parameter nor optimizer state.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// The version of this format.
+    pub format_version: u32,
+    /// Updates done.
+    pub step: u64,
+    /// Counted tokens so far.
+    pub tokens: u64,
+    /// Where the stream of samples is, and which stream it is.
+    pub cursor: Cursor,
+    /// The settings that are numerics, by the key that the user writes (`batch.lanes` ...).
+    pub settings: BTreeMap<String, Value>,
+    /// The kind of device that computed this state.
+    pub device: BTreeMap<String, Value>,
+    /// `xxh3-128:...` of every other file of the checkpoint.
+    pub checksums: BTreeMap<String, String>,
+}
+
+/// The kind of device as `trainer.json` and the handshake between peers hold it.
+pub fn device_keys(kind: &DeviceKind) -> BTreeMap<String, Value> {
+    let DeviceKind { backend, architecture, numerics_version, matrix_library } = kind;
+    [
+        ("backend", Value::from(backend.as_str())),
+        ("architecture", Value::from(architecture.as_str())),
+        ("numerics_version", Value::from(*numerics_version)),
+        ("matrix_library", Value::from(matrix_library.as_str())),
+    ]
+    .into_iter()
+    .map(|(key, value)| (key.to_owned(), value))
+    .collect()
+}
+
+/// `xxh3-128:` and 32 hexadecimal digits.
+pub fn checksum(bytes: &[u8]) -> String {
+    format_checksum(xxh3_128(bytes))
+}
+
+/// [`checksum`] of a file, read in pieces.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn checksum_file(path: &Path) -> Result<String> {
+    use std::io::Read;
+    let read = || -> std::io::Result<String> {
+        let mut file = std::fs::File::open(path)?;
+        let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut piece)? {
+                0 => return Ok(format_checksum(hasher.digest128())),
+                bytes => hasher.update(&piece[..bytes]),
+            }
+        }
+    };
+    read().map_err(|source| JobError::file("reading", path, source))
+}
+
+fn format_checksum(hash: u128) -> String {
+    format!("xxh3-128:{hash:032x}")
+}
+
+impl TrainerState {
+    /// A state without checksums yet.
+    pub fn new(step: u64, tokens: u64, cursor: Cursor) -> Self {
+        Self {
+            format_version: FORMAT_VERSION,
+            step,
+            tokens,
+            cursor,
+            settings: BTreeMap::new(),
+            device: BTreeMap::new(),
+            checksums: BTreeMap::new(),
+        }
+    }
+
+    /// The file's bytes: sorted keys, and last a checksum of what stands before it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut value = serde_json::to_value(self).expect("a state holds only JSON");
+        let sealed = checksum(value.to_string().as_bytes());
+        let object = value.as_object_mut().expect("a struct is an object");
+        object.insert("checksum".to_owned(), Value::from(sealed));
+        let mut bytes = serde_json::to_vec_pretty(&value).expect("a value is JSON");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads and verifies the file of the checkpoint `dir`.
+    ///
+    /// # Errors
+    /// A missing or damaged file, or one of a later version.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(TRAINER_FILE);
+        let damaged = |what: String| JobError::checkpoint(&path, what);
+        let bytes =
+            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
+        let mut value: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| damaged(format!("expected the state of a run: {error}")))?;
+        let object = value
+            .as_object_mut()
+            .ok_or_else(|| damaged("expected a JSON object, found another value".to_owned()))?;
+        let version = object.get("format_version").and_then(Value::as_u64);
+        if version != Some(FORMAT_VERSION.into()) {
+            let found = version.map_or("none".to_owned(), |version| version.to_string());
+            return Err(damaged(format!("expected format version {FORMAT_VERSION}, found {found}")));
+        }
+        let sealed = object.remove("checksum").and_then(|seal| seal.as_str().map(str::to_owned));
+        let found = checksum(value.to_string().as_bytes());
+        if sealed.as_deref() != Some(found.as_str()) {
+            let expected = sealed.unwrap_or_else(|| "none".to_owned());
+            return Err(damaged(format!("damaged: checksum {expected}, but {found} found")));
+        }
+        serde_json::from_value(value)
+            .map_err(|error| damaged(format!("expected the state of a run: {error}")))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tidemill_streaming_data::cursor::StreamIdentity;
+    use tidemill_streaming_data::hash::ContentHash;
+    use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+
+    use super::*;
+
+    /// A state of some stream.
+    pub(crate) fn state(step: u64) -> TrainerState {
+        let shuffle = ShuffleSettings {
+            order: ShuffleOrder::Window,
+            window_samples: ShuffleSettings::DEFAULT_WINDOW_SAMPLES,
+            seed: 17,
+        };
+        let fingerprint = ContentHash::of(b"samples");
+        let stream = StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle };
+        TrainerState::new(step, 10 * step, Cursor { position: 4 * step, stream })
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = state(7);
+        state.settings.insert("run.seed".into(), Value::from(17));
+        state.settings.insert("optimizer.learning_rate".into(), Value::from(1e-3));
+        state.checksums.insert("model.safetensors".into(), checksum(b"weights"));
+        let bytes = state.to_bytes();
+        let path = dir.path().join(TRAINER_FILE);
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(TrainerState::read(dir.path()).unwrap(), state);
+        for index in 0..bytes.len() {
+            for bit in [0, 1, 4, 6] {
+                let mut damaged = bytes.clone();
+                damaged[index] ^= 1 << bit;
+                std::fs::write(&path, &damaged).unwrap();
+                // White space between values is not state.
+                if let Ok(read) = TrainerState::read(dir.path()) {
+                    assert_eq!(read, state, "byte {index}, bit {bit}");
+                    assert!(bytes[index].is_ascii_whitespace(), "byte {index}, bit {bit}");
+                }
+            }
+        }
+        std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        assert!(TrainerState::read(dir.path()).is_err());
+    }
+}

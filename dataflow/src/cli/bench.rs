@@ -1,0 +1,30 @@
+//! `tidemill bench`: throughput, and what bounds it.
+
+mod data;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// What of `tidemill bench`.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Train a preset on made-up tokens: tokens a second, through the whole graph.
+    Train(train::TrainBench),
+    /// Read a data set in canonical order: samples a second.
+    Data(data::DataBench),
+}
+
+pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
+    match &arguments.what {
+        What::Train(bench) => train::run(bench),
+        What::Data(bench) => data::run(bench),
+    }
+}

@@ -1,0 +1,65 @@
+//! How the program ends: one clear line on standard error, and an exit code that says whose turn it is.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use crate::cluster::{ClusterError, ExitClass};
+use crate::error::JobError;
+
+/// Logs warnings, and what `TIDEMILL_LOG` asks for, to standard error.
+pub(crate) fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("TIDEMILL_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+}
+
+/// The whole chain of causes on one line.
+pub(crate) fn one_line(error: &(dyn Error + 'static)) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let text = inner.to_string();
+        if !line.contains(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
+        cause = inner.source();
+    }
+    line.split('\n').map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+/// Prints what went wrong, if anything, and chooses the exit code.
+pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            // A closed pipe downstream (`tidemill ... | head`) is not worth a message.
+            if error.chain().any(is_broken_pipe) {
+                return ExitCode::SUCCESS;
+            }
+            eprintln!("tidemill: {}", one_line(error.as_ref()));
+            ExitCode::from(exit_code(&error))
+        }
+    }
+}
+
+fn is_broken_pipe(cause: &(dyn Error + 'static)) -> bool {
+    cause
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    let cluster = error.chain().find_map(|cause| {
+        cause.downcast_ref::<ClusterError>().or_else(|| match cause.downcast_ref::<JobError>() {
+            Some(JobError::Cluster(cluster)) => Some(cluster),
+            _ => None,
+        })
+    });
+    cluster.map_or(ExitClass::FixInput, ClusterError::exit_class).exit_code()
+}

@@ -1,0 +1,161 @@
+//! `tidemill inspect`: what a folder is, in words or JSON.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::Args;
+use serde_json::{Value, json};
+use tidemill_kernels::Cpu;
+use tidemill_model::hugging_face::{CONFIG_FILE, MambaHuggingFaceConfig};
+use tidemill_model::{Layout, Mamba, Trainable};
+use tidemill_streaming_data::DataSet;
+
+use super::Format;
+use crate::checkpoint::{self, Checkpoint, TRAINER_FILE};
+use crate::metrics::{self, StepMetrics};
+use crate::run_folder::RUN_CONFIG_FILE;
+
+/// Flags of `tidemill inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArguments {
+    /// A data set, a run folder, a checkpoint or a Hugging Face folder.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// How it is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
+    let folder = &arguments.folder;
+    if !folder.is_dir() {
+        bail!("{}: expected a folder", folder.display());
+    }
+    let facts = if folder.join(TRAINER_FILE).exists() {
+        checkpoint_facts(folder)?
+    } else if folder.join(CONFIG_FILE).exists() {
+        model_facts(folder)?
+    } else if folder.join(RUN_CONFIG_FILE).exists()
+        || folder.join(checkpoint::CHECKPOINTS_FOLDER).is_dir()
+    {
+        run_facts(folder)?
+    } else {
+        data_set_facts(folder)?
+    };
+    match arguments.format {
+        Format::Json => println!("{facts}"),
+        Format::Text => print_words(&facts, 0),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
+    let data_set = DataSet::open(folder)?;
+    let samples = data_set.samples();
+    let shards: Vec<Value> = data_set
+        .shards()
+        .iter()
+        .map(|shard| {
+            let file = shard.path().file_name().map(|name| name.to_string_lossy().into_owned());
+            json!({ "file": file, "samples": shard.samples() })
+        })
+        .collect();
+    Ok(json!({
+        "kind": "data set",
+        "samples": samples,
+        "seq_len": data_set.seq_len(),
+        "predicted_tokens": samples * data_set.seq_len() as u64,
+        "vocab_size": data_set.vocab_size(),
+        "bos_token_id": data_set.bos_token_id(),
+        "eos_token_id": data_set.eos_token_id(),
+        "pad_token_id": data_set.pad_token_id(),
+        "fingerprint": data_set.fingerprint().to_string(),
+        "shards": shards,
+    }))
+}
+
+fn model_facts(folder: &Path) -> anyhow::Result<Value> {
+    let config = MambaHuggingFaceConfig::read(folder)?;
+    let model = Mamba::from_hugging_face(&config)?;
+    let layout: &Layout = Trainable::<Cpu>::layout(&model);
+    Ok(json!({
+        "kind": "model",
+        "model_type": "mamba",
+        "parameters": layout.parameters(),
+        "tensors": layout.tensors().len(),
+        "vocab_size": config.vocab_size,
+        "d_model": config.hidden_size,
+        "n_layers": config.num_hidden_layers,
+    }))
+}
+
+fn checkpoint_facts(folder: &Path) -> anyhow::Result<Value> {
+    let checkpoint = Checkpoint::open(folder)?;
+    let state = checkpoint.state();
+    Ok(json!({
+        "kind": "checkpoint",
+        "verified": true,
+        "step": state.step,
+        "tokens": state.tokens,
+        "position": state.cursor.position,
+        "data_set": state.cursor.stream.fingerprint.to_string(),
+        "device": state.device,
+        "settings": state.settings,
+        "model": model_facts(folder)?,
+    }))
+}
+
+fn run_facts(folder: &Path) -> anyhow::Result<Value> {
+    let lines = metrics::read::<StepMetrics>(folder)?;
+    let checkpoints: Vec<u64> =
+        checkpoint::list(folder)?.iter().map(|entry| entry.step).collect();
+    Ok(json!({
+        "kind": "run",
+        "steps_done": lines.last().map_or(0, |line| line.step),
+        "first_loss": lines.first().map(|line| line.loss),
+        "last": lines.last(),
+        "checkpoints": checkpoints,
+    }))
+}
+
+/// `key: value` lines; tables are indented, long lists are counted.
+fn print_words(facts: &Value, depth: usize) {
+    const LONGEST_LIST: usize = 8;
+    let indent = "  ".repeat(depth);
+    let Value::Object(object) = facts else { return };
+    for (key, value) in object {
+        let key = key.replace('_', " ");
+        match value {
+            Value::Null => {}
+            Value::Object(_) => {
+                println!("{indent}{key}:");
+                print_words(value, depth + 1);
+            }
+            Value::Array(list) if list.iter().any(Value::is_object) => {
+                println!("{indent}{key}: {}", list.len());
+                for item in list.iter().take(LONGEST_LIST) {
+                    let parts: Vec<String> = item
+                        .as_object()
+                        .into_iter()
+                        .flatten()
+                        .map(|(key, value)| format!("{key} {}", plain(value)))
+                        .collect();
+                    println!("{indent}  {}", parts.join(", "));
+                }
+                if list.len() > LONGEST_LIST {
+                    println!("{indent}  and {} more", list.len() - LONGEST_LIST);
+                }
+            }
+            value => println!("{indent}{key}: {}", plain(value)),
+        }
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(", "),
+        value => value.to_string(),
+    }
+}

@@ -1,0 +1,87 @@
+//! Progress: a bar where standard error is a terminal, else a line now and then.
+
+use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::job::{ResolvedRun, TrainEvent};
+
+/// How often a log that is no terminal gets a line.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A bar over `total`, drawn with `template`, hidden where standard error is no terminal.
+pub(crate) fn bar(total: u64, template: &str) -> ProgressBar {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let style = ProgressStyle::with_template(template)
+        .expect("templates are constants of this program")
+        .progress_chars("=> ");
+    ProgressBar::with_draw_target(Some(total), target).with_style(style)
+}
+
+/// The progress of a training run.
+pub(crate) struct TrainProgress {
+    bar: ProgressBar,
+    last_line: Mutex<Option<Instant>>,
+}
+
+impl TrainProgress {
+    pub(crate) fn new(run: &ResolvedRun) -> Self {
+        let bar = bar(run.steps, "{wide_bar} step {pos}/{len} {msg} eta {eta}");
+        Self { bar, last_line: Mutex::new(None) }
+    }
+
+    pub(crate) fn show(&self, event: &TrainEvent) {
+        match event {
+            TrainEvent::Started { step, parameters, workers, device_changes, .. } => {
+                self.bar.set_position(*step);
+                let from = if *step == 0 {
+                    "starting".to_owned()
+                } else {
+                    format!("resuming after step {step}")
+                };
+                self.say(&format!("{from}: {parameters} parameters, {workers} workers"));
+                for change in device_changes {
+                    self.say(&format!(
+                        "note: the kind of device changed ({change}): losses go on closely, not to the bit"
+                    ));
+                }
+            }
+            TrainEvent::Step(metrics) => {
+                let words =
+                    format!("loss {:.4} {:.0} tokens/s", metrics.loss, metrics.tokens_per_second);
+                self.bar.set_position(metrics.step);
+                self.bar.set_message(words.clone());
+                if self.bar.is_hidden() && self.line_is_due() {
+                    eprintln!("step {}: {words}", metrics.step);
+                }
+            }
+            TrainEvent::Evaluated { step, loss } => {
+                self.say(&format!("step {step}: evaluation loss {loss:.4}"));
+            }
+            TrainEvent::Checkpointed { .. } => {}
+        }
+    }
+
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn say(&self, words: &str) {
+        self.bar.suspend(|| eprintln!("{words}"));
+    }
+
+    fn line_is_due(&self) -> bool {
+        let Ok(mut last) = self.last_line.lock() else { return false };
+        let due = last.is_none_or(|last| last.elapsed() >= LINE_INTERVAL);
+        if due {
+            *last = Some(Instant::now());
+        }
+        due
+    }
+}

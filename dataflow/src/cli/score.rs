@@ -1,0 +1,68 @@
+//! `tidemill score`: log-probabilities of token sequences, a JSON line each.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::Deserialize;
+
+use super::tokenizer::TextTokenizer;
+use crate::inference::LoadedModel;
+
+/// Flags of `tidemill score`.
+#[derive(Debug, Args)]
+pub(crate) struct ScoreArguments {
+    /// A checkpoint, a run folder (its latest checkpoint), or a Hugging Face folder.
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// One {"tokens": [...]} or {"text": "..."} a line.
+    #[arg(long, value_name = "FILE.jsonl")]
+    input: PathBuf,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    tokens: Option<Vec<u32>>,
+    text: Option<String>,
+}
+
+pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
+    let threads = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
+    let mut model = LoadedModel::open(&arguments.model, threads)?;
+    let folder = model.folder().display().to_string();
+    let tokenizer = TextTokenizer::beside(model.folder())?;
+    let mut scorer = model.scorer()?;
+    let path = arguments.input.display();
+    let file = std::fs::File::open(&arguments.input)
+        .with_context(|| format!("reading {path} failed"))?;
+    let mut out = std::io::stdout().lock();
+    for (index, line) in BufReader::new(file).lines().enumerate() {
+        let number = index + 1;
+        let line = line.with_context(|| format!("{path}: line {number}: expected UTF-8 text"))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let request: Request = serde_json::from_str(&line).with_context(|| {
+            format!("{path}: line {number}: expected {{\"tokens\": [...]}} or {{\"text\": \"...\"}}")
+        })?;
+        let tokens = match (request.tokens, request.text) {
+            (Some(tokens), None) => tokens,
+            (None, Some(text)) => match &tokenizer {
+                Some(tokenizer) => tokenizer.encode(&text)?,
+                None => bail!(
+                    "{path}: line {number}: {folder} has no tokenizer.json: give tokens, not text"
+                ),
+            },
+            _ => bail!("{path}: line {number}: expected one of tokens and text"),
+        };
+        let log_probabilities =
+            scorer.log_probabilities(&tokens).with_context(|| format!("{path}: line {number}"))?;
+        let sum: f64 = log_probabilities.iter().copied().map(f64::from).sum();
+        writeln!(out, "{}", serde_json::json!({ "logprobs": log_probabilities, "sum": sum }))?;
+    }
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,203 @@
+//! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::Context;
+use clap::Args;
+
+use super::progress::TrainProgress;
+use crate::cluster::{
+    ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor,
+    SupervisorSettings, join_supervised,
+};
+use crate::error::JobError;
+use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary};
+
+/// Where a supervised process finds its supervisor.
+const INVITATION_VARIABLE: &str = "TIDEMILL_INVITATION";
+
+/// Flags of `tidemill train`.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArguments {
+    /// The run's config.
+    #[arg(value_name = "RUN.toml")]
+    config: PathBuf,
+    /// Overrides a key, such as `--set run.steps=100`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Workers of each process; never numerics. By default as many as there are cores for, up to the lanes.
+    #[arg(short = 'w', long, value_name = "WORKERS")]
+    workers: Option<usize>,
+    /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
+    #[arg(short = 'n', long, value_name = "PROCESSES", conflicts_with = "process")]
+    processes: Option<usize>,
+    /// Be process INDEX of the cluster in --hosts.
+    #[arg(short = 'p', long, value_name = "INDEX", requires = "hosts")]
+    process: Option<usize>,
+    /// One host:port a line, one for each process of the cluster.
+    #[arg(long, value_name = "FILE", requires = "process")]
+    hosts: Option<PathBuf>,
+    /// Print the resolved config and end.
+    #[arg(long)]
+    print_config: bool,
+}
+
+pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
+    let config = RunConfig::load(&arguments.config, &arguments.overrides)?;
+    let invitation = std::env::var(INVITATION_VARIABLE).ok();
+    let (cluster, lifeline) = match (&invitation, arguments.process, &arguments.hosts) {
+        (Some(text), ..) => {
+            let threads = threads(arguments, &config, 1)?;
+            let invitation = Invitation::from_str(text)?;
+            let (cluster, lifeline) = join_supervised(&invitation, threads)?;
+            (cluster, Some(lifeline))
+        }
+        (None, Some(process), Some(hosts)) => {
+            let hosts_count = crate::cluster::read_hosts(hosts)?.len();
+            let threads = threads(arguments, &config, hosts_count)?;
+            (ClusterSettings::from_hosts(threads, process, hosts)?, None)
+        }
+        _ => (ClusterSettings::threads(threads(arguments, &config, processes(arguments)?)?), None),
+    };
+    let run = ResolvedRun::new(config, cluster.threads)?;
+    if arguments.print_config {
+        print!("{}", run.config.to_toml());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if invitation.is_none() && processes(arguments)? > 1 {
+        return supervise(arguments, &run, cluster.threads);
+    }
+    let stop = StopRequest::default();
+    heed_signals(&stop)?;
+    quiet_worker_panics();
+    if let Some(lifeline) = &lifeline {
+        heed_supervisor(lifeline, &stop);
+    }
+    let shows_progress = cluster.process == 0;
+    let supervised = lifeline.is_some();
+    let progress = Arc::new(TrainProgress::new(&run));
+    let observer = Arc::clone(&progress);
+    let options = TrainOptions { cluster, stop, observer: Arc::new(move |event| observer.show(event)) };
+    let result = crate::job::train(run, options);
+    progress.finish();
+    // The supervisor must see this process end by itself, not its connection close first.
+    let code = match result {
+        Ok(summary) => {
+            if shows_progress {
+                print(&summary);
+            }
+            ExitCode::SUCCESS
+        }
+        // The process in which it happened has said so already.
+        Err(JobError::Cluster(error @ ClusterError::Reported { .. })) if supervised => {
+            ExitCode::from(error.exit_class().exit_code())
+        }
+        Err(error) => return Err(error.into()),
+    };
+    drop(lifeline);
+    Ok(code)
+}
+
+fn processes(arguments: &TrainArguments) -> anyhow::Result<usize> {
+    match arguments.processes {
+        Some(0) => Err(JobError::value("-n", "at least 1 process", 0).into()),
+        processes => Ok(processes.unwrap_or(1)),
+    }
+}
+
+/// Workers of each process: those asked for, or one per core up to the lanes.
+fn threads(
+    arguments: &TrainArguments,
+    config: &RunConfig,
+    processes: usize,
+) -> anyhow::Result<usize> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let lanes = config.batch.resolved_lanes();
+    let per_process = |total: usize| (total / processes.max(1)).max(1);
+    let threads = arguments.workers.unwrap_or(per_process(cores).min(per_process(lanes)));
+    if threads == 0 {
+        return Err(JobError::value("-w", "at least 1 worker", 0).into());
+    }
+    Ok(threads)
+}
+
+/// Starts the processes of `-n` and watches over them.
+fn supervise(
+    arguments: &TrainArguments,
+    run: &ResolvedRun,
+    threads: usize,
+) -> anyhow::Result<ExitCode> {
+    let processes = processes(arguments)?;
+    run.batch.worker_lanes(0, threads * processes)?;
+    let program = std::env::current_exe().context("finding this program's own file failed")?;
+    let mut settings = SupervisorSettings::new(processes);
+    // Longer than the peers wait for each other, so that they can say what happened.
+    settings.silence_deadline = run.peer_deadline() + run.peer_deadline() / 2;
+    let supervisor = Supervisor::new(settings)?;
+    let stop = supervisor.stop_handle();
+    ctrlc::set_handler(move || stop.stop()).context("listening for Ctrl-C failed")?;
+    let outcome = supervisor.run(|_process, invitation| {
+        let mut command = Command::new(&program);
+        command.arg("train").arg(&arguments.config).env(INVITATION_VARIABLE, invitation.to_string());
+        for assignment in &arguments.overrides {
+            command.arg("--set").arg(assignment);
+        }
+        command.arg("-w").arg(threads.to_string());
+        command
+    })?;
+    for (process, child) in outcome.children.iter().enumerate() {
+        if child.status.code().is_none() {
+            let how = if child.killed { "was silent and was killed" } else { "ended" };
+            eprintln!("tidemill: process {process} {how}: {}", child.status);
+        }
+    }
+    Ok(ExitCode::from(outcome.exit_code()))
+}
+
+/// The first Ctrl-C (or SIGTERM) asks for a last step and a checkpoint; the third ends at once.
+fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
+    const PATIENCE: u32 = 3;
+    let (stop, signals) = (stop.clone(), AtomicU32::new(0));
+    ctrlc::set_handler(move || {
+        stop.request();
+        if signals.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
+            std::process::exit(i32::from(ExitClass::Restart.exit_code()));
+        }
+    })
+    .context("listening for Ctrl-C failed")
+}
+
+fn heed_supervisor(lifeline: &Lifeline, stop: &StopRequest) {
+    let stop = stop.clone();
+    lifeline.on_stop(move || stop.request());
+    lifeline.on_lost(|| std::process::exit(i32::from(ExitClass::Restart.exit_code())));
+}
+
+/// Panics of workers and their threads are caught, and reported once as the error of the run; their
+/// own messages would only repeat it, and those of timely's threads are its consequences.
+fn quiet_worker_panics() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().name() == Some("main") {
+            default(panic);
+        } else {
+            tracing::debug!("{panic}");
+        }
+    }));
+}
+
+fn print(summary: &TrainSummary) {
+    let loss = summary.last.as_ref().map_or(f64::NAN, |last| last.loss);
+    if summary.stopped {
+        println!("stopped after step {} of {}; the same command goes on", summary.step, summary.steps);
+    } else {
+        println!("done: {} steps, loss {loss:.4}", summary.step);
+    }
+    if let Some(path) = &summary.checkpoint {
+        println!("checkpoint: {}", path.display());
+    }
+}

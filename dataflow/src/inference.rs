@@ -1,0 +1,112 @@
+//! A trained model, opened to generate and to score.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use tidemill_kernels::{Backend, Cpu};
+use tidemill_model::generation::{GenerationSettings, Recurrence, generate};
+use tidemill_model::hugging_face::{CONFIG_FILE, MambaHuggingFaceConfig, load};
+use tidemill_model::score::Scorer;
+use tidemill_model::{Device, Mamba, Parameters, Trainable};
+
+use crate::checkpoint;
+use crate::error::{JobError, Result};
+
+/// A model on the CPU, from a checkpoint, a run folder or a Hugging Face folder.
+pub struct LoadedModel {
+    folder: PathBuf,
+    eos_token: Option<u32>,
+    model: Mamba,
+    parameters: Parameters<Cpu>,
+    backend: Cpu,
+    stream: <Cpu as Backend>::DeviceStream,
+}
+
+impl LoadedModel {
+    /// Opens `path`: a checkpoint, a run folder (its latest checkpoint), or a Hugging Face folder.
+    /// `threads` compute; they change no bit.
+    ///
+    /// # Errors
+    /// A folder that holds no model, or files that are missing or damaged.
+    pub fn open(path: &Path, threads: NonZeroUsize) -> Result<Self> {
+        let folder = model_folder(path)?;
+        if folder.join(checkpoint::TRAINER_FILE).exists() {
+            // One of our own: its checksums say whether it is whole.
+            checkpoint::Checkpoint::open(&folder)?;
+        }
+        let config = MambaHuggingFaceConfig::read(&folder)?;
+        let (model, arena) = load(&folder)?;
+        let layout = <Mamba as Trainable<Cpu>>::layout(&model);
+        let backend = Cpu::new(threads).map_err(tidemill_model::ModelError::from)?;
+        let mut stream = backend.device_stream().map_err(tidemill_model::ModelError::from)?;
+        let mut device = Device { backend: &backend, stream: &mut stream };
+        let parameters = Parameters::from_host(&mut device, layout, &arena)?;
+        Ok(Self { folder, eos_token: config.eos_token_id, model, parameters, backend, stream })
+    }
+
+    /// The folder that the model was read from.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The token that ends a document, where the model names one.
+    pub fn eos_token(&self) -> Option<u32> {
+        self.eos_token
+    }
+
+    /// Continues `prompt`; `on_token` sees each new token as it is chosen. Returns the new tokens.
+    ///
+    /// # Errors
+    /// An empty prompt, a token outside the vocabulary, or a setting that chooses nothing.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        settings: &GenerationSettings,
+        on_token: impl FnMut(u32),
+    ) -> Result<Vec<u32>> {
+        let mut device = Device { backend: &self.backend, stream: &mut self.stream };
+        let mut recurrence = Recurrence::new(&mut device, &self.model, &self.parameters, 1)?;
+        Ok(generate(&mut device, &mut recurrence, prompt, settings, on_token)?)
+    }
+
+    /// Opens a scorer, which scores one sequence after the other.
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn scorer(&mut self) -> Result<ModelScorer<'_>> {
+        let mut device = Device { backend: &self.backend, stream: &mut self.stream };
+        let scorer = Scorer::new(&mut device, &self.model, &self.parameters)?;
+        Ok(ModelScorer { scorer, backend: &self.backend, stream: &mut self.stream })
+    }
+}
+
+/// Scores sequences with a [`LoadedModel`].
+pub struct ModelScorer<'m> {
+    scorer: Scorer<'m, Cpu>,
+    backend: &'m Cpu,
+    stream: &'m mut <Cpu as Backend>::DeviceStream,
+}
+
+impl ModelScorer<'_> {
+    /// `log p(tokens[i + 1] | tokens[..= i])` in nats: one number fewer than tokens.
+    ///
+    /// # Errors
+    /// Fewer than two tokens, or a token outside the vocabulary.
+    pub fn log_probabilities(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let mut device = Device { backend: self.backend, stream: self.stream };
+        Ok(self.scorer.log_probabilities(&mut device, tokens)?)
+    }
+}
+
+/// Where the model of `path` is: in itself, or in its latest checkpoint.
+fn model_folder(path: &Path) -> Result<PathBuf> {
+    if path.join(CONFIG_FILE).exists() {
+        return Ok(path.to_owned());
+    }
+    if let Some(latest) = checkpoint::latest(path)? {
+        return Ok(latest.path);
+    }
+    let expected = "a checkpoint, a run folder that has one, or a folder with config.json";
+    let found = if path.is_dir() { "a folder without either" } else { "no such folder" };
+    Err(JobError::value(path.display().to_string(), expected, found))
+}

@@ -1,0 +1,18 @@
+//! From `RUN.toml` to a graph: the one place where concrete types meet.
+//!
+//! [`RunConfig`] is what the user wrote, [`ResolvedRun`] what it comes to with its data set and model, and [`train`]
+//! runs it: on this process's workers, and together with other processes where [`TrainOptions::cluster`] says so. A run
+//! folder that holds a checkpoint is gone on with.
+
+pub mod config;
+mod resolve;
+mod restore;
+mod resume;
+mod source;
+mod state_sink;
+mod train;
+
+pub use config::RunConfig;
+pub use resolve::ResolvedRun;
+pub use source::DecodedSamples;
+pub use train::{Observer, StopRequest, TrainEvent, TrainOptions, TrainSummary, train};

@@ -1,0 +1,317 @@
+//! `RUN.toml`: what a training run is, in the user's words.
+//!
+//! Every table sits beside its owner (model settings in the model crate, batch settings in
+//! [`batch`](crate::batch) ...); the top struct only nests. Unknown keys are errors, units stand in the names,
+//! and rules across tables live in [`RunConfig::check`]. What a run resolves to once its data set is known is
+//! [`ResolvedRun`](super::resolve::ResolvedRun).
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidemill_model::ModelSettings;
+use tidemill_model::optimizer::OptimizerSettings;
+use tidemill_model::schedule::ScheduleSettings;
+use tidemill_streaming_data::order::ShuffleOrder;
+
+use crate::batch::BatchSettings;
+use crate::error::{JobError, Result};
+
+/// The whole of `RUN.toml`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// `[run]`: where the run lives and how long it is.
+    pub run: RunSettings,
+    /// `[model]`: what is trained.
+    pub model: ModelSettings,
+    /// `[data]`: what it is trained on.
+    pub data: DataSettings,
+    /// `[batch]`: samples of a step, and how they are cut.
+    #[serde(default)]
+    pub batch: BatchSettings,
+    /// `[optimizer]`.
+    #[serde(default)]
+    pub optimizer: OptimizerSettings,
+    /// `[schedule]`: the learning rate over the run.
+    #[serde(default)]
+    pub schedule: ScheduleSettings,
+    /// `[checkpoint]`: how often, and how many are kept.
+    #[serde(default)]
+    pub checkpoint: CheckpointSettings,
+    /// `[evaluation]`: the mean loss on another data set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<EvaluationSettings>,
+    /// `[device]`: what computes.
+    #[serde(default)]
+    pub device: DeviceSettings,
+}
+
+/// `[run]`. Exactly one of `steps`, `tokens` and `epochs` says how long the run is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSettings {
+    /// The run folder.
+    pub dir: PathBuf,
+    /// Seeds the initial parameters and the shuffle.
+    #[serde(default = "default_seed")]
+    pub seed: u64,
+    /// Optimizer updates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Predicted tokens; rounded up to whole steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+    /// Passes over the data set; rounded up to whole steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// How long a peer process may be silent before the run ends with exit code 75.
+    #[serde(default = "default_peer_deadline_seconds")]
+    pub peer_deadline_seconds: f64,
+}
+
+fn default_seed() -> u64 {
+    17
+}
+
+fn default_peer_deadline_seconds() -> f64 {
+    30.0
+}
+
+/// `[data]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSettings {
+    /// The data set's folder.
+    pub dataset: PathBuf,
+    /// The canonical order of samples.
+    #[serde(default = "default_shuffle")]
+    pub shuffle: ShuffleOrder,
+    /// Samples of one window of `shuffle = "window"`.
+    #[serde(default = "default_window_samples")]
+    pub window_samples: u64,
+    /// Memory for decoded samples, per process, in MiB.
+    #[serde(default = "default_cache_mib")]
+    pub cache_mib: u64,
+    /// Steps whose samples are read ahead; never numerics.
+    #[serde(default = "default_read_ahead_steps")]
+    pub read_ahead_steps: u64,
+}
+
+fn default_shuffle() -> ShuffleOrder {
+    ShuffleOrder::Window
+}
+
+fn default_window_samples() -> u64 {
+    16_384
+}
+
+fn default_cache_mib() -> u64 {
+    256
+}
+
+fn default_read_ahead_steps() -> u64 {
+    2
+}
+
+/// `[checkpoint]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSettings {
+    /// Steps between checkpoints; there is always one after the last step.
+    pub every_steps: u64,
+    /// Complete checkpoints that are kept; older ones are removed.
+    pub keep: usize,
+}
+
+impl Default for CheckpointSettings {
+    fn default() -> Self {
+        Self { every_steps: 50, keep: 3 }
+    }
+}
+
+/// `[evaluation]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluationSettings {
+    /// The folder of the data set that is evaluated.
+    pub dataset: PathBuf,
+    /// Steps between evaluations; there is always one after the last step.
+    #[serde(default = "default_evaluation_every_steps")]
+    pub every_steps: u64,
+    /// Samples from the beginning of the data set; all of them where it has fewer.
+    #[serde(default = "default_evaluation_samples")]
+    pub samples: u64,
+}
+
+fn default_evaluation_every_steps() -> u64 {
+    100
+}
+
+fn default_evaluation_samples() -> u64 {
+    256
+}
+
+/// `[device]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeviceSettings {
+    /// What computes.
+    pub backend: BackendChoice,
+    /// The precision of activations.
+    pub precision: Precision,
+    /// Compute threads of a CPU worker; never numerics.
+    pub threads: usize,
+}
+
+impl Default for DeviceSettings {
+    fn default() -> Self {
+        Self { backend: BackendChoice::Auto, precision: Precision::Fp32, threads: 1 }
+    }
+}
+
+/// `device.backend`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendChoice {
+    /// The best device that this build and machine have.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// AMD GPUs.
+    Rocm,
+}
+
+/// `device.precision`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats throughout.
+    Fp32,
+    /// bf16 activations; fp32 masters, accumulation and residual. GPUs only.
+    Bf16,
+}
+
+impl RunConfig {
+    /// Reads `path`, applies `overrides` (`key=value`, in order) and checks the result.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not TOML, an override without `=`, an unknown or missing
+    /// key, a wrong type, or values that contradict each other: each names the file and the key.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| JobError::file("reading", path, source))?;
+        Self::parse(&text, &path.display().to_string(), overrides)
+    }
+
+    /// [`load`](Self::load) from text; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
+        let config_error = |what: String| JobError::Config { origin: origin.to_owned(), what };
+        let mut table: toml::Table =
+            text.parse().map_err(|error: toml::de::Error| config_error(one_line(&error)))?;
+        for assignment in overrides {
+            set_key(&mut table, assignment)?;
+        }
+        let config: Self = if overrides.is_empty() {
+            // Straight from the text, so that an error can say in which line it stands.
+            toml::from_str(text).map_err(|error| config_error(locate(&error, text)))?
+        } else {
+            table.try_into().map_err(|error: toml::de::Error| config_error(one_line(&error)))?
+        };
+        config.check().map_err(|what| config_error(what.to_string()))?;
+        Ok(config)
+    }
+
+    /// The rules that one table alone cannot know.
+    ///
+    /// # Errors
+    /// The first rule that is broken, naming its keys.
+    pub fn check(&self) -> Result<()> {
+        let RunSettings { steps, tokens, epochs, peer_deadline_seconds, .. } = &self.run;
+        let lengths = [steps.is_some(), tokens.is_some(), epochs.is_some()];
+        let given = lengths.into_iter().filter(|&given| given).count();
+        expect(given == 1, "run.steps, run.tokens, run.epochs", "exactly one of them", given)?;
+        expect(steps != &Some(0), "run.steps", "at least 1", 0)?;
+        expect(tokens != &Some(0), "run.tokens", "at least 1", 0)?;
+        if let Some(epochs) = epochs {
+            let valid = epochs.is_finite() && *epochs > 0.0;
+            expect(valid, "run.epochs", "a number above 0", epochs)?;
+        }
+        let valid = (0.1..=86_400.0).contains(peer_deadline_seconds);
+        expect(valid, "run.peer_deadline_seconds", "0.1 to 86400", peer_deadline_seconds)?;
+        expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder", "\"\"")?;
+        expect(self.data.window_samples > 0, "data.window_samples", "at least 1", 0)?;
+        expect(self.data.cache_mib > 0, "data.cache_mib", "at least 1", 0)?;
+        expect(self.data.read_ahead_steps > 0, "data.read_ahead_steps", "at least 1", 0)?;
+        expect(self.checkpoint.every_steps > 0, "checkpoint.every_steps", "at least 1", 0)?;
+        expect(self.checkpoint.keep > 0, "checkpoint.keep", "at least 1", 0)?;
+        if let Some(evaluation) = &self.evaluation {
+            expect(evaluation.every_steps > 0, "evaluation.every_steps", "at least 1", 0)?;
+            expect(evaluation.samples > 0, "evaluation.samples", "at least 1", 0)?;
+        }
+        let threads = self.device.threads;
+        expect((1..=1024).contains(&threads), "device.threads", "1 to 1024", threads)?;
+        self.optimizer.check()?;
+        Ok(())
+    }
+
+    /// The config as TOML, every key written.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("a config holds only what TOML can write")
+    }
+}
+
+fn expect(
+    holds: bool,
+    key: &str,
+    expected: &str,
+    found: impl std::fmt::Display,
+) -> Result<()> {
+    if holds { Ok(()) } else { Err(JobError::value(key, expected, found)) }
+}
+
+/// Applies one `--set key=value`: `key` is dotted, `value` is TOML, else a bare string.
+///
+/// # Errors
+/// No `=`, an empty key, or a key that goes through something that is not a table.
+pub fn set_key(table: &mut toml::Table, assignment: &str) -> Result<()> {
+    let wrong = |expected: &str| JobError::value("--set", expected, format!("{assignment:?}"));
+    let (key, text) = assignment.split_once('=').ok_or_else(|| wrong("key=value"))?;
+    let value = format!("value = {text}")
+        .parse::<toml::Table>()
+        .ok()
+        .and_then(|mut parsed| if parsed.len() == 1 { parsed.remove("value") } else { None })
+        .unwrap_or_else(|| toml::Value::String(text.to_owned()));
+    let mut path: Vec<&str> = key.trim().split('.').collect();
+    let last = path.pop().filter(|last| !last.is_empty());
+    let last = last.ok_or_else(|| wrong("a key before the ="))?;
+    let mut inner = table;
+    for part in path {
+        let entry = inner.entry(part).or_insert_with(|| toml::Table::new().into());
+        inner = entry.as_table_mut().ok_or_else(|| wrong("a key inside a table"))?;
+    }
+    inner.insert(last.to_owned(), value);
+    Ok(())
+}
+
+/// The message of a TOML error on one line.
+fn one_line(error: &toml::de::Error) -> String {
+    error.message().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// [`one_line`], with the line that it is about.
+fn locate(error: &toml::de::Error, text: &str) -> String {
+    let message = one_line(error);
+    match error.span() {
+        Some(span) => {
+            let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
+            let source = text.lines().nth(line - 1).unwrap_or("").trim();
+            format!("line {line} ({source}): {message}")
+        }
+        None => message,
+    }
+}

@@ -1,0 +1,262 @@
+//! What a `RUN.toml` comes to, once its data set and its model are known.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tidemill_kernels::DeviceKind;
+use tidemill_model::hugging_face::MambaHuggingFaceConfig;
+use tidemill_model::mamba::SpecialTokens;
+use tidemill_model::{Mamba, MambaConfig, ModelSettings, ResolvedModel, Trainable};
+use tidemill_streaming_data::DataSet;
+use tidemill_streaming_data::cursor::Cursor;
+use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+
+use super::config::{BackendChoice, Precision, RunConfig};
+use super::resume::flatten;
+use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
+use crate::checkpoint::{TrainerState, device_keys};
+use crate::error::{JobError, Result};
+
+/// A checked run: its data, its model and its numbers.
+#[derive(Debug)]
+pub struct ResolvedRun {
+    /// The config, every default filled in.
+    pub config: RunConfig,
+    /// What is trained on.
+    pub data_set: DataSet,
+    /// What is evaluated, and how many of its samples.
+    pub evaluation: Option<(DataSet, u64)>,
+    /// What is trained.
+    pub model: Arc<Mamba>,
+    /// The folder that the initial parameters come from; they are drawn where there is none.
+    pub weights_from: Option<PathBuf>,
+    /// How a step is cut.
+    pub batch: BatchPlan,
+    /// Updates of the whole run.
+    pub steps: u64,
+}
+
+impl ResolvedRun {
+    /// Opens the data sets and checks everything that can be checked before a worker starts.
+    /// `threads` workers of this process share its memory.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, by key or file.
+    pub fn new(mut config: RunConfig, threads: usize) -> Result<Self> {
+        check_device(&config)?;
+        let data_set = DataSet::open(&config.data.dataset)?;
+        let evaluation = open_evaluation(&config, &data_set)?;
+        let (model_config, weights_from) = resolve_model(&config.model, &data_set)?;
+        let model = Arc::new(Mamba::new(&model_config)?);
+        let memory = MicrobatchMemory {
+            sample_bytes: sample_bytes(&model_config, data_set.seq_len()),
+            workspace_bytes: available_bytes() / 2 / threads.max(1),
+        };
+        let batch = config.batch.plan(memory)?;
+        let steps = steps(&config, &data_set, &batch);
+        let horizon = config.schedule.steps.unwrap_or(steps);
+        config.schedule.check(horizon)?;
+        let preset = config.model.preset.take();
+        if weights_from.is_none() {
+            let kind = ModelSettings::from(&model_config);
+            config.model = match preset {
+                Some(_) => ModelSettings { preset, kind: None, ..kind },
+                None => kind,
+            };
+        }
+        config.batch.lanes = Some(batch.lanes());
+        config.batch.microbatch_grains = MicrobatchGrains::Grains(batch.microbatch_grains());
+        config.run.steps = Some(steps);
+        (config.run.tokens, config.run.epochs) = (None, None);
+        Ok(Self { config, data_set, evaluation, model, weights_from, batch, steps })
+    }
+
+    /// How samples are ordered.
+    pub fn shuffle(&self) -> ShuffleSettings {
+        shuffle(&self.config)
+    }
+
+    /// The state before the first update, with every setting that may not change on resume.
+    pub fn initial_state(&self, kind: &DeviceKind) -> TrainerState {
+        let identity = self.data_set.identity(self.shuffle());
+        let mut state = TrainerState::new(0, 0, Cursor::start(identity));
+        state.device = device_keys(kind);
+        let settings = &mut state.settings;
+        let config = &self.config;
+        flatten("run.seed", &config.run.seed, settings);
+        flatten("model", &self.model_json(), settings);
+        flatten("batch.samples_per_step", &self.batch.samples_per_step(), settings);
+        flatten("batch.lanes", &self.batch.lanes(), settings);
+        flatten("batch.grain_samples", &self.batch.grain_samples(), settings);
+        flatten("optimizer", &config.optimizer, settings);
+        flatten("schedule", &config.schedule, settings);
+        let horizon = config.schedule.steps.unwrap_or(self.steps);
+        settings.insert(HORIZON_KEY.to_owned(), Value::from(horizon));
+        flatten("device.precision", &config.device.precision, settings);
+        state
+    }
+
+    /// What must be equal in all processes for them to train together.
+    pub fn identity(&self, kind: &DeviceKind) -> BTreeMap<String, String> {
+        let state = self.initial_state(kind);
+        let mut identity: BTreeMap<String, String> =
+            state.settings.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
+        for (key, value) in &state.device {
+            identity.insert(format!("device.{key}"), value.to_string());
+        }
+        let mut insert = |key: &str, value: String| identity.insert(key.to_owned(), value);
+        insert("data.dataset (its samples)", self.data_set.fingerprint().to_string());
+        insert("data.shuffle", format!("{:?}", self.shuffle()));
+        insert("run.steps", self.steps.to_string());
+        insert("checkpoint.every_steps", self.config.checkpoint.every_steps.to_string());
+        if let (Some((data_set, samples)), Some(settings)) =
+            (&self.evaluation, &self.config.evaluation)
+        {
+            insert("evaluation.dataset (its samples)", data_set.fingerprint().to_string());
+            insert("evaluation.samples", samples.to_string());
+            insert("evaluation.every_steps", settings.every_steps.to_string());
+        }
+        identity
+    }
+
+    /// How long a peer may be silent.
+    pub fn peer_deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.config.run.peer_deadline_seconds)
+    }
+
+    /// `config.json` of the model.
+    pub fn model_json(&self) -> Value {
+        <Mamba as Trainable<tidemill_kernels::Cpu>>::config_json(&self.model)
+    }
+
+    /// `tokenizer.json` of the data set, where it has one.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn tokenizer(&self) -> Result<Option<Arc<[u8]>>> {
+        let Some(path) = self.data_set.tokenizer_path() else { return Ok(None) };
+        let bytes =
+            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
+        Ok(Some(bytes.into()))
+    }
+}
+
+/// The key of the schedule's horizon among the settings of a checkpoint.
+pub(super) const HORIZON_KEY: &str = "schedule.steps";
+
+fn shuffle(config: &RunConfig) -> ShuffleSettings {
+    ShuffleSettings {
+        order: config.data.shuffle,
+        window_samples: NonZeroU64::new(config.data.window_samples).unwrap_or(NonZeroU64::MIN),
+        seed: config.run.seed,
+    }
+}
+
+/// The order in which evaluation samples are taken: as stored.
+pub(super) fn evaluation_shuffle() -> ShuffleSettings {
+    ShuffleSettings {
+        order: ShuffleOrder::None,
+        window_samples: ShuffleSettings::DEFAULT_WINDOW_SAMPLES,
+        seed: 0,
+    }
+}
+
+fn check_device(config: &RunConfig) -> Result<()> {
+    let unavailable = |backend| JobError::Device {
+        backend,
+        why: "this version trains on the CPU; use \"cpu\" or \"auto\"".to_owned(),
+    };
+    match config.device.backend {
+        BackendChoice::Cuda => return Err(unavailable("cuda")),
+        BackendChoice::Rocm => return Err(unavailable("rocm")),
+        BackendChoice::Auto | BackendChoice::Cpu => {}
+    }
+    if config.device.precision == Precision::Bf16 {
+        return Err(JobError::value("device.precision", "fp32 on the CPU", "bf16"));
+    }
+    Ok(())
+}
+
+fn open_evaluation(config: &RunConfig, data: &DataSet) -> Result<Option<(DataSet, u64)>> {
+    let Some(settings) = &config.evaluation else { return Ok(None) };
+    let data_set = DataSet::open(&settings.dataset)?;
+    if data_set.seq_len() != data.seq_len() {
+        let expected = format!("samples of seq_len {}, as data.dataset has", data.seq_len());
+        return Err(JobError::value("evaluation.dataset", expected, data_set.seq_len()));
+    }
+    if let (Some(found), Some(vocab_size)) = (data_set.vocab_size(), data.vocab_size())
+        && found > vocab_size
+    {
+        let expected = format!("a vocabulary of at most {vocab_size}, as data.dataset has");
+        return Err(JobError::value("evaluation.dataset", expected, found));
+    }
+    let samples = settings.samples.min(data_set.samples());
+    Ok(Some((data_set, samples)))
+}
+
+fn resolve_model(
+    settings: &ModelSettings,
+    data: &DataSet,
+) -> Result<(MambaConfig, Option<PathBuf>)> {
+    match settings.resolve(data.vocab_size())? {
+        ResolvedModel::Mamba(mut config) => {
+            config.special_tokens = SpecialTokens {
+                bos: data.bos_token_id(),
+                eos: data.eos_token_id(),
+                pad: data.pad_token_id(),
+            };
+            Ok((config, None))
+        }
+        ResolvedModel::From(folder) => {
+            let config = read_model_config(&folder)?;
+            if let Some(size) = data.vocab_size()
+                && size as usize > config.vocab_size
+            {
+                let expected = format!("a model with the data set's {size} tokens at least");
+                return Err(JobError::value("model.from", expected, config.vocab_size));
+            }
+            Ok((config, Some(folder)))
+        }
+    }
+}
+
+/// The sizes in a folder's `config.json`.
+fn read_model_config(folder: &Path) -> Result<MambaConfig> {
+    Ok(MambaConfig::from_hugging_face(&MambaHuggingFaceConfig::read(folder)?)?)
+}
+
+fn steps(config: &RunConfig, data_set: &DataSet, batch: &BatchPlan) -> u64 {
+    let samples_per_step = batch.samples_per_step() as u64;
+    let run = &config.run;
+    if let Some(steps) = run.steps {
+        return steps;
+    }
+    if let Some(tokens) = run.tokens {
+        return tokens.div_ceil(samples_per_step * data_set.seq_len() as u64);
+    }
+    let epochs = run.epochs.unwrap_or(1.0);
+    let samples = (epochs * data_set.samples() as f64).ceil() as u64;
+    samples.div_ceil(samples_per_step).max(1)
+}
+
+/// About what one sample needs in a workspace: what each layer keeps for its backward pass.
+fn sample_bytes(config: &MambaConfig, positions: usize) -> usize {
+    let (d, e) = (config.d_model, config.d_inner());
+    let kept_per_position = d + 5 * e + config.dt_rank + 2 * config.d_state;
+    let scratch_per_position = 2 * d + 6 * e;
+    4 * positions * (config.n_layers * kept_per_position + scratch_per_position)
+}
+
+/// Memory that the system could give now; 2 GiB where it does not say.
+fn available_bytes() -> usize {
+    const UNKNOWN: usize = 2 << 30;
+    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return UNKNOWN };
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok())
+        .map_or(UNKNOWN, |kib| kib << 10)
+}

@@ -1,0 +1,48 @@
+//! Tidemill trains sequence models as a timely-dataflow graph.
+//!
+//! This crate is the graph, the job, the cluster and the program. It re-exports the crates below it:
+//! [`kernels`], [`model`], [`streaming_data`] and [`collective`].
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`operators`] | the graph: one verb a file, extension traits on timely streams |
+//! | [`batch`] | how a step's samples are cut into lanes, grains and microbatches |
+//! | [`cluster`] | workers over threads, processes and hosts, and how they fail |
+//! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
+//! | [`checkpoint`] | a run's state in the Hugging Face layout, complete or absent |
+//! | [`metrics`], [`run_folder`] | what else a run leaves in its folder |
+//! | [`inference`] | a trained model, opened to generate and score |
+//! | `cli` | the program (feature `cli`, which embedders leave off) |
+//!
+//! Start here: [`job::train`] runs a `RUN.toml`; [`operators::train`] puts training into a timely program of
+//! yours.
+//!
+//! # Glossary
+//!
+//! *step*: one optimizer update, and the timestamp. *position*: place in the endless canonical order.
+//! *sample*: `seq_len + 1` tokens. *global batch*: the samples of a step. *lane*: a fixed part of the global batch;
+//! lanes are summed by a fixed binary tree. *grain*: consecutive samples of a lane whose parameter gradients are
+//! formed together. *microbatch*: grains in flight together; memory, never numerics. *use*: one block's use of a
+//! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *chunk*: the part of a
+//! segment in one message. *worker*: timely's index, one device each. *process*: one operating-system process.
+//! *cursor*: where the stream is. A GPU queue is a *device stream*; a *stream* is timely's.
+
+#![forbid(unsafe_code)]
+
+pub mod batch;
+pub mod checkpoint;
+#[cfg(feature = "cli")]
+pub mod cli;
+pub mod cluster;
+pub mod error;
+pub mod inference;
+pub mod job;
+pub mod metrics;
+pub mod operators;
+pub mod run_folder;
+
+pub use error::{JobError, Result};
+pub use tidemill_collective as collective;
+pub use tidemill_kernels as kernels;
+pub use tidemill_model as model;
+pub use tidemill_streaming_data as streaming_data;

@@ -1,0 +1,217 @@
+//! `metrics.jsonl` and `evaluation.jsonl`: a line a step, each step once, whatever was killed and resumed.
+//!
+//! A line is one write of a whole line, so a killed run leaves at most one torn line, and that at the end. Opening
+//! a log for a run that resumes from step `s` drops the torn line and every line past `s`; they are computed again, to
+//! the same bits but for what measures time.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{JobError, Result};
+use crate::operators::EvaluationReport;
+
+/// A line of a log that has one line for each step.
+pub trait StepLine: Serialize + DeserializeOwned + Clone {
+    /// The log's name in a run folder.
+    const FILE: &'static str;
+
+    /// Updates done.
+    fn step(&self) -> u64;
+}
+
+impl StepLine for StepMetrics {
+    const FILE: &'static str = "metrics.jsonl";
+
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl StepLine for EvaluationReport {
+    const FILE: &'static str = "evaluation.jsonl";
+
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+/// One line: one optimizer update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Updates done, from 1.
+    pub step: u64,
+    /// Mean loss over the counted tokens of the global batch, before the update, in nats.
+    pub loss: f64,
+    /// L2 norm of the mean gradient, before clipping.
+    pub grad_norm: f64,
+    /// The learning rate of this update.
+    pub learning_rate: f64,
+    /// Counted tokens so far.
+    pub tokens: u64,
+    /// Counted tokens of this step over the time since the step before.
+    pub tokens_per_second: f64,
+    /// Seconds of training so far, earlier runs of the same folder included.
+    pub elapsed_seconds: f64,
+}
+
+/// An open log of a run.
+#[derive(Debug)]
+pub struct StepLog<L> {
+    file: File,
+    path: PathBuf,
+    last: Option<L>,
+}
+
+impl<L: StepLine> StepLog<L> {
+    /// Opens the log of the run folder `dir` to go on after `step` updates.
+    ///
+    /// # Errors
+    /// A log that cannot be read or written, or a complete line that is not one of this log: the error names its
+    /// number.
+    pub fn open(dir: &Path, step: u64) -> Result<Self> {
+        let path = dir.join(L::FILE);
+        let (kept, last) = match read_lines(&path)? {
+            Some(text) => keep_until(&path, &text, step)?,
+            None => (String::new(), None),
+        };
+        let present = std::fs::metadata(&path).map(|metadata| metadata.len()).unwrap_or(0);
+        if present != kept.len() as u64 {
+            replace(&path, &kept)?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|source| JobError::file("opening", &path, source))?;
+        Ok(Self { file, path, last })
+    }
+
+    /// The last line that was kept or written.
+    pub fn last(&self) -> Option<&L> {
+        self.last.as_ref()
+    }
+
+    /// Appends one line with one write.
+    ///
+    /// # Errors
+    /// A file that cannot be written, such as on a full disk.
+    pub fn append(&mut self, entry: L) -> Result<()> {
+        let mut line = serde_json::to_string(&entry).expect("metrics are plain numbers");
+        line.push('\n');
+        self.file
+            .write_all(line.as_bytes())
+            .map_err(|source| JobError::file("writing", &self.path, source))?;
+        self.last = Some(entry);
+        Ok(())
+    }
+}
+
+/// All complete lines of a run folder's log; none where there is no log.
+///
+/// # Errors
+/// A file that cannot be read, or a complete line that is not one of this log.
+pub fn read<L: StepLine>(dir: &Path) -> Result<Vec<L>> {
+    let path = dir.join(L::FILE);
+    let Some(text) = read_lines(&path)? else { return Ok(Vec::new()) };
+    complete_lines(&text).map(|(number, line)| parse_line(&path, number, line)).collect()
+}
+
+fn read_lines(path: &Path) -> Result<Option<String>> {
+    let mut bytes = Vec::new();
+    match File::open(path).and_then(|mut file| file.read_to_end(&mut bytes)) {
+        // A torn write may end inside a character; what is torn is dropped anyway.
+        Ok(_) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(JobError::file("reading", path, source)),
+    }
+}
+
+/// Lines that end in a newline, with their numbers from 1.
+fn complete_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.split_inclusive('\n').enumerate().filter_map(|(index, line)| {
+        line.strip_suffix('\n').map(|line| (index + 1, line))
+    })
+}
+
+fn parse_line<L: StepLine>(path: &Path, number: usize, line: &str) -> Result<L> {
+    serde_json::from_str(line).map_err(|error| JobError::Config {
+        origin: path.display().to_string(),
+        what: format!("line {number}: expected a line of metrics: {error}"),
+    })
+}
+
+fn keep_until<L: StepLine>(path: &Path, text: &str, step: u64) -> Result<(String, Option<L>)> {
+    let mut kept = String::new();
+    let mut last: Option<L> = None;
+    for (number, line) in complete_lines(text) {
+        let entry: L = parse_line(path, number, line)?;
+        if entry.step() > step {
+            break;
+        }
+        kept.push_str(line);
+        kept.push('\n');
+        last = Some(entry);
+    }
+    Ok((kept, last))
+}
+
+/// Replaces the file by `contents`, wholly or not at all.
+fn replace(path: &Path, contents: &str) -> Result<()> {
+    let aside = path.with_extension("jsonl.partial");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&aside)?;
+        file.write_all(contents.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&aside, path)
+    };
+    write().map_err(|source| JobError::file("replacing", path, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 0.1 + step as f64,
+            grad_norm: 1.0,
+            learning_rate: 1e-3,
+            tokens: 10 * step,
+            tokens_per_second: 5.0,
+            elapsed_seconds: step as f64,
+        }
+    }
+
+    #[test]
+    fn resuming_keeps_each_step_once_and_drops_a_torn_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = StepLog::<StepMetrics>::open(dir.path(), 0).unwrap();
+        for step in 1..=5 {
+            log.append(line(step)).unwrap();
+        }
+        let path = dir.path().join(StepMetrics::FILE);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"{\"step\":6,\"lo").unwrap();
+        assert_eq!(read::<StepMetrics>(dir.path()).unwrap().len(), 5);
+        let mut log = StepLog::<StepMetrics>::open(dir.path(), 3).unwrap();
+        assert_eq!(log.last().unwrap().step, 3);
+        log.append(line(4)).unwrap();
+        let steps: Vec<u64> = read::<StepMetrics>(dir.path()).unwrap().iter().map(|line| line.step).collect();
+        assert_eq!(steps, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_broken_line_is_named_by_its_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = serde_json::to_string(&line(1)).unwrap();
+        std::fs::write(dir.path().join(StepMetrics::FILE), format!("{good}\nnot json\n{good}\n"))
+            .unwrap();
+        let error = StepLog::<StepMetrics>::open(dir.path(), 9).unwrap_err().to_string();
+        assert!(error.contains("line 2"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! A run folder, held by one run at a time.
+//!
+//! The hold is an advisory lock on the folder itself, which the kernel releases with the process: a run
+//! that was killed leaves nothing to clean.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::error::{JobError, Result};
+
+/// The name of the resolved config in a run folder.
+pub const RUN_CONFIG_FILE: &str = "run.toml";
+
+/// A run folder that this process holds.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    /// Keeps the lock for as long as the run lives.
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Creates `path` where it is missing and takes hold of it.
+    ///
+    /// # Errors
+    /// A folder that cannot be created or opened, or that another run holds.
+    pub fn hold(path: &Path) -> Result<Self> {
+        std::fs::create_dir_all(path)
+            .map_err(|source| JobError::file("creating", path, source))?;
+        let lock = File::open(path).map_err(|source| JobError::file("opening", path, source))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(std::fs::TryLockError::WouldBlock) => {
+                Err(JobError::RunFolderInUse { path: path.to_owned() })
+            }
+            Err(std::fs::TryLockError::Error(source)) => {
+                Err(JobError::file("locking", path, source))
+            }
+        }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the resolved config, wholly or not at all.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write_config(&self, toml: &str) -> Result<()> {
+        let path = self.path.join(RUN_CONFIG_FILE);
+        let aside = self.path.join(format!("{RUN_CONFIG_FILE}.partial"));
+        std::fs::write(&aside, toml)
+            .and_then(|()| std::fs::rename(&aside, &path))
+            .map_err(|source| JobError::file("writing", &path, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_run_is_refused_until_the_first_lets_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = RunFolder::hold(dir.path()).unwrap();
+        let error = RunFolder::hold(dir.path()).unwrap_err();
+        assert!(matches!(error, JobError::RunFolderInUse { .. }), "{error}");
+        drop(first);
+        RunFolder::hold(dir.path()).unwrap();
+    }
+}
