@@ -10,6 +10,9 @@ use super::simd::{LANES, Lanes, Simd};
 use crate::error::Result;
 use crate::shape::ConvShape;
 
+/// The most taps that a [`ConvShape`] has.
+pub(crate) const MAX_WIDTH: usize = 16;
+
 /// `weight[e, k]` and `bias[e]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Taps<'a> {
@@ -94,20 +97,19 @@ impl Forward<'_> {
                 let row = sample * positions + position;
                 // Taps before the sample's first position see zeros: they are left out.
                 let skipped = (width - 1).saturating_sub(position);
+                let mut x = [self.x.row(row); MAX_WIDTH];
+                for (tap, x) in x[..width].iter_mut().enumerate().skip(skipped) {
+                    *x = self.x.row(row + 1 + tap - width);
+                }
                 let out = self.out.row_mut(local * positions + position);
                 let blocks = out.chunks_mut(LANES).zip(self.taps.chunks_exact(width + 1));
                 for (block, (out, taps)) in blocks.enumerate() {
                     let channel = block * LANES;
                     let mut sum = s.load(&taps[width].0);
-                    if skipped == 0 {
-                        for (tap, weight) in taps[..width].iter().enumerate() {
-                            let x = self.x.row(row + 1 + tap - width);
-                            sum = s.mul_add(s.load(&weight.0), s.load_row(&x[channel..]), sum);
-                        }
-                    } else {
-                        for (tap, weight) in taps[..width].iter().enumerate().skip(skipped) {
-                            let x = self.x.row(row + 1 + tap - width);
-                            sum = s.mul_add(s.load(&weight.0), s.load_row(&x[channel..]), sum);
+                    for (tap, (weight, x)) in taps[..width].iter().zip(x).enumerate() {
+                        if tap >= skipped {
+                            let x = s.load_row(&x[channel..]);
+                            sum = s.mul_add(s.load(&weight.0), x, sum);
                         }
                     }
                     s.store_row(out, s.mul(sum, sigmoid(s, sum)));

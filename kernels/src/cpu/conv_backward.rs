@@ -8,7 +8,7 @@
 //! Positions go backward in chunks, blocks of channels inside. Gradients of parameters are formed per
 //! sample and then added in the order of a grain's samples, so samples are divided freely among threads.
 
-use super::conv::{Taps, tap_lanes};
+use super::conv::{MAX_WIDTH, Taps, tap_lanes};
 use super::device_stream::DeviceStream;
 use super::dispatch::{Dispatch, Kernel};
 use super::exponential::sigmoid;
@@ -19,8 +19,6 @@ use crate::shape::ConvShape;
 
 /// Positions of a chunk.
 const CHUNK: usize = 64;
-/// The most taps that a [`ConvShape`] has.
-const MAX_WIDTH: usize = 16;
 
 /// Gradients of parameters: `dweight[grains, e, k]` and `dbias[grains, e]`.
 pub(crate) struct ParameterGradients<'a> {
@@ -41,7 +39,7 @@ struct Backward<'a> {
     dx: RowsMut<'a>,
     /// Each sample's gradients of parameters, arranged like its taps.
     partials: &'a mut [Lanes],
-    /// g of the positions after the chunk, `[blocks, k - 1]`, the nearest first.
+    /// g of the k - 1 positions after the chunk, `[blocks, k + 1]`, the farthest first.
     carry: &'a mut [Lanes],
     dout: Rows<'a>,
     x: Rows<'a>,
@@ -176,40 +174,51 @@ impl Backward<'_> {
         let bias = s.load(&taps[width].0);
         let mut dbias = s.load(&partial[width].0);
 
-        // g of the chunk, and behind it g of the positions after it.
-        let mut g = [Lanes::ZERO; CHUNK + MAX_WIDTH - 1];
-        let steps = range.len();
-        g[steps..steps + width - 1].copy_from_slice(carry);
-        for q in (0..steps).rev() {
-            let position = range.start + q;
-            let mut x = [s.splat(0.0); MAX_WIDTH];
+        // What position p needs of x and g, x[tap] and g[tap] being those of tap `tap`; both move by
+        // one tap with every position. x before the sample's first position is zero.
+        let mut x = [s.splat(0.0); MAX_WIDTH];
+        let mut g = [s.splat(0.0); MAX_WIDTH];
+        for tap in 1..width {
+            // The taps of the position after the last, which the first move turns into the last's.
+            if range.end + tap >= width {
+                let row = self.x.row(first + range.end + tap - width);
+                x[tap - 1] = s.load_row(&row[channel..]);
+            }
+            g[tap] = s.load(&carry[tap - 1].0);
+        }
+        for position in range.rev() {
+            for tap in (1..width).rev() {
+                x[tap] = x[tap - 1];
+            }
+            x[0] = s.splat(0.0);
+            if position + 1 >= width {
+                let row = self.x.row(first + position + 1 - width);
+                x[0] = s.load_row(&row[channel..]);
+            }
             let mut c = bias;
             for tap in 0..width {
-                if position + tap + 1 >= width {
-                    let row = self.x.row(first + position + tap + 1 - width);
-                    x[tap] = s.load_row(&row[channel..]);
-                    c = s.mul_add(weight[tap], x[tap], c);
-                }
+                c = s.mul_add(weight[tap], x[tap], c);
             }
             let sigmoid = sigmoid(s, c);
             let slope = s.mul(sigmoid, s.mul_add(c, s.sub(one, sigmoid), one));
             let dout = s.load_row(&self.dout.row(first + position)[channel..]);
+            for tap in 1..width {
+                g[tap - 1] = g[tap];
+            }
             let gradient = s.mul(dout, slope);
-            s.store(&mut g[q].0, gradient);
+            g[width - 1] = gradient;
+            let mut dx = s.splat(0.0);
             for tap in 0..width {
+                dx = s.mul_add(weight[tap], g[tap], dx);
                 dweight[tap] = s.mul_add(gradient, x[tap], dweight[tap]);
             }
             dbias = s.add(dbias, gradient);
-        }
-        for q in 0..steps {
-            let mut dx = s.splat(0.0);
-            for tap in 0..width {
-                dx = s.mul_add(weight[tap], s.load(&g[q + width - 1 - tap].0), dx);
-            }
-            let row = self.dx.row_mut(first_out + range.start + q);
+            let row = self.dx.row_mut(first_out + position);
             s.store_row(&mut row[channel..], dx);
         }
-        carry.copy_from_slice(&g[..width - 1]);
+        for tap in 1..width {
+            s.store(&mut carry[tap - 1].0, g[tap]);
+        }
         for tap in 0..width {
             s.store(&mut partial[tap].0, dweight[tap]);
         }

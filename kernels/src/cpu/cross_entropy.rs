@@ -1,16 +1,15 @@
 //! Cross-entropy of rows of logits, and its gradient in place.
 
 use super::dispatch::Kernel;
-use super::exponential::exp2;
+use super::exponential::exp2_each;
 use super::simd::{LANES, Simd};
 use crate::backend::{IGNORED_TARGET, LogitGradient};
 
 /// Chains of the running greatest and sum: one would wait for its own latency.
 const CHAINS: usize = 4;
 
-/// Powers below 2^-100 are taken as that: beside the greatest, which is 1, no sum can tell, and the
-/// probability stays a normal number.
-const LEAST_POWER: f32 = -100.0;
+/// The least power that [`exp2_each`] does not saturate; terms below it are zero.
+const LEAST_POWER: f32 = -126.0;
 
 /// Rows of logits `row_stride` apart, of which `vocab_size` count; targets are inside the vocabulary or
 /// [`IGNORED_TARGET`].
@@ -60,16 +59,23 @@ impl Kernel for CrossEntropy<'_> {
             let target = target as usize;
             let target_logit = logits[target];
             let greatest = greatest_of(s, logits);
-            let sum = exponentials(s, logits, greatest);
-            // The greatest's own term is 1, so the logarithm is of a number of at least 1.
-            let log_sum = f64::from(sum).ln() + f64::from(greatest);
-            *loss = (log_sum - f64::from(target_logit)) as f32;
+            exponentials(s, logits, greatest);
+            // The other terms are summed alone: of a target that is nearly certain, what they leave
+            // of the loss and its gradient would drown in the rounding of 1.
+            let target_term = std::mem::take(&mut logits[target]);
+            let others = sum_of(s, logits);
+            let sum = others + target_term;
+            *loss = if target_logit == greatest {
+                f64::from(others).ln_1p() as f32
+            } else {
+                (f64::from(sum).ln() + f64::from(greatest) - f64::from(target_logit)) as f32
+            };
             if self.gradient == LogitGradient::InPlace {
                 let reciprocal = s.splat(1.0 / sum);
                 for logits in logits.chunks_mut(LANES) {
                     s.store_row(logits, s.mul(s.load_row(logits), reciprocal));
                 }
-                logits[target] -= 1.0;
+                logits[target] = -others / sum;
                 padding.fill(0.0);
             }
         }
@@ -88,19 +94,51 @@ fn greatest_of<S: Simd>(s: S, logits: &[f32]) -> f32 {
     s.greatest(s.max(s.max(a, b), s.max(c, d)))
 }
 
-/// Replaces each logit by `e^(logit - greatest)` and answers their sum.
+/// Replaces each logit by `e^(logit - greatest)`.
 #[inline(always)]
-fn exponentials<S: Simd>(s: S, logits: &mut [f32], greatest: f32) -> f32 {
+fn exponentials<S: Simd>(s: S, logits: &mut [f32], greatest: f32) {
     let greatest = s.splat(greatest);
-    let log2_e = s.splat(std::f32::consts::LOG2_E);
-    let least = s.splat(LEAST_POWER);
+    let (whole, rest) = logits.as_chunks_mut::<{ CHAINS * LANES }>();
+    for logits in whole {
+        let mut x = [greatest; CHAINS];
+        for (x, logits) in x.iter_mut().zip(logits.chunks_exact(LANES)) {
+            *x = s.load_row(logits);
+        }
+        let x = terms(s, x, greatest);
+        for (x, logits) in x.into_iter().zip(logits.chunks_exact_mut(LANES)) {
+            s.store_row(logits, x);
+        }
+    }
+    for logits in rest.chunks_mut(LANES) {
+        let [x] = terms(s, [s.load_row(logits)], greatest);
+        s.store_row(logits, x);
+    }
+}
+
+/// `e^(x - greatest)`; what is too small for a normal number is zero, and NaN stays NaN.
+#[inline(always)]
+fn terms<S: Simd, const K: usize>(
+    s: S,
+    mut x: [S::Vector; K],
+    greatest: S::Vector,
+) -> [S::Vector; K] {
+    for x in &mut x {
+        *x = s.mul(s.sub(*x, greatest), s.splat(std::f32::consts::LOG2_E));
+    }
+    let mut terms = exp2_each(s, x);
+    for (term, x) in terms.iter_mut().zip(x) {
+        let above = s.sub(x, s.splat(LEAST_POWER));
+        *term = s.select_by_sign(above, *term, s.mul(*term, s.splat(0.0)));
+    }
+    terms
+}
+
+#[inline(always)]
+fn sum_of<S: Simd>(s: S, terms: &[f32]) -> f32 {
     let mut sums = [s.splat(0.0); CHAINS];
-    for logits in logits.chunks_mut(CHAINS * LANES) {
-        for (sum, logits) in sums.iter_mut().zip(logits.chunks_mut(LANES)) {
-            let power = s.mul(s.sub(s.load_row(logits), greatest), log2_e);
-            let term = exp2(s, s.max(least, power));
-            s.store_row(logits, term);
-            *sum = s.add(*sum, s.keep_first(term, logits.len()));
+    for terms in terms.chunks(CHAINS * LANES) {
+        for (sum, terms) in sums.iter_mut().zip(terms.chunks(LANES)) {
+            *sum = s.add(*sum, s.load_row(terms));
         }
     }
     let [a, b, c, d] = sums;

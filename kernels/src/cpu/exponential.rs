@@ -1,6 +1,6 @@
 //! The exponential and its relatives: one polynomial each, the same on every instruction set.
 //!
-//! Results are never denormal (denormals would slow every later product down): [`exp2`] and [`exp`]
+//! Results are never denormal (denormals would slow every later product down): [`exp2_each`] and [`exp`]
 //! saturate at 2^-126, which no sum in this crate can tell from zero. NaN stays NaN. Errors, measured
 //! against `f64` by the tests below, in units in the last place:
 //!
@@ -12,7 +12,7 @@ use super::simd::Simd;
 
 /// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
 const ROUND: f32 = 12_582_912.0;
-/// The least argument of [`exp2`]: 2^-126 is the least normal number.
+/// The least argument of [`exp2_each`]: 2^-126 is the least normal number.
 const LEAST_POWER: f32 = -126.0;
 /// exp(+-87.33) and their reciprocals are normal numbers.
 const GREATEST_EXPONENT: f32 = 87.33;
@@ -68,12 +68,6 @@ pub(crate) fn exp2_each<S: Simd, const K: usize>(s: S, mut x: [S::Vector; K]) ->
         p[i] = s.scale_by_power(p[i], r[i]);
     }
     p
-}
-
-/// 2^x for x <= 127.
-#[inline(always)]
-pub(crate) fn exp2<S: Simd>(s: S, x: S::Vector) -> S::Vector {
-    exp2_each::<S, 1>(s, [x])[0]
 }
 
 /// e^x, saturating at e^+-87.33.

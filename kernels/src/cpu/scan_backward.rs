@@ -67,27 +67,44 @@ fn partial_lanes(layout: &ScanLayout) -> usize {
     layout.state_lanes() + 2 * layout.blocks
 }
 
-/// Vectors of a compute thread's scratch: see [`Scratch`].
-fn scratch_lanes(layout: &ScanLayout) -> usize {
-    layout.state_lanes() + layout.coefficient_lanes() + 2 * layout.tiles * CHUNK * LANES
-}
+/// Vectors of one tile for each position of a chunk.
+const CHUNK_LANES: usize = CHUNK * LANES;
+/// Half of 4 KiB: see [`Scratch`].
+const HALF_PAGE_LANES: usize = 2 * LANES;
 
 /// A compute thread's scratch.
+///
+/// A processor takes a load for dependent on an earlier store whose address is equal modulo 4 KiB, so
+/// the states, stored between loads of the decays and the sums, lie 2 KiB away from those.
 struct Scratch<'a> {
+    /// The decays of a block's positions.
+    decay: &'a mut [Tile],
+    /// The states before the first position and after each.
+    h: &'a mut [Tile],
+    /// Per-lane sums over blocks for dC and dB, a tile for each of `[tiles, CHUNK]`.
+    dc: &'a mut [Tile],
+    db: &'a mut [Tile],
     /// The gradient of the state before the chunk that was done last, `[blocks, tiles]` tiles.
     carry: &'a mut [Lanes],
     coefficients: &'a mut [Lanes],
-    /// Per-lane sums over blocks for dB and dC, `[tiles, CHUNK]` tiles each.
-    db: &'a mut [Lanes],
-    dc: &'a mut [Lanes],
 }
 
 impl<'a> Scratch<'a> {
+    fn lanes(layout: &ScanLayout) -> usize {
+        // Decays, a gap, the states (a tile more than a chunk), a gap: 20 KiB.
+        let fixed = 2 * CHUNK_LANES + LANES + HALF_PAGE_LANES + LANES;
+        let sums = 2 * layout.tiles * CHUNK_LANES;
+        fixed + sums + layout.state_lanes() + layout.coefficient_lanes()
+    }
+
     fn new(lanes: &'a mut [Lanes], layout: &ScanLayout) -> Self {
-        let (carry, lanes) = lanes.split_at_mut(layout.state_lanes());
-        let (coefficients, lanes) = lanes.split_at_mut(layout.coefficient_lanes());
-        let (db, dc) = lanes.split_at_mut(layout.tiles * CHUNK * LANES);
-        Self { carry, coefficients, db, dc }
+        let (decay, lanes) = lanes.split_at_mut(CHUNK_LANES);
+        let (h, lanes) = lanes[HALF_PAGE_LANES..].split_at_mut(CHUNK_LANES + LANES);
+        let (dc, lanes) = lanes[LANES..].split_at_mut(layout.tiles * CHUNK_LANES);
+        let (db, lanes) = lanes.split_at_mut(layout.tiles * CHUNK_LANES);
+        let (carry, coefficients) = lanes.split_at_mut(layout.state_lanes());
+        let [decay, h, dc, db] = [decay, h, dc, db].map(|lanes| lanes.as_chunks_mut().0);
+        Self { decay, h, dc, db, carry, coefficients }
     }
 }
 
@@ -113,7 +130,7 @@ pub(crate) fn selective_scan_backward(
     let share = stream.threads().share(layout.samples);
     let parts = layout.samples.div_ceil(share);
     let (state_lanes, partial_lanes) = (layout.state_lanes(), partial_lanes(&layout));
-    let lanes = state_lanes + layout.samples * partial_lanes + parts * scratch_lanes(&layout);
+    let lanes = state_lanes + layout.samples * partial_lanes + parts * Scratch::lanes(&layout);
     let (threads, scratch) = stream.with_scratch(lanes)?;
     let (decay_rates, scratch) = scratch.split_at_mut(state_lanes);
     let (partials, scratch) = scratch.split_at_mut(layout.samples * partial_lanes);
@@ -123,7 +140,7 @@ pub(crate) fn selective_scan_backward(
     let parts = rows
         .parts(share * layout.positions)
         .zip(partials.chunks_mut(share * partial_lanes))
-        .zip(scratch.chunks_exact_mut(scratch_lanes(&layout)))
+        .zip(scratch.chunks_exact_mut(Scratch::lanes(&layout)))
         .enumerate()
         .map(|(part, ((rows, partials), scratch))| Backward {
             rows,
@@ -224,9 +241,11 @@ impl Backward<'_> {
         let steps = range.len();
         let first_out = sample * positions + range.start;
         let first = self.first_sample * positions + first_out;
-        Coefficients::gather(self.scratch.coefficients, inputs.bc, first, steps, &self.layout);
-        self.scratch.db.fill(Lanes::ZERO);
-        self.scratch.dc.fill(Lanes::ZERO);
+        let Scratch { decay, h, dc, db, carry, coefficients } = &mut self.scratch;
+        Coefficients::gather(coefficients, inputs.bc, first, steps, &self.layout);
+        let coefficients = &**coefficients;
+        dc.fill([Lanes::ZERO; LANES]);
+        db.fill([Lanes::ZERO; LANES]);
         let (da, rest) = partial.split_at_mut(self.layout.state_lanes());
         let (dd, ddelta_bias) = rest.split_at_mut(blocks);
 
@@ -242,9 +261,6 @@ impl Backward<'_> {
             gb: zero,
             gha: zero,
         };
-        let mut decay: [Tile; CHUNK] = [[Lanes::ZERO; LANES]; CHUNK];
-        // One more than a chunk: the states before its first position come first.
-        let mut h: [Tile; CHUNK + 1] = [[Lanes::ZERO; LANES]; CHUNK + 1];
         let one = s.splat(1.0);
         for block in 0..blocks {
             let channel = block * LANES;
@@ -274,9 +290,8 @@ impl Backward<'_> {
                 let rates = tile(&self.decay_rates[offset..]);
                 decays(s, &mut decay[..steps], &at.delta, rates);
                 let (saved, _) = saved[offset * LANES..].as_chunks::<LANES>();
-                let sums = tile_index * CHUNK * LANES..(tile_index + 1) * CHUNK * LANES;
-                let (dc, _) = self.scratch.dc[sums.clone()].as_chunks_mut::<LANES>();
-                let (db, _) = self.scratch.db[sums].as_chunks_mut::<LANES>();
+                let dc = &mut dc[tile_index * CHUNK..][..CHUNK];
+                let db = &mut db[tile_index * CHUNK..][..CHUNK];
 
                 let mut now = [s.splat(0.0); LANES];
                 for_each_state!(I, {
@@ -285,7 +300,7 @@ impl Backward<'_> {
                 });
                 for q in 0..steps {
                     let delta_x = s.mul(s.load(&at.delta[q].0), s.load(&at.x[q].0));
-                    let bc = Coefficients::of(self.scratch.coefficients, q, tile_index, tiles);
+                    let bc = Coefficients::of(coefficients, q, tile_index, tiles);
                     let y = s.load(&at.y[q].0);
                     let y = advance(s, &mut now, &decay[q], delta_x, bc, y);
                     s.store(&mut at.y[q].0, y);
@@ -298,7 +313,7 @@ impl Backward<'_> {
                     });
                 }
 
-                let carry = &mut self.scratch.carry[offset..][..LANES];
+                let carry = &mut carry[offset..][..LANES];
                 let da = &mut da[offset..][..LANES];
                 let mut g = [s.splat(0.0); LANES];
                 for_each_state!(I, {
@@ -309,7 +324,7 @@ impl Backward<'_> {
                     let delta_x = s.mul(delta, s.load(&at.x[q].0));
                     let dy = s.load(&at.dy[q].0);
                     let Coefficients { b, c } =
-                        Coefficients::of(self.scratch.coefficients, q, tile_index, tiles);
+                        Coefficients::of(coefficients, q, tile_index, tiles);
                     let (before, decay, db) = (&h[q], &decay[q], &mut db[q]);
                     let mut gb = s.load(&at.gb[q].0);
                     let mut gha = s.load(&at.gha[q].0);
@@ -359,10 +374,9 @@ impl Backward<'_> {
 
         for q in 0..steps {
             let (db_row, dc_row) = self.rows.dbc.row_mut(first_out + q).split_at_mut(states);
-            for (row, sums) in [(db_row, &*self.scratch.db), (dc_row, &*self.scratch.dc)] {
+            for (row, sums) in [(db_row, &**db), (dc_row, &**dc)] {
                 for (tile_index, row) in row.chunks_mut(LANES).enumerate() {
-                    let lanes = &sums[(tile_index * CHUNK + q) * LANES..];
-                    s.store_row(row, s.sums(tile(lanes)));
+                    s.store_row(row, s.sums(&sums[tile_index * CHUNK + q]));
                 }
             }
         }
