@@ -5,6 +5,7 @@ mod support;
 use std::{
     error::Error,
     fs,
+    iter::once,
     num::{NonZeroU64, NonZeroUsize},
     path::Path,
     sync::Arc,
@@ -38,7 +39,7 @@ fn read_all(folder: &Path) -> Result<u64, DataError> {
     let samples = data_set.samples();
     let settings = DecoderSettings { threads: NonZeroUsize::MIN, memory_bytes: 1 << 20 };
     let decoder = Decoder::new(data_set, order, settings)?;
-    let mut reader = decoder.reader([0..samples]);
+    let mut reader = decoder.reader(once(0..samples));
     let mut read = 0;
     for sample in reader.by_ref() {
         sample?;

@@ -206,7 +206,63 @@ fn read_varint(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::are_rows;
+    use std::fs;
+
+    use arrow::{
+        array::{ArrayRef, FixedSizeListArray, RecordBatch, UInt16Array},
+        datatypes::Field,
+    };
+    use parquet::{
+        arrow::ArrowWriter,
+        basic::{Compression, ZstdLevel},
+        file::properties::{WriterProperties, WriterVersion},
+    };
+
+    use super::*;
+    use crate::shard::{Footer, chunk::column_range};
+
+    /// The form that `prepare` writes must not fall back in silence to the long way.
+    #[test]
+    fn plain_lists_of_fixed_size_take_the_short_way() {
+        for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+            let (row_tokens, count) = (9, 100_u16);
+            let item = Arc::new(Field::new("element", DataType::UInt16, false));
+            let tokens = UInt16Array::from_iter_values(0..9 * count);
+            let lists = FixedSizeListArray::new(item, 9, Arc::new(tokens), None);
+            let batch = RecordBatch::try_from_iter([("tokens", Arc::new(lists) as ArrayRef)]);
+            let properties = WriterProperties::builder()
+                .set_writer_version(version)
+                .set_dictionary_enabled(false)
+                .set_encoding(Encoding::PLAIN)
+                .set_compression(Compression::ZSTD(ZstdLevel::default()))
+                .set_data_page_size_limit(500)
+                .set_write_batch_size(4)
+                .build();
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a.parquet");
+            let batch = batch.unwrap();
+            let file = fs::File::create(&path).unwrap();
+            let mut writer = ArrowWriter::try_new(file, batch.schema(), Some(properties)).unwrap();
+            writer.write(&batch).unwrap();
+            writer.close().unwrap();
+
+            let footer = Footer::read(&path).unwrap();
+            let metadata = footer.metadata.metadata().row_group(0).column(footer.leaf);
+            let chunk = Chunk::read(&path, column_range(metadata).unwrap()).unwrap();
+            let column = Column { metadata, element: &footer.element, rows: count.into() };
+            let rule = RowRule { row_tokens, vocab_size: Some(900) };
+            let rows = decode(&chunk, &column, rule).unwrap().expect("the short way is taken");
+            for row in [0, 50, 99] {
+                let expected: Vec<u32> = (row as u32 * 9..row as u32 * 9 + 9).collect();
+                assert_eq!(rows.row(row), expected);
+            }
+            // What is wrong is left to the long way.
+            let short = RowRule { vocab_size: Some(899), ..rule };
+            assert!(decode(&chunk, &column, short).unwrap().is_none());
+            let other = RowRule { row_tokens: 10, ..rule };
+            assert!(decode(&chunk, &column, other).unwrap().is_none());
+        }
+    }
 
     #[test]
     fn levels_in_runs_and_packed_are_compared_with_rows() {
