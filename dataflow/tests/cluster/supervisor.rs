@@ -164,13 +164,13 @@ fn a_stop_reaches_every_process_also_before_they_have_joined() {
 fn a_program_that_cannot_be_started_leaves_nobody_behind() {
     let supervisor = Supervisor::new(patience()).unwrap();
     let (sender, started) = mpsc::channel();
-    let result = supervisor.run(|process, invitation| {
+    let result = supervisor.run(|process, _| {
         if process == 0 {
-            // Its output ends when it does.
+            // It would not end by itself; its output ends when it does.
             let (reader, writer) = std::io::pipe().unwrap();
             sender.send(reader).unwrap();
-            let mut first = child("run", invitation);
-            first.stdout(writer);
+            let mut first = Command::new("sleep");
+            first.arg("30").stdout(writer);
             return first;
         }
         Command::new("no/such/program")
