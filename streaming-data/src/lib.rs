@@ -34,4 +34,5 @@ mod shard;
 
 pub use data_set::DataSet;
 pub use error::DataError;
+pub use reader::Sample;
 pub use shard::Shard;
