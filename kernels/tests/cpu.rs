@@ -108,6 +108,7 @@ on_one_arm! {
     buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
     views_stay_inside: bodies::views::views_stay_inside;
     parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
+    compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;
     events_complete: bodies::memory::events_complete;
     adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
     embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;

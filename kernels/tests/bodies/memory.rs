@@ -66,3 +66,22 @@ pub fn events_complete<B: Backend>(backend: &B) {
     backend.wait(&event).unwrap();
     assert!(backend.is_complete(&event).unwrap());
 }
+
+/// Compute weights hold the masters that were refreshed, each at its own element.
+pub fn compute_weights_follow_their_masters<B: Backend<Activation = f32>>(backend: &B) {
+    let mut device = Device::new(backend);
+    let before: Vec<f32> = (0..40).map(|i| i as f32 - 3.5).collect();
+    let mut master = device.upload(&before);
+    let mut weights = backend.compute_weights(&mut device.stream, 40).unwrap();
+    for (start, elements) in [(0, 17), (17, 23)] {
+        let stream = &mut device.stream;
+        backend.refresh_compute_weights(stream, &mut weights, &master, start, elements).unwrap();
+    }
+    assert_eq!(device.download(B::compute_buffer(&master, &weights)), before);
+    let changed = SliceMut::new(&mut master, 5, 2).unwrap();
+    backend.write(&mut device.stream, changed, &[100.0, 200.0]).unwrap();
+    backend.refresh_compute_weights(&mut device.stream, &mut weights, &master, 5, 2).unwrap();
+    let mut after = before;
+    after[5..7].copy_from_slice(&[100.0, 200.0]);
+    assert_eq!(device.download(B::compute_buffer(&master, &weights)), after);
+}
