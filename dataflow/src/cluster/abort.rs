@@ -161,17 +161,13 @@ impl Abort {
     ) -> Option<R> {
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(result)) => return Some(result),
-            Ok(Err(failure)) => self.fail_with(who, failure),
+            Ok(Err(failure)) => self.fail(who, failure),
             Err(payload) => {
                 let message = panic_message(payload.as_ref());
                 self.abort(ClusterError::Panicked { who, message });
             }
         }
         None
-    }
-
-    fn fail_with(&self, who: Actor, failure: Failure) {
-        self.abort(failure.into_error(who));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -204,7 +204,11 @@ fn run_worker(
             parameters: Arc::new(parameters),
             moments: moments.map(|arenas| arenas.map(Arc::new)),
         },
-        rule: update_rule(run, start.horizon),
+        rule: UpdateRule::new(
+            run.config.optimizer.clone(),
+            run.config.schedule.clone(),
+            start.horizon,
+        ),
         stop: Arc::clone(&shared.stop.0),
         checkpoints: match &folder {
             Some(folder) => Some(Box::new(checkpoints(folder, shared, layout, &start)?)),
@@ -250,21 +254,6 @@ fn run_worker(
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn update_rule(run: &ResolvedRun, horizon: u64) -> UpdateRule {
-    let (optimizer, schedule) = (run.config.optimizer.clone(), run.config.schedule.clone());
-    let clip_norm = optimizer.clip_norm;
-    let base = optimizer.learning_rate;
-    let learning_rate = Arc::new(move |step| schedule.learning_rate(base, step, horizon));
-    let rate = Arc::clone(&learning_rate);
-    UpdateRule {
-        clip_norm: Some(clip_norm),
-        learning_rate,
-        adamw: Arc::new(move |step, coefficient, decay| {
-            optimizer.adamw_step(step, rate(step), f64::from(coefficient), decay)
-        }),
-    }
 }
 
 /// The run folder as worker 0 finds it.

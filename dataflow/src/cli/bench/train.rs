@@ -10,6 +10,7 @@ use std::time::Instant;
 use clap::Args;
 use tidemill_kernels::Cpu;
 use tidemill_model::optimizer::OptimizerSettings;
+use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
 use tidemill_model::{Mamba, ModelSettings, ResolvedModel, Trainable};
 use tidemill_streaming_data::reader::Sample;
 use timely::dataflow::operators::Inspect;
@@ -135,13 +136,14 @@ fn measure(
     let backend = Arc::new(Cpu::new(bench.threads)?);
     let vocab_size = Trainable::<Cpu>::vocab_size(model.as_ref()) as u64;
     let tokens = bench.seq_len.get() + 1;
+    let schedule = ScheduleSettings { name: ScheduleName::Constant, warmup_steps: 0, ..Default::default() };
     let results = execute(ClusterSettings::threads(workers), move |context| {
         let training = Training {
             plan: Arc::clone(&plan),
             backend: Arc::clone(&backend),
             model: Arc::clone(&model),
             state: InitialState { parameters: Arc::clone(&parameters), moments: None },
-            rule: rule(),
+            rule: UpdateRule::new(OptimizerSettings::default(), schedule.clone(), steps),
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
             abort: context.abort().clone(),
@@ -161,18 +163,6 @@ fn measure(
         Ok(std::mem::take(&mut *reports))
     })?;
     Ok(results.into_iter().next().unwrap_or_default())
-}
-
-fn rule() -> UpdateRule {
-    let optimizer = OptimizerSettings::default();
-    let (clip_norm, learning_rate) = (optimizer.clip_norm, optimizer.learning_rate);
-    UpdateRule {
-        clip_norm: Some(clip_norm),
-        learning_rate: Arc::new(move |_| learning_rate),
-        adamw: Arc::new(move |step, coefficient, decay| {
-            optimizer.adamw_step(step, learning_rate, f64::from(coefficient), decay)
-        }),
-    }
 }
 
 /// Tokens that follow from their place, so that no reader is measured.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use tidemill_kernels::backend::AdamWStep;
 use tidemill_model::Decay;
+use tidemill_model::optimizer::OptimizerSettings;
+use tidemill_model::schedule::ScheduleSettings;
 
 /// The learning rate of an update (from 1).
 pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
@@ -23,6 +25,25 @@ pub struct UpdateRule {
 }
 
 impl UpdateRule {
+    /// The rule of a run's `[optimizer]` and `[schedule]`, whose curve ends after `horizon` updates.
+    pub fn new(
+        optimizer: OptimizerSettings,
+        schedule: ScheduleSettings,
+        horizon: u64,
+    ) -> Self {
+        let (clip_norm, base) = (optimizer.clip_norm, optimizer.learning_rate);
+        let learning_rate: LearningRate =
+            Arc::new(move |update| schedule.learning_rate(base, update, horizon));
+        let rate = Arc::clone(&learning_rate);
+        Self {
+            clip_norm: Some(clip_norm),
+            learning_rate,
+            adamw: Arc::new(move |update, coefficient, decay| {
+                optimizer.adamw_step(update, rate(update), f64::from(coefficient), decay)
+            }),
+        }
+    }
+
     /// `min(1, clip_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` has it.
     pub fn coefficient(&self, norm: f64) -> f32 {
         self.clip_norm.map_or(1.0, |clip_norm| (clip_norm / (norm + 1e-6)).min(1.0) as f32)

@@ -1,0 +1,230 @@
+//! A model of your own, trained by the same graph: implement `Trainable`.
+//!
+//! ```text
+//! cargo run --release --example custom_model
+//! ```
+//!
+//! The model is the smallest that learns something: a table of scores for each pair of neighbouring tokens (a bigram
+//! model). It shows what the weights' being the same to the bit asks of a model: losses that depend on one sample
+//! alone, and gradients formed grain by grain.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, ensure};
+use tidemill::batch::{BatchSettings, MicrobatchMemory};
+use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
+use tidemill::kernels::Cpu;
+use tidemill::model::optimizer::OptimizerSettings;
+use tidemill::model::schedule::ScheduleSettings;
+use tidemill::model::{
+    Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
+    Parameters, Trainable,
+};
+use tidemill::operators::{
+    InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake,
+};
+use tidemill::streaming_data::Sample;
+use timely::dataflow::operators::Inspect;
+
+const TEXT: &str = "the tide turns the mill and the mill turns the stone and the stone grinds. ";
+const POSITIONS: usize = 32;
+const STEPS: u64 = 100;
+
+/// `score[v, v]`: how well token `column` follows token `row`.
+struct Bigram {
+    layout: Layout,
+    vocab_size: usize,
+}
+
+impl Bigram {
+    fn new(vocab_size: usize) -> Self {
+        let mut layout = Layout::new();
+        let segment = layout.segment("scores");
+        layout.tensor("score", &[vocab_size, vocab_size], Decay::Exempt, 1);
+        layout.block("scores", &[segment]);
+        Self { layout, vocab_size }
+    }
+
+    /// Losses grain by grain; `gradient`, where given, receives each grain's own gradient of the sum of its losses.
+    fn run(
+        &self,
+        scores: &[f32],
+        microbatch: Microbatch<'_>,
+        mut gradient: impl FnMut(&[f32]),
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        let v = self.vocab_size;
+        let row_tokens = microbatch.positions + 1;
+        let rows: Vec<&[u32]> = microbatch.tokens.chunks(row_tokens).collect();
+        let mut losses = Vec::new();
+        for grain in rows.chunks(microbatch.samples_per_grain) {
+            // From zero for every grain: this is what makes microbatches free of numbers.
+            let mut grain_gradient = vec![0.0_f32; v * v];
+            let mut loss = GrainLoss::default();
+            for pair in grain.iter().flat_map(|row| row.windows(2)) {
+                let (from, to) = (pair[0] as usize, pair[1] as usize);
+                if let Some(&token) = pair.iter().find(|&&token| token as usize >= v) {
+                    let what = "a sample".to_owned();
+                    return Err(ModelError::Token { what, token, vocab_size: v });
+                }
+                let row = &scores[from * v..(from + 1) * v];
+                let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let sum: f32 = row.iter().map(|score| (score - most).exp()).sum();
+                loss.loss_sum += f64::from(sum.ln() + most - row[to]);
+                loss.tokens += 1;
+                for (column, score) in row.iter().enumerate() {
+                    let probability = (score - most).exp() / sum;
+                    let target = if column == to { 1.0 } else { 0.0 };
+                    grain_gradient[from * v + column] += probability - target;
+                }
+            }
+            gradient(&grain_gradient);
+            losses.push(loss);
+        }
+        Ok(losses)
+    }
+
+    fn scores(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        parameters: &Parameters<Cpu>,
+    ) -> Result<Vec<f32>, ModelError> {
+        parameters.to_host(device)
+    }
+}
+
+impl Trainable<Cpu> for Bigram {
+    /// This model needs no activations.
+    type Workspace = ();
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn initialize(&self, _seed: u64) -> Vec<f32> {
+        vec![0.0; self.layout.parameter_elements()]
+    }
+
+    fn config_json(&self) -> serde_json::Value {
+        serde_json::json!({ "model_type": "bigram", "vocab_size": self.vocab_size })
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn plan(&self, _: &mut Device<'_, Cpu>, _: MicrobatchShape) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn forward(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        _workspace: &mut (),
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        self.run(&self.scores(device, parameters)?, microbatch, |_| ())
+    }
+
+    fn forward_backward(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        _workspace: &mut (),
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+        sink: &mut dyn GradientSink<Cpu>,
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        let scores = self.scores(device, parameters)?;
+        let losses = self.run(&scores, microbatch, |gradient| {
+            // Added to the lane grain by grain, in order.
+            let lane = sink.accumulator(0);
+            let sums = &mut lane.buffer.as_mut_slice()[lane.start..lane.start + gradient.len()];
+            for (sum, value) in sums.iter_mut().zip(gradient) {
+                *sum += value;
+            }
+        })?;
+        // The block's gradients are final for this microbatch: they may be sent while earlier blocks still compute.
+        sink.block_done(device, 0)?;
+        Ok(losses)
+    }
+}
+
+fn main() -> Result<()> {
+    let (one, three) = (train(1)?, train(3)?);
+    ensure!(one == three, "the losses must not depend on the number of workers");
+    let (first, last) = (one[0], one[one.len() - 1]);
+    println!("loss {first:.3} -> {last:.3}: the same bits with 1 and with 3 workers");
+    ensure!(last < 0.5 * first, "the model learns the text");
+    Ok(())
+}
+
+fn train(workers: usize) -> Result<Vec<f64>> {
+    let per_worker = execute(ClusterSettings::threads(workers), worker)?;
+    Ok(per_worker.into_iter().next().unwrap_or_default())
+}
+
+fn worker(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
+    let alphabet = alphabet();
+    let model = Arc::new(Bigram::new(alphabet.len()));
+    let batch = BatchSettings { samples_per_step: 8, ..Default::default() };
+    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
+    let optimizer = OptimizerSettings { learning_rate: 0.1, ..Default::default() };
+    let training = Training {
+        plan: Arc::new(TrainingPlan::new(batch, &model.layout, POSITIONS, STEPS)),
+        backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+        state: InitialState { parameters: Arc::new(model.initialize(0)), moments: None },
+        model,
+        rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        stop: Arc::new(AtomicBool::new(false)),
+        checkpoints: None,
+        abort: context.abort().clone(),
+    };
+    let losses = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&losses);
+    context.dataflow::<u64, _, _>(|scope| {
+        let source = Text { tokens: tokens(&alphabet), requested: Vec::new() };
+        training.build(scope, source, None).reports.inspect(move |report| {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(report.loss);
+        });
+    });
+    context.run_until_done()?;
+    let mut losses = losses.lock().unwrap_or_else(PoisonError::into_inner);
+    Ok(std::mem::take(&mut *losses))
+}
+
+fn alphabet() -> Vec<char> {
+    let mut letters: Vec<char> = TEXT.chars().collect();
+    letters.sort_unstable();
+    letters.dedup();
+    letters
+}
+
+fn tokens(alphabet: &[char]) -> Vec<u32> {
+    let token = |letter| alphabet.iter().position(|&other| other == letter).unwrap_or(0) as u32;
+    TEXT.chars().map(token).collect()
+}
+
+/// The text over and over; sample `position` begins at its `position`-th letter.
+struct Text {
+    tokens: Vec<u32>,
+    requested: Vec<u64>,
+}
+
+impl SampleSource for Text {
+    fn request(&mut self, positions: std::ops::Range<u64>) {
+        self.requested.extend(positions);
+    }
+
+    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+        if self.requested.is_empty() {
+            return Ok(None);
+        }
+        let position = self.requested.remove(0);
+        let letter = |index| self.tokens[(position as usize + index) % self.tokens.len()];
+        Ok(Some(Sample { position, tokens: (0..=POSITIONS).map(letter).collect() }))
+    }
+
+    fn set_wake(&mut self, _wake: Wake) {}
+}
