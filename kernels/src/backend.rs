@@ -349,6 +349,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// The gradients of [`selective_scan_forward`](Self::selective_scan_forward); states are
     /// recomputed chunk by chunk, never held as `[b, t, e, n]`. `regated[b t, e]`, where given,
     /// receives the forward output again, so that a caller need not keep it.
+    #[allow(clippy::too_many_arguments)]
     fn selective_scan_backward(
         &self,
         stream: &mut Self::DeviceStream,

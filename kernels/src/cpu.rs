@@ -73,3 +73,16 @@ impl Cpu {
         Ok(Self { dispatch: Dispatch::new(set)?, threads: ComputeThreads::new(threads)? })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_matrix_library_is_the_locked_one() {
+        let lock = include_str!("../../Cargo.lock");
+        let (_, package) = lock.split_once("name = \"matrixmultiply\"\nversion = \"").unwrap();
+        let (version, _) = package.split_once('"').unwrap();
+        assert_eq!(MATRIX_LIBRARY, format!("matrixmultiply {version}"));
+    }
+}

@@ -59,14 +59,16 @@ impl Kernel for CrossEntropy<'_> {
             let target = target as usize;
             let target_logit = logits[target];
             let greatest = greatest_of(s, logits);
-            exponentials(s, logits, greatest);
             // The other terms are summed alone: of a target that is nearly certain, what they leave
             // of the loss and its gradient would drown in the rounding of 1.
-            let target_term = std::mem::take(&mut logits[target]);
-            let others = sum_of(s, logits);
+            logits[target] = f32::NEG_INFINITY;
+            let others = exponentials(s, logits, greatest);
+            let [target_term] = terms(s, [s.splat(target_logit)], s.splat(greatest));
+            let target_term = s.greatest(target_term);
             let sum = others + target_term;
             *loss = if target_logit == greatest {
-                f64::from(others).ln_1p() as f32
+                // The term is 1, or NaN where the logit is infinite.
+                f64::from(others / target_term).ln_1p() as f32
             } else {
                 (f64::from(sum).ln() + f64::from(greatest) - f64::from(target_logit)) as f32
             };
@@ -94,10 +96,11 @@ fn greatest_of<S: Simd>(s: S, logits: &[f32]) -> f32 {
     s.greatest(s.max(s.max(a, b), s.max(c, d)))
 }
 
-/// Replaces each logit by `e^(logit - greatest)`.
+/// Replaces each logit by `e^(logit - greatest)` and answers their sum.
 #[inline(always)]
-fn exponentials<S: Simd>(s: S, logits: &mut [f32], greatest: f32) {
+fn exponentials<S: Simd>(s: S, logits: &mut [f32], greatest: f32) -> f32 {
     let greatest = s.splat(greatest);
+    let mut sums = [s.splat(0.0); CHAINS];
     let (whole, rest) = logits.as_chunks_mut::<{ CHAINS * LANES }>();
     for logits in whole {
         let mut x = [greatest; CHAINS];
@@ -105,14 +108,18 @@ fn exponentials<S: Simd>(s: S, logits: &mut [f32], greatest: f32) {
             *x = s.load_row(logits);
         }
         let x = terms(s, x, greatest);
-        for (x, logits) in x.into_iter().zip(logits.chunks_exact_mut(LANES)) {
+        for ((x, logits), sum) in x.into_iter().zip(logits.chunks_exact_mut(LANES)).zip(&mut sums) {
             s.store_row(logits, x);
+            *sum = s.add(*sum, x);
         }
     }
-    for logits in rest.chunks_mut(LANES) {
-        let [x] = terms(s, [s.load_row(logits)], greatest);
+    for (logits, sum) in rest.chunks_mut(LANES).zip(&mut sums) {
+        let [x] = terms(s, [s.load_row_or(logits, f32::NEG_INFINITY)], greatest);
         s.store_row(logits, x);
+        *sum = s.add(*sum, x);
     }
+    let [a, b, c, d] = sums;
+    s.sum(s.add(s.add(a, b), s.add(c, d)))
 }
 
 /// `e^(x - greatest)`; what is too small for a normal number is zero, and NaN stays NaN.
@@ -131,16 +138,4 @@ fn terms<S: Simd, const K: usize>(
         *term = s.select_by_sign(above, *term, s.mul(*term, s.splat(0.0)));
     }
     terms
-}
-
-#[inline(always)]
-fn sum_of<S: Simd>(s: S, terms: &[f32]) -> f32 {
-    let mut sums = [s.splat(0.0); CHAINS];
-    for terms in terms.chunks(CHAINS * LANES) {
-        for (sum, terms) in sums.iter_mut().zip(terms.chunks(LANES)) {
-            *sum = s.add(*sum, s.load_row(terms));
-        }
-    }
-    let [a, b, c, d] = sums;
-    s.sum(s.add(s.add(a, b), s.add(c, d)))
 }

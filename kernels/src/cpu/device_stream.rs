@@ -62,12 +62,15 @@ impl ComputeThreads {
     }
 }
 
+/// A token and the row that holds it.
+pub(crate) type TokenRow = (u32, usize);
+
 /// Runs kernels in the order of the calls; holds the scratch memory that they reuse.
 #[derive(Debug)]
 pub struct DeviceStream {
     threads: ComputeThreads,
     scratch: Vec<Lanes>,
-    token_rows: Vec<(u32, usize)>,
+    token_rows: Vec<TokenRow>,
 }
 
 impl DeviceStream {
@@ -96,7 +99,7 @@ impl DeviceStream {
     pub(crate) fn with_token_rows(
         &mut self,
         lanes: usize,
-    ) -> Result<(&mut [Lanes], &mut Vec<(u32, usize)>)> {
+    ) -> Result<(&mut [Lanes], &mut Vec<TokenRow>)> {
         self.reserve(lanes)?;
         Ok((&mut self.scratch[..lanes], &mut self.token_rows))
     }

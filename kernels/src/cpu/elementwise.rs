@@ -27,10 +27,14 @@ impl Kernel for AddAssign<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for (out, x) in self.out.chunks_mut(LANES).zip(self.x.chunks(LANES)) {
-            let sum = s.add(s.load_row(out), s.load_row(x));
-            s.store_row(out, sum);
+        let (outs, out) = self.out.as_chunks_mut::<LANES>();
+        let (xs, x) = self.x.as_chunks::<LANES>();
+        for (out, x) in outs.iter_mut().zip(xs) {
+            let sum = s.add(s.load(out), s.load(x));
+            s.store(out, sum);
         }
+        let sum = s.add(s.load_row(out), s.load_row(x));
+        s.store_row(out, sum);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rows of a table, and their gradients.
 
+use super::device_stream::TokenRow;
 use super::dispatch::Kernel;
 use super::rows::{Rows, RowsMut};
 use super::simd::{LANES, Lanes, Simd};
@@ -22,8 +23,8 @@ pub(crate) fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usi
 pub(crate) struct EmbeddingBackward<'a, 'table> {
     pub(crate) lane_table: &'a mut RowsMut<'table>,
     pub(crate) dout: Rows<'a>,
-    /// (token, row) for every row of the grain, sorted.
-    pub(crate) token_rows: &'a [(u32, usize)],
+    /// One for every row of the grain, sorted.
+    pub(crate) token_rows: &'a [TokenRow],
     /// Where a row of the table is summed up.
     pub(crate) sum: &'a mut [Lanes],
 }

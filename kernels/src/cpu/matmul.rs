@@ -146,3 +146,62 @@ fn signed(stride: usize) -> Result<isize> {
         KernelError::shape("matmul", "stride", format!("at most {}", isize::MAX), stride)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::cpu::Buffer;
+    use crate::cpu::InstructionSet;
+
+    /// The blocks along k of `matrixmultiply`.
+    const BLOCK: usize = 256;
+
+    /// Pins what the module's documentation says of `matrixmultiply`, whichever kernel it chose.
+    #[test]
+    fn an_element_is_a_chain_of_fused_multiply_adds_in_blocks() -> Result<()> {
+        if cfg!(target_arch = "x86_64") && !InstructionSet::Avx2.is_available() {
+            eprintln!("not run: this processor has no fused multiply-add");
+            return Ok(());
+        }
+        for (rows, k, columns) in [(1, 1, 1), (17, 255, 33), (5, 256, 16), (40, 601, 19)] {
+            let mut bits = 17_u32;
+            let mut next = || {
+                bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                bits as f32 / u32::MAX as f32 - 0.5
+            };
+            let mut fill = |elements| {
+                let mut buffer = Buffer::zeroed(elements)?;
+                buffer.fill_with(&mut next);
+                Ok::<_, KernelError>(buffer)
+            };
+            let (a, b) = (fill(rows * k)?, fill(k * columns)?);
+            for output in [Output::Overwrite, Output::Add] {
+                let mut out = fill(rows * columns)?;
+                let mut expected = out.to_vec();
+                for (i, expected) in expected.iter_mut().enumerate() {
+                    let (row, column) = (i / columns, i % columns);
+                    let a = &a[row * k..][..k];
+                    let blocks = a.chunks(BLOCK).enumerate().map(|(block, a)| {
+                        a.iter().enumerate().fold(0.0_f32, |sum, (i, &a)| {
+                            a.mul_add(b[(block * BLOCK + i) * columns + column], sum)
+                        })
+                    });
+                    let start = (output == Output::Add).then_some(*expected);
+                    *expected = start.into_iter().chain(blocks).reduce(|x, y| x + y).unwrap();
+                }
+                let threads = ComputeThreads::new(NonZeroUsize::MIN)?;
+                let a = Matrix::new(&a, 0, rows, k, k, 1)?;
+                let b = Matrix::new(&b, 0, k, columns, columns, 1)?;
+                let view = MatrixMut::new(&mut out, 0, rows, columns, columns)?;
+                matmul(&threads, view, a, b, output)?;
+                for (i, (out, expected)) in out.iter().zip(expected).enumerate() {
+                    let label = format!("[{rows}, {k}] [{k}, {columns}] {output:?}: element {i}");
+                    assert_eq!(out.to_bits(), expected.to_bits(), "{label}");
+                }
+            }
+        }
+        Ok(())
+    }
+}

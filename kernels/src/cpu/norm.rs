@@ -35,12 +35,20 @@ impl Kernel for NormForward<'_> {
             *reciprocal_rms = 1.0 / (mean + self.eps).sqrt();
             let scale = s.splat(*reciprocal_rms);
             let y = self.y.row_mut(row);
-            let blocks = x.chunks(LANES).zip(self.weight.chunks(LANES)).zip(y.chunks_mut(LANES));
-            for ((x, weight), y) in blocks {
-                s.store_row(y, s.mul(s.mul(s.load_row(x), scale), s.load_row(weight)));
+            let (xs, x) = x.as_chunks::<LANES>();
+            let (weights, weight) = self.weight.as_chunks::<LANES>();
+            let (ys, y) = y.as_chunks_mut::<LANES>();
+            for ((x, weight), y) in xs.iter().zip(weights).zip(ys) {
+                s.store(y, normalize(s, s.load(x), scale, s.load(weight)));
             }
+            s.store_row(y, normalize(s, s.load_row(x), scale, s.load_row(weight)));
         }
     }
+}
+
+#[inline(always)]
+fn normalize<S: Simd>(s: S, x: S::Vector, scale: S::Vector, weight: S::Vector) -> S::Vector {
+    s.mul(s.mul(x, scale), weight)
 }
 
 /// The gradients of the rows of one grain, whose first in `x` and `dy` is `first_row`:
@@ -69,29 +77,36 @@ impl Kernel for NormBackward<'_> {
             let x = self.x.row(self.first_row + row);
             let dy = self.dy.row(self.first_row + row);
             let scale = s.splat(reciprocal_rms);
+            let (xs, x_rest) = x.as_chunks::<LANES>();
+            let (dys, dy_rest) = dy.as_chunks::<LANES>();
+            let (weights, weight_rest) = self.weight.as_chunks::<LANES>();
+            let (dweights, dweight_rest) = self.dweight.as_chunks_mut::<LANES>();
             let mut products = s.splat(0.0);
-            let blocks = x
-                .chunks(LANES)
-                .zip(dy.chunks(LANES))
-                .zip(self.weight.chunks(LANES))
-                .zip(self.dweight.chunks_mut(LANES));
-            for (((x, dy), weight), dweight) in blocks {
-                let xr = s.mul(s.load_row(x), scale);
-                let dy = s.load_row(dy);
-                products = s.mul_add(s.mul(dy, s.load_row(weight)), xr, products);
-                s.store_row(dweight, s.mul_add(dy, xr, s.load_row(dweight)));
+            for (((x, dy), weight), dweight) in xs.iter().zip(dys).zip(weights).zip(dweights) {
+                let xr = s.mul(s.load(x), scale);
+                let dy = s.load(dy);
+                products = s.mul_add(s.mul(dy, s.load(weight)), xr, products);
+                let sum = s.mul_add(dy, xr, s.load(dweight));
+                s.store(dweight, sum);
             }
+            let xr_rest = s.mul(s.load_row(x_rest), scale);
+            let dy_lanes = s.load_row(dy_rest);
+            let weight_lanes = s.load_row(weight_rest);
+            products = s.mul_add(s.mul(dy_lanes, weight_lanes), xr_rest, products);
+            let sum = s.mul_add(dy_lanes, xr_rest, s.load_row(dweight_rest));
+            s.store_row(dweight_rest, sum);
+
             let mean = s.splat(s.sum(products) / x.len() as f32);
-            let blocks = x
-                .chunks(LANES)
-                .zip(dy.chunks(LANES))
-                .zip(self.weight.chunks(LANES))
-                .zip(self.dx.row_mut(row).chunks_mut(LANES));
-            for (((x, dy), weight), dx) in blocks {
-                let xr = s.mul(s.load_row(x), scale);
-                let dxr = s.neg_mul_add(mean, xr, s.mul(s.load_row(dy), s.load_row(weight)));
-                s.store_row(dx, s.add(s.load_row(dx), s.mul(scale, dxr)));
+            let (dxs, dx_rest) = self.dx.row_mut(row).as_chunks_mut::<LANES>();
+            for (((x, dy), weight), dx) in xs.iter().zip(dys).zip(weights).zip(dxs) {
+                let xr = s.mul(s.load(x), scale);
+                let dxr = s.neg_mul_add(mean, xr, s.mul(s.load(dy), s.load(weight)));
+                let sum = s.add(s.load(dx), s.mul(scale, dxr));
+                s.store(dx, sum);
             }
+            let dxr = s.neg_mul_add(mean, xr_rest, s.mul(dy_lanes, weight_lanes));
+            let sum = s.add(s.load_row(dx_rest), s.mul(scale, dxr));
+            s.store_row(dx_rest, sum);
         }
     }
 }

@@ -222,7 +222,7 @@ pub(crate) fn advance<S: Simd>(
     let mut odd = s.splat(0.0);
     for_each_state!(I, {
         h[I] = s.mul_add(s.load(&decay[I].0), h[I], s.mul(delta_x, s.splat(b[I])));
-        if I % 2 == 0 {
+        if I.is_multiple_of(2) {
             even = s.mul_add(h[I], s.splat(c[I]), even);
         } else {
             odd = s.mul_add(h[I], s.splat(c[I]), odd);

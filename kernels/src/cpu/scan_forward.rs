@@ -124,9 +124,9 @@ impl Forward<'_> {
                     }
                 }
             }
-            for q in 0..steps {
+            for (q, y) in y[..steps].iter().enumerate() {
                 let z = s.load_row(&inputs.z.row(first + q)[channel..]);
-                let gated = s.mul(s.load(&y[q].0), s.mul(z, sigmoid(s, z)));
+                let gated = s.mul(s.load(&y.0), s.mul(z, sigmoid(s, z)));
                 s.store_row(&mut self.out.row_mut(first_out + q)[channel..], gated);
             }
         }

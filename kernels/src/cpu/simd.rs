@@ -148,3 +148,67 @@ pub(crate) trait Simd: Copy {
         self.load(&lanes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::InstructionSet;
+    use crate::cpu::dispatch::{Dispatch, Kernel};
+
+    /// Numbers whose sums depend on the order.
+    fn tile() -> Tile {
+        let mut bits = 0x9e37_79b9_u32;
+        let mut next = || {
+            bits ^= bits << 13;
+            bits ^= bits >> 17;
+            bits ^= bits << 5;
+            (bits as f32 / u32::MAX as f32 - 0.5) * (1 << (bits % 20)) as f32
+        };
+        let mut tile = [Lanes::ZERO; LANES];
+        tile.iter_mut().for_each(|row| row.0.fill_with(&mut next));
+        tile
+    }
+
+    /// Every operation whose lanes may meet.
+    struct Meetings(Tile);
+
+    impl Kernel for Meetings {
+        type Output = (Vec<u32>, Vec<u64>);
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> (Vec<u32>, Vec<u64>) {
+            let mut sums = Lanes::ZERO;
+            s.store(&mut sums.0, s.sums(&self.0));
+            let mut floats = sums.0.to_vec();
+            let mut squares = s.zero_doubles();
+            for Lanes(row) in &self.0 {
+                floats.push(s.sum(s.load(row)));
+                floats.push(s.greatest(s.load(row)));
+                squares = s.add_squares(squares, s.load(row));
+            }
+            for elements in 0..LANES {
+                let mut row = [7.0; LANES];
+                s.store_row(&mut row[..elements], s.load_row_or(&self.0[0].0[..elements], 3.0));
+                floats.extend(row);
+            }
+            let doubles = s.doubles(squares).map(f64::to_bits).to_vec();
+            (floats.into_iter().map(f32::to_bits).collect(), doubles)
+        }
+    }
+
+    #[test]
+    fn instruction_sets_give_the_same_bits() {
+        let portable = Dispatch::new(InstructionSet::Portable).unwrap().run(Meetings(tile()));
+        let tile = tile();
+        for (row, &sum) in tile.iter().zip(&portable.0) {
+            let tree = |i: usize| (row.0[i] + row.0[i + 8]) + (row.0[i + 4] + row.0[i + 12]);
+            let expected = (tree(0) + tree(2)) + (tree(1) + tree(3));
+            assert_eq!(f32::from_bits(sum), expected, "the tree of a sum");
+        }
+        for set in InstructionSet::ALL {
+            if let Ok(dispatch) = Dispatch::new(set) {
+                assert_eq!(dispatch.run(Meetings(tile)), portable, "{set:?}");
+            }
+        }
+    }
+}
