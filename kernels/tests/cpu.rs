@@ -36,7 +36,8 @@ fn arms() -> Vec<Arm> {
     SAID.call_once(|| {
         for set in missing {
             let name = set.name();
-            writeln!(std::io::stderr(), "not run: cpu, {name}: this processor lacks it").unwrap();
+            let line = format!("not run: cpu, {name}: this processor lacks it\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
         }
     });
     arms

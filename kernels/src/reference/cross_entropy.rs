@@ -32,8 +32,8 @@ pub fn forward_backward(
         let largest = logits.iter().fold(f64::NEG_INFINITY, |largest, &l| largest.max(l));
         let total: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
         outputs.losses[row] = largest + total.ln() - logits[target];
-        for token in 0..vocab_size {
-            let probability = (logits[token] - largest).exp() / total;
+        for (token, logit) in logits.iter().enumerate() {
+            let probability = (logit - largest).exp() / total;
             let one_hot = if token == target { 1.0 } else { 0.0 };
             outputs.dlogits[row * row_stride + token] = probability - one_hot;
         }
