@@ -21,7 +21,7 @@ use crate::embedding::Embedding;
 use crate::error::Result;
 use crate::head::{Head, HeadPass, HeadScratch};
 use crate::initialization::Initializer;
-use crate::language_model::batch::{Batch, grain_losses};
+use crate::language_model::batch::{Batch, BatchRows, grain_losses};
 use crate::layout::{Decay, Layout};
 use crate::parameter_list::{NewTensor, ParameterList};
 use crate::trainable::{
@@ -219,7 +219,7 @@ impl<Body> LanguageModel<Body> {
         workspace.batch.upload(device, microbatch, self.vocab_size())?;
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, .. } = workspace;
-        let (targets, losses) = batch.targets_and_losses(shape)?;
+        let BatchRows { targets, losses } = batch.rows(shape)?;
         let [norm, table] = self.head_parameters(parameters)?;
         let input = &residuals[self.bodies.len()];
         self.head.forward(
@@ -343,7 +343,7 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         workspace.batch.upload(device, microbatch, self.head.vocab_size)?;
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, grad, .. } = workspace;
-        let (targets, losses) = batch.targets_and_losses(shape)?;
+        let BatchRows { targets, losses } = batch.rows(shape)?;
         let [norm, table] = self.head_parameters(parameters)?;
         let layers = self.bodies.len();
         let pass = HeadPass { norm, table, input: &residuals[layers], targets, shape };

@@ -56,11 +56,7 @@ impl Mamba {
 }
 
 /// Adds the tensors of block `layer`.
-fn add_tensors(
-    parameters: &mut ParameterList,
-    config: &MambaConfig,
-    layer: usize,
-) -> MambaTensors {
+fn add_tensors(parameters: &mut ParameterList, config: &MambaConfig, layer: usize) -> MambaTensors {
     let (d, e, n) = (config.d_model, config.d_inner(), config.d_state);
     let (r, k) = (config.dt_rank, config.d_conv);
     // PyTorch's default for a linear layer or a convolution: uniform within 1 / sqrt(fan_in).

@@ -15,6 +15,14 @@ pub(super) struct Batch<B: Backend> {
     host_targets: Vec<u32>,
 }
 
+/// The rows of a microbatch as the head sees them.
+pub(super) struct BatchRows<'a, B: Backend> {
+    /// `targets[b t]`
+    pub(super) targets: Slice<'a, B, u32>,
+    /// `losses[b t]`, to be written.
+    pub(super) losses: &'a mut B::Buffer<f32>,
+}
+
 impl<B: Backend> Batch<B> {
     pub(super) fn plan(device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self> {
         let Device { backend, stream } = device;
@@ -92,13 +100,10 @@ impl<B: Backend> Batch<B> {
         Ok(Slice::new(&self.tokens, 0, shape.sequences()?.rows())?)
     }
 
-    /// `targets[b t]`, and where losses go.
-    pub(super) fn targets_and_losses(
-        &mut self,
-        shape: MicrobatchShape,
-    ) -> Result<(Slice<'_, B, u32>, &mut B::Buffer<f32>)> {
+    /// What the head reads and writes.
+    pub(super) fn rows(&mut self, shape: MicrobatchShape) -> Result<BatchRows<'_, B>> {
         let targets = Slice::new(&self.targets, 0, shape.sequences()?.rows())?;
-        Ok((targets, &mut self.losses))
+        Ok(BatchRows { targets, losses: &mut self.losses })
     }
 
     /// The loss of every row; waits for the device.
