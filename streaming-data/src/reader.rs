@@ -247,3 +247,61 @@ impl Drop for Reader {
         self.owner.workshop.leave(self.id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        iter::once,
+        num::NonZeroU64,
+        time::{Duration, Instant},
+    };
+
+    use arrow::{
+        array::{ArrayRef, FixedSizeListArray, RecordBatch, UInt16Array},
+        datatypes::{DataType, Field},
+    };
+    use parquet::arrow::ArrowWriter;
+
+    use super::*;
+    use crate::order::{ShuffleOrder, ShuffleSettings};
+
+    #[test]
+    fn threads_end_with_the_last_decoder_and_reader() {
+        let folder = tempfile::tempdir().unwrap();
+        let item = Arc::new(Field::new("element", DataType::UInt16, false));
+        let tokens = Arc::new(UInt16Array::from_iter_values(0..60));
+        let lists = Arc::new(FixedSizeListArray::new(item, 3, tokens, None)) as ArrayRef;
+        let batch = RecordBatch::try_from_iter([("tokens", lists)]).unwrap();
+        let file = fs::File::create(folder.path().join("a.parquet")).unwrap();
+        let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+
+        let data_set = DataSet::open(folder.path()).unwrap();
+        for is_in_use in [false, true] {
+            let settings = ShuffleSettings {
+                order: ShuffleOrder::Full,
+                window_samples: NonZeroU64::MIN,
+                seed: 1,
+            };
+            let order = data_set.order(settings).unwrap();
+            let decoder =
+                Decoder::new(data_set.clone(), order, DecoderSettings::default()).unwrap();
+            let workshop = Arc::downgrade(&decoder.owner.workshop);
+            let mut reader = decoder.reader(once(0..u64::MAX));
+            drop(decoder);
+            if is_in_use {
+                assert!(reader.next().unwrap().is_ok());
+            }
+            assert!(workshop.upgrade().is_some());
+            drop(reader);
+            // Only threads still hold it.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while workshop.strong_count() > 0 {
+                assert!(Instant::now() < deadline, "threads go on without a reader");
+                thread::yield_now();
+            }
+        }
+    }
+}

@@ -201,7 +201,7 @@ impl Drop for Dropped {
 }
 
 #[test]
-fn dropping_readers_and_decoder_ends_the_threads() {
+fn a_dropped_reader_lets_go_of_its_plan_and_callback() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let data_set = DataSet::open(folder.path()).unwrap();
     for taken in [0, 1, 30] {
@@ -221,7 +221,7 @@ fn dropping_readers_and_decoder_ends_the_threads() {
         drop(decoder);
         assert!(reader.next().unwrap().is_ok());
         drop(reader);
-        dropped.recv_timeout(DEADLINE).expect("plan and callback are dropped by all threads");
+        dropped.recv_timeout(DEADLINE).expect("plan and callback are dropped");
     }
 }
 
