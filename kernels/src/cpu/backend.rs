@@ -2,13 +2,13 @@
 
 use super::conv::{ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
-use super::cross_entropy::CrossEntropy;
+use super::cross_entropy::{CrossEntropy, check_targets};
 use super::elementwise::{MeanGradient, SumOfSquares, accumulate};
 use super::embedding::{EmbeddingBackward, check_tokens};
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::AdamW;
-use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
+use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut, one_position};
 use super::scan::{Inputs, PrepareDecay, ScanLayout};
 use super::scan_backward::{self, selective_scan_backward};
 use super::scan_forward::selective_scan_forward;
@@ -16,8 +16,8 @@ use super::scan_step::ScanStep;
 use super::simd::LANES;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
-    AdamWStep, Backend, DeviceKind, Element, IGNORED_TARGET, LogitGradient, NUMERICS_VERSION,
-    Output, ScanGradients, ScanInputs,
+    AdamWStep, Backend, DeviceKind, Element, LogitGradient, NUMERICS_VERSION, Output,
+    ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
 use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
@@ -276,7 +276,7 @@ impl Backend for Cpu {
         let (rows, channels) = (shape.sequences.rows(), shape.channels);
         let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
         let x = Rows::new(KERNEL, "x", x, rows, channels)?;
-        let taps = taps(KERNEL, weight, bias, &shape)?;
+        let taps = Taps::new(KERNEL, weight, bias, &shape)?;
         causal_conv1d_silu_forward(stream, self.dispatch, out, x, taps, shape)
     }
 
@@ -309,7 +309,7 @@ impl Backend for Cpu {
         let read = conv_backward::BackwardInputs {
             dout: Rows::new(KERNEL, "dout", dout, rows, channels)?,
             x: Rows::new(KERNEL, "x", x, rows, channels)?,
-            taps: taps(KERNEL, weight, bias, &shape)?,
+            taps: Taps::new(KERNEL, weight, bias, &shape)?,
         };
         let parameters = conv_backward::ParameterGradients { dweight, dbias };
         causal_conv1d_silu_backward(stream, self.dispatch, dx, parameters, read, shape)
@@ -391,7 +391,7 @@ impl Backend for Cpu {
         let held = rows * channels * (shape.width - 1);
         let state = exactly_mut(KERNEL, "state", state, held)?;
         let x = Rows::new(KERNEL, "x", x, rows, channels)?;
-        let taps = taps(KERNEL, weight, bias, &shape)?;
+        let taps = Taps::new(KERNEL, weight, bias, &shape)?;
         let (_, arranged) = stream.with_scratch(tap_lanes(&shape))?;
         taps.arrange(arranged, &shape);
         self.dispatch.run(ConvStep { out, state, x, taps: arranged, shape });
@@ -436,11 +436,7 @@ impl Backend for Cpu {
         let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
         let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
         let targets = exactly(KERNEL, "targets", targets, rows)?;
-        let counted = |&target: &u32| target == IGNORED_TARGET || (target as usize) < vocab_size;
-        if let Some(row) = targets.iter().position(|target| !counted(target)) {
-            let token = targets[row];
-            return Err(KernelError::TokenOutOfRange { kernel: KERNEL, row, token, vocab_size });
-        }
+        check_targets(KERNEL, targets, vocab_size)?;
         let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride };
         let share = stream.threads().share(rows);
         stream.threads().for_each(all.parts(share), |part| self.dispatch.run(part));
@@ -500,23 +496,4 @@ impl Backend for Cpu {
         stream.threads().for_each(all.parts(share), |part| self.dispatch.run(part));
         Ok(())
     }
-}
-
-fn one_position(kernel: &'static str, positions: usize) -> Result<()> {
-    if positions == 1 { Ok(()) } else { Err(KernelError::shape(kernel, "positions", 1, positions)) }
-}
-
-fn taps<'a>(
-    kernel: &'static str,
-    weight: Slice<'a, Cpu, f32>,
-    bias: Option<Slice<'a, Cpu, f32>>,
-    shape: &ConvShape,
-) -> Result<Taps<'a>> {
-    Ok(Taps {
-        weight: exactly(kernel, "weight", weight, shape.channels * shape.width)?,
-        bias: match bias {
-            Some(bias) => Some(exactly(kernel, "bias", bias, shape.channels)?),
-            None => None,
-        },
-    })
 }

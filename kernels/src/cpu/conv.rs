@@ -2,13 +2,15 @@
 //!
 //! Lanes are sixteen channels. Taps are rearranged once per call, so that a block's stand side by side.
 
+use super::Cpu;
 use super::device_stream::DeviceStream;
 use super::dispatch::{Dispatch, Kernel};
 use super::exponential::sigmoid;
-use super::rows::{Rows, RowsMut};
+use super::rows::{Rows, RowsMut, exactly};
 use super::simd::{LANES, Lanes, Simd};
 use crate::error::Result;
 use crate::shape::ConvShape;
+use crate::view::Slice;
 
 /// The most taps that a [`ConvShape`] has.
 pub(crate) const MAX_WIDTH: usize = 16;
@@ -25,7 +27,18 @@ pub(crate) fn tap_lanes(shape: &ConvShape) -> usize {
     shape.channels.div_ceil(LANES) * (shape.width + 1)
 }
 
-impl Taps<'_> {
+impl<'a> Taps<'a> {
+    pub(crate) fn new(
+        kernel: &'static str,
+        weight: Slice<'a, Cpu, f32>,
+        bias: Option<Slice<'a, Cpu, f32>>,
+        shape: &ConvShape,
+    ) -> Result<Self> {
+        let weight = exactly(kernel, "weight", weight, shape.channels * shape.width)?;
+        let bias = bias.map(|bias| exactly(kernel, "bias", bias, shape.channels)).transpose()?;
+        Ok(Self { weight, bias })
+    }
+
     /// Writes `[blocks, k + 1]`: each block's taps, then its bias; zero in the padding.
     pub(crate) fn arrange(self, out: &mut [Lanes], shape: &ConvShape) {
         out.fill(Lanes::ZERO);

@@ -4,12 +4,28 @@ use super::dispatch::Kernel;
 use super::exponential::exp2_each;
 use super::simd::{LANES, Simd};
 use crate::backend::{IGNORED_TARGET, LogitGradient};
+use crate::error::{KernelError, Result};
 
 /// Chains of the running greatest and sum: one would wait for its own latency.
 const CHAINS: usize = 4;
 
 /// The least power that [`exp2_each`] does not saturate; terms below it are zero.
 const LEAST_POWER: f32 = -126.0;
+
+/// The first target that is neither inside the vocabulary nor [`IGNORED_TARGET`] is an error.
+pub(crate) fn check_targets(
+    kernel: &'static str,
+    targets: &[u32],
+    vocab_size: usize,
+) -> Result<()> {
+    let counted = |&target: &u32| target == IGNORED_TARGET || (target as usize) < vocab_size;
+    match targets.iter().position(|target| !counted(target)) {
+        None => Ok(()),
+        Some(row) => {
+            Err(KernelError::TokenOutOfRange { kernel, row, token: targets[row], vocab_size })
+        }
+    }
+}
 
 /// Rows of logits `row_stride` apart, of which `vocab_size` count; targets are inside the vocabulary or
 /// [`IGNORED_TARGET`].
@@ -138,4 +154,40 @@ fn terms<S: Simd, const K: usize>(
         *term = s.select_by_sign(above, *term, s.mul(*term, s.splat(0.0)));
     }
     terms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::dispatch::Dispatch;
+
+    fn loss(logits: &[f32], target: u32) -> f32 {
+        let mut losses = [0.0];
+        let (vocab_size, row_stride) = (logits.len(), logits.len());
+        Dispatch::best().run(CrossEntropy {
+            losses: &mut losses,
+            logits: &mut logits.to_vec(),
+            targets: &[target],
+            gradient: LogitGradient::InPlace,
+            vocab_size,
+            row_stride,
+        });
+        losses[0]
+    }
+
+    #[test]
+    fn a_logit_that_is_no_number_shows_in_the_loss() {
+        for bad in [f32::NAN, f32::INFINITY] {
+            for vocab_size in [1, 3, 70, 200] {
+                for place in [0, vocab_size / 2, vocab_size - 1] {
+                    let mut logits = vec![0.5; vocab_size];
+                    logits[place] = bad;
+                    for target in [0, place] {
+                        let loss = loss(&logits, target as u32);
+                        assert!(!loss.is_finite(), "{bad} of {vocab_size} at {place}: loss {loss}");
+                    }
+                }
+            }
+        }
+    }
 }

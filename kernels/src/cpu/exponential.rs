@@ -8,7 +8,7 @@
 //! |---|---|---|---|---|
 //! | 2.1 | 0.9 | 2.5 | 2.9 | 3.4 |
 
-use std::f32::consts::{LN_2, LOG2_E};
+use std::f32::consts::LOG2_E;
 
 use super::simd::Simd;
 
@@ -19,13 +19,13 @@ const LEAST_POWER: f32 = -126.0;
 /// exp(+-87.33) and their reciprocals are normal numbers.
 const GREATEST_EXPONENT: f32 = 87.33;
 
-/// 2^f - relative minimax on [-0.5, 0.5]; rounding its coefficients together moved the second off ln 2.
+/// 2^f, relative minimax on [-0.5, 0.5]; the second is near ln 2, but not ln 2.
 const EXP2: [f32; 6] =
-    [1.0, LN_2.next_down(), 0.240_222_42, 0.055_507_34, 0.009_671_51, 0.001_326_47];
-/// e^f - relative minimax on [-ln 2 / 2, ln 2 / 2].
+    [1.0, f32::from_bits(0x3f31_7215), 0.240_222_42, 0.055_507_34, 0.009_671_51, 0.001_326_47];
+/// e^f, relative minimax on [-ln 2 / 2, ln 2 / 2].
 const EXP: [f32; 7] =
     [1.0, 1.0, 0.499_999_93, 0.166_665_21, 0.041_668_39, 0.008_368_71, 0.001_381_46];
-/// 2 atanh(s) / s in s^2 on [0, 1/9].
+/// 2 atanh(s) / s in powers of s^2, on [0, 1/9].
 const ATANH: [f32; 5] = [2.0, 0.666_664_2, 0.400_215_27, 0.280_017_94, 0.280_120_5];
 /// ln 2 in two parts: the first has few enough bits that its product with an integer is exact.
 const LN_2_HIGH: f32 = 0.693_145_75;

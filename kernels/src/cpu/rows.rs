@@ -139,3 +139,8 @@ pub(crate) fn exactly_mut<'a, T: Element>(
     check_elements(kernel, what, slice.elements, expected)?;
     Ok(elements_mut(slice))
 }
+
+/// A step of generation has one position.
+pub(crate) fn one_position(kernel: &'static str, positions: usize) -> Result<()> {
+    if positions == 1 { Ok(()) } else { Err(KernelError::shape(kernel, "positions", 1, positions)) }
+}
