@@ -21,8 +21,8 @@ use tidemill_collective::{
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
-use timely::dataflow::operators::{ConnectLoop, Feedback, Input};
-use timely::dataflow::{InputHandle, Stream, StreamVec};
+use timely::dataflow::operators::{ConnectLoop, Feedback, Input, Probe};
+use timely::dataflow::{InputHandle, ProbeHandle, Stream, StreamVec};
 use timely::worker::Worker;
 
 #[derive(Clone, Copy)]
@@ -76,7 +76,7 @@ fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
     let received = Rc::new(Cell::new(0));
     let result = Rc::new(RefCell::new(vec![0.0_f32; settings.elements]));
     let (counted, written) = (Rc::clone(&received), Rc::clone(&result));
-    let mut input = InputHandle::new();
+    let (mut input, probe) = (InputHandle::new(), ProbeHandle::new());
     worker.dataflow::<u64, _, _>(|scope| {
         let chunks = scope.input_from::<CapacityContainerBuilder<Chunk>>(&mut input);
         let mut sums = BTreeMap::new();
@@ -99,7 +99,8 @@ fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
             written.borrow_mut()[range].copy_from_slice(&chunk.values().unwrap());
             counted.set(counted.get() + 1);
             Vec::new()
-        });
+        })
+        .probe_with(&probe);
     });
     let count = settings.elements.div_ceil(CHUNK_ELEMENTS);
     let mut seconds = Vec::new();
@@ -113,17 +114,22 @@ fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
                     part: Part::Gradient { use_index: 0 },
                     chunk: chunk as u32,
                     node: Node::leaf(index as u32),
-                    step: round as u64,
+                    step: 2 * round as u64 + 1,
                 };
                 Chunk::new(header, vec![(index + round) as f32; elements])
             })
             .collect();
+        // Nobody starts before everybody has its chunks.
+        input.advance_to(2 * round as u64 + 1);
+        while probe.less_than(input.time()) {
+            worker.step_or_park(Some(Duration::from_millis(1)));
+        }
         let start = Instant::now();
         for mut chunk in chunks {
             input.send_batch(&mut chunk);
             worker.step();
         }
-        input.advance_to(round as u64 + 1);
+        input.advance_to(2 * round as u64 + 2);
         while received.get() < count * (round + 1) {
             worker.step_or_park(Some(Duration::from_millis(10)));
         }

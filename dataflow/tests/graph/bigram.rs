@@ -1,7 +1,7 @@
 //! A model so small that a whole run takes milliseconds, and so ill-scaled that the order of every
 //! sum shows in its bits.
 
-use tidemill::kernels::{Cpu, Slice, SliceMut};
+use tidemill::kernels::Cpu;
 use tidemill::model::{
     Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
     Parameters, Trainable,
@@ -13,6 +13,9 @@ const SCALES: usize = 9;
 pub const PANIC_TOKEN: u32 = 1_000;
 /// A sample that begins with this token has a loss that is no number.
 pub const NAN_TOKEN: u32 = 1_001;
+
+/// The loss of a grain, and the gradients of the four uses.
+type GrainGradients = (GrainLoss, [Vec<f32>; 4]);
 
 /// Predicts `value(y) = table[x] scale[x % 9] + bias[y] + table[y] / 8` with squared errors that are weighted over
 /// eight decades. The table is used by two blocks: it is tied.
@@ -36,15 +39,14 @@ impl Bigram {
         Self { layout }
     }
 
-    /// The loss of each grain, and the gradients of the four uses where they are wanted.
     fn grains(
         &self,
         parameters: &Parameters<Cpu>,
         microbatch: Microbatch<'_>,
-    ) -> Result<Vec<(GrainLoss, [Vec<f32>; 4])>, ModelError> {
+    ) -> Result<Vec<GrainGradients>, ModelError> {
         let segment = |index| -> Result<&[f32], ModelError> {
-            let Slice { buffer, start, elements } = parameters.lease(&self.layout, index)?.master;
-            Ok(&buffer.as_slice()[start..start + elements])
+            let (buffer, range) = parameters.lease(&self.layout, index)?.master.place();
+            Ok(&buffer.as_slice()[range])
         };
         let (table, scale, bias) = (segment(0)?, segment(1)?, segment(2)?);
         let columns = microbatch.positions + 1;
@@ -135,8 +137,8 @@ impl Trainable<Cpu> for Bigram {
         let grains = self.grains(parameters, microbatch)?;
         for (block, uses) in [(2, 2..4), (1, 1..2), (0, 0..1)] {
             for use_index in uses {
-                let SliceMut { buffer, start, elements } = sink.accumulator(use_index);
-                let lane = &mut buffer.as_mut_slice()[start..start + elements];
+                let (buffer, range) = sink.accumulator(use_index).place();
+                let lane = &mut buffer.as_mut_slice()[range];
                 for (_, gradients) in &grains {
                     for (lane, gradient) in lane.iter_mut().zip(&gradients[use_index]) {
                         *lane += gradient;

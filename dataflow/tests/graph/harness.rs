@@ -312,8 +312,9 @@ impl Run {
             streams.evaluations.inspect(move |report| evaluated.send(*report).unwrap());
         });
         context.run_until_done()?;
-        let report =
-            |r: StepReport| (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.total_tokens, r.last);
+        let report = |r: StepReport| {
+            (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.total_tokens, r.last)
+        };
         let evaluation = |r: EvaluationReport| (r.step, (r.loss.to_bits(), r.tokens));
         Ok(Outcome {
             checkpoints: BTreeMap::new(),

@@ -191,8 +191,9 @@ impl<B: Backend> LaneSink<'_, B> {
 impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
     fn accumulator(&mut self, use_index: usize) -> SliceMut<'_, B, f32> {
         let range = self.map.layout.gradient_range(use_index);
-        let buffer = &mut self.lane.gradients;
-        SliceMut { buffer, start: range.start, elements: range.len() }
+        // `begin` allocated the layout's gradient arena, which holds the slot of every use.
+        SliceMut::new(&mut self.lane.gradients, range.start, range.len())
+            .expect("an accumulator holds every use of its layout")
     }
 
     fn block_done(
