@@ -22,9 +22,7 @@ use tidemill::model::{
     Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
     Parameters, Trainable,
 };
-use tidemill::operators::{
-    InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake,
-};
+use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
 
@@ -139,9 +137,8 @@ impl Trainable<Cpu> for Bigram {
         let scores = self.scores(device, parameters)?;
         let losses = self.run(&scores, microbatch, |gradient| {
             // Added to the lane grain by grain, in order.
-            let lane = sink.accumulator(0);
-            let sums = &mut lane.buffer.as_mut_slice()[lane.start..lane.start + gradient.len()];
-            for (sum, value) in sums.iter_mut().zip(gradient) {
+            let (buffer, range) = sink.accumulator(0).place();
+            for (sum, value) in buffer.as_mut_slice()[range].iter_mut().zip(gradient) {
                 *sum += value;
             }
         })?;

@@ -30,8 +30,7 @@ struct Size {
     steps: u64,
 }
 
-const FULL: Size =
-    Size { corpus_bytes: 16 << 20, seq_len: 512, samples_per_step: 8, steps: 146 };
+const FULL: Size = Size { corpus_bytes: 16 << 20, seq_len: 512, samples_per_step: 8, steps: 146 };
 const SHORT: Size = Size { corpus_bytes: 1 << 20, seq_len: 128, samples_per_step: 4, steps: 12 };
 
 fn main() -> Result<()> {
@@ -131,7 +130,8 @@ fn prepare_sources(output: &Path, size: &Size) -> Result<()> {
     let registry = cargo_registry()?;
     let mut inputs = Vec::new();
     let mut bytes = 0;
-    for source in children(&registry)?.iter().flat_map(|index| children(index).unwrap_or_default()) {
+    for source in children(&registry)?.iter().flat_map(|index| children(index).unwrap_or_default())
+    {
         if bytes >= size.corpus_bytes {
             break;
         }
@@ -211,15 +211,15 @@ fn generate(checkpoint: &Path, new_tokens: usize) -> Result<()> {
 
 /// Where cargo keeps the sources that it has downloaded.
 fn cargo_registry() -> Result<PathBuf> {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
-        std::env::home_dir().map(|home| home.join(".cargo"))
-    });
+    let home = std::env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
     Ok(home.context("neither CARGO_HOME nor a home folder is known")?.join("registry/src"))
 }
 
 fn children(folder: &Path) -> Result<Vec<PathBuf>> {
-    let listing = std::fs::read_dir(folder)
-        .with_context(|| format!("reading {}", folder.display()))?;
+    let listing =
+        std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut paths = listing.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     paths.sort();
     Ok(paths)

@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_table_reads_numbers_and_auto() {
-        let parse = toml::from_str::<BatchSettings>;
+        let parse = |text: &str| toml::from_str::<BatchSettings>(text);
         let settings = parse("lanes = 4\nmicrobatch_grains = \"auto\"").unwrap();
         assert_eq!(settings.microbatch_grains, MicrobatchGrains::Auto);
         assert_eq!(settings.samples_per_step, 32);

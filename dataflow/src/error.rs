@@ -111,11 +111,7 @@ pub enum JobError {
 
 impl JobError {
     /// A [`JobError::Value`].
-    pub fn value(
-        key: impl Into<String>,
-        expected: impl ToString,
-        found: impl ToString,
-    ) -> Self {
+    pub fn value(key: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         Self::Value { key: key.into(), expected: expected.to_string(), found: found.to_string() }
     }
 

@@ -132,9 +132,9 @@ fn read_lines(path: &Path) -> Result<Option<String>> {
 
 /// Lines that end in a newline, with their numbers from 1.
 fn complete_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    text.split_inclusive('\n').enumerate().filter_map(|(index, line)| {
-        line.strip_suffix('\n').map(|line| (index + 1, line))
-    })
+    text.split_inclusive('\n')
+        .enumerate()
+        .filter_map(|(index, line)| line.strip_suffix('\n').map(|line| (index + 1, line)))
 }
 
 fn parse_line<L: StepLine>(path: &Path, number: usize, line: &str) -> Result<L> {
@@ -201,7 +201,8 @@ mod tests {
         let mut log = StepLog::<StepMetrics>::open(dir.path(), 3).unwrap();
         assert_eq!(log.last().unwrap().step, 3);
         log.append(line(4)).unwrap();
-        let steps: Vec<u64> = read::<StepMetrics>(dir.path()).unwrap().iter().map(|line| line.step).collect();
+        let steps: Vec<u64> =
+            read::<StepMetrics>(dir.path()).unwrap().iter().map(|line| line.step).collect();
         assert_eq!(steps, [1, 2, 3, 4]);
     }
 

@@ -25,8 +25,7 @@ impl RunFolder {
     /// # Errors
     /// A folder that cannot be created or opened, or that another run holds.
     pub fn hold(path: &Path) -> Result<Self> {
-        std::fs::create_dir_all(path)
-            .map_err(|source| JobError::file("creating", path, source))?;
+        std::fs::create_dir_all(path).map_err(|source| JobError::file("creating", path, source))?;
         let lock = File::open(path).map_err(|source| JobError::file("opening", path, source))?;
         match lock.try_lock() {
             Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),

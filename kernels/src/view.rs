@@ -1,7 +1,10 @@
 //! Views of device buffers: what kernels take instead of whole buffers.
 //!
 //! A view names its buffer and a range or a strided matrix inside it; it owns nothing and moves no
-//! bytes. Constructing a view checks that it lies inside its buffer, so a kernel can trust it.
+//! bytes. Constructing a view checks that it lies inside its buffer, and nothing can change it afterwards, so a kernel
+//! can trust it.
+
+use std::ops::Range;
 
 use crate::backend::{Backend, Element};
 use crate::error::{KernelError, Result};
@@ -9,51 +12,51 @@ use crate::error::{KernelError, Result};
 /// A contiguous range of a buffer, read by a kernel.
 pub struct Slice<'a, B: Backend, T: Element> {
     /// The buffer that holds the range.
-    pub buffer: &'a B::Buffer<T>,
+    pub(crate) buffer: &'a B::Buffer<T>,
     /// The first element.
-    pub start: usize,
+    pub(crate) start: usize,
     /// The number of elements.
-    pub elements: usize,
+    pub(crate) elements: usize,
 }
 
 /// A contiguous range of a buffer, written by a kernel.
 pub struct SliceMut<'a, B: Backend, T: Element> {
     /// The buffer that holds the range.
-    pub buffer: &'a mut B::Buffer<T>,
+    pub(crate) buffer: &'a mut B::Buffer<T>,
     /// The first element.
-    pub start: usize,
+    pub(crate) start: usize,
     /// The number of elements.
-    pub elements: usize,
+    pub(crate) elements: usize,
 }
 
 /// `matrix[rows, columns]` with arbitrary strides inside a buffer, read by a kernel.
 pub struct Matrix<'a, B: Backend, T: Element> {
     /// The buffer that holds the matrix.
-    pub buffer: &'a B::Buffer<T>,
+    pub(crate) buffer: &'a B::Buffer<T>,
     /// The element at row 0, column 0.
-    pub start: usize,
+    pub(crate) start: usize,
     /// The number of rows.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// The number of columns.
-    pub columns: usize,
+    pub(crate) columns: usize,
     /// Elements between neighbouring rows.
-    pub row_stride: usize,
+    pub(crate) row_stride: usize,
     /// Elements between neighbouring columns.
-    pub column_stride: usize,
+    pub(crate) column_stride: usize,
 }
 
 /// `matrix[rows, columns]` whose columns are contiguous, written by a kernel.
 pub struct MatrixMut<'a, B: Backend, T: Element> {
     /// The buffer that holds the matrix.
-    pub buffer: &'a mut B::Buffer<T>,
+    pub(crate) buffer: &'a mut B::Buffer<T>,
     /// The element at row 0, column 0.
-    pub start: usize,
+    pub(crate) start: usize,
     /// The number of rows.
-    pub rows: usize,
+    pub(crate) rows: usize,
     /// The number of columns.
-    pub columns: usize,
+    pub(crate) columns: usize,
     /// Elements between neighbouring rows.
-    pub row_stride: usize,
+    pub(crate) row_stride: usize,
 }
 
 impl<B: Backend, T: Element> Clone for Slice<'_, B, T> {
@@ -107,6 +110,16 @@ impl<'a, B: Backend, T: Element> Slice<'a, B, T> {
         Ok(Self { buffer, start, elements })
     }
 
+    /// The buffer that holds the range, and its elements there.
+    pub fn place(self) -> (&'a B::Buffer<T>, Range<usize>) {
+        (self.buffer, self.start..self.start + self.elements)
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
     /// The whole of `buffer`.
     pub fn all(buffer: &'a B::Buffer<T>) -> Self {
         Self { buffer, start: 0, elements: B::elements(buffer) }
@@ -139,6 +152,16 @@ impl<'a, B: Backend, T: Element> SliceMut<'a, B, T> {
     pub fn new(buffer: &'a mut B::Buffer<T>, start: usize, elements: usize) -> Result<Self> {
         check_end("slice", start.checked_add(elements), B::elements(buffer))?;
         Ok(Self { buffer, start, elements })
+    }
+
+    /// The buffer that holds the range, and its elements there.
+    pub fn place(self) -> (&'a mut B::Buffer<T>, Range<usize>) {
+        (self.buffer, self.start..self.start + self.elements)
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> usize {
+        self.elements
     }
 
     /// The whole of `buffer`.
@@ -192,6 +215,26 @@ impl<'a, B: Backend, T: Element> Matrix<'a, B, T> {
         let end = matrix_end(start, rows, columns, row_stride, column_stride);
         check_end("matrix", end, B::elements(buffer))?;
         Ok(Self { buffer, start, rows, columns, row_stride, column_stride })
+    }
+
+    /// The buffer that holds the matrix.
+    pub fn buffer(&self) -> &'a B::Buffer<T> {
+        self.buffer
+    }
+
+    /// The element of the buffer at row 0, column 0.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// The numbers of rows and columns.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.rows, self.columns]
+    }
+
+    /// Elements between neighbouring rows, and between neighbouring columns.
+    pub fn strides(&self) -> [usize; 2] {
+        [self.row_stride, self.column_stride]
     }
 
     /// The transpose: the same elements, `matrix[columns, rows]`.

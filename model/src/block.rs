@@ -153,7 +153,7 @@ impl<B: Backend> WeightGradient<'_, B> {
         grains: GrainRows,
     ) -> Result<()> {
         let Device { backend, stream } = device;
-        let (m, k) = (self.grad_out.columns, self.input.columns);
+        let (m, k) = (self.grad_out.shape()[1], self.input.shape()[1]);
         for grain in 0..grains.grains() {
             let rows = grains.range(grain);
             let grad_out = self.grad_out.rows(rows.start, rows.len())?.transposed();

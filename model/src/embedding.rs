@@ -26,7 +26,7 @@ impl Embedding {
         tokens: Slice<'_, B, u32>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
-        let out = SliceMut::all(out).matrix(tokens.elements, self.width)?;
+        let out = SliceMut::all(out).matrix(tokens.elements(), self.width)?;
         let table = parameters.vector(&self.table)?.matrix(self.rows(), self.width)?;
         Ok(backend.embedding_forward(stream, out, table, tokens)?)
     }
@@ -42,7 +42,7 @@ impl Embedding {
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let lane = lane.sub(self.table.start, self.table.len())?.matrix(self.rows(), self.width)?;
-        let grad = Slice::all(grad).matrix(tokens.elements, self.width)?;
+        let grad = Slice::all(grad).matrix(tokens.elements(), self.width)?;
         let grains = shape.grain_rows()?;
         Ok(backend.embedding_backward_add(stream, lane, grad, tokens, grains)?)
     }

@@ -151,7 +151,7 @@ impl Head {
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
-        let rows = pass.targets.elements;
+        let rows = pass.targets.elements();
         Ok(backend.rms_norm_forward(
             stream,
             SliceMut::all(&mut scratch.normed).matrix(rows, self.width)?,
@@ -228,7 +228,7 @@ impl Head {
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
-        let (rows, width) = (pass.targets.elements, self.width);
+        let (rows, width) = (pass.targets.elements(), self.width);
         let shape = self.norm_shape(pass.shape)?;
         backend.fill_zero(stream, SliceMut::new(grad.gradient_mut(), 0, rows * width)?)?;
         Ok(backend.rms_norm_backward(

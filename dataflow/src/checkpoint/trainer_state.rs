@@ -124,7 +124,9 @@ impl TrainerState {
         let version = object.get("format_version").and_then(Value::as_u64);
         if version != Some(FORMAT_VERSION.into()) {
             let found = version.map_or("none".to_owned(), |version| version.to_string());
-            return Err(damaged(format!("expected format version {FORMAT_VERSION}, found {found}")));
+            return Err(damaged(format!(
+                "expected format version {FORMAT_VERSION}, found {found}"
+            )));
         }
         let sealed = object.remove("checksum").and_then(|seal| seal.as_str().map(str::to_owned));
         let found = checksum(value.to_string().as_bytes());

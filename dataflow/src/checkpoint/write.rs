@@ -128,8 +128,7 @@ impl CheckpointWriter {
         }
         let elements = layout.parameters();
         let model = TensorFile::create(partial.join(SINGLE_FILE), &model, elements)?;
-        let optimizer =
-            TensorFile::create(partial.join(OPTIMIZER_FILE), &optimizer, 2 * elements)?;
+        let optimizer = TensorFile::create(partial.join(OPTIMIZER_FILE), &optimizer, 2 * elements)?;
         Ok(Self {
             run_folder: run_folder.to_owned(),
             partial: partial.to_owned(),

@@ -19,7 +19,7 @@ pub(crate) fn start_logging() {
 }
 
 /// The whole chain of causes on one line.
-pub(crate) fn one_line(error: &(dyn Error + 'static)) -> String {
+pub(super) fn one_line(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -42,9 +42,23 @@ pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
             if error.chain().any(is_broken_pipe) {
                 return ExitCode::SUCCESS;
             }
-            eprintln!("tidemill: {}", one_line(error.as_ref()));
-            ExitCode::from(exit_code(&error))
+            eprintln!("tidemill: {}", message(&error));
+            ExitCode::from(
+                cluster_error(&error)
+                    .map_or(ExitClass::FixInput, ClusterError::exit_class)
+                    .exit_code(),
+            )
         }
+    }
+}
+
+/// What the user is told. Which worker noticed wrong input says nothing, so it is left out.
+fn message(error: &anyhow::Error) -> String {
+    match cluster_error(error) {
+        Some(ClusterError::Failed { exit_class: ExitClass::FixInput, cause, .. }) => {
+            one_line(cause.as_ref())
+        }
+        _ => one_line(error.as_ref()),
     }
 }
 
@@ -54,12 +68,9 @@ fn is_broken_pipe(cause: &(dyn Error + 'static)) -> bool {
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-fn exit_code(error: &anyhow::Error) -> u8 {
-    let cluster = error.chain().find_map(|cause| {
-        cause.downcast_ref::<ClusterError>().or_else(|| match cause.downcast_ref::<JobError>() {
-            Some(JobError::Cluster(cluster)) => Some(cluster),
-            _ => None,
-        })
-    });
-    cluster.map_or(ExitClass::FixInput, ClusterError::exit_class).exit_code()
+fn cluster_error(error: &anyhow::Error) -> Option<&ClusterError> {
+    error.chain().find_map(|cause| match cause.downcast_ref::<JobError>() {
+        Some(JobError::Cluster(cluster)) => Some(cluster),
+        _ => cause.downcast_ref::<ClusterError>(),
+    })
 }

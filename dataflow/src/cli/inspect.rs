@@ -108,8 +108,7 @@ fn checkpoint_facts(folder: &Path) -> anyhow::Result<Value> {
 
 fn run_facts(folder: &Path) -> anyhow::Result<Value> {
     let lines = metrics::read::<StepMetrics>(folder)?;
-    let checkpoints: Vec<u64> =
-        checkpoint::list(folder)?.iter().map(|entry| entry.step).collect();
+    let checkpoints: Vec<u64> = checkpoint::list(folder)?.iter().map(|entry| entry.step).collect();
     Ok(json!({
         "kind": "run",
         "steps_done": lines.last().map_or(0, |line| line.step),

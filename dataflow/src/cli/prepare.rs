@@ -13,6 +13,7 @@ use tidemill_streaming_data::prepare::{
     TokenizeError, prepare,
 };
 
+use super::exit::one_line;
 use super::tokenizer::TextTokenizer;
 use super::{Format, progress};
 
@@ -58,11 +59,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
         workers: arguments.workers.unwrap_or(cores),
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
-        ..PrepareSettings::new(
-            arguments.input.clone(),
-            arguments.output.clone(),
-            arguments.seq_len,
-        )
+        ..PrepareSettings::new(arguments.input.clone(), arguments.output.clone(), arguments.seq_len)
     };
     let tokenizer: Box<dyn Tokenize> = match arguments.tokenizer.as_str() {
         "bytes" => Box::new(ByteTokenizer),
@@ -71,10 +68,8 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
-    let bar = progress::bar(
-        0,
-        "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}",
-    );
+    let bar =
+        progress::bar(0, "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}");
     let mut show = |now: Progress| {
         bar.set_length(now.bytes_total);
         bar.set_position(now.bytes_done);
@@ -89,7 +84,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     bar.finish_and_clear();
     let report = report?;
     for skipped in &report.skipped {
-        eprintln!("skipped {}: {}", skipped.path.display(), skipped.reason);
+        eprintln!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
     }
     print(&report, arguments);
     Ok(ExitCode::SUCCESS)
@@ -100,7 +95,7 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) {
         .skipped
         .iter()
         .map(|skipped| {
-            let (path, reason) = (skipped.path.display().to_string(), skipped.reason.to_string());
+            let (path, reason) = (skipped.path.display().to_string(), one_line(&skipped.reason));
             serde_json::json!({ "path": path, "reason": reason })
         })
         .collect();
@@ -138,10 +133,7 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) {
                 report.duplicates,
                 skipped.len(),
             );
-            println!(
-                "{} tokens at the end fill no sample and were dropped",
-                report.dropped_tokens
-            );
+            println!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens);
         }
     }
 }
@@ -150,6 +142,7 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) {
 struct DocumentTokenizer {
     tokenizer: TextTokenizer,
     json: String,
+    vocab_size: u32,
     eos: u32,
 }
 
@@ -172,7 +165,8 @@ impl DocumentTokenizer {
                 path.display()
             )
         })?;
-        Ok(Self { tokenizer, json: std::fs::read_to_string(path)?, eos })
+        let vocab_size = tokenizer.vocab_size();
+        Ok(Self { tokenizer, json: std::fs::read_to_string(path)?, vocab_size, eos })
     }
 }
 
@@ -183,7 +177,7 @@ impl Tokenize for DocumentTokenizer {
     }
 
     fn vocab_size(&self) -> u32 {
-        u32::try_from(self.tokenizer.vocab_size()).unwrap_or(u32::MAX)
+        self.vocab_size
     }
 
     fn bos_token_id(&self) -> Option<u32> {

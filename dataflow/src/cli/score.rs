@@ -36,8 +36,8 @@ pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
     let tokenizer = TextTokenizer::beside(model.folder())?;
     let mut scorer = model.scorer()?;
     let path = arguments.input.display();
-    let file = std::fs::File::open(&arguments.input)
-        .with_context(|| format!("reading {path} failed"))?;
+    let file =
+        std::fs::File::open(&arguments.input).with_context(|| format!("reading {path} failed"))?;
     let mut out = std::io::stdout().lock();
     for (index, line) in BufReader::new(file).lines().enumerate() {
         let number = index + 1;
@@ -46,7 +46,9 @@ pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
             continue;
         }
         let request: Request = serde_json::from_str(&line).with_context(|| {
-            format!("{path}: line {number}: expected {{\"tokens\": [...]}} or {{\"text\": \"...\"}}")
+            format!(
+                "{path}: line {number}: expected {{\"tokens\": [...]}} or {{\"text\": \"...\"}}"
+            )
         })?;
         let tokens = match (request.tokens, request.text) {
             (Some(tokens), None) => tokens,

@@ -43,9 +43,9 @@ impl TextTokenizer {
             .map_err(|error| anyhow::anyhow!("{}: decoding failed: {error}", self.path))
     }
 
-    /// The number of tokens, added ones included.
-    pub(crate) fn vocab_size(&self) -> usize {
-        self.tokenizer.get_vocab_size(true)
+    /// One more than the largest id, added tokens included: ids may have gaps.
+    pub(crate) fn vocab_size(&self) -> u32 {
+        self.tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id.saturating_add(1))
     }
 
     /// The id of a token by its text.

@@ -11,8 +11,8 @@ use clap::Args;
 
 use super::progress::TrainProgress;
 use crate::cluster::{
-    ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor,
-    SupervisorSettings, join_supervised,
+    ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor, SupervisorSettings,
+    join_supervised,
 };
 use crate::error::JobError;
 use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary};
@@ -81,7 +81,8 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let supervised = lifeline.is_some();
     let progress = Arc::new(TrainProgress::new(&run));
     let observer = Arc::clone(&progress);
-    let options = TrainOptions { cluster, stop, observer: Arc::new(move |event| observer.show(event)) };
+    let options =
+        TrainOptions { cluster, stop, observer: Arc::new(move |event| observer.show(event)) };
     let result = crate::job::train(run, options);
     progress.finish();
     // The supervisor must see this process end by itself, not its connection close first.
@@ -142,7 +143,10 @@ fn supervise(
     ctrlc::set_handler(move || stop.stop()).context("listening for Ctrl-C failed")?;
     let outcome = supervisor.run(|_process, invitation| {
         let mut command = Command::new(&program);
-        command.arg("train").arg(&arguments.config).env(INVITATION_VARIABLE, invitation.to_string());
+        command
+            .arg("train")
+            .arg(&arguments.config)
+            .env(INVITATION_VARIABLE, invitation.to_string());
         for assignment in &arguments.overrides {
             command.arg("--set").arg(assignment);
         }
@@ -193,7 +197,10 @@ fn quiet_worker_panics() {
 fn print(summary: &TrainSummary) {
     let loss = summary.last.as_ref().map_or(f64::NAN, |last| last.loss);
     if summary.stopped {
-        println!("stopped after step {} of {}; the same command goes on", summary.step, summary.steps);
+        println!(
+            "stopped after step {} of {}; the same command goes on",
+            summary.step, summary.steps
+        );
     } else {
         println!("done: {} steps, loss {loss:.4}", summary.step);
     }

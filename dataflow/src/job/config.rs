@@ -265,12 +265,7 @@ impl RunConfig {
     }
 }
 
-fn expect(
-    holds: bool,
-    key: &str,
-    expected: &str,
-    found: impl std::fmt::Display,
-) -> Result<()> {
+fn expect(holds: bool, key: &str, expected: &str, found: impl std::fmt::Display) -> Result<()> {
     if holds { Ok(()) } else { Err(JobError::value(key, expected, found)) }
 }
 

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use tidemill_collective::ChunkPlan;
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::TensorFiles;
+use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::{Operator, Probe};
 use timely::dataflow::{InputHandle, ProbeHandle};
-use timely::container::CapacityContainerBuilder;
 
 use crate::checkpoint::{StateArena, optimizer_file};
 use crate::cluster::{Failure, WorkerContext};
@@ -65,8 +65,7 @@ enum Piece {
     Values { arena: StateArena, chunk: usize, values: Vec<f32> },
 }
 
-const ARENAS: [StateArena; 3] =
-    [StateArena::Parameters, StateArena::ExpAvg, StateArena::ExpAvgSq];
+const ARENAS: [StateArena; 3] = [StateArena::Parameters, StateArena::ExpAvg, StateArena::ExpAvgSq];
 
 impl StateOrigin {
     /// The checkpoint in `folder`, whose checksums were verified.

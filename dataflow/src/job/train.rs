@@ -150,8 +150,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
         .as_ref()
         .map(|(data_set, _)| decode(data_set, evaluation_shuffle()))
         .transpose()?;
-    let shared =
-        Shared { run, backend, kind, training_data, evaluation_data, stop, observer };
+    let shared = Shared { run, backend, kind, training_data, evaluation_data, stop, observer };
     let summaries =
         Cluster::connect(cluster)?.execute(move |context| run_worker(context, &shared))?;
     Ok(summaries.into_iter().next().unwrap_or_default())
@@ -163,8 +162,7 @@ fn run_worker(
 ) -> std::result::Result<TrainSummary, Failure> {
     let Shared { run, backend, .. } = shared;
     let layout: &Layout = Trainable::<Cpu>::layout(run.model.as_ref());
-    let mut plan =
-        TrainingPlan::new(run.batch.clone(), layout, run.data_set.seq_len(), run.steps);
+    let mut plan = TrainingPlan::new(run.batch.clone(), layout, run.data_set.seq_len(), run.steps);
     let opened = match context.index() {
         0 => Some(OpenedRun::open(shared, layout)?),
         _ => None,
@@ -321,13 +319,7 @@ fn checkpoints(
     let observer = Arc::clone(&shared.observer);
     let on_commit = Box::new(move |step, path| observer(&TrainEvent::Checkpointed { step, path }));
     let samples_per_step = run.batch.samples_per_step() as u64;
-    Ok(RunCheckpoints::new(
-        files,
-        folder.path().to_owned(),
-        template,
-        samples_per_step,
-        on_commit,
-    ))
+    Ok(RunCheckpoints::new(files, folder.path().to_owned(), template, samples_per_step, on_commit))
 }
 
 /// What worker 0 writes down and tells.

@@ -108,7 +108,7 @@ pub fn sum_of_squares_agrees<B: Backend<Activation = f32>>(backend: &B) -> Trans
             let layout = Layout::columns_of(1, elements + 13, 13, elements);
             let moved = Placed::new(&mut device, layout, &x);
             let row = moved.matrix();
-            let slice = Slice { buffer: row.buffer, start: row.start, elements };
+            let slice = Slice::new(row.buffer(), row.start(), elements).unwrap();
             let elsewhere = backend.sum_of_squares(&mut device.stream, slice).expect(&label);
             assert_eq!(elsewhere.to_bits(), found.to_bits(), "{label}: at another place");
             transcript.record_words(&label, [found.to_bits()]);

@@ -70,7 +70,7 @@ fn product<B: Backend<Activation = f32>>(
     a: Matrix<'_, B, f32>,
     b: Matrix<'_, B, f32>,
 ) -> Vec<f32> {
-    let layout = Layout::columns_of(a.rows, b.columns + 3, 1, b.columns);
+    let layout = Layout::columns_of(a.shape()[0], b.shape()[1] + 3, 1, b.shape()[1]);
     let mut outs = [0, 1].map(|_| match initial {
         Some(initial) => Placed::new(device, layout, initial),
         None => Placed::poisoned(device, layout),

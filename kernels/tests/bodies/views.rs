@@ -45,11 +45,9 @@ pub fn parts_name_their_elements<B: Backend>(backend: &B) {
     backend.read(&mut device.stream, &mut read, slice.sub(5, 3).unwrap()).unwrap();
     assert_eq!(read, [7, 8, 9]);
     let matrix = slice.matrix(4, 5).unwrap().rows(1, 2).unwrap().columns(3, 2).unwrap();
-    let first = (matrix.start, matrix.rows, matrix.columns, matrix.row_stride);
-    assert_eq!(first, (2 + 5 + 3, 2, 2, 5));
+    assert_eq!((matrix.start(), matrix.shape(), matrix.strides()), (2 + 5 + 3, [2, 2], [5, 1]));
     let transposed = matrix.transposed();
-    let strides = (transposed.row_stride, transposed.column_stride);
-    assert_eq!((transposed.start, strides), (10, (1, 5)));
+    assert_eq!((transposed.start(), transposed.strides()), (10, [1, 5]));
 
     let part = SliceMut::<B, u32>::new(&mut buffer, 4, 10).unwrap().sub(3, 2).unwrap();
     backend.fill_zero(&mut device.stream, part).unwrap();

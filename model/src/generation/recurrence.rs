@@ -238,7 +238,7 @@ impl<'m, B: Backend> Recurrence<'m, B> {
         backend.embedding_forward(
             stream,
             SliceMut::all(&mut self.activations.residual).matrix(rows, width)?,
-            table.matrix(table.elements / width, width)?,
+            table.matrix(table.elements() / width, width)?,
             Slice::new(&self.tokens, 0, rows)?,
         )?;
         let positions = rows / samples;

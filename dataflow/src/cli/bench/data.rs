@@ -61,8 +61,9 @@ impl From<Shuffle> for ShuffleOrder {
 }
 
 pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
-    let duration = Duration::try_from_secs_f64(bench.seconds)
-        .map_err(|error| anyhow::anyhow!("--seconds: expected a time, found {}: {error}", bench.seconds))?;
+    let duration = Duration::try_from_secs_f64(bench.seconds).map_err(|error| {
+        anyhow::anyhow!("--seconds: expected a time, found {}: {error}", bench.seconds)
+    })?;
     let opened = Instant::now();
     let data_set = DataSet::open(&bench.dataset)?;
     let order = data_set.order(ShuffleSettings {
@@ -108,8 +109,14 @@ pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
             })
         ),
         Format::Text => {
-            println!("{samples_per_second:.0} samples/s of {} tokens ({megabytes:.0} MB/s as u32)", seq_len + 1);
-            println!("first batch of {batch} after {:.1} ms, from opening", first_batch_seconds * 1e3);
+            println!(
+                "{samples_per_second:.0} samples/s of {} tokens ({megabytes:.0} MB/s as u32)",
+                seq_len + 1
+            );
+            println!(
+                "first batch of {batch} after {:.1} ms, from opening",
+                first_batch_seconds * 1e3
+            );
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -136,7 +136,8 @@ fn measure(
     let backend = Arc::new(Cpu::new(bench.threads)?);
     let vocab_size = Trainable::<Cpu>::vocab_size(model.as_ref()) as u64;
     let tokens = bench.seq_len.get() + 1;
-    let schedule = ScheduleSettings { name: ScheduleName::Constant, warmup_steps: 0, ..Default::default() };
+    let schedule =
+        ScheduleSettings { name: ScheduleName::Constant, warmup_steps: 0, ..Default::default() };
     let results = execute(ClusterSettings::threads(workers), move |context| {
         let training = Training {
             plan: Arc::clone(&plan),
@@ -153,9 +154,7 @@ fn measure(
         context.dataflow::<u64, _, _>(|scope| {
             let source = MadeUpSamples { vocab_size, tokens, requested: Vec::new() };
             training.build(scope, source, None).reports.inspect(move |report| {
-                seen.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push((*report, Instant::now()));
+                seen.lock().unwrap_or_else(PoisonError::into_inner).push((*report, Instant::now()));
             });
         });
         context.run_until_done()?;

@@ -26,11 +26,7 @@ pub struct UpdateRule {
 
 impl UpdateRule {
     /// The rule of a run's `[optimizer]` and `[schedule]`, whose curve ends after `horizon` updates.
-    pub fn new(
-        optimizer: OptimizerSettings,
-        schedule: ScheduleSettings,
-        horizon: u64,
-    ) -> Self {
+    pub fn new(optimizer: OptimizerSettings, schedule: ScheduleSettings, horizon: u64) -> Self {
         let (clip_norm, base) = (optimizer.clip_norm, optimizer.learning_rate);
         let learning_rate: LearningRate =
             Arc::new(move |update| schedule.learning_rate(base, update, horizon));
