@@ -101,7 +101,7 @@ impl NormShape {
     /// A norm over `grains.rows()` rows of `width` elements.
     ///
     /// # Errors
-    /// A width of zero, or an `eps` that is not a positive number.
+    /// A width of zero, or an `eps` that is negative or not finite.
     pub fn new(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
         at_least_one("rms_norm", "width", width)?;
         if !(eps.is_finite() && eps >= 0.0) {

@@ -37,11 +37,11 @@ fn sizes_of_zero_and_unsupported_sizes_are_refused() {
 
 #[test]
 fn grains_cover_every_row_once_and_the_last_may_be_short() {
-    let cases: [(usize, usize, &[(usize, usize)]); 4] = [
-        (1, 1, &[(0, 1)]),
-        (5, 2, &[(0, 2), (2, 4), (4, 5)]),
-        (4, 2, &[(0, 2), (2, 4)]),
-        (3, 9, &[(0, 3)]),
+    let cases = [
+        (1, 1, vec![(0, 1)]),
+        (5, 2, vec![(0, 2), (2, 4), (4, 5)]),
+        (4, 2, vec![(0, 2), (2, 4)]),
+        (3, 9, vec![(0, 3)]),
     ];
     for (rows, rows_per_grain, expected) in cases {
         let grains = GrainRows::new(rows, rows_per_grain).unwrap();
