@@ -8,6 +8,7 @@ mod bench;
 mod exit;
 mod generate;
 mod inspect;
+mod output;
 mod prepare;
 mod progress;
 mod score;
@@ -56,7 +57,10 @@ pub(crate) enum Format {
 
 /// Runs the program with this process's arguments.
 pub fn main() -> ExitCode {
-    let program = Program::parse();
+    let program = match Program::try_parse() {
+        Ok(program) => program,
+        Err(error) => return exit::wrong_flags(&error),
+    };
     exit::start_logging();
     let result = match program.command {
         Command::Prepare(arguments) => prepare::run(&arguments),

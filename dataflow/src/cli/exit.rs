@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
+use super::output::note_line;
 use crate::cluster::{ClusterError, ExitClass};
 use crate::error::JobError;
 
@@ -33,6 +34,31 @@ pub(super) fn one_line(error: &(dyn Error + 'static)) -> String {
     line.split('\n').map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
+/// The exit code of a wrong flag.
+const WRONG_FLAG: u8 = 2;
+
+/// Flags that are wrong, on one line; or help, where that was asked for.
+pub(crate) fn wrong_flags(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind::{
+        DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion,
+    };
+    if let DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion = error.kind() {
+        // Help that nobody reads is not worth a message.
+        let _ = error.print();
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_FLAG));
+    }
+    let text = error.to_string();
+    let words: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty())
+        .collect();
+    let words = words.join(" ");
+    note_line!("tidemill: {} (--help shows how)", words.trim_start_matches("error: "));
+    ExitCode::from(WRONG_FLAG)
+}
+
 /// Prints what went wrong, if anything, and chooses the exit code.
 pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
@@ -42,7 +68,7 @@ pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
             if error.chain().any(is_broken_pipe) {
                 return ExitCode::SUCCESS;
             }
-            eprintln!("tidemill: {}", message(&error));
+            note_line!("tidemill: {}", message(&error));
             ExitCode::from(
                 cluster_error(&error)
                     .map_or(ExitClass::FixInput, ClusterError::exit_class)

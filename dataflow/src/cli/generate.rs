@@ -9,6 +9,7 @@ use clap::Args;
 use tidemill_model::generation::{GenerationSettings, SamplingSettings};
 
 use super::Format;
+use super::output::OUTPUT_FAILED;
 use super::tokenizer::TextTokenizer;
 use crate::inference::LoadedModel;
 
@@ -28,16 +29,16 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
     /// 0 takes the likeliest token; higher is more varied.
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 1.0)]
     temperature: f64,
     /// Sample from the K likeliest tokens only; 0 for all.
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
     /// Sample from the likeliest tokens that together have probability P.
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", allow_negative_numbers = true, default_value_t = 1.0)]
     top_p: f64,
     /// Above 1, tokens that have appeared become less likely.
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    #[arg(long, value_name = "R", allow_negative_numbers = true, default_value_t = 1.0)]
     repetition_penalty: f64,
     /// Seeds the sampling.
     #[arg(long, value_name = "S", default_value_t = 0)]
@@ -97,12 +98,15 @@ pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
     let text = tokenizer.as_ref().map(|tokenizer| tokenizer.decode(&tokens)).transpose()?;
     match (arguments.format, &text) {
         (Format::Json, _) => {
-            writeln!(out, "{}", serde_json::json!({ "tokens": tokens, "text": text }))?;
+            writeln!(out, "{}", serde_json::json!({ "tokens": tokens, "text": text }))
+                .context(OUTPUT_FAILED)?;
         }
-        (Format::Text, Some(text)) => writeln!(out, "{}", text.get(shown..).unwrap_or(""))?,
+        (Format::Text, Some(text)) => {
+            writeln!(out, "{}", text.get(shown..).unwrap_or("")).context(OUTPUT_FAILED)?
+        }
         (Format::Text, None) => {
             let list: Vec<String> = tokens.iter().map(u32::to_string).collect();
-            writeln!(out, "{}", list.join(","))?;
+            writeln!(out, "{}", list.join(",")).context(OUTPUT_FAILED)?;
         }
     }
     Ok(ExitCode::SUCCESS)

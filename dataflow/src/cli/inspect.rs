@@ -12,6 +12,7 @@ use tidemill_model::{Layout, Mamba, Trainable};
 use tidemill_streaming_data::DataSet;
 
 use super::Format;
+use super::output::result_line;
 use crate::checkpoint::{self, Checkpoint, TRAINER_FILE};
 use crate::metrics::{self, StepMetrics};
 use crate::run_folder::RUN_CONFIG_FILE;
@@ -44,8 +45,8 @@ pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
         data_set_facts(folder)?
     };
     match arguments.format {
-        Format::Json => println!("{facts}"),
-        Format::Text => print_words(&facts, 0),
+        Format::Json => result_line!("{facts}")?,
+        Format::Text => print_words(&facts, 0)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -119,20 +120,20 @@ fn run_facts(folder: &Path) -> anyhow::Result<Value> {
 }
 
 /// `key: value` lines; tables are indented, long lists are counted.
-fn print_words(facts: &Value, depth: usize) {
+fn print_words(facts: &Value, depth: usize) -> anyhow::Result<()> {
     const LONGEST_LIST: usize = 8;
     let indent = "  ".repeat(depth);
-    let Value::Object(object) = facts else { return };
+    let Value::Object(object) = facts else { return Ok(()) };
     for (key, value) in object {
         let key = key.replace('_', " ");
         match value {
             Value::Null => {}
             Value::Object(_) => {
-                println!("{indent}{key}:");
-                print_words(value, depth + 1);
+                result_line!("{indent}{key}:")?;
+                print_words(value, depth + 1)?;
             }
             Value::Array(list) if list.iter().any(Value::is_object) => {
-                println!("{indent}{key}: {}", list.len());
+                result_line!("{indent}{key}: {}", list.len())?;
                 for item in list.iter().take(LONGEST_LIST) {
                     let parts: Vec<String> = item
                         .as_object()
@@ -140,15 +141,16 @@ fn print_words(facts: &Value, depth: usize) {
                         .flatten()
                         .map(|(key, value)| format!("{key} {}", plain(value)))
                         .collect();
-                    println!("{indent}  {}", parts.join(", "));
+                    result_line!("{indent}  {}", parts.join(", "))?;
                 }
                 if list.len() > LONGEST_LIST {
-                    println!("{indent}  and {} more", list.len() - LONGEST_LIST);
+                    result_line!("{indent}  and {} more", list.len() - LONGEST_LIST)?;
                 }
             }
-            value => println!("{indent}{key}: {}", plain(value)),
+            value => result_line!("{indent}{key}: {}", plain(value))?,
         }
     }
+    Ok(())
 }
 
 fn plain(value: &Value) -> String {

@@ -14,6 +14,7 @@ use tidemill_streaming_data::prepare::{
 };
 
 use super::exit::one_line;
+use super::output::{note_line, result_line};
 use super::tokenizer::TextTokenizer;
 use super::{Format, progress};
 
@@ -84,13 +85,13 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     bar.finish_and_clear();
     let report = report?;
     for skipped in &report.skipped {
-        eprintln!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
+        note_line!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
     }
-    print(&report, arguments);
+    print(&report, arguments)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &PrepareReport, arguments: &PrepareArguments) {
+fn print(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result<()> {
     let skipped: Vec<serde_json::Value> = report
         .skipped
         .iter()
@@ -100,7 +101,7 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) {
         })
         .collect();
     match arguments.format {
-        Format::Json => println!(
+        Format::Json => result_line!(
             "{}",
             serde_json::json!({
                 "documents": report.documents,
@@ -114,17 +115,17 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) {
                 "shards": report.shards,
                 "shard_bytes": report.shard_bytes,
             })
-        ),
+        )?,
         Format::Text => {
-            println!(
+            result_line!(
                 "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
                 arguments.output.display(),
                 report.samples,
                 arguments.seq_len,
                 report.shards,
                 report.shard_bytes as f64 / 1e6,
-            );
-            println!(
+            )?;
+            result_line!(
                 "from {} documents ({:.1} MB of text, {} tokens); {} empty, {} reached twice, {} skipped",
                 report.documents,
                 report.text_bytes as f64 / 1e6,
@@ -132,10 +133,14 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) {
                 report.empty,
                 report.duplicates,
                 skipped.len(),
-            );
-            println!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens);
+            )?;
+            result_line!(
+                "{} tokens at the end fill no sample and were dropped",
+                report.dropped_tokens
+            )?;
         }
     }
+    Ok(())
 }
 
 /// A tokenizer.json as `prepare` uses it.

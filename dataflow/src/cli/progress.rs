@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::output::note_line;
 use crate::job::{ResolvedRun, TrainEvent};
 
 /// How often a log that is no terminal gets a line.
@@ -58,7 +59,7 @@ impl TrainProgress {
                 self.bar.set_position(metrics.step);
                 self.bar.set_message(words.clone());
                 if self.bar.is_hidden() && self.line_is_due() {
-                    eprintln!("step {}: {words}", metrics.step);
+                    note_line!("step {}: {words}", metrics.step);
                 }
             }
             TrainEvent::Evaluated { step, loss } => {
@@ -73,7 +74,7 @@ impl TrainProgress {
     }
 
     fn say(&self, words: &str) {
-        self.bar.suspend(|| eprintln!("{words}"));
+        self.bar.suspend(|| note_line!("{words}"));
     }
 
     fn line_is_due(&self) -> bool {

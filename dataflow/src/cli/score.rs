@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
 
+use super::output::OUTPUT_FAILED;
 use super::tokenizer::TextTokenizer;
 use crate::inference::LoadedModel;
 
@@ -63,8 +64,9 @@ pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
         let log_probabilities =
             scorer.log_probabilities(&tokens).with_context(|| format!("{path}: line {number}"))?;
         let sum: f64 = log_probabilities.iter().copied().map(f64::from).sum();
-        writeln!(out, "{}", serde_json::json!({ "logprobs": log_probabilities, "sum": sum }))?;
+        writeln!(out, "{}", serde_json::json!({ "logprobs": log_probabilities, "sum": sum }))
+            .context(OUTPUT_FAILED)?;
     }
-    out.flush()?;
+    out.flush().context(OUTPUT_FAILED)?;
     Ok(ExitCode::SUCCESS)
 }

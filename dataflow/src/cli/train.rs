@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::Context;
 use clap::Args;
 
+use super::output::{note_line, result_line};
 use super::progress::TrainProgress;
 use crate::cluster::{
     ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor, SupervisorSettings,
@@ -65,7 +66,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     };
     let run = ResolvedRun::new(config, cluster.threads)?;
     if arguments.print_config {
-        print!("{}", run.config.to_toml());
+        result_line!("{}", run.config.to_toml().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     if invitation.is_none() && processes(arguments)? > 1 {
@@ -89,7 +90,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let code = match result {
         Ok(summary) => {
             if shows_progress {
-                print(&summary);
+                print(&summary)?;
             }
             ExitCode::SUCCESS
         }
@@ -156,7 +157,7 @@ fn supervise(
     for (process, child) in outcome.children.iter().enumerate() {
         if child.status.code().is_none() {
             let how = if child.killed { "was silent and was killed" } else { "ended" };
-            eprintln!("tidemill: process {process} {how}: {}", child.status);
+            note_line!("tidemill: process {process} {how}: {}", child.status);
         }
     }
     Ok(ExitCode::from(outcome.exit_code()))
@@ -194,17 +195,19 @@ fn quiet_worker_panics() {
     }));
 }
 
-fn print(summary: &TrainSummary) {
+fn print(summary: &TrainSummary) -> anyhow::Result<()> {
     let loss = summary.last.as_ref().map_or(f64::NAN, |last| last.loss);
     if summary.stopped {
-        println!(
+        result_line!(
             "stopped after step {} of {}; the same command goes on",
-            summary.step, summary.steps
-        );
+            summary.step,
+            summary.steps
+        )?;
     } else {
-        println!("done: {} steps, loss {loss:.4}", summary.step);
+        result_line!("done: {} steps, loss {loss:.4}", summary.step)?;
     }
     if let Some(path) = &summary.checkpoint {
-        println!("checkpoint: {}", path.display());
+        result_line!("checkpoint: {}", path.display())?;
     }
+    Ok(())
 }

@@ -11,6 +11,7 @@ use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
 use crate::cli::Format;
+use crate::cli::output::result_line;
 
 /// Flags of `tidemill bench data`.
 #[derive(Debug, Args)]
@@ -97,7 +98,7 @@ pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
     std::hint::black_box(fold);
     let megabytes = samples_per_second * (seq_len + 1) as f64 * 4.0 / 1e6;
     match bench.format {
-        Format::Json => println!(
+        Format::Json => result_line!(
             "{}",
             serde_json::json!({
                 "samples_per_second": samples_per_second,
@@ -107,16 +108,16 @@ pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
                 "batch": batch,
                 "threads": bench.threads,
             })
-        ),
+        )?,
         Format::Text => {
-            println!(
+            result_line!(
                 "{samples_per_second:.0} samples/s of {} tokens ({megabytes:.0} MB/s as u32)",
                 seq_len + 1
-            );
-            println!(
+            )?;
+            result_line!(
                 "first batch of {batch} after {:.1} ms, from opening",
                 first_batch_seconds * 1e3
-            );
+            )?;
         }
     }
     Ok(ExitCode::SUCCESS)

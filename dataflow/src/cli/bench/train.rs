@@ -17,6 +17,7 @@ use timely::dataflow::operators::Inspect;
 
 use crate::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::cli::Format;
+use crate::cli::output::result_line;
 use crate::cluster::{ClusterSettings, Failure, execute};
 use crate::error::JobError;
 use crate::operators::{
@@ -87,7 +88,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     // Forward and backward of the matrix products: 6 operations a parameter and token.
     let gigaflops = 6.0 * parameter_count as f64 * tokens_per_second / 1e9;
     match bench.format {
-        Format::Json => println!(
+        Format::Json => result_line!(
             "{}",
             serde_json::json!({
                 "tokens_per_second": tokens_per_second,
@@ -104,18 +105,18 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
                 "first_loss": first.loss,
                 "last_loss": last.loss,
             })
-        ),
+        )?,
         Format::Text => {
-            println!(
+            result_line!(
                 "{tokens_per_second:.0} tokens/s: {} with {workers} workers, lanes {}, {} samples of {} tokens a step",
                 bench.preset,
                 batch.lanes(),
                 batch.samples_per_step(),
                 bench.seq_len
-            );
-            println!("bound by matrix products, about {gigaflops:.0} GFLOP/s of them");
+            )?;
+            result_line!("bound by matrix products, about {gigaflops:.0} GFLOP/s of them")?;
             if let Some(bytes) = peak_memory_bytes() {
-                println!("peak memory {:.0} MB", bytes as f64 / 1e6);
+                result_line!("peak memory {:.0} MB", bytes as f64 / 1e6)?;
             }
         }
     }
