@@ -211,16 +211,18 @@ impl RunConfig {
     /// As [`load`](Self::load).
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
         let config_error = |what: String| JobError::Config { origin: origin.to_owned(), what };
-        let mut table: toml::Table =
-            text.parse().map_err(|error: toml::de::Error| config_error(one_line(&error)))?;
-        for assignment in overrides {
-            set_key(&mut table, assignment)?;
-        }
         let config: Self = if overrides.is_empty() {
             // Straight from the text, so that an error can say in which line it stands.
-            toml::from_str(text).map_err(|error| config_error(locate(&error, text)))?
+            toml::from_str(text).map_err(|error| config_error(name_line(&error, text)))?
         } else {
-            table.try_into().map_err(|error: toml::de::Error| config_error(one_line(&error)))?
+            let parsed = text.parse::<toml::Table>();
+            let mut table = parsed.map_err(|error| config_error(name_line(&error, text)))?;
+            for assignment in overrides {
+                set_key(&mut table, assignment)?;
+            }
+            // The merged text is not the user's: an error names its key, not its line.
+            let merged = table.to_string();
+            toml::from_str(&merged).map_err(|error| config_error(name_key(&error, &merged)))?
         };
         config.check().map_err(|what| config_error(what.to_string()))?;
         Ok(config)
@@ -298,15 +300,29 @@ fn one_line(error: &toml::de::Error) -> String {
     error.message().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// The line of `text` that an error is about, from 0.
+fn line_of(error: &toml::de::Error, text: &str) -> Option<usize> {
+    let before = text.get(..error.span()?.start)?;
+    Some(before.matches('\n').count())
+}
+
 /// [`one_line`], with the line that it is about.
-fn locate(error: &toml::de::Error, text: &str) -> String {
+fn name_line(error: &toml::de::Error, text: &str) -> String {
     let message = one_line(error);
-    match error.span() {
-        Some(span) => {
-            let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
-            let source = text.lines().nth(line - 1).unwrap_or("").trim();
-            format!("line {line} ({source}): {message}")
-        }
-        None => message,
+    let Some(line) = line_of(error, text) else { return message };
+    let source = text.lines().nth(line).unwrap_or("").trim();
+    format!("line {} ({source}): {message}", line + 1)
+}
+
+/// [`one_line`], with the key and the value that it is about, or the table.
+fn name_key(error: &toml::de::Error, text: &str) -> String {
+    let message = one_line(error);
+    let Some(line) = line_of(error, text) else { return message };
+    let source = text.lines().nth(line).unwrap_or("").trim();
+    let table = text.lines().take(line + 1).filter_map(|line| line.strip_prefix('[')).last();
+    match table.map(|table| table.trim_end_matches(']')) {
+        Some(_) if source.starts_with('[') => format!("{source}: {message}"),
+        Some(table) => format!("{table}.{source}: {message}"),
+        None => format!("{source}: {message}"),
     }
 }

@@ -18,7 +18,7 @@ use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use super::config::{BackendChoice, Precision, RunConfig};
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
-use crate::checkpoint::{TrainerState, device_keys};
+use crate::checkpoint::{self, TrainerState, device_keys};
 use crate::error::{JobError, Result};
 
 /// A checked run: its data, its model and its numbers.
@@ -58,8 +58,11 @@ impl ResolvedRun {
         };
         let batch = config.batch.plan(memory)?;
         let steps = steps(&config, &data_set, &batch);
-        let horizon = config.schedule.steps.unwrap_or(steps);
-        config.schedule.check(horizon)?;
+        // A run that goes on keeps the horizon that it began with, and that was checked then.
+        let begun = checkpoint::latest(&config.run.dir)?.is_some();
+        if !begun || config.schedule.steps.is_some() {
+            config.schedule.check(config.schedule.steps.unwrap_or(steps))?;
+        }
         let preset = config.model.preset.take();
         if weights_from.is_none() {
             let kind = ModelSettings::from(&model_config);
@@ -88,7 +91,7 @@ impl ResolvedRun {
         let settings = &mut state.settings;
         let config = &self.config;
         flatten("run.seed", &config.run.seed, settings);
-        flatten("model", &self.model_json(), settings);
+        flatten("model", &self.sizes_by_key(), settings);
         flatten("batch.samples_per_step", &self.batch.samples_per_step(), settings);
         flatten("batch.lanes", &self.batch.lanes(), settings);
         flatten("batch.grain_samples", &self.batch.grain_samples(), settings);
@@ -98,6 +101,19 @@ impl ResolvedRun {
         settings.insert(HORIZON_KEY.to_owned(), Value::from(horizon));
         flatten("device.precision", &config.device.precision, settings);
         state
+    }
+
+    /// `config.json` with its sizes under the keys of `[model]`, which are what a user knows.
+    fn sizes_by_key(&self) -> Value {
+        let mut model = self.model_json();
+        if let Value::Object(object) = &mut model {
+            for (name, key) in MODEL_KEYS {
+                if let Some(size) = object.remove(name) {
+                    object.insert(key.to_owned(), size);
+                }
+            }
+        }
+        model
     }
 
     /// What must be equal in all processes for them to train together.
@@ -144,6 +160,15 @@ impl ResolvedRun {
         Ok(Some(bytes.into()))
     }
 }
+
+/// What `config.json` calls the sizes of `[model]`, and their keys.
+const MODEL_KEYS: [(&str, &str); 5] = [
+    ("hidden_size", "d_model"),
+    ("num_hidden_layers", "n_layers"),
+    ("state_size", "d_state"),
+    ("conv_kernel", "d_conv"),
+    ("time_step_rank", "dt_rank"),
+];
 
 /// The key of the schedule's horizon among the settings of a checkpoint.
 pub(super) const HORIZON_KEY: &str = "schedule.steps";
