@@ -1,0 +1,267 @@
+//! One panic, death or silence ends every worker and every process within seconds, and says what it was.
+//!
+//! Seen red: with an abort that wakes nobody, and with peers that are never declared silent.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use tidemill::batch::{BatchSettings, MicrobatchMemory};
+use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
+use tidemill::kernels::Cpu;
+use tidemill::model::optimizer::OptimizerSettings;
+use tidemill::model::schedule::ScheduleSettings;
+use tidemill::model::{
+    Device, GradientSink, GrainLoss, Layout, Mamba, MambaConfig, Microbatch, MicrobatchShape,
+    ModelError, Parameters, Trainable,
+};
+use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::streaming_data::Sample;
+use timely::dataflow::operators::{Exchange, Inspect};
+
+use crate::support::processes::{is_gone, signal, wait_until};
+use crate::support::{Workbench, program};
+
+/// Far less than a test may wait, far more than an end takes.
+const SOON: Duration = Duration::from_secs(20);
+
+const VOCAB_SIZE: usize = 50;
+const POSITIONS: usize = 9;
+/// Stands in one sample of the third step only, which belongs to worker 1 of 3.
+const FATAL_TOKEN: u32 = 49;
+const FATAL_POSITION: u64 = 2 * 8 + 4;
+
+/// Where the program breaks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Breaks {
+    /// The model, on the device thread of one worker.
+    Model,
+    /// An operator of the user's own, on one worker.
+    OwnOperator,
+    /// The source of samples of one worker.
+    Source,
+    /// It does not panic: it answers with an error.
+    SourceError,
+}
+
+/// A user's own model: a Mamba that does not stand one of its tokens.
+struct Fragile {
+    mamba: Mamba,
+    breaks: Breaks,
+}
+
+impl Trainable<Cpu> for Fragile {
+    type Workspace = <Mamba as Trainable<Cpu>>::Workspace;
+
+    fn layout(&self) -> &Layout {
+        Trainable::<Cpu>::layout(&self.mamba)
+    }
+
+    fn initialize(&self, seed: u64) -> Vec<f32> {
+        Trainable::<Cpu>::initialize(&self.mamba, seed)
+    }
+
+    fn config_json(&self) -> serde_json::Value {
+        Trainable::<Cpu>::config_json(&self.mamba)
+    }
+
+    fn vocab_size(&self) -> usize {
+        Trainable::<Cpu>::vocab_size(&self.mamba)
+    }
+
+    fn plan(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        shape: MicrobatchShape,
+    ) -> Result<Self::Workspace, ModelError> {
+        self.mamba.plan(device, shape)
+    }
+
+    fn forward(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        workspace: &mut Self::Workspace,
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        self.mamba.forward(device, workspace, parameters, microbatch)
+    }
+
+    fn forward_backward(
+        &self,
+        device: &mut Device<'_, Cpu>,
+        workspace: &mut Self::Workspace,
+        parameters: &Parameters<Cpu>,
+        microbatch: Microbatch<'_>,
+        sink: &mut dyn GradientSink<Cpu>,
+    ) -> Result<Vec<GrainLoss>, ModelError> {
+        let fatal = microbatch.tokens.contains(&FATAL_TOKEN);
+        assert!(self.breaks != Breaks::Model || !fatal, "broken on purpose");
+        self.mamba.forward_backward(device, workspace, parameters, microbatch, sink)
+    }
+}
+
+/// Samples that are a function of their position.
+struct Tokens {
+    breaks: Breaks,
+    requested: Vec<u64>,
+}
+
+impl SampleSource for Tokens {
+    fn request(&mut self, positions: Range<u64>) {
+        self.requested.extend(positions);
+    }
+
+    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+        if self.requested.is_empty() {
+            return Ok(None);
+        }
+        let position = self.requested.remove(0);
+        let fatal = position == FATAL_POSITION;
+        assert!(self.breaks != Breaks::Source || !fatal, "broken on purpose");
+        if self.breaks == Breaks::SourceError && fatal {
+            return Err("broken on purpose".into());
+        }
+        let token = |index| ((position * 7 + index * index) % 49) as u32;
+        let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
+        if fatal {
+            tokens[3] = FATAL_TOKEN;
+        }
+        Ok(Some(Sample { position, tokens }))
+    }
+
+    fn set_wake(&mut self, _wake: Wake) {}
+}
+
+fn worker(context: &mut WorkerContext<'_>, breaks: Breaks) -> Result<(), Failure> {
+    let mut config = MambaConfig::new(VOCAB_SIZE, 16, 2);
+    config.d_state = 5;
+    let model = Arc::new(Fragile { mamba: Mamba::new(&config)?, breaks });
+    let batch = BatchSettings { samples_per_step: 8, ..Default::default() };
+    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
+    let steps = 1_000_000;
+    let schedule = ScheduleSettings { warmup_steps: 0, ..Default::default() };
+    let training = Training {
+        plan: Arc::new(TrainingPlan::new(batch, model.layout(), POSITIONS, steps)),
+        backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+        state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
+        model,
+        rule: UpdateRule::new(OptimizerSettings::default(), schedule, steps),
+        stop: Arc::new(AtomicBool::new(false)),
+        checkpoints: None,
+        abort: context.abort().clone(),
+    };
+    context.dataflow::<u64, _, _>(|scope| {
+        let source = Tokens { breaks, requested: Vec::new() };
+        let reports = training.build(scope, source, None).reports;
+        reports.exchange(|_| 2).inspect(move |report| {
+            assert!(breaks != Breaks::OwnOperator || report.step < 3, "broken on purpose");
+        });
+    });
+    Ok(context.run_until_done()?)
+}
+
+#[test]
+fn whatever_breaks_on_one_worker_ends_all_with_its_message() {
+    let cases = [
+        (Breaks::Model, "worker 1"),
+        (Breaks::OwnOperator, "worker 2"),
+        (Breaks::Source, "worker 1"),
+        (Breaks::SourceError, "worker 1"),
+    ];
+    for (breaks, who) in cases {
+        let started = Instant::now();
+        let ended = execute(ClusterSettings::threads(3), move |context| worker(context, breaks));
+        let error: ClusterError = ended.err().expect("it breaks");
+        let text = error.with_causes();
+        assert!(text.contains("broken on purpose"), "{breaks:?}: {text}");
+        assert!(breaks == Breaks::Model || text.contains(who), "{breaks:?}: {text}");
+        assert!(started.elapsed() < SOON, "{breaks:?}: {:?}", started.elapsed());
+        // A mistake in the program is restarted, wrong input is not.
+        let code = if breaks == Breaks::SourceError { 1 } else { 75 };
+        assert_eq!(error.exit_class().exit_code(), code, "{breaks:?}");
+    }
+}
+
+const ENDLESS: [&str; 6] = [
+    "--set",
+    "run.steps=1000000",
+    "--set",
+    "checkpoint.every_steps=1000000",
+    "--set",
+    "run.peer_deadline_seconds=2",
+];
+
+fn wait_for_steps(bench: &Workbench) {
+    let metrics = bench.path("run/metrics.jsonl");
+    wait_until("the first steps", || {
+        std::fs::read_to_string(&metrics).is_ok_and(|text| text.matches('\n').count() >= 3)
+    });
+}
+
+#[test]
+fn a_stopped_process_is_noticed_at_the_deadline() {
+    let bench = Workbench::new();
+    let run = bench.start(&[&["train", "run.toml", "-n", "2", "-w", "1"], &ENDLESS[..]].concat());
+    let children = run.children(2);
+    wait_for_steps(&bench);
+    signal("STOP", &children[1].to_string());
+    let stopped = Instant::now();
+    let finished = run.finish().expect(75);
+    assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
+    assert!(finished.stderr.contains("process 1"), "{finished:?}");
+    assert!(finished.stderr.contains("silent"), "{finished:?}");
+    wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
+}
+
+#[test]
+fn a_killed_supervisor_takes_its_processes_along() {
+    let bench = Workbench::new();
+    let run = bench.start(&[&["train", "run.toml", "-n", "3", "-w", "1"], &ENDLESS[..]].concat());
+    let children = run.children(3);
+    wait_for_steps(&bench);
+    run.signal("KILL");
+    let killed = Instant::now();
+    wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
+    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    assert_eq!(run.finish().status.code(), None);
+}
+
+/// Without a supervisor, the other processes notice by themselves.
+#[test]
+fn a_killed_process_of_a_hosts_file_is_named_by_the_others() {
+    let bench = Workbench::new();
+    bench.write("hosts", program::free_hosts(3));
+    let start = |process: &str| {
+        let arguments = ["train", "run.toml", "-p", process, "--hosts", "hosts", "-w", "1"];
+        bench.start(&[&arguments, &ENDLESS[..]].concat())
+    };
+    let [first, second, third] = ["0", "1", "2"].map(start);
+    wait_for_steps(&bench);
+    second.signal("KILL");
+    let killed = Instant::now();
+    for survivor in [first, third] {
+        let finished = survivor.finish().failed(75, &["process 1"]);
+        assert!(killed.elapsed() < SOON, "{finished:?}");
+    }
+    assert_eq!(second.finish().status.code(), None);
+}
+
+/// Processes that would not train the same thing do not begin.
+#[test]
+fn processes_with_other_settings_are_refused() {
+    let bench = Workbench::new();
+    bench.write("hosts", program::free_hosts(2));
+    let start = |process: &str, lanes: &str| {
+        let arguments =
+            ["train", "run.toml", "-p", process, "--hosts", "hosts", "-w", "1", "--set", lanes];
+        bench.start(&arguments)
+    };
+    let runs = [start("0", "batch.lanes=8"), start("1", "batch.lanes=4")];
+    for run in runs {
+        run.finish().refused(1, &["batch.lanes", "8", "4"]);
+    }
+    assert!(!bench.path("run").exists());
+}

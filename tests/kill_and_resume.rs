@@ -1,0 +1,127 @@
+//! Kills, signals and resumes at other world sizes change no bit, and nothing has to be cleaned in between.
+//!
+//! Moments are drawn with a fixed seed; what happens at them is not: a kill lands wherever the processes are by then.
+//!
+//! Seen red: with metrics that are appended without dropping lines past the checkpoint, with moments that are not
+//! restored, and with a checkpoint that is written in its final place.
+
+use std::sync::LazyLock;
+
+use crate::support::processes::{is_gone, signal, wait_until};
+use crate::support::workbench::random;
+use crate::support::{Outcome, Running, Workbench, assert_same};
+
+const STEPS: u64 = 60;
+
+struct Long {
+    bench: Workbench,
+    reference: Outcome,
+}
+
+/// A run of some length, and what it leaves when nobody disturbs it.
+static LONG: LazyLock<Long> = LazyLock::new(|| {
+    let bench = Workbench::new();
+    let config = crate::support::workbench::CONFIG
+        .replace("steps = 5", &format!("steps = {STEPS}\npeer_deadline_seconds = 20"))
+        .replace("every_steps = 2", "every_steps = 7");
+    bench.write("run.toml", config);
+    bench.tidemill(&["train", "run.toml", "-w", "1", "--set", "run.dir=reference"]).expect(0);
+    let reference = bench.outcome("reference");
+    assert_eq!(reference.checkpoint_steps(), [49, 56, 60]);
+    Long { bench, reference }
+});
+
+impl Long {
+    fn start(&self, dir: &str, world: &[&str]) -> Running {
+        let run_dir = format!("run.dir={dir}");
+        let arguments = [&["train", "run.toml", "--set", &run_dir], world].concat();
+        self.bench.start(&arguments)
+    }
+
+    /// Lines of metrics: whole ones, as far as they are written.
+    fn lines(&self, dir: &str) -> u64 {
+        let text = std::fs::read(self.bench.path(dir).join("metrics.jsonl")).unwrap_or_default();
+        text.iter().filter(|&&byte| byte == b'\n').count() as u64
+    }
+
+    /// Waits until the run has done `steps` steps more than it had when it was started.
+    fn wait_for_steps(&self, run: &mut Running, dir: &str, steps: u64) {
+        let resumed_at = self.lines(dir);
+        // A resumed run first drops lines past its checkpoint.
+        let mut fewest = resumed_at;
+        wait_until("steps", || {
+            let lines = self.lines(dir);
+            fewest = fewest.min(lines);
+            run.has_ended() || lines >= fewest + steps || lines > resumed_at + steps
+        });
+        assert!(!run.has_ended(), "{dir}: it ended before it was disturbed");
+    }
+
+    fn finish(&self, dir: &str, world: &[&str]) {
+        let finished = self.start(dir, world).finish().expect(0);
+        assert!(finished.stdout.starts_with("done: 60 steps"), "{finished:?}");
+        assert_same(&self.bench.outcome(dir), &self.reference, dir);
+    }
+}
+
+/// Kills the supervisor of `-n` processes, or one of its children, or a process alone, each time with another world.
+#[test]
+fn kills_at_random_moments_change_nothing() {
+    let dir = "killed";
+    let worlds: [(&[&str], Option<usize>); 5] = [
+        (&["-n", "2", "-w", "1"], Some(1)),
+        (&["-n", "3", "-w", "2"], None),
+        (&["-w", "3"], None),
+        (&["-n", "2", "-w", "2"], Some(0)),
+        (&["-w", "8"], None),
+    ];
+    for (round, (world, victim)) in worlds.into_iter().enumerate() {
+        let mut run = LONG.start(dir, world);
+        let processes = if world[0] == "-n" { world[1].parse().unwrap() } else { 0 };
+        let children = run.children(processes);
+        LONG.wait_for_steps(&mut run, dir, 1 + random(round as u64) % 9);
+        match victim {
+            Some(victim) => {
+                signal("KILL", &children[victim].to_string());
+                let finished = run.finish().expect(75);
+                assert!(finished.stderr.contains("ended"), "{finished:?}");
+            }
+            None => {
+                run.signal("KILL");
+                assert_eq!(run.finish().status.code(), None);
+            }
+        }
+        wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
+    }
+    LONG.finish(dir, &["-n", "2", "-w", "1"]);
+}
+
+/// A stop is one step more, a checkpoint, and exit code 0.
+fn stops(dir: &str, world: &[&str], send: impl Fn(&Running)) {
+    let mut run = LONG.start(dir, world);
+    LONG.wait_for_steps(&mut run, dir, 3);
+    send(&run);
+    let finished = run.finish().expect(0);
+    let stopped = LONG.bench.outcome(dir);
+    let step = stopped.steps.len() as u64;
+    let words = format!("stopped after step {step} of {STEPS}");
+    assert!(finished.stdout.contains(&words), "{words}: {finished:?}");
+    assert_eq!(stopped.checkpoint_steps().last(), Some(&step));
+    assert!(step < STEPS, "it was not stopped");
+    assert_eq!(stopped.steps, LONG.reference.steps[..step as usize]);
+}
+
+#[test]
+fn an_interrupted_run_ends_with_a_checkpoint_and_goes_on() {
+    stops("interrupted", &["-w", "2"], |run| run.signal("INT"));
+    stops("interrupted", &["-w", "3"], |run| run.signal("TERM"));
+    LONG.finish("interrupted", &["-w", "1"]);
+}
+
+/// A terminal interrupts the whole group; whoever manages the supervisor only has its process id.
+#[test]
+fn interrupted_processes_end_with_a_checkpoint_and_go_on() {
+    stops("interrupted-all", &["-n", "2", "-w", "1"], |run| run.signal_group("INT"));
+    stops("interrupted-all", &["-n", "3", "-w", "1"], |run| run.signal("TERM"));
+    LONG.finish("interrupted-all", &["-w", "5"]);
+}

@@ -1,0 +1,230 @@
+//! What stands on standard output, and that what the program prints and leaves can be used again.
+//!
+//! Seen red: with a line for people beside the JSON, with a config that loses a key when it is printed, and with a
+//! sampler that ignores `--temperature 0`.
+
+use serde_json::Value;
+use tidemill::metrics::{self, StepMetrics};
+use tidemill::streaming_data::DataSet;
+
+use crate::support::outcome::files;
+use crate::support::workbench::SEQ_LEN;
+use crate::support::{Workbench, assert_same};
+
+fn trained() -> Workbench {
+    let bench = Workbench::new();
+    bench.tidemill(&["train", "run.toml", "-w", "2"]).expect(0);
+    bench
+}
+
+#[test]
+fn json_is_alone_on_standard_output() {
+    let bench = trained();
+    let arguments = ["prepare", "--input", "data-text", "--output", "again", "--seq-len", "17"];
+    let json = |arguments: &[&str]| {
+        bench.tidemill(&[arguments, &["--format", "json"]].concat()).expect(0).json()
+    };
+    let prepared = json(&arguments);
+    assert_eq!(prepared["documents"], 9);
+    let data = json(&["inspect", "again"]);
+    assert_eq!((&data["kind"], &data["seq_len"]), (&"data set".into(), &17.into()));
+    assert_eq!(data["samples"], prepared["samples"]);
+    let run = json(&["inspect", "run"]);
+    assert_eq!((&run["kind"], &run["steps_done"]), (&"run".into(), &5.into()));
+    assert_eq!(run["checkpoints"], serde_json::json!([2, 4, 5]));
+    let checkpoint = json(&["inspect", "run/checkpoints/step-00000004"]);
+    assert_eq!((&checkpoint["kind"], &checkpoint["step"]), (&"checkpoint".into(), &4.into()));
+    let generated =
+        json(&["generate", "--model", "run", "--prompt", "the tide", "--max-new-tokens", "4"]);
+    assert!(generated["tokens"].as_array().unwrap().len() <= 4, "{generated}");
+    assert!(generated["text"].is_string());
+    let read = json(&["bench", "data", "data", "--batch", "8", "--seconds", "0.01"]);
+    assert!(read["samples_per_second"].as_f64().unwrap() > 0.0);
+    assert!(read["first_batch_seconds"].as_f64().unwrap() > 0.0);
+    let sizes = ["--seq-len", "8", "--samples-per-step", "2", "--steps", "1", "-w", "2"];
+    let trained = json(&[&["bench", "train", "--preset", "mamba-10m"], &sizes[..]].concat());
+    assert!(trained["tokens_per_second"].as_f64().unwrap() > 0.0);
+}
+
+/// The same as text, for people: standard error has the progress, standard output the result.
+#[test]
+fn words_for_people() {
+    let bench = trained();
+    let data = bench.tidemill(&["inspect", "data"]).expect(0);
+    assert!(data.stdout.contains("seq len: 17") && data.stderr.is_empty(), "{data:?}");
+    let run = bench.tidemill(&["inspect", "run"]).expect(0);
+    assert!(run.stdout.contains("steps done: 5"), "{run:?}");
+    for arguments in [&["--help"][..], &["train", "--help"], &["--version"]] {
+        let help = bench.tidemill(arguments).expect(0);
+        assert!(!help.stdout.is_empty() && help.stderr.is_empty(), "{help:?}");
+    }
+}
+
+#[test]
+fn a_printed_config_is_the_same_run() {
+    let bench = Workbench::new();
+    let set = ["--set", "optimizer.betas=[0.8, 0.9]", "--set", "batch.microbatch_grains=\"auto\""];
+    let print = |config: &str, set: &[&str]| {
+        bench.tidemill(&[&["train", config, "--print-config"], set].concat()).expect(0).stdout
+    };
+    let printed = print("run.toml", &set);
+    for part in [
+        "betas = [0.8, 0.9]",
+        "seed = 17",
+        "vocab_size = 259",
+        "dt_rank = 2",
+        "lanes = 8",
+        "steps = 5",
+    ] {
+        assert!(printed.contains(part), "{part:?} is not in {printed}");
+    }
+    bench.write("printed.toml", &printed);
+    assert_eq!(print("printed.toml", &[]), printed);
+    assert!(!bench.path("run").exists(), "printing is not running");
+    // The run writes the same into its folder, and both are the run that was asked for.
+    bench.tidemill(&[&["train", "run.toml", "-w", "2"], &set[..]].concat()).expect(0);
+    let reference = bench.outcome("run");
+    assert_eq!(std::fs::read_to_string(bench.path("run/run.toml")).unwrap(), printed);
+    std::fs::rename(bench.path("run"), bench.path("first")).unwrap();
+    bench.tidemill(&["train", "printed.toml", "-w", "1"]).expect(0);
+    assert_same(&bench.outcome("run"), &reference, "the printed config");
+}
+
+/// Presets, epochs and tokens come out as sizes and steps.
+#[test]
+fn a_printed_config_shows_what_it_comes_to() {
+    let bench = Workbench::new();
+    bench.write(
+        "short.toml",
+        "[run]\ndir = \"r\"\nepochs = 2\n[model]\npreset = \"mamba-10m\"\nn_layers = 3\n[data]\ndataset = \"data\"\n",
+    );
+    let printed = bench.tidemill(&["train", "short.toml", "--print-config"]).expect(0).stdout;
+    let samples = DataSet::open(bench.path("data")).unwrap().samples();
+    let steps = format!("steps = {}\n", (2 * samples).div_ceil(32));
+    for part in
+        [&steps, "d_model = 256", "n_layers = 3", "samples_per_step = 32", "warmup_steps = 20"]
+    {
+        assert!(printed.contains(part), "{part:?} is not in {printed}");
+    }
+    bench.write("printed.toml", &printed);
+    let again = bench.tidemill(&["train", "printed.toml", "--print-config"]).expect(0).stdout;
+    assert_eq!(again, printed);
+}
+
+#[test]
+fn greedy_generation_is_deterministic() {
+    let bench = trained();
+    let generate = |arguments: &[&str]| {
+        let all = [
+            "generate",
+            "--model",
+            "run",
+            "--max-new-tokens",
+            "12",
+            "--ignore-eos",
+            "--format",
+            "json",
+        ];
+        let json = bench.tidemill(&[&all, arguments].concat()).expect(0).json();
+        let tokens = json["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap());
+        (tokens.collect::<Vec<_>>(), json["text"].clone())
+    };
+    let greedy = generate(&["--prompt", "tide", "--temperature", "0"]);
+    assert_eq!(greedy.0.len(), 12);
+    assert_eq!(generate(&["--prompt", "tide", "--temperature", "0", "--seed", "5"]), greedy);
+    // The tokens of "tide" are its bytes.
+    let tokens = ["--tokens", "116,105,100,101", "--temperature", "0"];
+    assert_eq!(generate(&tokens), greedy);
+    assert_eq!(generate(&["--prompt", "tide", "--top-k", "1"]), greedy);
+    let drawn = |seed| generate(&["--prompt", "tide", "--temperature", "1.5", "--seed", seed]);
+    assert_eq!(drawn("1"), drawn("1"));
+    assert_ne!(drawn("1"), drawn("2"));
+    // As text it is the same text.
+    let arguments = [
+        "generate",
+        "--model",
+        "run",
+        "--max-new-tokens",
+        "12",
+        "--ignore-eos",
+        "--prompt",
+        "tide",
+    ];
+    let text = bench.tidemill(&[&arguments[..], &["--temperature", "0"]].concat()).expect(0).stdout;
+    assert_eq!(Some(text.strip_suffix('\n').unwrap()), greedy.1.as_str());
+}
+
+/// The scores of what was evaluated come to the loss that was evaluated.
+#[test]
+fn scores_are_the_negative_losses() {
+    const SAMPLES: usize = 10;
+    let bench = Workbench::new();
+    let samples = format!("evaluation={{dataset = \"validation\", samples = {SAMPLES}}}");
+    bench.tidemill(&["train", "run.toml", "-w", "2", "--set", &samples]).expect(0);
+    // The stream: each document's bytes, then 257; a row begins with the last token of the row before.
+    let mut stream: Vec<u32> = Vec::new();
+    for (_, bytes) in files(&bench.path("validation-text")) {
+        stream.extend(bytes.into_iter().map(u32::from));
+        stream.push(257);
+    }
+    let row = |index: usize| &stream[index * SEQ_LEN..=(index + 1) * SEQ_LEN];
+    let lines: String =
+        (0..SAMPLES).map(|index| format!("{{\"tokens\": {:?}}}\n", row(index))).collect();
+    bench.write("rows.jsonl", lines);
+    let scored = bench.tidemill(&["score", "--model", "run", "--input", "rows.jsonl"]).expect(0);
+    let mut sum = 0.0;
+    for line in scored.stdout.lines() {
+        let score: Value = serde_json::from_str(line).unwrap();
+        let numbers = score["logprobs"].as_array().unwrap();
+        assert_eq!(numbers.len(), SEQ_LEN);
+        let line_sum: f64 = numbers.iter().map(|number| number.as_f64().unwrap()).sum();
+        assert!((line_sum - score["sum"].as_f64().unwrap()).abs() < 1e-6);
+        sum += line_sum;
+    }
+    assert_eq!(scored.stdout.lines().count(), SAMPLES);
+    let evaluated = bench.outcome("run").evaluations[0];
+    let (loss, mean) = (f64::from_bits(evaluated[1]), -sum / (SAMPLES * SEQ_LEN) as f64);
+    assert!((loss - mean).abs() < 1e-5 * loss, "{loss} {mean}");
+    // Text is its bytes.
+    bench.write("text.jsonl", "{\"text\": \"mill\"}\n\n{\"tokens\": [109, 105, 108, 108]}");
+    let twice = bench.tidemill(&["score", "--model", "run", "--input", "text.jsonl"]).expect(0);
+    let lines: Vec<&str> = twice.stdout.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1], "{twice:?}");
+}
+
+#[test]
+fn a_finished_run_has_nothing_left_to_do() {
+    let bench = trained();
+    let checkpoints = files(&bench.path("run"));
+    for world in [["-w", "1"], ["-n", "2"]] {
+        let again = bench.tidemill(&[&["train", "run.toml"], &world[..]].concat()).expect(0);
+        assert!(again.stdout.starts_with("done: 5 steps"), "{again:?}");
+        assert!(again.stdout.contains("run/checkpoints/step-00000005"), "{again:?}");
+        assert!(files(&bench.path("run")) == checkpoints, "something was written");
+    }
+}
+
+/// A new run may begin with the weights of another: with a learning rate of zero it leaves them as they are.
+#[test]
+fn a_checkpoint_is_a_model_to_begin_from() {
+    let bench = trained();
+    let reference = bench.outcome("run");
+    for folder in ["run/checkpoints/step-00000005", "exported"] {
+        if folder == "exported" {
+            std::fs::create_dir(bench.path(folder)).unwrap();
+            for name in ["config.json", "model.safetensors"] {
+                std::fs::write(bench.path(folder).join(name), &reference.latest()[name]).unwrap();
+            }
+        }
+        let (dir, from) =
+            (format!("run.dir=from-{}", folder.len()), format!("model={{from = {folder:?}}}"));
+        let still = ["--set", "optimizer.learning_rate=0", "--set", "run.steps=2"];
+        let arguments = ["train", "run.toml", "-w", "2", "--set", &dir, "--set", &from];
+        bench.tidemill(&[&arguments, &still[..]].concat()).expect(0);
+        let run_folder = bench.path(&format!("from-{}", folder.len()));
+        let found = bench.outcome(run_folder.to_str().unwrap());
+        assert_eq!(found.latest()["model.safetensors"], reference.latest()["model.safetensors"]);
+        let lines = metrics::read::<StepMetrics>(&run_folder).unwrap();
+        assert!(lines[0].loss < reference.loss(0), "it begins where the other ended");
+    }
+}

@@ -1,0 +1,23 @@
+//! The whole-system promises of Tidemill, one a file.
+//!
+//! They are modules of one test program, so that everything below is linked once. `elastic` alone:
+//! `cargo test --test promises elastic`.
+//!
+//! | file | what is promised |
+//! |---|---|
+//! | [`elastic`] | nothing but numerics changes a bit: workers, processes, microbatches, read-ahead, threads |
+//! | [`arrival_order`] | those bits can tell one order of summation from another |
+//! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
+//! | [`resume_rules`] | what a resumed run may change, and what it may not |
+//! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
+//! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
+//! | [`program`] | what stands on standard output, and that what is printed can be used |
+
+mod arrival_order;
+mod bad_input;
+mod elastic;
+mod failure;
+mod kill_and_resume;
+mod program;
+mod resume_rules;
+mod support;

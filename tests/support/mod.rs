@@ -1,0 +1,10 @@
+//! What the promises have in common: a tiny run, everything that it leaves, and the program.
+
+pub mod outcome;
+pub mod processes;
+pub mod program;
+pub mod workbench;
+
+pub use outcome::{Outcome, assert_same};
+pub use program::{Finished, Running};
+pub use workbench::{Job, Workbench};

@@ -1,0 +1,243 @@
+//! The program, started as a user starts it.
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::processes::{self, wait_until};
+
+/// Longer than anything here takes on a machine that does other things too.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Set to a program to test that one instead.
+const PROGRAM_VARIABLE: &str = "TIDEMILL_PROGRAM";
+
+/// The program of the build that these tests belong to.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| match std::env::var_os(PROGRAM_VARIABLE) {
+        Some(path) => path.into(),
+        None => built_program(),
+    })
+}
+
+/// `cargo test --workspace` has built it; where only these tests were built, or sources are newer, cargo does now.
+fn built_program() -> PathBuf {
+    // target/<profile>/deps/promises-<hash>
+    let tests = std::env::current_exe().unwrap();
+    let profile_folder = tests.ancestors().nth(2).unwrap();
+    let program = profile_folder.join("tidemill").with_extension(std::env::consts::EXE_EXTENSION);
+    if is_current(&program, &profile_folder.join("tidemill.d")) {
+        return program;
+    }
+    let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--package", "tidemill", "--bin", "tidemill"])
+        .args(["--profile", profile])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(built.expect("start cargo").success(), "building the program failed");
+    assert!(program.exists(), "no program at {}", program.display());
+    program
+}
+
+/// Whether nothing that the program was built from has changed since.
+fn is_current(program: &Path, dependencies: &Path) -> bool {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified());
+    let (Ok(built), Ok(text)) = (modified(program), std::fs::read_to_string(dependencies)) else {
+        return false;
+    };
+    let sources = text.split_once(": ").map_or("", |(_, sources)| sources).replace("\\ ", "\0");
+    sources.split_whitespace().all(|source| {
+        modified(Path::new(&source.replace('\0', " "))).is_ok_and(|modified| modified <= built)
+    })
+}
+
+/// A program that runs, alone in a process group; killed with all of the group when dropped.
+pub struct Running {
+    child: Child,
+    arguments: String,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    pub arguments: String,
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Running {
+    /// Starts the program in `folder`.
+    pub fn start(folder: &Path, arguments: &[&str]) -> Self {
+        Self::start_into(Stdio::piped(), folder, arguments)
+    }
+
+    /// Starts the program by a line of shell, in which it is `"$@"`.
+    pub fn start_in_shell(folder: &Path, line: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", line, "sh"]).arg(program()).args(arguments);
+        Self::spawn(folder, command, Stdio::piped())
+    }
+
+    /// Starts the program with its standard output going elsewhere.
+    pub fn start_into(stdout: Stdio, folder: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program());
+        command.args(arguments);
+        Self::spawn(folder, command, stdout)
+    }
+
+    fn spawn(folder: &Path, mut command: Command, stdout: Stdio) -> Self {
+        let words: Vec<OsString> = command.get_args().map(OsString::from).collect();
+        command.current_dir(folder).env_remove("TIDEMILL_LOG").process_group(0);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("start the program");
+        Self {
+            arguments: words.join(" ".as_ref()).to_string_lossy().into_owned(),
+            stdout: child.stdout.take().map(read_to_end),
+            stderr: child.stderr.take().map(read_to_end),
+            child,
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The processes that this one has started, once there are `count`.
+    pub fn children(&self, count: usize) -> Vec<u32> {
+        let mut children = Vec::new();
+        wait_until("the processes to start", || {
+            children = processes::children(self.pid());
+            children.len() == count
+        });
+        children
+    }
+
+    /// Sends a signal to the process alone.
+    pub fn signal(&self, signal: &str) {
+        processes::signal(signal, &self.pid().to_string());
+    }
+
+    /// Sends a signal to the process and all that it has started, as a terminal does.
+    pub fn signal_group(&self, signal: &str) {
+        processes::signal(signal, &format!("-{}", self.pid()));
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits until it ends.
+    pub fn finish(mut self) -> Finished {
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if started.elapsed() > DEADLINE {
+                processes::signal("KILL", &format!("-{}", self.pid()));
+                panic!("{}: never ended", self.arguments);
+            }
+            std::thread::park_timeout(Duration::from_millis(2));
+        };
+        let text = |thread: Option<JoinHandle<String>>| {
+            thread.map_or_else(String::new, |thread| thread.join().unwrap())
+        };
+        let (stdout, stderr) = (text(self.stdout.take()), text(self.stderr.take()));
+        let arguments = std::mem::take(&mut self.arguments);
+        assert!(!stderr.contains("panicked"), "{arguments}: {stderr}");
+        Finished { arguments, status, stdout, stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            processes::signal("KILL", &format!("-{}", self.pid()));
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn read_to_end(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+impl Finished {
+    /// Fails unless it ended with exit code `code`.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        let Self { arguments, status, stdout, stderr } = &self;
+        assert_eq!(status.code(), Some(code), "{arguments}: {status}\n{stdout}\n{stderr}");
+        self
+    }
+
+    /// Fails unless it refused: `code`, one line on standard error that holds every one of `parts`, and nothing on
+    /// standard output.
+    #[track_caller]
+    pub fn refused(self, code: i32, parts: &[&str]) -> Self {
+        let refused = self.expect(code);
+        let Self { arguments, stdout, stderr, .. } = &refused;
+        assert_eq!(stdout, "", "{arguments}");
+        assert_eq!(stderr.matches('\n').count(), 1, "{arguments}: one line, not {stderr:?}");
+        for part in parts {
+            assert!(stderr.contains(part), "{arguments}: {part:?} is not in {stderr:?}");
+        }
+        refused
+    }
+
+    /// Fails unless it ended with `code` after it had begun: whatever progress standard error shows, then one line (one
+    /// of each process, where several met the same trouble at once) that holds every one of `parts`, and nothing on
+    /// standard output.
+    #[track_caller]
+    pub fn failed(self, code: i32, parts: &[&str]) -> Self {
+        let failed = self.expect(code);
+        let Self { arguments, stdout, stderr, .. } = &failed;
+        assert_eq!(stdout, "", "{arguments}");
+        let is_progress = |line: &&str| {
+            ["starting: ", "resuming after step ", "step "]
+                .iter()
+                .any(|start| line.starts_with(start))
+        };
+        let rest: Vec<&str> = stderr.lines().skip_while(is_progress).collect();
+        let most = if arguments.contains("-n 2") { 2 } else { 1 };
+        assert!((1..=most).contains(&rest.len()), "{arguments}: one line, not {stderr:?}");
+        for line in rest {
+            let said = line.strip_prefix("tidemill: ").unwrap_or_default();
+            for part in parts {
+                assert!(said.contains(part), "{arguments}: {part:?} is not in {stderr:?}");
+            }
+        }
+        failed
+    }
+
+    /// The JSON that is alone on standard output.
+    #[track_caller]
+    pub fn json(&self) -> serde_json::Value {
+        let parsed = serde_json::from_str(&self.stdout);
+        parsed.unwrap_or_else(|error| panic!("{}: {error}: {:?}", self.arguments, self.stdout))
+    }
+}
+
+/// The lines of a hosts file: as many addresses of this machine that nobody listened on a moment ago.
+pub fn free_hosts(processes: usize) -> String {
+    let listeners: Vec<_> =
+        (0..processes).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    listeners.iter().map(|listener| format!("{}\n", listener.local_addr().unwrap())).collect()
+}
