@@ -23,8 +23,8 @@ use tidemill::model::{Mamba, MambaConfig, Trainable};
 use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
 use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
-use timely::dataflow::operators::vec::Map;
-use timely::dataflow::operators::{Exchange, Inspect, Probe};
+use timely::dataflow::operators::vec::{Filter, Map};
+use timely::dataflow::operators::{Inspect, Probe};
 use timely::dataflow::{InputHandle, ProbeHandle};
 
 /// Digits, `+`, `=` and the end of a line.
@@ -75,6 +75,7 @@ fn your_program(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
     let probe = ProbeHandle::new();
     let losses = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&losses);
+    let (index, peers) = (context.index() as u64, context.peers() as u64);
     context.dataflow::<u64, _, _>(|scope| {
         let reports = training.build_over(input.to_stream(scope)).reports;
         reports
@@ -89,8 +90,8 @@ fn your_program(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
                 average = Some(0.9 * before + 0.1 * loss);
                 (step, 0.9 * before + 0.1 * loss)
             })
-            // Every worker has the same reports; those of different steps are shown by different workers.
-            .exchange(|&(step, _)| step)
+            // Every worker has the same reports: they take turns to show them.
+            .filter(move |&(step, _)| step % peers == index)
             .inspect_batch(|_, batch| {
                 for (step, average) in batch.iter().filter(|(step, _)| step % 20 == 0) {
                     println!("  step {step}: average loss {average:.3}");

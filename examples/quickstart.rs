@@ -39,10 +39,16 @@ fn main() -> Result<()> {
     let keep = arguments.iter().position(|argument| argument == "--keep");
     let size = if short { SHORT } else { FULL };
     let scratch = tempfile::tempdir()?;
-    let folder = match keep.and_then(|index| arguments.get(index + 1)) {
-        Some(folder) => PathBuf::from(folder),
+    let folder = match keep {
+        Some(index) => {
+            let folder =
+                arguments.get(index + 1).context("--keep: expected a folder, found none")?;
+            ensure!(!Path::new(folder).exists(), "{folder} exists: choose a new folder for --keep");
+            PathBuf::from(folder)
+        }
         None => scratch.path().to_owned(),
     };
+    std::fs::create_dir_all(&folder)?;
 
     println!("1. Prepare: Rust sources from cargo's registry, a token a byte.");
     let data = folder.join("data");
@@ -67,13 +73,17 @@ fn main() -> Result<()> {
     };
     let (first, second) = (weights(&one)?, weights(&two)?);
     ensure!(first == second, "the weights differ: this must never happen");
+    let losses = |run: &Path| -> Result<Vec<f64>> {
+        Ok(metrics::read::<StepMetrics>(run)?.iter().map(|line| line.loss).collect())
+    };
+    let (of_one, losses) = (losses(&one)?, losses(&two)?);
+    let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    ensure!(bits(&of_one) == bits(&losses), "the losses differ: this must never happen");
+    ensure!(losses.len() as u64 == size.steps, "every step stands once in metrics.jsonl");
     println!(
         "   Nothing: the {} bytes of model.safetensors are equal, and so is every loss.",
         first.len()
     );
-    let losses: Vec<f64> =
-        metrics::read::<StepMetrics>(&two)?.iter().map(|line| line.loss).collect();
-    ensure!(losses.len() as u64 == size.steps, "every step stands once in metrics.jsonl");
     let shown = losses.len().div_ceil(8);
     for (index, loss) in losses.iter().enumerate().step_by(shown) {
         println!("   step {:>4}  loss {loss:.3}  {}", index + 1, "#".repeat((loss * 8.0) as usize));
@@ -139,9 +149,6 @@ fn prepare_sources(output: &Path, size: &Size) -> Result<()> {
         inputs.push(source);
     }
     ensure!(!inputs.is_empty(), "no crate sources in {}", registry.display());
-    if output.exists() {
-        std::fs::remove_dir_all(output)?;
-    }
     let seq_len = NonZeroUsize::new(size.seq_len).context("a length")?;
     let settings = PrepareSettings {
         glob: "**/*.rs".to_owned(),

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tidemill_kernels::cpu::add_assign;
+
 use crate::chunk::Chunk;
 use crate::error::{CollectiveError, Result};
 use crate::tree::{Node, Tree};
@@ -67,14 +69,6 @@ impl TreeReducer {
         let sibling = self.tree.sibling(node)?;
         let values = self.waiting.remove(&sibling)?;
         self.tree.parent(node).map(|parent| (parent, values))
-    }
-}
-
-/// `out = out + values`.
-fn add_assign(out: &mut [f32], values: &[f32]) {
-    debug_assert_eq!(out.len(), values.len());
-    for (out, value) in out.iter_mut().zip(values) {
-        *out += value;
     }
 }
 

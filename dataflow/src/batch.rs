@@ -12,6 +12,8 @@ use crate::error::{JobError, Result};
 
 /// Lanes are at most this many unless a config says so.
 const DEFAULT_LANES: usize = 8;
+/// Beyond any batch that trains; below it no product of positions leaves 64 bits.
+const MOST_SAMPLES_PER_STEP: usize = 1 << 24;
 
 /// `[batch]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +116,10 @@ impl BatchSettings {
         let Self { samples_per_step, grain_samples, .. } = *self;
         let lanes = self.resolved_lanes();
         at_least_one("batch.samples_per_step", samples_per_step)?;
+        if samples_per_step > MOST_SAMPLES_PER_STEP {
+            let expected = format!("at most {MOST_SAMPLES_PER_STEP}");
+            return Err(JobError::value("batch.samples_per_step", expected, samples_per_step));
+        }
         at_least_one("batch.grain_samples", grain_samples)?;
         if !lanes.is_power_of_two() || lanes > samples_per_step {
             let expected = format!("a power of two up to samples_per_step ({samples_per_step})");
@@ -296,6 +302,7 @@ mod tests {
     fn wrong_settings_name_their_key() {
         let message = |settings: &BatchSettings| settings.plan(MEMORY).unwrap_err().to_string();
         assert!(message(&settings(0, 1, 1)).starts_with("batch.samples_per_step: "));
+        assert!(message(&settings(usize::MAX, 1, 1)).starts_with("batch.samples_per_step: "));
         assert!(message(&settings(8, 3, 1)).starts_with("batch.lanes: "));
         assert!(message(&settings(8, 0, 1)).starts_with("batch.lanes: "));
         assert!(message(&settings(8, 16, 1)).starts_with("batch.lanes: "));

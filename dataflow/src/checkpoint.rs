@@ -14,7 +14,7 @@ mod trainer_state;
 mod write;
 
 pub use folder::{
-    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_path, latest, list, retain, sweep,
+    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_path, latest, list, model_folder, retain, sweep,
 };
 pub use read::{Checkpoint, RestoredState};
 pub use trainer_state::{TRAINER_FILE, TrainerState, checksum, checksum_file, device_keys};

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::generation::{GenerationSettings, Recurrence, generate};
-use tidemill_model::hugging_face::{CONFIG_FILE, MambaHuggingFaceConfig, load};
+use tidemill_model::hugging_face::{MambaHuggingFaceConfig, load};
 use tidemill_model::score::Scorer;
 use tidemill_model::{Device, Mamba, Parameters, Trainable};
 
 use crate::checkpoint;
-use crate::error::{JobError, Result};
+use crate::error::Result;
 
 /// A model on the CPU, from a checkpoint, a run folder or a Hugging Face folder.
 pub struct LoadedModel {
@@ -29,7 +29,7 @@ impl LoadedModel {
     /// # Errors
     /// A folder that holds no model, or files that are missing or damaged.
     pub fn open(path: &Path, threads: NonZeroUsize) -> Result<Self> {
-        let folder = model_folder(path)?;
+        let folder = checkpoint::model_folder(path)?;
         if folder.join(checkpoint::TRAINER_FILE).exists() {
             // One of our own: its checksums say whether it is whole.
             checkpoint::Checkpoint::open(&folder)?;
@@ -96,17 +96,4 @@ impl ModelScorer<'_> {
         let mut device = Device { backend: self.backend, stream: self.stream };
         Ok(self.scorer.log_probabilities(&mut device, tokens)?)
     }
-}
-
-/// Where the model of `path` is: in itself, or in its latest checkpoint.
-fn model_folder(path: &Path) -> Result<PathBuf> {
-    if path.join(CONFIG_FILE).exists() {
-        return Ok(path.to_owned());
-    }
-    if let Some(latest) = checkpoint::latest(path)? {
-        return Ok(latest.path);
-    }
-    let expected = "a checkpoint, a run folder that has one, or a folder with config.json";
-    let found = if path.is_dir() { "a folder without either" } else { "no such folder" };
-    Err(JobError::value(path.display().to_string(), expected, found))
 }

@@ -57,6 +57,11 @@ impl Default for OptimizerSettings {
     }
 }
 
+/// `min(1, clip_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` has it.
+pub fn clip_coefficient(norm: f64, clip_norm: f64) -> f64 {
+    (clip_norm / (norm + CLIP_EPSILON)).min(1.0)
+}
+
 impl OptimizerSettings {
     /// Checks every value.
     ///
@@ -85,7 +90,7 @@ impl OptimizerSettings {
 
     /// `min(1, clip_norm / (norm + 1e-6))`, where `norm` is that of the mean gradient before clipping.
     pub fn clip_coefficient(&self, norm: f64) -> f64 {
-        (self.clip_norm / (norm + CLIP_EPSILON)).min(1.0)
+        clip_coefficient(norm, self.clip_norm)
     }
 
     /// The scalars of update `step` (counted from 1) at `learning_rate` (the schedule's), for gradients

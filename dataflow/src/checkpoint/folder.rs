@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use tidemill_model::hugging_face::CONFIG_FILE;
+
 use crate::error::{JobError, Result};
 
 /// The name of the folder inside a run folder.
@@ -85,6 +87,23 @@ pub fn retain(run_folder: &Path, keep: usize) -> Result<()> {
             .map_err(|source| JobError::file("removing", &path, source))?;
     }
     Ok(())
+}
+
+/// Where the model of `path` is: in itself (a checkpoint, a Hugging Face folder), or in a run folder's latest
+/// checkpoint.
+///
+/// # Errors
+/// A folder that is none of these.
+pub fn model_folder(path: &Path) -> Result<PathBuf> {
+    if path.join(CONFIG_FILE).exists() {
+        return Ok(path.to_owned());
+    }
+    if let Some(latest) = latest(path)? {
+        return Ok(latest.path);
+    }
+    let expected = "a checkpoint, a run folder that has one, or a folder with config.json";
+    let found = if path.is_dir() { "a folder without either" } else { "no such folder" };
+    Err(JobError::value(path.display().to_string(), expected, found))
 }
 
 fn children(folder: &Path) -> Result<Vec<PathBuf>> {

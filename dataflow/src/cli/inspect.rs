@@ -124,8 +124,11 @@ fn print_words(facts: &Value, depth: usize) -> anyhow::Result<()> {
     const LONGEST_LIST: usize = 8;
     let indent = "  ".repeat(depth);
     let Value::Object(object) = facts else { return Ok(()) };
-    for (key, value) in object {
-        let key = key.replace('_', " ");
+    // What it is comes first.
+    let (kind, others): (Vec<_>, Vec<_>) = object.iter().partition(|(key, _)| *key == "kind");
+    for (key, value) in kind.into_iter().chain(others) {
+        // Keys of a config stay as the user writes them.
+        let key = if key.contains('.') { key.clone() } else { key.replace('_', " ") };
         match value {
             Value::Null => {}
             Value::Object(_) => {

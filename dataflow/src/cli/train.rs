@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     };
     let run = ResolvedRun::new(config, cluster.threads)?;
     if arguments.print_config {
-        result_line!("{}", run.config.to_toml().trim_end())?;
+        result_line!("{}", run.to_toml().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
     if invitation.is_none() && processes(arguments)? > 1 {

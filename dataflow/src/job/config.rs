@@ -89,12 +89,19 @@ pub struct DataSettings {
     /// Samples of one window of `shuffle = "window"`.
     #[serde(default = "default_window_samples")]
     pub window_samples: u64,
-    /// Memory for decoded samples, per process, in MiB.
+    /// Memory for decoded samples, per process, in MiB; those of the steps that are read ahead come on top.
     #[serde(default = "default_cache_mib")]
     pub cache_mib: u64,
     /// Steps whose samples are read ahead; never numerics.
     #[serde(default = "default_read_ahead_steps")]
     pub read_ahead_steps: u64,
+}
+
+impl DataSettings {
+    /// `cache_mib` in bytes.
+    pub(super) fn cache_bytes(&self) -> usize {
+        usize::try_from(self.cache_mib << 20).unwrap_or(usize::MAX)
+    }
 }
 
 fn default_shuffle() -> ShuffleOrder {
@@ -247,8 +254,10 @@ impl RunConfig {
         expect(valid, "run.peer_deadline_seconds", "0.1 to 86400", peer_deadline_seconds)?;
         expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder", "\"\"")?;
         expect(self.data.window_samples > 0, "data.window_samples", "at least 1", 0)?;
-        expect(self.data.cache_mib > 0, "data.cache_mib", "at least 1", 0)?;
-        expect(self.data.read_ahead_steps > 0, "data.read_ahead_steps", "at least 1", 0)?;
+        let cache_mib = self.data.cache_mib;
+        expect((1..=1 << 24).contains(&cache_mib), "data.cache_mib", "1 to 16777216", cache_mib)?;
+        let steps = self.data.read_ahead_steps;
+        expect((1..=1024).contains(&steps), "data.read_ahead_steps", "1 to 1024", steps)?;
         expect(self.checkpoint.every_steps > 0, "checkpoint.every_steps", "at least 1", 0)?;
         expect(self.checkpoint.keep > 0, "checkpoint.keep", "at least 1", 0)?;
         if let Some(evaluation) = &self.evaluation {

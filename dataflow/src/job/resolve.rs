@@ -18,7 +18,7 @@ use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use super::config::{BackendChoice, Precision, RunConfig};
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
-use crate::checkpoint::{self, TrainerState, device_keys};
+use crate::checkpoint::{TrainerState, device_keys, model_folder};
 use crate::error::{JobError, Result};
 
 /// A checked run: its data, its model and its numbers.
@@ -58,10 +58,8 @@ impl ResolvedRun {
         };
         let batch = config.batch.plan(memory)?;
         let steps = steps(&config, &data_set, &batch);
-        // A run that goes on keeps the horizon that it began with, and that was checked then.
-        let begun = checkpoint::latest(&config.run.dir)?.is_some();
-        if !begun || config.schedule.steps.is_some() {
-            config.schedule.check(config.schedule.steps.unwrap_or(steps))?;
+        if let Some(horizon) = config.schedule.steps {
+            config.schedule.check(horizon)?;
         }
         let preset = config.model.preset.take();
         if weights_from.is_none() {
@@ -126,7 +124,8 @@ impl ResolvedRun {
         }
         let mut insert = |key: &str, value: String| identity.insert(key.to_owned(), value);
         insert("data.dataset (its samples)", self.data_set.fingerprint().to_string());
-        insert("data.shuffle", format!("{:?}", self.shuffle()));
+        insert("data.shuffle", self.config.data.shuffle.to_string());
+        insert("data.window_samples", self.config.data.window_samples.to_string());
         insert("run.steps", self.steps.to_string());
         insert("checkpoint.every_steps", self.config.checkpoint.every_steps.to_string());
         if let (Some((data_set, samples)), Some(settings)) =
@@ -142,6 +141,13 @@ impl ResolvedRun {
     /// How long a peer may be silent.
     pub fn peer_deadline(&self) -> Duration {
         Duration::from_secs_f64(self.config.run.peer_deadline_seconds)
+    }
+
+    /// The resolved config as TOML, the horizon of the schedule included.
+    pub fn to_toml(&self) -> String {
+        let mut config = self.config.clone();
+        config.schedule.steps.get_or_insert(self.steps);
+        config.to_toml()
     }
 
     /// `config.json` of the model.
@@ -237,6 +243,7 @@ fn resolve_model(
             Ok((config, None))
         }
         ResolvedModel::From(folder) => {
+            let folder = model_folder(&folder)?;
             let config = read_model_config(&folder)?;
             if let Some(size) = data.vocab_size()
                 && size as usize > config.vocab_size

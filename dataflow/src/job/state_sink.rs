@@ -1,51 +1,90 @@
 //! The graph's checkpoints as folders of the run.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, StateArena, TrainerState};
-use crate::cluster::Failure;
-use crate::operators::{StatePart, StateSink, StepReport};
+use crate::cluster::{Abort, Failure};
+use crate::operators::{StatePart, StateSink, StepReport, TrainingPlan};
+use crate::run_folder::RunFolder;
 
 /// Called with each complete checkpoint: updates done, and its folder.
 pub type OnCommit = Box<dyn Fn(u64, PathBuf) + Send>;
 
-/// Writes checkpoints into a run folder.
-pub struct RunCheckpoints {
-    files: CheckpointFiles,
-    run_folder: PathBuf,
+/// How many updates were done at the latest evaluation that is written down.
+#[derive(Clone, Default)]
+pub struct Evaluated(Arc<(Mutex<u64>, Condvar)>);
+
+impl Evaluated {
+    /// The evaluation after `step` updates is written down.
+    pub fn note(&self, step: u64) {
+        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = step;
+        self.0.1.notify_all();
+    }
+
+    /// Waits for the evaluation after `step` updates, or for the end of the run.
+    fn wait(&self, step: u64, abort: &Abort) -> Result<(), Failure> {
+        // Now and then the abort flag is looked at, for evaluations that will never come.
+        const LOOK: Duration = Duration::from_millis(100);
+        let mut evaluated = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while *evaluated < step {
+            abort.check()?;
+            let waited = self.0.1.wait_timeout(evaluated, LOOK);
+            evaluated = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
+
+/// What the checkpoints of a run are made with.
+pub struct CheckpointParts {
+    /// The files that all have in common.
+    pub files: CheckpointFiles,
+    /// The run folder, which is held for as long as something may be written into it.
+    pub folder: Arc<RunFolder>,
     /// What every checkpoint of the run says but for where it stands.
-    template: TrainerState,
-    samples_per_step: u64,
-    writer: Option<CheckpointWriter>,
-    step: u64,
-    on_commit: OnCommit,
+    pub template: TrainerState,
+    /// Which updates are evaluated, and how many samples a step has.
+    pub plan: Arc<TrainingPlan>,
+    /// The evaluations that are written down.
+    pub evaluated: Evaluated,
+    /// Ends the run.
+    pub abort: Abort,
+    /// Is told of each complete checkpoint.
+    pub on_commit: OnCommit,
+}
+
+/// Writes checkpoints into a run folder.
+///
+/// A checkpoint is complete only after the evaluation of its step is written down: a run that goes on from it does
+/// not evaluate that step again.
+pub struct RunCheckpoints {
+    parts: CheckpointParts,
+    open: Option<(StepReport, CheckpointWriter)>,
 }
 
 impl RunCheckpoints {
-    /// Checkpoints of the run in `run_folder`, whose settings are those of `template`.
-    pub fn new(
-        files: CheckpointFiles,
-        run_folder: PathBuf,
-        template: TrainerState,
-        samples_per_step: u64,
-        on_commit: OnCommit,
-    ) -> Self {
-        Self { files, run_folder, template, samples_per_step, writer: None, step: 0, on_commit }
+    /// Checkpoints made with `parts`.
+    pub fn new(parts: CheckpointParts) -> Self {
+        Self { parts, open: None }
     }
 
     fn writer(&mut self) -> Result<&mut CheckpointWriter, Failure> {
-        self.writer.as_mut().ok_or_else(|| "no checkpoint was begun".into())
+        let (_, writer) = self.open.as_mut().ok_or("no checkpoint was begun")?;
+        Ok(writer)
     }
 }
 
 impl StateSink for RunCheckpoints {
     fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let mut state = self.template.clone();
+        let CheckpointParts { files, folder, template, plan, .. } = &self.parts;
+        let mut state = template.clone();
         state.step = report.step;
         state.tokens = report.total_tokens;
-        state.cursor.position = report.step * self.samples_per_step;
-        self.step = report.step;
-        self.writer = Some(CheckpointWriter::begin(self.files.clone(), &self.run_folder, state)?);
+        state.cursor.position = report.step * plan.batch.samples_per_step() as u64;
+        let writer = CheckpointWriter::begin(files.clone(), folder.path(), state)?;
+        self.open = Some((*report, writer));
         Ok(())
     }
 
@@ -64,9 +103,13 @@ impl StateSink for RunCheckpoints {
     }
 
     fn commit(&mut self) -> Result<(), Failure> {
-        let writer = self.writer.take().ok_or("no checkpoint was begun")?;
+        let (report, writer) = self.open.take().ok_or("no checkpoint was begun")?;
+        let CheckpointParts { plan, evaluated, abort, on_commit, .. } = &self.parts;
+        if plan.is_evaluated(report.step, report.last) {
+            evaluated.wait(report.step, abort)?;
+        }
         let path = writer.commit()?;
-        (self.on_commit)(self.step, path);
+        on_commit(report.step, path);
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use super::resolve::{HORIZON_KEY, ResolvedRun, evaluation_shuffle};
 use super::restore::{StartPoint, StateOrigin, WorkerState, distribute};
 use super::resume;
 use super::source::DecodedSamples;
-use super::state_sink::RunCheckpoints;
+use super::state_sink::{CheckpointParts, Evaluated, RunCheckpoints};
 use crate::checkpoint::{self, Checkpoint, CheckpointFiles, TrainerState};
 use crate::cluster::{Abort, Actor, Cluster, ClusterSettings, Failure, WorkerContext};
 use crate::error::Result;
@@ -30,12 +30,20 @@ use crate::run_folder::RunFolder;
 
 /// Asks a run to stop after the step in hand, with a checkpoint; from any thread.
 #[derive(Clone, Debug, Default)]
-pub struct StopRequest(Arc<AtomicBool>);
+pub struct StopRequest {
+    asked: Arc<AtomicBool>,
+    /// A run that has not begun to train, and so has no step to stop after.
+    waiting: Arc<Mutex<Option<Abort>>>,
+}
 
 impl StopRequest {
-    /// Asks. All workers of all processes agree on the last step.
+    /// Asks. All workers of all processes agree on the last step; processes that are still waiting for each other
+    /// end at once.
     pub fn request(&self) {
-        self.0.store(true, Ordering::Release);
+        self.asked.store(true, Ordering::Release);
+        if let Some(abort) = lock(&self.waiting).take() {
+            abort.fail(Actor::Worker(0), Failure::restart("stopped before all processes had met"));
+        }
     }
 }
 
@@ -136,7 +144,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let kind = backend.device_kind();
     cluster.identity.extend(run.identity(&kind));
     cluster.peer_deadline = run.peer_deadline();
-    let memory_bytes = (run.config.data.cache_mib as usize) << 20;
+    let memory_bytes = run.config.data.cache_bytes();
     let decode = |data_set: &DataSet, shuffle: ShuffleSettings| -> Result<_> {
         let order = data_set.order(shuffle)?;
         let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
@@ -151,8 +159,11 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
         .map(|(data_set, _)| decode(data_set, evaluation_shuffle()))
         .transpose()?;
     let shared = Shared { run, backend, kind, training_data, evaluation_data, stop, observer };
-    let summaries =
-        Cluster::connect(cluster)?.execute(move |context| run_worker(context, &shared))?;
+    let abort = Abort::new();
+    *lock(&shared.stop.waiting) = Some(abort.clone());
+    let cluster = Cluster::connect_with(cluster, abort);
+    *lock(&shared.stop.waiting) = None;
+    let summaries = cluster?.execute(move |context| run_worker(context, &shared))?;
     Ok(summaries.into_iter().next().unwrap_or_default())
 }
 
@@ -194,8 +205,10 @@ fn run_worker(
         Some(folder) => Some(Journal::open(folder, &start, shared, context)?),
         None => None,
     };
+    let evaluated = journal.as_ref().map(|journal| journal.evaluated.clone()).unwrap_or_default();
+    let plan = Arc::new(plan);
     let training = Training {
-        plan: Arc::new(plan),
+        plan: Arc::clone(&plan),
         backend: Arc::clone(backend),
         model: Arc::clone(&run.model),
         state: InitialState {
@@ -207,9 +220,25 @@ fn run_worker(
             run.config.schedule.clone(),
             start.horizon,
         ),
-        stop: Arc::clone(&shared.stop.0),
+        stop: Arc::clone(&shared.stop.asked),
         checkpoints: match &folder {
-            Some(folder) => Some(Box::new(checkpoints(folder, shared, layout, &start)?)),
+            Some(folder) => {
+                let template = template(shared, &start);
+                let files = checkpoint_files(run, layout)?;
+                let observer = Arc::clone(&shared.observer);
+                let parts = CheckpointParts {
+                    files,
+                    folder: Arc::clone(folder),
+                    template,
+                    plan,
+                    evaluated,
+                    abort: context.abort().clone(),
+                    on_commit: Box::new(move |step, path| {
+                        observer(&TrainEvent::Checkpointed { step, path });
+                    }),
+                };
+                Some(Box::new(RunCheckpoints::new(parts)))
+            }
             None => None,
         },
         abort: context.abort().clone(),
@@ -229,7 +258,7 @@ fn run_worker(
         });
         streams.evaluations.inspect(move |report| {
             if let Some(journal) = lock(&evaluation_journal).as_mut() {
-                journal.evaluated(report);
+                journal.evaluation(report);
             }
         });
     });
@@ -256,7 +285,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// The run folder as worker 0 finds it.
 struct OpenedRun {
-    folder: RunFolder,
+    folder: Arc<RunFolder>,
     origin: (StartPoint, StateOrigin),
 }
 
@@ -273,6 +302,7 @@ impl OpenedRun {
                     None => Trainable::<Cpu>::initialize(run.model.as_ref(), run.config.run.seed),
                 };
                 let horizon = run.config.schedule.steps.unwrap_or(run.steps);
+                run.config.schedule.check(horizon)?;
                 (StartPoint { step: 0, tokens: 0, horizon }, StateOrigin::Parameters(parameters))
             }
             Some(entry) => {
@@ -289,8 +319,10 @@ impl OpenedRun {
                 (start, StateOrigin::checkpoint(found.path(), layout)?)
             }
         };
-        folder.write_config(&run.config.to_toml())?;
-        Ok(Self { folder, origin })
+        if origin.0.step < run.steps {
+            folder.write_config(&run.to_toml())?;
+        }
+        Ok(Self { folder: Arc::new(folder), origin })
     }
 }
 
@@ -301,31 +333,28 @@ fn keep_horizon(saved: &TrainerState, now: &mut TrainerState, named: bool) {
     }
 }
 
-fn checkpoints(
-    folder: &RunFolder,
-    shared: &Shared,
-    layout: &Layout,
-    start: &StartPoint,
-) -> Result<RunCheckpoints> {
-    let run = &shared.run;
-    let files = CheckpointFiles {
+fn checkpoint_files(run: &ResolvedRun, layout: &Layout) -> Result<CheckpointFiles> {
+    Ok(CheckpointFiles {
         layout: Arc::new(layout.clone()),
-        config: Trainable::<Cpu>::config_json(run.model.as_ref()),
+        config: run.model_json(),
         tokenizer: run.tokenizer()?,
         keep: run.config.checkpoint.keep,
-    };
-    let mut template = run.initial_state(&shared.kind);
+    })
+}
+
+/// What every checkpoint of the run says but for where it stands.
+fn template(shared: &Shared, start: &StartPoint) -> TrainerState {
+    let mut template = shared.run.initial_state(&shared.kind);
     template.settings.insert(HORIZON_KEY.to_owned(), start.horizon.into());
-    let observer = Arc::clone(&shared.observer);
-    let on_commit = Box::new(move |step, path| observer(&TrainEvent::Checkpointed { step, path }));
-    let samples_per_step = run.batch.samples_per_step() as u64;
-    Ok(RunCheckpoints::new(files, folder.path().to_owned(), template, samples_per_step, on_commit))
+    template
 }
 
 /// What worker 0 writes down and tells.
 struct Journal {
     metrics: StepLog<StepMetrics>,
-    evaluations: StepLog<EvaluationReport>,
+    evaluations: Option<StepLog<EvaluationReport>>,
+    /// The evaluations that are written down.
+    evaluated: Evaluated,
     observer: Observer,
     abort: Abort,
     /// Seconds of training before this run.
@@ -342,7 +371,10 @@ impl Journal {
         context: &WorkerContext<'_>,
     ) -> Result<Self> {
         let metrics = StepLog::<StepMetrics>::open(folder.path(), start.step)?;
-        let evaluations = StepLog::open(folder.path(), start.step)?;
+        let evaluations = match &shared.run.evaluation {
+            Some(_) => Some(StepLog::open(folder.path(), start.step)?),
+            None => None,
+        };
         let layout: &Layout = Trainable::<Cpu>::layout(shared.run.model.as_ref());
         let device_changes = match checkpoint::latest(folder.path())? {
             Some(entry) => {
@@ -363,6 +395,7 @@ impl Journal {
             elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
             metrics,
             evaluations,
+            evaluated: Evaluated::default(),
             observer: Arc::clone(&shared.observer),
             abort: context.abort().clone(),
             started: now,
@@ -389,9 +422,11 @@ impl Journal {
         }
     }
 
-    fn evaluated(&mut self, report: &EvaluationReport) {
-        match self.evaluations.append(*report) {
+    fn evaluation(&mut self, report: &EvaluationReport) {
+        let Some(evaluations) = &mut self.evaluations else { return };
+        match evaluations.append(*report) {
             Ok(()) => {
+                self.evaluated.note(report.step);
                 let (step, loss) = (report.step, report.loss);
                 (self.observer)(&TrainEvent::Evaluated { step, loss });
             }

@@ -84,9 +84,9 @@ impl Kernel for CrossEntropy<'_> {
             let sum = others + target_term;
             *loss = if target_logit == greatest {
                 // The term is 1, or NaN where the logit is infinite.
-                f64::from(others / target_term).ln_1p() as f32
+                libm::log1p(f64::from(others / target_term)) as f32
             } else {
-                (f64::from(sum).ln() + f64::from(greatest) - f64::from(target_logit)) as f32
+                (libm::log(f64::from(sum)) + f64::from(greatest) - f64::from(target_logit)) as f32
             };
             if self.gradient == LogitGradient::InPlace {
                 let reciprocal = s.splat(1.0 / sum);

@@ -114,7 +114,9 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
                 batch.samples_per_step(),
                 bench.seq_len
             )?;
-            result_line!("bound by matrix products, about {gigaflops:.0} GFLOP/s of them")?;
+            result_line!(
+                "its matrix products alone are {gigaflops:.0} GFLOP/s, which bound it: compare one core's peak"
+            )?;
             if let Some(bytes) = peak_memory_bytes() {
                 result_line!("peak memory {:.0} MB", bytes as f64 / 1e6)?;
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidemill_kernels::backend::AdamWStep;
 use tidemill_model::Decay;
-use tidemill_model::optimizer::OptimizerSettings;
+use tidemill_model::optimizer::{OptimizerSettings, clip_coefficient};
 use tidemill_model::schedule::ScheduleSettings;
 
 /// The learning rate of an update (from 1).
@@ -40,9 +40,9 @@ impl UpdateRule {
         }
     }
 
-    /// `min(1, clip_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` has it.
+    /// What the mean gradient is multiplied by, given its norm.
     pub fn coefficient(&self, norm: f64) -> f32 {
-        self.clip_norm.map_or(1.0, |clip_norm| (clip_norm / (norm + 1e-6)).min(1.0) as f32)
+        self.clip_norm.map_or(1.0, |clip_norm| clip_coefficient(norm, clip_norm) as f32)
     }
 }
 
