@@ -2,9 +2,8 @@
 //! [`elastic`](super::elastic) mean something.
 //!
 //! How elastic.rs was seen failing: `TreeReducer::insert` was made to keep one running sum, to which each node was
-//! added when it came. Then `any_number_of_threads`, `any_number_of_processes` and every other test that
-//! compares workers was red (the first loss that differed was that of the second step), while one worker alone, whose
-//! lanes arrive in order, stayed green.
+//! added when it came. Then `any_number_of_threads`, `any_number_of_processes` and every other test that compares
+//! many workers with one was red, from the norm of the first step on, and so were resumes at other world sizes.
 
 use std::num::NonZeroUsize;
 

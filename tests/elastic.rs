@@ -2,9 +2,8 @@
 //!
 //! The model has a tied embedding, odd sizes, and lanes that grains of two divide and others that they do not.
 //!
-//! Seen red: with the reducer adding nodes as they arrive (see [`arrival_order`](super::arrival_order)), with a lane's
-//! gradient formed over its whole microbatch in place of grain by grain, and with workers that report their own
-//! loss in place of the global one.
+//! Seen red: with the reducer adding nodes as they arrive (see [`arrival_order`](super::arrival_order)), and with
+//! gradients formed over the whole microbatch in place of grain by grain.
 
 use std::sync::LazyLock;
 

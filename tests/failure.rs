@@ -1,11 +1,12 @@
 //! One panic, death or silence ends every worker and every process within seconds, and says what it was.
 //!
-//! Seen red: with an abort that wakes nobody, and with peers that are never declared silent.
+//! Seen red: with an abort that raises no flag, and with peers that are never declared silent.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
@@ -172,13 +173,16 @@ fn whatever_breaks_on_one_worker_ends_all_with_its_message() {
         (Breaks::SourceError, "worker 1"),
     ];
     for (breaks, who) in cases {
-        let started = Instant::now();
-        let ended = execute(ClusterSettings::threads(3), move |context| worker(context, breaks));
-        let error: ClusterError = ended.err().expect("it breaks");
+        let (sender, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let settings = ClusterSettings::threads(3);
+            let _ = sender.send(execute(settings, move |context| worker(context, breaks)));
+        });
+        let ended = ended.recv_timeout(SOON).expect("all workers end");
+        let error: ClusterError = ended.expect_err("it breaks");
         let text = error.with_causes();
         assert!(text.contains("broken on purpose"), "{breaks:?}: {text}");
         assert!(breaks == Breaks::Model || text.contains(who), "{breaks:?}: {text}");
-        assert!(started.elapsed() < SOON, "{breaks:?}: {:?}", started.elapsed());
         // A mistake in the program is restarted, wrong input is not.
         let code = if breaks == Breaks::SourceError { 1 } else { 75 };
         assert_eq!(error.exit_class().exit_code(), code, "{breaks:?}");
@@ -247,6 +251,23 @@ fn a_killed_process_of_a_hosts_file_is_named_by_the_others() {
         assert!(killed.elapsed() < SOON, "{finished:?}");
     }
     assert_eq!(second.finish().status.code(), None);
+}
+
+/// A process that is there but says nothing is given up at the deadline, by its peers alone.
+#[test]
+fn a_silent_process_of_a_hosts_file_is_given_up() {
+    let bench = Workbench::new();
+    bench.write("hosts", program::free_hosts(2));
+    let start = |process: &str| {
+        let arguments = ["train", "run.toml", "-p", process, "--hosts", "hosts", "-w", "2"];
+        bench.start(&[&arguments, &ENDLESS[..]].concat())
+    };
+    let [first, second] = ["0", "1"].map(start);
+    wait_for_steps(&bench);
+    second.signal("STOP");
+    let stopped = Instant::now();
+    first.finish().failed(75, &["process 1", "silent for 2 s"]);
+    assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
 }
 
 /// Processes that would not train the same thing do not begin.

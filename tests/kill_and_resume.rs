@@ -2,9 +2,11 @@
 //!
 //! Moments are drawn with a fixed seed; what happens at them is not: a kill lands wherever the processes are by then.
 //!
-//! Seen red: with metrics that are appended without dropping lines past the checkpoint, with moments that are not
-//! restored, and with a checkpoint that is written in its final place.
+//! Seen red: with lines of metrics that are not dropped past the checkpoint, with moments that are not restored, and
+//! with a checkpoint that is written in its final place.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::sync::LazyLock;
 
 use crate::support::processes::{is_gone, signal, wait_until};
@@ -94,6 +96,48 @@ fn kills_at_random_moments_change_nothing() {
         wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
     }
     LONG.finish(dir, &["-n", "2", "-w", "1"]);
+}
+
+/// Kills that land while a checkpoint is being written, whatever of it is there by then.
+#[test]
+fn kills_while_a_checkpoint_is_written_change_nothing() {
+    const DIR: &str = "torn";
+    const WORLDS: [&[&str]; 3] = [&["-w", "1"], &["-w", "3"], &["-w", "2"]];
+    let checkpoints = LONG.bench.path(DIR).join("checkpoints");
+    let names = || -> BTreeSet<OsString> {
+        let entries = std::fs::read_dir(&checkpoints).into_iter().flatten();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    };
+    let mut torn = 0;
+    for world in WORLDS.iter().cycle() {
+        let every = ["--set", "checkpoint.every_steps=1"];
+        let mut run = LONG.start(DIR, &[&every, *world].concat());
+        let mut seen = names();
+        // The first to come may be one that the killed run left, being removed.
+        wait_until("a checkpoint to begin", || {
+            let now = names();
+            let begun = now.difference(&seen).next().is_some();
+            seen = now;
+            begun || run.has_ended()
+        });
+        run.signal("KILL");
+        let finished = run.finish();
+        assert!(matches!(finished.status.code(), None | Some(0)), "{finished:?}");
+        torn += usize::from(names().iter().any(|name| name.to_string_lossy().ends_with("partial")));
+        if torn == 3 || finished.status.success() {
+            break;
+        }
+    }
+    assert!(torn > 0, "no kill met a checkpoint that was being written");
+    LONG.start(DIR, &["-w", "2"]).finish().expect(0);
+    let found = LONG.bench.outcome(DIR);
+    assert_eq!(found.steps, LONG.reference.steps);
+    assert_eq!(found.latest(), LONG.reference.latest());
+    assert!(
+        names().iter().all(|name| name.to_string_lossy().starts_with("step-")),
+        "{:?}",
+        names()
+    );
 }
 
 /// A stop is one step more, a checkpoint, and exit code 0.

@@ -1,7 +1,7 @@
 //! What a resumed run may change and what it may not, key by key.
 //!
-//! Seen red: with each of `run.seed`, `optimizer` and the schedule left out of the saved settings, and with a horizon
-//! that follows `run.steps`.
+//! Seen red: with `run.seed` and with `optimizer` left out of the saved settings, with moments that are not restored,
+//! and with a horizon that follows `run.steps`.
 
 use tidemill::JobError;
 
