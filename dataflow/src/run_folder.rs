@@ -3,8 +3,10 @@
 //! The hold is an advisory lock on the folder itself, which the kernel releases with the process: a run
 //! that was killed leaves nothing to clean.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
 
 use crate::error::{JobError, Result};
 
@@ -17,6 +19,8 @@ pub struct RunFolder {
     path: PathBuf,
     /// Keeps the lock for as long as the run lives.
     _lock: File,
+    /// Is dropped after the lock.
+    _released: Option<Sender<Infallible>>,
 }
 
 impl RunFolder {
@@ -28,7 +32,7 @@ impl RunFolder {
         std::fs::create_dir_all(path).map_err(|source| JobError::file("creating", path, source))?;
         let lock = File::open(path).map_err(|source| JobError::file("opening", path, source))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock, _released: None }),
             Err(std::fs::TryLockError::WouldBlock) => {
                 Err(JobError::RunFolderInUse { path: path.to_owned() })
             }
@@ -36,6 +40,11 @@ impl RunFolder {
                 Err(JobError::file("locking", path, source))
             }
         }
+    }
+
+    /// Drops `released` once the folder is let go, by whichever thread uses it last.
+    pub fn announce_release(&mut self, released: Sender<Infallible>) {
+        self._released = Some(released);
     }
 
     /// The folder.

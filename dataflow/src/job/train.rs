@@ -1,10 +1,12 @@
 //! Runs a [`ResolvedRun`]: finds its checkpoint, gives every worker its state, and steps the graph.
 
+use std::convert::Infallible;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tidemill_kernels::{Backend, Cpu, DeviceKind};
 use tidemill_model::{Layout, ModelError, Trainable, hugging_face};
@@ -130,7 +132,12 @@ struct Shared {
     evaluation_data: Option<(Decoder, Arc<CanonicalOrder>)>,
     stop: StopRequest,
     observer: Observer,
+    /// Is dropped by all who have it once the run folder is let go.
+    released: Sender<Infallible>,
 }
+
+/// How long a writer that is stuck in a file may keep a run from returning.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Trains, from the run folder's latest checkpoint where it has one.
 ///
@@ -158,12 +165,17 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
         .as_ref()
         .map(|(data_set, _)| decode(data_set, evaluation_shuffle()))
         .transpose()?;
-    let shared = Shared { run, backend, kind, training_data, evaluation_data, stop, observer };
+    let (released, release) = mpsc::channel();
+    let shared =
+        Shared { run, backend, kind, training_data, evaluation_data, stop, observer, released };
     let abort = Abort::new();
     *lock(&shared.stop.waiting) = Some(abort.clone());
     let cluster = Cluster::connect_with(cluster, abort);
     *lock(&shared.stop.waiting) = None;
-    let summaries = cluster?.execute(move |context| run_worker(context, &shared))?;
+    let summaries = cluster?.execute(move |context| run_worker(context, &shared));
+    // The writer's thread ends by itself; whoever has this answer may open the run folder again.
+    let _ = release.recv_timeout(RELEASE_PATIENCE);
+    let summaries = summaries?;
     Ok(summaries.into_iter().next().unwrap_or_default())
 }
 
@@ -292,7 +304,13 @@ struct OpenedRun {
 impl OpenedRun {
     fn open(shared: &Shared, layout: &Layout) -> Result<Self> {
         let run = &shared.run;
-        let folder = RunFolder::hold(&run.config.run.dir)?;
+        let dir = &run.config.run.dir;
+        if checkpoint::latest(dir)?.is_none() {
+            // A run that cannot begin leaves no folder; one that goes on keeps the horizon that was checked then.
+            run.config.schedule.check(run.config.schedule.steps.unwrap_or(run.steps))?;
+        }
+        let mut folder = RunFolder::hold(dir)?;
+        folder.announce_release(shared.released.clone());
         checkpoint::sweep(folder.path())?;
         let mut now = run.initial_state(&shared.kind);
         let origin = match checkpoint::latest(folder.path())? {
@@ -302,7 +320,6 @@ impl OpenedRun {
                     None => Trainable::<Cpu>::initialize(run.model.as_ref(), run.config.run.seed),
                 };
                 let horizon = run.config.schedule.steps.unwrap_or(run.steps);
-                run.config.schedule.check(horizon)?;
                 (StartPoint { step: 0, tokens: 0, horizon }, StateOrigin::Parameters(parameters))
             }
             Some(entry) => {
