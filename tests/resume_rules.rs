@@ -4,6 +4,7 @@
 //! and with a horizon that follows `run.steps`.
 
 use tidemill::JobError;
+use tidemill::run_folder::RunFolder;
 
 use crate::support::outcome::files;
 use crate::support::workbench::causes;
@@ -154,6 +155,18 @@ fn as_many_checkpoints_as_asked_for_are_kept() {
     assert_eq!(kept("2", "4"), [3, 4]);
     assert_eq!(kept("4", "6"), [3, 4, 5, 6]);
     assert_eq!(kept("1", "7"), [7]);
+}
+
+/// Whoever has the answer of `train` may open the run folder again, at once.
+#[test]
+fn a_run_that_has_returned_has_let_go_of_its_folder() {
+    let bench = Workbench::new();
+    for steps in 1..=12 {
+        let steps = format!("run.steps={steps}");
+        let set = [steps.as_str(), "schedule.steps=12", "checkpoint.every_steps=1"];
+        bench.try_train(Job { dir: "run", workers: 1, set: &set }).unwrap();
+        RunFolder::hold(&bench.path("run")).unwrap();
+    }
 }
 
 /// The data set is what it holds, not where it lies.
