@@ -164,6 +164,13 @@ impl Backward<'_> {
         let partial = &mut partial[lanes.clone()];
         let carry = &mut self.carry[lanes][..width - 1];
 
+        // What the next chunk (the one before this) needs of this block.
+        for back in 1..=range.start.min(CHUNK) {
+            s.prefetch(&self.x.row(first + range.start - back)[channel..]);
+            s.prefetch(&self.dout.row(first + range.start - back)[channel..]);
+            s.prefetch(&self.dx.row_mut(first_out + range.start - back)[channel..]);
+        }
+
         let one = s.splat(1.0);
         let mut weight = [s.splat(0.0); MAX_WIDTH];
         let mut dweight = [s.splat(0.0); MAX_WIDTH];

@@ -266,6 +266,16 @@ impl Backward<'_> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
+            // What the next chunk (the one before this) needs of this block.
+            for back in 1..=range.start.min(CHUNK) {
+                for rows in [&inputs.delta_raw, &inputs.x, &inputs.z, &dout] {
+                    s.prefetch(&rows.row(first - back)[channel..]);
+                }
+                let gradients = &mut self.rows;
+                for rows in [&mut gradients.dx, &mut gradients.ddelta_raw, &mut gradients.dz] {
+                    s.prefetch(&rows.row_mut(first_out - back)[channel..]);
+                }
+            }
             for q in 0..steps {
                 let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
                 let (softplus, slope) = softplus_and_slope(s, s.add(raw, bias));

@@ -92,6 +92,13 @@ impl Forward<'_> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
+            // What the next chunk needs of this block.
+            for ahead in steps..steps + (positions - range.end).min(CHUNK) {
+                for rows in [&inputs.delta_raw, &inputs.x, &inputs.z] {
+                    s.prefetch(&rows.row(first + ahead)[channel..]);
+                }
+                s.prefetch(&self.out.row_mut(first_out + ahead)[channel..]);
+            }
             for q in 0..steps {
                 let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
                 let (softplus, _) = softplus_and_slope(s, s.add(raw, bias));

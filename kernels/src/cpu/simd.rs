@@ -103,6 +103,13 @@ pub(crate) trait Simd: Copy {
         greatest
     }
 
+    /// Asks for the beginning of `row` ahead of its use. Rows of a strided matrix lie on pages of their own, across which
+    /// no hardware reads ahead.
+    #[inline(always)]
+    fn prefetch(self, row: &[f32]) {
+        let _ = row;
+    }
+
     /// The first sixteen elements of `row`; lanes past its end are `padding`.
     #[inline(always)]
     fn load_row_or(self, row: &[f32], padding: f32) -> Self::Vector {

@@ -39,6 +39,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn prefetch(self, row: &[f32]) {
+        available!(_mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast()));
+    }
+
+    #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> Pair {
         available!([_mm256_loadu_ps(from.as_ptr()), _mm256_loadu_ps(from.as_ptr().add(8))])
     }

@@ -36,6 +36,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, row: &[f32]) {
+        available!(_mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast()));
+    }
+
+    #[inline(always)]
     fn load(self, from: &[f32; LANES]) -> __m512 {
         available!(_mm512_loadu_ps(from.as_ptr()))
     }
