@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::{CONFIG_FILE, SINGLE_FILE, TensorFiles};
 
@@ -60,18 +59,6 @@ impl Checkpoint {
     /// Where the run stood.
     pub fn state(&self) -> &TrainerState {
         &self.state
-    }
-
-    /// `config.json`.
-    ///
-    /// # Errors
-    /// A file that cannot be read as JSON.
-    pub fn config(&self) -> Result<Value> {
-        let path = self.path.join(CONFIG_FILE);
-        let bytes =
-            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|error| JobError::checkpoint(&path, format!("expected JSON: {error}")))
     }
 
     /// The arenas, laid out by `layout`; padding is zero.
