@@ -150,6 +150,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// What this device must have in common with its peers.
     fn device_kind(&self) -> DeviceKind;
 
+    /// Bytes of the device's own memory that are free now; `None` where buffers lie in host memory.
+    fn free_memory_bytes(&self) -> Result<Option<usize>>;
+
     /// A new device stream.
     fn device_stream(&self) -> Result<Self::DeviceStream>;
 

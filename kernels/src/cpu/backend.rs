@@ -47,6 +47,10 @@ impl Backend for Cpu {
         }
     }
 
+    fn free_memory_bytes(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
     fn device_stream(&self) -> Result<DeviceStream> {
         Ok(DeviceStream::new(self.threads.clone()))
     }
