@@ -12,7 +12,8 @@
 //!   number of rows, on compute threads or on launch shape. So the microbatch is never numerics.
 //! - **Grains.** A kernel that forms gradients of parameters writes one complete fp32 gradient per
 //!   grain (`[grains, ...]`, formed from +0.0), never a sum over grains; the caller adds them to the lane
-//!   in order with [`accumulate`](Backend::accumulate).
+//!   in order with [`accumulate`](Backend::accumulate). Kernels whose names end in `_add` add each grain's
+//!   complete gradient to the lane themselves, in order.
 //! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
 
@@ -39,6 +40,18 @@ impl Element for f64 {
 }
 impl Element for u32 {
     const NAME: &'static str = "u32";
+}
+impl Element for half::bf16 {
+    const NAME: &'static str = "bf16";
+}
+
+/// Where the buffers of a backend lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPlace {
+    /// In the host's memory: reading and writing them are copies within it.
+    Host,
+    /// In a memory of the device's own: every read waits for the device, and bytes cross a bus.
+    Device,
 }
 
 /// What two workers must have in common for their bits to agree.
@@ -153,6 +166,13 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Bytes of the device's own memory that are free now; `None` where buffers lie in host memory.
     fn free_memory_bytes(&self) -> Result<Option<usize>>;
 
+    /// Where buffers lie.
+    fn memory(&self) -> MemoryPlace;
+
+    /// The rows of logits that a language model's head forms at a time, within a grain. Numerics of
+    /// the kind of device: a grain of more rows adds up one product of its table's gradient a chunk.
+    fn logit_chunk_rows(&self) -> usize;
+
     /// A new device stream.
     fn device_stream(&self) -> Result<Self::DeviceStream>;
 
@@ -251,6 +271,18 @@ pub trait Backend: Send + Sync + Sized + 'static {
         a: Matrix<'_, Self, Self::Activation>,
         b: Matrix<'_, Self, Self::Activation>,
         output: Output,
+    ) -> Result<()>;
+
+    /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of
+    /// `grad_out[rows, m]` and `input[rows, k]`: the gradient of a weight. The grain's product is
+    /// formed from +0.0 and added with one rounding.
+    fn weight_gradient_add(
+        &self,
+        stream: &mut Self::DeviceStream,
+        lane: MatrixMut<'_, Self, f32>,
+        grad_out: Matrix<'_, Self, Self::Activation>,
+        input: Matrix<'_, Self, Self::Activation>,
+        grains: GrainRows,
     ) -> Result<()>;
 
     /// `out[rows, d] = table[tokens[row]]`, rows of the fp32 residual stream.
@@ -421,12 +453,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
         count: f32,
     ) -> Result<()>;
 
-    /// The sum of squares of a chunk, in f64 over a fixed tree that depends on `x.elements` alone.
-    fn sum_of_squares(
+    /// The sums of squares of consecutive ranges of `x`, which end at `ends`: `0..ends[0]`,
+    /// `ends[0]..ends[1]` and so on; the last end is `x.elements()`. Each is formed in f64 over a
+    /// fixed tree that depends on the range's length alone.
+    fn sums_of_squares(
         &self,
         stream: &mut Self::DeviceStream,
         x: Slice<'_, Self, f32>,
-    ) -> Result<f64>;
+        ends: &[usize],
+    ) -> Result<Vec<f64>>;
 
     /// One AdamW update of a chunk: with `g = gradient * gradient_scale`,
     ///

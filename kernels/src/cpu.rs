@@ -6,7 +6,7 @@
 //!
 //! | kernel | file |
 //! |---|---|
-//! | matrix products | `matmul` |
+//! | matrix products | `matmul`, `weight_gradient` |
 //! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_step` |
 //! | causal convolution | `conv`, `conv_backward` |
 //! | RMSNorm, embedding, cross-entropy | `norm`, `embedding`, `cross_entropy` |
@@ -34,6 +34,7 @@ mod scan_backward;
 mod scan_forward;
 mod scan_step;
 mod simd;
+mod weight_gradient;
 
 use std::num::NonZeroUsize;
 

@@ -5,6 +5,8 @@
 //! - [`shape`] holds the checked shapes: constructing one is the validation, and a launch takes it.
 //! - [`Cpu`] is the backend that needs nothing installed: `matrixmultiply` for matrix products and
 //!   vectorised loops with run-time dispatch, equal to the bit on AVX2 and AVX-512.
+//! - [`Gpu`] is the backend for GPUs: kernels in one dialect for CUDA and HIP, compiled at first use, over a small
+//!   [`Driver`](gpu::Driver). [`cuda`] drives NVIDIA's; the emulator runs the same kernels on the CPU, for tests.
 //! - [`reference`](mod@reference) defines every kernel again in plain `f64`; tests compare against
 //!   it.
 //!
@@ -12,12 +14,22 @@
 
 pub mod backend;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(feature = "emulator")]
+pub mod emulator;
 pub mod error;
+pub mod gpu;
 pub mod reference;
 pub mod shape;
 pub mod view;
 
-pub use backend::{Backend, DeviceKind, Element, IGNORED_TARGET, NUMERICS_VERSION};
+pub use backend::{Backend, DeviceKind, Element, IGNORED_TARGET, MemoryPlace, NUMERICS_VERSION};
 pub use cpu::Cpu;
+#[cfg(feature = "cuda")]
+pub use cuda::Cuda;
+#[cfg(feature = "emulator")]
+pub use emulator::Emulator;
 pub use error::{KernelError, Result};
+pub use gpu::{Bf16, Fp32, Gpu};
 pub use view::{Matrix, MatrixMut, Slice, SliceMut};

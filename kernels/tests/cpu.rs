@@ -74,6 +74,7 @@ on_every_arm! {
     matmul_agrees: bodies::matmul::agrees;
     matmul_backward_agrees: bodies::matmul::backward_agrees;
     matmul_elements_are_independent: bodies::matmul::elements_are_independent;
+    weight_gradient_agrees: bodies::weight_gradient::agrees;
     embedding_agrees: bodies::embedding::agrees;
     rms_norm_agrees: bodies::rms_norm::agrees;
     rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
@@ -89,7 +90,7 @@ on_every_arm! {
     cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
     accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
     mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
-    sum_of_squares_agrees: bodies::gradient_sums::sum_of_squares_agrees;
+    sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
     adamw_agrees: bodies::adamw::agrees;
 }
 
@@ -114,7 +115,9 @@ on_one_arm! {
     adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
     embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
     cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
+    weight_gradient_is_a_product_then_a_sum: bodies::weight_gradient::is_a_product_then_a_sum;
     matmul_refuses_shapes: bodies::refusals::matmul;
+    weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
     embedding_refuses_shapes: bodies::refusals::embedding;
     rms_norm_refuses_shapes: bodies::refusals::rms_norm;
     causal_conv1d_refuses_shapes: bodies::refusals::causal_conv1d;

@@ -5,8 +5,6 @@
 //! backward is the block's [`Saved`](Block::Saved), one for each block; what it needs only while it runs is
 //! [`Scratch`](Block::Scratch), which all blocks of a model use one after the other.
 
-use tidemill_kernels::backend::Output;
-use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::error::Result;
@@ -125,43 +123,5 @@ impl<B: Backend> ResidualGradient<B> {
         backend.refresh_compute_weights(stream, copy, gradient, 0, rows * columns)?;
         let buffer = B::compute_buffer(&self.gradient, &self.copy);
         Ok(Slice::all(buffer).matrix(rows, columns)?)
-    }
-}
-
-/// The two sides of a product `out = input weight^T`, from which the gradient of the weight is formed.
-pub struct WeightGradient<'a, B: Backend> {
-    /// `grad_out[rows, m]`.
-    pub grad_out: Matrix<'a, B, B::Activation>,
-    /// `input[rows, k]`.
-    pub input: Matrix<'a, B, B::Activation>,
-}
-
-impl<B: Backend> WeightGradient<'_, B> {
-    /// Adds `grad_out^T input`, the gradient of `weight[m, k]`, to `lane`: each grain's is formed in
-    /// `grain_gradient` from +0.0 and then added, in order.
-    ///
-    /// A product that added to the lane itself would round otherwise wherever the matrix library cuts the
-    /// rows of a grain into several passes.
-    ///
-    /// # Errors
-    /// A lane or a scratch smaller than the weight, or a device that fails.
-    pub fn add_to(
-        self,
-        device: &mut Device<'_, B>,
-        mut lane: SliceMut<'_, B, f32>,
-        grain_gradient: &mut B::Buffer<f32>,
-        grains: GrainRows,
-    ) -> Result<()> {
-        let Device { backend, stream } = device;
-        let (m, k) = (self.grad_out.shape()[1], self.input.shape()[1]);
-        for grain in 0..grains.grains() {
-            let rows = grains.range(grain);
-            let grad_out = self.grad_out.rows(rows.start, rows.len())?.transposed();
-            let input = self.input.rows(rows.start, rows.len())?;
-            let out = SliceMut::new(grain_gradient, 0, m * k)?.matrix(m, k)?;
-            backend.matmul_f32(stream, out, grad_out, input, Output::Overwrite)?;
-            backend.accumulate(stream, lane.reborrow(), Slice::new(grain_gradient, 0, m * k)?)?;
-        }
-        Ok(())
     }
 }

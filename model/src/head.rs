@@ -4,22 +4,20 @@
 //! f = rms_norm(residual);  logits = f table^T;  loss = cross_entropy(logits, target)
 //! ```
 //!
-//! Logits are formed for [`HEAD_CHUNK_ROWS`] rows at a time: the whole logit matrix is never held. Forward and
-//! backward are one pass over the chunks, because the gradient of a chunk's logits overwrites them.
+//! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit matrix is never held.
+//! Chunks start at the first row of a grain and never cross one. Forward and backward are one pass over the chunks,
+//! because the gradient of a chunk's logits overwrites them. A grain's gradient of the table is the sum of one product
+//! a chunk, in order; where a grain is a single chunk it goes to the lane without a stop.
 
 use std::ops::Range;
 
 use tidemill_kernels::backend::{LogitGradient, Output};
-use tidemill_kernels::shape::{CrossEntropyShape, NormShape};
+use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::block::ResidualGradient;
 use crate::error::Result;
 use crate::trainable::{Device, GradientSink, Lease, MicrobatchShape};
-
-/// Rows of logits that are formed at a time. Chunks start at the first row of a grain and never cross one. This is
-/// numerics: the table's gradient is the sum of one product a chunk, in order.
-pub const HEAD_CHUNK_ROWS: usize = 128;
 
 /// A final norm and a table of one row for each token.
 #[derive(Clone, Debug)]
@@ -48,9 +46,9 @@ pub struct HeadScratch<B: Backend> {
     grad_normed: B::Buffer<B::Activation>,
     /// `grad_norm[grains, d]`, the gradient of the norm's weight.
     grad_norm: B::Buffer<f32>,
-    /// `logits[HEAD_CHUNK_ROWS, v]`, then their gradient.
+    /// `logits[chunk rows, v]`, then their gradient.
     logits: B::Buffer<B::Activation>,
-    /// `grad_table[v, d]` of one grain.
+    /// `grad_table[v, d]` of one grain; empty where every grain is a single chunk.
     grad_table: B::Buffer<f32>,
 }
 
@@ -76,14 +74,16 @@ impl Head {
     ) -> Result<HeadScratch<B>> {
         let Device { backend, stream } = device;
         let grains = shape.grain_rows()?;
-        let chunk_rows = HEAD_CHUNK_ROWS.min(grains.rows());
+        let grain_rows = grains.range(0).len();
+        let chunk_rows = backend.logit_chunk_rows().min(grain_rows);
+        let grad_table = if chunk_rows < grain_rows { self.table.len() } else { 0 };
         Ok(HeadScratch {
             normed: backend.allocate(stream, grains.rows() * self.width)?,
             reciprocal_rms: backend.allocate(stream, grains.rows())?,
             grad_normed: backend.allocate(stream, grains.rows() * self.width)?,
             grad_norm: backend.allocate(stream, grains.grains() * self.width)?,
             logits: backend.allocate(stream, chunk_rows * self.table_rows())?,
-            grad_table: backend.allocate(stream, self.table.len())?,
+            grad_table: backend.allocate(stream, grad_table)?,
         })
     }
 
@@ -98,7 +98,7 @@ impl Head {
         self.normalize(device, pass, scratch)?;
         let grains = pass.shape.grain_rows()?;
         for grain in 0..grains.grains() {
-            for rows in chunks(grains.range(grain)) {
+            for rows in chunks(device.backend, grains.range(grain)) {
                 self.chunk_losses(device, losses, pass, scratch, rows, LogitGradient::None)?;
             }
         }
@@ -119,16 +119,9 @@ impl Head {
         self.normalize(device, pass, scratch)?;
         let grains = pass.shape.grain_rows()?;
         for grain in 0..grains.grains() {
-            let mut output = Output::Overwrite;
-            for rows in chunks(grains.range(grain)) {
-                let gradient = LogitGradient::InPlace;
-                self.chunk_losses(device, losses, pass, scratch, rows.clone(), gradient)?;
-                self.chunk_gradients(device, pass, scratch, rows, output)?;
-                output = Output::Add;
-            }
             let lane = sink.accumulator(self.norm_use + 1);
             let lane = lane.sub(self.table.start, self.table.len())?;
-            device.backend.accumulate(device.stream, lane, Slice::all(&scratch.grad_table))?;
+            self.grain_gradients(device, losses, lane, pass, scratch, grains.range(grain))?;
         }
         self.norm_backward(device, grad, pass, scratch)?;
         let lane = sink.accumulator(self.norm_use).sub(self.norm.start, self.width)?;
@@ -191,33 +184,50 @@ impl Head {
         )?)
     }
 
-    /// From the gradient of a chunk's logits to those of the normed rows and of the table.
-    fn chunk_gradients<B: Backend>(
+    /// The losses of the grain of `rows` and the gradient of its normed rows; that of the table is added to `lane`.
+    fn grain_gradients<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
+        losses: &mut B::Buffer<f32>,
+        lane: SliceMut<'_, B, f32>,
         pass: &HeadPass<'_, B>,
         scratch: &mut HeadScratch<B>,
         rows: Range<usize>,
-        output: Output,
     ) -> Result<()> {
-        let Device { backend, stream } = device;
         let (width, table_rows) = (self.width, self.table_rows());
-        let grad_logits = Slice::all(&scratch.logits).matrix(rows.len(), table_rows)?;
-        let first = rows.start * width;
-        backend.matmul(
-            stream,
-            MatrixMut::new(&mut scratch.grad_normed, first, rows.len(), width, width)?,
-            grad_logits,
-            pass.table.weight(&self.table, table_rows, width)?,
-            Output::Overwrite,
-        )?;
-        Ok(backend.matmul_f32(
-            stream,
-            SliceMut::all(&mut scratch.grad_table).matrix(table_rows, width)?,
-            grad_logits.transposed(),
-            rows_of(&scratch.normed, &rows, width)?,
-            output,
-        )?)
+        let mut output = Output::Overwrite;
+        for chunk in chunks(device.backend, rows.clone()) {
+            let gradient = LogitGradient::InPlace;
+            self.chunk_losses(device, losses, pass, scratch, chunk.clone(), gradient)?;
+            let Device { backend, stream } = device;
+            let HeadScratch { normed, grad_normed, logits, grad_table, .. } = &mut *scratch;
+            let grad_logits = Slice::all(&*logits).matrix(chunk.len(), table_rows)?;
+            let first = chunk.start * width;
+            backend.matmul(
+                stream,
+                MatrixMut::new(grad_normed, first, chunk.len(), width, width)?,
+                grad_logits,
+                pass.table.weight(&self.table, table_rows, width)?,
+                Output::Overwrite,
+            )?;
+            let normed = rows_of(normed, &chunk, width)?;
+            if chunk == rows {
+                let lane = lane.matrix(table_rows, width)?;
+                let grain = GrainRows::new(rows.len(), rows.len())?;
+                return Ok(backend.weight_gradient_add(
+                    stream,
+                    lane,
+                    grad_logits,
+                    normed,
+                    grain,
+                )?);
+            }
+            let out = SliceMut::all(grad_table).matrix(table_rows, width)?;
+            backend.matmul_f32(stream, out, grad_logits.transposed(), normed, output)?;
+            output = Output::Add;
+        }
+        let gradient = Slice::new(&scratch.grad_table, 0, self.table.len())?;
+        Ok(device.backend.accumulate(device.stream, lane, gradient)?)
     }
 
     fn norm_backward<B: Backend>(
@@ -244,10 +254,10 @@ impl Head {
     }
 }
 
-/// `rows` cut into chunks of [`HEAD_CHUNK_ROWS`], the last of which may be short.
-fn chunks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let end = rows.end;
-    rows.step_by(HEAD_CHUNK_ROWS).map(move |first| first..(first + HEAD_CHUNK_ROWS).min(end))
+/// `rows` cut into the chunks of `backend`, the last of which may be short.
+fn chunks<B: Backend>(backend: &B, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let (end, chunk_rows) = (rows.end, backend.logit_chunk_rows().max(1));
+    rows.step_by(chunk_rows).map(move |first| first..(first + chunk_rows).min(end))
 }
 
 /// Rows of `matrix[.., width]`.

@@ -157,8 +157,9 @@ impl Optimizer {
             let out = SliceMut::new(&mut self.mean, range.start, range.len()).expect("fits");
             backend.mean_gradient(stream, out, &slots, tokens as f32).expect("mean");
         }
-        let squares = backend.sum_of_squares(stream, Slice::all(&self.mean)).expect("norm");
-        let norm = squares.sqrt();
+        let ends = [Cpu::elements(&self.mean)];
+        let squares = backend.sums_of_squares(stream, Slice::all(&self.mean), &ends).expect("norm");
+        let norm = squares[0].sqrt();
         let coefficient = self.settings.clip_coefficient(norm);
         for tensor in layout.tensors() {
             let (start, elements) = (tensor.offset, tensor.stored_elements);

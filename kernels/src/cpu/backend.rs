@@ -3,8 +3,8 @@
 use super::conv::{ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
 use super::cross_entropy::{CrossEntropy, check_targets};
-use super::elementwise::{MeanGradient, SumOfSquares, accumulate};
-use super::embedding::{EmbeddingBackward, check_tokens};
+use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
+use super::embedding::{check_tokens, embedding_backward_add};
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::AdamW;
@@ -14,9 +14,10 @@ use super::scan_backward::{self, selective_scan_backward};
 use super::scan_forward::selective_scan_forward;
 use super::scan_step::ScanStep;
 use super::simd::LANES;
+use super::weight_gradient::weight_gradient_add;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
-    AdamWStep, Backend, DeviceKind, Element, LogitGradient, NUMERICS_VERSION, Output,
+    AdamWStep, Backend, DeviceKind, Element, LogitGradient, MemoryPlace, NUMERICS_VERSION, Output,
     ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
@@ -45,6 +46,14 @@ impl Backend for Cpu {
             numerics_version: NUMERICS_VERSION,
             matrix_library: MATRIX_LIBRARY.to_owned(),
         }
+    }
+
+    fn memory(&self) -> MemoryPlace {
+        MemoryPlace::Host
+    }
+
+    fn logit_chunk_rows(&self) -> usize {
+        128
     }
 
     fn free_memory_bytes(&self) -> Result<Option<usize>> {
@@ -156,6 +165,17 @@ impl Backend for Cpu {
         matmul(stream.threads(), out, a, b, output)
     }
 
+    fn weight_gradient_add(
+        &self,
+        stream: &mut DeviceStream,
+        lane: MatrixMut<'_, Self, f32>,
+        grad_out: Matrix<'_, Self, f32>,
+        input: Matrix<'_, Self, f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        weight_gradient_add(stream, self.dispatch, lane, grad_out, input, grains)
+    }
+
     fn embedding_forward(
         &self,
         _: &mut DeviceStream,
@@ -183,25 +203,7 @@ impl Backend for Cpu {
         tokens: Slice<'_, Self, u32>,
         grains: GrainRows,
     ) -> Result<()> {
-        const KERNEL: &str = "embedding_backward_add";
-        let (vocab_size, width) = (lane_table.rows, lane_table.columns);
-        let tokens = exactly(KERNEL, "tokens", tokens, grains.rows())?;
-        let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
-        let mut lane_table = RowsMut::new(KERNEL, "lane_table", lane_table, vocab_size, width)?;
-        check_tokens(KERNEL, tokens, vocab_size)?;
-        let (sum, token_rows) = stream.with_token_rows(width.div_ceil(LANES))?;
-        for grain in 0..grains.grains() {
-            token_rows.clear();
-            token_rows.extend(grains.range(grain).map(|row| (tokens[row], row)));
-            token_rows.sort_unstable();
-            self.dispatch.run(EmbeddingBackward {
-                lane_table: &mut lane_table,
-                dout,
-                token_rows,
-                sum: &mut *sum,
-            });
-        }
-        Ok(())
+        embedding_backward_add(stream, self.dispatch, lane_table, dout, tokens, grains)
     }
 
     fn rms_norm_forward(
@@ -463,21 +465,16 @@ impl Backend for Cpu {
         uses: &[Slice<'_, Self, f32>],
         count: f32,
     ) -> Result<()> {
-        const KERNEL: &str = "mean_gradient";
-        let out = elements_mut(out);
-        if uses.is_empty() {
-            return Err(KernelError::shape(KERNEL, "uses", "at least 1", 0));
-        }
-        let uses: Vec<_> = uses
-            .iter()
-            .map(|gradient| exactly(KERNEL, "use", *gradient, out.len()))
-            .collect::<Result<_>>()?;
-        self.dispatch.run(MeanGradient { out, uses: &uses, count });
-        Ok(())
+        mean_gradient(self.dispatch, out, uses, count)
     }
 
-    fn sum_of_squares(&self, _: &mut DeviceStream, x: Slice<'_, Self, f32>) -> Result<f64> {
-        Ok(self.dispatch.run(SumOfSquares(elements(x))))
+    fn sums_of_squares(
+        &self,
+        stream: &mut DeviceStream,
+        x: Slice<'_, Self, f32>,
+        ends: &[usize],
+    ) -> Result<Vec<f64>> {
+        sums_of_squares(stream.threads(), self.dispatch, elements(x), ends)
     }
 
     fn adamw(

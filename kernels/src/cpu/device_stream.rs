@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::Buffer;
 use super::simd::Lanes;
 use crate::error::{KernelError, Result};
 
@@ -71,11 +72,12 @@ pub struct DeviceStream {
     threads: ComputeThreads,
     scratch: Vec<Lanes>,
     token_rows: Vec<TokenRow>,
+    weight_gradient: Option<Buffer<f32>>,
 }
 
 impl DeviceStream {
     pub(crate) fn new(threads: ComputeThreads) -> Self {
-        Self { threads, scratch: Vec::new(), token_rows: Vec::new() }
+        Self { threads, scratch: Vec::new(), token_rows: Vec::new(), weight_gradient: None }
     }
 
     /// The compute threads.
@@ -102,6 +104,23 @@ impl DeviceStream {
     ) -> Result<(&mut [Lanes], &mut Vec<TokenRow>)> {
         self.reserve(lanes)?;
         Ok((&mut self.scratch[..lanes], &mut self.token_rows))
+    }
+
+    /// The compute threads, and at least `elements` elements of scratch memory, with unspecified
+    /// contents, for the gradient of one weight from one grain.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`] where the host has no room.
+    pub(crate) fn with_weight_gradient(
+        &mut self,
+        elements: usize,
+    ) -> Result<(&ComputeThreads, &mut Buffer<f32>)> {
+        let held = self.weight_gradient.take().filter(|held| held.len() >= elements);
+        let held = match held {
+            Some(held) => held,
+            None => Buffer::zeroed(elements)?,
+        };
+        Ok((&self.threads, self.weight_gradient.insert(held)))
     }
 
     fn reserve(&mut self, lanes: usize) -> Result<()> {

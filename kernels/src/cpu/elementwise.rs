@@ -1,9 +1,12 @@
 //! Sums of gradients: host functions on plain slices, and the kernels over them.
 
+use super::Cpu;
 use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
+use super::rows::{elements_mut, exactly};
 use super::simd::{LANES, Simd};
 use crate::error::{KernelError, Result};
+use crate::view::{Slice, SliceMut};
 
 /// What a thread takes at a time: the piece of the sum stays in the nearest cache over all terms.
 const PIECE: usize = 4096;
@@ -67,11 +70,31 @@ pub(crate) fn accumulate(
     Ok(())
 }
 
-/// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`; every use has the length of `out`.
-pub(crate) struct MeanGradient<'a> {
-    pub(crate) out: &'a mut [f32],
-    pub(crate) uses: &'a [&'a [f32]],
-    pub(crate) count: f32,
+/// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`.
+pub(crate) fn mean_gradient(
+    dispatch: Dispatch,
+    out: SliceMut<'_, Cpu, f32>,
+    uses: &[Slice<'_, Cpu, f32>],
+    count: f32,
+) -> Result<()> {
+    const KERNEL: &str = "mean_gradient";
+    let out = elements_mut(out);
+    if uses.is_empty() {
+        return Err(KernelError::shape(KERNEL, "uses", "at least 1", 0));
+    }
+    let uses: Vec<_> = uses
+        .iter()
+        .map(|gradient| exactly(KERNEL, "use", *gradient, out.len()))
+        .collect::<Result<_>>()?;
+    dispatch.run(MeanGradient { out, uses: &uses, count });
+    Ok(())
+}
+
+/// [`mean_gradient`], where every use has the length of `out`.
+struct MeanGradient<'a> {
+    out: &'a mut [f32],
+    uses: &'a [&'a [f32]],
+    count: f32,
 }
 
 impl Kernel for MeanGradient<'_> {
@@ -92,8 +115,35 @@ impl Kernel for MeanGradient<'_> {
     }
 }
 
+/// The sums of squares of the ranges of `x` that end at `ends`.
+pub(crate) fn sums_of_squares(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    x: &[f32],
+    ends: &[usize],
+) -> Result<Vec<f64>> {
+    const KERNEL: &str = "sums_of_squares";
+    let last = ends.last().copied().unwrap_or(0);
+    if last != x.len() {
+        return Err(KernelError::shape(KERNEL, "the last end", x.len(), last));
+    }
+    let mut sums = vec![0.0; ends.len()];
+    let mut ranges = Vec::with_capacity(ends.len());
+    let mut start = 0;
+    for (&end, sum) in ends.iter().zip(&mut sums) {
+        let Some(range) = x.get(start..end) else {
+            let expected = format!("an end from {start} to {}", x.len());
+            return Err(KernelError::shape(KERNEL, "ends", expected, end));
+        };
+        ranges.push((range, sum));
+        start = end;
+    }
+    threads.for_each(ranges.into_iter(), |(range, sum)| *sum = dispatch.run(SumOfSquares(range)));
+    Ok(sums)
+}
+
 /// The sum of squares of a slice: sixteen chains in `f64`, then one tree.
-pub(crate) struct SumOfSquares<'a>(pub(crate) &'a [f32]);
+struct SumOfSquares<'a>(&'a [f32]);
 
 impl Kernel for SumOfSquares<'_> {
     type Output = f64;

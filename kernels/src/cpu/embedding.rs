@@ -1,10 +1,13 @@
 //! Rows of a table, and their gradients.
 
-use super::device_stream::TokenRow;
-use super::dispatch::Kernel;
-use super::rows::{Rows, RowsMut};
+use super::Cpu;
+use super::device_stream::{DeviceStream, TokenRow};
+use super::dispatch::{Dispatch, Kernel};
+use super::rows::{Rows, RowsMut, exactly};
 use super::simd::{LANES, Lanes, Simd};
 use crate::error::{KernelError, Result};
+use crate::shape::GrainRows;
+use crate::view::{Matrix, MatrixMut, Slice};
 
 /// The row of the first token outside the vocabulary is an error.
 pub(crate) fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usize) -> Result<()> {
@@ -16,17 +19,47 @@ pub(crate) fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usi
     }
 }
 
+/// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.
+pub(crate) fn embedding_backward_add(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    lane_table: MatrixMut<'_, Cpu, f32>,
+    dout: Matrix<'_, Cpu, f32>,
+    tokens: Slice<'_, Cpu, u32>,
+    grains: GrainRows,
+) -> Result<()> {
+    const KERNEL: &str = "embedding_backward_add";
+    let (vocab_size, width) = (lane_table.rows, lane_table.columns);
+    let tokens = exactly(KERNEL, "tokens", tokens, grains.rows())?;
+    let dout = Rows::new(KERNEL, "dout", dout, grains.rows(), width)?;
+    let mut lane_table = RowsMut::new(KERNEL, "lane_table", lane_table, vocab_size, width)?;
+    check_tokens(KERNEL, tokens, vocab_size)?;
+    let (sum, token_rows) = stream.with_token_rows(width.div_ceil(LANES))?;
+    for grain in 0..grains.grains() {
+        token_rows.clear();
+        token_rows.extend(grains.range(grain).map(|row| (tokens[row], row)));
+        token_rows.sort_unstable();
+        dispatch.run(EmbeddingBackward {
+            lane_table: &mut lane_table,
+            dout,
+            token_rows,
+            sum: &mut *sum,
+        });
+    }
+    Ok(())
+}
+
 /// `lane_table[v, d] += sum over the grain's rows, in order, of dout`, the sum formed from +0.0.
 ///
 /// Only rows of tokens that the grain holds are visited. That is equal to the bit, as a lane is itself
 /// a sum from +0.0: it never holds -0.0, the one number that adding +0.0 would change.
-pub(crate) struct EmbeddingBackward<'a, 'table> {
-    pub(crate) lane_table: &'a mut RowsMut<'table>,
-    pub(crate) dout: Rows<'a>,
+struct EmbeddingBackward<'a, 'table> {
+    lane_table: &'a mut RowsMut<'table>,
+    dout: Rows<'a>,
     /// One for every row of the grain, sorted.
-    pub(crate) token_rows: &'a [TokenRow],
+    token_rows: &'a [TokenRow],
     /// Where a row of the table is summed up.
-    pub(crate) sum: &'a mut [Lanes],
+    sum: &'a mut [Lanes],
 }
 
 impl Kernel for EmbeddingBackward<'_, '_> {

@@ -83,7 +83,8 @@ fn matrix_end(start: usize, rows: usize, columns: usize, row_stride: usize) -> u
     if rows == 0 || columns == 0 { start } else { start + (rows - 1) * row_stride + columns }
 }
 
-fn check(
+/// Asks `found`, rows and columns, to be `expected`.
+pub(crate) fn check(
     kernel: &'static str,
     what: &'static str,
     found: (usize, usize),

@@ -89,30 +89,45 @@ pub fn mean_gradient_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transc
     transcript
 }
 
-/// The sum of squares is formed in `f64`, and depends on the elements alone: not on their place.
-pub fn sum_of_squares_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
+/// Sums of squares are formed in `f64`, and depend on the elements alone: neither on their place nor
+/// on the other ranges of a call.
+pub fn sums_of_squares_agree<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
     let mut device = Device::new(backend);
     let mut transcript = Transcript::default();
     for elements in SIZES {
         for magnitude in [1.0, 1e18, 1e-18] {
-            let label = format!("sum_of_squares {elements} elements within {magnitude:e}");
+            let label = format!("sums_of_squares {elements} elements within {magnitude:e}");
             let x = Inputs::new(elements as u64).uniform(elements, -magnitude, magnitude);
             let placed = Placed::new(&mut device, Layout::range(elements), &x);
-            let found = backend.sum_of_squares(&mut device.stream, placed.slice()).expect(&label);
-            let expected = gradient_sums::sum_of_squares(&wide(&x));
-            let error = (found - expected).abs();
-            assert!(
-                error <= tolerance::<f64>(elements) * expected,
-                "{label}: found {found:e}, expected {expected:e}"
-            );
-            let layout = Layout::columns_of(1, elements + 13, 13, elements);
-            let moved = Placed::new(&mut device, layout, &x);
-            let row = moved.matrix();
-            let slice = Slice::new(row.buffer(), row.start(), elements).unwrap();
-            let elsewhere = backend.sum_of_squares(&mut device.stream, slice).expect(&label);
-            assert_eq!(elsewhere.to_bits(), found.to_bits(), "{label}: at another place");
-            transcript.record_words(&label, [found.to_bits()]);
+            let (third, half) = (elements / 3, elements / 2);
+            for ends in [&[elements] as &[_], &[third, third, half, elements]] {
+                let label = format!("{label} ending at {ends:?}");
+                let found = backend.sums_of_squares(&mut device.stream, placed.slice(), ends);
+                let found = found.expect(&label);
+                assert_eq!(found.len(), ends.len(), "{label}");
+                let starts = std::iter::once(0).chain(ends.iter().copied());
+                for (range, found) in starts.zip(ends).map(|(start, &end)| start..end).zip(&found) {
+                    let x = &x[range.clone()];
+                    let expected = gradient_sums::sum_of_squares(&wide(x));
+                    let error = (found - expected).abs();
+                    assert!(
+                        error <= tolerance::<f64>(x.len()) * expected,
+                        "{label} {range:?}: found {found:e}, expected {expected:e}"
+                    );
+                    let layout = Layout::columns_of(1, x.len() + 13, 13, x.len());
+                    let moved = Placed::new(&mut device, layout, x);
+                    let row = moved.matrix();
+                    let slice = Slice::new(row.buffer(), row.start(), x.len()).unwrap();
+                    let alone = backend.sums_of_squares(&mut device.stream, slice, &[x.len()]);
+                    let alone = alone.expect(&label)[0];
+                    assert_eq!(alone.to_bits(), found.to_bits(), "{label} {range:?}: by itself");
+                }
+                transcript.record_words(&label, found.iter().map(|sum| sum.to_bits()));
+            }
         }
     }
+    let nothing = device.upload::<f32>(&[]);
+    let none = backend.sums_of_squares(&mut device.stream, Slice::all(&nothing), &[]).unwrap();
+    assert!(none.is_empty(), "no ranges, no sums");
     transcript
 }

@@ -48,6 +48,8 @@ pub fn buffers_hold_what_is_written<B: Backend>(backend: &B) {
     moves(&mut device, [1.5_f32, -2.0, 1e-40, f32::MAX, -0.5], 0.0);
     moves(&mut device, [1.5_f64, -2.0, 1e-310, f64::MAX, -0.5], 0.0);
     moves(&mut device, [1_u32, 2, u32::MAX, 4, 5], 0);
+    let halves = [1.5, -2.0, 1e-40, 3e38, -0.5].map(half::bf16::from_f32);
+    moves(&mut device, halves, half::bf16::ZERO);
     let empty = backend.allocate::<f32>(&mut device.stream, 0).unwrap();
     assert_eq!(B::elements(&empty), 0);
 }

@@ -22,3 +22,4 @@ pub mod scan_case;
 pub mod selective_scan;
 pub mod selective_scan_step;
 pub mod views;
+pub mod weight_gradient;

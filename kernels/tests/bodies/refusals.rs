@@ -363,6 +363,23 @@ pub fn cross_entropy<B: Backend<Activation = f32>>(backend: &B) {
     }
 }
 
+/// Gradients of a weight `[5, 4]` from 6 rows.
+pub fn weight_gradient<B: Backend<Activation = f32>>(backend: &B) {
+    let mut bench = Bench::new(backend);
+    let sizes = [5, 4, 6, 5, 6, 4, 6];
+    for (wrong, [m, k, grad_rows, grad_width, input_rows, input_width, rows]) in wrong_by_one(sizes)
+    {
+        let result = backend.weight_gradient_add(
+            &mut bench.device.stream,
+            matrix_mut(&mut bench.outs[0], [m, k]),
+            matrix(&bench.zeros, [grad_rows, grad_width]),
+            matrix(&bench.zeros, [input_rows, input_width]),
+            GrainRows::new(rows, 4).unwrap(),
+        );
+        assert_answer("weight_gradient_add", wrong, result);
+    }
+}
+
 /// Sums of gradients, and AdamW.
 pub fn updates<B: Backend<Activation = f32>>(backend: &B) {
     let mut bench = Bench::new(backend);
@@ -381,6 +398,11 @@ pub fn updates<B: Backend<Activation = f32>>(backend: &B) {
     let out = slice_mut(&mut bench.outs[0], 7);
     let result = backend.mean_gradient(&mut bench.device.stream, out, &[], 3.0);
     assert_shape_error("the mean of no uses", result);
+    let x = slice(&bench.zeros, 7);
+    for ends in [&[] as &[_], &[6], &[8], &[4, 3, 7], &[8, 7], &[usize::MAX, 7]] {
+        let result = backend.sums_of_squares(&mut bench.device.stream, x, ends);
+        assert_shape_error("sums_of_squares", result.map(drop));
+    }
     let step = AdamWStep {
         learning_rate: 1e-3,
         beta1: 0.9,

@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use tidemill_kernels::backend::{Output, ScanGradients};
-use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
-use crate::block::{BlockPass, ResidualGradient, WeightGradient};
+use crate::block::{BlockPass, ResidualGradient};
 use crate::error::Result;
 use crate::mamba::block::{MambaBlock, MambaGradients, MambaSaved, MambaScratch, ScanSources};
 use crate::mamba::forward;
@@ -116,11 +116,7 @@ impl<B: Backend> Backward<'_, B> {
         let (rows, block) = (self.rows()?, self.block);
         let grad_out = grad.rounded(device, rows, block.width)?;
         let input = Slice::all(&self.scratch.gated).matrix(rows, block.inner)?;
-        let place = &block.tensors.out_proj;
-        let lane = self.lane.reborrow().sub(place.start, place.len())?;
-        let grains = self.pass.shape.grain_rows()?;
-        let weight = &mut self.scratch.gradients.weight;
-        WeightGradient { grad_out, input }.add_to(device, lane, weight, grains)
+        add_weight(device, &mut self.lane, &block.tensors.out_proj, self.pass, [grad_out, input])
     }
 
     /// Through dt_proj and x_proj, back to the convolution's output.
@@ -128,7 +124,7 @@ impl<B: Backend> Backward<'_, B> {
         let (rows, block, saved) = (self.rows()?, self.block, self.saved);
         let parameters = self.pass.parameters;
         let (inner, rank, columns) = (block.inner, block.rank, block.dt_bc_width());
-        let MambaGradients { delta_raw, dt_bc, x, weight, .. } = &mut self.scratch.gradients;
+        let MambaGradients { delta_raw, dt_bc, x, .. } = &mut self.scratch.gradients;
         let ddelta_raw = Slice::all(delta_raw).matrix(rows, inner)?;
         let ddt_bc: MatrixMut<'_, B, _> = SliceMut::all(dt_bc).matrix(rows, columns)?;
         device.backend.matmul(
@@ -146,16 +142,11 @@ impl<B: Backend> Backward<'_, B> {
             parameters.weight(&block.tensors.x_proj, columns, inner)?,
             Output::Add,
         )?;
-        let grains = self.pass.shape.grain_rows()?;
         let dt = Slice::all(&saved.dt_bc).matrix(rows, columns)?.columns(0, rank)?;
-        let place = &block.tensors.dt_proj;
-        let lane = self.lane.reborrow().sub(place.start, place.len())?;
-        let product = WeightGradient { grad_out: ddelta_raw, input: dt };
-        product.add_to(device, lane, weight, grains)?;
-        let place = &block.tensors.x_proj;
-        let lane = self.lane.reborrow().sub(place.start, place.len())?;
-        let input = Slice::all(&saved.x).matrix(rows, inner)?;
-        WeightGradient { grad_out, input }.add_to(device, lane, weight, grains)
+        let (tensors, sides) = (&block.tensors, [ddelta_raw, dt]);
+        add_weight(device, &mut self.lane, &tensors.dt_proj, self.pass, sides)?;
+        let sides = [grad_out, Slice::all(&saved.x).matrix(rows, inner)?];
+        add_weight(device, &mut self.lane, &tensors.x_proj, self.pass, sides)
     }
 
     /// From the convolution's output to the left half of `gradients.xz`.
@@ -206,9 +197,7 @@ impl<B: Backend> Backward<'_, B> {
             Output::Overwrite,
         )?;
         let input = Slice::all(normed).matrix(rows, block.width)?;
-        let lane = self.lane.reborrow().sub(place.start, place.len())?;
-        let grains = self.pass.shape.grain_rows()?;
-        WeightGradient { grad_out, input }.add_to(device, lane, &mut gradients.weight, grains)
+        add_weight(device, &mut self.lane, place, self.pass, [grad_out, input])
     }
 
     /// Adds the norm's part to `grad`, which so far is that of the residual branch.
@@ -234,6 +223,20 @@ impl<B: Backend> Backward<'_, B> {
         )?;
         accumulate(device, &mut self.lane, place, &self.scratch.gradients.norm, grains)
     }
+}
+
+/// Adds `grad_out^T input` to the weight at `place`, grain by grain.
+fn add_weight<B: Backend>(
+    device: &mut Device<'_, B>,
+    lane: &mut SliceMut<'_, B, f32>,
+    place: &Range<usize>,
+    pass: BlockPass<'_, B>,
+    [grad_out, input]: [Matrix<'_, B, B::Activation>; 2],
+) -> Result<()> {
+    let (rows, columns) = (grad_out.shape()[1], input.shape()[1]);
+    let lane = lane.reborrow().sub(place.start, place.len())?.matrix(rows, columns)?;
+    let grains = pass.shape.grain_rows()?;
+    Ok(device.backend.weight_gradient_add(device.stream, lane, grad_out, input, grains)?)
 }
 
 /// Adds `gradients[grains, ..]` to the tensor at `place`, grain by grain.

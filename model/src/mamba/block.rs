@@ -115,8 +115,6 @@ pub struct MambaGradients<B: Backend> {
     pub(crate) delta_raw: B::Buffer<B::Activation>,
     /// `[b t, e]`
     pub(crate) gated: B::Buffer<B::Activation>,
-    /// The gradient of one weight matrix from one grain.
-    pub(crate) weight: B::Buffer<f32>,
     /// `[grains, e]`, of D and the convolution's bias.
     pub(crate) channels: B::Buffer<f32>,
     /// `[grains, e]`
@@ -220,7 +218,6 @@ impl<B: Backend> Block<B> for MambaBlock {
         let Device { backend, stream } = device;
         let (rows, grains) = (shape.sequences()?.rows(), shape.grain_rows()?.grains());
         let (width, inner) = (self.width, self.inner);
-        let weight = (2 * inner * width).max(inner * self.dt_bc_width());
         Ok(MambaScratch {
             normed: backend.allocate(stream, rows * width)?,
             reciprocal_rms: backend.allocate(stream, rows)?,
@@ -233,7 +230,6 @@ impl<B: Backend> Block<B> for MambaBlock {
                 dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
                 delta_raw: backend.allocate(stream, rows * inner)?,
                 gated: backend.allocate(stream, rows * inner)?,
-                weight: backend.allocate(stream, weight)?,
                 channels: backend.allocate(stream, grains * inner)?,
                 dt_bias: backend.allocate(stream, grains * inner)?,
                 a_log: backend.allocate(stream, grains * inner * self.states)?,

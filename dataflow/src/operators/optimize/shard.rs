@@ -175,7 +175,7 @@ impl<B: Backend> Shard<B> {
         let mean = SliceMut::new(&mut self.gradient, start, range.len())?;
         backend.mean_gradient(stream, mean, &slices, tokens as f32)?;
         let mean = Slice::new(&self.gradient, start, range.len())?;
-        let sum = backend.sum_of_squares(stream, mean)?;
+        let sum = backend.sums_of_squares(stream, mean, &[range.len()])?[0];
         Ok(ShardReply::SumOfSquares { chunk, sum })
     }
 

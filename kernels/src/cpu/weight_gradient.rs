@@ -1,0 +1,54 @@
+//! The gradient of a weight, added to its lane grain by grain.
+//!
+//! A product that added to the lane itself would round otherwise wherever `matrixmultiply` cuts the rows of
+//! a grain into several blocks; so each grain's product is formed in the device stream's scratch memory.
+
+use super::device_stream::DeviceStream;
+use super::dispatch::Dispatch;
+use super::elementwise::accumulate;
+use super::matmul::matmul;
+use super::{Cpu, rows};
+use crate::backend::Output;
+use crate::error::{KernelError, Result};
+use crate::shape::GrainRows;
+use crate::view::{Matrix, MatrixMut, SliceMut};
+
+const KERNEL: &str = "weight_gradient_add";
+
+/// `lane[m, k] += grad_out_g^T input_g` for each grain g of rows in order.
+pub(crate) fn weight_gradient_add(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    lane: MatrixMut<'_, Cpu, f32>,
+    grad_out: Matrix<'_, Cpu, f32>,
+    input: Matrix<'_, Cpu, f32>,
+    grains: GrainRows,
+) -> Result<()> {
+    let (m, k) = (lane.rows, lane.columns);
+    rows::check(KERNEL, "grad_out", grad_out.shape().into(), (grains.rows(), m))?;
+    rows::check(KERNEL, "input", input.shape().into(), (grains.rows(), k))?;
+    let elements = m.checked_mul(k).ok_or_else(|| {
+        KernelError::shape(KERNEL, "lane", "a size that does not overflow", format!("[{m}, {k}]"))
+    })?;
+    if elements == 0 {
+        return Ok(());
+    }
+    let MatrixMut { buffer, start, row_stride, .. } = lane;
+    let lane = &mut buffer[start..start + (m - 1) * row_stride + k];
+    // Rows that follow each other without a gap are one piece.
+    let whole = m == 1 || row_stride == k;
+    let (piece, stride) = if whole { (elements, elements) } else { (k, row_stride) };
+    let (threads, gradient) = stream.with_weight_gradient(elements)?;
+    for grain in 0..grains.grains() {
+        let rows = grains.range(grain);
+        let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();
+        let input = input.rows(rows.start, rows.len())?;
+        let out = SliceMut::new(gradient, 0, elements)?.matrix(m, k)?;
+        matmul(threads, out, grad_out, input, Output::Overwrite)?;
+        let gradients = gradient[..elements].chunks_exact(piece);
+        for (lane, gradient) in lane.chunks_mut(stride).zip(gradients) {
+            accumulate(threads, dispatch, &mut lane[..piece], gradient)?;
+        }
+    }
+    Ok(())
+}

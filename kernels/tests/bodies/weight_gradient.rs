@@ -1,0 +1,149 @@
+//! Gradients of weights, added to a lane grain by grain.
+
+use tidemill_kernels::backend::Output;
+use tidemill_kernels::reference::matmul::{MatmulShape, forward};
+use tidemill_kernels::shape::GrainRows;
+use tidemill_kernels::{Backend, Slice};
+
+use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
+use super::device::{Device, Layout, Placed};
+use super::inputs::{Inputs, wide};
+
+/// Sizes of one call.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    rows: usize,
+    rows_per_grain: usize,
+    /// Columns of the gradient of the output.
+    m: usize,
+    /// Columns of the input.
+    k: usize,
+}
+
+const fn case(rows: usize, rows_per_grain: usize, m: usize, k: usize) -> Case {
+    Case { rows, rows_per_grain, m, k }
+}
+
+/// Short last grains, grains of one row, and grains longer than a block of any matrix library.
+const CASES: [Case; 7] = [
+    case(1, 1, 1, 1),
+    case(6, 1, 3, 5),
+    case(16, 16, 17, 8),
+    case(17, 5, 1, 33),
+    case(129, 40, 24, 16),
+    case(600, 257, 31, 40),
+    case(1030, 1030, 9, 7),
+];
+
+/// The operands of a case, each inside rows that are wider.
+struct Operands<B: Backend> {
+    case: Case,
+    grains: GrainRows,
+    grad_out: Vec<f32>,
+    input: Vec<f32>,
+    placed_grad_out: Placed<B>,
+    placed_input: Placed<B>,
+}
+
+impl<B: Backend<Activation = f32>> Operands<B> {
+    fn new(device: &mut Device<'_, B>, inputs: &mut Inputs, case: Case) -> Self {
+        let Case { rows, rows_per_grain, m, k } = case;
+        let grad_out = inputs.uniform(rows * m, -1.0, 1.0);
+        let input = inputs.uniform(rows * k, -1.0, 1.0);
+        let grad_out_layout = Layout::columns_of(rows, m + 3, 2, m);
+        let input_layout = Layout::columns_of(rows, 2 * k + 1, k, k);
+        Self {
+            case,
+            grains: GrainRows::new(rows, rows_per_grain).unwrap(),
+            placed_grad_out: Placed::new(device, grad_out_layout, &grad_out),
+            placed_input: Placed::new(device, input_layout, &input),
+            grad_out,
+            input,
+        }
+    }
+
+    /// `lane` after the grains of rows `first .. first + rows` were added in one call.
+    fn added(
+        &self,
+        device: &mut Device<'_, B>,
+        lane: &[f32],
+        layout: Layout,
+        (first, rows): (usize, usize),
+    ) -> Vec<f32> {
+        let mut placed = Placed::new(device, layout, lane);
+        let grad_out = self.placed_grad_out.matrix().rows(first, rows).unwrap();
+        let input = self.placed_input.matrix().rows(first, rows).unwrap();
+        let grains = GrainRows::new(rows, self.case.rows_per_grain).unwrap();
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend
+            .weight_gradient_add(stream, placed.matrix_mut(), grad_out, input, grains)
+            .unwrap_or_else(|error| panic!("{:?}: {error}", self.case));
+        placed.read(device)
+    }
+
+    /// `lane + sum over grains of grad_out_g^T input_g`, in `f64`.
+    fn expected(&self, lane: &[f32]) -> Vec<f64> {
+        let Case { rows, m, k, .. } = self.case;
+        let grad_out = wide(&self.grad_out);
+        let transposed: Vec<f64> =
+            (0..m * rows).map(|i| grad_out[i % rows * m + i / rows]).collect();
+        let shape = MatmulShape { rows: m, inner: rows, columns: k };
+        let product = forward(&transposed, &wide(&self.input), shape);
+        product.iter().zip(wide(lane)).map(|(sum, lane)| sum + lane).collect()
+    }
+}
+
+/// Agrees with the definition, and an element's bits depend on neither the lane's stride nor on how
+/// many grains come in one call.
+pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
+    let mut device = Device::new(backend);
+    let mut transcript = Transcript::default();
+    for (seed, case) in CASES.into_iter().enumerate() {
+        let label = format!("weight_gradient_add {case:?} seed {seed}");
+        let mut inputs = Inputs::new(seed as u64);
+        let operands = Operands::new(&mut device, &mut inputs, case);
+        let Case { rows, rows_per_grain, m, k } = case;
+        let lane = inputs.uniform(m * k, -1.0, 1.0);
+        let packed = Layout::packed(m, k);
+        let found = operands.added(&mut device, &lane, packed, (0, rows));
+        assert_close(&label, &found, &operands.expected(&lane), tolerance::<f32>(rows));
+        transcript.record(&label, &found);
+
+        let strided = Layout::columns_of(m, 2 * k + 1, k, k);
+        let elsewhere = operands.added(&mut device, &lane, strided, (0, rows));
+        assert_same_bits(&format!("{label} in a strided lane"), &elsewhere, &found);
+        let mut one_by_one = lane;
+        for first in (0..rows).step_by(rows_per_grain) {
+            let rows = rows_per_grain.min(rows - first);
+            one_by_one = operands.added(&mut device, &one_by_one, packed, (first, rows));
+        }
+        assert_same_bits(&format!("{label} one by one"), &one_by_one, &found);
+    }
+    transcript
+}
+
+/// Equal to the bit to a product of each grain by itself, then added: for backends whose products
+/// round once for each block of rows.
+pub fn is_a_product_then_a_sum<B: Backend<Activation = f32>>(backend: &B) {
+    let mut device = Device::new(backend);
+    for (seed, case) in CASES.into_iter().enumerate() {
+        let mut inputs = Inputs::new(seed as u64);
+        let operands = Operands::new(&mut device, &mut inputs, case);
+        let Case { rows, m, k, .. } = case;
+        let lane = inputs.uniform(m * k, -1.0, 1.0);
+        let found = operands.added(&mut device, &lane, Layout::packed(m, k), (0, rows));
+        let mut sum = Placed::new(&mut device, Layout::packed(m, k), &lane);
+        let mut product = Placed::poisoned(&mut device, Layout::packed(m, k));
+        for grain in 0..operands.grains.grains() {
+            let rows = operands.grains.range(grain);
+            let grad_out = operands.placed_grad_out.matrix().rows(rows.start, rows.len()).unwrap();
+            let input = operands.placed_input.matrix().rows(rows.start, rows.len()).unwrap();
+            let (out, grad_out) = (product.matrix_mut(), grad_out.transposed());
+            let stream = &mut device.stream;
+            backend.matmul_f32(stream, out, grad_out, input, Output::Overwrite).unwrap();
+            let product: Slice<'_, B, f32> = product.slice();
+            backend.accumulate(stream, sum.slice_mut(), product).unwrap();
+        }
+        assert_same_bits(&format!("{case:?} seed {seed}"), &found, &sum.read(&mut device));
+    }
+}
