@@ -18,6 +18,7 @@ use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use tidemill::inference::LoadedModel;
 use tidemill::job::{ResolvedRun, RunConfig, TrainEvent, TrainOptions, TrainSummary, train};
+use tidemill::kernels::Cpu;
 use tidemill::metrics::{self, StepMetrics};
 use tidemill::model::generation::{GenerationSettings, SamplingSettings};
 use tidemill::streaming_data::prepare::{ByteTokenizer, PrepareSettings, prepare};
@@ -175,10 +176,11 @@ fn run(config: &str, workers: usize) -> Result<TrainSummary> {
     let bar = bar(run.steps, "   {wide_bar} step {pos}/{len} {msg}");
     let shown = bar.clone();
     let observer = move |event: &TrainEvent| match event {
-        TrainEvent::Started { step, parameters, workers, .. } => {
+        TrainEvent::Started { step, parameters, workers, device, .. } => {
             shown.set_position(*step);
             shown.suspend(|| {
                 println!("   {parameters} parameters, {workers} workers, {step} steps done before");
+                println!("   on {device}");
             });
         }
         TrainEvent::Step(metrics) => {
@@ -202,7 +204,7 @@ fn run(config: &str, workers: usize) -> Result<TrainSummary> {
 fn generate(checkpoint: &Path, new_tokens: usize) -> Result<()> {
     let prompt = "/// Returns the number of elements.\npub fn len(&self)";
     let tokens: Vec<u32> = prompt.bytes().map(u32::from).collect();
-    let mut model = LoadedModel::open(checkpoint, NonZeroUsize::MIN)?;
+    let mut model = LoadedModel::open(checkpoint, Arc::new(Cpu::new(NonZeroUsize::MIN)?))?;
     let settings = GenerationSettings {
         max_new_tokens: new_tokens,
         stop_token: model.eos_token(),

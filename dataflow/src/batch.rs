@@ -83,7 +83,7 @@ impl From<MicrobatchGrains> for MicrobatchText {
 }
 
 /// What `microbatch_grains = "auto"` resolves by: as many whole grains as fit, at least one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MicrobatchMemory {
     /// Bytes that one sample needs in a worker's workspace.
     pub sample_bytes: usize,

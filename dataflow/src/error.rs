@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tidemill_model::ModelError;
 use tidemill_streaming_data::DataError;
 
-use crate::cluster::ClusterError;
+use crate::cluster::{ClusterError, SharedError};
 
 /// The result of a call on a job.
 pub type Result<T> = std::result::Result<T, JobError>;
@@ -71,12 +71,34 @@ pub enum JobError {
         path: PathBuf,
     },
     /// A device that this build or machine does not have: fix the input.
-    #[error("device.backend: {backend} is not available: {why}")]
+    #[error("{key}: {backend} is not available: {why}")]
     Device {
+        /// The key or flag.
+        key: &'static str,
         /// The backend asked for.
         backend: &'static str,
         /// Why not, and what to do.
         why: String,
+    },
+    /// Devices in one process whose bits would not agree: leave one out, with `CUDA_VISIBLE_DEVICES` say.
+    #[error(
+        "all workers need one kind of device, but {first} and {other} are here: leave one out \
+         (CUDA_VISIBLE_DEVICES) or use fewer workers"
+    )]
+    MixedDevices {
+        /// The first worker's device and its kind.
+        first: String,
+        /// Another's.
+        other: String,
+    },
+    /// A device without room for the run: lower what it is asked to hold.
+    #[error("the run does not fit into the device's memory: {advice}")]
+    OutOfMemory {
+        /// What to change, with the keys as they are now.
+        advice: String,
+        /// Which allocation failed.
+        #[source]
+        cause: SharedError,
     },
     /// A sample with a token that the model does not have: fix the data set or `model.vocab_size`.
     #[error("{} row {row}: token {token} is outside the model's vocabulary of {vocab_size}", path.display())]

@@ -1,34 +1,34 @@
 //! A trained model, opened to generate and to score.
 
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::generation::{GenerationSettings, Recurrence, generate};
 use tidemill_model::hugging_face::{MambaHuggingFaceConfig, load};
 use tidemill_model::score::Scorer;
-use tidemill_model::{Device, Mamba, Parameters, Trainable};
+use tidemill_model::{Device, Mamba, ModelError, Parameters};
 
 use crate::checkpoint;
 use crate::error::Result;
 
-/// A model on the CPU, from a checkpoint, a run folder or a Hugging Face folder.
-pub struct LoadedModel {
+/// A model on a device, from a checkpoint, a run folder or a Hugging Face folder.
+pub struct LoadedModel<B: Backend = Cpu> {
     folder: PathBuf,
     eos_token: Option<u32>,
     model: Mamba,
-    parameters: Parameters<Cpu>,
-    backend: Cpu,
-    stream: <Cpu as Backend>::DeviceStream,
+    parameters: Parameters<B>,
+    backend: Arc<B>,
+    stream: B::DeviceStream,
 }
 
-impl LoadedModel {
-    /// Opens `path`: a checkpoint, a run folder (its latest checkpoint), or a Hugging Face folder.
-    /// `threads` compute; they change no bit.
+impl<B: Backend> LoadedModel<B> {
+    /// Opens `path` on `backend`, such as [`Cpu::new`]: a checkpoint, a run folder (its latest checkpoint), or a Hugging
+    /// Face folder.
     ///
     /// # Errors
-    /// A folder that holds no model, or files that are missing or damaged.
-    pub fn open(path: &Path, threads: NonZeroUsize) -> Result<Self> {
+    /// A folder that holds no model, files that are missing or damaged, or a device without room.
+    pub fn open(path: &Path, backend: Arc<B>) -> Result<Self> {
         let folder = checkpoint::model_folder(path)?;
         if folder.join(checkpoint::TRAINER_FILE).exists() {
             // One of our own: its checksums say whether it is whole.
@@ -36,11 +36,9 @@ impl LoadedModel {
         }
         let config = MambaHuggingFaceConfig::read(&folder)?;
         let (model, arena) = load(&folder)?;
-        let layout = <Mamba as Trainable<Cpu>>::layout(&model);
-        let backend = Cpu::new(threads).map_err(tidemill_model::ModelError::from)?;
-        let mut stream = backend.device_stream().map_err(tidemill_model::ModelError::from)?;
-        let mut device = Device { backend: &backend, stream: &mut stream };
-        let parameters = Parameters::from_host(&mut device, layout, &arena)?;
+        let mut stream = backend.device_stream().map_err(ModelError::from)?;
+        let mut device = Device { backend: backend.as_ref(), stream: &mut stream };
+        let parameters = Parameters::from_host(&mut device, model.layout(), &arena)?;
         Ok(Self { folder, eos_token: config.eos_token_id, model, parameters, backend, stream })
     }
 
@@ -64,7 +62,7 @@ impl LoadedModel {
         settings: &GenerationSettings,
         on_token: impl FnMut(u32),
     ) -> Result<Vec<u32>> {
-        let mut device = Device { backend: &self.backend, stream: &mut self.stream };
+        let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
         let mut recurrence = Recurrence::new(&mut device, &self.model, &self.parameters, 1)?;
         Ok(generate(&mut device, &mut recurrence, prompt, settings, on_token)?)
     }
@@ -73,21 +71,21 @@ impl LoadedModel {
     ///
     /// # Errors
     /// A device without room.
-    pub fn scorer(&mut self) -> Result<ModelScorer<'_>> {
-        let mut device = Device { backend: &self.backend, stream: &mut self.stream };
+    pub fn scorer(&mut self) -> Result<ModelScorer<'_, B>> {
+        let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
         let scorer = Scorer::new(&mut device, &self.model, &self.parameters)?;
-        Ok(ModelScorer { scorer, backend: &self.backend, stream: &mut self.stream })
+        Ok(ModelScorer { scorer, backend: self.backend.as_ref(), stream: &mut self.stream })
     }
 }
 
 /// Scores sequences with a [`LoadedModel`].
-pub struct ModelScorer<'m> {
-    scorer: Scorer<'m, Cpu>,
-    backend: &'m Cpu,
-    stream: &'m mut <Cpu as Backend>::DeviceStream,
+pub struct ModelScorer<'m, B: Backend = Cpu> {
+    scorer: Scorer<'m, B>,
+    backend: &'m B,
+    stream: &'m mut B::DeviceStream,
 }
 
-impl ModelScorer<'_> {
+impl<B: Backend> ModelScorer<'_, B> {
     /// `log p(tokens[i + 1] | tokens[..= i])` in nats: one number fewer than tokens.
     ///
     /// # Errors

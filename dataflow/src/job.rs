@@ -5,12 +5,16 @@
 //! folder that holds a checkpoint is gone on with.
 
 pub mod config;
+mod journal;
+mod memory;
+mod open_run;
 mod resolve;
 mod restore;
 mod resume;
 mod source;
 mod state_sink;
 mod train;
+mod worker;
 
 pub use config::RunConfig;
 pub use resolve::ResolvedRun;

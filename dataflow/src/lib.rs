@@ -8,6 +8,7 @@
 //! | [`operators`] | the graph: one verb a file, extension traits on timely streams |
 //! | [`batch`] | how a step's samples are cut into lanes, grains and microbatches |
 //! | [`cluster`] | workers over threads, processes and hosts, and how they fail |
+//! | [`device`] | what computes: from `[device]` to a backend |
 //! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
 //! | [`checkpoint`] | a run's state in the Hugging Face layout, complete or absent |
 //! | [`metrics`], [`run_folder`] | what else a run leaves in its folder |
@@ -34,6 +35,7 @@ pub mod checkpoint;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod cluster;
+pub mod device;
 pub mod error;
 pub mod inference;
 pub mod job;

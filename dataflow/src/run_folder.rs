@@ -13,6 +13,9 @@ use crate::error::{JobError, Result};
 /// The name of the resolved config in a run folder.
 pub const RUN_CONFIG_FILE: &str = "run.toml";
 
+/// The name of the list of devices in a run folder: those of process 0's workers when the run was last started.
+pub const DEVICES_FILE: &str = "devices.json";
+
 /// A run folder that this process holds.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -57,9 +60,21 @@ impl RunFolder {
     /// # Errors
     /// A file that cannot be written.
     pub fn write_config(&self, toml: &str) -> Result<()> {
-        let path = self.path.join(RUN_CONFIG_FILE);
-        let aside = self.path.join(format!("{RUN_CONFIG_FILE}.partial"));
-        std::fs::write(&aside, toml)
+        self.write(RUN_CONFIG_FILE, toml)
+    }
+
+    /// Writes what computes, wholly or not at all.
+    ///
+    /// # Errors
+    /// A file that cannot be written.
+    pub fn write_devices(&self, json: &str) -> Result<()> {
+        self.write(DEVICES_FILE, json)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.path.join(name);
+        let aside = self.path.join(format!("{name}.partial"));
+        std::fs::write(&aside, text)
             .and_then(|()| std::fs::rename(&aside, &path))
             .map_err(|source| JobError::file("writing", &path, source))
     }

@@ -3,14 +3,18 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tidemill_kernels::Backend;
 use tidemill_model::generation::{GenerationSettings, SamplingSettings};
 
 use super::Format;
+use super::device::DeviceArguments;
 use super::output::OUTPUT_FAILED;
 use super::tokenizer::TextTokenizer;
+use crate::device::{Devices, WithBackend};
 use crate::inference::LoadedModel;
 
 /// Flags of `tidemill generate`.
@@ -46,6 +50,8 @@ pub(crate) struct GenerateArguments {
     /// Go on past the end-of-sequence token.
     #[arg(long)]
     ignore_eos: bool,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// How the result is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -53,7 +59,24 @@ pub(crate) struct GenerateArguments {
 
 pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    let mut model = LoadedModel::open(&arguments.model, threads)?;
+    arguments.device.open_one(threads, Generate(arguments))?
+}
+
+/// A prompt that waits for a device.
+struct Generate<'a>(&'a GenerateArguments);
+
+impl WithBackend for Generate<'_> {
+    type Output = anyhow::Result<ExitCode>;
+
+    fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
+        write_on(self.0, LoadedModel::open(&self.0.model, Arc::clone(devices.first()))?)
+    }
+}
+
+fn write_on<B: Backend>(
+    arguments: &GenerateArguments,
+    mut model: LoadedModel<B>,
+) -> anyhow::Result<ExitCode> {
     let tokenizer = TextTokenizer::beside(model.folder())?;
     let prompt = match (&arguments.tokens, &arguments.prompt) {
         (Some(tokens), _) => tokens.clone(),

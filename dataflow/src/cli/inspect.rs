@@ -6,9 +6,8 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
-use tidemill_kernels::Cpu;
+use tidemill_model::Mamba;
 use tidemill_model::hugging_face::{CONFIG_FILE, MambaHuggingFaceConfig};
-use tidemill_model::{Layout, Mamba, Trainable};
 use tidemill_streaming_data::DataSet;
 
 use super::Format;
@@ -79,7 +78,7 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
 fn model_facts(folder: &Path) -> anyhow::Result<Value> {
     let config = MambaHuggingFaceConfig::read(folder)?;
     let model = Mamba::from_hugging_face(&config)?;
-    let layout: &Layout = Trainable::<Cpu>::layout(&model);
+    let layout = model.layout();
     Ok(json!({
         "kind": "model",
         "model_type": "mamba",

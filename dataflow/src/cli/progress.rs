@@ -39,17 +39,31 @@ impl TrainProgress {
 
     pub(crate) fn show(&self, event: &TrainEvent) {
         match event {
-            TrainEvent::Started { step, parameters, workers, device_changes, .. } => {
+            TrainEvent::Started {
+                step,
+                parameters,
+                workers,
+                device,
+                workers_per_device,
+                device_changes,
+                ..
+            } => {
                 self.bar.set_position(*step);
                 let from = if *step == 0 {
                     "starting".to_owned()
                 } else {
                     format!("resuming after step {step}")
                 };
-                self.say(&format!("{from}: {parameters} parameters, {workers} workers"));
-                for change in device_changes {
+                self.say(&format!(
+                    "{from}: {parameters} parameters, {workers} workers on {device}"
+                ));
+                if *workers_per_device > 1 && !device.starts_with("the CPU") {
+                    self.say(&format!("note: up to {workers_per_device} workers share a GPU"));
+                }
+                if !device_changes.is_empty() {
                     self.say(&format!(
-                        "note: the kind of device changed ({change}): losses go on closely, not to the bit"
+                        "note: the kind of device changed ({}): losses go on closely, not to the bit",
+                        device_changes.join(", ")
                     ));
                 }
             }

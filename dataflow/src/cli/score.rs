@@ -3,13 +3,17 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use serde::Deserialize;
+use tidemill_kernels::Backend;
 
+use super::device::DeviceArguments;
 use super::output::OUTPUT_FAILED;
 use super::tokenizer::TextTokenizer;
+use crate::device::{Devices, WithBackend};
 use crate::inference::LoadedModel;
 
 /// Flags of `tidemill score`.
@@ -21,6 +25,8 @@ pub(crate) struct ScoreArguments {
     /// One {"tokens": [...]} or {"text": "..."} a line.
     #[arg(long, value_name = "FILE.jsonl")]
     input: PathBuf,
+    #[command(flatten)]
+    device: DeviceArguments,
 }
 
 #[derive(Debug, Deserialize)]
@@ -32,7 +38,24 @@ struct Request {
 
 pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    let mut model = LoadedModel::open(&arguments.model, threads)?;
+    arguments.device.open_one(threads, Score(arguments))?
+}
+
+/// Lines that wait for a device.
+struct Score<'a>(&'a ScoreArguments);
+
+impl WithBackend for Score<'_> {
+    type Output = anyhow::Result<ExitCode>;
+
+    fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
+        score_on(self.0, LoadedModel::open(&self.0.model, Arc::clone(devices.first()))?)
+    }
+}
+
+fn score_on<B: Backend>(
+    arguments: &ScoreArguments,
+    mut model: LoadedModel<B>,
+) -> anyhow::Result<ExitCode> {
     let folder = model.folder().display().to_string();
     let tokenizer = TextTokenizer::beside(model.folder())?;
     let mut scorer = model.scorer()?;

@@ -15,6 +15,7 @@ use crate::cluster::{
     ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor, SupervisorSettings,
     join_supervised,
 };
+use crate::device::{DeviceChoice, LocalWorkers};
 use crate::error::JobError;
 use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary};
 
@@ -30,7 +31,7 @@ pub(crate) struct TrainArguments {
     /// Overrides a key, such as `--set run.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Workers of each process; never numerics. By default as many as there are cores for, up to the lanes.
+    /// Workers of each process; never numerics. By default as many as there are cores for, or GPUs, up to the lanes.
     #[arg(short = 'w', long, value_name = "WORKERS")]
     workers: Option<usize>,
     /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
@@ -50,19 +51,25 @@ pub(crate) struct TrainArguments {
 pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let config = RunConfig::load(&arguments.config, &arguments.overrides)?;
     let invitation = std::env::var(INVITATION_VARIABLE).ok();
+    let device = DeviceChoice::new(&config.device)?;
+    let workers = |others: Others| workers(arguments, &config, &device, others);
     let (cluster, lifeline) = match (&invitation, arguments.process, &arguments.hosts) {
         (Some(text), ..) => {
-            let threads = threads(arguments, &config, 1)?;
+            let threads = workers(Others { processes: 1, here: 1 })?;
             let invitation = Invitation::from_str(text)?;
             let (cluster, lifeline) = join_supervised(&invitation, threads)?;
             (cluster, Some(lifeline))
         }
         (None, Some(process), Some(hosts)) => {
-            let hosts_count = crate::cluster::read_hosts(hosts)?.len();
-            let threads = threads(arguments, &config, hosts_count)?;
-            (ClusterSettings::from_hosts(threads, process, hosts)?, None)
+            let mut cluster = ClusterSettings::from_hosts(1, process, hosts)?;
+            let here = LocalWorkers::processes_here(&cluster);
+            cluster.threads = workers(Others { processes: cluster.processes(), here })?;
+            (cluster, None)
         }
-        _ => (ClusterSettings::threads(threads(arguments, &config, processes(arguments)?)?), None),
+        _ => {
+            let processes = processes(arguments)?;
+            (ClusterSettings::threads(workers(Others { processes, here: processes })?), None)
+        }
     };
     let run = ResolvedRun::new(config, cluster.threads)?;
     if arguments.print_config {
@@ -111,20 +118,26 @@ fn processes(arguments: &TrainArguments) -> anyhow::Result<usize> {
     }
 }
 
-/// Workers of each process: those asked for, or one per core up to the lanes.
-fn threads(
+/// Processes of a run, and those of them on this machine.
+#[derive(Clone, Copy)]
+struct Others {
+    processes: usize,
+    here: usize,
+}
+
+/// Workers of each process: those asked for, or one for each core or GPU that is here for it, up to the lanes.
+fn workers(
     arguments: &TrainArguments,
     config: &RunConfig,
-    processes: usize,
+    device: &DeviceChoice,
+    others: Others,
 ) -> anyhow::Result<usize> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let lanes = config.batch.resolved_lanes();
-    let per_process = |total: usize| (total / processes.max(1)).max(1);
-    let threads = arguments.workers.unwrap_or(per_process(cores).min(per_process(lanes)));
-    if threads == 0 {
-        return Err(JobError::value("-w", "at least 1 worker", 0).into());
+    let places = (device.places() / others.here.max(1)).max(1);
+    let lanes = (config.batch.resolved_lanes() / others.processes.max(1)).max(1);
+    match arguments.workers.unwrap_or(places.min(lanes)) {
+        0 => Err(JobError::value("-w", "at least 1 worker", 0).into()),
+        workers => Ok(workers),
     }
-    Ok(threads)
 }
 
 /// Starts the processes of `-n` and watches over them.

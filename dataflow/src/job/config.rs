@@ -14,6 +14,7 @@ use tidemill_model::schedule::ScheduleSettings;
 use tidemill_streaming_data::order::ShuffleOrder;
 
 use crate::batch::BatchSettings;
+use crate::device::DeviceSettings;
 use crate::error::{JobError, Result};
 
 /// The whole of `RUN.toml`.
@@ -156,48 +157,6 @@ fn default_evaluation_every_steps() -> u64 {
 
 fn default_evaluation_samples() -> u64 {
     256
-}
-
-/// `[device]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DeviceSettings {
-    /// What computes.
-    pub backend: BackendChoice,
-    /// The precision of activations.
-    pub precision: Precision,
-    /// Compute threads of a CPU worker; never numerics.
-    pub threads: usize,
-}
-
-impl Default for DeviceSettings {
-    fn default() -> Self {
-        Self { backend: BackendChoice::Auto, precision: Precision::Fp32, threads: 1 }
-    }
-}
-
-/// `device.backend`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendChoice {
-    /// The best device that this build and machine have.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// NVIDIA GPUs.
-    Cuda,
-    /// AMD GPUs.
-    Rocm,
-}
-
-/// `device.precision`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// 32-bit floats throughout.
-    Fp32,
-    /// bf16 activations; fp32 masters, accumulation and residual. GPUs only.
-    Bf16,
 }
 
 impl RunConfig {

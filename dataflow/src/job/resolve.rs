@@ -10,15 +10,17 @@ use serde_json::Value;
 use tidemill_kernels::DeviceKind;
 use tidemill_model::hugging_face::MambaHuggingFaceConfig;
 use tidemill_model::mamba::SpecialTokens;
-use tidemill_model::{Mamba, MambaConfig, ModelSettings, ResolvedModel, Trainable};
+use tidemill_model::{Mamba, MambaConfig, ModelSettings, ResolvedModel};
 use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 
-use super::config::{BackendChoice, Precision, RunConfig};
+use super::config::RunConfig;
+use super::memory::PlanMemory;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
 use crate::checkpoint::{TrainerState, device_keys, model_folder};
+use crate::device::{DeviceChoice, LocalWorkers, kind_in_words};
 use crate::error::{JobError, Result};
 
 /// A checked run: its data, its model and its numbers.
@@ -26,6 +28,8 @@ use crate::error::{JobError, Result};
 pub struct ResolvedRun {
     /// The config, every default filled in.
     pub config: RunConfig,
+    /// What computes.
+    pub device: DeviceChoice,
     /// What is trained on.
     pub data_set: DataSet,
     /// What is evaluated, and how many of its samples.
@@ -47,14 +51,24 @@ impl ResolvedRun {
     /// # Errors
     /// The first thing that is wrong, by key or file.
     pub fn new(mut config: RunConfig, threads: usize) -> Result<Self> {
-        check_device(&config)?;
+        let device = DeviceChoice::new(&config.device)?;
         let data_set = DataSet::open(&config.data.dataset)?;
         let evaluation = open_evaluation(&config, &data_set)?;
         let (model_config, weights_from) = resolve_model(&config.model, &data_set)?;
         let model = Arc::new(Mamba::new(&model_config)?);
-        let memory = MicrobatchMemory {
-            sample_bytes: sample_bytes(&model_config, data_set.seq_len()),
-            workspace_bytes: available_bytes() / 2 / threads.max(1),
+        let memory = match config.batch.microbatch_grains {
+            MicrobatchGrains::Grains(_) => MicrobatchMemory::default(),
+            MicrobatchGrains::Auto => {
+                let plan = PlanMemory {
+                    model: &model_config,
+                    layout: model.layout(),
+                    batch: &config.batch,
+                    positions: data_set.seq_len(),
+                    workers: threads,
+                    workers_per_device: threads.div_ceil(device.places()),
+                };
+                device.open(LocalWorkers::alone(1), plan)??
+            }
         };
         let batch = config.batch.plan(memory)?;
         let steps = steps(&config, &data_set, &batch);
@@ -73,7 +87,7 @@ impl ResolvedRun {
         config.batch.microbatch_grains = MicrobatchGrains::Grains(batch.microbatch_grains());
         config.run.steps = Some(steps);
         (config.run.tokens, config.run.epochs) = (None, None);
-        Ok(Self { config, data_set, evaluation, model, weights_from, batch, steps })
+        Ok(Self { config, device, data_set, evaluation, model, weights_from, batch, steps })
     }
 
     /// How samples are ordered.
@@ -119,10 +133,8 @@ impl ResolvedRun {
         let state = self.initial_state(kind);
         let mut identity: BTreeMap<String, String> =
             state.settings.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
-        for (key, value) in &state.device {
-            identity.insert(format!("device.{key}"), value.to_string());
-        }
         let mut insert = |key: &str, value: String| identity.insert(key.to_owned(), value);
+        insert("device.backend (its kind)", kind_in_words(kind));
         insert("data.dataset (its samples)", self.data_set.fingerprint().to_string());
         insert("data.shuffle", self.config.data.shuffle.to_string());
         insert("data.window_samples", self.config.data.window_samples.to_string());
@@ -152,7 +164,7 @@ impl ResolvedRun {
 
     /// `config.json` of the model.
     pub fn model_json(&self) -> Value {
-        <Mamba as Trainable<tidemill_kernels::Cpu>>::config_json(&self.model)
+        self.model.config_json().clone()
     }
 
     /// `tokenizer.json` of the data set, where it has one.
@@ -194,22 +206,6 @@ pub(super) fn evaluation_shuffle() -> ShuffleSettings {
         window_samples: ShuffleSettings::DEFAULT_WINDOW_SAMPLES,
         seed: 0,
     }
-}
-
-fn check_device(config: &RunConfig) -> Result<()> {
-    let unavailable = |backend| JobError::Device {
-        backend,
-        why: "this version trains on the CPU; use \"cpu\" or \"auto\"".to_owned(),
-    };
-    match config.device.backend {
-        BackendChoice::Cuda => return Err(unavailable("cuda")),
-        BackendChoice::Rocm => return Err(unavailable("rocm")),
-        BackendChoice::Auto | BackendChoice::Cpu => {}
-    }
-    if config.device.precision == Precision::Bf16 {
-        return Err(JobError::value("device.precision", "fp32 on the CPU", "bf16"));
-    }
-    Ok(())
 }
 
 fn open_evaluation(config: &RunConfig, data: &DataSet) -> Result<Option<(DataSet, u64)>> {
@@ -273,22 +269,4 @@ fn steps(config: &RunConfig, data_set: &DataSet, batch: &BatchPlan) -> u64 {
     let epochs = run.epochs.unwrap_or(1.0);
     let samples = (epochs * data_set.samples() as f64).ceil() as u64;
     samples.div_ceil(samples_per_step).max(1)
-}
-
-/// About what one sample needs in a workspace: what each layer keeps for its backward pass.
-fn sample_bytes(config: &MambaConfig, positions: usize) -> usize {
-    let (d, e) = (config.d_model, config.d_inner());
-    let kept_per_position = d + 5 * e + config.dt_rank + 2 * config.d_state;
-    let scratch_per_position = 2 * d + 6 * e;
-    4 * positions * (config.n_layers * kept_per_position + scratch_per_position)
-}
-
-/// Memory that the system could give now; 2 GiB where it does not say.
-fn available_bytes() -> usize {
-    const UNKNOWN: usize = 2 << 30;
-    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return UNKNOWN };
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok())
-        .map_or(UNKNOWN, |kib| kib << 10)
 }

@@ -8,17 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Args;
-use tidemill_kernels::Cpu;
+use tidemill_kernels::Backend;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
-use tidemill_model::{Mamba, ModelSettings, ResolvedModel, Trainable};
+use tidemill_model::{Mamba, ModelSettings, ResolvedModel};
 use tidemill_streaming_data::reader::Sample;
 use timely::dataflow::operators::Inspect;
 
 use crate::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::cli::Format;
+use crate::cli::device::{DeviceArguments, by_flag};
 use crate::cli::output::result_line;
-use crate::cluster::{ClusterSettings, Failure, execute};
+use crate::cluster::{Actor, ClusterSettings, Failure, execute};
+use crate::device::{Devices, LocalWorkers, WithBackend};
 use crate::error::JobError;
 use crate::operators::{
     InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
@@ -39,7 +41,7 @@ pub(crate) struct TrainBench {
     /// Steps that are measured, after one that is not.
     #[arg(long, value_name = "N", default_value = "10")]
     steps: NonZeroUsize,
-    /// Workers; by default one per core, up to the lanes.
+    /// Workers; by default one per core or GPU, up to the lanes.
     #[arg(short = 'w', long, value_name = "W")]
     workers: Option<usize>,
     /// Lanes; by default the largest power of two up to 8 and to the samples.
@@ -51,9 +53,11 @@ pub(crate) struct TrainBench {
     /// Grains in flight on a worker.
     #[arg(long, value_name = "N", default_value_t = 4)]
     microbatch_grains: usize,
-    /// Compute threads of a worker.
+    /// Compute threads of a CPU worker.
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZeroUsize,
+    #[command(flatten)]
+    device: DeviceArguments,
     /// How the result is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -70,14 +74,14 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
         grain_samples: bench.grain_samples,
         microbatch_grains: MicrobatchGrains::Grains(bench.microbatch_grains),
     };
-    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let workers = bench.workers.unwrap_or(cores.min(batch.lanes()));
+    let batch = batch.plan(MicrobatchMemory::default())?;
+    let device = bench.device.choice(bench.threads)?;
+    let workers = bench.workers.unwrap_or(device.places().min(batch.lanes()));
     batch.worker_lanes(0, workers)?;
     let model = Arc::new(Mamba::new(&config)?);
-    let parameters = Arc::new(Trainable::<Cpu>::initialize(model.as_ref(), 17));
-    let parameter_count = Trainable::<Cpu>::layout(model.as_ref()).parameters();
-    let reports = measure(bench, &batch, workers, model, parameters)?;
+    let measurement = Measurement { bench, batch: &batch, model: Arc::clone(&model) };
+    let Measured { device, reports, device_memory_bytes } =
+        device.open(LocalWorkers::alone(workers), measurement).map_err(by_flag)??;
     let (first, last) = (reports.first(), reports.last());
     let (Some((first, started)), Some((last, ended))) = (first, last) else {
         anyhow::bail!("no step was reported");
@@ -85,6 +89,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     let tokens: u64 = reports.iter().skip(1).map(|(report, _)| report.tokens).sum();
     let seconds = (*ended - *started).as_secs_f64();
     let tokens_per_second = tokens as f64 / seconds;
+    let parameter_count = model.layout().parameters();
     // Forward and backward of the matrix products: 6 operations a parameter and token.
     let gigaflops = 6.0 * parameter_count as f64 * tokens_per_second / 1e9;
     match bench.format {
@@ -95,53 +100,102 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
                 "step_milliseconds": seconds * 1e3 / bench.steps.get() as f64,
                 "preset": bench.preset,
                 "parameters": parameter_count,
+                "device": device,
                 "seq_len": bench.seq_len,
                 "samples_per_step": batch.samples_per_step(),
                 "lanes": batch.lanes(),
+                "grain_samples": batch.grain_samples(),
+                "microbatch_grains": batch.microbatch_grains(),
                 "workers": workers,
                 "threads": bench.threads,
                 "matmul_gigaflops": gigaflops,
                 "peak_memory_bytes": peak_memory_bytes(),
+                "device_memory_bytes": device_memory_bytes,
                 "first_loss": first.loss,
                 "last_loss": last.loss,
             })
         )?,
         Format::Text => {
             result_line!(
-                "{tokens_per_second:.0} tokens/s: {} with {workers} workers, lanes {}, {} samples of {} tokens a step",
+                "{tokens_per_second:.0} tokens/s: {} with {workers} workers on {device}, lanes {}, {} samples of {} tokens a step",
                 bench.preset,
                 batch.lanes(),
                 batch.samples_per_step(),
                 bench.seq_len
             )?;
             result_line!(
-                "its matrix products alone are {gigaflops:.0} GFLOP/s, which bound it: compare one core's peak"
+                "its matrix products alone are {gigaflops:.0} GFLOP/s, which bound it: compare the device's peak"
             )?;
             if let Some(bytes) = peak_memory_bytes() {
                 result_line!("peak memory {:.0} MB", bytes as f64 / 1e6)?;
+            }
+            if let Some(bytes) = device_memory_bytes {
+                result_line!("memory of the device {:.0} MB", bytes as f64 / 1e6)?;
             }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// One warm-up step and the measured ones: reports, and when they came.
-fn measure(
+/// A model that waits for its devices.
+struct Measurement<'a> {
+    bench: &'a TrainBench,
+    batch: &'a BatchPlan,
+    model: Arc<Mamba>,
+}
+
+/// What was seen.
+struct Measured {
+    /// What computed, in words.
+    device: String,
+    /// The reports of one warm-up step and the measured ones, and when they came.
+    reports: Vec<(StepReport, Instant)>,
+    /// What the run took of the first worker's device, where that has a memory of its own.
+    device_memory_bytes: Option<usize>,
+}
+
+impl WithBackend for Measurement<'_> {
+    type Output = anyhow::Result<Measured>;
+
+    fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
+        let Self { bench, batch, model } = self;
+        let free_before = devices.first().free_memory_bytes()?;
+        let device = devices.in_words();
+        let Seen { reports, free_bytes } = measure(bench, batch, model, devices)?;
+        let device_memory_bytes = match (free_before, free_bytes) {
+            (Some(before), Some(after)) => Some(before.saturating_sub(after)),
+            _ => None,
+        };
+        Ok(Measured { device, reports, device_memory_bytes })
+    }
+}
+
+/// What one worker saw.
+#[derive(Default)]
+struct Seen {
+    /// Reports, and when they came.
+    reports: Vec<(StepReport, Instant)>,
+    /// What memory of the worker's device was free at the last.
+    free_bytes: Option<usize>,
+}
+
+/// What the first worker sees of one step that warms up and those that are measured.
+fn measure<B: Backend>(
     bench: &TrainBench,
     batch: &BatchPlan,
-    workers: usize,
     model: Arc<Mamba>,
-    parameters: Arc<Vec<f32>>,
-) -> anyhow::Result<Vec<(StepReport, Instant)>> {
-    let layout = Trainable::<Cpu>::layout(model.as_ref());
+    devices: Devices<B>,
+) -> anyhow::Result<Seen> {
     let steps = bench.steps.get() as u64 + 1;
-    let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, bench.seq_len.get(), steps));
-    let backend = Arc::new(Cpu::new(bench.threads)?);
-    let vocab_size = Trainable::<Cpu>::vocab_size(model.as_ref()) as u64;
-    let tokens = bench.seq_len.get() + 1;
+    let positions = bench.seq_len.get();
+    let plan = Arc::new(TrainingPlan::new(batch.clone(), model.layout(), positions, steps));
+    let parameters = Arc::new(model.initialize(17));
+    let vocab_size = model.vocab_size() as u64;
     let schedule =
         ScheduleSettings { name: ScheduleName::Constant, warmup_steps: 0, ..Default::default() };
+    let workers = devices.workers().len();
     let results = execute(ClusterSettings::threads(workers), move |context| {
+        let backend = Arc::clone(&devices.workers()[context.index()].backend);
         let training = Training {
             plan: Arc::clone(&plan),
             backend: Arc::clone(&backend),
@@ -152,17 +206,24 @@ fn measure(
             checkpoints: None,
             abort: context.abort().clone(),
         };
-        let reports = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&reports);
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let (reports, abort) = (Arc::clone(&seen), context.abort().clone());
         context.dataflow::<u64, _, _>(|scope| {
-            let source = MadeUpSamples { vocab_size, tokens, requested: Vec::new() };
+            let source = MadeUpSamples { vocab_size, tokens: positions + 1, requested: Vec::new() };
             training.build(scope, source, None).reports.inspect(move |report| {
-                seen.lock().unwrap_or_else(PoisonError::into_inner).push((*report, Instant::now()));
+                let mut seen = reports.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.reports.push((*report, Instant::now()));
+                if report.last {
+                    match backend.free_memory_bytes() {
+                        Ok(free) => seen.free_bytes = free,
+                        Err(error) => abort.fail(Actor::Worker(0), error),
+                    }
+                }
             });
         });
         context.run_until_done()?;
-        let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(std::mem::take(&mut *reports))
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(std::mem::take(&mut *seen))
     })?;
     Ok(results.into_iter().next().unwrap_or_default())
 }

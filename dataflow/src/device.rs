@@ -1,0 +1,325 @@
+//! What computes: from `[device]` and what this machine has to a concrete backend, in this one place.
+//!
+//! [`DeviceChoice::new`] decides; [`DeviceChoice::open`] opens a backend for each worker of this process and hands them,
+//! as [`Devices`], to code that is written once over [`Backend`] and waits as a [`WithBackend`]. Nothing after that
+//! asks which backend it is.
+//!
+//! Workers of one machine are dealt out to its GPUs in turn ([`LocalWorkers`]): one each where there are as many.
+
+mod choice;
+#[cfg_attr(not(feature = "cuda"), path = "device/without_cuda.rs")]
+mod cuda;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tidemill_kernels::{Backend, Cpu, DeviceKind};
+use tidemill_model::ModelError;
+
+use crate::checkpoint::device_keys;
+use crate::cluster::ClusterSettings;
+use crate::error::{JobError, Result};
+use choice::{Platform, choose};
+
+/// `[device]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DeviceSettings {
+    /// What computes.
+    pub backend: BackendChoice,
+    /// The precision of activations.
+    pub precision: Precision,
+    /// Compute threads of a CPU worker; never numerics.
+    pub threads: usize,
+}
+
+impl Default for DeviceSettings {
+    fn default() -> Self {
+        Self { backend: BackendChoice::Auto, precision: Precision::Fp32, threads: 1 }
+    }
+}
+
+/// `device.backend`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum BackendChoice {
+    /// NVIDIA GPUs where there are any that work, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// AMD GPUs.
+    Rocm,
+}
+
+/// `device.precision`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 32-bit floats throughout.
+    #[default]
+    Fp32,
+    /// bf16 activations; fp32 masters, accumulation and residual. GPUs only.
+    Bf16,
+}
+
+impl Precision {
+    /// The word that the user writes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+/// Which of its machine's workers those of this process are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalWorkers {
+    /// Workers of earlier processes on the same machine.
+    pub first: usize,
+    /// Workers of this process.
+    pub count: usize,
+}
+
+impl LocalWorkers {
+    /// `count` workers of the only process of its machine.
+    pub fn alone(count: usize) -> Self {
+        Self { first: 0, count }
+    }
+
+    /// Those of one process of a cluster. Processes are on one machine where their addresses name the same host.
+    pub fn of(cluster: &ClusterSettings) -> Self {
+        let earlier = processes_here(cluster, cluster.process);
+        Self { first: earlier * cluster.threads, count: cluster.threads }
+    }
+
+    /// How many processes of a cluster are on this machine, this one among them.
+    pub fn processes_here(cluster: &ClusterSettings) -> usize {
+        processes_here(cluster, cluster.addresses.len()).max(1)
+    }
+}
+
+/// Of the first `processes` of a cluster, those on the machine of this one.
+fn processes_here(cluster: &ClusterSettings, processes: usize) -> usize {
+    let host = |address: &String| address.rsplit_once(':').map(|(host, _)| host.to_owned());
+    let own = cluster.addresses.get(cluster.process).and_then(host);
+    cluster.addresses.iter().take(processes).filter(|other| host(other) == own).count()
+}
+
+/// Code that is written once for all backends, and is given one.
+pub trait WithBackend {
+    /// What it answers.
+    type Output;
+
+    /// Runs on `devices`.
+    fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output;
+}
+
+/// What computes for one worker.
+#[derive(Debug)]
+pub struct WorkerDevice<B> {
+    /// The backend; workers that share a device share it.
+    pub backend: Arc<B>,
+    /// The device's name, for people.
+    pub name: String,
+    /// Which device of this machine.
+    pub ordinal: usize,
+}
+
+impl<B> Clone for WorkerDevice<B> {
+    fn clone(&self) -> Self {
+        let Self { backend, name, ordinal } = self;
+        Self { backend: Arc::clone(backend), name: name.clone(), ordinal: *ordinal }
+    }
+}
+
+/// What computes for the workers of this process: all of one kind.
+#[derive(Debug)]
+pub struct Devices<B> {
+    workers: Vec<WorkerDevice<B>>,
+    kind: DeviceKind,
+    precision: Precision,
+}
+
+impl<B: Backend> Devices<B> {
+    /// The devices of the workers of a process, in the order of the workers.
+    ///
+    /// # Errors
+    /// No workers, or devices of different kinds.
+    pub fn new(workers: Vec<WorkerDevice<B>>, precision: Precision) -> Result<Self> {
+        let first = workers.first().ok_or_else(|| JobError::value("-w", "at least 1 worker", 0))?;
+        let kind = first.backend.device_kind();
+        for other in &workers {
+            let found = other.backend.device_kind();
+            if found != kind {
+                return Err(JobError::MixedDevices {
+                    first: format!("{} ({})", first.name, kind_in_words(&kind)),
+                    other: format!("{} ({})", other.name, kind_in_words(&found)),
+                });
+            }
+        }
+        Ok(Self { workers, kind, precision })
+    }
+
+    /// What all of them have in common.
+    pub fn kind(&self) -> &DeviceKind {
+        &self.kind
+    }
+
+    /// The precision of activations.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The device of each worker of this process.
+    pub fn workers(&self) -> &[WorkerDevice<B>] {
+        &self.workers
+    }
+
+    /// The first worker's backend.
+    pub fn first(&self) -> &Arc<B> {
+        &self.workers[0].backend
+    }
+
+    /// Such as `NVIDIA H200 (sm_90a), fp32`, for people.
+    pub fn in_words(&self) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for worker in &self.workers {
+            if !names.contains(&worker.name.as_str()) {
+                names.push(&worker.name);
+            }
+        }
+        let architecture = &self.kind.architecture;
+        format!("{} ({architecture}), {}", names.join(" and "), self.precision.word())
+    }
+
+    /// The list that a run keeps beside its config: kind, precision, and the device of each worker.
+    pub fn to_json(&self) -> String {
+        let worker = |worker: &WorkerDevice<B>| serde_json::json!({ "name": worker.name, "ordinal": worker.ordinal });
+        let list = serde_json::json!({
+            "kind": device_keys(&self.kind),
+            "precision": self.precision,
+            "workers": self.workers.iter().map(worker).collect::<Vec<_>>(),
+        });
+        format!("{list:#}\n")
+    }
+
+    /// The most workers of this process that one device computes for, where devices are told apart.
+    pub fn workers_per_device(&self) -> usize {
+        let sharers =
+            |ordinal| self.workers.iter().filter(|worker| worker.ordinal == ordinal).count();
+        self.workers.iter().map(|worker| sharers(worker.ordinal)).max().unwrap_or(1)
+    }
+}
+
+/// A kind of device on one line, such as `cuda sm_90a, numerics 1, cuBLASLt 12.8`.
+pub fn kind_in_words(kind: &DeviceKind) -> String {
+    let DeviceKind { backend, architecture, numerics_version, matrix_library } = kind;
+    format!("{backend} {architecture}, numerics {numerics_version}, {matrix_library}")
+}
+
+/// What `[device]` comes to on this machine.
+#[derive(Clone, Debug)]
+pub struct DeviceChoice {
+    platform: Platform,
+    precision: Precision,
+    threads: NonZeroUsize,
+}
+
+impl DeviceChoice {
+    /// Decides. Looks for GPUs only where `device.backend` may mean them.
+    ///
+    /// # Errors
+    /// A backend that this build or machine does not have, or a precision that it cannot compute in; the
+    /// error names the key.
+    pub fn new(settings: &DeviceSettings) -> Result<Self> {
+        let platform = choose(settings.backend, settings.precision, cuda::usable_gpus)?;
+        let threads = NonZeroUsize::new(settings.threads)
+            .ok_or_else(|| JobError::value("device.threads", "at least 1", 0))?;
+        Ok(Self { platform, precision: settings.precision, threads })
+    }
+
+    /// How many workers of this machine have something to compute on of their own: its cores, or its GPUs.
+    pub fn places(&self) -> usize {
+        match self.platform {
+            Platform::Cpu => std::thread::available_parallelism().map_or(1, usize::from),
+            Platform::Cuda { gpus } => gpus.get(),
+        }
+    }
+
+    /// Opens a device for each of `workers` and runs `code` on them.
+    ///
+    /// # Errors
+    /// A device that cannot be opened, devices of different kinds, or no workers.
+    pub fn open<W: WithBackend>(&self, workers: LocalWorkers, code: W) -> Result<W::Output> {
+        match self.platform {
+            Platform::Cpu => {
+                let backend = Arc::new(Cpu::new(self.threads).map_err(ModelError::from)?);
+                let device = WorkerDevice { backend, name: "the CPU".to_owned(), ordinal: 0 };
+                let devices = vec![device; workers.count];
+                Ok(code.run(Devices::new(devices, self.precision)?))
+            }
+            Platform::Cuda { gpus } => {
+                let ordinals = (workers.first..workers.first + workers.count)
+                    .map(|worker| worker % gpus)
+                    .collect::<Vec<_>>();
+                cuda::open(&ordinals, self.precision, code)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(process: usize, addresses: &[&str]) -> ClusterSettings {
+        let addresses = addresses.iter().map(|&address| address.to_owned()).collect();
+        ClusterSettings::process(3, process, addresses)
+    }
+
+    #[test]
+    fn processes_of_one_host_take_turns() {
+        assert_eq!(LocalWorkers::of(&ClusterSettings::threads(2)), LocalWorkers::alone(2));
+        let hosts = ["a:1", "b:1", "a:2", "[::1]:9", "b:2", "a:3"];
+        let first = |process| LocalWorkers::of(&cluster(process, &hosts)).first;
+        assert_eq!([0, 1, 2, 3, 4, 5].map(first), [0, 0, 3, 0, 3, 6]);
+        let here = |process| LocalWorkers::processes_here(&cluster(process, &hosts));
+        assert_eq!([0, 1, 2, 3, 4, 5].map(here), [3, 2, 3, 1, 2, 3]);
+        assert_eq!(LocalWorkers::processes_here(&ClusterSettings::threads(2)), 1);
+    }
+
+    struct Describe;
+
+    impl WithBackend for Describe {
+        type Output = (String, usize, usize);
+
+        fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
+            (devices.in_words(), devices.workers().len(), devices.workers_per_device())
+        }
+    }
+
+    #[test]
+    fn the_cpu_serves_every_worker() {
+        let settings = DeviceSettings { backend: BackendChoice::Cpu, ..Default::default() };
+        let choice = DeviceChoice::new(&settings).unwrap();
+        let (words, workers, sharers) = choice.open(LocalWorkers::alone(3), Describe).unwrap();
+        assert!(words.starts_with("the CPU (") && words.ends_with("), fp32"), "{words}");
+        assert_eq!((workers, sharers), (3, 3));
+        assert!(choice.open(LocalWorkers::alone(0), Describe).is_err());
+    }
+
+    #[test]
+    fn no_threads_are_an_error() {
+        let settings =
+            DeviceSettings { backend: BackendChoice::Cpu, threads: 0, ..Default::default() };
+        let error = DeviceChoice::new(&settings).unwrap_err().to_string();
+        assert!(error.starts_with("device.threads: "), "{error}");
+    }
+}

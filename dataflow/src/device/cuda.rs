@@ -1,0 +1,70 @@
+//! NVIDIA GPUs: whether there are any, and backends on them.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use tidemill_kernels::gpu;
+use tidemill_kernels::{Bf16, Cuda, Fp32, Gpu, KernelError};
+use tidemill_model::ModelError;
+
+use super::choice::NoGpu;
+use super::{Devices, Precision, WithBackend, WorkerDevice};
+use crate::error::{JobError, Result};
+
+/// How many GPUs there are, the first of which can be opened.
+pub(super) fn usable_gpus() -> std::result::Result<NonZeroUsize, NoGpu> {
+    let absent = |why| NoGpu { why, gpus: 0 };
+    let found = Cuda::device_count().map_err(|error| absent(reason(error)))?;
+    let gpus = NonZeroUsize::new(found)
+        .ok_or_else(|| absent("the NVIDIA driver shows no GPU".to_owned()))?;
+    Cuda::open(0).map_err(|error| NoGpu { why: reason(error), gpus: found })?;
+    Ok(gpus)
+}
+
+/// Opens the GPU of each worker, each GPU once, and runs `code` on them.
+pub(super) fn open<W: WithBackend>(
+    ordinals: &[usize],
+    precision: Precision,
+    code: W,
+) -> Result<W::Output> {
+    match precision {
+        Precision::Fp32 => Ok(code.run(devices::<Fp32>(ordinals, precision)?)),
+        Precision::Bf16 => Ok(code.run(devices::<Bf16>(ordinals, precision)?)),
+    }
+}
+
+fn devices<P: gpu::Precision>(
+    ordinals: &[usize],
+    precision: Precision,
+) -> Result<Devices<Gpu<Cuda, P>>> {
+    let mut opened = BTreeMap::new();
+    let mut workers = Vec::with_capacity(ordinals.len());
+    for &ordinal in ordinals {
+        let device: &WorkerDevice<Gpu<Cuda, P>> = match opened.entry(ordinal) {
+            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => place.insert(open_one(ordinal)?),
+        };
+        workers.push(device.clone());
+    }
+    Devices::new(workers, precision)
+}
+
+fn open_one<P: gpu::Precision>(ordinal: usize) -> Result<WorkerDevice<Gpu<Cuda, P>>> {
+    let cuda = Cuda::open(ordinal).map_err(|error| match error {
+        KernelError::Unavailable { .. } | KernelError::UnsupportedArchitecture { .. } => {
+            JobError::Device { key: "device.backend", backend: "cuda", why: reason(error) }
+        }
+        other => ModelError::from(other).into(),
+    })?;
+    let name = gpu::Driver::properties(&cuda).name.clone();
+    Ok(WorkerDevice { backend: Arc::new(Gpu::new(cuda)), name, ordinal })
+}
+
+/// Why a GPU cannot be had, without saying again that it cannot.
+fn reason(error: KernelError) -> String {
+    match error {
+        KernelError::Unavailable { reason, .. } => reason,
+        other => other.to_string(),
+    }
+}

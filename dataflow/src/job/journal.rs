@@ -1,0 +1,103 @@
+//! What worker 0 writes down beside checkpoints, and whom it tells.
+
+use std::time::Instant;
+
+use super::state_sink::Evaluated;
+use super::train::{Observer, TrainEvent};
+use crate::cluster::{Abort, Actor};
+use crate::error::Result;
+use crate::metrics::{StepLog, StepMetrics};
+use crate::operators::{EvaluationReport, StepReport};
+use crate::run_folder::RunFolder;
+
+/// What worker 0 writes down and tells.
+pub(super) struct Journal {
+    metrics: StepLog<StepMetrics>,
+    evaluations: Option<StepLog<EvaluationReport>>,
+    /// The evaluations that are written down.
+    evaluated: Evaluated,
+    observer: Observer,
+    abort: Abort,
+    /// Seconds of training before this run.
+    elapsed_before: f64,
+    started: Instant,
+    last_step: Instant,
+}
+
+/// Whether a run has evaluations to write down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Evaluations {
+    Logged,
+    None,
+}
+
+impl Journal {
+    /// The logs in `folder`, as they were after `step` updates.
+    pub fn open(
+        folder: &RunFolder,
+        step: u64,
+        evaluations: Evaluations,
+        observer: &Observer,
+        abort: &Abort,
+    ) -> Result<Self> {
+        let metrics = StepLog::<StepMetrics>::open(folder.path(), step)?;
+        let evaluations = match evaluations {
+            Evaluations::Logged => Some(StepLog::open(folder.path(), step)?),
+            Evaluations::None => None,
+        };
+        let now = Instant::now();
+        Ok(Self {
+            elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
+            metrics,
+            evaluations,
+            evaluated: Evaluated::default(),
+            observer: Observer::clone(observer),
+            abort: abort.clone(),
+            started: now,
+            last_step: now,
+        })
+    }
+
+    /// The evaluations that are written down.
+    pub fn evaluated(&self) -> Evaluated {
+        self.evaluated.clone()
+    }
+
+    /// The last line of metrics.
+    pub fn last(&self) -> Option<&StepMetrics> {
+        self.metrics.last()
+    }
+
+    /// Writes down a step, and tells it.
+    pub fn report(&mut self, report: &StepReport) {
+        let now = Instant::now();
+        let seconds = (now - self.last_step).as_secs_f64();
+        self.last_step = now;
+        let metrics = StepMetrics {
+            step: report.step,
+            loss: report.loss,
+            grad_norm: report.grad_norm,
+            learning_rate: report.learning_rate,
+            tokens: report.total_tokens,
+            tokens_per_second: report.tokens as f64 / seconds.max(1e-9),
+            elapsed_seconds: self.elapsed_before + (now - self.started).as_secs_f64(),
+        };
+        match self.metrics.append(metrics.clone()) {
+            Ok(()) => (self.observer)(&TrainEvent::Step(metrics)),
+            Err(error) => self.abort.fail(Actor::Worker(0), error),
+        }
+    }
+
+    /// Writes down an evaluation, and tells it.
+    pub fn evaluation(&mut self, report: &EvaluationReport) {
+        let Some(evaluations) = &mut self.evaluations else { return };
+        match evaluations.append(*report) {
+            Ok(()) => {
+                self.evaluated.note(report.step);
+                let (step, loss) = (report.step, report.loss);
+                (self.observer)(&TrainEvent::Evaluated { step, loss });
+            }
+            Err(error) => self.abort.fail(Actor::Worker(0), error),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The run folder as worker 0 finds it: held, swept, and the state that the run goes on from.
+
+use std::sync::Arc;
+
+use tidemill_kernels::Backend;
+use tidemill_model::hugging_face;
+
+use super::resolve::HORIZON_KEY;
+use super::restore::{StartPoint, StateOrigin};
+use super::resume;
+use super::worker::Shared;
+use crate::checkpoint::{self, Checkpoint, TrainerState};
+use crate::error::Result;
+use crate::run_folder::RunFolder;
+
+/// A run folder that is held, and where its run goes on.
+pub(super) struct OpenedRun {
+    pub folder: Arc<RunFolder>,
+    pub origin: (StartPoint, StateOrigin),
+    /// How the kind of device differs from the checkpoint's.
+    pub device_changes: Vec<String>,
+}
+
+impl OpenedRun {
+    /// Opens it, and writes down what the run is where there is something left to do.
+    pub fn open<B: Backend>(shared: &Shared<B>) -> Result<Self> {
+        let run = &shared.run;
+        let layout = run.model.layout();
+        let dir = &run.config.run.dir;
+        if checkpoint::latest(dir)?.is_none() {
+            // A run that cannot begin leaves no folder; one that goes on keeps the horizon that was checked then.
+            run.config.schedule.check(run.config.schedule.steps.unwrap_or(run.steps))?;
+        }
+        let mut folder = RunFolder::hold(dir)?;
+        folder.announce_release(shared.released.clone());
+        checkpoint::sweep(folder.path())?;
+        let mut now = run.initial_state(shared.devices.kind());
+        let mut device_changes = Vec::new();
+        let origin = match checkpoint::latest(folder.path())? {
+            None => {
+                let parameters = match &run.weights_from {
+                    Some(weights) => hugging_face::read_weights(weights, layout)?,
+                    None => run.model.initialize(run.config.run.seed),
+                };
+                let horizon = run.config.schedule.steps.unwrap_or(run.steps);
+                (StartPoint { step: 0, tokens: 0, horizon }, StateOrigin::Parameters(parameters))
+            }
+            Some(entry) => {
+                let found = Checkpoint::open(&entry.path)?;
+                let saved = found.state();
+                keep_horizon(saved, &mut now, run.config.schedule.steps.is_some());
+                resume::check(saved, &now, found.path())?;
+                device_changes = resume::device_changes(saved, &now);
+                let horizon = saved.settings.get(HORIZON_KEY).and_then(|steps| steps.as_u64());
+                let start = StartPoint {
+                    step: saved.step,
+                    tokens: saved.tokens,
+                    horizon: horizon.unwrap_or(run.steps),
+                };
+                (start, StateOrigin::checkpoint(found.path(), layout)?)
+            }
+        };
+        if origin.0.step < run.steps {
+            folder.write_config(&run.to_toml())?;
+            folder.write_devices(&shared.devices.to_json())?;
+        }
+        Ok(Self { folder: Arc::new(folder), origin, device_changes })
+    }
+}
+
+/// The horizon of a run that has begun stays, unless the user names one: then it must be the same.
+fn keep_horizon(saved: &TrainerState, now: &mut TrainerState, named: bool) {
+    if let (false, Some(horizon)) = (named, saved.settings.get(HORIZON_KEY)) {
+        now.settings.insert(HORIZON_KEY.to_owned(), horizon.clone());
+    }
+}

@@ -1,0 +1,197 @@
+//! One worker of a run: gets its state, builds the graph and steps it.
+
+use std::convert::Infallible;
+use std::num::NonZeroU64;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+
+use tidemill_collective::ChunkPlan;
+use tidemill_kernels::Backend;
+use tidemill_streaming_data::order::CanonicalOrder;
+use tidemill_streaming_data::reader::Decoder;
+use timely::dataflow::operators::Inspect;
+
+use super::journal::{Evaluations, Journal};
+use super::open_run::OpenedRun;
+use super::resolve::{HORIZON_KEY, ResolvedRun};
+use super::restore::{StartPoint, WorkerState, distribute};
+use super::source::DecodedSamples;
+use super::state_sink::{CheckpointParts, RunCheckpoints};
+use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
+use crate::checkpoint::{self, CheckpointFiles, TrainerState};
+use crate::cluster::{Failure, WorkerContext};
+use crate::device::Devices;
+use crate::error::Result;
+use crate::operators::{
+    CheckpointCuts, EvaluationPlan, InitialState, StateSink, StepReport, Training, TrainingPlan,
+    UpdateRule,
+};
+
+/// What the workers of a process share.
+pub(super) struct Shared<B> {
+    pub run: ResolvedRun,
+    pub devices: Devices<B>,
+    pub training_data: SharedData,
+    pub evaluation_data: Option<SharedData>,
+    pub stop: StopRequest,
+    pub observer: Observer,
+    /// Is dropped by all who have it once the run folder is let go.
+    pub released: Sender<Infallible>,
+}
+
+/// The decoder of a data set, and where its positions are stored.
+pub(super) type SharedData = (Decoder, Arc<CanonicalOrder>);
+
+impl<B: Backend> Shared<B> {
+    fn source(&self, (decoder, order): &SharedData) -> DecodedSamples {
+        DecodedSamples::new(decoder.clone(), Arc::clone(order), self.run.model.vocab_size())
+    }
+
+    /// The plan of every worker, which goes on from `start`.
+    fn plan(&self, start: &StartPoint) -> TrainingPlan {
+        let (run, config) = (&self.run, &self.run.config);
+        let at_least_one = |number| NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN);
+        let evaluation = match (&run.evaluation, &config.evaluation) {
+            (Some((_, samples)), Some(settings)) => Some(EvaluationPlan {
+                samples: *samples,
+                every_steps: at_least_one(settings.every_steps),
+            }),
+            _ => None,
+        };
+        let positions = run.data_set.seq_len();
+        TrainingPlan {
+            first_step: start.step,
+            first_tokens: start.tokens,
+            read_ahead_steps: at_least_one(config.data.read_ahead_steps),
+            checkpoints: CheckpointCuts::Every(at_least_one(config.checkpoint.every_steps)),
+            evaluation,
+            ..TrainingPlan::new(run.batch.clone(), run.model.layout(), positions, run.steps)
+        }
+    }
+
+    /// What every checkpoint of the run says but for where it stands.
+    fn template(&self, start: &StartPoint) -> TrainerState {
+        let mut template = self.run.initial_state(self.devices.kind());
+        template.settings.insert(HORIZON_KEY.to_owned(), start.horizon.into());
+        template
+    }
+
+    fn checkpoint_files(&self) -> Result<CheckpointFiles> {
+        Ok(CheckpointFiles {
+            layout: Arc::new(self.run.model.layout().clone()),
+            config: self.run.model_json(),
+            tokenizer: self.run.tokenizer()?,
+            keep: self.run.config.checkpoint.keep,
+        })
+    }
+
+    fn announce(&self, start: &StartPoint, workers: usize, device_changes: Vec<String>) {
+        (self.observer)(&TrainEvent::Started {
+            step: start.step,
+            steps: self.run.steps,
+            parameters: self.run.model.layout().parameters(),
+            workers,
+            device: self.devices.in_words(),
+            workers_per_device: self.devices.workers_per_device(),
+            device_changes,
+        });
+    }
+}
+
+/// Runs the worker of `context` to its end.
+pub(super) fn run_worker<B: Backend>(
+    context: &mut WorkerContext<'_>,
+    shared: &Shared<B>,
+) -> std::result::Result<TrainSummary, Failure> {
+    let Shared { run, devices, .. } = shared;
+    let layout = run.model.layout();
+    let opened = match context.index() {
+        0 => Some(OpenedRun::open(shared)?),
+        _ => None,
+    };
+    let (opened, origin) = match opened {
+        Some(OpenedRun { folder, origin, device_changes }) => {
+            (Some((folder, device_changes)), Some(origin))
+        }
+        None => (None, None),
+    };
+    let chunks = ChunkPlan::new(layout.segments().iter().map(|segment| segment.range.clone()));
+    let WorkerState { start, parameters, moments } = distribute(context, origin, layout, &chunks)?;
+    let plan = Arc::new(shared.plan(&start));
+    let (mut folder, mut journal) = (None, None);
+    if let Some((held, device_changes)) = opened {
+        let evaluations =
+            if run.evaluation.is_some() { Evaluations::Logged } else { Evaluations::None };
+        let (observer, abort) = (&shared.observer, context.abort());
+        journal = Some(Journal::open(&held, start.step, evaluations, observer, abort)?);
+        shared.announce(&start, context.peers(), device_changes);
+        folder = Some(held);
+    }
+    let checkpoints: Option<Box<dyn StateSink>> = match (&folder, &journal) {
+        (Some(folder), Some(journal)) => {
+            let observer = Arc::clone(&shared.observer);
+            let parts = CheckpointParts {
+                files: shared.checkpoint_files()?,
+                folder: Arc::clone(folder),
+                template: shared.template(&start),
+                plan: Arc::clone(&plan),
+                evaluated: journal.evaluated(),
+                abort: context.abort().clone(),
+                on_commit: Box::new(move |step, path| {
+                    observer(&TrainEvent::Checkpointed { step, path });
+                }),
+            };
+            Some(Box::new(RunCheckpoints::new(parts)))
+        }
+        _ => None,
+    };
+    let config = &run.config;
+    let local_index = context.index() % devices.workers().len();
+    let training = Training {
+        plan,
+        backend: Arc::clone(&devices.workers()[local_index].backend),
+        model: Arc::clone(&run.model),
+        state: InitialState {
+            parameters: Arc::new(parameters),
+            moments: moments.map(|arenas| arenas.map(Arc::new)),
+        },
+        rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
+        stop: Arc::clone(&shared.stop.asked),
+        checkpoints,
+        abort: context.abort().clone(),
+    };
+    let journal = Arc::new(Mutex::new(journal));
+    let last = Arc::new(Mutex::new(None));
+    let (report_journal, last_report) = (Arc::clone(&journal), Arc::clone(&last));
+    let evaluation_journal = Arc::clone(&journal);
+    context.dataflow::<u64, _, _>(|scope| {
+        let evaluation = shared.evaluation_data.as_ref().map(|data| shared.source(data));
+        let streams = training.build(scope, shared.source(&shared.training_data), evaluation);
+        streams.reports.inspect(move |report| {
+            *lock(&last_report) = Some(*report);
+            if let Some(journal) = lock(&report_journal).as_mut() {
+                journal.report(report);
+            }
+        });
+        streams.evaluations.inspect(move |report| {
+            if let Some(journal) = lock(&evaluation_journal).as_mut() {
+                journal.evaluation(report);
+            }
+        });
+    });
+    context.run_until_done()?;
+    let last: Option<StepReport> = *lock(&last);
+    let step = last.map_or(start.step, |report| report.step);
+    let checkpoint = match &folder {
+        Some(folder) => checkpoint::latest(folder.path())?.map(|entry| entry.path),
+        None => None,
+    };
+    let metrics = lock(&journal).as_ref().and_then(|journal| journal.last().cloned());
+    Ok(TrainSummary {
+        step,
+        steps: run.steps,
+        stopped: step < run.steps,
+        last: metrics,
+        checkpoint,
+    })
+}
