@@ -70,8 +70,6 @@ fn configs() {
         ("warmup_steps = 2", "warmup_steps = 6", &["schedule.warmup_steps", "5", "6"]),
         ("every_steps = 2", "every_steps = 0", &["checkpoint.every_steps", "at least 1"]),
         ("every_steps = 2", "keep = 0", &["checkpoint.keep", "at least 1"]),
-        ("[checkpoint]", "[device]\nbackend = \"cuda\"\n[checkpoint]", &["device.backend", "cuda"]),
-        ("[checkpoint]", "[device]\nprecision = \"bf16\"\n[checkpoint]", &["device.precision"]),
         ("[checkpoint]", "[device]\nthreads = 0\n[checkpoint]", &["device.threads", "1 to 1024"]),
         ("[checkpoint]", "[evaluation]\ndataset = \"nowhere\"\n[checkpoint]", &["nowhere"]),
     ];

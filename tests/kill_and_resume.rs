@@ -23,7 +23,7 @@ struct Long {
 /// A run of some length, and what it leaves when nobody disturbs it.
 static LONG: LazyLock<Long> = LazyLock::new(|| {
     let bench = Workbench::new();
-    let config = crate::support::workbench::CONFIG
+    let config = crate::support::workbench::config()
         .replace("steps = 5", &format!("steps = {STEPS}\npeer_deadline_seconds = 20"))
         .replace("every_steps = 2", "every_steps = 7");
     bench.write("run.toml", config);

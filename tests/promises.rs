@@ -10,11 +10,13 @@
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
+//! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
 mod bad_input;
+mod devices;
 mod elastic;
 mod failure;
 mod kill_and_resume;

@@ -6,6 +6,7 @@
 use tidemill::JobError;
 use tidemill::run_folder::RunFolder;
 
+use crate::support::device::{backend, precision};
 use crate::support::outcome::files;
 use crate::support::workbench::causes;
 use crate::support::{Job, Workbench, assert_same};
@@ -42,7 +43,13 @@ fn a_forbidden_change_names_the_key_and_both_values() {
     let bench = Workbench::new();
     bench.train(Job { dir: "run", workers: 2, set: &["run.steps=4"] });
     let before = files(&bench.path("run"));
-    for &(key, saved, now) in FORBIDDEN {
+    // The CPU has one precision only.
+    let on_gpus: &[(&str, &str, &str)] = match (backend().as_str(), precision().as_str()) {
+        ("cpu", _) => &[],
+        (_, "bf16") => &[("device.precision", "bf16", "fp32")],
+        _ => &[("device.precision", "fp32", "bf16")],
+    };
+    for &(key, saved, now) in FORBIDDEN.iter().chain(on_gpus) {
         let set = format!("{key}={now}");
         let job = Job { dir: "run", workers: 1, set: &["run.steps=4", &set] };
         let error = causes(&bench.try_train(job).expect_err(key));
@@ -85,11 +92,12 @@ fn everything_else_may_change() {
     let bench = Workbench::new();
     let validation = format!("evaluation.dataset={:?}", bench.path("validation"));
     let reference = bench.train(Job { dir: "reference", workers: 1, set: &["checkpoint.keep=9"] });
+    let backend = format!("device.backend={}", backend());
     let changes: &[(usize, &[&str])] = &[
         (5, &[]),
         (1, &["batch.microbatch_grains=1"]),
         (2, &["batch.microbatch_grains=\"auto\"", "data.read_ahead_steps=1", "data.cache_mib=8"]),
-        (3, &["device.threads=2", "device.backend=cpu", "run.peer_deadline_seconds=5"]),
+        (3, &["device.threads=2", &backend, "run.peer_deadline_seconds=5"]),
         (1, &[&validation, "evaluation.samples=3"]),
         (1, &["schedule.steps=5"]),
     ];

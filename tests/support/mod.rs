@@ -1,5 +1,6 @@
 //! What the promises have in common: a tiny run, everything that it leaves, and the program.
 
+pub mod device;
 pub mod outcome;
 pub mod processes;
 pub mod program;

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::device::with_device;
 use super::processes::{self, wait_until};
 
 /// Longer than anything here takes on a machine that does other things too.
@@ -21,7 +22,8 @@ const PROGRAM_VARIABLE: &str = "TIDEMILL_PROGRAM";
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| match std::env::var_os(PROGRAM_VARIABLE) {
-        Some(path) => path.into(),
+        // The tests start it in folders of their own.
+        Some(path) => std::path::absolute(path).expect("a path from here"),
         None => built_program(),
     })
 }
@@ -87,14 +89,14 @@ impl Running {
     /// Starts the program by a line of shell, in which it is `"$@"`.
     pub fn start_in_shell(folder: &Path, line: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
-        command.args(["-c", line, "sh"]).arg(program()).args(arguments);
+        command.args(["-c", line, "sh"]).arg(program()).args(with_device(arguments));
         Self::spawn(folder, command, Stdio::piped())
     }
 
     /// Starts the program with its standard output going elsewhere.
     pub fn start_into(stdout: Stdio, folder: &Path, arguments: &[&str]) -> Self {
         let mut command = Command::new(program());
-        command.args(arguments);
+        command.args(with_device(arguments));
         Self::spawn(folder, command, stdout)
     }
 
@@ -211,7 +213,7 @@ impl Finished {
         let Self { arguments, stdout, stderr, .. } = &failed;
         assert_eq!(stdout, "", "{arguments}");
         let is_progress = |line: &&str| {
-            ["starting: ", "resuming after step ", "step "]
+            ["starting: ", "resuming after step ", "note: ", "step "]
                 .iter()
                 .any(|start| line.starts_with(start))
         };

@@ -9,6 +9,7 @@ use tidemill::JobError;
 use tidemill::job::{ResolvedRun, RunConfig, TrainOptions, TrainSummary, train};
 use tidemill::streaming_data::prepare::{ByteTokenizer, PrepareSettings, prepare};
 
+use super::device::{backend, precision};
 use super::outcome::Outcome;
 use super::program::{Finished, Running};
 
@@ -50,6 +51,11 @@ warmup_steps = 2
 every_steps = 2
 "#;
 
+/// [`CONFIG`], on the device that these tests run on.
+pub fn config() -> String {
+    format!("{CONFIG}\n[device]\nbackend = {:?}\nprecision = {:?}\n", backend(), precision())
+}
+
 /// splitmix64.
 pub fn random(seed: u64) -> u64 {
     let mut x = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -73,7 +79,7 @@ pub struct Workbench {
     folder: TempDir,
 }
 
-/// One call of the library's `train`: `CONFIG` with overrides, on so many workers.
+/// One call of the library's `train`: [`config`] with overrides, on so many workers.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// The run folder.
@@ -87,7 +93,7 @@ pub struct Job<'a> {
 impl Workbench {
     pub fn new() -> Self {
         let bench = Self { folder: tempfile::tempdir().unwrap() };
-        bench.write("run.toml", CONFIG);
+        bench.write("run.toml", config());
         for (name, seed, documents) in [("data", 1, 9), ("validation", 2, 2)] {
             let texts = bench.path(&format!("{name}-text"));
             std::fs::create_dir(&texts).unwrap();
@@ -130,7 +136,7 @@ impl Workbench {
             format!("data.dataset={:?}", self.path("data")),
         ];
         set.extend(job.set.iter().map(|&assignment| assignment.to_owned()));
-        let config = RunConfig::parse(CONFIG, "run.toml", &set)?;
+        let config = RunConfig::parse(&config(), "run.toml", &set)?;
         train(ResolvedRun::new(config, job.workers)?, TrainOptions::threads(job.workers))
     }
 

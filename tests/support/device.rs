@@ -1,0 +1,30 @@
+//! What these tests compute on: the CPU, unless the environment names another device.
+//!
+//! Where it names one that is not there, every test that trains fails: nothing is passed over.
+
+/// Names the backend: `cpu` (the default) or `cuda`.
+const BACKEND_VARIABLE: &str = "TIDEMILL_TEST_BACKEND";
+
+/// Names the precision: `fp32` (the default) or `bf16`.
+const PRECISION_VARIABLE: &str = "TIDEMILL_TEST_PRECISION";
+
+/// `device.backend` of every run.
+pub fn backend() -> String {
+    std::env::var(BACKEND_VARIABLE).unwrap_or_else(|_| "cpu".to_owned())
+}
+
+/// `device.precision` of every run.
+pub fn precision() -> String {
+    std::env::var(PRECISION_VARIABLE).unwrap_or_else(|_| "fp32".to_owned())
+}
+
+/// The arguments of the program, with flags for the device where the subcommand has no config to name it.
+pub fn with_device(arguments: &[&str]) -> Vec<String> {
+    let mut all: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
+    if let ["generate" | "score", ..] | ["bench", "train", ..] = arguments
+        && !arguments.contains(&"--backend")
+    {
+        all.extend(["--backend".to_owned(), backend(), "--precision".to_owned(), precision()]);
+    }
+    all
+}
