@@ -30,8 +30,8 @@ impl TreeReducer {
     /// Adds a node; answers the sum over all lanes once it is complete.
     ///
     /// # Errors
-    /// A message that is no chunk, lanes that are no node of the tree or that arrived before, or
-    /// another number of elements.
+    /// A message that is no chunk or a resident one, lanes that are no node of the tree or that arrived before,
+    /// or another number of elements.
     pub fn insert(&mut self, chunk: Chunk) -> Result<Option<Vec<f32>>> {
         let mut node = chunk.header()?.node;
         if !self.tree.contains(node) {
@@ -40,7 +40,7 @@ impl TreeReducer {
         if let Some(error) = self.arrived.iter().find_map(|&present| node.conflict(present)) {
             return Err(error);
         }
-        let (expected, found) = (self.elements, chunk.payload_bytes() / 4);
+        let (expected, found) = (self.elements, chunk.elements());
         if found != expected {
             return Err(CollectiveError::ChunkLength { node, expected, found });
         }

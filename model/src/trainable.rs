@@ -161,10 +161,34 @@ impl<B: Backend> Parameters<B> {
     /// # Errors
     /// A range that leaves the arena, or a device that fails.
     pub fn write(&mut self, device: &mut Device<'_, B>, start: usize, host: &[f32]) -> Result<()> {
+        self.update(device, start..start.saturating_add(host.len()), |device, master| {
+            Ok(device.backend.write(device.stream, master, host)?)
+        })
+    }
+
+    /// Lets `change` change the masters of `range` in place and refreshes their copies.
+    ///
+    /// # Errors
+    /// A range that leaves the arena, an error of `change`, or a device that fails.
+    pub fn update(
+        &mut self,
+        device: &mut Device<'_, B>,
+        range: Range<usize>,
+        change: impl FnOnce(&mut Device<'_, B>, SliceMut<'_, B, f32>) -> Result<()>,
+    ) -> Result<()> {
+        change(device, SliceMut::new(&mut self.master, range.start, range.len())?)?;
         let Device { backend, stream } = device;
-        backend.write(stream, SliceMut::new(&mut self.master, start, host.len())?, host)?;
         let (compute, master) = (&mut self.compute, &self.master);
-        Ok(backend.refresh_compute_weights(stream, compute, master, start, host.len())?)
+        Ok(backend.refresh_compute_weights(stream, compute, master, range.start, range.len())?)
+    }
+
+    /// Copies the masters from element `start` to `host`.
+    ///
+    /// # Errors
+    /// A range that leaves the arena, or a device that fails.
+    pub fn read(&self, device: &mut Device<'_, B>, start: usize, host: &mut [f32]) -> Result<()> {
+        let from = Slice::new(&self.master, start, host.len())?;
+        Ok(device.backend.read(device.stream, host, from)?)
     }
 
     /// Copies the masters to the host.
@@ -173,7 +197,7 @@ impl<B: Backend> Parameters<B> {
     /// A device that fails.
     pub fn to_host(&self, device: &mut Device<'_, B>) -> Result<Vec<f32>> {
         let mut arena = vec![0.0; B::elements(&self.master)];
-        device.backend.read(device.stream, &mut arena, Slice::all(&self.master))?;
+        self.read(device, 0, &mut arena)?;
         Ok(arena)
     }
 
