@@ -1,25 +1,52 @@
 //! When results agree: with the definition within a tolerance, and between arms to the bit.
 
-use tidemill_kernels::Element;
+use super::number::Number;
 
-/// The relative error allowed to a result of element type `T` that sums `reduction` terms.
+/// The error allowed to a result.
+#[derive(Clone, Copy, Debug)]
+pub struct Tolerance {
+    /// Of the expected element.
+    of_element: f64,
+    /// Of the larger of the expected element and the root mean square of its tensor: a sum that cancels is as exact as
+    /// its terms are.
+    of_typical: f64,
+}
+
+/// The error allowed to a result of type `T` that sums `reduction` terms.
 ///
-/// Errors are measured against the larger of the expected element and the root mean square of its
-/// tensor: a sum that cancels is as exact as its terms are. An fp32 term carries up to about eight
-/// roundings of 2^-24 (the elementary functions have 4 ulp), and the sum adds as a random walk does.
-pub fn tolerance<T: Element>(reduction: usize) -> f64 {
-    match (T::NAME, reduction) {
-        ("f64", _) => 1e-12,
-        (_, 0) => 1e-6,
-        (_, ..=32) => 5e-6,
-        (_, ..=512) => 1e-5,
-        (_, _) => 3e-5,
+/// The arithmetic is fp32 whatever the type. A term carries up to about eight roundings of 2^-24 (the elementary
+/// functions have 4 ulp), and the sum adds as a random walk does. The result is rounded to `T` once.
+pub fn tolerance<T: Number>(reduction: usize) -> Tolerance {
+    let of_typical = match reduction {
+        0 => 1e-6,
+        ..=32 => 5e-6,
+        ..=512 => 1e-5,
+        _ => 3e-5,
+    };
+    Tolerance { of_element: T::ROUNDING, of_typical }
+}
+
+impl Tolerance {
+    /// The tolerance of a result that is formed from one of the same type, and so is rounded to it twice.
+    pub fn rounded_twice(self) -> Self {
+        Self { of_element: 2.0 * self.of_element, ..self }
+    }
+
+    /// The tolerance of a result whose terms carry a relative error of `error` besides.
+    pub fn beside(self, error: f64) -> Self {
+        Self { of_typical: self.of_typical + error, ..self }
+    }
+
+    fn allows(self, expected: f64, typical: f64) -> f64 {
+        let size = expected.abs();
+        let subnormal = f64::from(f32::MIN_POSITIVE);
+        self.of_element * size + self.of_typical * size.max(typical) + subnormal
     }
 }
 
 /// Asserts that `found` is `expected` within `tolerance`; a NaN never agrees.
 #[track_caller]
-pub fn assert_close(label: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+pub fn assert_close(label: &str, found: &[f32], expected: &[f64], tolerance: Tolerance) {
     assert_close_beside(label, found, expected, tolerance, 0.0);
 }
 
@@ -30,7 +57,7 @@ pub fn assert_close_beside(
     label: &str,
     found: &[f32],
     expected: &[f64],
-    tolerance: f64,
+    tolerance: Tolerance,
     terms: f64,
 ) {
     assert_eq!(found.len(), expected.len(), "{label}: elements");
@@ -38,7 +65,7 @@ pub fn assert_close_beside(
     let typical = (squares / expected.len() as f64).sqrt().max(terms);
     for (i, (&found, &expected)) in found.iter().zip(expected).enumerate() {
         let error = (f64::from(found) - expected).abs();
-        let allowed = tolerance * expected.abs().max(typical) + f64::from(f32::MIN_POSITIVE);
+        let allowed = tolerance.allows(expected, typical);
         assert!(
             error <= allowed,
             "{label}[{i}]: found {found:e}, expected {expected:e}: error {error:e} over {allowed:e}"
@@ -48,7 +75,7 @@ pub fn assert_close_beside(
 
 /// Asserts that every element is within `tolerance` of its own size: for what no sum cancels.
 #[track_caller]
-pub fn assert_each_close(label: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+pub fn assert_each_close(label: &str, found: &[f32], expected: &[f64], tolerance: Tolerance) {
     assert_eq!(found.len(), expected.len(), "{label}: elements");
     for i in 0..found.len() {
         let label = format!("{label}[{i}]");

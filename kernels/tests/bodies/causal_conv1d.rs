@@ -7,8 +7,10 @@ use tidemill_kernels::shape::{ConvShape, SequenceShape};
 use super::agreement::{
     Transcript, assert_close_beside, assert_each_close, assert_same_bits, tolerance,
 };
-use super::device::{Device, Layout, Placed};
-use super::inputs::{Inputs, wide};
+use super::arm::{Arm, Sizes};
+use super::device::{Device, Layout, MARGINS, Placed};
+use super::inputs::{Inputs, from_tail_to_tail, wide};
+use super::number::{Number, rounded};
 
 /// The inputs of a convolution, forward and backward.
 #[derive(Clone)]
@@ -20,13 +22,13 @@ struct Case {
 }
 
 impl Case {
-    fn new(inputs: &mut Inputs, shape: ConvShape, magnitude: f32) -> Self {
+    fn new<T: Number>(inputs: &mut Inputs, shape: ConvShape, magnitude: f32) -> Self {
         let inner = shape.sequences.rows() * shape.channels;
         Self {
-            x: inputs.uniform(inner, -magnitude, magnitude),
+            x: inputs.uniform_of::<T>(inner, -magnitude, magnitude),
             weight: inputs.uniform(shape.channels * shape.width, -1.0, 1.0),
             bias: (inputs.pick(3) > 0).then(|| inputs.uniform(shape.channels, -1.0, 1.0)),
-            dout: inputs.uniform(inner, -1.0, 1.0),
+            dout: inputs.uniform_of::<T>(inner, -1.0, 1.0),
         }
     }
 
@@ -53,7 +55,7 @@ struct Results {
 }
 
 /// `x` and `dx` lie in the left halves of `xz[b t, 2 e]` and its gradient, as in a Mamba block.
-fn run<B: Backend<Activation = f32>>(
+fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
     case: &Case,
@@ -104,7 +106,7 @@ fn run<B: Backend<Activation = f32>>(
     }
 }
 
-fn check_case<B: Backend<Activation = f32>>(
+fn check_case<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     transcript: &mut Transcript,
     seed: u64,
@@ -112,7 +114,7 @@ fn check_case<B: Backend<Activation = f32>>(
 ) {
     let mut inputs = Inputs::new(seed);
     let magnitude = [1.0, 1.0, 20.0][inputs.pick(3)];
-    let case = Case::new(&mut inputs, shape, magnitude);
+    let case = Case::new::<B::Activation>(&mut inputs, shape, magnitude);
     let label = format!("conv {shape:?} magnitude {magnitude} seed {seed}");
     let results = run(device, &label, &case, shape);
 
@@ -120,7 +122,7 @@ fn check_case<B: Backend<Activation = f32>>(
     let bias = case.bias.as_deref().map(wide);
     let out = forward(&x, &weight, bias.as_deref(), shape);
     let gradients = backward(&dout, &x, &weight, bias.as_deref(), shape);
-    let over_taps = tolerance::<f32>(shape.width);
+    let over_taps = tolerance::<B::Activation>(shape.width);
     let over_grain = tolerance::<f32>(shape.grains().rows_per_grain());
     // SiLU is applied to a sum of terms as large as x: their roundings show in every result.
     let terms = f64::from(magnitude);
@@ -140,38 +142,64 @@ fn check_case<B: Backend<Activation = f32>>(
     }
 }
 
-/// Convolutions of many sizes agree with the definition, forward and backward.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
-    let mut transcript = Transcript::default();
-    let mut seed = 0;
+/// Sizes of a convolution.
+#[derive(Clone, Copy)]
+struct Size {
+    positions: usize,
+    channels: usize,
+    width: usize,
+    samples: usize,
+}
+
+fn sizes(sizes: Sizes) -> Vec<Size> {
+    let (mut full, mut small) = (Vec::new(), Vec::new());
     for positions in [1, 2, 7, 8, 9, 127, 128, 129] {
         for channels in [1, 3, 16, 17, 40] {
             for width in [1, 2, 4, 5] {
                 for samples in [1, 2, 3] {
-                    seed += 1;
-                    let sequences = SequenceShape::new(samples, positions).unwrap();
-                    let samples_per_grain = 1 + seed as usize % 2;
-                    let shape =
-                        ConvShape::new(sequences, samples_per_grain, channels, width).unwrap();
-                    check_case(&mut device, &mut transcript, seed, shape);
+                    full.push(Size { positions, channels, width, samples });
                 }
             }
         }
+    }
+    // Long ones, and as many channels and taps as there may be.
+    for (positions, channels, width) in
+        [(192, 64, 4), (256, 96, 4), (1000, 8, 4), (1000, 3, 3), (33, 1032, 4), (31, 5, 16)]
+    {
+        full.push(Size { positions, channels, width, samples: 2 });
+        small.push(Size { positions, channels, width, samples: 2 });
+    }
+    for positions in [1, 2, 9, 127, 128, 129] {
+        for (channels, width) in [(1, 4), (17, 5), (40, 4), (16, 1), (3, 2)] {
+            small.push(Size { positions, channels, width, samples: 1 + positions % 3 });
+        }
+    }
+    sizes.choose(full, small)
+}
+
+/// Convolutions of many sizes agree with the definition, forward and backward.
+pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (seed, size) in sizes(device.sizes).into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let sequences = SequenceShape::new(size.samples, size.positions).unwrap();
+        let shape = ConvShape::new(sequences, 1 + seed % 2, size.channels, size.width).unwrap();
+        check_case(&mut device, &mut transcript, seed as u64, shape);
     }
     transcript
 }
 
 /// With one tap of weight 1 the convolution is SiLU itself: every element is exact to its own size,
 /// in both tails.
-pub fn silu_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn silu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let positions = 241;
     let sequences = SequenceShape::new(1, positions).unwrap();
     let shape = ConvShape::new(sequences, 1, 1, 1).unwrap();
     let case = Case {
-        x: (0..positions).map(|i| (i as f32 - 120.0) * 0.28).collect(),
+        x: rounded::<B::Activation>(&from_tail_to_tail(positions)),
         weight: vec![1.0],
         bias: None,
         dout: vec![1.0; positions],
@@ -180,16 +208,16 @@ pub fn silu_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
     let x = wide(&case.x);
     let out = forward(&x, &[1.0], None, shape);
     let dx = backward(&wide(&case.dout), &x, &[1.0], None, shape).dx;
-    assert_each_close("silu", &results.out, &out, tolerance::<f32>(1));
-    assert_each_close("silu'", &results.dx, &dx, tolerance::<f32>(1));
+    assert_each_close("silu", &results.out, &out, tolerance::<B::Activation>(1));
+    assert_each_close("silu'", &results.dx, &dx, tolerance::<B::Activation>(1));
     transcript.record("silu", &results.out);
     transcript.record("silu'", &results.dx);
     transcript
 }
 
 /// A sample's bits do not depend on the samples beside it, nor a grain's on the other grains.
-pub fn samples_are_independent<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
     for (positions, channels, width) in [(1, 1, 4), (9, 17, 4), (129, 40, 2), (130, 33, 5)] {
@@ -199,8 +227,14 @@ pub fn samples_are_independent<B: Backend<Activation = f32>>(backend: &B) -> Tra
             let sequences = SequenceShape::new(samples, positions).unwrap();
             let shape = ConvShape::new(sequences, samples_per_grain, channels, width).unwrap();
             let label = format!("conv {shape:?} seed {seed}");
-            let case = Case::new(&mut Inputs::new(seed), shape, 1.0);
+            let case = Case::new::<B::Activation>(&mut Inputs::new(seed), shape, 1.0);
+            device.margin = MARGINS[1];
+            let unaligned = run(&mut device, &label, &case, shape);
+            device.margin = MARGINS[0];
             let whole = run(&mut device, &label, &case, shape);
+            assert_same_bits(&label, &unaligned.out, &whole.out);
+            assert_same_bits(&label, &unaligned.dx, &whole.dx);
+            assert_same_bits(&label, &unaligned.dweight, &whole.dweight);
             transcript.record(&label, &whole.out);
             transcript.record(&label, &whole.dweight);
             let elements = positions * channels;

@@ -5,12 +5,15 @@ use tidemill_kernels::reference::causal_conv1d::step;
 use tidemill_kernels::shape::{ConvShape, SequenceShape};
 
 use super::agreement::{Transcript, assert_close_beside, assert_same_bits, tolerance};
+use super::arm::Arm;
 use super::device::{Device, Layout, Placed};
 use super::inputs::{Inputs, wide};
+use super::number::Number;
 
 /// Steps from a given state agree with the definition, and the state with the inputs to the bit.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
     for width in [1, 2, 4, 5] {
@@ -32,7 +35,7 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
                     .map(|bias| Placed::new(&mut device, Layout::range(channels), bias));
                 for position in 0..6 {
                     let label = format!("conv step {shape:?} position {position} seed {seed}");
-                    let x = inputs.uniform(samples * channels, -2.0, 2.0);
+                    let x = inputs.uniform_of::<B::Activation>(samples * channels, -2.0, 2.0);
                     let half = Layout::columns_of(samples, 2 * channels, 0, channels);
                     let placed_x = Placed::new(&mut device, half, &x);
                     let packed = Layout::packed(samples, channels);
@@ -54,7 +57,7 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
                         step(&mut wide_state, &wide(&x), &wide(&weight), bias.as_deref(), shape);
                     expected_state = wide_state.iter().map(|&x| x as f32).collect();
                     let out = out.read(&mut device);
-                    let tolerance = tolerance::<f32>(width);
+                    let tolerance = tolerance::<B::Activation>(width);
                     assert_close_beside(&label, &out, &expected, tolerance, 2.0);
                     assert_same_bits(&label, &state.read(&mut device), &expected_state);
                     transcript.record(&label, &out);

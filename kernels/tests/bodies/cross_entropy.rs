@@ -8,8 +8,10 @@ use tidemill_kernels::{Backend, IGNORED_TARGET, KernelError, Slice};
 use super::agreement::{
     Transcript, assert_close_beside, assert_each_close, assert_same_bits, tolerance,
 };
-use super::device::{Device, Layout, POISON_BITS, Placed};
+use super::arm::Arm;
+use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
+use super::number::Number;
 
 /// Logits `[rows, row_stride]` whose padding is poison, and their targets.
 #[derive(Clone)]
@@ -20,11 +22,17 @@ struct Case {
 
 impl Case {
     /// Logits within `middle - spread .. middle + spread`; about one target in four is ignored.
-    fn new(inputs: &mut Inputs, shape: CrossEntropyShape, middle: f32, spread: f32) -> Self {
+    fn new<T: Number>(
+        inputs: &mut Inputs,
+        shape: CrossEntropyShape,
+        middle: f32,
+        spread: f32,
+    ) -> Self {
         let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
-        let mut logits = inputs.uniform(rows * row_stride, middle - spread, middle + spread);
+        let mut logits =
+            inputs.uniform_of::<T>(rows * row_stride, middle - spread, middle + spread);
         for row in logits.chunks_mut(row_stride) {
-            row[vocab_size..].fill(f32::from_bits(POISON_BITS));
+            row[vocab_size..].fill(f32::POISON);
         }
         let mut targets = inputs.tokens(rows, vocab_size);
         for target in &mut targets {
@@ -37,7 +45,7 @@ impl Case {
 }
 
 /// The losses, and the logits' buffer afterwards.
-fn run<B: Backend<Activation = f32>>(
+fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
     case: &Case,
@@ -55,7 +63,7 @@ fn run<B: Backend<Activation = f32>>(
     (losses.read(device), logits.read(device))
 }
 
-fn check_case<B: Backend<Activation = f32>>(
+fn check_case<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     transcript: &mut Transcript,
     label: &str,
@@ -67,7 +75,8 @@ fn check_case<B: Backend<Activation = f32>>(
     assert_same_bits(&format!("{label} without gradient"), &only_losses, &losses);
 
     let expected = forward_backward(&wide(&case.logits), &case.targets, shape);
-    let tolerance = tolerance::<f32>(shape.vocab_size);
+    let of_losses = tolerance::<f32>(shape.vocab_size);
+    let tolerance = tolerance::<B::Activation>(shape.vocab_size);
     // Row by row, so that a row of large losses hides nothing of the others.
     for row in 0..shape.rows {
         let label = format!("{label} row {row}");
@@ -75,7 +84,7 @@ fn check_case<B: Backend<Activation = f32>>(
         let (found, dlogits) = (&dlogits[elements.clone()], &expected.dlogits[elements]);
         // The loss of a certain target is what its probability leaves of 1.
         let (loss, expected_loss) = (&losses[row..=row], &expected.losses[row..=row]);
-        assert_close_beside(&label, loss, expected_loss, tolerance, 0.1);
+        assert_close_beside(&label, loss, expected_loss, of_losses, 0.1);
         if case.targets[row] == IGNORED_TARGET {
             assert_each_close(&label, found, dlogits, tolerance);
         } else {
@@ -83,7 +92,7 @@ fn check_case<B: Backend<Activation = f32>>(
             let target = case.targets[row] as usize;
             let (before, after) = (&found[..target], &found[target + 1..]);
             // A difference of logits, up to 88 where its exponential is not zero, is rounded too.
-            let of_exponential = tolerance + 88.0 * f64::from(f32::EPSILON) / 2.0;
+            let of_exponential = tolerance.beside(88.0 * f64::from(f32::EPSILON) / 2.0);
             assert_each_close(&label, before, &dlogits[..target], of_exponential);
             assert_each_close(&label, after, &dlogits[target + 1..], of_exponential);
             let (found, expected) = (&found[target..=target], &dlogits[target..=target]);
@@ -102,39 +111,45 @@ fn check_case<B: Backend<Activation = f32>>(
 }
 
 /// Losses and gradients of many sizes and magnitudes agree with the definition.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
-    for vocab_size in [1, 5, 15, 16, 17, 259] {
-        for padding in [0, 1, 5, 16] {
-            for rows in [1, 2, 7, 33] {
+    // Wider than any block of threads, and than what a thread holds of a row.
+    let vocab_sizes = vec![1, 5, 15, 16, 17, 259, 2056, 20_001];
+    let (rows, paddings) = (vec![1, 2, 7, 33], vec![0, 1, 5, 16]);
+    for vocab_size in vocab_sizes {
+        for padding in device.sizes.choose(paddings.clone(), vec![0, 5]) {
+            let rows = if vocab_size > 259 { vec![2] } else { rows.clone() };
+            for rows in device.sizes.choose(rows, vec![3]) {
                 for (middle, spread) in [(0.0, 2.0), (0.0, 40.0), (500.0, 3.0), (-500.0, 300.0)] {
                     seed += 1;
+                    device.margin = MARGINS[seed as usize % 2];
                     let shape =
                         CrossEntropyShape::new(rows, vocab_size, vocab_size + padding).unwrap();
                     let label =
                         format!("cross-entropy {shape:?} logits {middle}+-{spread} seed {seed}");
-                    let case = Case::new(&mut Inputs::new(seed), shape, middle, spread);
+                    let case =
+                        Case::new::<B::Activation>(&mut Inputs::new(seed), shape, middle, spread);
                     check_case(&mut device, &mut transcript, &label, &case, shape);
                 }
             }
         }
     }
     let shape = CrossEntropyShape::new(3, 17, 20).unwrap();
-    let mut case = Case::new(&mut Inputs::new(0), shape, 0.0, 1.0);
+    let mut case = Case::new::<B::Activation>(&mut Inputs::new(0), shape, 0.0, 1.0);
     case.targets.fill(IGNORED_TARGET);
     check_case(&mut device, &mut transcript, "cross-entropy, all ignored", &case, shape);
     transcript
 }
 
 /// A row's bits depend neither on the rows beside it nor on the padding.
-pub fn rows_are_independent<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let (rows, vocab_size, row_stride) = (9, 259, 272);
     let shape = CrossEntropyShape::new(rows, vocab_size, row_stride).unwrap();
-    let case = Case::new(&mut Inputs::new(1), shape, 0.0, 5.0);
+    let case = Case::new::<B::Activation>(&mut Inputs::new(1), shape, 0.0, 5.0);
     let whole = run(&mut device, "whole", &case, LogitGradient::InPlace, shape);
     transcript.record("losses", &whole.0);
     transcript.record("dlogits", &whole.1);
@@ -143,7 +158,7 @@ pub fn rows_are_independent<B: Backend<Activation = f32>>(backend: &B) -> Transc
             let label = format!("cross-entropy row {row} row stride {alone_stride}");
             let alone = CrossEntropyShape::new(1, vocab_size, alone_stride).unwrap();
             let mut logits = case.logits[row * row_stride..][..vocab_size].to_vec();
-            logits.resize(alone_stride, f32::from_bits(POISON_BITS));
+            logits.resize(alone_stride, f32::POISON);
             let part = Case { logits, targets: vec![case.targets[row]] };
             let (losses, dlogits) = run(&mut device, &label, &part, LogitGradient::InPlace, alone);
             assert_same_bits(&label, &losses, &whole.0[row..=row]);
@@ -155,10 +170,11 @@ pub fn rows_are_independent<B: Backend<Activation = f32>>(backend: &B) -> Transc
 }
 
 /// A target outside the vocabulary, though it lie inside the padding, is named with its row.
-pub fn refuses_targets_out_of_range<B: Backend<Activation = f32>>(backend: &B) {
+pub fn refuses_targets_out_of_range<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let backend = &arm.backend;
     for target in [5, 7, 8, u32::MAX - 1] {
         for gradient in [LogitGradient::None, LogitGradient::InPlace] {
-            let mut device = Device::new(backend);
+            let mut device = Device::new(arm);
             let shape = CrossEntropyShape::new(3, 5, 8).unwrap();
             let mut logits = Placed::new(&mut device, Layout::range(24), &[0.5; 24]);
             let targets = device.upload(&[IGNORED_TARGET, target, 4]);

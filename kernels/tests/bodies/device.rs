@@ -1,25 +1,32 @@
 //! A backend under test, and matrices placed inside larger poisoned buffers.
 //!
-//! Everything a kernel may not touch, and every output before it is written, holds [`POISON_BITS`]:
+//! Everything a kernel may not touch, and every output before it is written, holds [`Number::POISON`]:
 //! reading it spoils a result, writing over it is seen by [`Placed::read`].
 
 use tidemill_kernels::{Backend, Element, KernelError, Matrix, MatrixMut, Result, Slice, SliceMut};
 
-/// A NaN that no arithmetic produces.
-pub const POISON_BITS: u32 = 0x7fc0_dead;
+use super::arm::{Arm, Sizes, Sums};
+use super::number::Number;
 
-/// Elements of poison before and after what is placed in a buffer.
-const MARGIN: usize = 5;
+/// Elements of poison before and after what is placed in a buffer: as a model's buffers are aligned, and as nothing is.
+/// Kernels may load more at once where rows are aligned, but with the same bits.
+pub const MARGINS: [usize; 2] = [64, 5];
 
 /// A backend and the device stream that a test uses.
 pub struct Device<'a, B: Backend> {
     pub backend: &'a B,
     pub stream: B::DeviceStream,
+    pub sizes: Sizes,
+    pub sums: Sums,
+    /// Elements of poison around what is placed from now on.
+    pub margin: usize,
 }
 
 impl<'a, B: Backend> Device<'a, B> {
-    pub fn new(backend: &'a B) -> Self {
-        Self { backend, stream: backend.device_stream().unwrap() }
+    pub fn new(arm: &'a Arm<B>) -> Self {
+        let Arm { backend, sizes, sums, .. } = arm;
+        let stream = backend.device_stream().unwrap();
+        Self { backend, stream, sizes: *sizes, sums: *sums, margin: MARGINS[0] }
     }
 
     /// A buffer holding `host`.
@@ -58,7 +65,10 @@ pub fn assert_shape_error(what: &str, result: Result<()>) {
 /// Where a matrix lies inside its buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    start: usize,
+    /// Elements of poison before and after the rows.
+    margin: usize,
+    /// The first column inside a row.
+    first: usize,
     rows: usize,
     columns: usize,
     row_stride: usize,
@@ -73,7 +83,13 @@ impl Layout {
     /// Columns `first .. first + columns` of a matrix that is `row_stride` wide.
     pub fn columns_of(rows: usize, row_stride: usize, first: usize, columns: usize) -> Self {
         assert!(first + columns <= row_stride);
-        Self { start: MARGIN + first, rows, columns, row_stride }
+        Self { margin: 0, first, rows, columns, row_stride }
+    }
+
+    /// A matrix inside rows that are wider, and as aligned as its own would be.
+    pub fn inside_wider(rows: usize, columns: usize) -> Self {
+        let beside = if columns.is_multiple_of(8) { 8 } else { 3 };
+        Self::columns_of(rows, columns + 2 * beside, beside, columns)
     }
 
     /// A range of `elements` elements.
@@ -81,78 +97,88 @@ impl Layout {
         Self::packed(1, elements)
     }
 
+    /// The element of the buffer at row 0, column 0.
+    fn start(self) -> usize {
+        self.margin + self.first
+    }
+
     /// The elements of a buffer that holds the matrix, poison included.
     fn buffer_elements(self) -> usize {
-        self.start + self.rows * self.row_stride + MARGIN
+        2 * self.margin + self.rows * self.row_stride
     }
 
     /// Where each element of the matrix lies, row by row.
     fn places(self) -> impl Iterator<Item = usize> {
         (0..self.rows).flat_map(move |row| {
-            let first = self.start + row * self.row_stride;
+            let first = self.start() + row * self.row_stride;
             first..first + self.columns
         })
     }
 }
 
-/// An fp32 matrix or range inside a poisoned buffer.
-pub struct Placed<B: Backend> {
-    buffer: B::Buffer<f32>,
+/// A matrix or range inside a poisoned buffer.
+pub struct Placed<B: Backend, T: Number = f32> {
+    buffer: B::Buffer<T>,
     layout: Layout,
 }
 
-impl<B: Backend> Placed<B> {
-    /// `values`, row-major, placed by `layout`.
+impl<B: Backend, T: Number> Placed<B, T> {
+    /// `values`, row-major, placed by `layout`; `T` must hold them exactly, as the definition sees them too.
     pub fn new(device: &mut Device<'_, B>, layout: Layout, values: &[f32]) -> Self {
-        let mut host = vec![f32::from_bits(POISON_BITS); layout.buffer_elements()];
+        let layout = Layout { margin: device.margin, ..layout };
+        let mut host = vec![T::POISON; layout.buffer_elements()];
         assert_eq!(values.len(), layout.rows * layout.columns, "elements of {layout:?}");
         for (place, &value) in layout.places().zip(values) {
-            host[place] = value;
+            host[place] = T::rounded(value);
+            let exact = value.is_nan() || host[place].widened().to_bits() == value.to_bits();
+            assert!(exact, "{value:e} is not a number of {}", T::NAME);
         }
         Self { buffer: device.upload(&host), layout }
     }
 
     /// Poison, to be written by a kernel.
     pub fn poisoned(device: &mut Device<'_, B>, layout: Layout) -> Self {
-        let host = vec![f32::from_bits(POISON_BITS); layout.buffer_elements()];
+        let layout = Layout { margin: device.margin, ..layout };
+        let host = vec![T::POISON; layout.buffer_elements()];
         Self { buffer: device.upload(&host), layout }
     }
 
     /// The matrix, to be read.
-    pub fn matrix(&self) -> Matrix<'_, B, f32> {
-        let Layout { start, rows, columns, row_stride } = self.layout;
-        Matrix::new(&self.buffer, start, rows, columns, row_stride, 1).unwrap()
+    pub fn matrix(&self) -> Matrix<'_, B, T> {
+        let Layout { rows, columns, row_stride, .. } = self.layout;
+        Matrix::new(&self.buffer, self.layout.start(), rows, columns, row_stride, 1).unwrap()
     }
 
     /// The matrix, to be written.
-    pub fn matrix_mut(&mut self) -> MatrixMut<'_, B, f32> {
-        let Layout { start, rows, columns, row_stride } = self.layout;
-        MatrixMut::new(&mut self.buffer, start, rows, columns, row_stride).unwrap()
+    pub fn matrix_mut(&mut self) -> MatrixMut<'_, B, T> {
+        let Layout { rows, columns, row_stride, .. } = self.layout;
+        MatrixMut::new(&mut self.buffer, self.layout.start(), rows, columns, row_stride).unwrap()
     }
 
     /// The range, to be read; the matrix must be contiguous.
-    pub fn slice(&self) -> Slice<'_, B, f32> {
+    pub fn slice(&self) -> Slice<'_, B, T> {
         assert_eq!(self.layout.row_stride, self.layout.columns);
         let elements = self.layout.rows * self.layout.columns;
-        Slice::new(&self.buffer, self.layout.start, elements).unwrap()
+        Slice::new(&self.buffer, self.layout.start(), elements).unwrap()
     }
 
     /// The range, to be written; the matrix must be contiguous.
-    pub fn slice_mut(&mut self) -> SliceMut<'_, B, f32> {
+    pub fn slice_mut(&mut self) -> SliceMut<'_, B, T> {
         assert_eq!(self.layout.row_stride, self.layout.columns);
         let elements = self.layout.rows * self.layout.columns;
-        SliceMut::new(&mut self.buffer, self.layout.start, elements).unwrap()
+        SliceMut::new(&mut self.buffer, self.layout.start(), elements).unwrap()
     }
 
     /// The matrix, row-major; everything around it must still be poison.
     #[track_caller]
     pub fn read(&self, device: &mut Device<'_, B>) -> Vec<f32> {
         let mut host = device.download(&self.buffer);
-        let values = self.layout.places().map(|place| host[place]).collect();
+        let values = self.layout.places().map(|place| host[place].widened()).collect();
         for place in self.layout.places() {
-            host[place] = f32::from_bits(POISON_BITS);
+            host[place] = T::POISON;
         }
-        let touched = host.iter().position(|value| value.to_bits() != POISON_BITS);
+        let poison = T::POISON.widened().to_bits();
+        let touched = host.iter().position(|value| value.widened().to_bits() != poison);
         assert_eq!(touched, None, "an element outside {:?} was written", self.layout);
         values
     }

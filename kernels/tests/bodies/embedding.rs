@@ -5,81 +5,144 @@ use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, KernelError, Slice};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
-use super::device::{Device, Layout, Placed};
+use super::arm::{Arm, Sums};
+use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
 
-/// What the backward embedding promises to the bit: for each grain the sum of its rows from +0.0,
-/// in order, then added to the lane.
-fn add_in_order(lane: &mut [f32], dout: &[f32], tokens: &[u32], width: usize, grains: GrainRows) {
-    for grain in 0..grains.grains() {
-        let mut sum = vec![0.0_f32; lane.len()];
-        for row in grains.range(grain) {
-            for i in 0..width {
-                sum[tokens[row] as usize * width + i] += dout[row * width + i];
+/// The rows of a call, and their tokens.
+struct Case {
+    vocab_size: usize,
+    width: usize,
+    grains: GrainRows,
+    table: Vec<f32>,
+    lane: Vec<f32>,
+    dout: Vec<f32>,
+    tokens: Vec<u32>,
+}
+
+impl Case {
+    /// About one row in three holds token 0: some tokens are frequent.
+    fn new(inputs: &mut Inputs, vocab_size: usize, width: usize, grains: GrainRows) -> Self {
+        let rows = grains.rows();
+        let mut tokens = inputs.tokens(rows, vocab_size);
+        for token in &mut tokens {
+            if inputs.pick(3) == 0 {
+                *token = 0;
             }
         }
-        for (lane, sum) in lane.iter_mut().zip(sum) {
-            *lane += sum;
+        Self {
+            vocab_size,
+            width,
+            grains,
+            table: inputs.uniform(vocab_size * width, -1.0, 1.0),
+            lane: inputs.uniform(vocab_size * width, -1.0, 1.0),
+            dout: inputs.uniform(rows * width, -1.0, 1.0),
+            tokens,
         }
+    }
+
+    fn table_layout(&self) -> Layout {
+        Layout::inside_wider(self.vocab_size, self.width)
+    }
+
+    /// What is looked up.
+    fn forward<B: Backend>(&self, device: &mut Device<'_, B>) -> Vec<f32> {
+        let tokens = device.upload(&self.tokens);
+        let table = Placed::new(device, self.table_layout(), &self.table);
+        let layout = Layout::inside_wider(self.tokens.len(), self.width);
+        let mut out = Placed::poisoned(device, layout);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        let (out_mut, tokens) = (out.matrix_mut(), Slice::all(&tokens));
+        backend.embedding_forward(stream, out_mut, table.matrix(), tokens).unwrap();
+        out.read(device)
+    }
+
+    /// `lane` after the rows `first .. first + grains.rows()` were added in one call.
+    fn added<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        lane: &[f32],
+        first: usize,
+        grains: GrainRows,
+    ) -> Vec<f32> {
+        let tokens = device.upload(&self.tokens);
+        let mut lane = Placed::new(device, self.table_layout(), lane);
+        let layout = Layout::inside_wider(self.tokens.len(), self.width);
+        let dout = Placed::new(device, layout, &self.dout);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        let tokens = Slice::new(&tokens, first, grains.rows()).unwrap();
+        let dout = dout.matrix().rows(first, grains.rows()).unwrap();
+        backend.embedding_backward_add(stream, lane.matrix_mut(), dout, tokens, grains).unwrap();
+        lane.read(device)
+    }
+
+    /// For each grain the sum of its rows from +0.0, one by one, then added to the lane.
+    fn added_one_by_one(&self) -> Vec<f32> {
+        let mut lane = self.lane.clone();
+        for grain in 0..self.grains.grains() {
+            let mut sum = vec![0.0_f32; lane.len()];
+            for row in self.grains.range(grain) {
+                for i in 0..self.width {
+                    let token = self.tokens[row] as usize;
+                    sum[token * self.width + i] += self.dout[row * self.width + i];
+                }
+            }
+            lane.iter_mut().zip(sum).for_each(|(lane, sum)| *lane += sum);
+        }
+        lane
     }
 }
 
-/// Rows are copied to the bit; gradients are summed in the order promised, to the bit.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+fn check_case<B: Backend>(
+    device: &mut Device<'_, B>,
+    transcript: &mut Transcript,
+    label: &str,
+    case: &Case,
+) {
+    let expected = forward(&wide(&case.table), &case.tokens, case.width);
+    let expected: Vec<f32> = expected.iter().map(|&x| x as f32).collect();
+    assert_same_bits(label, &case.forward(device), &expected);
+
+    let found = case.added(device, &case.lane, 0, case.grains);
+    let dtable = backward(&wide(&case.dout), &case.tokens, case.vocab_size, case.width);
+    let expected: Vec<f64> =
+        dtable.iter().zip(&case.lane).map(|(d, &lane)| d + f64::from(lane)).collect();
+    assert_close(label, &found, &expected, tolerance::<f32>(case.tokens.len()));
+    transcript.record(label, &found);
+    if device.sums == Sums::OneByOne {
+        assert_same_bits(&format!("{label} in order"), &found, &case.added_one_by_one());
+    }
+
+    let mut lane = case.lane.clone();
+    for grain in 0..case.grains.grains() {
+        let rows = case.grains.range(grain);
+        let alone = GrainRows::new(rows.len(), case.grains.rows_per_grain()).unwrap();
+        lane = case.added(device, &lane, rows.start, alone);
+    }
+    assert_same_bits(&format!("{label} grain by grain"), &lane, &found);
+}
+
+/// Rows are copied to the bit; gradients are sums over grains, each of which depends on its own rows alone.
+pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
-    for vocab_size in [1, 5, 17, 259] {
-        for width in [1, 3, 16, 17, 40] {
-            for (rows, rows_per_grain) in [(1, 1), (7, 2), (9, 9), (128, 48)] {
+    let widths = device.sizes.choose(vec![1, 3, 16, 17, 40, 1032], vec![3, 16, 40, 1032]);
+    let vocab_sizes = device.sizes.choose(vec![1, 5, 17, 259], vec![1, 5, 259]);
+    for vocab_size in vocab_sizes {
+        for &width in &widths {
+            let many = (2100, if width > 40 { 2100 } else { 1030 });
+            for (rows, rows_per_grain) in [(1, 1), (7, 2), (9, 9), (128, 48), many] {
+                if width > 40 && vocab_size != 259 {
+                    continue;
+                }
                 seed += 1;
-                let mut inputs = Inputs::new(seed);
+                device.margin = MARGINS[seed as usize % 2];
                 let grains = GrainRows::new(rows, rows_per_grain).unwrap();
+                let case = Case::new(&mut Inputs::new(seed), vocab_size, width, grains);
                 let label =
                     format!("embedding vocab {vocab_size} width {width} {grains:?} seed {seed}");
-                let table = inputs.uniform(vocab_size * width, -1.0, 1.0);
-                let lane = inputs.uniform(vocab_size * width, -1.0, 1.0);
-                let dout = inputs.uniform(rows * width, -1.0, 1.0);
-                let tokens = inputs.tokens(rows, vocab_size);
-                let strided = Layout::columns_of(rows, width + 2, 1, width);
-                let wide_table = Layout::columns_of(vocab_size, width + 3, 2, width);
-                let placed_tokens = device.upload(&tokens);
-                let placed_table = Placed::new(&mut device, wide_table, &table);
-                let mut out = Placed::poisoned(&mut device, strided);
-                let tokens_view = Slice::all(&placed_tokens);
-                backend
-                    .embedding_forward(
-                        &mut device.stream,
-                        out.matrix_mut(),
-                        placed_table.matrix(),
-                        tokens_view,
-                    )
-                    .expect(&label);
-                let out = out.read(&mut device);
-                let expected = forward(&wide(&table), &tokens, width);
-                let expected: Vec<f32> = expected.iter().map(|&x| x as f32).collect();
-                assert_same_bits(&label, &out, &expected);
-
-                let placed_dout = Placed::new(&mut device, strided, &dout);
-                let mut placed_lane = Placed::new(&mut device, wide_table, &lane);
-                backend
-                    .embedding_backward_add(
-                        &mut device.stream,
-                        placed_lane.matrix_mut(),
-                        placed_dout.matrix(),
-                        tokens_view,
-                        grains,
-                    )
-                    .expect(&label);
-                let found = placed_lane.read(&mut device);
-                let dtable = backward(&wide(&dout), &tokens, vocab_size, width);
-                let expected: Vec<f64> =
-                    dtable.iter().zip(&lane).map(|(d, &lane)| d + f64::from(lane)).collect();
-                assert_close(&label, &found, &expected, tolerance::<f32>(rows));
-                let mut in_order = lane.clone();
-                add_in_order(&mut in_order, &dout, &tokens, width, grains);
-                assert_same_bits(&format!("{label} in order"), &found, &in_order);
-                transcript.record(&label, &found);
+                check_case(&mut device, &mut transcript, &label, &case);
             }
         }
     }
@@ -87,7 +150,8 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
 }
 
 /// A token outside the vocabulary is named with its row, forward and backward.
-pub fn refuses_tokens_out_of_range<B: Backend<Activation = f32>>(backend: &B) {
+pub fn refuses_tokens_out_of_range<B: Backend>(arm: &Arm<B>) {
+    let backend = &arm.backend;
     let (rows, vocab_size, width) = (4, 5, 3);
     for token in [5, 6, u32::MAX] {
         let tokens = [4, 0, token, 1];
@@ -97,7 +161,7 @@ pub fn refuses_tokens_out_of_range<B: Backend<Activation = f32>>(backend: &B) {
             }
             other => panic!("expected token {token} out of range, found {other:?}"),
         };
-        let mut device = Device::new(backend);
+        let mut device = Device::new(arm);
         let placed_tokens = device.upload(&tokens);
         let table = Placed::new(&mut device, Layout::packed(vocab_size, width), &[0.5; 15]);
         let mut out = Placed::poisoned(&mut device, Layout::packed(rows, width));
@@ -109,7 +173,7 @@ pub fn refuses_tokens_out_of_range<B: Backend<Activation = f32>>(backend: &B) {
         );
         expect(device.error_of(result));
 
-        let mut device = Device::new(backend);
+        let mut device = Device::new(arm);
         let placed_tokens = device.upload(&tokens);
         let mut lane = Placed::new(&mut device, Layout::packed(vocab_size, width), &[0.5; 15]);
         let dout = Placed::new(&mut device, Layout::packed(rows, width), &[0.5; 12]);

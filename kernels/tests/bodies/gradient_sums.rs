@@ -4,13 +4,17 @@ use tidemill_kernels::reference::gradient_sums;
 use tidemill_kernels::{Backend, Slice};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
-use super::device::{Device, Layout, Placed};
+use super::arm::Arm;
+use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
 
 /// Sizes around a vector's width, and one that a backend may share among threads.
 const SIZES: [usize; 8] = [1, 3, 15, 16, 17, 1000, 4097, 150_001];
 
-fn accumulated<B: Backend<Activation = f32>>(
+/// More uses of a parameter than a launch may take at once.
+const USES: [usize; 4] = [1, 2, 3, 19];
+
+fn accumulated<B: Backend>(
     device: &mut Device<'_, B>,
     label: &str,
     lane: &[f32],
@@ -26,11 +30,12 @@ fn accumulated<B: Backend<Activation = f32>>(
 }
 
 /// Grains are added in order, to the bit, however many come in one call.
-pub fn accumulate_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn accumulate_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     for elements in SIZES {
         for grains in [1, 2, 5] {
+            device.margin = MARGINS[grains % 2];
             let label = format!("accumulate {elements} elements of {grains} grains");
             let mut inputs = Inputs::new((elements * 8 + grains) as u64);
             let lane = inputs.uniform(elements, -1.0, 1.0);
@@ -53,11 +58,13 @@ pub fn accumulate_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcrip
 }
 
 /// The uses are added in order and divided once, to the bit.
-pub fn mean_gradient_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn mean_gradient_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     for elements in SIZES {
-        for uses in [1, 2, 3] {
+        for uses in USES {
+            device.margin = MARGINS[uses % 2];
             let label = format!("mean_gradient {elements} elements of {uses} uses");
             let mut inputs = Inputs::new((elements * 8 + uses) as u64);
             let count = 1021.0;
@@ -91,8 +98,9 @@ pub fn mean_gradient_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transc
 
 /// Sums of squares are formed in `f64`, and depend on the elements alone: neither on their place nor
 /// on the other ranges of a call.
-pub fn sums_of_squares_agree<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn sums_of_squares_agree<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     for elements in SIZES {
         for magnitude in [1.0, 1e18, 1e-18] {
@@ -111,7 +119,7 @@ pub fn sums_of_squares_agree<B: Backend<Activation = f32>>(backend: &B) -> Trans
                     let expected = gradient_sums::sum_of_squares(&wide(x));
                     let error = (found - expected).abs();
                     assert!(
-                        error <= tolerance::<f64>(x.len()) * expected,
+                        error <= 1e-12 * expected,
                         "{label} {range:?}: found {found:e}, expected {expected:e}"
                     );
                     let layout = Layout::columns_of(1, x.len() + 13, 13, x.len());

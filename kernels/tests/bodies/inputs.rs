@@ -1,5 +1,7 @@
 //! Inputs of tests: a small generator of fixed seeds.
 
+use super::number::{Number, rounded};
+
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub struct Inputs {
     state: u64,
@@ -25,6 +27,11 @@ impl Inputs {
         (0..elements).map(|_| low + (high - low) * unit(self.next())).collect()
     }
 
+    /// [`uniform`](Self::uniform) numbers that a `T` holds exactly, so that a kernel and its definition see the same.
+    pub fn uniform_of<T: Number>(&mut self, elements: usize, low: f32, high: f32) -> Vec<f32> {
+        rounded::<T>(&self.uniform(elements, low, high))
+    }
+
     /// One of `choices` numbers from 0.
     pub fn pick(&mut self, choices: usize) -> usize {
         (self.next() % choices as u64) as usize
@@ -34,6 +41,11 @@ impl Inputs {
     pub fn tokens(&mut self, rows: usize, vocab_size: usize) -> Vec<u32> {
         (0..rows).map(|_| self.pick(vocab_size) as u32).collect()
     }
+}
+
+/// `elements` numbers, from where the sigmoid vanishes to where it is one.
+pub fn from_tail_to_tail(elements: usize) -> Vec<f32> {
+    (0..elements).map(|i| (i as f32 - (elements / 2) as f32) * 0.28).collect()
 }
 
 /// The same numbers in `f64`.

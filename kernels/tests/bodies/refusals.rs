@@ -4,27 +4,35 @@ use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output, ScanInputs};
 use tidemill_kernels::shape::{
     ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, SequenceShape,
 };
-use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Element, Matrix, MatrixMut, Slice, SliceMut};
 
+use super::arm::Arm;
 use super::device::{Device, assert_shape_error};
+use super::number::Number;
 
 /// `[rows, columns]` of a buffer of zeros.
-fn matrix<B: Backend>(buffer: &B::Buffer<f32>, [rows, columns]: [usize; 2]) -> Matrix<'_, B, f32> {
+fn matrix<B: Backend, T: Element>(
+    buffer: &B::Buffer<T>,
+    [rows, columns]: [usize; 2],
+) -> Matrix<'_, B, T> {
     Matrix::new(buffer, 0, rows, columns, columns, 1).unwrap()
 }
 
-fn matrix_mut<B: Backend>(
-    buffer: &mut B::Buffer<f32>,
+fn matrix_mut<B: Backend, T: Element>(
+    buffer: &mut B::Buffer<T>,
     [rows, columns]: [usize; 2],
-) -> MatrixMut<'_, B, f32> {
+) -> MatrixMut<'_, B, T> {
     MatrixMut::new(buffer, 0, rows, columns, columns).unwrap()
 }
 
-fn slice<B: Backend>(buffer: &B::Buffer<f32>, elements: usize) -> Slice<'_, B, f32> {
+fn slice<B: Backend, T: Element>(buffer: &B::Buffer<T>, elements: usize) -> Slice<'_, B, T> {
     Slice::new(buffer, 0, elements).unwrap()
 }
 
-fn slice_mut<B: Backend>(buffer: &mut B::Buffer<f32>, elements: usize) -> SliceMut<'_, B, f32> {
+fn slice_mut<B: Backend, T: Element>(
+    buffer: &mut B::Buffer<T>,
+    elements: usize,
+) -> SliceMut<'_, B, T> {
     SliceMut::new(buffer, 0, elements).unwrap()
 }
 
@@ -53,36 +61,50 @@ fn assert_answer(kernel: &str, wrong: Option<usize>, result: tidemill_kernels::R
 /// A device with zeros for every operand.
 struct Bench<'a, B: Backend> {
     device: Device<'a, B>,
-    outs: [B::Buffer<f32>; 7],
+    outs: [B::Buffer<f32>; 4],
+    activation_outs: [B::Buffer<B::Activation>; 5],
     zeros: B::Buffer<f32>,
+    activations: B::Buffer<B::Activation>,
     tokens: B::Buffer<u32>,
 }
 
-impl<'a, B: Backend> Bench<'a, B> {
-    fn new(backend: &'a B) -> Self {
-        let mut device = Device::new(backend);
-        let outs = [(); 7].map(|()| device.upload(&[0.0; 4096]));
-        let (zeros, tokens) = (device.upload(&[0.0; 4096]), device.upload(&[0; 4096]));
-        Self { device, outs, zeros, tokens }
+impl<'a, B: Backend<Activation: Number>> Bench<'a, B> {
+    fn new(arm: &'a Arm<B>) -> Self {
+        let mut device = Device::new(arm);
+        let none = B::Activation::rounded(0.0);
+        Self {
+            outs: [(); 4].map(|()| device.upload(&[0.0; 4096])),
+            activation_outs: [(); 5].map(|()| device.upload(&[none; 4096])),
+            zeros: device.upload(&[0.0; 4096]),
+            activations: device.upload(&[none; 4096]),
+            tokens: device.upload(&[0; 4096]),
+            device,
+        }
+    }
+
+    /// Calls that were answered must have run, too.
+    fn finish(mut self) {
+        self.device.download(&self.outs[0]);
     }
 }
 
 /// Matrix products.
-pub fn matmul<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     for (wrong, [m, k, n, rows, inner, columns]) in wrong_by_one([3, 4, 5, 3, 4, 5]) {
         let stream = &mut bench.device.stream;
-        let (a, b) = (matrix(&bench.zeros, [m, k]), matrix(&bench.zeros, [inner, n]));
-        let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
+        let (a, b) = (matrix(&bench.activations, [m, k]), matrix(&bench.activations, [inner, n]));
+        let out = matrix_mut(&mut bench.activation_outs[0], [rows, columns]);
         assert_answer("matmul", wrong, backend.matmul(stream, out, a, b, Output::Overwrite));
         let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
         assert_answer("matmul_f32", wrong, backend.matmul_f32(stream, out, a, b, Output::Add));
     }
+    bench.finish();
 }
 
 /// Embedding: out and dout `[rows, d]`, tokens `[rows]`, table `[v, d]`.
-pub fn embedding<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn embedding<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     for (wrong, [rows, width, tokens, table_width]) in wrong_by_one([4, 3, 4, 3]) {
         let stream = &mut bench.device.stream;
         let tokens = Slice::new(&bench.tokens, 0, tokens).unwrap();
@@ -96,21 +118,21 @@ pub fn embedding<B: Backend<Activation = f32>>(backend: &B) {
         let result = backend.embedding_backward_add(stream, lane, dout, tokens, grains);
         assert_answer("embedding_backward_add", wrong, result);
     }
+    bench.finish();
 }
 
 /// RMSNorm of 5 rows of 4 in grains of 2.
-pub fn rms_norm<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn rms_norm<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = NormShape::new(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();
     for (wrong, [rows, width, x_rows, x_width, reciprocal, weight]) in
         wrong_by_one([5, 4, 5, 4, 5, 4])
     {
         let stream = &mut bench.device.stream;
-        let [y, reciprocal_rms, ..] = &mut bench.outs;
         let result = backend.rms_norm_forward(
             stream,
-            matrix_mut(y, [rows, width]),
-            slice_mut(reciprocal_rms, reciprocal),
+            matrix_mut(&mut bench.activation_outs[0], [rows, width]),
+            slice_mut(&mut bench.outs[0], reciprocal),
             matrix(&bench.zeros, [x_rows, x_width]),
             slice(&bench.zeros, weight),
             shape,
@@ -127,7 +149,7 @@ pub fn rms_norm<B: Backend<Activation = f32>>(backend: &B) {
             stream,
             matrix_mut(dx, [rows, width]),
             slice_mut(dweight_out, dweight),
-            matrix(&bench.zeros, [dy_rows, dy_width]),
+            matrix(&bench.activations, [dy_rows, dy_width]),
             matrix(&bench.zeros, [x_rows, x_width]),
             slice(&bench.zeros, reciprocal),
             slice(&bench.zeros, weight),
@@ -135,19 +157,20 @@ pub fn rms_norm<B: Backend<Activation = f32>>(backend: &B) {
         );
         assert_answer("rms_norm_backward", wrong, result);
     }
+    bench.finish();
 }
 
 /// Convolution of 3 samples of 4 positions in grains of 2; 5 channels, 3 taps.
-pub fn causal_conv1d<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let sequences = SequenceShape::new(3, 4).unwrap();
     let shape = ConvShape::new(sequences, 2, 5, 3).unwrap();
     for (wrong, [rows, channels, x_rows, x_channels, weight, bias]) in
         wrong_by_one([12, 5, 12, 5, 15, 5])
     {
         let stream = &mut bench.device.stream;
-        let out = matrix_mut(&mut bench.outs[0], [rows, channels]);
-        let x = matrix(&bench.zeros, [x_rows, x_channels]);
+        let out = matrix_mut(&mut bench.activation_outs[0], [rows, channels]);
+        let x = matrix(&bench.activations, [x_rows, x_channels]);
         let (weight, bias) = (slice(&bench.zeros, weight), Some(slice(&bench.zeros, bias)));
         let result = backend.causal_conv1d_silu_forward(stream, out, x, weight, bias, shape);
         assert_answer("causal_conv1d_silu_forward", wrong, result);
@@ -157,14 +180,14 @@ pub fn causal_conv1d<B: Backend<Activation = f32>>(backend: &B) {
         let [rows, e, dweight_size, dbias_size, dout_rows, dout_e, x_rows, x_e, weight, bias] =
             sizes;
         let stream = &mut bench.device.stream;
-        let [dx, dweight, dbias, ..] = &mut bench.outs;
+        let [dweight, dbias, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_backward(
             stream,
-            matrix_mut(dx, [rows, e]),
+            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
             slice_mut(dweight, dweight_size),
             Some(slice_mut(dbias, dbias_size)),
-            matrix(&bench.zeros, [dout_rows, dout_e]),
-            matrix(&bench.zeros, [x_rows, x_e]),
+            matrix(&bench.activations, [dout_rows, dout_e]),
+            matrix(&bench.activations, [x_rows, x_e]),
             slice(&bench.zeros, weight),
             Some(slice(&bench.zeros, bias)),
             shape,
@@ -173,35 +196,35 @@ pub fn causal_conv1d<B: Backend<Activation = f32>>(backend: &B) {
     }
     for (with_bias, with_dbias) in [(true, false), (false, true)] {
         let stream = &mut bench.device.stream;
-        let [dx, dweight, dbias, ..] = &mut bench.outs;
+        let [dweight, dbias, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_backward(
             stream,
-            matrix_mut(dx, [12, 5]),
+            matrix_mut(&mut bench.activation_outs[0], [12, 5]),
             slice_mut(dweight, 30),
             with_dbias.then(|| slice_mut(dbias, 10)),
-            matrix(&bench.zeros, [12, 5]),
-            matrix(&bench.zeros, [12, 5]),
+            matrix(&bench.activations, [12, 5]),
+            matrix(&bench.activations, [12, 5]),
             slice(&bench.zeros, 15),
             with_bias.then(|| slice(&bench.zeros, 5)),
             shape,
         );
         assert_shape_error("a bias without its gradient, or the reverse", result);
     }
+    bench.finish();
 }
 
 /// One position of the convolution.
-pub fn causal_conv1d_step<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn causal_conv1d_step<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     for (wrong, sizes) in wrong_by_one([3, 5, 30, 3, 5, 15, 5]) {
         let [rows, e, state_size, x_rows, x_e, weight, bias] = sizes;
         let shape = ConvShape::new(SequenceShape::new(3, 1).unwrap(), 1, 5, 3).unwrap();
         let stream = &mut bench.device.stream;
-        let [out, state, ..] = &mut bench.outs;
         let result = backend.causal_conv1d_silu_step(
             stream,
-            matrix_mut(out, [rows, e]),
-            slice_mut(state, state_size),
-            matrix(&bench.zeros, [x_rows, x_e]),
+            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+            slice_mut(&mut bench.outs[0], state_size),
+            matrix(&bench.activations, [x_rows, x_e]),
             slice(&bench.zeros, weight),
             Some(slice(&bench.zeros, bias)),
             shape,
@@ -209,17 +232,17 @@ pub fn causal_conv1d_step<B: Backend<Activation = f32>>(backend: &B) {
         assert_answer("causal_conv1d_silu_step", wrong, result);
     }
     let shape = ConvShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 3).unwrap();
-    let [out, state, ..] = &mut bench.outs;
     let result = backend.causal_conv1d_silu_step(
         &mut bench.device.stream,
-        matrix_mut(out, [6, 5]),
-        slice_mut(state, 30),
-        matrix(&bench.zeros, [6, 5]),
+        matrix_mut(&mut bench.activation_outs[0], [6, 5]),
+        slice_mut(&mut bench.outs[0], 30),
+        matrix(&bench.activations, [6, 5]),
         slice(&bench.zeros, 15),
         None,
         shape,
     );
     assert_shape_error("a step of two positions", result);
+    bench.finish();
 }
 
 /// Sizes of a scan's inputs: rows and columns of delta_raw, x, bc and z, then delta_bias, a_log, d.
@@ -230,45 +253,50 @@ fn scan_sizes(shape: ScanShape) -> ScanSizes {
     [rows, e, rows, e, rows, 2 * n, rows, e, e, e * n, e]
 }
 
-fn scan_inputs<B: Backend<Activation = f32>>(
-    zeros: &B::Buffer<f32>,
-    sizes: ScanSizes,
-) -> ScanInputs<'_, B> {
-    ScanInputs {
-        delta_raw: matrix(zeros, [sizes[0], sizes[1]]),
-        x: matrix(zeros, [sizes[2], sizes[3]]),
-        bc: matrix(zeros, [sizes[4], sizes[5]]),
-        z: matrix(zeros, [sizes[6], sizes[7]]),
-        delta_bias: slice(zeros, sizes[8]),
-        a_log: slice(zeros, sizes[9]),
-        d: slice(zeros, sizes[10]),
+/// Buffers of zeros that a scan's inputs lie in.
+struct ScanZeros<'a, B: Backend> {
+    activations: &'a B::Buffer<B::Activation>,
+    parameters: &'a B::Buffer<f32>,
+}
+
+impl<'a, B: Backend> ScanZeros<'a, B> {
+    fn inputs(&self, sizes: ScanSizes) -> ScanInputs<'a, B> {
+        ScanInputs {
+            delta_raw: matrix(self.activations, [sizes[0], sizes[1]]),
+            x: matrix(self.activations, [sizes[2], sizes[3]]),
+            bc: matrix(self.activations, [sizes[4], sizes[5]]),
+            z: matrix(self.activations, [sizes[6], sizes[7]]),
+            delta_bias: slice(self.parameters, sizes[8]),
+            a_log: slice(self.parameters, sizes[9]),
+            d: slice(self.parameters, sizes[10]),
+        }
     }
 }
 
 /// Scan of 3 samples of 4 positions in grains of 2; 5 channels of 2 states.
-pub fn selective_scan<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn selective_scan<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = ScanShape::new(SequenceShape::new(3, 4).unwrap(), 2, 5, 2).unwrap();
     let saved_elements = backend.selective_scan_saved_elements(shape);
     for (wrong, inputs) in wrong_by_one(scan_sizes(shape)) {
         for (wrong_out, [rows, e]) in wrong_by_one([12, 5]) {
-            let [out, saved, ..] = &mut bench.outs;
+            let zeros = ScanZeros { activations: &bench.activations, parameters: &bench.zeros };
             let result = backend.selective_scan_forward(
                 &mut bench.device.stream,
-                matrix_mut(out, [rows, e]),
-                slice_mut(saved, saved_elements),
-                scan_inputs(&bench.zeros, inputs),
+                matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+                slice_mut(&mut bench.outs[0], saved_elements),
+                zeros.inputs(inputs),
                 shape,
             );
             assert_answer("selective_scan_forward", wrong.or(wrong_out), result);
         }
     }
-    let [out, saved, ..] = &mut bench.outs;
+    let zeros = ScanZeros { activations: &bench.activations, parameters: &bench.zeros };
     let result = backend.selective_scan_forward(
         &mut bench.device.stream,
-        matrix_mut(out, [12, 5]),
-        slice_mut(saved, saved_elements - 1),
-        scan_inputs(&bench.zeros, scan_sizes(shape)),
+        matrix_mut(&mut bench.activation_outs[0], [12, 5]),
+        slice_mut(&mut bench.outs[0], saved_elements - 1),
+        zeros.inputs(scan_sizes(shape)),
         shape,
     );
     assert_shape_error("saved too small, forward", result);
@@ -285,12 +313,13 @@ pub fn selective_scan<B: Backend<Activation = f32>>(backend: &B) {
     let result =
         scan_backward(&mut bench, BACKWARD_SIZES, saved_elements - 1, scan_sizes(shape), shape);
     assert_shape_error("saved too small, backward", result);
+    bench.finish();
 }
 
 /// Rows and columns of ddelta_raw, dx, dbc, dz, regated and dout, then da_log, dd, ddelta_bias.
 const BACKWARD_SIZES: [usize; 15] = [12, 5, 12, 5, 12, 4, 12, 5, 12, 5, 12, 5, 20, 10, 10];
 
-fn scan_backward<B: Backend<Activation = f32>>(
+fn scan_backward<B: Backend<Activation: Number>>(
     bench: &mut Bench<'_, B>,
     sizes: [usize; 15],
     saved_elements: usize,
@@ -299,8 +328,9 @@ fn scan_backward<B: Backend<Activation = f32>>(
 ) -> tidemill_kernels::Result<()> {
     let backend = bench.device.backend;
     let saved = bench.device.upload(&vec![0.0; saved_elements]);
-    let mut regated = bench.device.upload(&[0.0; 4096]);
-    let [ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias] = &mut bench.outs;
+    let [ddelta_raw, dx, dbc, dz, regated] = &mut bench.activation_outs;
+    let [da_log, dd, ddelta_bias, ..] = &mut bench.outs;
+    let zeros = ScanZeros { activations: &bench.activations, parameters: &bench.zeros };
     let gradients = tidemill_kernels::backend::ScanGradients {
         ddelta_raw: matrix_mut(ddelta_raw, [sizes[0], sizes[1]]),
         dx: matrix_mut(dx, [sizes[2], sizes[3]]),
@@ -313,25 +343,25 @@ fn scan_backward<B: Backend<Activation = f32>>(
     backend.selective_scan_backward(
         &mut bench.device.stream,
         gradients,
-        Some(matrix_mut(&mut regated, [sizes[8], sizes[9]])),
-        matrix(&bench.zeros, [sizes[10], sizes[11]]),
-        scan_inputs(&bench.zeros, inputs),
+        Some(matrix_mut(regated, [sizes[8], sizes[9]])),
+        matrix(&bench.activations, [sizes[10], sizes[11]]),
+        zeros.inputs(inputs),
         slice(&saved, saved_elements),
         shape,
     )
 }
 
 /// One position of the scan.
-pub fn selective_scan_step<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn selective_scan_step<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = ScanShape::new(SequenceShape::new(3, 1).unwrap(), 1, 5, 2).unwrap();
     let mut step = |shape: ScanShape, [rows, e, held]: [usize; 3], inputs: ScanSizes| {
-        let [out, state, ..] = &mut bench.outs;
+        let zeros = ScanZeros { activations: &bench.activations, parameters: &bench.zeros };
         backend.selective_scan_step(
             &mut bench.device.stream,
-            matrix_mut(out, [rows, e]),
-            slice_mut(state, held),
-            scan_inputs(&bench.zeros, inputs),
+            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+            slice_mut(&mut bench.outs[0], held),
+            zeros.inputs(inputs),
             shape,
         )
     };
@@ -343,46 +373,48 @@ pub fn selective_scan_step<B: Backend<Activation = f32>>(backend: &B) {
     }
     let two = ScanShape { sequences: SequenceShape::new(3, 2).unwrap(), ..shape };
     assert_shape_error("a step of two positions", step(two, [6, 5, 30], scan_sizes(two)));
+    bench.finish();
 }
 
 /// Cross-entropy of 3 rows of 5 logits, 8 apart.
-pub fn cross_entropy<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn cross_entropy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let shape = CrossEntropyShape::new(3, 5, 8).unwrap();
     for (wrong, [losses, logits, targets]) in wrong_by_one([3, 24, 3]) {
-        let [losses_out, logits_out, ..] = &mut bench.outs;
         let result = backend.cross_entropy(
             &mut bench.device.stream,
-            slice_mut(losses_out, losses),
-            slice_mut(logits_out, logits),
+            slice_mut(&mut bench.outs[0], losses),
+            slice_mut(&mut bench.activation_outs[0], logits),
             Slice::new(&bench.tokens, 0, targets).unwrap(),
             LogitGradient::InPlace,
             shape,
         );
         assert_answer("cross_entropy", wrong, result);
     }
+    bench.finish();
 }
 
 /// Gradients of a weight `[5, 4]` from 6 rows.
-pub fn weight_gradient<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn weight_gradient<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     let sizes = [5, 4, 6, 5, 6, 4, 6];
     for (wrong, [m, k, grad_rows, grad_width, input_rows, input_width, rows]) in wrong_by_one(sizes)
     {
         let result = backend.weight_gradient_add(
             &mut bench.device.stream,
             matrix_mut(&mut bench.outs[0], [m, k]),
-            matrix(&bench.zeros, [grad_rows, grad_width]),
-            matrix(&bench.zeros, [input_rows, input_width]),
+            matrix(&bench.activations, [grad_rows, grad_width]),
+            matrix(&bench.activations, [input_rows, input_width]),
             GrainRows::new(rows, 4).unwrap(),
         );
         assert_answer("weight_gradient_add", wrong, result);
     }
+    bench.finish();
 }
 
 /// Sums of gradients, and AdamW.
-pub fn updates<B: Backend<Activation = f32>>(backend: &B) {
-    let mut bench = Bench::new(backend);
+pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
     for (wrong, [lane, gradients]) in wrong_by_one([7, 21]) {
         let stream = &mut bench.device.stream;
         let lane = slice_mut(&mut bench.outs[0], lane);
@@ -425,4 +457,5 @@ pub fn updates<B: Backend<Activation = f32>>(backend: &B) {
         );
         assert_answer("adamw", wrong, result);
     }
+    bench.finish();
 }

@@ -7,6 +7,7 @@ use tidemill_kernels::shape::{ScanShape, SequenceShape};
 
 use super::device::{Device, Layout, Placed};
 use super::inputs::{Inputs, wide};
+use super::number::Number;
 
 /// How large the inputs are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +32,7 @@ pub struct ScanCase {
 }
 
 impl ScanCase {
-    pub fn new(inputs: &mut Inputs, shape: ScanShape, regime: Regime) -> Self {
+    pub fn new<T: Number>(inputs: &mut Inputs, shape: ScanShape, regime: Regime) -> Self {
         let ScanShape { sequences, channels, states, .. } = shape;
         let (rows, inner) = (sequences.rows(), sequences.rows() * channels);
         let (delta, gate) = match regime {
@@ -43,14 +44,14 @@ impl ScanCase {
             Regime::Saturated => (-1.0, 1.0),
         };
         Self {
-            delta_raw: inputs.uniform(inner, -delta, delta),
+            delta_raw: inputs.uniform_of::<T>(inner, -delta, delta),
             delta_bias: inputs.uniform(channels, low, high),
-            x: inputs.uniform(inner, -1.0, 1.0),
-            bc: inputs.uniform(rows * 2 * states, -1.0, 1.0),
-            z: inputs.uniform(inner, -gate, gate),
+            x: inputs.uniform_of::<T>(inner, -1.0, 1.0),
+            bc: inputs.uniform_of::<T>(rows * 2 * states, -1.0, 1.0),
+            z: inputs.uniform_of::<T>(inner, -gate, gate),
             a_log: inputs.uniform(channels * states, -1.0, 2.8),
             d: inputs.uniform(channels, 0.5, 1.5),
-            dout: inputs.uniform(inner, -1.0, 1.0),
+            dout: inputs.uniform_of::<T>(inner, -1.0, 1.0),
         }
     }
 
@@ -111,24 +112,31 @@ impl WideInputs {
     }
 }
 
+/// Where B and C, or their gradients, lie: after the columns of dt, with and without alignment.
+pub fn after_rank(shape: ScanShape) -> Layout {
+    let rank = if shape.channels.is_multiple_of(16) { 16 } else { 3 };
+    let columns = 2 * shape.states;
+    Layout::columns_of(shape.sequences.rows(), rank + columns, rank, columns)
+}
+
 /// Inputs in device memory: `bc` are the last columns of x_proj's output, `z` the right half of
 /// `xz[b t, 2 e]`.
-pub struct PlacedInputs<B: Backend> {
-    delta_raw: Placed<B>,
+pub struct PlacedInputs<B: Backend<Activation: Number>> {
+    delta_raw: Placed<B, B::Activation>,
     delta_bias: Placed<B>,
-    x: Placed<B>,
-    bc: Placed<B>,
-    z: Placed<B>,
+    x: Placed<B, B::Activation>,
+    bc: Placed<B, B::Activation>,
+    z: Placed<B, B::Activation>,
     a_log: Placed<B>,
     d: Placed<B>,
 }
 
-impl<B: Backend<Activation = f32>> PlacedInputs<B> {
+impl<B: Backend<Activation: Number>> PlacedInputs<B> {
     pub fn new(device: &mut Device<'_, B>, case: &ScanCase, shape: ScanShape) -> Self {
         let ScanShape { sequences, channels, states, .. } = shape;
         let rows = sequences.rows();
         let packed = Layout::packed(rows, channels);
-        let after_rank = Layout::columns_of(rows, 2 * states + 3, 3, 2 * states);
+        let after_rank = after_rank(shape);
         let right_half = Layout::columns_of(rows, 2 * channels, channels, channels);
         let parameters = Layout::range(channels);
         Self {

@@ -5,9 +5,11 @@ use tidemill_kernels::reference::selective_scan::{backward, forward};
 use tidemill_kernels::shape::{ScanShape, SequenceShape};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
-use super::device::{Device, Layout, Placed};
+use super::arm::{Arm, Sizes};
+use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
-use super::scan_case::{PlacedInputs, Regime, ScanCase};
+use super::number::Number;
+use super::scan_case::{PlacedInputs, Regime, ScanCase, after_rank};
 
 /// The results of a scan, forward and backward.
 struct Results {
@@ -33,6 +35,11 @@ impl Results {
     fn of_grains(&self) -> [(&'static str, &[f32]); 3] {
         [("da_log", &self.da_log), ("dd", &self.dd), ("ddelta_bias", &self.ddelta_bias)]
     }
+
+    /// All gradients.
+    fn all(&self) -> impl Iterator<Item = (&'static str, &[f32])> {
+        self.of_rows().into_iter().chain(self.of_grains())
+    }
 }
 
 /// Whether the backward scan is asked for the forward output again.
@@ -42,7 +49,7 @@ enum Regated {
     Left,
 }
 
-fn run<B: Backend<Activation = f32>>(
+fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
     case: &ScanCase,
@@ -55,20 +62,16 @@ fn run<B: Backend<Activation = f32>>(
     let inputs = PlacedInputs::new(device, case, shape);
     let dout = Placed::new(device, packed, &case.dout);
     let saved_elements = device.backend.selective_scan_saved_elements(shape);
-    let mut saved = Placed::poisoned(device, Layout::range(saved_elements));
+    let mut saved: Placed<B> = Placed::poisoned(device, Layout::range(saved_elements));
     let mut out = Placed::poisoned(device, packed);
     let mut again = (regated == Regated::Asked).then(|| Placed::poisoned(device, packed));
-    let mut gradients = [
-        packed,
-        packed,
-        Layout::columns_of(rows, 2 * states + 5, 5, 2 * states),
-        Layout::columns_of(rows, 2 * channels, channels, channels),
-        Layout::range(grains * channels * states),
-        Layout::range(grains * channels),
-        Layout::range(grains * channels),
-    ]
-    .map(|layout| Placed::poisoned(device, layout));
-    let [ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias] = &mut gradients;
+    let right_half = Layout::columns_of(rows, 2 * channels, channels, channels);
+    let mut of_rows = [packed, packed, after_rank(shape), right_half]
+        .map(|layout| Placed::poisoned(device, layout));
+    let mut of_grains = [channels * states, channels, channels]
+        .map(|elements| Placed::poisoned(device, Layout::range(grains * elements)));
+    let [ddelta_raw, dx, dbc, dz] = &mut of_rows;
+    let [da_log, dd, ddelta_bias] = &mut of_grains;
     let outputs = tidemill_kernels::backend::ScanGradients {
         ddelta_raw: ddelta_raw.matrix_mut(),
         dx: dx.matrix_mut(),
@@ -95,8 +98,8 @@ fn run<B: Backend<Activation = f32>>(
         .expect(label);
     // Only what lies around it: what is saved is the backend's own matter.
     saved.read(device);
-    let [ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias] =
-        gradients.map(|gradient| gradient.read(device));
+    let [ddelta_raw, dx, dbc, dz] = of_rows.map(|gradient| gradient.read(device));
+    let [da_log, dd, ddelta_bias] = of_grains.map(|gradient| gradient.read(device));
     Results {
         out: out.read(device),
         regated: again.map(|again| again.read(device)),
@@ -110,7 +113,7 @@ fn run<B: Backend<Activation = f32>>(
     }
 }
 
-fn check_case<B: Backend<Activation = f32>>(
+fn check_case<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     transcript: &mut Transcript,
     seed: u64,
@@ -118,29 +121,30 @@ fn check_case<B: Backend<Activation = f32>>(
 ) {
     let mut inputs = Inputs::new(seed);
     let regime = [Regime::Mild, Regime::Mild, Regime::Saturated][inputs.pick(3)];
-    let case = ScanCase::new(&mut inputs, shape, regime);
+    let case = ScanCase::new::<B::Activation>(&mut inputs, shape, regime);
     let label = format!("scan {shape:?} {regime:?} seed {seed}");
     let results = run(device, &label, &case, shape, Regated::Asked);
 
     let wide_case = case.wide();
     let out = forward(&wide_case.view(), shape);
     let gradients = backward(&wide(&case.dout), &wide_case.view(), shape);
-    let expected = [
-        &gradients.ddelta_raw,
-        &gradients.dx,
-        &gradients.dbc,
-        &gradients.dz,
-        &gradients.da_log,
-        &gradients.dd,
-        &gradients.ddelta_bias,
-    ];
     // A state sums the whole sample, an output the states, a parameter's gradient the grain.
-    let tolerance = tolerance::<f32>(shape.states * shape.grains().rows_per_grain());
-    assert_close(&format!("{label} out"), &results.out, &out, tolerance);
+    let terms = shape.states * shape.grains().rows_per_grain();
+    let (of_rows, of_grains) = (tolerance::<B::Activation>(terms), tolerance::<f32>(terms));
+    // y may be saved in activation precision, and is then rounded before the gate.
+    let after_y = of_rows.rounded_twice();
+    assert_close(&format!("{label} out"), &results.out, &out, after_y);
     transcript.record(&label, &results.out);
-    for ((what, found), expected) in
-        results.of_rows().into_iter().chain(results.of_grains()).zip(expected)
-    {
+    let expected = [
+        (&gradients.ddelta_raw, of_rows),
+        (&gradients.dx, of_rows),
+        (&gradients.dbc, of_rows),
+        (&gradients.dz, after_y),
+        (&gradients.da_log, of_grains),
+        (&gradients.dd, of_grains),
+        (&gradients.ddelta_bias, of_grains),
+    ];
+    for ((what, found), (expected, tolerance)) in results.all().zip(expected) {
         let label = format!("{label} {what}");
         assert_close(&label, found, expected, tolerance);
         transcript.record(&label, found);
@@ -150,41 +154,66 @@ fn check_case<B: Backend<Activation = f32>>(
     }
 }
 
-/// Scans of many sizes agree with the definition, forward and backward.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
-    let mut transcript = Transcript::default();
-    let mut seed = 0;
+/// Positions, channels and states of a scan.
+fn sizes(sizes: Sizes) -> Vec<[usize; 3]> {
+    let mut full = Vec::new();
     for positions in [1, 2, 7, 8, 9, 127, 128, 129] {
         for channels in [1, 3, 16, 17, 40] {
-            for states in [1, 3, 8, 16, 17] {
-                seed += 1;
-                let samples = 1 + seed as usize % 3;
-                let samples_per_grain = 1 + seed as usize / 3 % 2;
-                let sequences = SequenceShape::new(samples, positions).unwrap();
-                let shape = ScanShape::new(sequences, samples_per_grain, channels, states).unwrap();
-                check_case(&mut device, &mut transcript, seed, shape);
-            }
+            full.extend([1, 3, 8, 16, 17].map(|states| [positions, channels, states]));
         }
+    }
+    // Lengths around multiples of every chunk, with the sizes of models and with others.
+    let mut small = vec![[2, 3, 8], [7, 17, 3], [8, 40, 16], [9, 16, 17], [33, 96, 16]];
+    let others = [[1, 1], [3, 16], [16, 3], [17, 17], [40, 8], [2, 256], [1, 16]];
+    for (positions, [channels, states]) in
+        [1, 127, 128, 129, 192, 256, 1000].into_iter().zip(others)
+    {
+        small.extend([[positions, 32, 16], [positions, channels, states]]);
+    }
+    small.push([129, 64, 16]);
+    full.extend(small.iter());
+    sizes.choose(full, small)
+}
+
+/// Scans of many sizes agree with the definition, forward and backward.
+pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (seed, [positions, channels, states]) in sizes(device.sizes).into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let samples = 1 + seed % 3;
+        let samples_per_grain = 1 + seed / 3 % 2;
+        let sequences = SequenceShape::new(samples, positions).unwrap();
+        let shape = ScanShape::new(sequences, samples_per_grain, channels, states).unwrap();
+        check_case(&mut device, &mut transcript, seed as u64, shape);
     }
     transcript
 }
 
 /// A sample's bits do not depend on the samples beside it, nor a grain's on the other grains, nor
 /// gradients on whether the forward output is asked for again.
-pub fn samples_are_independent<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
-    for (positions, channels, states) in [(1, 1, 1), (9, 17, 3), (129, 40, 16), (66, 33, 17)] {
+    for (positions, channels, states) in
+        [(1, 1, 1), (9, 17, 3), (67, 32, 16), (129, 40, 16), (66, 33, 17)]
+    {
         for samples_per_grain in [1, 2] {
             seed += 1;
             let samples = 3;
             let sequences = SequenceShape::new(samples, positions).unwrap();
             let shape = ScanShape::new(sequences, samples_per_grain, channels, states).unwrap();
             let label = format!("scan {shape:?} seed {seed}");
-            let case = ScanCase::new(&mut Inputs::new(seed), shape, Regime::Mild);
+            let case = ScanCase::new::<B::Activation>(&mut Inputs::new(seed), shape, Regime::Mild);
+            device.margin = MARGINS[1];
+            let unaligned = run(&mut device, &label, &case, shape, Regated::Asked);
+            device.margin = MARGINS[0];
             let whole = run(&mut device, &label, &case, shape, Regated::Asked);
+            assert_same_bits(&label, &unaligned.out, &whole.out);
+            for ((what, found), (_, whole)) in unaligned.all().zip(whole.all()) {
+                assert_same_bits(&format!("{label} unaligned {what}"), found, whole);
+            }
             transcript.record(&label, &whole.out);
             transcript.record(&label, &whole.da_log);
             let mut assert_parts = |range: std::ops::Range<usize>, regated: Regated| {

@@ -5,19 +5,23 @@ use tidemill_kernels::reference::selective_scan::step;
 use tidemill_kernels::shape::{ScanShape, SequenceShape};
 
 use super::agreement::{Transcript, assert_close_beside, assert_each_close, tolerance};
-use super::device::{Device, Layout, Placed};
-use super::inputs::{Inputs, wide};
+use super::arm::Arm;
+use super::device::{Device, Layout, MARGINS, Placed};
+use super::inputs::{Inputs, from_tail_to_tail, wide};
+use super::number::{Number, rounded};
 use super::scan_case::{PlacedInputs, Regime, ScanCase};
 
 /// Steps from a given state agree with the definition, and so does the state that they leave.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let mut seed = 0;
-    for states in [1, 3, 8, 16, 17] {
-        for channels in [1, 3, 16, 17, 40] {
-            for samples in [1, 2, 3] {
+    for states in [1, 3, 8, 16, 17, 256] {
+        for channels in device.sizes.choose(vec![1, 3, 16, 17, 40, 64], vec![1, 17, 64]) {
+            for samples in device.sizes.choose(vec![1, 2, 3], vec![2]) {
                 seed += 1;
+                device.margin = MARGINS[seed as usize % 2];
                 let mut inputs = Inputs::new(seed);
                 let sequences = SequenceShape::new(samples, 1).unwrap();
                 let shape = ScanShape::new(sequences, 1, channels, states).unwrap();
@@ -28,7 +32,7 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
                 for position in 0..6 {
                     let regime = [Regime::Mild, Regime::Saturated][position / 3];
                     let label = format!("scan step {shape:?} position {position} seed {seed}");
-                    let case = ScanCase::new(&mut inputs, shape, regime);
+                    let case = ScanCase::new::<B::Activation>(&mut inputs, shape, regime);
                     let placed = PlacedInputs::new(&mut device, &case, shape);
                     let packed = Layout::packed(samples, channels);
                     let mut out = Placed::poisoned(&mut device, packed);
@@ -43,10 +47,11 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
                         .expect(&label);
                     let expected = step(&mut expected_state, &case.wide().view(), shape);
                     let (out, state) = (out.read(&mut device), state.read(&mut device));
-                    let tolerance = tolerance::<f32>(states * (position + 1));
-                    assert_close_beside(&label, &out, &expected, tolerance, 1.0);
+                    let of_state = tolerance::<f32>(states * (position + 1));
+                    let of_out = tolerance::<B::Activation>(states * (position + 1));
+                    assert_close_beside(&label, &out, &expected, of_out.rounded_twice(), 1.0);
                     let label = format!("{label} state");
-                    assert_close_beside(&label, &state, &expected_state, tolerance, 1.0);
+                    assert_close_beside(&label, &state, &expected_state, of_state, 1.0);
                     transcript.record(&label, &out);
                     transcript.record(&label, &state);
                 }
@@ -58,13 +63,14 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
 
 /// With nothing but softplus left in the scan, every element is exact to its own size, in both
 /// tails.
-pub fn softplus_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn softplus_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let channels = 241;
     let shape = ScanShape::new(SequenceShape::new(1, 1).unwrap(), 1, channels, 1).unwrap();
     let case = ScanCase {
-        delta_raw: (0..channels).map(|i| (i as f32 - 120.0) * 0.28).collect(),
+        delta_raw: rounded::<B::Activation>(&from_tail_to_tail(channels)),
         delta_bias: vec![0.0; channels],
         x: vec![1.0; channels],
         bc: vec![1.0; 2],
@@ -84,7 +90,8 @@ pub fn softplus_agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript 
     let expected = step(&mut expected_state, &case.wide().view(), shape);
     let (out, state) = (out.read(&mut device), state.read(&mut device));
     assert_each_close("softplus", &state, &expected_state, tolerance::<f32>(1));
-    assert_each_close("gated softplus", &out, &expected, tolerance::<f32>(1));
+    let of_out = tolerance::<B::Activation>(1).rounded_twice();
+    assert_each_close("gated softplus", &out, &expected, of_out);
     transcript.record("softplus", &state);
     transcript
 }

@@ -2,11 +2,12 @@
 
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
+use super::arm::Arm;
 use super::device::{Device, assert_shape_error};
 
 /// Ranges and matrices that leave their buffer, their parent or `usize` are refused.
-pub fn views_stay_inside<B: Backend>(backend: &B) {
-    let mut device = Device::new(backend);
+pub fn views_stay_inside<B: Backend>(arm: &Arm<B>) {
+    let mut device = Device::new(arm);
     let mut buffer = device.upload(&[0.0_f32; 12]);
     for (start, elements) in [(0, 13), (12, 1), (13, 0), (usize::MAX, 1), (1, usize::MAX)] {
         let what = format!("slice {start}+{elements}");
@@ -36,8 +37,9 @@ pub fn views_stay_inside<B: Backend>(backend: &B) {
 }
 
 /// Parts of views name the elements that they say.
-pub fn parts_name_their_elements<B: Backend>(backend: &B) {
-    let mut device = Device::new(backend);
+pub fn parts_name_their_elements<B: Backend>(arm: &Arm<B>) {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
     let numbers: Vec<u32> = (0..24).collect();
     let mut buffer = device.upload(&numbers);
     let slice = Slice::<B, u32>::new(&buffer, 2, 20).unwrap();

@@ -1,13 +1,15 @@
 //! Gradients of weights, added to a lane grain by grain.
 
+use tidemill_kernels::Backend;
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::reference::matmul::{MatmulShape, forward};
 use tidemill_kernels::shape::GrainRows;
-use tidemill_kernels::{Backend, Slice};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
-use super::device::{Device, Layout, Placed};
+use super::arm::{Arm, Sums};
+use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
+use super::number::Number;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug)]
@@ -36,20 +38,20 @@ const CASES: [Case; 7] = [
 ];
 
 /// The operands of a case, each inside rows that are wider.
-struct Operands<B: Backend> {
+struct Operands<B: Backend<Activation: Number>> {
     case: Case,
     grains: GrainRows,
     grad_out: Vec<f32>,
     input: Vec<f32>,
-    placed_grad_out: Placed<B>,
-    placed_input: Placed<B>,
+    placed_grad_out: Placed<B, B::Activation>,
+    placed_input: Placed<B, B::Activation>,
 }
 
-impl<B: Backend<Activation = f32>> Operands<B> {
+impl<B: Backend<Activation: Number>> Operands<B> {
     fn new(device: &mut Device<'_, B>, inputs: &mut Inputs, case: Case) -> Self {
         let Case { rows, rows_per_grain, m, k } = case;
-        let grad_out = inputs.uniform(rows * m, -1.0, 1.0);
-        let input = inputs.uniform(rows * k, -1.0, 1.0);
+        let grad_out = inputs.uniform_of::<B::Activation>(rows * m, -1.0, 1.0);
+        let input = inputs.uniform_of::<B::Activation>(rows * k, -1.0, 1.0);
         let grad_out_layout = Layout::columns_of(rows, m + 3, 2, m);
         let input_layout = Layout::columns_of(rows, 2 * k + 1, k, k);
         Self {
@@ -95,8 +97,8 @@ impl<B: Backend<Activation = f32>> Operands<B> {
 
 /// Agrees with the definition, and an element's bits depend on neither the lane's stride nor on how
 /// many grains come in one call.
-pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
-    let mut device = Device::new(backend);
+pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     for (seed, case) in CASES.into_iter().enumerate() {
         let label = format!("weight_gradient_add {case:?} seed {seed}");
@@ -105,6 +107,7 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
         let Case { rows, rows_per_grain, m, k } = case;
         let lane = inputs.uniform(m * k, -1.0, 1.0);
         let packed = Layout::packed(m, k);
+        device.margin = MARGINS[0];
         let found = operands.added(&mut device, &lane, packed, (0, rows));
         assert_close(&label, &found, &operands.expected(&lane), tolerance::<f32>(rows));
         transcript.record(&label, &found);
@@ -112,6 +115,10 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
         let strided = Layout::columns_of(m, 2 * k + 1, k, k);
         let elsewhere = operands.added(&mut device, &lane, strided, (0, rows));
         assert_same_bits(&format!("{label} in a strided lane"), &elsewhere, &found);
+        if device.sums == Sums::OneByOne {
+            let expected = product_then_sum(&mut device, &operands, &lane);
+            assert_same_bits(&format!("{label} product, then sum"), &found, &expected);
+        }
         let mut one_by_one = lane;
         for first in (0..rows).step_by(rows_per_grain) {
             let rows = rows_per_grain.min(rows - first);
@@ -122,28 +129,23 @@ pub fn agrees<B: Backend<Activation = f32>>(backend: &B) -> Transcript {
     transcript
 }
 
-/// Equal to the bit to a product of each grain by itself, then added: for backends whose products
-/// round once for each block of rows.
-pub fn is_a_product_then_a_sum<B: Backend<Activation = f32>>(backend: &B) {
-    let mut device = Device::new(backend);
-    for (seed, case) in CASES.into_iter().enumerate() {
-        let mut inputs = Inputs::new(seed as u64);
-        let operands = Operands::new(&mut device, &mut inputs, case);
-        let Case { rows, m, k, .. } = case;
-        let lane = inputs.uniform(m * k, -1.0, 1.0);
-        let found = operands.added(&mut device, &lane, Layout::packed(m, k), (0, rows));
-        let mut sum = Placed::new(&mut device, Layout::packed(m, k), &lane);
-        let mut product = Placed::poisoned(&mut device, Layout::packed(m, k));
-        for grain in 0..operands.grains.grains() {
-            let rows = operands.grains.range(grain);
-            let grad_out = operands.placed_grad_out.matrix().rows(rows.start, rows.len()).unwrap();
-            let input = operands.placed_input.matrix().rows(rows.start, rows.len()).unwrap();
-            let (out, grad_out) = (product.matrix_mut(), grad_out.transposed());
-            let stream = &mut device.stream;
-            backend.matmul_f32(stream, out, grad_out, input, Output::Overwrite).unwrap();
-            let product: Slice<'_, B, f32> = product.slice();
-            backend.accumulate(stream, sum.slice_mut(), product).unwrap();
-        }
-        assert_same_bits(&format!("{case:?} seed {seed}"), &found, &sum.read(&mut device));
+/// Where terms are added one by one, equal to the bit to a product of each grain by itself, then added.
+fn product_then_sum<B: Backend<Activation: Number>>(
+    device: &mut Device<'_, B>,
+    operands: &Operands<B>,
+    lane: &[f32],
+) -> Vec<f32> {
+    let Case { m, k, .. } = operands.case;
+    let mut sum: Placed<B> = Placed::new(device, Layout::packed(m, k), lane);
+    let mut product: Placed<B> = Placed::poisoned(device, Layout::packed(m, k));
+    for grain in 0..operands.grains.grains() {
+        let rows = operands.grains.range(grain);
+        let grad_out = operands.placed_grad_out.matrix().rows(rows.start, rows.len()).unwrap();
+        let input = operands.placed_input.matrix().rows(rows.start, rows.len()).unwrap();
+        let (out, grad_out) = (product.matrix_mut(), grad_out.transposed());
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.matmul_f32(stream, out, grad_out, input, Output::Overwrite).unwrap();
+        backend.accumulate(stream, sum.slice_mut(), product.slice()).unwrap();
     }
+    sum.read(device)
 }
