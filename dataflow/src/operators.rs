@@ -21,6 +21,7 @@
 //! | [`evaluate`] | measures the loss on other samples |
 //! | [`train`] | all of them, with the loops between |
 //! | [`plan`] | what all of them must know |
+//! | [`residence`] | state that stays on the device, where one worker owns all of it |
 //!
 //! Start at [`train`].
 
@@ -31,6 +32,7 @@ pub mod forward_backward;
 pub mod optimize;
 pub mod plan;
 pub mod reduce;
+pub mod residence;
 pub mod samples;
 pub mod train;
 
@@ -45,10 +47,20 @@ pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
 pub use evaluate::{Evaluate, EvaluationReport, EvaluationSamples};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};
-pub use plan::{CheckpointCuts, EvaluationPlan, TrainingPlan};
+pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};
 pub use reduce::Reduce;
+pub use residence::Residence;
 pub use samples::{Grain, SampleSource, Samples, Wake};
 pub use train::{Training, TrainingLoop, TrainingStreams};
+
+use crate::cluster::Failure;
+
+/// Keeps the first failure of a turn, whose inputs are drained to the end all the same.
+fn keep_first(result: &mut Result<(), Failure>, next: Result<(), Failure>) {
+    if result.is_ok() {
+        *result = next;
+    }
+}
 
 /// Activates an operator from any thread; after its worker is gone it does nothing.
 fn wake(scope: Scope<'_, u64>, operator: &OperatorInfo) -> Wake {

@@ -25,8 +25,10 @@ use timely::progress::operate::FrontierInterest;
 use self::device::{DeviceJob, DeviceParts, DeviceReply};
 use self::schedule::{Computation, DeviceSchedule};
 use super::companion::Companion;
+use super::keep_first;
 use super::optimize::StepReport;
 use super::plan::TrainingPlan;
+use super::residence::Residence;
 use super::samples::Grain;
 use crate::cluster::{Abort, Actor, Failure};
 
@@ -66,6 +68,8 @@ pub struct Compute<B: Backend, M> {
     pub model: Arc<M>,
     /// The parameter arena after `plan.first_step` updates.
     pub parameters: Arc<Vec<f32>>,
+    /// State that stays on the device, where this worker owns all of it.
+    pub residence: Option<Residence<B>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
 }
@@ -132,6 +136,8 @@ struct State {
     writing: BTreeMap<u64, (Capability<u64>, u64)>,
     evaluations: BTreeMap<u64, Capability<u64>>,
     running: Option<Running>,
+    /// Whether parameters are updated where the device reads them.
+    resident: bool,
 }
 
 enum Running {
@@ -202,7 +208,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                         for grain in grains.drain(..) {
                             let taken = check_time(&grain, *time.time())
                                 .and_then(|()| state.schedule.grain(grain));
-                            result = std::mem::replace(&mut result, Ok(())).and(taken);
+                            keep_first(&mut result, taken);
                         }
                     });
                     to_evaluate.for_each(|time, grains| {
@@ -211,12 +217,12 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                         for grain in grains.drain(..) {
                             let taken = check_time(&grain, *time.time())
                                 .and_then(|()| state.schedule.evaluation_grain(grain));
-                            result = std::mem::replace(&mut result, Ok(())).and(taken);
+                            keep_first(&mut result, taken);
                         }
                     });
                     parameters.for_each(|time, chunk| {
-                        let taken = state.parameters(time.retain(2), std::mem::take(chunk));
-                        result = std::mem::replace(&mut result, Ok(())).and(taken);
+                        let taken = state.parameters(|| time.retain(2), std::mem::take(chunk));
+                        keep_first(&mut result, taken);
                     });
                     result?;
                     let mut gradients_output = gradients_output.activate();
@@ -225,9 +231,11 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                     let mut evaluated_output = evaluated_output.activate();
                     while let Some(reply) = state.device.poll() {
                         match (reply, &state.running) {
-                            (DeviceReply::Gradient(mut chunk), Some(Running::Training(held))) => {
+                            (DeviceReply::Gradients(chunks), Some(Running::Training(held))) => {
                                 let mut session = gradients_output.session(&held.gradients);
-                                session.give_container(&mut chunk);
+                                for mut chunk in chunks {
+                                    session.give_container(&mut chunk);
+                                }
                             }
                             (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
                                 losses_output.session(&held.losses).give(loss);
@@ -292,10 +300,12 @@ impl State {
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
         let schedule = DeviceSchedule::new(plan, worker, workers)?;
+        let resident = compute.residence.is_some();
         let parts = DeviceParts {
             backend: compute.backend,
             model: compute.model,
             parameters: compute.parameters,
+            residence: compute.residence,
             stop: compute.stop,
             plan: Arc::clone(plan),
             worker,
@@ -312,6 +322,7 @@ impl State {
             writing: BTreeMap::new(),
             evaluations: BTreeMap::new(),
             running: None,
+            resident,
         })
     }
 
@@ -322,8 +333,17 @@ impl State {
         }
     }
 
-    fn parameters(&mut self, held: Capability<u64>, chunk: Chunk) -> Result<(), Failure> {
+    fn parameters(
+        &mut self,
+        hold: impl FnOnce() -> Capability<u64>,
+        chunk: Chunk,
+    ) -> Result<(), Failure> {
         let range = self.schedule.parameters(&chunk)?;
+        if chunk.is_resident() {
+            let elsewhere = || "parameters that this device does not hold".into();
+            return if self.resident { Ok(()) } else { Err(elsewhere()) };
+        }
+        let held = hold();
         let outstanding = &mut self.writing.entry(*held.time()).or_insert((held, 0)).1;
         *outstanding += chunk.payload_bytes() as u64;
         self.device.send(DeviceJob::Write { start: range.start, chunk });

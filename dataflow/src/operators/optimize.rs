@@ -1,5 +1,6 @@
 //! Sums of gradients become updated parameters, at the worker that owns them.
 
+mod resident;
 mod rule;
 mod schedule;
 mod shard;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_collective::{Chunk, ChunkHeader, Credit, Part, StatePart, Tree};
-use tidemill_kernels::Backend;
+use tidemill_kernels::{Backend, MemoryPlace};
 use tidemill_model::Layout;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::{Exchange, Pipeline};
@@ -25,11 +26,14 @@ use timely::progress::operate::FrontierInterest;
 pub use self::rule::{AdamW, LearningRate, UpdateRule};
 pub use self::shard::InitialState;
 
+use self::resident::ResidentShard;
 use self::schedule::{OptimizerSchedule, ShardJob};
 use self::shard::{ShardParts, ShardReply};
 use super::companion::Companion;
 use super::forward_backward::LaneLoss;
+use super::keep_first;
 use super::plan::TrainingPlan;
+use super::residence::Residence;
 use crate::cluster::{Abort, Actor, Failure};
 
 /// What an update did: the same on every worker.
@@ -80,6 +84,8 @@ pub struct Optimizer<'a, B: Backend> {
     pub layout: &'a Layout,
     /// Parameters and moments after `plan.first_step` updates.
     pub state: InitialState,
+    /// The same state on the device, where this worker owns all of it: then it is what is updated.
+    pub residence: Option<Residence<B>>,
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
 }
@@ -115,7 +121,8 @@ pub trait Optimize<'scope> {
     ///   for every worker, then (where `plan.is_cut`) the state of the owned chunks for worker 0.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
     ///   squares in f64; the loss is a tree over lanes. None depends on who owns what.
-    /// - Memory: an optimizer thread holds masters, moments and mean gradients of the owned chunks. Parameters and state
+    /// - Memory: an optimizer thread holds masters, moments and mean gradients of the owned chunks, or updates those of a
+    ///   [`Residence`] where they are: parameters are then resident chunks, which take no credit. Parameters and state
     ///   leave as credit allows, at most `plan.window_bytes` of each on their way to a worker; a chunk's next update
     ///   waits until its state was copied.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
@@ -150,7 +157,9 @@ impl Held {
 
 struct State {
     schedule: OptimizerSchedule,
-    shard: Companion<ShardJob, ShardReply>,
+    shard: Companion<Vec<ShardJob>, Vec<ShardReply>>,
+    /// Replies that were polled and not looked at.
+    replies: std::vec::IntoIter<ShardReply>,
     steps: BTreeMap<u64, Held>,
     /// Chunk parts of each cut that have not left.
     cuts: BTreeMap<u64, (Capability<u64>, usize)>,
@@ -217,9 +226,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
             move |_frontiers| {
                 let mut turn = |state: &mut State| -> Result<(), Failure> {
                     let mut result = Ok(());
-                    let mut keep = |taken: Result<(), Failure>| {
-                        result = std::mem::replace(&mut result, Ok(())).and(taken);
-                    };
+                    let mut keep = |taken| keep_first(&mut result, taken);
                     losses.for_each(|time, losses| {
                         state.hold(&time);
                         let records = losses.drain(..).map(|addressed| addressed.record);
@@ -251,7 +258,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                     let mut squares_output = squares_output.activate();
                     let mut reports_output = reports_output.activate();
                     let mut state_output = state_output.activate();
-                    while let Some(reply) = state.shard.poll() {
+                    while let Some(reply) = state.next_reply() {
                         let step = state.schedule.step();
                         let held = state.steps.get(&step);
                         match (reply, held) {
@@ -262,12 +269,16 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                                 squares_output.session(&held.squares).give_iterator(copies);
                             }
                             (ShardReply::Updated { chunk, values }, Some(held)) => {
-                                let values = Arc::new(values);
+                                let values = values.map(Arc::new);
+                                let elements = state.schedule.elements(chunk);
                                 let mut session = parameters_output.session(&held.parameters);
                                 for destination in 0..workers {
                                     let part = StatePart::Parameter;
                                     let header = header(part, destination, chunk, step + 1)?;
-                                    let mut copy = Chunk::shared(header, Arc::clone(&values));
+                                    let mut copy = match &values {
+                                        Some(values) => Chunk::shared(header, Arc::clone(values)),
+                                        None => Chunk::resident(header, elements),
+                                    };
                                     session.give_container(&mut copy);
                                 }
                                 drop(session);
@@ -306,8 +317,9 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                         }
                         state.steps.remove(&step);
                     }
-                    while let Some(job) = state.schedule.next() {
-                        state.shard.send(job);
+                    let jobs: Vec<_> = std::iter::from_fn(|| state.schedule.next()).collect();
+                    if !jobs.is_empty() {
+                        state.shard.send(jobs);
                     }
                     Ok(())
                 };
@@ -331,20 +343,40 @@ impl State {
         workers: usize,
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
-        let Optimizer { backend, layout, state, rule } = optimizer;
-        let schedule = OptimizerSchedule::new(plan, layout, rule.clone(), worker, workers);
-        let parts = ShardParts {
-            backend,
-            state,
-            rule,
-            plan: Arc::clone(plan),
-            owned: schedule.owned(),
-            decays: shard::decay_runs(layout),
+        let Optimizer { backend, layout, state, residence, rule } = optimizer;
+        let place = match residence {
+            Some(_) => MemoryPlace::Device,
+            None => MemoryPlace::Host,
         };
-        let name = format!("optimizer-{worker}");
-        let shard =
-            Companion::start(abort, name, wake, |jobs, replies| shard::run(parts, jobs, replies))?;
-        Ok(Self { schedule, shard, steps: BTreeMap::new(), cuts: BTreeMap::new() })
+        let who = (worker, workers);
+        let schedule = OptimizerSchedule::new(plan, layout, rule.clone(), who, place);
+        let (name, plan) = (format!("optimizer-{worker}"), Arc::clone(plan));
+        let shard = match residence {
+            Some(residence) => {
+                let shard = ResidentShard::new(backend, residence, rule, plan, layout);
+                Companion::start(abort, name, wake, move |jobs, replies| {
+                    shard.serve(jobs, replies)
+                })?
+            }
+            None => {
+                let (owned, decays) = (schedule.owned(), shard::decay_runs(layout));
+                let parts = ShardParts { backend, state, rule, plan, owned, decays };
+                Companion::start(abort, name, wake, |jobs, replies| {
+                    shard::run(parts, jobs, replies)
+                })?
+            }
+        };
+        let (replies, steps, cuts) = (Vec::new().into_iter(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { schedule, shard, replies, steps, cuts })
+    }
+
+    fn next_reply(&mut self) -> Option<ShardReply> {
+        loop {
+            if let Some(reply) = self.replies.next() {
+                return Some(reply);
+            }
+            self.replies = self.shard.poll()?.into_iter();
+        }
     }
 
     fn hold(&mut self, time: &InputCapability<u64>) {

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use tidemill_collective::{ChunkPlan, DEFAULT_WINDOW_BYTES};
+use tidemill_kernels::MemoryPlace;
 use tidemill_model::Layout;
 
 use crate::batch::BatchPlan;
@@ -27,6 +28,8 @@ pub struct TrainingPlan {
     pub read_ahead_steps: NonZeroU64,
     /// Bytes of chunks that a worker may have on their way to each of its peers; never numerics.
     pub window_bytes: usize,
+    /// Where training state is kept; never numerics.
+    pub state_place: StatePlace,
     /// Which updates are followed by a checkpoint.
     pub checkpoints: CheckpointCuts,
     /// What is evaluated, and when.
@@ -40,6 +43,30 @@ pub enum CheckpointCuts {
     Never,
     /// Every so many updates, and the last.
     Every(NonZeroU64),
+}
+
+/// Where masters, moments and sums of gradients are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StatePlace {
+    /// On a device that has a memory of its own, else as on the host.
+    #[default]
+    Automatic,
+    /// Sums and updated parameters are handed from operator to operator as values on the host.
+    Host,
+    /// Sums and parameters stay in the buffers of the device, where a single worker owns all of them; what has to
+    /// go to other workers is copied in large pieces.
+    Device,
+}
+
+impl StatePlace {
+    /// The place for a device whose buffers lie in `memory`.
+    pub fn resolve(self, memory: MemoryPlace) -> MemoryPlace {
+        match self {
+            Self::Automatic => memory,
+            Self::Host => MemoryPlace::Host,
+            Self::Device => MemoryPlace::Device,
+        }
+    }
 }
 
 /// What is evaluated: the first samples of another data set, in its canonical order.
@@ -64,6 +91,7 @@ impl TrainingPlan {
             steps,
             read_ahead_steps: NonZeroU64::MIN.saturating_add(1),
             window_bytes: DEFAULT_WINDOW_BYTES,
+            state_place: StatePlace::default(),
             checkpoints: CheckpointCuts::Never,
             evaluation: None,
         }

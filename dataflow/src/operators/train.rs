@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tidemill_collective::{Chunk, Credit};
-use tidemill_kernels::Backend;
+use tidemill_kernels::{Backend, MemoryPlace};
 use tidemill_model::Trainable;
 use timely::dataflow::operators::core::feedback::Handle;
 use timely::dataflow::operators::vec::ToStream;
@@ -21,8 +21,9 @@ use super::optimize::{
 };
 use super::plan::TrainingPlan;
 use super::reduce::Reduce;
+use super::residence::Residence;
 use super::samples::{Grain, SampleSource, Samples};
-use crate::cluster::Abort;
+use crate::cluster::{Abort, Actor};
 
 /// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
@@ -168,10 +169,20 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
     ) -> TrainingStreams<'scope> {
         let Self { plan, backend, model, state, rule, stop, checkpoints, abort } = self;
         let layout = model.layout().clone();
+        let scope = grains.scope();
+        let on_device = plan.state_place.resolve(backend.memory()) == MemoryPlace::Device;
+        let mut residence = None;
+        if on_device && scope.peers() == 1 {
+            match Residence::new(&*backend, &layout, &state) {
+                Ok(resident) => residence = Some(resident),
+                Err(failure) => abort.fail(Actor::Worker(scope.index()), failure),
+            }
+        }
         let compute = Compute {
             backend: Arc::clone(&backend),
             model,
             parameters: Arc::clone(&state.parameters),
+            residence: residence.clone(),
             stop,
         };
         let inputs = ForwardBackwardInputs {
@@ -186,7 +197,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             parameter_credits: begins.parameter_credits,
             state_credits: begins.state_credits,
         };
-        let optimizer = Optimizer { backend, layout: &layout, state, rule };
+        let optimizer = Optimizer { backend, layout: &layout, state, residence, rule };
         let OptimizeStreams { parameters, reports, state } =
             gradients.reduce(&plan, &layout, &abort).optimize(inputs, optimizer, &plan, &abort);
         let CheckpointStreams { done, state_credits } =

@@ -17,7 +17,7 @@ use tidemill::kernels::backend::AdamWStep;
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
     CheckpointCuts, EvaluationPlan, EvaluationReport, InitialState, SampleSource, StatePart,
-    StateSink, StepReport, Training, TrainingPlan, UpdateRule, Wake,
+    StatePlace, StateSink, StepReport, Training, TrainingPlan, UpdateRule, Wake,
 };
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
@@ -36,6 +36,7 @@ pub struct Run {
     pub microbatch: usize,
     pub read_ahead: u64,
     pub window_bytes: usize,
+    pub state_place: StatePlace,
     pub steps: u64,
     pub checkpoint_every: u64,
     /// Where to begin: updates done, and the state after them.
@@ -57,6 +58,7 @@ impl Default for Run {
             microbatch: 2,
             read_ahead: 2,
             window_bytes: 4 << 20,
+            state_place: StatePlace::Automatic,
             steps: 6,
             checkpoint_every: 4,
             resume: None,
@@ -192,6 +194,7 @@ impl Run {
         plan.first_tokens = plan.first_step * 27 * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
+        plan.state_place = self.state_place;
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(self.checkpoint_every).unwrap());
         let every_steps = NonZeroU64::new(4).unwrap();
         plan.evaluation = Some(EvaluationPlan { samples: 11, every_steps });

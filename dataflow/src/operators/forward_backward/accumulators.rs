@@ -14,10 +14,32 @@ use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
 use crate::cluster::Failure;
 
-/// Receives finished chunks: use, chunk, node and values.
+/// Where the elements of a finished chunk are.
+pub(super) enum FinishedValues {
+    /// Here.
+    Host(Vec<f32>),
+    /// As many, in the accumulator that [`Accumulators::take_finished`] gives.
+    Resident(usize),
+}
+
+/// Receives finished chunks of one use: their indices and elements.
 pub(super) trait FinishedChunks {
-    /// Takes one; answers whether anybody still wants more.
-    fn finished(&mut self, use_index: usize, chunk: usize, node: Node, values: Vec<f32>) -> bool;
+    /// Takes some; answers whether anybody still wants more.
+    fn finished(
+        &mut self,
+        use_index: usize,
+        node: Node,
+        chunks: Vec<(usize, FinishedValues)>,
+    ) -> bool;
+}
+
+/// What becomes of a finished node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FinishedSums {
+    /// It is copied to the host, so many chunks at a time.
+    Copied { chunks_per_read: usize },
+    /// It stays where it is.
+    Resident,
 }
 
 /// What the accumulators of every lane have in common.
@@ -27,6 +49,7 @@ pub(super) struct GradientMap<'a> {
     pub(super) tree: Tree,
     /// The lanes of this worker.
     pub(super) lanes: Range<usize>,
+    pub(super) finished: FinishedSums,
 }
 
 /// One accumulator: the gradients of all uses, over the lanes of a node.
@@ -40,16 +63,28 @@ pub(super) struct Accumulators<B: Backend> {
     /// Finished nodes that wait for their right sibling, the newest last.
     waiting: Vec<Accumulator<B>>,
     spare: Vec<B::Buffer<f32>>,
+    /// A finished node that stays where it is.
+    finished: Option<B::Buffer<f32>>,
 }
 
 impl<B: Backend> Accumulators<B> {
     pub(super) fn new() -> Self {
-        Self { waiting: Vec::new(), spare: Vec::new() }
+        Self { waiting: Vec::new(), spare: Vec::new(), finished: None }
     }
 
-    /// Accumulators that exist, used or not.
+    /// Accumulators that are here, used or not.
     pub(super) fn held(&self) -> usize {
-        self.waiting.len() + self.spare.len()
+        self.waiting.len() + self.spare.len() + usize::from(self.finished.is_some())
+    }
+
+    /// The sums of a node that stayed where it was.
+    pub(super) fn take_finished(&mut self) -> Option<B::Buffer<f32>> {
+        self.finished.take()
+    }
+
+    /// Takes back what [`take_finished`](Self::take_finished) gave, to be used again.
+    pub(super) fn reuse(&mut self, finished: Option<B::Buffer<f32>>) {
+        self.spare.extend(finished);
     }
 
     /// A sink for lane `lane`, its accumulator zeroed.
@@ -148,10 +183,12 @@ impl<B: Backend> LaneSink<'_, B> {
             None => self.lane.gradients,
         };
         spare.extend(self.merges.into_iter().map(|merged| merged.gradients));
-        if leaves {
-            spare.push(sum);
-        } else {
-            self.accumulators.waiting.push(Accumulator { node, gradients: sum });
+        match (leaves, self.map.finished) {
+            (true, FinishedSums::Copied { .. }) => spare.push(sum),
+            (true, FinishedSums::Resident) => self.accumulators.finished = Some(sum),
+            (false, _) => {
+                self.accumulators.waiting.push(Accumulator { node, gradients: sum });
+            }
         }
     }
 
@@ -174,18 +211,47 @@ impl<B: Backend> LaneSink<'_, B> {
         if !leaves {
             return Ok(());
         }
-        let segment = self.map.layout.uses()[use_index].segment;
-        for chunk in self.map.chunks.of_segment(segment) {
-            let inside = self.map.chunks.in_segment(chunk);
-            let mut values = vec![0.0; inside.len()];
-            let from = Slice::new(sum, range.start + inside.start, inside.len())?;
-            device.backend.read(device.stream, &mut values, from)?;
-            if !self.finished.finished(use_index, chunk, node, values) {
+        let chunks = self.map.chunks.of_segment(self.map.layout.uses()[use_index].segment);
+        let batch = match self.map.finished {
+            FinishedSums::Copied { chunks_per_read } => chunks_per_read,
+            FinishedSums::Resident => chunks.len(),
+        };
+        for first in chunks.clone().step_by(batch.max(1)) {
+            let some = first..chunks.end.min(first + batch);
+            let sums = Slice::new(sum, range.start, range.len())?;
+            let finished = finished_chunks(device, self.map, some, sums)?;
+            if !self.finished.finished(use_index, node, finished) {
                 return Err(ModelError::SinkClosed);
             }
         }
         Ok(())
     }
+}
+
+/// Chunks `chunks` of the use whose sums are `sums`.
+fn finished_chunks<B: Backend>(
+    device: &mut Device<'_, B>,
+    map: &GradientMap<'_>,
+    chunks: Range<usize>,
+    sums: Slice<'_, B, f32>,
+) -> tidemill_model::Result<Vec<(usize, FinishedValues)>> {
+    let place = |chunk| map.chunks.in_segment(chunk);
+    if map.finished == FinishedSums::Resident {
+        let resident = |chunk| (chunk, FinishedValues::Resident(place(chunk).len()));
+        return Ok(chunks.map(resident).collect());
+    }
+    let (start, end) = (place(chunks.start).start, place(chunks.end - 1).end);
+    let mut values = vec![0.0; end - start];
+    device.backend.read(device.stream, &mut values, sums.sub(start, end - start)?)?;
+    if chunks.len() == 1 {
+        return Ok(vec![(chunks.start, FinishedValues::Host(values))]);
+    }
+    let cut = |chunk| {
+        let inside = place(chunk);
+        let values = values[inside.start - start..inside.end - start].to_vec();
+        (chunk, FinishedValues::Host(values))
+    };
+    Ok(chunks.map(cut).collect())
 }
 
 impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {

@@ -6,18 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
 use tidemill_collective::{Chunk, ChunkHeader, Credit, CreditLedger, Node, Part, Tree};
-use tidemill_kernels::Backend;
-use tidemill_model::{
-    Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
-};
+use tidemill_kernels::{Backend, MemoryPlace};
+use tidemill_model::{Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Trainable};
 
-use super::accumulators::{Accumulators, FinishedChunks, GradientMap};
+use super::accumulators::{
+    Accumulators, FinishedChunks, FinishedSums, FinishedValues, GradientMap,
+};
 use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::operators::companion::{OperatorGone, Replies};
 use crate::operators::plan::TrainingPlan;
+use crate::operators::residence::{Replica, Residence};
 use crate::operators::samples::Grain;
+
+/// Chunks that are copied from a device's memory in one read: 16 MiB, which takes much longer than waiting for the
+/// device does.
+const CHUNKS_PER_READ: usize = 64;
 
 /// What the device thread is told.
 pub(super) enum DeviceJob {
@@ -31,8 +36,8 @@ pub(super) enum DeviceJob {
 pub(super) enum DeviceReply {
     /// Parameters were written: credit for their owners.
     Written(Vec<Credit>),
-    /// A chunk of a finished node of the step that runs.
-    Gradient(Chunk),
+    /// Chunks of a finished node of the step that runs.
+    Gradients(Vec<Chunk>),
     /// A lane of the step that runs is done.
     Loss(LaneLoss),
     /// Grains of the evaluation that runs are done.
@@ -46,6 +51,7 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) backend: Arc<B>,
     pub(super) model: Arc<M>,
     pub(super) parameters: Arc<Vec<f32>>,
+    pub(super) residence: Option<Residence<B>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
     pub(super) worker: usize,
@@ -54,10 +60,32 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) owners: Vec<usize>,
 }
 
-struct DeviceThread<'a, B: Backend, M: Trainable<B>> {
+/// Where the parameters are that the device thread computes with.
+enum Home<B: Backend> {
+    Own(Box<Replica<B>>),
+    Shared(Residence<B>),
+}
+
+impl<B: Backend> Home<B> {
+    /// `work` with the replica, which nobody else touches meanwhile.
+    fn with<R>(
+        &mut self,
+        work: impl FnOnce(&mut Replica<B>) -> Result<R, Stopped>,
+    ) -> Result<R, Stopped> {
+        match self {
+            Self::Own(replica) => work(replica),
+            Self::Shared(residence) => {
+                let mut state = residence.lock().ok_or(Stopped::Unwanted)?;
+                work(&mut state.replica)
+            }
+        }
+    }
+}
+
+/// What the device thread has besides the parameters.
+struct Computer<'a, B: Backend, M: Trainable<B>> {
     parts: &'a DeviceParts<B, M>,
-    stream: B::DeviceStream,
-    parameters: Parameters<B>,
+    finished: FinishedSums,
     workspace: M::Workspace,
     accumulators: Accumulators<B>,
     replies: &'a Replies<DeviceReply>,
@@ -71,44 +99,36 @@ pub(super) fn run<B: Backend, M: Trainable<B>>(
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Failure> {
     let initial = std::mem::take(&mut parts.parameters);
-    let backend = Arc::clone(&parts.backend);
-    let mut stream = backend.device_stream()?;
-    let mut device = Device { backend: &*backend, stream: &mut stream };
-    let batch = &parts.plan.batch;
-    // A grain of an evaluation can be longer than a lane.
-    let evaluated = parts.plan.evaluation.map_or(0, |_| batch.grain_samples());
-    let shape = MicrobatchShape {
-        samples: batch.microbatch_samples().max(evaluated),
-        positions: parts.plan.positions,
-        samples_per_grain: batch.grain_samples(),
+    let memory = parts.plan.state_place.resolve(parts.backend.memory());
+    let (mut home, finished) = match (parts.residence.take(), memory) {
+        (Some(residence), _) => (Home::Shared(residence), FinishedSums::Resident),
+        (None, memory) => {
+            let replica = Replica::new(&*parts.backend, parts.model.layout(), &initial)?;
+            let chunks_per_read = match memory {
+                MemoryPlace::Host => 1,
+                MemoryPlace::Device => CHUNKS_PER_READ,
+            };
+            (Home::Own(Box::new(replica)), FinishedSums::Copied { chunks_per_read })
+        }
     };
-    let parameters = Parameters::from_host(&mut device, parts.model.layout(), &initial)?;
     drop(initial);
-    let workspace = parts.model.plan(&mut device, shape)?;
-    let mut thread = DeviceThread {
-        parts: &parts,
-        stream,
-        parameters,
-        workspace,
-        accumulators: Accumulators::new(),
-        replies,
-        tokens: Vec::new(),
-    };
-    match thread.serve(jobs) {
-        Err(Stopped::OperatorGone) | Ok(()) => Ok(()),
+    let served = serve(&parts, finished, &mut home, jobs, replies);
+    match served {
+        Err(Stopped::Unwanted) | Ok(()) => Ok(()),
         Err(Stopped::Failed(failure)) => Err(failure),
     }
 }
 
 /// Why the thread ends before its jobs do.
 enum Stopped {
-    OperatorGone,
+    /// The operator is gone, or a thread that shares the parameters has panicked: nobody wants more.
+    Unwanted,
     Failed(Failure),
 }
 
 impl From<OperatorGone> for Stopped {
     fn from(_: OperatorGone) -> Self {
-        Self::OperatorGone
+        Self::Unwanted
     }
 }
 
@@ -118,76 +138,118 @@ impl From<Failure> for Stopped {
     }
 }
 
-impl<B: Backend, M: Trainable<B>> DeviceThread<'_, B, M> {
-    fn serve(&mut self, jobs: &Receiver<DeviceJob>) -> Result<(), Stopped> {
-        let mut ledger = CreditLedger::default();
-        loop {
-            // Credit is settled once a run of writes is through, not after each: one wake, not many.
-            let job = match jobs.try_recv() {
-                Ok(job) => job,
-                Err(_) => {
-                    self.settle(&mut ledger)?;
-                    let Ok(job) = jobs.recv() else { return Ok(()) };
-                    job
-                }
-            };
-            match job {
-                DeviceJob::Write { start, chunk } => self.write(start, &chunk, &mut ledger)?,
-                DeviceJob::Compute(computation) => {
-                    self.settle(&mut ledger)?;
-                    match computation {
-                        Computation::Train { step, grains } => self.train(step, &grains)?,
-                        Computation::Evaluate { updates, grains } => {
-                            self.evaluate(updates, &grains)?;
-                        }
+fn serve<B: Backend, M: Trainable<B>>(
+    parts: &DeviceParts<B, M>,
+    finished: FinishedSums,
+    home: &mut Home<B>,
+    jobs: &Receiver<DeviceJob>,
+    replies: &Replies<DeviceReply>,
+) -> Result<(), Stopped> {
+    let workspace = home.with(|replica| Ok(plan_workspace(parts, replica)?))?;
+    let mut computer = Computer {
+        parts,
+        finished,
+        workspace,
+        accumulators: Accumulators::new(),
+        replies,
+        tokens: Vec::new(),
+    };
+    let mut ledger = CreditLedger::default();
+    loop {
+        // Credit is settled once a run of writes is through, not after each: one wake, not many.
+        let job = match jobs.try_recv() {
+            Ok(job) => job,
+            Err(_) => {
+                settle(replies, &mut ledger)?;
+                let Ok(job) = jobs.recv() else { return Ok(()) };
+                job
+            }
+        };
+        match job {
+            DeviceJob::Write { start, chunk } => {
+                let values = chunk.values().map_err(Failure::from)?;
+                home.with(|Replica { stream, parameters, .. }| {
+                    let mut device = Device { backend: &*parts.backend, stream };
+                    Ok(parameters.write(&mut device, start, &values).map_err(Failure::from)?)
+                })?;
+                let source = chunk.header().map_err(Failure::from)?.source;
+                ledger.consumed(source, chunk.payload_bytes());
+            }
+            DeviceJob::Compute(computation) => {
+                settle(replies, &mut ledger)?;
+                home.with(|replica| match computation {
+                    Computation::Train { step, grains } => computer.train(replica, step, &grains),
+                    Computation::Evaluate { updates, grains } => {
+                        computer.evaluate(replica, updates, &grains)
                     }
-                    self.replies.send(DeviceReply::Finished)?;
-                }
+                })?;
+                replies.send(DeviceReply::Finished)?;
             }
         }
     }
+}
 
-    fn settle(&mut self, ledger: &mut CreditLedger) -> Result<(), Stopped> {
-        if !ledger.is_settled() {
-            self.replies.send(DeviceReply::Written(ledger.settle().collect()))?;
-        }
-        Ok(())
+fn settle(replies: &Replies<DeviceReply>, ledger: &mut CreditLedger) -> Result<(), OperatorGone> {
+    if ledger.is_settled() {
+        return Ok(());
     }
+    replies.send(DeviceReply::Written(ledger.settle().collect()))
+}
 
-    fn write(
-        &mut self,
-        start: usize,
-        chunk: &Chunk,
-        ledger: &mut CreditLedger,
-    ) -> Result<(), Failure> {
-        let mut device = Device { backend: &*self.parts.backend, stream: &mut self.stream };
-        self.parameters.write(&mut device, start, &chunk.values()?)?;
-        ledger.consumed(chunk.header()?.source, chunk.payload_bytes());
-        Ok(())
-    }
+/// Activations and scratch for the largest microbatch of the plan.
+fn plan_workspace<B: Backend, M: Trainable<B>>(
+    parts: &DeviceParts<B, M>,
+    replica: &mut Replica<B>,
+) -> Result<M::Workspace, Failure> {
+    let batch = &parts.plan.batch;
+    // A grain of an evaluation can be longer than a lane.
+    let evaluated = parts.plan.evaluation.map_or(0, |_| batch.grain_samples());
+    let shape = MicrobatchShape {
+        samples: batch.microbatch_samples().max(evaluated),
+        positions: parts.plan.positions,
+        samples_per_grain: batch.grain_samples(),
+    };
+    let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
+    Ok(parts.model.plan(&mut device, shape)?)
+}
 
+impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     /// The lanes of a step, one after the other.
-    fn train(&mut self, step: u64, grains: &[Grain]) -> Result<(), Stopped> {
+    fn train(
+        &mut self,
+        replica: &mut Replica<B>,
+        step: u64,
+        grains: &[Grain],
+    ) -> Result<(), Stopped> {
+        self.accumulators.reuse(replica.sums.take());
         let lanes = self.parts.lanes.clone();
         let mut rest = grains;
         for lane in lanes {
             let (of_lane, others) = rest.split_at(self.parts.plan.batch.lane_grains(lane));
             rest = others;
-            self.train_lane(step, lane, of_lane)?;
+            self.train_lane(replica, step, lane, of_lane)?;
         }
+        replica.sums = self.accumulators.take_finished();
         Ok(())
     }
 
-    fn train_lane(&mut self, step: u64, lane: usize, grains: &[Grain]) -> Result<(), Stopped> {
+    fn train_lane(
+        &mut self,
+        replica: &mut Replica<B>,
+        step: u64,
+        lane: usize,
+        grains: &[Grain],
+    ) -> Result<(), Stopped> {
         let parts = self.parts;
         let map = GradientMap {
             layout: parts.model.layout(),
             chunks: &parts.plan.chunks,
             tree: Tree::new(parts.plan.batch.lanes()).map_err(Failure::from)?,
             lanes: parts.lanes.clone(),
+            finished: self.finished,
         };
         let mut outbox = Outbox { step, parts, replies: self.replies };
-        let mut device = Device { backend: &*parts.backend, stream: &mut self.stream };
+        let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
         let mut sink = self.accumulators.begin(&mut device, &map, &mut outbox, lane)?;
         let mut total = GrainLoss::default();
         for range in parts.plan.batch.microbatches(lane) {
@@ -199,7 +261,7 @@ impl<B: Backend, M: Trainable<B>> DeviceThread<'_, B, M> {
             let losses = parts.model.forward_backward(
                 &mut device,
                 &mut self.workspace,
-                &self.parameters,
+                &replica.parameters,
                 microbatch,
                 &mut sink,
             );
@@ -207,7 +269,7 @@ impl<B: Backend, M: Trainable<B>> DeviceThread<'_, B, M> {
                 // Either the operator is gone, or the sink refused a block: `check_order` says which.
                 Err(ModelError::SinkClosed) => {
                     sink.check_order()?;
-                    return Err(Stopped::OperatorGone);
+                    return Err(Stopped::Unwanted);
                 }
                 losses => losses.map_err(Failure::from)?,
             };
@@ -222,9 +284,14 @@ impl<B: Backend, M: Trainable<B>> DeviceThread<'_, B, M> {
         Ok(self.replies.send(DeviceReply::Loss(loss))?)
     }
 
-    fn evaluate(&mut self, updates: u64, grains: &[Grain]) -> Result<(), Stopped> {
+    fn evaluate(
+        &mut self,
+        replica: &mut Replica<B>,
+        updates: u64,
+        grains: &[Grain],
+    ) -> Result<(), Stopped> {
         let parts = self.parts;
-        let mut device = Device { backend: &*parts.backend, stream: &mut self.stream };
+        let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
         let mut evaluated = Vec::with_capacity(grains.len());
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
         let fitting = parts.plan.batch.microbatch_samples() / parts.plan.batch.grain_samples();
@@ -232,7 +299,7 @@ impl<B: Backend, M: Trainable<B>> DeviceThread<'_, B, M> {
             let microbatch = microbatch(&mut self.tokens, &parts.plan, grains);
             let losses = parts
                 .model
-                .forward(&mut device, &mut self.workspace, &self.parameters, microbatch)
+                .forward(&mut device, &mut self.workspace, &replica.parameters, microbatch)
                 .map_err(Failure::from)?;
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
             evaluated.extend(grains.iter().zip(losses).map(|(grain, loss)| EvaluationLoss {
@@ -284,15 +351,27 @@ struct Outbox<'a, B: Backend, M> {
 }
 
 impl<B: Backend, M> FinishedChunks for Outbox<'_, B, M> {
-    fn finished(&mut self, use_index: usize, chunk: usize, node: Node, values: Vec<f32>) -> bool {
-        let header = ChunkHeader {
-            destination: self.parts.owners[chunk] as u32,
-            source: self.parts.worker as u32,
-            part: Part::Gradient { use_index: use_index as u32 },
-            chunk: chunk as u32,
-            node,
-            step: self.step,
+    fn finished(
+        &mut self,
+        use_index: usize,
+        node: Node,
+        chunks: Vec<(usize, FinishedValues)>,
+    ) -> bool {
+        let addressed = |(chunk, values): (usize, FinishedValues)| {
+            let header = ChunkHeader {
+                destination: self.parts.owners[chunk] as u32,
+                source: self.parts.worker as u32,
+                part: Part::Gradient { use_index: use_index as u32 },
+                chunk: chunk as u32,
+                node,
+                step: self.step,
+            };
+            match values {
+                FinishedValues::Host(values) => Chunk::new(header, values),
+                FinishedValues::Resident(elements) => Chunk::resident(header, elements),
+            }
         };
-        self.replies.send(DeviceReply::Gradient(Chunk::new(header, values))).is_ok()
+        let chunks = chunks.into_iter().map(addressed).collect();
+        self.replies.send(DeviceReply::Gradients(chunks)).is_ok()
     }
 }

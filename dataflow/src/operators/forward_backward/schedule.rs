@@ -140,7 +140,7 @@ impl DeviceSchedule {
             Some(planned)
                 if header.part == Part::State(StatePart::Parameter)
                     && header.step == self.updates + 1
-                    && chunk.payload_bytes() == 4 * planned.range.len()
+                    && chunk.elements() == planned.range.len()
                     && !self.arrived[index]
                     && self.trained == Some(self.updates) =>
             {

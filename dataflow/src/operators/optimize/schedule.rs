@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use tidemill_collective::{Chunk, CreditWindow, Part, StatePart};
+use tidemill_kernels::MemoryPlace;
 use tidemill_model::Layout;
 
 use super::rule::UpdateRule;
@@ -18,11 +19,43 @@ use crate::operators::plan::TrainingPlan;
 #[derive(Debug, PartialEq)]
 pub(super) enum ShardJob {
     /// Form the mean gradient of a chunk from the sums of its uses.
-    Mean { chunk: usize, uses: Vec<Vec<f32>>, tokens: u64 },
+    Mean { chunk: usize, uses: Vec<UseSum>, tokens: u64 },
     /// Update a chunk.
     Update { chunk: usize, update: u64, coefficient: f32 },
     /// Copy a part of a chunk's state.
     Snapshot { chunk: usize, part: StatePart },
+}
+
+impl ShardJob {
+    /// The chunk that it is about.
+    pub(super) fn chunk(&self) -> usize {
+        match *self {
+            Self::Mean { chunk, .. }
+            | Self::Update { chunk, .. }
+            | Self::Snapshot { chunk, .. } => chunk,
+        }
+    }
+
+    /// Whether `other` asks for the same of its chunk, with the same numbers.
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Mean { tokens, .. }, Self::Mean { tokens: others, .. }) => tokens == others,
+            (
+                Self::Update { update, coefficient, .. },
+                Self::Update { update: other_update, coefficient: other_coefficient, .. },
+            ) => update == other_update && coefficient.to_bits() == other_coefficient.to_bits(),
+            _ => false,
+        }
+    }
+}
+
+/// The sum of one use of a chunk over all lanes.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum UseSum {
+    /// Here.
+    Host(Vec<f32>),
+    /// On the device.
+    Resident,
 }
 
 /// What has arrived for one step.
@@ -30,7 +63,7 @@ pub(super) enum ShardJob {
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
     /// By owned chunk: the sums of its uses, in the order of uses.
-    sums: BTreeMap<usize, Vec<Option<Vec<f32>>>>,
+    sums: BTreeMap<usize, Vec<Option<UseSum>>>,
     squares: Vec<Option<f64>>,
 }
 
@@ -64,10 +97,14 @@ pub(super) struct OptimizerSchedule {
     /// Owned chunks whose update is not done.
     outstanding: usize,
     cut: bool,
+    /// Where updated parameters go: on the device they are read where they are, which takes no credit.
+    place: MemoryPlace,
     parameter_window: CreditWindow,
     state_window: CreditWindow,
-    /// Snapshots that were not handed out, with the step they are of.
-    snapshots: VecDeque<(u64, usize, StatePart)>,
+    /// Snapshots that were not handed out.
+    snapshots: VecDeque<(usize, StatePart)>,
+    /// By chunk: how many of these are of it.
+    snapshots_due: Vec<u8>,
 }
 
 impl OptimizerSchedule {
@@ -75,8 +112,8 @@ impl OptimizerSchedule {
         plan: &Arc<TrainingPlan>,
         layout: &Layout,
         rule: UpdateRule,
-        worker: usize,
-        workers: usize,
+        (worker, workers): (usize, usize),
+        place: MemoryPlace,
     ) -> Self {
         let mut segment_uses = vec![Vec::new(); layout.segments().len()];
         for (index, use_) in layout.uses().iter().enumerate() {
@@ -99,7 +136,9 @@ impl OptimizerSchedule {
             cut: false,
             parameter_window: CreditWindow::new(plan.window_bytes * workers),
             state_window: CreditWindow::new(plan.window_bytes),
+            place,
             snapshots: VecDeque::new(),
+            snapshots_due: vec![0; owners.len()],
             plan: Arc::clone(plan),
         }
     }
@@ -142,7 +181,11 @@ impl OptimizerSchedule {
         let sums =
             self.gathered(header.step)?.sums.entry(index).or_insert_with(|| vec![None; count]);
         let slot = place.and_then(|place| sums.get_mut(place));
-        fill(slot, chunk.into_values()?, || format!("the sum {header:?}"))
+        let sum = match chunk.is_resident() {
+            true => UseSum::Resident,
+            false => UseSum::Host(chunk.into_values()?),
+        };
+        fill(slot, sum, || format!("the sum {header:?}"))
     }
 
     /// Takes the sum of squares of any chunk.
@@ -165,8 +208,8 @@ impl OptimizerSchedule {
     /// An owned chunk is updated.
     pub(super) fn updated(&mut self, chunk: usize) {
         if self.cut {
-            let step = self.step;
-            self.snapshots.extend(StatePart::ALL.map(|part| (step, chunk, part)));
+            self.snapshots.extend(StatePart::ALL.map(|part| (chunk, part)));
+            self.snapshots_due[chunk] += StatePart::ALL.len() as u8;
         }
         self.outstanding -= 1;
     }
@@ -256,17 +299,20 @@ impl OptimizerSchedule {
     /// The next job of the optimizer thread. Snapshots come first, where credit allows them; a chunk
     /// that waits for its snapshot is not updated, and neither are those behind it.
     pub(super) fn next(&mut self) -> Option<ShardJob> {
-        if let Some(&(_, chunk, part)) = self.snapshots.front()
+        if let Some(&(chunk, part)) = self.snapshots.front()
             && self.state_window.take(self.chunk_bytes(chunk))
         {
             self.snapshots.pop_front();
+            self.snapshots_due[chunk] -= 1;
             return Some(ShardJob::Snapshot { chunk, part });
         }
         if let Some(coefficient) = self.coefficient {
             let &chunk = self.updates.front()?;
-            let waits = self.snapshots.iter().any(|&(step, of, _)| of == chunk && step < self.step);
-            let bytes = self.chunk_bytes(chunk) * self.workers;
-            if waits || !self.parameter_window.take(bytes) {
+            let bytes = match self.place {
+                MemoryPlace::Host => self.chunk_bytes(chunk) * self.workers,
+                MemoryPlace::Device => 0,
+            };
+            if self.snapshots_due[chunk] > 0 || !self.parameter_window.take(bytes) {
                 return None;
             }
             self.updates.pop_front();
@@ -274,14 +320,19 @@ impl OptimizerSchedule {
         }
         let tokens = self.loss?.tokens;
         let sums = &mut self.gathered.get_mut(&self.step)?.sums;
-        let complete = |uses: &Vec<Option<Vec<f32>>>| uses.iter().all(Option::is_some);
+        let complete = |uses: &Vec<Option<UseSum>>| uses.iter().all(Option::is_some);
         let chunk = sums.iter().find_map(|(&chunk, uses)| complete(uses).then_some(chunk))?;
         let uses = sums.remove(&chunk)?.into_iter().flatten().collect();
         Some(ShardJob::Mean { chunk, uses, tokens })
     }
 
+    /// The elements of `chunk`.
+    pub(super) fn elements(&self, chunk: usize) -> usize {
+        self.plan.chunks.chunks()[chunk].range.len()
+    }
+
     fn chunk_bytes(&self, chunk: usize) -> usize {
-        4 * self.plan.chunks.chunks()[chunk].range.len()
+        4 * self.elements(chunk)
     }
 }
 

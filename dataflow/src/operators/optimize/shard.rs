@@ -9,7 +9,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Layout};
 
 use super::rule::UpdateRule;
-use super::schedule::ShardJob;
+use super::schedule::{ShardJob, UseSum};
 use crate::cluster::Failure;
 use crate::operators::companion::Replies;
 use crate::operators::plan::TrainingPlan;
@@ -28,8 +28,8 @@ pub struct InitialState {
 pub(super) enum ShardReply {
     /// The sum of squares of a chunk's mean gradient.
     SumOfSquares { chunk: usize, sum: f64 },
-    /// The chunk's parameters after the update.
-    Updated { chunk: usize, values: Vec<f32> },
+    /// The chunk's parameters after the update; `None` where the device reads them where they are.
+    Updated { chunk: usize, values: Option<Vec<f32>> },
     /// A part of the chunk's state.
     Snapshot { chunk: usize, part: StatePart, values: Vec<f32> },
 }
@@ -83,13 +83,13 @@ struct Shard<B: Backend> {
 /// Runs jobs until the operator is gone.
 pub(super) fn run<B: Backend>(
     parts: ShardParts<B>,
-    jobs: &Receiver<ShardJob>,
-    replies: &Replies<ShardReply>,
+    jobs: &Receiver<Vec<ShardJob>>,
+    replies: &Replies<Vec<ShardReply>>,
 ) -> Result<(), Failure> {
     let mut shard = Shard::new(parts)?;
-    while let Ok(job) = jobs.recv() {
+    for job in jobs.iter().flatten() {
         let reply = shard.run(job)?;
-        if replies.send(reply).is_err() {
+        if replies.send(vec![reply]).is_err() {
             break;
         }
     }
@@ -137,7 +137,7 @@ impl<B: Backend> Shard<B> {
             ShardJob::Mean { chunk, uses, tokens } => self.mean(chunk, &uses, tokens),
             ShardJob::Update { chunk, update, coefficient } => {
                 self.update(chunk, update, coefficient)?;
-                let values = self.read(chunk, StatePart::Parameter)?;
+                let values = Some(self.read(chunk, StatePart::Parameter)?);
                 Ok(ShardReply::Updated { chunk, values })
             }
             ShardJob::Snapshot { chunk, part } => {
@@ -153,15 +153,13 @@ impl<B: Backend> Shard<B> {
         Ok((start, self.plan.chunks.chunks()[chunk].range.clone()))
     }
 
-    fn mean(
-        &mut self,
-        chunk: usize,
-        uses: &[Vec<f32>],
-        tokens: u64,
-    ) -> Result<ShardReply, Failure> {
+    fn mean(&mut self, chunk: usize, uses: &[UseSum], tokens: u64) -> Result<ShardReply, Failure> {
         let (start, range) = self.place(chunk)?;
         let (backend, stream) = (&self.backend, &mut self.stream);
-        for (index, values) in uses.iter().enumerate() {
+        for (index, sum) in uses.iter().enumerate() {
+            let UseSum::Host(values) = sum else {
+                return Err("the sums are on the device, but the optimizer's state is not".into());
+            };
             if self.uses.len() == index {
                 let chunks = self.plan.chunks.chunks().iter();
                 let longest = chunks.map(|chunk| chunk.range.len()).max().unwrap_or(0);
