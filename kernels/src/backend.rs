@@ -45,6 +45,30 @@ impl Element for half::bf16 {
     const NAME: &'static str = "bf16";
 }
 
+/// An element type of activations: what a precision rounds to.
+pub trait ActivationElement: Element {
+    /// `value` to the nearest.
+    fn rounded(value: f32) -> Self;
+    /// The value, exactly.
+    fn widened(self) -> f32;
+}
+impl ActivationElement for f32 {
+    fn rounded(value: f32) -> Self {
+        value
+    }
+    fn widened(self) -> f32 {
+        self
+    }
+}
+impl ActivationElement for half::bf16 {
+    fn rounded(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn widened(self) -> f32 {
+        self.to_f32()
+    }
+}
+
 /// Where the buffers of a backend lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryPlace {
@@ -65,6 +89,17 @@ pub struct DeviceKind {
     pub numerics_version: u32,
     /// The matrix library and its version.
     pub matrix_library: String,
+}
+
+/// What a kernel took, all its launches together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelTime {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// How often it was launched.
+    pub launches: u64,
+    /// Device time.
+    pub milliseconds: f64,
 }
 
 /// Whether a matrix product replaces its output or adds to it.
@@ -149,7 +184,7 @@ pub struct AdamWStep {
 /// kernel promises.
 pub trait Backend: Send + Sync + Sized + 'static {
     /// Element type of activations and of the weights that matrix products read: the precision.
-    type Activation: Element;
+    type Activation: ActivationElement;
     /// Device memory holding elements of one type.
     type Buffer<T: Element>: Send + Sync;
     /// An in-order queue of kernels and the scratch memory that they use.
@@ -249,6 +284,17 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Waits until the device has reached `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// Milliseconds between two points of one device stream, both of which the device has reached.
+    fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64>;
+
+    /// Starts to note the device time of every kernel; a device that cannot tell notes nothing.
+    fn start_profile(&self) {}
+
+    /// Ends what [`start_profile`](Self::start_profile) began: device time by kernel, the longest first.
+    fn finish_profile(&self) -> Result<Vec<KernelTime>> {
+        Ok(Vec::new())
+    }
 
     /// `out[m, n] (+)= a[m, k] b[k, n]` with an activation output.
     ///

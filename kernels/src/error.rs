@@ -39,6 +39,44 @@ pub enum KernelError {
         /// The device asked.
         device: String,
     },
+    /// There is no such device here, or nothing to reach it with: install a driver, or choose another backend.
+    #[error("no {backend} device: {reason}")]
+    Unavailable {
+        /// The backend asked for.
+        backend: &'static str,
+        /// What is missing.
+        reason: String,
+    },
+    /// The device is of a kind that no kernel is written for: use another device.
+    #[error("{device} is {found}, expected {expected}")]
+    UnsupportedArchitecture {
+        /// The device's name.
+        device: String,
+        /// Its architecture.
+        found: String,
+        /// What would do.
+        expected: String,
+    },
+    /// A kernel's source was refused by the device's compiler: report it.
+    #[error("compiling {source_name} for {architecture} failed: {log}")]
+    Compile {
+        /// The file of kernels.
+        source_name: &'static str,
+        /// What it was compiled for.
+        architecture: String,
+        /// What the compiler said.
+        log: String,
+    },
+    /// The device, its driver or one of its libraries failed: start again from a checkpoint.
+    #[error("{attempted} on {device} failed: {answer}")]
+    Device {
+        /// What was attempted.
+        attempted: &'static str,
+        /// The device's name.
+        device: String,
+        /// What the driver or library answered.
+        answer: String,
+    },
     /// The processor lacks an instruction set that was asked for: use another.
     #[error("this processor lacks the instruction set {name}")]
     InstructionSet {

@@ -292,6 +292,11 @@ impl<'a, B: Backend, T: Element> MatrixMut<'a, B, T> {
         Ok(Self { buffer, start, rows, columns, row_stride })
     }
 
+    /// The same matrix for a shorter time.
+    pub fn reborrow(&mut self) -> MatrixMut<'_, B, T> {
+        MatrixMut { buffer: self.buffer, ..*self }
+    }
+
     /// Columns `first .. first + columns`.
     ///
     /// # Errors

@@ -132,7 +132,7 @@ impl Backend for Cpu {
     }
 
     fn record(&self, _: &mut DeviceStream) -> Result<Event> {
-        Ok(Event)
+        Ok(Event::now())
     }
 
     fn is_complete(&self, _: &Event) -> Result<bool> {
@@ -141,6 +141,10 @@ impl Backend for Cpu {
 
     fn wait(&self, _: &Event) -> Result<()> {
         Ok(())
+    }
+
+    fn elapsed_milliseconds(&self, from: &Event, to: &Event) -> Result<f64> {
+        Ok(from.milliseconds_to(to))
     }
 
     fn matmul(

@@ -6,6 +6,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -14,8 +15,18 @@ use super::simd::Lanes;
 use crate::error::{KernelError, Result};
 
 /// A point in a device stream of the CPU, where everything is over when a call returns.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Event;
+#[derive(Clone, Copy, Debug)]
+pub struct Event(Instant);
+
+impl Event {
+    pub(crate) fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(crate) fn milliseconds_to(&self, later: &Self) -> f64 {
+        later.0.duration_since(self.0).as_secs_f64() * 1e3
+    }
+}
 
 /// The compute threads of a [`Cpu`](super::Cpu); a single one is the caller itself.
 #[derive(Clone, Debug)]

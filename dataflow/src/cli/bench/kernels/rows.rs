@@ -1,0 +1,188 @@
+//! Kernels over rows and over the arena of parameters: bound by bytes, all of them.
+
+use tidemill_kernels::backend::{AdamWStep, LogitGradient};
+use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
+use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
+
+use super::SequenceSize;
+use super::measure::{Bench, Measurement, Work};
+
+type Measured = Result<Vec<Measurement>, KernelError>;
+
+fn bytes(bytes: f64) -> Work {
+    Work { bytes, operations: 0.0 }
+}
+
+/// Elements of a piece of the arena that fills the device.
+fn arena_elements<B: Backend>(bench: &Bench<'_, B>) -> usize {
+    match bench.backend.memory() {
+        MemoryPlace::Device => 1 << 27,
+        MemoryPlace::Host => 1 << 22,
+    }
+}
+
+/// Tokens of a vocabulary of common size.
+fn vocab_size<B: Backend>(bench: &Bench<'_, B>) -> usize {
+    match bench.backend.memory() {
+        MemoryPlace::Device => 50_280,
+        MemoryPlace::Host => 4096,
+    }
+}
+
+pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let (rows, d) = (size.rows(), size.width());
+    let grains = GrainRows::new(rows, size.positions)?;
+    let shape = NormShape::new(grains, d, 1e-5)?;
+    let (x, weight) = (bench.floats(rows * d, [-1.0, 1.0])?, bench.floats(d, [0.5, 1.5])?);
+    let dy = bench.activations(rows * d)?;
+    let mut y = bench.room::<B::Activation>(rows * d)?;
+    let mut reciprocal_rms = bench.room::<f32>(rows)?;
+    let mut dx = bench.room::<f32>(rows * d)?;
+    let mut dweight = bench.room::<f32>(grains.grains() * d)?;
+    let elements = (rows * d) as f64;
+    let activation = bench.activation_bytes();
+    let forward = bench.milliseconds(|backend, stream| {
+        let y = SliceMut::all(&mut y).matrix(rows, d)?;
+        let x = Slice::all(&x).matrix(rows, d)?;
+        let reciprocal_rms = SliceMut::all(&mut reciprocal_rms);
+        backend.rms_norm_forward(stream, y, reciprocal_rms, x, Slice::all(&weight), shape)
+    })?;
+    let backward = bench.milliseconds(|backend, stream| {
+        backend.rms_norm_backward(
+            stream,
+            SliceMut::all(&mut dx).matrix(rows, d)?,
+            SliceMut::all(&mut dweight),
+            Slice::all(&dy).matrix(rows, d)?,
+            Slice::all(&x).matrix(rows, d)?,
+            Slice::all(&reciprocal_rms),
+            Slice::all(&weight),
+            shape,
+        )
+    })?;
+    let line = |direction, work, milliseconds| Measurement {
+        kernel: "rms_norm",
+        direction,
+        shape: format!("({rows}, {d})"),
+        work,
+        milliseconds,
+    };
+    Ok(vec![
+        line("forward", bytes(elements * (4.0 + activation)), forward),
+        line("backward", bytes(elements * (12.0 + activation)), backward),
+    ])
+}
+
+pub(super) fn embedding<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let (rows, d, v) = (size.rows(), size.width(), vocab_size(bench));
+    let grains = GrainRows::new(rows, size.positions)?;
+    let table = bench.floats(v * d, [-1.0, 1.0])?;
+    let tokens = bench.tokens(rows, v)?;
+    let mut out = bench.room::<f32>(rows * d)?;
+    let forward = bench.milliseconds(|backend, stream| {
+        let out = SliceMut::all(&mut out).matrix(rows, d)?;
+        let table = Slice::all(&table).matrix(v, d)?;
+        backend.embedding_forward(stream, out, table, Slice::all(&tokens))
+    })?;
+    let mut lane = table;
+    let backward = bench.milliseconds(|backend, stream| {
+        let lane = SliceMut::all(&mut lane).matrix(v, d)?;
+        let dout = Slice::all(&out).matrix(rows, d)?;
+        backend.embedding_backward_add(stream, lane, dout, Slice::all(&tokens), grains)
+    })?;
+    let elements = (rows * d) as f64;
+    let line = |direction, work, milliseconds| Measurement {
+        kernel: "embedding",
+        direction,
+        shape: format!("({rows}, {d}, vocabulary {v})"),
+        work,
+        milliseconds,
+    };
+    // Random tokens hardly repeat within a grain: nearly every row meets a row of the lane.
+    Ok(vec![
+        line("forward", bytes(8.0 * elements), forward),
+        line("backward", bytes(12.0 * elements), backward),
+    ])
+}
+
+pub(super) fn cross_entropy<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let v = vocab_size(bench);
+    let rows = bench.backend.logit_chunk_rows().min(size.rows());
+    let shape = CrossEntropyShape::new(rows, v, v)?;
+    let mut logits = bench.activations(rows * v)?;
+    let targets = bench.tokens(rows, v)?;
+    let mut losses = bench.room::<f32>(rows)?;
+    let milliseconds = bench.milliseconds(|backend, stream| {
+        let (losses, logits) = (SliceMut::all(&mut losses), SliceMut::all(&mut logits));
+        let gradient = LogitGradient::InPlace;
+        backend.cross_entropy(stream, losses, logits, Slice::all(&targets), gradient, shape)
+    })?;
+    Ok(vec![Measurement {
+        kernel: "cross_entropy",
+        direction: "both",
+        shape: format!("({rows}, {v})"),
+        work: bytes(2.0 * bench.activation_bytes() * (rows * v) as f64),
+        milliseconds,
+    }])
+}
+
+pub(super) fn adamw<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {
+    let elements = arena_elements(bench);
+    let gradient = bench.floats(elements, [-1.0, 1.0])?;
+    let mut parameters = bench.room::<f32>(elements)?;
+    let mut exp_avg = bench.room::<f32>(elements)?;
+    let mut exp_avg_sq = bench.room::<f32>(elements)?;
+    let step = AdamWStep {
+        learning_rate: 1e-3,
+        beta1: 0.9,
+        beta2: 0.95,
+        eps: 1e-8,
+        decay_factor: 0.999,
+        bias_correction1: 0.1,
+        bias_correction2: 0.05,
+        gradient_scale: 1.0,
+    };
+    let milliseconds = bench.milliseconds(|backend, stream| {
+        backend.adamw(
+            stream,
+            SliceMut::all(&mut parameters),
+            SliceMut::all(&mut exp_avg),
+            SliceMut::all(&mut exp_avg_sq),
+            Slice::all(&gradient),
+            step,
+        )
+    })?;
+    let work = bytes(28.0 * elements as f64);
+    Ok(vec![arena_line("adamw", "update", elements, work, milliseconds)])
+}
+
+pub(super) fn accumulate<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {
+    let elements = arena_elements(bench);
+    let gradient = bench.floats(elements, [-1.0, 1.0])?;
+    let mut lane = bench.room::<f32>(elements)?;
+    let milliseconds = bench.milliseconds(|backend, stream| {
+        backend.accumulate(stream, SliceMut::all(&mut lane), Slice::all(&gradient))
+    })?;
+    let work = bytes(12.0 * elements as f64);
+    Ok(vec![arena_line("accumulate", "backward", elements, work, milliseconds)])
+}
+
+pub(super) fn sums_of_squares<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {
+    let elements = arena_elements(bench);
+    let gradient = bench.floats(elements, [-1.0, 1.0])?;
+    let ends: Vec<usize> = (1..=elements >> 16).map(|chunk| chunk << 16).collect();
+    let milliseconds = bench.milliseconds(|backend, stream| {
+        backend.sums_of_squares(stream, Slice::all(&gradient), &ends).map(drop)
+    })?;
+    let work = bytes(4.0 * elements as f64);
+    Ok(vec![arena_line("sums_of_squares", "update", elements, work, milliseconds)])
+}
+
+fn arena_line(
+    kernel: &'static str,
+    direction: &'static str,
+    elements: usize,
+    work: Work,
+    milliseconds: f64,
+) -> Measurement {
+    Measurement { kernel, direction, shape: format!("({elements})"), work, milliseconds }
+}

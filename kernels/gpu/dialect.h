@@ -1,0 +1,274 @@
+// The language that every kernel here is written in: what CUDA, HIP and the CPU emulator share, and
+// one spelling for what differs. Kernels include nothing else.
+//
+// Rules that keep a kernel's bits its own:
+//   - The compilers are told never to contract a product and a sum (--fmad=false, -ffp-contract=off):
+//     where a fused multiply-add is wanted, fmaf says so. So a loop's tail rounds as its body does.
+//   - No floating-point atomics; sums have a fixed order. WARP (32 or 64) is never assumed.
+//   - A kernel takes one struct: outputs, then inputs, then sizes. Rust mirrors it.
+#pragma once
+
+#if defined(EMULATOR)
+#include "emulator.h"
+#define ON_AMD 0
+#define ON_NVIDIA 0
+#elif defined(__HIP__) || defined(__HIPCC__) || defined(__HIPCC_RTC__)
+#define ON_AMD 1
+#define ON_NVIDIA 0
+#if defined(__GFX9__)
+#define WARP 64
+#else
+#define WARP 32
+#endif
+#else
+#define ON_AMD 0
+#define ON_NVIDIA 1
+#define WARP 32
+#endif
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEVICE static __device__ __forceinline__
+
+// KERNEL(name, threads, blocks, Arguments): a kernel of at most `threads` threads a block, of which
+// `blocks` should fit a multiprocessor at once (a hint that bounds registers on NVIDIA alone: AMD's
+// second launch bound counts something else, and its first must always be given).
+#if defined(EMULATOR)
+#define KERNEL(name, threads, blocks, Arguments)                                              \
+    static void name##_body(const Arguments arguments);                                       \
+    extern "C" EXPORTED const u32 name##_argument_bytes = sizeof(Arguments);                  \
+    extern "C" EXPORTED const u32 name##_threads = (threads);                                 \
+    extern "C" EXPORTED void name(const void* arguments) {                                    \
+        name##_body(*static_cast<const Arguments*>(arguments));                               \
+    }                                                                                         \
+    static void name##_body(const Arguments arguments)
+#elif ON_AMD
+#define KERNEL(name, threads, blocks, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads) name(const Arguments arguments)
+#else
+#define KERNEL(name, threads, blocks, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Arguments arguments)
+#endif
+
+// SHARED(T, name): the block's dynamic shared memory, whose size the launch gives.
+#if defined(EMULATOR)
+#define SHARED(T, name) T* const name = static_cast<T*>(emulator::dynamic_shared())
+#else
+#define SHARED(T, name)                                \
+    extern __shared__ float4 dynamic_shared_memory[];  \
+    T* const name = reinterpret_cast<T*>(dynamic_shared_memory)
+#endif
+
+// --- bf16 -----------------------------------------------------------------------------------------
+
+// The upper half of an fp32.
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE float widen(float x) { return x; }
+DEVICE float widen(bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
+
+// To nearest, ties to even; a NaN stays one.
+DEVICE u32 bf16_bits(float x) {
+    const u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+DEVICE void narrow(float& out, float x) { out = x; }
+DEVICE void narrow(bf16& out, float x) { out.bits = static_cast<u16>(bf16_bits(x)); }
+
+// Two bf16 in a word, the first in the lower half.
+DEVICE u32 bf16_pair(float first, float second) {
+#if ON_NVIDIA
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#else
+    return bf16_bits(first) | (bf16_bits(second) << 16);
+#endif
+}
+DEVICE float first_of(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Four consecutive elements at a place aligned to them.
+DEVICE float4 load4(const float* at) { return *reinterpret_cast<const float4*>(at); }
+DEVICE float4 load4(const bf16* at) {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(at);
+    return make_float4(first_of(pairs.x), second_of(pairs.x), first_of(pairs.y), second_of(pairs.y));
+}
+DEVICE void store4(float* at, float4 x) { *reinterpret_cast<float4*>(at) = x; }
+DEVICE void store4(bf16* at, float4 x) {
+    *reinterpret_cast<uint2*>(at) = make_uint2(bf16_pair(x.x, x.y), bf16_pair(x.z, x.w));
+}
+
+// The type of activations: one module is compiled for each precision.
+#if ACTIVATION_BF16
+typedef bf16 activation;
+#else
+typedef float activation;
+#endif
+DEVICE activation rounded(float x) {
+    activation out;
+    narrow(out, x);
+    return out;
+}
+
+// --- mathematics ------------------------------------------------------------------------------------
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
+
+// 2^x within 2 ulp, subnormals flushed.
+DEVICE float exp2_fast(float x) {
+#if ON_NVIDIA
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#elif ON_AMD
+    return __builtin_amdgcn_exp2f(x);
+#else
+    return exp2f(x);
+#endif
+}
+// log2 x for normal x.
+DEVICE float log2_fast(float x) {
+#if ON_NVIDIA
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#elif ON_AMD
+    return __builtin_amdgcn_logf(x);
+#else
+    return log2f(x);
+#endif
+}
+// 1 / x within 1 ulp; 0 for infinities.
+DEVICE float reciprocal_fast(float x) {
+#if ON_NVIDIA
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#elif ON_AMD
+    return __builtin_amdgcn_rcpf(x);
+#else
+    return 1.0f / x;
+#endif
+}
+
+DEVICE float exp_fast(float x) { return exp2_fast(x * LOG2_E); }
+
+// 1 / (1 + e^-x).
+DEVICE float sigmoid(float x) { return reciprocal_fast(1.0f + exp_fast(-x)); }
+// x sigmoid(x).
+DEVICE float silu(float x) { return x * sigmoid(x); }
+// The derivative of silu: s (1 + x (1 - s)), s = sigmoid(x).
+DEVICE float silu_derivative(float x) {
+    const float s = sigmoid(x);
+    return s * fmaf(x, 1.0f - s, 1.0f);
+}
+
+// --- warps ------------------------------------------------------------------------------------------
+
+#if ON_AMD
+DEVICE float shuffle_xor(float x, u32 mask) { return __shfl_xor(x, static_cast<int>(mask), WARP); }
+DEVICE float shuffle(float x, u32 lane) { return __shfl(x, static_cast<int>(lane), WARP); }
+DEVICE void warp_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+}
+#else
+DEVICE float shuffle_xor(float x, u32 mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE float shuffle(float x, u32 lane) { return __shfl_sync(0xffffffffu, x, lane); }
+DEVICE void warp_barrier() { __syncwarp(); }
+#endif
+DEVICE double shuffle_xor(double x, u32 mask) {
+    union {
+        double whole;
+        float half[2];
+    } word;
+    word.whole = x;
+    word.half[0] = shuffle_xor(word.half[0], mask);
+    word.half[1] = shuffle_xor(word.half[1], mask);
+    return word.whole;
+}
+
+// The sum over a warp, in every lane: a butterfly, so that all lanes have the same bits.
+template <class T>
+DEVICE T warp_sum(T x) {
+#pragma unroll
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (u32 mask = WARP / 2; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
+    return x;
+}
+
+// The sum over a block of THREADS threads, in every thread. `partial` is shared memory for
+// THREADS / WARP elements; it may be used again after the call.
+template <u32 THREADS, class T>
+DEVICE T block_sum(T x, T* partial) {
+    x = warp_sum(x);
+    if (THREADS == WARP) return x;
+    if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = x;
+    __syncthreads();
+    T sum = partial[0];
+#pragma unroll
+    for (u32 warp = 1; warp < THREADS / WARP; warp++) sum += partial[warp];
+    __syncthreads();
+    return sum;
+}
+
+// --- copies from global to shared memory that may overlap with arithmetic ------------------------------
+
+// 16 bytes, both ends aligned to 16. Where the device has no such copy, it is done at once.
+DEVICE void copy_async_16(void* shared, const void* global) {
+#if ON_NVIDIA
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     static_cast<u32>(__cvta_generic_to_shared(shared))),
+                 "l"(global));
+#else
+    *static_cast<float4*>(shared) = *static_cast<const float4*>(global);
+#endif
+}
+// 8 bytes, both ends aligned to 8.
+DEVICE void copy_async_8(void* shared, const void* global) {
+#if ON_NVIDIA
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(
+                     static_cast<u32>(__cvta_generic_to_shared(shared))),
+                 "l"(global));
+#else
+    *static_cast<float2*>(shared) = *static_cast<const float2*>(global);
+#endif
+}
+// Ends a group of this thread's copies.
+DEVICE void copy_async_commit() {
+#if ON_NVIDIA
+    asm volatile("cp.async.commit_group;");
+#endif
+}
+// Waits for all but the newest `PENDING` groups of this thread's own copies.
+template <int PENDING>
+DEVICE void copy_async_wait() {
+#if ON_NVIDIA
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// --- faults -----------------------------------------------------------------------------------------
+
+// What a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest
+// row whose token lies outside the vocabulary, in the upper half, and the token. All ones: no fault.
+struct Fault {
+    u64 row_and_token;
+};
+DEVICE void report_token(Fault* fault, u32 row, u32 token) {
+    atomicMin(&fault->row_and_token, static_cast<u64>(row) << 32 | token);
+}

@@ -1,0 +1,278 @@
+// Embedding: rows of a table picked by tokens, and the sums of their gradients.
+//
+// Floor: forward, rows read and written once, 8 bytes an element. Backward, dout read once, and the rows of the table that
+// some token names read and written: 4 to 12 bytes an element.
+//
+// The gradient of a row of the table is a sum over the rows that hold its token, in order. So the rows are first
+// grouped by token (integers only: the result does not depend on how), then a thread sums a column of a
+// group: no atomics, and each element of the table is written by one thread.
+#include "dialect.h"
+#include "pack.h"
+
+// A token outside the vocabulary is reported and stands for token 0.
+DEVICE u32 checked_token(const u32* tokens, u64 row, u32 vocab_size, Fault* fault) {
+    const u32 token = tokens[row];
+    if (token < vocab_size) return token;
+    if (fault) report_token(fault, static_cast<u32>(row), token);
+    return 0;
+}
+
+struct EmbeddingForward {
+    float* out;           // [rows, d], rows out_stride apart
+    const float* table;   // [v, d], rows table_stride apart
+    const u32* tokens;    // [rows]
+    Fault* fault;         // receives tokens outside the vocabulary
+    u64 out_stride;
+    u64 table_stride;
+    u32 vocab_size;  // v
+    u32 width;       // d
+};
+
+constexpr u32 COPY_THREADS = 128;
+constexpr u32 COLUMNS = 4;
+
+template <Access ACCESS>
+DEVICE void copy_row(const EmbeddingForward& arguments) {
+    const u64 row = blockIdx.x;
+    const u32 width = arguments.width;
+    const u32 token =
+        checked_token(arguments.tokens, row, arguments.vocab_size,
+                      threadIdx.x == 0 ? arguments.fault : nullptr);
+    const float* const from = arguments.table + token * arguments.table_stride;
+    float* const out = arguments.out + row * arguments.out_stride;
+#pragma unroll 4
+    for (u32 column = threadIdx.x * COLUMNS; column < width; column += COPY_THREADS * COLUMNS) {
+        const u32 count = width - column;
+        store_first<COLUMNS, ACCESS>(out + column, load_first<COLUMNS, ACCESS>(from + column, count),
+                                     count);
+    }
+}
+
+// A block for each row.
+KERNEL(embedding_forward_wide, COPY_THREADS, 12, EmbeddingForward) {
+    copy_row<Access::WIDE>(arguments);
+}
+KERNEL(embedding_forward_single, COPY_THREADS, 12, EmbeddingForward) {
+    copy_row<Access::SINGLE>(arguments);
+}
+
+// --- grouping rows by token -------------------------------------------------------------------------
+
+struct TokenRow {
+    u32 token;
+    u32 row;
+};
+
+struct EmbeddingGroup {
+    TokenRow* grouped;  // [rows], ordered by token, then by row
+    const u32* tokens;  // [rows]
+    Fault* fault;       // receives tokens outside the vocabulary
+    u32 rows;
+    u32 vocab_size;        // v
+    u32 tokens_per_block;  // at most GROUP_THREADS * GROUP_OWN
+    u32 padding;
+};
+
+constexpr u32 GROUP_THREADS = 256;
+// Tokens of the vocabulary that a thread owns.
+constexpr u32 GROUP_OWN = 4;
+// Rows that a thread, and a block, looks at in one turn.
+constexpr u32 GROUP_ROWS = 16;
+constexpr u32 GROUP_TURN = GROUP_THREADS * GROUP_ROWS;
+
+// The sum of `x` over the threads before this one, and in `total` that over all threads. `of_warps` is shared memory
+// for a word a warp; the block must pass a barrier before it is used again.
+DEVICE u32 sum_before(u32 x, u32* of_warps, u32& total) {
+    const u32 lane = threadIdx.x % WARP;
+    u32 sum = x;
+#pragma unroll
+    for (u32 distance = 1; distance < WARP; distance *= 2) {
+        const u32 from = lane >= distance ? lane - distance : lane;
+        const u32 other = __float_as_uint(shuffle(__uint_as_float(sum), from));
+        if (lane >= distance) sum += other;
+    }
+    if (lane == WARP - 1) of_warps[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    u32 before = sum - x;
+    total = 0;
+#pragma unroll
+    for (u32 warp = 0; warp < GROUP_THREADS / WARP; warp++) {
+        if (warp < threadIdx.x / WARP) before += of_warps[warp];
+        total += of_warps[warp];
+    }
+    return before;
+}
+
+// What a block keeps of a turn.
+struct Turn {
+    // The turn's tokens; one word is left out after every GROUP_ROWS, so that neighbouring threads read
+    // neighbouring banks.
+    u32 tokens[GROUP_TURN + GROUP_THREADS];
+    // Those of the block, in order of their rows: the token, counted from the block's first, in the upper half, and the
+    // row, counted from the turn's first.
+    u32 found[GROUP_TURN];
+    u32 of_warps[GROUP_THREADS / WARP];
+};
+
+// Lists the rows of a turn whose tokens are the block's; answers how many, and adds up in `below` how many of the
+// thread's rows hold tokens of the blocks before.
+DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u32 first_token,
+                    u32 own_tokens, Fault* fault, u32& below) {
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < GROUP_TURN; i += GROUP_THREADS) {
+        // What lies past the last row is no token.
+        turn.tokens[i + i / GROUP_ROWS] =
+            turn_row + i < arguments.rows
+                ? checked_token(arguments.tokens, turn_row + i, arguments.vocab_size, fault)
+                : 0xffffffffu;
+    }
+    __syncthreads();
+    u32 own = 0;
+#pragma unroll
+    for (u32 i = 0; i < GROUP_ROWS; i++) {
+        const u32 token = turn.tokens[threadIdx.x * (GROUP_ROWS + 1) + i];
+        own += token - first_token < own_tokens;
+        below += token < first_token;
+    }
+    u32 found;
+    u32 place = sum_before(own, turn.of_warps, found);
+#pragma unroll
+    for (u32 i = 0; i < GROUP_ROWS; i++) {
+        const u32 token = turn.tokens[threadIdx.x * (GROUP_ROWS + 1) + i] - first_token;
+        if (token < own_tokens) turn.found[place++] = token << 16 | (threadIdx.x * GROUP_ROWS + i);
+    }
+    __syncthreads();
+    return found;
+}
+
+// Each block groups the rows that hold its tokens: it walks all rows twice, once to count and once to place them.
+// A thread owns tokens and walks what the block found: so rows keep their order without any sorting.
+KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
+    __shared__ Turn turn;
+    const u32 first_token = blockIdx.x * arguments.tokens_per_block;
+    const u32 own_tokens = min(arguments.tokens_per_block, arguments.vocab_size - first_token);
+    // The thread's tokens lie side by side, so that its groups do too.
+    const u32 tokens_per_thread = (arguments.tokens_per_block + GROUP_THREADS - 1) / GROUP_THREADS;
+    const u32 thread_token = threadIdx.x * tokens_per_thread;
+
+    u32 next[GROUP_OWN];
+#pragma unroll
+    for (u32 own = 0; own < GROUP_OWN; own++) next[own] = 0;
+    u32 below = 0;
+    for (u32 row = 0; row < arguments.rows; row += GROUP_TURN) {
+        Fault* const fault = blockIdx.x == 0 ? arguments.fault : nullptr;
+        const u32 found = find_own(turn, arguments, row, first_token, own_tokens, fault, below);
+        if (thread_token >= own_tokens) continue;
+#pragma unroll 4
+        for (u32 i = 0; i < found; i++) {
+            const u32 token = (turn.found[i] >> 16) - thread_token;
+#pragma unroll
+            for (u32 own = 0; own < GROUP_OWN; own++) {
+                next[own] += token == own && own < tokens_per_thread;
+            }
+        }
+    }
+
+    // Counts become places: after the rows of the blocks before, and of the threads before.
+    u32 place = 0;
+#pragma unroll
+    for (u32 own = 0; own < GROUP_OWN; own++) place += next[own];
+    u32 total;
+    place = sum_before(place, turn.of_warps, total);
+    __syncthreads();
+    sum_before(below, turn.of_warps, total);
+    place += total;
+#pragma unroll
+    for (u32 own = 0; own < GROUP_OWN; own++) {
+        const u32 count = next[own];
+        next[own] = place;
+        place += count;
+    }
+
+    for (u32 row = 0; row < arguments.rows; row += GROUP_TURN) {
+        const u32 found = find_own(turn, arguments, row, first_token, own_tokens, nullptr, below);
+        if (thread_token >= own_tokens) continue;
+#pragma unroll 4
+        for (u32 i = 0; i < found; i++) {
+            const u32 token = (turn.found[i] >> 16) - thread_token;
+#pragma unroll
+            for (u32 own = 0; own < GROUP_OWN; own++) {
+                if (token == own && own < tokens_per_thread) {
+                    const u32 found_row = row + (turn.found[i] & 0xffffu);
+                    arguments.grouped[next[own]++] = {first_token + thread_token + own, found_row};
+                }
+            }
+        }
+    }
+}
+
+// --- sums of the groups -------------------------------------------------------------------------------
+
+struct EmbeddingBackwardAdd {
+    float* lane_table;        // [v, d], rows lane_stride apart; added to
+    const float* dout;        // [rows, d], rows dout_stride apart
+    const TokenRow* grouped;  // [rows], ordered by token, then by row
+    u64 lane_stride;
+    u64 dout_stride;
+    u32 rows;
+    u32 rows_per_grain;
+    u32 width;  // d
+    u32 column_tiles;
+};
+
+constexpr u32 SUM_THREADS = 128;
+// Places in the order of tokens whose groups a block sums, if they begin there.
+constexpr u32 SUM_PLACES = 8;
+// Rows of a group that a thread has in flight: a frequent token is a long chain of additions, which must
+// not wait for memory too.
+constexpr u32 SUM_BATCH = 16;
+
+// Adds the sums of the group that begins at `place`, grain by grain, to `lane`.
+DEVICE float add_group(float lane, const EmbeddingBackwardAdd& arguments, u32 place, u32 column) {
+    const u32 token = arguments.grouped[place].token;
+    const float* const dout = arguments.dout + column;
+    float sum = 0.0f;
+    u64 grain_end = arguments.grouped[place].row / arguments.rows_per_grain + 1;
+    grain_end *= arguments.rows_per_grain;
+    bool more = true;
+    for (u32 first = place; more; first += SUM_BATCH) {
+        float x[SUM_BATCH];
+        u32 rows[SUM_BATCH];
+        u32 count = 0;
+#pragma unroll
+        for (u32 i = 0; i < SUM_BATCH; i++) {
+            const bool inside =
+                first + i < arguments.rows && arguments.grouped[first + i].token == token;
+            rows[i] = inside ? arguments.grouped[first + i].row : 0;
+            x[i] = inside ? dout[rows[i] * arguments.dout_stride] : 0.0f;
+            count += inside;
+        }
+#pragma unroll
+        for (u32 i = 0; i < SUM_BATCH; i++) {
+            if (i >= count) break;
+            if (rows[i] >= grain_end) {
+                lane += sum;
+                sum = 0.0f;
+                grain_end = rows[i] / arguments.rows_per_grain + 1;
+                grain_end *= arguments.rows_per_grain;
+            }
+            sum += x[i];
+        }
+        more = count == SUM_BATCH;
+    }
+    return lane + sum;
+}
+
+// A block for SUM_PLACES places and SUM_THREADS columns.
+KERNEL(embedding_backward_add, SUM_THREADS, 6, EmbeddingBackwardAdd) {
+    const u32 column = blockIdx.x % arguments.column_tiles * SUM_THREADS + threadIdx.x;
+    if (column >= arguments.width) return;
+    const u32 first = blockIdx.x / arguments.column_tiles * SUM_PLACES;
+    const u32 last = min(first + SUM_PLACES, arguments.rows);
+    for (u32 place = first; place < last; place++) {
+        const u32 token = arguments.grouped[place].token;
+        if (place > 0 && arguments.grouped[place - 1].token == token) continue;
+        float* const lane = arguments.lane_table + token * arguments.lane_stride + column;
+        *lane = add_group(*lane, arguments, place, column);
+    }
+}

@@ -1,0 +1,374 @@
+// Runs kernels on the CPU: each GPU thread is a fiber, each running block has one operating-system
+// thread, and a warp has WARP (32 or 64) lanes.
+//
+// Barriers and shuffles are where fibers change; between them a thread runs alone. With a seed, the
+// order in which the fibers of a block take their turns is random, so that a missing barrier shows as a wrong
+// result; a barrier that some threads never reach ends the launch, which answers what went wrong. Dynamic
+// shared memory is poisoned with NaN before every block.
+//
+// Not modelled: caches and the memory model, races between two barriers inside one turn, copies that really
+// overlap, the rounding of a device's approximate functions.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#ifndef WARP
+#error "the emulator needs WARP, 32 or 64"
+#endif
+#if !defined(__x86_64__)
+#error "the emulator switches fibers on x86-64 alone"
+#endif
+
+// Libraries of other warp widths live in the same process, so all else is hidden.
+#define EXPORTED __attribute__((used, visibility("default")))
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __restrict__ __restrict
+#define __align__(bytes) __attribute__((aligned(bytes)))
+// One operating-system thread runs one block at a time, so what is a thread's own is the block's.
+#define __shared__ static thread_local
+
+struct uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) double2 {
+    double x, y;
+};
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+// Pushes the callee-saved registers, stores the stack pointer, and goes on from another one.
+extern "C" void emulator_switch(void** saved_stack, void* next_stack);
+asm(R"(
+.text
+.p2align 4
+.type emulator_switch, @function
+emulator_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size emulator_switch, .-emulator_switch
+)");
+
+namespace emulator {
+
+struct Index {
+    unsigned x, y, z;
+};
+
+struct Warp {
+    uint64_t slots[WARP];
+    unsigned live = 0, arrived = 0;
+    // Counts the barriers that the warp has passed.
+    unsigned generation = 0;
+};
+
+struct Fiber {
+    void* stack = nullptr;
+    unsigned index = 0;
+    bool done = false;
+    // The generation that the fiber waits to see the end of.
+    const unsigned* waits_for = nullptr;
+    unsigned waits_since = 0;
+};
+
+struct Launch {
+    void (*kernel)(const void*);
+    const void* arguments;
+    Index grid;
+    unsigned threads;
+    size_t shared_bytes;
+    uint64_t seed;
+};
+
+constexpr size_t FIBER_STACK_BYTES = size_t(64) << 10;
+
+// Memory for the fibers' stacks, which a thread keeps between launches. It is not cleared: most of it is never touched.
+struct Stacks {
+    std::unique_ptr<char[]> memory;
+    size_t bytes = 0;
+
+    char* reserve(size_t wanted) {
+        if (bytes < wanted) {
+            memory.reset(new char[wanted]);
+            bytes = wanted;
+        }
+        return memory.get();
+    }
+};
+inline thread_local Stacks stacks_of_thread;
+
+struct Block {
+    const Launch* launch = nullptr;
+    Index index{};
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    std::vector<float4> shared;
+    char* stacks = nullptr;
+    void* scheduler_stack = nullptr;
+    Fiber* current = nullptr;
+    // What went wrong in this block.
+    const char* failure = nullptr;
+    unsigned live = 0, arrived = 0, generation = 0;
+    int votes = 0, vote_result = 0;
+    // The line of the barrier that threads wait at.
+    int line = 0;
+};
+
+inline thread_local Block* block = nullptr;
+
+inline void yield_fiber() {
+    Block* here = block;
+    emulator_switch(&here->current->stack, here->scheduler_stack);
+}
+
+inline void pass_warp(Warp& warp) {
+    warp.arrived = 0;
+    warp.generation++;
+}
+inline void pass_block() {
+    block->arrived = 0;
+    block->vote_result = block->votes;
+    block->votes = 0;
+    block->generation++;
+}
+
+inline void wait_for(const unsigned& generation) {
+    Fiber& fiber = *block->current;
+    fiber.waits_for = &generation;
+    fiber.waits_since = generation;
+    while (*fiber.waits_for == fiber.waits_since) yield_fiber();
+    fiber.waits_for = nullptr;
+}
+
+// Ends the block from inside a thread, which is never resumed.
+inline void fail(const char* what) {
+    block->failure = what;
+    yield_fiber();
+}
+
+inline int block_barrier(int vote, int line) {
+    if (block->arrived == 0) block->line = line;
+    if (block->line != line) fail("threads meet at different barriers");
+    block->votes += vote != 0;
+    if (++block->arrived == block->live) {
+        pass_block();
+    } else {
+        wait_for(block->generation);
+    }
+    return block->vote_result;
+}
+
+inline unsigned lane() { return block->current->index % WARP; }
+inline Warp& warp() { return block->warps[block->current->index / WARP]; }
+
+inline void warp_barrier() {
+    Warp& mine = warp();
+    if (++mine.arrived == mine.live) {
+        pass_warp(mine);
+    } else {
+        wait_for(mine.generation);
+    }
+}
+
+// The value of another lane. Every live lane of the warp takes part.
+template <class T>
+T exchange(T value, unsigned from) {
+    static_assert(sizeof(T) <= sizeof(uint64_t), "a lane has one slot of 8 bytes");
+    Warp& mine = warp();
+    std::memcpy(&mine.slots[lane()], &value, sizeof(T));
+    warp_barrier();
+    T found;
+    std::memcpy(&found, &mine.slots[from % WARP], sizeof(T));
+    warp_barrier();
+    return found;
+}
+
+inline void* dynamic_shared() { return block->shared.data(); }
+
+inline void run_fiber() {
+    Block* here = block;
+    here->launch->kernel(here->launch->arguments);
+    Fiber& fiber = *here->current;
+    fiber.done = true;
+    // A thread that has ended takes part in no barrier.
+    Warp& mine = here->warps[fiber.index / WARP];
+    if (--mine.live == mine.arrived && mine.arrived > 0) pass_warp(mine);
+    if (--here->live == here->arrived && here->arrived > 0) pass_block();
+    emulator_switch(&fiber.stack, here->scheduler_stack);
+    std::abort();  // The scheduler never goes back to a fiber that is done.
+}
+
+inline void prepare(Block& here) {
+    const unsigned threads = here.launch->threads;
+    here.fibers.assign(threads, {});
+    here.warps.assign((threads + WARP - 1) / WARP, {});
+    here.live = threads;
+    here.arrived = here.generation = 0;
+    here.votes = 0;
+    here.failure = nullptr;
+    std::fill(here.shared.begin(), here.shared.end(), float4{NAN, NAN, NAN, NAN});
+    for (unsigned index = 0; index < threads; index++) {
+        Fiber& fiber = here.fibers[index];
+        fiber.index = index;
+        here.warps[index / WARP].live++;
+        const auto top =
+            reinterpret_cast<uintptr_t>(here.stacks) + (index + 1) * FIBER_STACK_BYTES;
+        void** stack = reinterpret_cast<void**>(top & ~uintptr_t(15));
+        // The frame that emulator_switch returns through: six registers, then the entry; one word
+        // above it keeps the stack aligned as after a call.
+        *--stack = nullptr;
+        *--stack = reinterpret_cast<void*>(&run_fiber);
+        for (int saved = 0; saved < 6; saved++) *--stack = nullptr;
+        fiber.stack = stack;
+    }
+}
+
+// Runs the block that `here.index` names, until its threads end or something goes wrong: then its fibers are left as
+// they are, and nothing of theirs outlives the block.
+inline void run_block(Block& here) {
+    block = &here;
+    prepare(here);
+    const uint64_t place = here.index.x + 7919u * here.index.y + 104729u * here.index.z;
+    std::mt19937_64 random(here.launch->seed + place);
+    std::vector<unsigned> order(here.fibers.size());
+    for (unsigned index = 0; index < order.size(); index++) order[index] = index;
+    while (here.live > 0) {
+        if (here.launch->seed != 0) std::shuffle(order.begin(), order.end(), random);
+        bool progress = false;
+        for (unsigned index : order) {
+            Fiber& fiber = here.fibers[index];
+            if (fiber.done) continue;
+            if (fiber.waits_for && *fiber.waits_for == fiber.waits_since) continue;
+            progress = true;
+            here.current = &fiber;
+            emulator_switch(&here.scheduler_stack, fiber.stack);
+            if (here.failure) return;
+        }
+        if (progress) continue;
+        here.failure = "some threads wait at a barrier that others never reach";
+        return;
+    }
+}
+
+// What went wrong in the first block that failed, if any.
+inline std::string run(const Launch& launch, unsigned workers) {
+    const uint64_t blocks = uint64_t(launch.grid.x) * launch.grid.y * launch.grid.z;
+    std::atomic<uint64_t> next{0};
+    std::mutex failing;
+    std::string failure;
+    auto work = [&] {
+        Block here;
+        here.launch = &launch;
+        here.shared.resize(launch.shared_bytes / sizeof(float4) + 1);
+        here.stacks = stacks_of_thread.reserve((launch.threads + 1) * FIBER_STACK_BYTES);
+        for (uint64_t place; (place = next++) < blocks;) {
+            here.index.x = place % launch.grid.x;
+            here.index.y = place / launch.grid.x % launch.grid.y;
+            here.index.z = place / launch.grid.x / launch.grid.y;
+            run_block(here);
+            if (!here.failure) continue;
+            next = blocks;
+            std::lock_guard<std::mutex> lock(failing);
+            failure = "block (" + std::to_string(here.index.x) + ", " +
+                      std::to_string(here.index.y) + ", " + std::to_string(here.index.z) +
+                      "): " + here.failure;
+        }
+    };
+    std::vector<std::thread> others;
+    for (unsigned other = 1; other < std::min<uint64_t>(workers, blocks); other++) {
+        others.emplace_back(work);
+    }
+    work();
+    for (std::thread& other : others) other.join();
+    return failure;
+}
+
+}  // namespace emulator
+
+// The entry of the library that a module becomes. Answers null, or what went wrong, which stays until this thread's next
+// launch.
+extern "C" EXPORTED inline const char* emulator_launch(
+    void (*kernel)(const void*), const void* arguments, const unsigned* grid, unsigned threads,
+    size_t shared_bytes, uint64_t seed, unsigned workers) {
+    static thread_local std::string failure;
+    failure = emulator::run(
+        {kernel, arguments, {grid[0], grid[1], grid[2]}, threads, shared_bytes, seed}, workers);
+    return failure.empty() ? nullptr : failure.c_str();
+}
+
+#define threadIdx (emulator::Index{emulator::block->current->index, 0, 0})
+#define blockIdx (emulator::block->index)
+#define blockDim (emulator::Index{emulator::block->launch->threads, 1, 1})
+#define gridDim (emulator::block->launch->grid)
+
+inline void __syncthreads(int line = __builtin_LINE()) { emulator::block_barrier(0, line); }
+inline int __syncthreads_or(int vote, int line = __builtin_LINE()) {
+    return emulator::block_barrier(vote, line) != 0;
+}
+inline int __syncthreads_count(int vote, int line = __builtin_LINE()) {
+    return emulator::block_barrier(vote, line);
+}
+inline void __syncwarp() { emulator::warp_barrier(); }
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned mask) {
+    return emulator::exchange(value, emulator::lane() ^ mask);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, unsigned from) {
+    return emulator::exchange(value, from);
+}
+inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
+    std::atomic_ref<unsigned long long> place(*at);
+    unsigned long long found = place.load();
+    while (value < found && !place.compare_exchange_weak(found, value)) {
+    }
+    return found;
+}
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+using std::max;
+using std::min;

@@ -1,0 +1,125 @@
+// Packs: a few consecutive elements that one thread loads or stores at once, as fp32 in registers.
+//
+// A thread that walks packs does the same arithmetic in the same order whether its loads are wide or
+// element by element, so the bits of a result do not depend on where its operands begin.
+#pragma once
+
+template <u32 N>
+struct Pack {
+    float at[N];
+};
+
+template <u32 N>
+DEVICE Pack<N> filled(float x) {
+    Pack<N> pack;
+#pragma unroll
+    for (u32 i = 0; i < N; i++) pack.at[i] = x;
+    return pack;
+}
+
+// N elements at a place aligned to them, or to 16 bytes where they are more.
+template <u32 N>
+DEVICE Pack<N> load_pack(const float* at) {
+    static_assert(N == 1 || N == 2 || N % 4 == 0, "a pack is one load, or whole loads of 16 bytes");
+    Pack<N> pack;
+    if constexpr (N == 1) {
+        pack.at[0] = *at;
+    } else if constexpr (N == 2) {
+        const float2 pair = *reinterpret_cast<const float2*>(at);
+        pack.at[0] = pair.x;
+        pack.at[1] = pair.y;
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < N; i += 4) {
+            const float4 quad = *reinterpret_cast<const float4*>(at + i);
+            pack.at[i] = quad.x;
+            pack.at[i + 1] = quad.y;
+            pack.at[i + 2] = quad.z;
+            pack.at[i + 3] = quad.w;
+        }
+    }
+    return pack;
+}
+template <u32 N>
+DEVICE Pack<N> load_pack(const bf16* at) {
+    static_assert(N == 1 || N == 2 || N == 4 || N == 8, "a pack of bf16 is one load");
+    Pack<N> pack;
+    if constexpr (N == 1) {
+        pack.at[0] = widen(*at);
+    } else {
+        u32 pairs[N / 2];
+        if constexpr (N == 2) {
+            pairs[0] = *reinterpret_cast<const u32*>(at);
+        } else if constexpr (N == 4) {
+            const uint2 words = *reinterpret_cast<const uint2*>(at);
+            pairs[0] = words.x;
+            pairs[1] = words.y;
+        } else {
+            const uint4 words = *reinterpret_cast<const uint4*>(at);
+            pairs[0] = words.x;
+            pairs[1] = words.y;
+            pairs[2] = words.z;
+            pairs[3] = words.w;
+        }
+#pragma unroll
+        for (u32 i = 0; i < N / 2; i++) {
+            pack.at[2 * i] = first_of(pairs[i]);
+            pack.at[2 * i + 1] = second_of(pairs[i]);
+        }
+    }
+    return pack;
+}
+
+template <u32 N>
+DEVICE void store_pack(float* at, const Pack<N>& pack) {
+    if constexpr (N == 1) {
+        *at = pack.at[0];
+    } else if constexpr (N == 2) {
+        *reinterpret_cast<float2*>(at) = make_float2(pack.at[0], pack.at[1]);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < N; i += 4) {
+            *reinterpret_cast<float4*>(at + i) =
+                make_float4(pack.at[i], pack.at[i + 1], pack.at[i + 2], pack.at[i + 3]);
+        }
+    }
+}
+template <u32 N>
+DEVICE void store_pack(bf16* at, const Pack<N>& pack) {
+    if constexpr (N == 1) {
+        narrow(*at, pack.at[0]);
+    } else {
+        u32 pairs[N / 2];
+#pragma unroll
+        for (u32 i = 0; i < N / 2; i++) pairs[i] = bf16_pair(pack.at[2 * i], pack.at[2 * i + 1]);
+        if constexpr (N == 2) {
+            *reinterpret_cast<u32*>(at) = pairs[0];
+        } else if constexpr (N == 4) {
+            *reinterpret_cast<uint2*>(at) = make_uint2(pairs[0], pairs[1]);
+        } else {
+            *reinterpret_cast<uint4*>(at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        }
+    }
+}
+
+// Which loads and stores a kernel may use: wide ones need aligned packs.
+enum class Access { WIDE, SINGLE };
+
+// The first `count` elements of a pack, the others `rest`; `count` may be more than a pack holds, or
+// nothing. A wide load is taken where all of the pack is asked for.
+template <u32 N, Access ACCESS, class T>
+DEVICE Pack<N> load_first(const T* at, u64 count, float rest = 0.0f) {
+    if (ACCESS == Access::WIDE && count >= N) return load_pack<N>(at);
+    Pack<N> pack;
+#pragma unroll
+    for (u32 i = 0; i < N; i++) pack.at[i] = i < count ? widen(at[i]) : rest;
+    return pack;
+}
+template <u32 N, Access ACCESS, class T>
+DEVICE void store_first(T* at, const Pack<N>& pack, u64 count) {
+    if (ACCESS == Access::WIDE && count >= N) return store_pack<N>(at, pack);
+#pragma unroll
+    for (u32 i = 0; i < N; i++) {
+        if (i < count) narrow(at[i], pack.at[i]);
+    }
+}

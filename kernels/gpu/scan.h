@@ -1,0 +1,187 @@
+// What the kernels of the selective scan share: sizes, rows of activations, softplus, and the
+// arguments of forward and backward.
+//
+// Decays are formed as 2^(delta rate), rate = A log2(e) = -exp(a_log) log2(e): one exponential a state.
+#pragma once
+#include "dialect.h"
+
+// Positions between saved states, and channels that share one partial sum of dB and dC. Mirrored by
+// gpu/launch/scan.rs.
+constexpr u32 CHECKPOINT = 16;
+constexpr u32 BLOCK_CHANNELS = 32;
+constexpr u32 SCAN_THREADS = 128;
+
+// rows[b t, columns], `stride` elements apart.
+struct ScanRows {
+    const activation* first;
+    u64 stride;
+};
+struct ScanRowsOut {
+    activation* first;
+    u64 stride;
+};
+DEVICE const activation* place(const ScanRows& rows, u32 row, u32 column) {
+    return rows.first + (static_cast<u64>(row) * rows.stride + column);
+}
+DEVICE activation* place(const ScanRowsOut& rows, u32 row, u32 column) {
+    return rows.first + (static_cast<u64>(row) * rows.stride + column);
+}
+
+struct ScanForwardArguments {
+    ScanRowsOut out;            // [b t, e]
+    float* checkpoints;         // [b, ceil(t / CHECKPOINT), e, n]: the states before each sixteenth position
+    activation* y;              // [b t, e], y before the gate, as rounded: `out` is formed from it
+    ScanRows delta_raw, x, z;   // [b t, e]
+    ScanRows bc;                // [b t, 2 n]; any states
+    const float* packed_bc;     // as scan_pack leaves it; sixteen states
+    const float* delta_bias;    // [e]
+    const float* a_log;         // [e, n]
+    const float* d;             // [e]
+    u32 positions, channels, states;
+    u32 lanes;                  // threads of a channel; any states
+};
+
+struct ScanBackwardArguments {
+    ScanRowsOut ddelta_raw, dx, dz;  // [b t, e]
+    ScanRowsOut regated;             // [b t, e], or none where `first` is null
+    float* dbc;                      // [b, ceil(e / 32), t, 2 n]: partial sums over 32 channels
+    float* parameters;               // [b, e n + 2 e]: da_log, dd and ddelta_bias of each sample
+    ScanRows dout;                   // [b t, e]
+    ScanRows delta_raw, x, z, bc;
+    const float* checkpoints;
+    const activation* y;
+    const float *packed_bc, *delta_bias, *a_log, *d;
+    u32 positions, channels, states, lanes;
+};
+
+// Elements of a sample's B and C as scan_pack leaves them, [t, 8, 4]: (B B C C) of two neighbouring states. Zeros
+// follow up to a whole tile.
+constexpr u32 PACKED_POSITIONS = 32;
+DEVICE u64 packed_elements(u32 positions) {
+    const u64 tiles = (positions + PACKED_POSITIONS - 1) / PACKED_POSITIONS;
+    return tiles * PACKED_POSITIONS * 32;
+}
+
+// A raw delta whose step, and whose derivative, is zero: it leaves a state as it is.
+constexpr float NO_STEP = -1e30f;
+
+// e^x for a parameter: what rounding x log2(e) loses is put back.
+DEVICE float exp_careful(float x) {
+    const float high = x * LOG2_E;
+    const float low = fmaf(x, 1.925963033500012e-8f, fmaf(x, LOG2_E, -high));
+    const float y = exp2_fast(high);
+    return fmaf(y, low * LN_2, y);
+}
+DEVICE float rate_of(float a_log) { return exp_careful(a_log) * -LOG2_E; }
+
+// log(1 + x), x >= 0: a minimax polynomial without constant term below 1/2 (relative error 3e-8), where
+// 1 + x would lose x.
+DEVICE float log1p_positive(float x) {
+    float p = 0.03872343440334549f;
+    p = fmaf(p, x, -0.11377193717470159f);
+    p = fmaf(p, x, 0.1845469967019596f);
+    p = fmaf(p, x, -0.2475308275419061f);
+    p = fmaf(p, x, 0.3331393864787846f);
+    p = fmaf(p, x, -0.49999418412235724f);
+    p = fmaf(p, x, 0.9999999712127954f);
+    return x < 0.5f ? p * x : log2_fast(1.0f + x) * LN_2;
+}
+
+// softplus(x) = log(1 + e^x), and its derivative, the sigmoid; x itself and 1 above 20.
+DEVICE float softplus(float x, float& slope) {
+    const float e = exp_fast(fminf(x, 20.0f));
+    const float y = log1p_positive(e);
+    slope = x > 20.0f ? 1.0f : e * reciprocal_fast(1.0f + e);
+    return x > 20.0f ? x : y;
+}
+DEVICE float softplus(float x) {
+    const float y = log1p_positive(exp_fast(fminf(x, 20.0f)));
+    return x > 20.0f ? x : y;
+}
+
+// The forward output from y as saved: forward and backward both call this, so `regated` has its bits.
+DEVICE float gated(float y, float z, float sigmoid_z) { return y * (z * sigmoid_z); }
+
+// --- a thread's columns of a row: 4 or 8 neighbouring elements -----------------------------------------
+// ALIGNED: rows and columns allow 16-byte (4 bf16: 8-byte) access.
+
+// From global to shared memory; there after copy_async_commit and copy_async_wait.
+template <u32 COUNT, bool ALIGNED>
+DEVICE void fetch_columns(activation* shared, const activation* global) {
+    constexpr u32 BYTES = COUNT * sizeof(activation);
+    if (!ALIGNED) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) shared[i] = global[i];
+    } else if (BYTES == 8) {
+        copy_async_8(shared, global);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < BYTES / 16; i++) {
+            copy_async_16(shared + i * 16 / sizeof(activation), global + i * 16 / sizeof(activation));
+        }
+    }
+}
+
+template <u32 COUNT>
+DEVICE void fill_columns(activation* shared, float x) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) shared[i] = rounded(x);
+}
+
+DEVICE void unpack(float* out, float4 x) {
+    out[0] = x.x;
+    out[1] = x.y;
+    out[2] = x.z;
+    out[3] = x.w;
+}
+
+DEVICE void take_columns(float (&out)[4], const activation* shared) { unpack(out, load4(shared)); }
+DEVICE void take_columns(float (&out)[8], const activation* shared) {
+#if ACTIVATION_BF16
+    const uint4 pairs = *reinterpret_cast<const uint4*>(shared);
+    const u32 words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        out[2 * i] = first_of(words[i]);
+        out[2 * i + 1] = second_of(words[i]);
+    }
+#else
+    unpack(out, load4(shared));
+    unpack(out + 4, load4(shared + 4));
+#endif
+}
+
+// Rounds to activations.
+template <u32 COUNT>
+DEVICE void round_columns(float (&x)[COUNT]) {
+#if ACTIVATION_BF16
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i += 2) {
+        const u32 pair = bf16_pair(x[i], x[i + 1]);
+        x[i] = first_of(pair);
+        x[i + 1] = second_of(pair);
+    }
+#endif
+}
+
+DEVICE void put_aligned(activation* global, const float (&x)[4]) {
+    store4(global, make_float4(x[0], x[1], x[2], x[3]));
+}
+DEVICE void put_aligned(activation* global, const float (&x)[8]) {
+#if ACTIVATION_BF16
+    *reinterpret_cast<uint4*>(global) = make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]),
+                                                   bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
+#else
+    store4(global, make_float4(x[0], x[1], x[2], x[3]));
+    store4(global + 4, make_float4(x[4], x[5], x[6], x[7]));
+#endif
+}
+template <bool ALIGNED, u32 COUNT>
+DEVICE void put_columns(activation* global, const float (&x)[COUNT]) {
+    if (ALIGNED) {
+        put_aligned(global, x);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) global[i] = rounded(x[i]);
+    }
+}

@@ -1,0 +1,421 @@
+// The backward selective scan of channels with sixteen states, in blocks of 32 channels.
+//
+// A block walks one sample's whole sequence, last tile first. A lane holds 2 states of 2 neighbouring
+// channels. A tile is 16 positions, in two pieces of 8: the states before the piece are walked to from the
+// saved ones, the piece's decays and states are formed and stay in registers, and the walk back
+// uses them. With g the gradient of a state, a its decay, q = a g h_before:
+//
+//   g = C dy + a_next g_next      dC = dy h    dB = g delta x       (summed over channels)
+//   dx = D dy + delta (g . B)     ddelta = x (g . B) + q . A        (summed over states)
+//   dA = sum over t of delta q
+//
+// Sums over channels: the lane's two, then a reduce-scatter over the lanes of a warp, then warps through
+// shared memory, then one partial sum a block in device memory, which scan_sum_dbc adds in order. Sums over
+// states go through shared memory to the thread that finishes 4 channels of one position.
+//
+// Floor, per state and position: 1 + 3/16 exponentials and the like, 12 operations, and 3 for the sums over
+// channels (about 24 issued). At (2, 4096, 5376) on an H200: 0.57 ms of shared memory, the nearest
+// wall; 0.47 ms of issue; 0.23 ms of bytes. Measured as a prototype: 1.1 ms.
+#include "scan.h"
+
+namespace {
+
+constexpr u32 TILE = CHECKPOINT;
+constexpr u32 PIECE = 8;                      // positions whose states stay in registers
+constexpr u32 GROUP = 4;                      // positions whose sums over channels go together
+constexpr u32 COLUMNS = 4;                    // channels that a thread prepares and finishes
+constexpr u32 WARPS = SCAN_THREADS / WARP;
+constexpr u32 WARP_CHANNELS = WARP / 4;
+constexpr u32 PAIRS = WARP_CHANNELS / 2;      // pairs of channels of a warp
+// A wide warp adds two lanes' sums over states before they go to shared memory, which is small there.
+constexpr bool FOLDED = WARP == 64;
+constexpr u32 STATE_GROUPS = FOLDED ? 4 : 8;
+// Padded against bank conflicts.
+constexpr u32 STEPS_ROW = BLOCK_CHANNELS * 2 + BLOCK_CHANNELS / 16 * 4;
+constexpr u32 SUMS_ROW = STATE_GROUPS * PAIRS + 4;
+constexpr u32 DBC_ROW = WARP == 32 ? 48 : 36;
+
+enum Array { X, DELTA, DOUT, Z, Y, ARRAYS };
+
+struct BackwardShared {
+    float steps[TILE * STEPS_ROW];            // (delta, delta x) of each channel
+    float dy[TILE][BLOCK_CHANNELS];
+    float bc[2][TILE][32];                    // [8][B2 C2]
+    float4 sums[TILE][WARPS * SUMS_ROW];      // (q . A, g . B) of two channels
+    float dbc[WARPS][TILE * DBC_ROW + 16];    // [8][dB2 dC2]
+    float4 states[2][SCAN_THREADS];
+    float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
+    activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
+};
+// What the launcher asks for.
+static_assert(sizeof(BackwardShared) ==
+                  (WARP == 32 ? 64512 : 38272) + (ACTIVATION_BF16 ? 10240 : 20480),
+              "shared bytes of backward");
+
+// The place of a lane: states 2 group and 2 group + 1 of channels `channel` and `channel + 1`.
+struct Walker {
+    u32 warp, group, pair, channel;
+};
+DEVICE Walker walker() {
+    const u32 lane = threadIdx.x % WARP;
+    Walker walker;
+    walker.warp = threadIdx.x / WARP;
+    walker.group = (lane & 1) | (lane >> 2 & 3) << 1;
+    walker.pair = (lane >> 1 & 1) | (lane >> 4) << 1;
+    walker.channel = walker.warp * WARP_CHANNELS + 2 * walker.pair;
+    return walker;
+}
+// The mask that changes bit `bit` of a lane's pair.
+DEVICE constexpr u32 pair_mask(u32 bit) { return bit == 1 ? 2 : bit * 8; }
+
+// Sums over the lanes of a warp that differ in their pair, each lane keeping COUNT / PAIRS of the
+// COUNT sums: those from `pair * COUNT / PAIRS`.
+template <u32 COUNT, u32 BIT>
+struct ReduceScatter {
+    DEVICE void run(float* values, u32 pair) {
+        const bool upper = pair & BIT;
+#pragma unroll
+        for (u32 i = 0; i < COUNT / 2; i++) {
+            const float given = upper ? values[i] : values[i + COUNT / 2];
+            const float kept = upper ? values[i + COUNT / 2] : values[i];
+            values[i] = kept + shuffle_xor(given, pair_mask(BIT));
+        }
+        ReduceScatter<COUNT / 2, BIT / 2>::run(values, pair);
+    }
+};
+template <u32 COUNT>
+struct ReduceScatter<COUNT, 0> {
+    DEVICE void run(float*, u32) {}
+};
+
+// Arrays of 4 are [channel of the pair][state of the group], as float4 of steps and (B B C C) are read:
+// what a channel and a state each have.
+DEVICE float of_channel(u32 j, float first, float second) { return j < 2 ? first : second; }
+DEVICE float of_state(u32 j, float first, float second) { return j & 1 ? second : first; }
+
+// h at `position` of a tile from the one before, and its decay.
+DEVICE void step(float (&h)[4], float (&decay)[4], const float (&before)[4],
+                 const float (&rate)[4], const float* steps, const float* bc, u32 position) {
+    const float4 d = load4(steps + position * STEPS_ROW);
+    const float2 b = *reinterpret_cast<const float2*>(bc + position * 32);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        decay[j] = exp2_fast(of_channel(j, d.x, d.z) * rate[j]);
+        h[j] = fmaf(decay[j], before[j], of_channel(j, d.y, d.w) * of_state(j, b.x, b.y));
+    }
+}
+
+// What a lane carries from tile to tile.
+struct Carried {
+    float rate[4];
+    // a_next g_next.
+    float future[4];
+    float da[4];
+};
+
+DEVICE void store_sums(BackwardShared& shared, const Walker& walker, u32 position, float4 sums) {
+    float4* row = shared.sums[position] + walker.warp * SUMS_ROW;
+    if (!FOLDED) {
+        const u32 swizzle = (walker.group & 2) ^ (walker.channel / 16 & 1);
+        row[walker.group * PAIRS + (walker.pair ^ swizzle)] = sums;
+        return;
+    }
+    // Of the two lanes, the even one keeps the first channel.
+    const bool odd = walker.group & 1;
+    const float q = (odd ? sums.z : sums.x) + shuffle_xor(odd ? sums.x : sums.z, 1);
+    const float p = (odd ? sums.w : sums.y) + shuffle_xor(odd ? sums.y : sums.w, 1);
+    float2* half = reinterpret_cast<float2*>(row + walker.group / 2 * PAIRS + walker.pair);
+    half[walker.group & 1] = make_float2(q, p);
+}
+// The sums of channels `column` and `column + 1`, an even channel, over all states.
+DEVICE float4 take_sums(const BackwardShared& shared, u32 position, u32 column) {
+    const float4* row = shared.sums[position] + column / WARP_CHANNELS * SUMS_ROW;
+    const u32 pair = column % WARP_CHANNELS / 2;
+    float4 part[STATE_GROUPS];
+#pragma unroll
+    for (u32 group = 0; group < STATE_GROUPS; group++) {
+        const u32 swizzle = FOLDED ? 0 : (group & 2) ^ (column / 16 & 1);
+        part[group] = row[group * PAIRS + (pair ^ swizzle)];
+    }
+#pragma unroll
+    for (u32 width = 1; width < STATE_GROUPS; width *= 2) {
+#pragma unroll
+        for (u32 group = 0; group < STATE_GROUPS; group += 2 * width) {
+            part[group].x += part[group + width].x;
+            part[group].y += part[group + width].y;
+            part[group].z += part[group + width].z;
+            part[group].w += part[group + width].w;
+        }
+    }
+    return part[0];
+}
+
+// Walks back over the piece of a tile that begins at `first`; the tile's saved states come before it.
+DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, u32 buffer,
+                      u32 first) {
+    const float* steps = shared.steps + walker.channel * 2 + walker.channel / 16 * 4;
+    const float* bc = &shared.bc[buffer][0][walker.group * 4];
+    const float* dy = &shared.dy[0][walker.channel];
+    float saved[4];
+    unpack(saved, load4(&shared.states[buffer][threadIdx.x].x));
+#pragma unroll 1
+    for (u32 start = 0; start < first; start += PIECE) {
+#pragma unroll
+        for (u32 i = 0; i < PIECE; i++) {
+            float decay[4];
+            step(saved, decay, saved, carried.rate, steps, bc, start + i);
+        }
+    }
+    float decay[PIECE][4], h[PIECE][4];
+#pragma unroll
+    for (u32 i = 0; i < PIECE; i++) {
+        step(h[i], decay[i], i == 0 ? saved : h[i == 0 ? 0 : i - 1], carried.rate, steps, bc,
+             first + i);
+    }
+#pragma unroll
+    for (u32 group = PIECE / GROUP; group-- > 0;) {
+        float db[GROUP * 2], dc[GROUP * 2];
+        float4 sums[GROUP];
+#pragma unroll
+        for (u32 k = GROUP; k-- > 0;) {
+            const u32 i = group * GROUP + k;
+            const float4 d = load4(steps + (first + i) * STEPS_ROW);
+            const float4 coefficients = load4(bc + (first + i) * 32);
+            const float2 dy_i =
+                *reinterpret_cast<const float2*>(dy + (first + i) * BLOCK_CHANNELS);
+            float g[4], q[4];
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                const float c = of_state(j, coefficients.z, coefficients.w);
+                g[j] = fmaf(of_channel(j, dy_i.x, dy_i.y), c, carried.future[j]);
+                carried.future[j] = decay[i][j] * g[j];
+                q[j] = carried.future[j] * (i == 0 ? saved[j] : h[i == 0 ? 0 : i - 1][j]);
+                carried.da[j] = fmaf(of_channel(j, d.x, d.z), q[j], carried.da[j]);
+            }
+            const float* rate = carried.rate;
+            sums[k] = make_float4(fmaf(rate[1], q[1], rate[0] * q[0]),
+                                  fmaf(g[1], coefficients.y, g[0] * coefficients.x),
+                                  fmaf(rate[3], q[3], rate[2] * q[2]),
+                                  fmaf(g[3], coefficients.y, g[2] * coefficients.x));
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                db[k * 2 + j] = fmaf(d.w, g[j + 2], d.y * g[j]);
+                dc[k * 2 + j] = fmaf(dy_i.y, h[i][j + 2], dy_i.x * h[i][j]);
+            }
+        }
+        ReduceScatter<GROUP * 2, PAIRS / 2>::run(db, walker.pair);
+        ReduceScatter<GROUP * 2, PAIRS / 2>::run(dc, walker.pair);
+        // Stored last: a store would keep later loads from moving up.
+#pragma unroll
+        for (u32 k = 0; k < GROUP; k++) {
+            store_sums(shared, walker, first + group * GROUP + k, sums[k]);
+        }
+        constexpr u32 KEPT = GROUP * 2 / PAIRS;
+        const u32 kept = walker.pair * KEPT;
+        float* out = shared.dbc[walker.warp] + (first + group * GROUP + kept / 2) * DBC_ROW +
+                     walker.group * 4 + kept % 2;
+        if (KEPT == 2) {
+            store4(out, make_float4(db[0], db[1], dc[0], dc[1]));
+        } else {
+            out[0] = db[0];
+            out[2] = dc[0];
+        }
+    }
+}
+
+// (delta, delta x) and dy of a thread's 4 channels at `row` of a tile; the slope of delta stays here.
+DEVICE void prepare(float (&slope)[COLUMNS], BackwardShared& shared, u32 buffer, u32 row,
+                    u32 column) {
+    float x[COLUMNS], delta[COLUMNS], dy[COLUMNS], z[COLUMNS], bias[COLUMNS];
+    take_columns(x, &shared.raw[buffer][X][row][column]);
+    take_columns(delta, &shared.raw[buffer][DELTA][row][column]);
+    take_columns(dy, &shared.raw[buffer][DOUT][row][column]);
+    take_columns(z, &shared.raw[buffer][Z][row][column]);
+    unpack(bias, load4(shared.bias + column));
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) {
+        delta[i] = softplus(delta[i] + bias[i], slope[i]);
+        dy[i] *= silu(z[i]);
+    }
+    float* out = shared.steps + row * STEPS_ROW + column * 2 + column / 16 * 4;
+    store4(out, make_float4(delta[0], delta[0] * x[0], delta[1], delta[1] * x[1]));
+    store4(out + 4, make_float4(delta[2], delta[2] * x[2], delta[3], delta[3] * x[3]));
+    store4(&shared.dy[row][column], make_float4(dy[0], dy[1], dy[2], dy[3]));
+}
+
+// A thread's 4 channels at one position.
+struct Finished {
+    float dx[COLUMNS], ddelta_raw[COLUMNS], dz[COLUMNS], regated[COLUMNS];
+};
+// Sums over a thread's positions.
+struct ChannelSums {
+    float dd[COLUMNS], ddelta_bias[COLUMNS];
+};
+
+DEVICE void finish(Finished& out, ChannelSums& channels, const BackwardShared& shared,
+                   const float (&slope)[COLUMNS], u32 buffer, u32 row, u32 column) {
+    float x[COLUMNS], step[COLUMNS], dy[COLUMNS], skip[COLUMNS];
+    take_columns(x, &shared.raw[buffer][X][row][column]);
+    const float* steps = shared.steps + row * STEPS_ROW + column * 2 + column / 16 * 4;
+    const float4 low = load4(steps), high = load4(steps + 4);
+    unpack(step, make_float4(low.x, low.z, high.x, high.z));
+    unpack(dy, load4(&shared.dy[row][column]));
+    unpack(skip, load4(shared.skip + column));
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i += 2) {
+        const float4 both = take_sums(shared, row, column + i);
+        const float qa[2] = {both.x, both.z}, gb[2] = {both.y, both.w};
+#pragma unroll
+        for (u32 k = 0; k < 2; k++) {
+            const u32 at = i + k;
+            out.dx[at] = fmaf(step[at], gb[k], skip[at] * dy[at]);
+            out.ddelta_raw[at] = fmaf(x[at], gb[k], LN_2 * qa[k]) * slope[at];
+            channels.dd[at] = fmaf(dy[at], x[at], channels.dd[at]);
+            channels.ddelta_bias[at] += out.ddelta_raw[at];
+        }
+    }
+    float z[COLUMNS], dout[COLUMNS], y[COLUMNS];
+    take_columns(z, &shared.raw[buffer][Z][row][column]);
+    take_columns(dout, &shared.raw[buffer][DOUT][row][column]);
+    take_columns(y, &shared.raw[buffer][Y][row][column]);
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) {
+        const float s = sigmoid(z[i]);
+        out.dz[i] = dout[i] * y[i] * s * fmaf(z[i], 1.0f - s, 1.0f);
+        out.regated[i] = gated(y[i], z[i], s);
+    }
+}
+
+// dd and ddelta_bias of the block's channels: the sums of its threads' rows, in order.
+DEVICE void sum_channels(float* out, u32 channels, BackwardShared& shared, const ChannelSums& sums,
+                         u32 row, u32 column) {
+    float* parts = &shared.dbc[0][0];
+    constexpr u32 SECOND = TILE * BLOCK_CHANNELS;
+    static_assert(sizeof(shared.dbc) >= 2 * SECOND * sizeof(float), "room for the sums");
+    __syncthreads();  // everyone has read the last tile's
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) {
+        parts[row * BLOCK_CHANNELS + column + i] = sums.dd[i];
+        parts[SECOND + row * BLOCK_CHANNELS + column + i] = sums.ddelta_bias[i];
+    }
+    __syncthreads();
+    if (threadIdx.x >= BLOCK_CHANNELS) return;
+    float dd = 0.0f, ddelta_bias = 0.0f;
+    for (u32 i = 0; i < TILE; i++) {
+        dd += parts[i * BLOCK_CHANNELS + threadIdx.x];
+        ddelta_bias += parts[SECOND + i * BLOCK_CHANNELS + threadIdx.x];
+    }
+    out[threadIdx.x] = dd;
+    out[channels + threadIdx.x] = ddelta_bias;
+}
+
+template <bool ALIGNED>
+DEVICE void backward(const ScanBackwardArguments& arguments) {
+    SHARED(BackwardShared, memory);
+    BackwardShared& shared = *memory;
+    const u32 thread = threadIdx.x, positions = arguments.positions, channels = arguments.channels;
+    const u32 blocks = channels / BLOCK_CHANNELS;
+    const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * BLOCK_CHANNELS;
+    const u32 first_row = sample * positions, chunks = (positions + TILE - 1) / TILE;
+    const Walker walk_role = walker();
+    const u32 row = thread / 8, column = thread % 8 * COLUMNS, channel = first_channel + column;
+    // States of the lane's first channel; those of its second are 16 further on.
+    const u64 held = static_cast<u64>(first_channel + walk_role.channel) * 16 + walk_role.group * 2;
+
+    Carried carried;
+    ChannelSums sums;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        carried.rate[j] = rate_of(arguments.a_log[held + j / 2 * 16 + j % 2]);
+        carried.future[j] = carried.da[j] = 0.0f;
+        sums.dd[j] = sums.ddelta_bias[j] = 0.0f;
+    }
+    if (thread < BLOCK_CHANNELS) {
+        shared.skip[thread] = arguments.d[first_channel + thread];
+        shared.bias[thread] = arguments.delta_bias[first_channel + thread];
+    }
+    const u64 state_elements = static_cast<u64>(channels) * 16;
+    float* dbc = arguments.dbc + (static_cast<u64>(blockIdx.x) * positions + row) * 32 + thread % 8 * 4;
+    const float* bc = arguments.packed_bc + sample * packed_elements(positions) + thread * 4;
+    const float* checkpoints = arguments.checkpoints + sample * chunks * state_elements + held;
+
+    auto fetch = [&](u32 buffer, u32 first) {
+        activation* raw = &shared.raw[buffer][0][row][column];
+        constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
+        if (first + row < positions) {
+            const u32 from = first_row + first + row;
+            fetch_columns<COLUMNS, ALIGNED>(raw + X * ARRAY, place(arguments.x, from, channel));
+            fetch_columns<COLUMNS, ALIGNED>(raw + DELTA * ARRAY,
+                                            place(arguments.delta_raw, from, channel));
+            fetch_columns<COLUMNS, ALIGNED>(raw + DOUT * ARRAY, place(arguments.dout, from, channel));
+            fetch_columns<COLUMNS, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, channel));
+            fetch_columns<COLUMNS, true>(raw + Y * ARRAY,
+                                         arguments.y + (static_cast<u64>(from) * channels + channel));
+        } else {
+#pragma unroll
+            for (u32 array = 0; array < ARRAYS; array++) {
+                fill_columns<COLUMNS>(raw + array * ARRAY, array == DELTA ? NO_STEP : 0.0f);
+            }
+        }
+        const float* states = checkpoints + first / TILE * state_elements;
+        copy_async_8(&shared.states[buffer][thread].x, states);
+        copy_async_8(&shared.states[buffer][thread].z, states + 16);
+        copy_async_16(&shared.bc[buffer][0][0] + thread * 4, bc + first * 32);
+        copy_async_commit();
+    };
+    static_assert(TILE * 32 == SCAN_THREADS * 4, "a thread copies four of a tile's B and C");
+
+    float slope[COLUMNS];
+    const u32 last = (chunks - 1) * TILE;
+    fetch(0, last);
+    __syncthreads();  // skip and bias are there
+    copy_async_wait<0>();
+    prepare(slope, shared, 0, row, column);
+    for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
+        __syncthreads();  // everyone's part of the tile is there
+        if (first > 0) fetch(buffer ^ 1, first - TILE);
+#pragma unroll 1
+        for (u32 piece = TILE / PIECE; piece-- > 0;) {
+            walk_back(carried, shared, walk_role, buffer, piece * PIECE);
+        }
+        __syncthreads();  // everyone has walked
+        copy_async_wait<0>();
+        Finished out;
+        finish(out, sums, shared, slope, buffer, row, column);
+        if (first + row < positions) {
+            const u32 to = first_row + first + row;
+            put_columns<ALIGNED>(place(arguments.dx, to, channel), out.dx);
+            put_columns<ALIGNED>(place(arguments.ddelta_raw, to, channel), out.ddelta_raw);
+            put_columns<ALIGNED>(place(arguments.dz, to, channel), out.dz);
+            if (arguments.regated.first) {
+                put_columns<ALIGNED>(place(arguments.regated, to, channel), out.regated);
+            }
+            float4 sum = load4(shared.dbc[0] + row * DBC_ROW + thread % 8 * 4);
+#pragma unroll
+            for (u32 warp = 1; warp < WARPS; warp++) {
+                const float4 part = load4(shared.dbc[warp] + row * DBC_ROW + thread % 8 * 4);
+                sum.x += part.x;
+                sum.y += part.y;
+                sum.z += part.z;
+                sum.w += part.w;
+            }
+            store4(dbc + first * 32, sum);
+        }
+        if (first == 0) break;
+        prepare(slope, shared, buffer ^ 1, row, column);
+    }
+
+    float* parameters = arguments.parameters + sample * (state_elements + 2 * channels);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        parameters[held + j / 2 * 16 + j % 2] = carried.da[j] * (carried.rate[j] * LN_2);
+    }
+    sum_channels(parameters + state_elements + first_channel, channels, shared, sums, row, column);
+}
+
+}  // namespace
+
+KERNEL(scan_backward, 128, 3, ScanBackwardArguments) { backward<true>(arguments); }
+
+// Views whose rows or columns are not aligned: the same bits.
+KERNEL(scan_backward_unaligned, 128, 3, ScanBackwardArguments) { backward<false>(arguments); }

@@ -1,0 +1,254 @@
+// The forward selective scan of channels with sixteen states, in blocks of 32 channels.
+//
+// A block walks one sample's whole sequence with 32 channels: no second pass (an exponential more a
+// state), nothing between blocks. A lane holds 4 states of a channel. Positions go in tiles of 32:
+// the raw tile arrives by asynchronous copies while the one before is walked; each thread turns 8
+// channels of one position into (delta, delta x), the block walks, and the same thread sums the four
+// lanes' parts of y, adds the skip, saves y, gates and stores.
+//
+// Floor, per state and position: 1 + 2/16 exponentials and the like, and 5 operations (8.25 issued with
+// loads). At (2, 4096, 5376) on an H200: 0.19 ms of exponentials, 0.06 ms of bytes; shared memory,
+// about 0.21 ms, is the nearest wall. Measured as a prototype: 0.36 ms.
+#include "scan.h"
+
+namespace {
+
+constexpr u32 TILE = 32;                      // positions
+constexpr u32 COLUMNS = 8;                    // channels that a thread prepares and finishes
+constexpr u32 GROUP = 2;                      // positions whose operands are loaded together
+constexpr u32 WARPS = SCAN_THREADS / WARP;
+constexpr u32 WARP_CHANNELS = WARP / 4;
+// Padded so that neither walking nor preparing meets a bank conflict.
+constexpr u32 STEPS_ROW = BLOCK_CHANNELS / 8 * 20;
+constexpr u32 SECTION = WARP + WARP_CHANNELS;
+constexpr u32 Y_ROW = WARPS * SECTION + 4;
+
+enum Array { X, DELTA, Z, ARRAYS };
+
+struct ForwardShared {
+    float steps[TILE * STEPS_ROW];            // (delta, delta x) of each channel
+    float bc[2][TILE][32];                    // [8][B2 C2]
+    float y[TILE * Y_ROW];                    // [warps][4 lanes, channels]: parts of C . h
+    float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
+    activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
+};
+// What the launcher asks for.
+static_assert(sizeof(ForwardShared) == (ACTIVATION_BF16 ? 51968 : 64256), "shared bytes of forward");
+
+// One position as a lane needs it: its channel's step, and (B B C C) of states 0, 1 and 2, 3.
+struct Step {
+    float2 delta;
+    float4 low, high;
+};
+
+// The threads' two roles. Lanes that differ in their lowest or highest bit share a channel: then reads
+// of 16 bytes that they have in common cost half (measured, 5 %).
+struct Walker {
+    u32 quad, channel, y_at;
+};
+DEVICE Walker walker() {
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    Walker walker;
+    walker.quad = (lane & 1) | (lane / (WARP / 2)) * 2;
+    const u32 within = (lane / 2) % WARP_CHANNELS;
+    walker.channel = warp * WARP_CHANNELS + within;
+    walker.y_at = warp * SECTION + walker.quad * WARP_CHANNELS + within;
+    return walker;
+}
+
+DEVICE void load_group(Step (&steps)[GROUP], const float* delta, const float* bc, u32 first) {
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) {
+        steps[i].delta = *reinterpret_cast<const float2*>(delta + (first + i) * STEPS_ROW);
+        steps[i].low = load4(bc + (first + i) * 32);
+        steps[i].high = load4(bc + (first + i) * 32 + 4);
+    }
+}
+
+// decay = 2^(delta rate), drive = delta x B.
+DEVICE void decay_group(float (&decay)[GROUP][4], float (&drive)[GROUP][4],
+                        const Step (&steps)[GROUP], const float (&rate)[4]) {
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) {
+        const float b[4] = {steps[i].low.x, steps[i].low.y, steps[i].high.x, steps[i].high.y};
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            decay[i][j] = exp2_fast(steps[i].delta.x * rate[j]);
+            drive[i][j] = steps[i].delta.y * b[j];
+        }
+    }
+}
+
+// Moves h over a tile, in three stages: operands of the group after the next are loaded, decays of the
+// next formed, and this one stepped. `left`: positions of the sample from the tile's first.
+DEVICE void walk(float (&h)[4], ForwardShared& shared, float* checkpoint, u64 checkpoint_stride,
+                 const float (&rate)[4], const Walker& walker, u32 buffer, u32 left) {
+    const float* delta = shared.steps + walker.channel / 8 * 20 + walker.channel % 8 * 2;
+    const float* bc = &shared.bc[buffer][0][walker.quad * 8];
+    Step steps[3][GROUP];
+    float decay[2][GROUP][4], drive[2][GROUP][4];
+    load_group(steps[0], delta, bc, 0);
+    load_group(steps[1], delta, bc, GROUP);
+    decay_group(decay[0], drive[0], steps[0], rate);
+#pragma unroll
+    for (u32 group = 0; group < TILE / GROUP; group++) {
+        const u32 first = group * GROUP;
+        if (first % CHECKPOINT == 0 && (first == 0 || first < left)) {
+            store4(checkpoint + first / CHECKPOINT * checkpoint_stride,
+                   make_float4(h[0], h[1], h[2], h[3]));
+        }
+        if (first + 2 * GROUP < TILE) {
+            load_group(steps[(group + 2) % 3], delta, bc, first + 2 * GROUP);
+        }
+        if (first + GROUP < TILE) {
+            const u32 next = (group + 1) % 2;
+            decay_group(decay[next], drive[next], steps[(group + 1) % 3], rate);
+        }
+        float y[GROUP];
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            const Step& step = steps[group % 3][i];
+            const float c[4] = {step.low.z, step.low.w, step.high.z, step.high.w};
+            y[i] = 0.0f;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                h[j] = fmaf(decay[group % 2][i][j], h[j], drive[group % 2][i][j]);
+                y[i] = fmaf(c[j], h[j], y[i]);
+            }
+        }
+        // Stored last: a store would keep later loads from moving up.
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) shared.y[(first + i) * Y_ROW + walker.y_at] = y[i];
+    }
+}
+
+// (delta, delta x) of a thread's 8 channels at `row` of a tile.
+DEVICE void prepare(ForwardShared& shared, u32 buffer, u32 row, u32 column) {
+    float x[COLUMNS], delta[COLUMNS];
+    take_columns(x, &shared.raw[buffer][X][row][column]);
+    take_columns(delta, &shared.raw[buffer][DELTA][row][column]);
+    float* out = shared.steps + row * STEPS_ROW + column / 8 * 20;
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i += 2) {
+        float step[2];
+#pragma unroll
+        for (u32 k = 0; k < 2; k++) {
+            step[k] = softplus(delta[i + k] + shared.bias[column + i + k]);
+        }
+        store4(out + 2 * i, make_float4(step[0], step[0] * x[i], step[1], step[1] * x[i + 1]));
+    }
+}
+
+// y and the gated output of a thread's 8 channels.
+DEVICE void finish(float (&y)[COLUMNS], float (&out)[COLUMNS], const ForwardShared& shared,
+                   u32 buffer, u32 row, u32 column) {
+    float x[COLUMNS], z[COLUMNS];
+    take_columns(x, &shared.raw[buffer][X][row][column]);
+    take_columns(z, &shared.raw[buffer][Z][row][column]);
+    const float* parts =
+        shared.y + row * Y_ROW + column / WARP_CHANNELS * SECTION + column % WARP_CHANNELS;
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i += 4) {
+        float part[4][4], skip[4];
+#pragma unroll
+        for (u32 quad = 0; quad < 4; quad++) {
+            unpack(part[quad], load4(parts + quad * WARP_CHANNELS + i));
+        }
+        unpack(skip, load4(shared.skip + column + i));
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            const float sum = (part[0][k] + part[1][k]) + (part[2][k] + part[3][k]);
+            y[i + k] = fmaf(skip[k], x[i + k], sum);
+        }
+    }
+    round_columns(y);
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) out[i] = gated(y[i], z[i], sigmoid(z[i]));
+}
+
+template <bool ALIGNED>
+DEVICE void forward(const ScanForwardArguments& arguments) {
+    SHARED(ForwardShared, memory);
+    ForwardShared& shared = *memory;
+    const u32 thread = threadIdx.x, positions = arguments.positions;
+    const u32 blocks = arguments.channels / BLOCK_CHANNELS;
+    const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * BLOCK_CHANNELS;
+    const u32 first_row = sample * positions;
+    const Walker walk_role = walker();
+    const u32 row = thread / 4, column = thread % 4 * COLUMNS, channel = first_channel + column;
+
+    float rate[4], h[4];
+    const u32 walked = first_channel + walk_role.channel;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        rate[j] = rate_of(arguments.a_log[static_cast<u64>(walked) * 16 + walk_role.quad * 4 + j]);
+        h[j] = 0.0f;
+    }
+    if (thread < BLOCK_CHANNELS) {
+        shared.skip[thread] = arguments.d[first_channel + thread];
+        shared.bias[thread] = arguments.delta_bias[first_channel + thread];
+    }
+    const u32 chunks = (positions + CHECKPOINT - 1) / CHECKPOINT;
+    const u64 checkpoint_stride = static_cast<u64>(arguments.channels) * 16;
+    float* checkpoint = arguments.checkpoints + sample * chunks * checkpoint_stride +
+                        static_cast<u64>(walked) * 16 + walk_role.quad * 4;
+
+    // Where this thread's part of the next tile is read, and of this one written.
+    const u64 tile_elements = static_cast<u64>(TILE) * arguments.channels;
+    const activation* x = place(arguments.x, first_row + row, channel);
+    const activation* delta_raw = place(arguments.delta_raw, first_row + row, channel);
+    const activation* z = place(arguments.z, first_row + row, channel);
+    const float* bc = arguments.packed_bc + sample * packed_elements(positions) + thread * 4;
+    activation* out = place(arguments.out, first_row + row, channel);
+    activation* y = arguments.y + (static_cast<u64>(first_row + row) * arguments.channels + channel);
+    auto fetch = [&](u32 buffer, u32 first) {
+        activation* raw = &shared.raw[buffer][0][row][column];
+        constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
+        // Past the end there is whatever was there: the walk meets it last, and none of it is kept.
+        if (first + row < positions) {
+            fetch_columns<COLUMNS, ALIGNED>(raw + X * ARRAY, x);
+            fetch_columns<COLUMNS, ALIGNED>(raw + DELTA * ARRAY, delta_raw);
+            fetch_columns<COLUMNS, ALIGNED>(raw + Z * ARRAY, z);
+        }
+#pragma unroll
+        for (u32 i = 0; i < TILE * 8 / SCAN_THREADS; i++) {
+            const u32 at = (thread + i * SCAN_THREADS) * 4;
+            copy_async_16(&shared.bc[buffer][0][0] + at, bc + i * SCAN_THREADS * 4);
+        }
+        copy_async_commit();
+        x += TILE * arguments.x.stride;
+        delta_raw += TILE * arguments.delta_raw.stride;
+        z += TILE * arguments.z.stride;
+        bc += TILE * 32;
+    };
+
+    fetch(0, 0);
+    __syncthreads();  // skip and bias are there
+    copy_async_wait<0>();
+    prepare(shared, 0, row, column);
+    for (u32 first = 0, buffer = 0; first < positions; first += TILE, buffer ^= 1) {
+        __syncthreads();  // everyone's part of the tile is there
+        if (first + TILE < positions) fetch(buffer ^ 1, first + TILE);
+        walk(h, shared, checkpoint, checkpoint_stride, rate, walk_role, buffer, positions - first);
+        checkpoint += TILE / CHECKPOINT * checkpoint_stride;
+        __syncthreads();  // everyone has walked
+        copy_async_wait<0>();
+        float raw_y[COLUMNS], gated_y[COLUMNS];
+        finish(raw_y, gated_y, shared, buffer, row, column);
+        if (first + row < positions) {
+            put_columns<true>(y, raw_y);
+            put_columns<ALIGNED>(out, gated_y);
+        }
+        y += tile_elements;
+        out += TILE * arguments.out.stride;
+        // After the last tile this prepares what was there before, for nobody.
+        prepare(shared, buffer ^ 1, row, column);
+    }
+}
+
+}  // namespace
+
+KERNEL(scan_forward, 128, 4, ScanForwardArguments) { forward<true>(arguments); }
+
+// Views whose rows or columns are not aligned: the same bits.
+KERNEL(scan_forward_unaligned, 128, 4, ScanForwardArguments) { forward<false>(arguments); }

@@ -1,0 +1,89 @@
+// What stands before and after the walks of the selective scan: B and C as they read them, and the sums,
+// in order, of what blocks and samples leave.
+#include "scan.h"
+
+namespace {
+
+constexpr u32 THREADS = 256;
+
+struct PackArguments {
+    float* packed;  // [b, positions up to a whole tile, 8, 4]
+    ScanRows bc;    // [b t, 32]
+    u32 samples, positions;
+};
+
+// How partial sums of a row's dB and dC lie: as they are in dbc, or as scan_pack packs them.
+enum Order { PLAIN, PACKED };
+
+struct SumDbcArguments {
+    ScanRowsOut dbc;        // [b t, 2 n]
+    const float* partials;  // [b, blocks, t, 2 n]
+    u64 elements;           // b t 2 n
+    u32 positions, states, blocks, order;
+};
+
+struct SumSamplesArguments {
+    float *da_log, *dd, *ddelta_bias;  // [grains, e n], [grains, e], [grains, e]
+    const float* partials;             // [b, e n + 2 e]
+    u64 state_elements;                // e n
+    u32 channels, samples, samples_per_grain, grains;
+};
+
+}  // namespace
+
+// One thread for a row's two neighbouring states. Reads are single elements: bc begins anywhere.
+KERNEL(scan_pack, 256, 1, PackArguments) {
+    const u64 per_sample = packed_elements(arguments.positions) / 4;
+    const u64 item = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (item >= per_sample * arguments.samples) return;
+    const u32 sample = static_cast<u32>(item / per_sample);
+    const u32 position = static_cast<u32>(item % per_sample / 8);
+    const u32 state = static_cast<u32>(item % 8) * 2;
+    float4 packed = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (position < arguments.positions) {
+        const u32 row = sample * arguments.positions + position;
+        const activation* b = place(arguments.bc, row, state);
+        packed = make_float4(widen(b[0]), widen(b[1]), widen(b[16]), widen(b[17]));
+    }
+    store4(arguments.packed + item * 4, packed);
+}
+
+// One thread for an element of dbc: its blocks' partial sums, first to last.
+KERNEL(scan_sum_dbc, 256, 1, SumDbcArguments) {
+    const u64 item = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (item >= arguments.elements) return;
+    const u32 columns = 2 * arguments.states;
+    const u32 row = static_cast<u32>(item / columns), column = static_cast<u32>(item % columns);
+    const u64 stride = static_cast<u64>(arguments.positions) * columns;
+    const u32 sample = row / arguments.positions;
+    const float* partial = arguments.partials + sample * arguments.blocks * stride +
+                           static_cast<u64>(row % arguments.positions) * columns + column;
+    float sum = 0.0f;
+#pragma unroll 8
+    for (u32 block = 0; block < arguments.blocks; block++) sum += partial[block * stride];
+    const u32 state = column / 4 * 2 + column % 2, is_c = column / 2 % 2;
+    const u32 to = arguments.order == PACKED ? is_c * arguments.states + state : column;
+    *place(arguments.dbc, row, to) = rounded(sum);
+}
+
+// One thread for a parameter of a grain: its samples' gradients, first to last.
+KERNEL(scan_sum_samples, 256, 1, SumSamplesArguments) {
+    const u64 per_sample = arguments.state_elements + 2 * static_cast<u64>(arguments.channels);
+    const u64 item = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (item >= per_sample * arguments.grains) return;
+    const u32 grain = static_cast<u32>(item / per_sample);
+    const u64 at = item % per_sample;
+    const u32 first = grain * arguments.samples_per_grain;
+    const u32 count = min(arguments.samples_per_grain, arguments.samples - first);
+    const float* partial = arguments.partials + first * per_sample + at;
+    float sum = 0.0f;
+    for (u32 sample = 0; sample < count; sample++) sum += partial[sample * per_sample];
+    const u64 channels = arguments.channels;
+    if (at < arguments.state_elements) {
+        arguments.da_log[grain * arguments.state_elements + at] = sum;
+    } else if (at < arguments.state_elements + channels) {
+        arguments.dd[grain * channels + (at - arguments.state_elements)] = sum;
+    } else {
+        arguments.ddelta_bias[grain * channels + (at - arguments.state_elements - channels)] = sum;
+    }
+}

@@ -1,0 +1,364 @@
+//! NVIDIA GPUs: a [`Driver`] over the CUDA driver interface, NVRTC and cuBLASLt.
+//!
+//! The three libraries are opened when they are first needed, so a program built with this module runs where none of them is;
+//! what is missing is then an ordinary error. No CUDA toolkit is needed to build.
+
+mod compile;
+mod failure;
+mod matmul;
+mod memory;
+mod queue;
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute_enum, CUstreamCaptureMode};
+use cudarc::driver::{CudaContext, result, sys};
+
+pub use self::memory::CudaMemory;
+pub use self::queue::{CudaEvent, CudaGraph, CudaQueue};
+
+use self::failure::{Failed, on};
+use self::matmul::MatrixLibrary;
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
+use crate::gpu::source::{Source, SourceOptions};
+
+const BACKEND: &str = "cuda";
+
+/// The oldest architecture that kernels are written for: bf16 products in tensor cores, asynchronous copies.
+const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// An NVIDIA GPU.
+pub struct Cuda {
+    context: Arc<CudaContext>,
+    properties: DeviceProperties,
+    matrices: MatrixLibrary,
+}
+
+/// A loaded module.
+pub struct CudaModule {
+    context: Arc<CudaContext>,
+    module: sys::CUmodule,
+    name: &'static str,
+}
+
+// SAFETY: a module handle is valid in every thread of its context.
+unsafe impl Send for CudaModule {}
+// SAFETY: as above; nothing changes it.
+unsafe impl Sync for CudaModule {}
+
+/// A kernel of a module, which it keeps.
+#[derive(Clone)]
+pub struct CudaKernel {
+    function: sys::CUfunction,
+    name: &'static str,
+    _module: Arc<CudaModule>,
+}
+
+// SAFETY: a function handle is valid in every thread of its context, as long as its module is.
+unsafe impl Send for CudaKernel {}
+// SAFETY: as above; nothing changes it.
+unsafe impl Sync for CudaKernel {}
+
+impl Drop for CudaModule {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: no kernel of the module is left. A failure leaves nothing to do.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+fn unavailable(reason: impl Into<String>) -> KernelError {
+    KernelError::Unavailable { backend: BACKEND, reason: reason.into() }
+}
+
+impl Cuda {
+    /// The number of CUDA devices, at least 1.
+    ///
+    /// # Errors
+    /// Why there is none: no driver library, a driver that does not start, or no device.
+    pub fn device_count() -> Result<usize> {
+        // SAFETY: looks for a library, whose initialisers the system's vendor vouches for.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(unavailable("the NVIDIA driver's library libcuda.so.1 was not found"));
+        }
+        match CudaContext::device_count() {
+            Ok(0) => Err(unavailable("the NVIDIA driver sees no GPU")),
+            Ok(devices) => Ok(devices as usize),
+            Err(error) => Err(unavailable(format!("the NVIDIA driver answers {error}"))),
+        }
+    }
+
+    /// Opens device `ordinal`.
+    ///
+    /// # Errors
+    /// No such device, one that is too old, or a library that is missing.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let devices = Self::device_count()?;
+        if ordinal >= devices {
+            let reason = format!("GPU {ordinal} was asked for, but there are {devices}");
+            return Err(unavailable(reason));
+        }
+        let failed = |error| unavailable(format!("opening GPU {ordinal}: {error}"));
+        let context = CudaContext::new(ordinal).map_err(failed)?;
+        let name = context.name().map_err(failed)?;
+        let attribute = |attribute| context.attribute(attribute).map_err(failed);
+        let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if (major, minor) < OLDEST_CAPABILITY {
+            let (oldest, next) = OLDEST_CAPABILITY;
+            return Err(KernelError::UnsupportedArchitecture {
+                device: name,
+                found: format!("of compute capability {major}.{minor}"),
+                expected: format!("{oldest}.{next} or newer"),
+            });
+        }
+        let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        memory::keep_freed_memory(&context, &name)?;
+        let matrices = MatrixLibrary::open(&name)?;
+        // Kernels of one architecture, not of its family: what is tuned for it is used.
+        let specific = if major >= 9 { "a" } else { "" };
+        let properties = DeviceProperties {
+            backend: BACKEND,
+            architecture: format!("sm_{major}{minor}{specific}"),
+            warp: 32,
+            multiprocessors: attribute(multiprocessors)? as u32,
+            shared_bytes_per_block: attribute(shared)? as usize,
+            matrix_library: matrices.version(),
+            name,
+        };
+        Ok(Self { context, properties, matrices })
+    }
+
+    fn name(&self) -> &str {
+        &self.properties.name
+    }
+
+    /// Makes the device this thread's own: what every call begins with.
+    fn bind(&self) -> Result<()> {
+        on(self.name(), "binding a thread", self.context.bind_to_thread())
+    }
+}
+
+impl Driver for Cuda {
+    type Memory = CudaMemory;
+    type Queue = CudaQueue;
+    type Event = CudaEvent;
+    type Module = Arc<CudaModule>;
+    type Kernel = CudaKernel;
+    type Graph = CudaGraph;
+
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn memory_bytes(&self) -> Result<[usize; 2]> {
+        self.bind()?;
+        let (free, total) = on(self.name(), "asking for free memory", result::mem_get_info())?;
+        Ok([free, total])
+    }
+
+    fn queue(&self) -> Result<CudaQueue> {
+        self.bind()?;
+        CudaQueue::new(&self.context, self.name())
+    }
+
+    fn allocate(&self, queue: &mut CudaQueue, bytes: usize) -> Result<CudaMemory> {
+        self.bind()?;
+        CudaMemory::zeroed(&self.context, self.name(), queue, bytes)
+    }
+
+    fn address(memory: &CudaMemory) -> Address {
+        memory.address()
+    }
+
+    fn upload(
+        &self,
+        queue: &mut CudaQueue,
+        to: &mut CudaMemory,
+        offset_bytes: usize,
+        from: &[u8],
+    ) -> Result<()> {
+        self.bind()?;
+        let to = to.range(offset_bytes, from.len())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range lies inside the memory. From pageable memory the call returns once `from` was read.
+        let copied = unsafe { result::memcpy_htod_async(to, from, queue.stream()) };
+        on(self.name(), "copying to the device", copied)
+    }
+
+    fn download(
+        &self,
+        queue: &mut CudaQueue,
+        to: &mut [u8],
+        from: &CudaMemory,
+        offset_bytes: usize,
+    ) -> Result<()> {
+        self.bind()?;
+        let from = from.range(offset_bytes, to.len())?;
+        if !to.is_empty() {
+            // SAFETY: the range lies inside the memory, and `to` outlives the copy, which is waited for below.
+            let copied = unsafe { result::memcpy_dtoh_async(to, from, queue.stream()) };
+            on(self.name(), "copying to the host", copied)?;
+        }
+        // SAFETY: the stream is alive.
+        let waited = unsafe { result::stream::synchronize(queue.stream()) };
+        on(self.name(), "waiting for the device", waited)
+    }
+
+    fn copy(
+        &self,
+        queue: &mut CudaQueue,
+        (to, to_offset): (&mut CudaMemory, usize),
+        (from, from_offset): (&CudaMemory, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        self.bind()?;
+        let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges lie inside their memories.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, queue.stream()) };
+        on(self.name(), "copying on the device", copied)
+    }
+
+    fn fill_zero(
+        &self,
+        queue: &mut CudaQueue,
+        memory: &mut CudaMemory,
+        offset_bytes: usize,
+        bytes: usize,
+    ) -> Result<()> {
+        self.bind()?;
+        let at = memory.range(offset_bytes, bytes)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range lies inside the memory.
+        let filled = unsafe { result::memset_d8_async(at, 0, bytes, queue.stream()) };
+        on(self.name(), "clearing memory", filled)
+    }
+
+    fn record(&self, queue: &mut CudaQueue) -> Result<CudaEvent> {
+        self.bind()?;
+        CudaEvent::record(&self.context, self.name(), queue)
+    }
+
+    fn is_complete(&self, event: &CudaEvent) -> Result<bool> {
+        self.bind()?;
+        event.is_complete(self.name())
+    }
+
+    fn wait(&self, event: &CudaEvent) -> Result<()> {
+        self.bind()?;
+        event.wait(self.name())
+    }
+
+    fn elapsed_milliseconds(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f32> {
+        self.bind()?;
+        from.milliseconds_to(to, self.name())
+    }
+
+    fn load(&self, source: &'static Source, options: SourceOptions) -> Result<Arc<CudaModule>> {
+        self.bind()?;
+        let image = compile::cubin(source, options, self.name(), &self.properties.architecture)?;
+        // SAFETY: the image is a whole cubin, which names its own size.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) };
+        let module = on(self.name(), "loading kernels", module)?;
+        Ok(Arc::new(CudaModule { context: Arc::clone(&self.context), module, name: source.name }))
+    }
+
+    fn kernel(&self, module: &Arc<CudaModule>, name: &'static str) -> Result<CudaKernel> {
+        self.bind()?;
+        let symbol = CString::new(name).map_err(|_| unavailable("a kernel's name holds a zero"))?;
+        // SAFETY: the module is loaded.
+        let function = unsafe { result::module::get_function(module.module, symbol) };
+        let function = on(self.name(), "looking for a kernel", function)?;
+        let fixed = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        let dynamic = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of the module.
+        unsafe {
+            let attribute = result::function::get_function_attribute(function, fixed);
+            let fixed = on(self.name(), "asking for a kernel's shared memory", attribute)?;
+            let most = self.properties.shared_bytes_per_block as i32 - fixed;
+            let set = result::function::set_function_attribute(function, dynamic, most);
+            on(self.name(), "raising a kernel's shared memory", set)?;
+        }
+        tracing::debug!(name, source = module.name, "kernel loaded");
+        Ok(CudaKernel { function, name, _module: Arc::clone(module) })
+    }
+
+    unsafe fn launch(
+        &self,
+        queue: &mut CudaQueue,
+        kernel: &CudaKernel,
+        launch: Launch,
+        arguments: &[u8],
+    ) -> Result<()> {
+        self.bind()?;
+        // The driver copies the struct during the call; it wants the struct's own alignment.
+        let mut aligned = [0_u64; 64];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
+        let Some(place) = bytes.get_mut(..arguments.len()) else {
+            let (expected, found) = ("at most 512 bytes", arguments.len());
+            return Err(KernelError::shape(kernel.name, "arguments", expected, found));
+        };
+        place.copy_from_slice(arguments);
+        let [x, y, z] = launch.grid;
+        let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
+        // SAFETY: the kernel takes one struct, which the caller vouches `arguments` to be.
+        let launched = unsafe {
+            result::launch_kernel(
+                kernel.function,
+                (x, y, z),
+                (launch.threads, 1, 1),
+                launch.shared_bytes as u32,
+                queue.stream(),
+                &mut parameters,
+            )
+        };
+        launched.map_err(|error| {
+            let Failed { answer, .. } = Failed::of(error);
+            KernelError::Device {
+                attempted: "launching a kernel",
+                device: self.name().to_owned(),
+                answer: format!("{}: {answer}", kernel.name),
+            }
+        })
+    }
+
+    unsafe fn matmul(&self, queue: &mut CudaQueue, product: MatrixProduct) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller vouches for the operands.
+        unsafe { self.matrices.matmul(queue, product) }
+    }
+
+    fn capture(
+        &self,
+        queue: &mut CudaQueue,
+        enqueue: &mut dyn FnMut(&mut CudaQueue) -> Result<()>,
+    ) -> Result<CudaGraph> {
+        self.bind()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive, here and below.
+        let begun = unsafe { result::stream::begin_capture(queue.stream(), mode) };
+        on(self.name(), "beginning a graph", begun)?;
+        let enqueued = enqueue(queue);
+        // SAFETY: as above; a capture is ended whatever happened in it.
+        let graph = unsafe { result::stream::end_capture(queue.stream()) };
+        enqueued?;
+        let graph = on(self.name(), "recording a graph", graph)?;
+        CudaGraph::new(&self.context, self.name(), graph)
+    }
+
+    unsafe fn replay(&self, queue: &mut CudaQueue, graph: &CudaGraph) -> Result<()> {
+        self.bind()?;
+        graph.launch(self.name(), queue)
+    }
+}

@@ -1,0 +1,145 @@
+//! Streams, events and graphs of the driver.
+
+use std::sync::Arc;
+
+use cudarc::driver::result::stream::StreamKind;
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUresult};
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::failure::on;
+use super::matmul::WORKSPACE_BYTES;
+use super::memory::CudaMemory;
+use crate::error::Result;
+use crate::gpu::driver::Address;
+
+/// An in-order stream, and the workspace of its matrix products.
+pub struct CudaQueue {
+    context: Arc<CudaContext>,
+    stream: sys::CUstream,
+    workspace: Option<CudaMemory>,
+}
+
+// SAFETY: a stream may be used by any thread, one at a time.
+unsafe impl Send for CudaQueue {}
+
+impl CudaQueue {
+    pub(super) fn new(context: &Arc<CudaContext>, device: &str) -> Result<Self> {
+        let stream = on(device, "making a stream", result::stream::create(StreamKind::Default))?;
+        let mut queue = Self { context: Arc::clone(context), stream, workspace: None };
+        queue.workspace = Some(CudaMemory::zeroed(context, device, &queue, WORKSPACE_BYTES)?);
+        Ok(queue)
+    }
+
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.stream
+    }
+
+    pub(super) fn workspace(&self) -> Address {
+        self.workspace.as_ref().map_or(Address::NULL, CudaMemory::address)
+    }
+}
+
+impl Drop for CudaQueue {
+    fn drop(&mut self) {
+        self.workspace = None;
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: nothing is enqueued any more; what was runs to its end first.
+            let _ = unsafe { result::stream::destroy(self.stream) };
+        }
+    }
+}
+
+/// A point in a stream.
+pub struct CudaEvent {
+    context: Arc<CudaContext>,
+    event: sys::CUevent,
+}
+
+// SAFETY: an event may be asked by any thread.
+unsafe impl Send for CudaEvent {}
+
+impl CudaEvent {
+    pub(super) fn record(
+        context: &Arc<CudaContext>,
+        device: &str,
+        queue: &CudaQueue,
+    ) -> Result<Self> {
+        let event = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
+        let event =
+            Self { context: Arc::clone(context), event: on(device, "making an event", event)? };
+        // SAFETY: event and stream are alive.
+        on(device, "recording an event", unsafe {
+            result::event::record(event.event, queue.stream)
+        })?;
+        Ok(event)
+    }
+
+    pub(super) fn is_complete(&self, device: &str) -> Result<bool> {
+        // SAFETY: the event is alive, here and below.
+        match unsafe { result::event::query(self.event) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => on(device, "asking for an event", Err(error)),
+        }
+    }
+
+    pub(super) fn wait(&self, device: &str) -> Result<()> {
+        // SAFETY: as above.
+        on(device, "waiting for an event", unsafe { result::event::synchronize(self.event) })
+    }
+
+    pub(super) fn milliseconds_to(&self, to: &Self, device: &str) -> Result<f32> {
+        // SAFETY: as above.
+        on(device, "timing", unsafe { result::event::elapsed(self.event, to.event) })
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: the event is not used again.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
+/// Recorded launches.
+pub struct CudaGraph {
+    context: Arc<CudaContext>,
+    graph: sys::CUgraph,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: a graph may be launched by any thread, one at a time.
+unsafe impl Send for CudaGraph {}
+
+impl CudaGraph {
+    pub(super) fn new(
+        context: &Arc<CudaContext>,
+        device: &str,
+        graph: sys::CUgraph,
+    ) -> Result<Self> {
+        // SAFETY: the graph was just recorded.
+        let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
+        let executable = on(device, "making a graph", executable)?;
+        Ok(Self { context: Arc::clone(context), graph, executable })
+    }
+
+    pub(super) fn launch(&self, device: &str, queue: &CudaQueue) -> Result<()> {
+        // SAFETY: graph and stream are alive.
+        let launched = unsafe { result::graph::launch(self.executable, queue.stream) };
+        on(device, "launching a graph", launched)
+    }
+}
+
+impl Drop for CudaGraph {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: neither is used again.
+            unsafe {
+                let _ = result::graph::exec_destroy(self.executable);
+                let _ = result::graph::destroy(self.graph);
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Matrix products on the host, as plain as they can be: each element is one chain of fused multiply-adds.
+
+use crate::backend::Output;
+use crate::gpu::driver::{ElementKind, MatrixProduct, Operand};
+
+/// Computes `product`.
+///
+/// # Safety
+/// The operands must lie inside live memory, and `out` must overlap neither `a` nor `b`.
+pub(super) unsafe fn matmul(product: MatrixProduct) {
+    let MatrixProduct { out, a, b, m, n, k, output, .. } = product;
+    for row in 0..m {
+        for column in 0..n {
+            let mut sum = 0.0_f32;
+            for term in 0..k {
+                // SAFETY: rows, columns and terms lie inside the operands.
+                let (left, right) = unsafe { (read(a, row, term), read(b, term, column)) };
+                sum = left.mul_add(right, sum);
+            }
+            // SAFETY: the element lies inside `out`.
+            unsafe {
+                if output == Output::Add {
+                    sum += read(out, row, column);
+                }
+                write(out, row, column, sum);
+            }
+        }
+    }
+}
+
+fn place(operand: Operand, row: usize, column: usize) -> u64 {
+    let element = match operand.transposed {
+        true => column * operand.stride + row,
+        false => row * operand.stride + column,
+    };
+    operand.address.0 + (element * operand.element.bytes()) as u64
+}
+
+/// # Safety
+/// The element must lie inside the operand.
+unsafe fn read(operand: Operand, row: usize, column: usize) -> f32 {
+    let at = place(operand, row, column);
+    // SAFETY: the caller vouches for the element, and elements are aligned.
+    unsafe {
+        match operand.element {
+            ElementKind::F32 => *(at as *const f32),
+            ElementKind::Bf16 => (*(at as *const half::bf16)).to_f32(),
+        }
+    }
+}
+
+/// # Safety
+/// The element must lie inside the operand, which nothing else views.
+unsafe fn write(operand: Operand, row: usize, column: usize, value: f32) {
+    let at = place(operand, row, column);
+    // SAFETY: as in `read`.
+    unsafe {
+        match operand.element {
+            ElementKind::F32 => *(at as *mut f32) = value,
+            ElementKind::Bf16 => *(at as *mut half::bf16) = half::bf16::from_f32(value),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Sources as libraries of the host.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char};
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::SourceChange;
+use crate::error::{KernelError, Result};
+use crate::gpu::cache::CacheEntry;
+use crate::gpu::driver::Launch;
+use crate::gpu::source::{HEADERS, Source, SourceOptions};
+
+/// The header that stands for a device; part of the emulator alone.
+const EMULATOR_HEADER: &str = include_str!("../../gpu/emulator.h");
+
+const COMPILER: &str = "g++";
+
+/// A compiled source.
+pub struct Library {
+    library: libloading::Library,
+    source: &'static str,
+}
+
+type Kernel = unsafe extern "C" fn(*const u8);
+/// Answers null, or what went wrong.
+type LaunchEntry = unsafe extern "C" fn(
+    kernel: Kernel,
+    arguments: *const u8,
+    grid: *const u32,
+    threads: u32,
+    shared_bytes: usize,
+    seed: u64,
+    workers: u32,
+) -> *const c_char;
+
+fn failure(attempted: &'static str, answer: impl ToString) -> KernelError {
+    KernelError::Device { attempted, device: "the emulator".to_owned(), answer: answer.to_string() }
+}
+
+/// The library of `source`; compiled once for each change, warp and precision in this process, and kept on disk.
+pub(super) fn compile(
+    source: &'static Source,
+    options: SourceOptions,
+    warp: u32,
+    change: Option<SourceChange>,
+) -> Result<Arc<Library>> {
+    type Key = (&'static str, String);
+    static LIBRARIES: Mutex<Option<HashMap<Key, Arc<Library>>>> = Mutex::new(None);
+    let text = match change {
+        None => source.text.to_owned(),
+        Some(change) if source.text.contains(change.from) => {
+            source.text.replacen(change.from, change.to, 1)
+        }
+        Some(change) => {
+            let answer = format!("{} has no {:?}", source.name, change.from);
+            return Err(failure("changing a source", answer));
+        }
+    };
+    let arguments = arguments(options, warp);
+    let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
+    let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let libraries = libraries.get_or_insert_default();
+    if let Some(library) = libraries.get(&key) {
+        return Ok(Arc::clone(library));
+    }
+    let mut hashed = arguments.clone();
+    hashed.extend([EMULATOR_HEADER.to_owned(), text.clone()]);
+    let entry = CacheEntry::new(source, COMPILER, &hashed, "so");
+    if entry.read().is_none() {
+        entry.write(&build(source, &text, &arguments)?);
+    }
+    let library = match entry.path().filter(|path| path.exists()) {
+        Some(path) => open(path, source.name)?,
+        None => {
+            let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
+            let path = folder.path().join("kernels.so");
+            std::fs::write(&path, build(source, &text, &arguments)?)
+                .map_err(|error| failure("writing a library", error))?;
+            open(&path, source.name)?
+        }
+    };
+    let library = Arc::new(library);
+    libraries.insert(key, Arc::clone(&library));
+    Ok(library)
+}
+
+fn arguments(options: SourceOptions, warp: u32) -> Vec<String> {
+    let mut arguments: Vec<String> = [
+        "-std=c++20",
+        "-O2",
+        "-x",
+        "c++",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-fno-gnu-unique",
+        "-fvisibility=hidden",
+        "-Wl,-Bsymbolic",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Werror",
+        "-Wno-unknown-pragmas",
+        "-Wno-unused-function",
+        "-DEMULATOR",
+    ]
+    .map(str::to_owned)
+    .into();
+    arguments.push(format!("-DWARP={warp}"));
+    let definitions = options.definitions().into_iter();
+    arguments.extend(definitions.map(|(name, value)| format!("-D{name}={value}")));
+    arguments
+}
+
+fn build(source: &'static Source, text: &str, arguments: &[String]) -> Result<Vec<u8>> {
+    let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
+    let write = |name: &str, text: &str| {
+        std::fs::write(folder.path().join(name), text)
+            .map_err(|error| failure("writing a source", error))
+    };
+    write("emulator.h", EMULATOR_HEADER)?;
+    for header in HEADERS {
+        write(header.name, header.text)?;
+    }
+    write(source.name, text)?;
+    let out = folder.path().join("kernels.so");
+    let result = Command::new(COMPILER)
+        .args(arguments)
+        .arg(source.name)
+        .arg("-o")
+        .arg(&out)
+        .current_dir(folder.path())
+        .output()
+        .map_err(|error| failure("running g++", error))?;
+    if !result.status.success() {
+        return Err(KernelError::Compile {
+            source_name: source.name,
+            architecture: "the emulator".to_owned(),
+            log: String::from_utf8_lossy(&result.stderr).into_owned(),
+        });
+    }
+    std::fs::read(&out).map_err(|error| failure("reading a library", error))
+}
+
+fn open(path: &Path, source: &'static str) -> Result<Library> {
+    // SAFETY: the library is one that this module compiled; loading it runs no code of the source.
+    let library = unsafe { libloading::Library::new(path) };
+    Ok(Library { library: library.map_err(|error| failure("opening a library", error))?, source })
+}
+
+impl Library {
+    /// Says whether the library has a kernel.
+    pub(super) fn check(&self, name: &'static str) -> Result<()> {
+        // SAFETY: the symbol is only looked up.
+        let found = unsafe { self.library.get::<Kernel>(name) };
+        found.map(drop).map_err(|error| failure("looking for a kernel", error))
+    }
+
+    fn number(&self, name: &str, what: &str) -> Result<u32> {
+        let symbol = format!("{name}_{what}");
+        // SAFETY: the dialect's KERNEL defines both numbers as 32-bit constants.
+        let number = unsafe { self.library.get::<*const u32>(symbol.as_str()) };
+        let number = number.map_err(|error| failure("looking for a kernel's number", error))?;
+        // SAFETY: as above.
+        Ok(unsafe { **number })
+    }
+
+    /// Runs a kernel to its end.
+    ///
+    /// # Safety
+    /// The addresses among the arguments must name memory as large as the kernel reaches.
+    pub(super) unsafe fn launch(
+        &self,
+        name: &'static str,
+        launch: Launch,
+        arguments: &[u8],
+        seed: u64,
+        workers: u32,
+    ) -> Result<()> {
+        let expected = self.number(name, "argument_bytes")? as usize;
+        if arguments.len() != expected {
+            let what = "bytes of the arguments' struct";
+            return Err(KernelError::shape(name, what, expected, arguments.len()));
+        }
+        let most = self.number(name, "threads")?;
+        if launch.threads == 0 || launch.threads > most {
+            let expected = format!("1 to {most}");
+            return Err(KernelError::shape(name, "threads", expected, launch.threads));
+        }
+        // The struct on the kernel's side wants its own alignment.
+        let mut aligned = vec![0_u64; arguments.len().div_ceil(8)];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut aligned)[..arguments.len()]
+            .copy_from_slice(arguments);
+        let failed = |error| failure("launching a kernel", error);
+        tracing::trace!(name, source = self.source, ?launch, "emulated");
+        // SAFETY: both symbols are of the emulator's own making and have these types; the size of the struct was
+        // compared, and the caller vouches for what it holds.
+        let answer = unsafe {
+            let kernel = self.library.get::<Kernel>(name).map_err(failed)?;
+            let entry = self.library.get::<LaunchEntry>("emulator_launch").map_err(failed)?;
+            let answer = entry(
+                *kernel,
+                aligned.as_ptr().cast(),
+                launch.grid.as_ptr(),
+                launch.threads,
+                launch.shared_bytes,
+                seed,
+                workers,
+            );
+            // The text stays until this thread's next launch.
+            (!answer.is_null()).then(|| CStr::from_ptr(answer).to_string_lossy().into_owned())
+        };
+        answer
+            .map_or(Ok(()), |answer| Err(failure("running a kernel", format!("{name}: {answer}"))))
+    }
+}

@@ -1,0 +1,131 @@
+//! GPUs: one [`Backend`](crate::Backend) for all of them.
+//!
+//! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's interface and no
+//! kernel. Launchers ([`launch`]) are written once over the driver; they check views against shapes, choose a kernel by
+//! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed
+//! ([`source`], [`cache`]). Everything of a [`GpuStream`] runs in the order of the calls.
+//!
+//! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of
+//! rows; grains are cut from their own first row; a matrix product's algorithm is pinned to what its rows have in
+//! common ([`MatrixProduct`]).
+//!
+//! To add a vendor, implement [`Driver`].
+
+mod backend;
+mod buffer;
+pub mod cache;
+pub mod driver;
+mod launch;
+mod matmul;
+mod precision;
+mod profile;
+pub mod source;
+mod stream;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytemuck::Pod;
+
+pub use self::buffer::GpuBuffer;
+pub use self::driver::{
+    Address, DeviceProperties, Driver, ElementKind, Launch, MatrixProduct, Operand, Rows,
+};
+pub use self::precision::{Bf16, Copies, Fp32, Precision};
+use self::profile::Profile;
+pub use self::source::{Source, SourceOptions};
+pub use self::stream::{GpuStream, ScratchSlot};
+use crate::error::Result;
+
+/// A GPU that trains with activations of precision `P`.
+pub struct Gpu<D: Driver, P: Precision> {
+    driver: D,
+    kernels: Mutex<Kernels<D>>,
+    profile: Profile<D>,
+    precision: std::marker::PhantomData<P>,
+}
+
+/// What has been compiled and loaded.
+struct Kernels<D: Driver> {
+    modules: HashMap<&'static str, Arc<D::Module>>,
+    kernels: HashMap<&'static str, D::Kernel>,
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// A backend on the device that `driver` has opened.
+    pub fn new(driver: D) -> Self {
+        let kernels = Kernels { modules: HashMap::new(), kernels: HashMap::new() };
+        Self {
+            driver,
+            kernels: Mutex::new(kernels),
+            profile: Profile::off(),
+            precision: std::marker::PhantomData,
+        }
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    /// Compiles every kernel now, instead of when it is first needed.
+    ///
+    /// # Errors
+    /// A source that does not compile.
+    pub fn compile_all(&self) -> Result<()> {
+        source::ALL.iter().try_for_each(|source| self.module(source).map(drop))
+    }
+
+    fn module(&self, source: &'static Source) -> Result<Arc<D::Module>> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = kernels.modules.get(source.name) {
+            return Ok(Arc::clone(module));
+        }
+        let options = SourceOptions { activation: P::ELEMENT };
+        let module = Arc::new(self.driver.load(source, options)?);
+        kernels.modules.insert(source.name, Arc::clone(&module));
+        Ok(module)
+    }
+
+    /// The kernel `name` of `source`, compiled where it has not been.
+    pub(crate) fn kernel(&self, source: &'static Source, name: &'static str) -> Result<D::Kernel> {
+        let found = {
+            let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+            kernels.kernels.get(name).cloned()
+        };
+        if let Some(kernel) = found {
+            return Ok(kernel);
+        }
+        let module = self.module(source)?;
+        let kernel = self.driver.kernel(&module, name)?;
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.kernels.insert(name, kernel.clone());
+        Ok(kernel)
+    }
+
+    /// Enqueues kernel `name` of `source`; `arguments` mirrors its struct. A grid without blocks launches nothing.
+    ///
+    /// The launchers are the only callers, and each vouches that every address of `arguments` names as many
+    /// elements as the kernel reaches: they come from views, which lie inside their buffers, and were
+    /// checked against the shape.
+    pub(crate) fn launch<A: Pod>(
+        &self,
+        stream: &mut GpuStream<D>,
+        source: &'static Source,
+        name: &'static str,
+        launch: Launch,
+        arguments: A,
+    ) -> Result<()> {
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        let kernel = self.kernel(source, name)?;
+        let arguments = bytemuck::bytes_of(&arguments);
+        // SAFETY: the addresses come from views that the launcher checked against the shape, and the struct
+        // mirrors the kernel's; both stay alive until the queue has run the kernel, because memory is
+        // given back in the order of the queue.
+        self.profile.note(&self.driver, stream.queue_mut(), name, |queue| unsafe {
+            self.driver.launch(queue, &kernel, launch, arguments)
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! What one vendor's interface to its GPUs must offer; it knows no kernel.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::backend::Output;
+use crate::error::Result;
+use crate::gpu::source::{Source, SourceOptions};
+
+/// A place in device memory, as kernels are given it.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct Address(pub u64);
+
+impl Address {
+    /// Nothing: what a kernel is given for an argument that is not there.
+    pub const NULL: Self = Self(0);
+
+    /// The place `bytes` further on.
+    #[must_use]
+    pub fn offset(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// What a driver knows of its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceProperties {
+    /// `cuda`, `rocm` or `emulator`.
+    pub backend: &'static str,
+    /// The device's name, such as `NVIDIA H200`.
+    pub name: String,
+    /// What kernels are compiled for, such as `sm_90a`.
+    pub architecture: String,
+    /// Lanes of a warp: 32 or 64.
+    pub warp: u32,
+    /// Multiprocessors, or compute units.
+    pub multiprocessors: u32,
+    /// The most shared memory that one block can have.
+    pub shared_bytes_per_block: usize,
+    /// The matrix library and its version.
+    pub matrix_library: String,
+}
+
+/// How a kernel is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks in x, y and z; y and z at most 65,535.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: usize,
+}
+
+/// The type of a matrix product's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementKind {
+    /// 32-bit floating point.
+    F32,
+    /// The upper half of one.
+    Bf16,
+}
+
+impl ElementKind {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A matrix of a [`MatrixProduct`]: one of its strides is 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Row 0, column 0.
+    pub address: Address,
+    /// Elements between rows, or between columns where `transposed`.
+    pub stride: usize,
+    /// Whether columns, not rows, are contiguous runs in memory.
+    pub transposed: bool,
+    /// The type of the elements.
+    pub element: ElementKind,
+    /// A power of two up to 16 that the address of every row is a multiple of, in bytes. It follows from the strides
+    /// alone, not from where the matrix begins: so it is the same for any rows of a larger matrix.
+    pub alignment: usize,
+}
+
+/// Which sizes of a product may change without changing its bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// m is a number of rows of a microbatch: the algorithm must not depend on it.
+    Free,
+    /// m, n and k are all those of a grain and a parameter.
+    Fixed,
+}
+
+/// `out[m, n] (+)= a[m, k] b[k, n]`, accumulated in fp32 in one pass over k, never split; where it adds, the complete
+/// sum is added with one rounding.
+///
+/// The algorithm is a function of everything but `m` ([`Rows::Free`]) and the addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixProduct {
+    /// `out[m, n]`, not transposed.
+    pub out: Operand,
+    /// `a[m, k]`
+    pub a: Operand,
+    /// `b[k, n]`
+    pub b: Operand,
+    /// Rows of `out`.
+    pub m: usize,
+    /// Columns of `out`.
+    pub n: usize,
+    /// Terms of each sum.
+    pub k: usize,
+    /// Whether it replaces or adds.
+    pub output: Output,
+    /// Whether m may change.
+    pub rows: Rows,
+}
+
+/// One vendor's interface: memory, order, modules and the matrix library of one device.
+///
+/// Every call can be made from any thread. What is enqueued on one queue runs in order.
+pub trait Driver: Send + Sync + Sized + 'static {
+    /// Device memory; given back, after everything enqueued so far, when it is dropped.
+    type Memory: Send + Sync;
+    /// An in-order queue.
+    type Queue: Send;
+    /// A point in a queue.
+    type Event: Send;
+    /// Compiled kernels.
+    type Module: Send + Sync;
+    /// One of them; keeps its module.
+    type Kernel: Clone + Send + Sync;
+    /// Recorded launches.
+    type Graph: Send;
+
+    /// What the device is.
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Bytes of device memory that are free now, and all there are.
+    fn memory_bytes(&self) -> Result<[usize; 2]>;
+
+    /// A new queue.
+    fn queue(&self) -> Result<Self::Queue>;
+
+    /// `bytes` zeroed bytes, aligned to 256.
+    fn allocate(&self, queue: &mut Self::Queue, bytes: usize) -> Result<Self::Memory>;
+
+    /// Where memory begins.
+    fn address(memory: &Self::Memory) -> Address;
+
+    /// Copies from the host; `from` may be reused when the call returns.
+    fn upload(
+        &self,
+        queue: &mut Self::Queue,
+        to: &mut Self::Memory,
+        offset_bytes: usize,
+        from: &[u8],
+    ) -> Result<()>;
+
+    /// Copies to the host; waits for everything before it on the queue.
+    fn download(
+        &self,
+        queue: &mut Self::Queue,
+        to: &mut [u8],
+        from: &Self::Memory,
+        offset_bytes: usize,
+    ) -> Result<()>;
+
+    /// Copies `bytes` on the device between two memories.
+    fn copy(
+        &self,
+        queue: &mut Self::Queue,
+        to: (&mut Self::Memory, usize),
+        from: (&Self::Memory, usize),
+        bytes: usize,
+    ) -> Result<()>;
+
+    /// Sets bytes to zero.
+    fn fill_zero(
+        &self,
+        queue: &mut Self::Queue,
+        memory: &mut Self::Memory,
+        offset_bytes: usize,
+        bytes: usize,
+    ) -> Result<()>;
+
+    /// The point after everything enqueued so far.
+    fn record(&self, queue: &mut Self::Queue) -> Result<Self::Event>;
+
+    /// Whether the device has reached `event`.
+    fn is_complete(&self, event: &Self::Event) -> Result<bool>;
+
+    /// Waits until the device has reached `event`.
+    fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// Milliseconds of device time between two events that have been reached.
+    fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
+
+    /// Compiles a source for the device, or takes it from the cache.
+    fn load(&self, source: &'static Source, options: SourceOptions) -> Result<Self::Module>;
+
+    /// A kernel of a module.
+    fn kernel(&self, module: &Self::Module, name: &'static str) -> Result<Self::Kernel>;
+
+    /// Enqueues a kernel; `arguments` are the bytes of its struct.
+    ///
+    /// # Safety
+    /// Every address among the arguments must name memory of this device that is at least as large as the
+    /// kernel reaches, and `arguments` must be of the kernel's own struct.
+    unsafe fn launch(
+        &self,
+        queue: &mut Self::Queue,
+        kernel: &Self::Kernel,
+        launch: Launch,
+        arguments: &[u8],
+    ) -> Result<()>;
+
+    /// Enqueues a matrix product.
+    ///
+    /// # Safety
+    /// The operands must lie inside memory of this device, and `out` must overlap neither `a` nor `b`.
+    unsafe fn matmul(&self, queue: &mut Self::Queue, product: MatrixProduct) -> Result<()>;
+
+    /// Records what `enqueue` enqueues on `queue`, instead of running it.
+    fn capture(
+        &self,
+        queue: &mut Self::Queue,
+        enqueue: &mut dyn FnMut(&mut Self::Queue) -> Result<()>,
+    ) -> Result<Self::Graph>;
+
+    /// Runs what was recorded.
+    ///
+    /// # Safety
+    /// All memory that the recorded launches name must still be there.
+    unsafe fn replay(&self, queue: &mut Self::Queue, graph: &Self::Graph) -> Result<()>;
+}

@@ -1,0 +1,299 @@
+//! Causal depthwise convolution and SiLU.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::sizes::{Access, blocks, size32, stride_bytes};
+use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver, Launch};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::{CAUSAL_CONV1D, CAUSAL_CONV1D_BACKWARD};
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::ConvShape;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+const THREADS: u32 = 256;
+/// Threads of a block that have neighbouring channels.
+const CHANNEL_THREADS: usize = 32;
+/// Positions of a block. Numerics: the backward convolution cuts its sums there.
+const TILE_POSITIONS: usize = 256;
+/// Channels of a thread where rows are aligned to them.
+const WIDE_CHANNELS: usize = 2;
+/// The taps that filters are padded to.
+const SHORT_TAPS: usize = 4;
+const LONG_TAPS: usize = 16;
+
+/// `CausalConv1dSiluForward` of causal_conv1d.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Forward {
+    out: Address,
+    x: Address,
+    weight: Address,
+    bias: Address,
+    out_stride: u64,
+    x_stride: u64,
+    positions: u32,
+    channels: u32,
+    width: u32,
+    samples: u32,
+}
+
+/// `CausalConv1dSiluStep` of causal_conv1d.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Step {
+    out: Address,
+    state: Address,
+    x: Address,
+    weight: Address,
+    bias: Address,
+    out_stride: u64,
+    x_stride: u64,
+    channels: u32,
+    width: u32,
+    elements: u64,
+}
+
+/// `CausalConv1dSiluBackward` of causal_conv1d_backward.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Backward {
+    dx: Address,
+    partials: Address,
+    dout: Address,
+    x: Address,
+    weight: Address,
+    bias: Address,
+    dx_stride: u64,
+    dout_stride: u64,
+    x_stride: u64,
+    positions: u32,
+    channels: u32,
+    width: u32,
+    samples: u32,
+}
+
+/// `CausalConv1dSumPartials` of causal_conv1d_backward.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SumPartials {
+    dweight: Address,
+    dbias: Address,
+    partials: Address,
+    channels: u32,
+    width: u32,
+    taps: u32,
+    tiles: u32,
+    tiles_per_grain: u32,
+    grains: u32,
+}
+
+/// The kernel that a convolution takes.
+struct Variant {
+    /// Which of the kernels, given as wide, single and long.
+    name: KernelName,
+    /// Taps that its filters are padded to.
+    taps: usize,
+    /// Tiles of positions of all samples.
+    tiles: usize,
+    launch: Launch,
+}
+
+impl Variant {
+    /// Of kernels named `[wide, single, long]`, the one for `shape` and for operands of activations whose
+    /// first element and row stride are given.
+    fn new<T>(
+        kernel: KernelName,
+        names: [KernelName; 3],
+        shape: ConvShape,
+        operands: &[(Address, u64)],
+    ) -> Result<Self> {
+        let [wide, single, long] = names;
+        let bytes = (WIDE_CHANNELS * size_of::<T>()) as u64;
+        let operands: Vec<_> = operands
+            .iter()
+            .map(|&(address, row_stride)| (address, stride_bytes::<T>(row_stride)))
+            .collect();
+        let aligned = shape.channels.is_multiple_of(WIDE_CHANNELS)
+            && Access::of(bytes, &operands) == Access::Wide;
+        let (name, taps, channels) = match (shape.width <= SHORT_TAPS, aligned) {
+            (true, true) => (wide, SHORT_TAPS, WIDE_CHANNELS),
+            (true, false) => (single, SHORT_TAPS, 1),
+            (false, _) => (long, LONG_TAPS, 1),
+        };
+        let tiles = shape.sequences.samples * tiles_of_sample(shape);
+        let channel_tiles = shape.channels.div_ceil(CHANNEL_THREADS * channels);
+        let launch = blocks(kernel, tiles * channel_tiles, THREADS)?;
+        Ok(Self { name, taps, tiles, launch })
+    }
+}
+
+fn tiles_of_sample(shape: ConvShape) -> usize {
+    shape.sequences.positions.div_ceil(TILE_POSITIONS)
+}
+
+/// Asks the filter to be that of `shape`.
+fn check_filter<D: Driver, P: Precision>(
+    kernel: KernelName,
+    weight: &Slice<'_, Gpu<D, P>, f32>,
+    bias: Option<&Slice<'_, Gpu<D, P>, f32>>,
+    shape: ConvShape,
+) -> Result<()> {
+    exactly(kernel, "weight", weight, shape.channels * shape.width)?;
+    bias.map_or(Ok(()), |bias| exactly(kernel, "bias", bias, shape.channels))
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// The convolution of whole sequences.
+    pub(in crate::gpu) fn launch_causal_conv1d_silu_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_forward";
+        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
+        let arguments = Forward {
+            out_stride: row_stride_mut(KERNEL, "out", &out, rows, channels)?,
+            x_stride: row_stride(KERNEL, "x", &x, rows, channels)?,
+            out: out.address(),
+            x: x.address(),
+            weight: weight.address(),
+            bias: bias.address(),
+            positions: size32(KERNEL, "positions", shape.sequences.positions)?,
+            channels: size32(KERNEL, "channels", channels)?,
+            width: shape.width as u32,
+            samples: size32(KERNEL, "samples", shape.sequences.samples)?,
+        };
+        let names = [
+            "causal_conv1d_silu_forward_wide",
+            "causal_conv1d_silu_forward_single",
+            "causal_conv1d_silu_forward_long",
+        ];
+        let operands = [(arguments.out, arguments.out_stride), (arguments.x, arguments.x_stride)];
+        let variant = Variant::new::<P::Activation>(KERNEL, names, shape, &operands)?;
+        self.launch(stream, &CAUSAL_CONV1D, variant.name, variant.launch, arguments)
+    }
+
+    /// The gradients of the convolution: partial sums of tiles of positions, then those of grains.
+    #[allow(clippy::too_many_arguments)]
+    pub(in crate::gpu) fn launch_causal_conv1d_silu_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dx: MatrixMut<'_, Self, P::Activation>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        dout: Matrix<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_backward";
+        let (rows, channels, width) = (shape.sequences.rows(), shape.channels, shape.width);
+        let grains = shape.grains().grains();
+        if dbias.is_some() != bias.is_some() {
+            let presence = |present| if present { "present" } else { "absent" };
+            let (expected, found) = (presence(bias.is_some()), presence(dbias.is_some()));
+            return Err(KernelError::shape(KERNEL, "dbias", expected, found));
+        }
+        check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
+        exactly_mut(KERNEL, "dweight", &dweight, grains * channels * width)?;
+        if let Some(dbias) = &dbias {
+            exactly_mut(KERNEL, "dbias", dbias, grains * channels)?;
+        }
+        let [dx_stride, dout_stride, x_stride] = [
+            row_stride_mut(KERNEL, "dx", &dx, rows, channels)?,
+            row_stride(KERNEL, "dout", &dout, rows, channels)?,
+            row_stride(KERNEL, "x", &x, rows, channels)?,
+        ];
+        let names = [
+            "causal_conv1d_silu_backward_wide",
+            "causal_conv1d_silu_backward_single",
+            "causal_conv1d_silu_backward_long",
+        ];
+        let operands =
+            [(dx.address(), dx_stride), (dout.address(), dout_stride), (x.address(), x_stride)];
+        let Variant { name, taps, tiles, launch } =
+            Variant::new::<P::Activation>(KERNEL, names, shape, &operands)?;
+        let partial_bytes = tiles * (taps + 1) * channels * size_of::<f32>();
+        let partials = stream.scratch(&self.driver, ScratchSlot::First, partial_bytes)?;
+        let arguments = Backward {
+            dx: dx.address(),
+            partials,
+            dout: dout.address(),
+            x: x.address(),
+            weight: weight.address(),
+            bias: bias.address(),
+            dx_stride,
+            dout_stride,
+            x_stride,
+            positions: size32(KERNEL, "positions", shape.sequences.positions)?,
+            channels: size32(KERNEL, "channels", channels)?,
+            width: width as u32,
+            samples: size32(KERNEL, "samples", shape.sequences.samples)?,
+        };
+        self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, arguments)?;
+
+        // More samples than there are make one grain all the same.
+        let samples_per_grain = shape.samples_per_grain.min(shape.sequences.samples);
+        let sums = SumPartials {
+            dweight: dweight.address(),
+            dbias: dbias.address(),
+            partials,
+            channels: arguments.channels,
+            width: arguments.width,
+            taps: taps as u32,
+            tiles: size32(KERNEL, "tiles of positions", tiles)?,
+            tiles_per_grain: (samples_per_grain * tiles_of_sample(shape)) as u32,
+            grains: grains as u32,
+        };
+        let elements = grains * channels * (width + 1);
+        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
+        let name = "causal_conv1d_sum_partials";
+        self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums)
+    }
+
+    /// One position of the convolution.
+    #[allow(clippy::too_many_arguments)]
+    pub(in crate::gpu) fn launch_causal_conv1d_silu_step(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        x: Matrix<'_, Self, P::Activation>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_step";
+        let positions = shape.sequences.positions;
+        if positions != 1 {
+            return Err(KernelError::shape(KERNEL, "positions", 1, positions));
+        }
+        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
+        exactly_mut(KERNEL, "state", &state, rows * channels * (shape.width - 1))?;
+        let elements = rows * channels;
+        let arguments = Step {
+            out_stride: row_stride_mut(KERNEL, "out", &out, rows, channels)?,
+            x_stride: row_stride(KERNEL, "x", &x, rows, channels)?,
+            out: out.address(),
+            state: state.address(),
+            x: x.address(),
+            weight: weight.address(),
+            bias: bias.address(),
+            channels: size32(KERNEL, "channels", channels)?,
+            width: shape.width as u32,
+            elements: elements as u64,
+        };
+        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
+        self.launch(stream, &CAUSAL_CONV1D, KERNEL, launch, arguments)
+    }
+}

@@ -1,0 +1,71 @@
+//! Cross-entropy of rows of logits.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
+use super::{exactly, exactly_mut};
+use crate::backend::LogitGradient;
+use crate::error::Result;
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::CROSS_ENTROPY;
+use crate::gpu::{Gpu, GpuStream};
+use crate::shape::CrossEntropyShape;
+use crate::view::{Slice, SliceMut};
+
+/// Vocabularies up to this size take blocks of few threads.
+const SHORT_VOCABULARY: usize = 2048;
+const SHORT_THREADS: u32 = 64;
+const THREADS: u32 = 512;
+
+/// `CrossEntropy` of cross_entropy.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct CrossEntropy {
+    losses: Address,
+    logits: Address,
+    targets: Address,
+    fault: Address,
+    row_stride: u64,
+    vocab_size: u32,
+    with_gradient: u32,
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// The rows' losses, and the logits' gradient in their place.
+    pub(in crate::gpu) fn launch_cross_entropy(
+        &self,
+        stream: &mut GpuStream<D>,
+        losses: SliceMut<'_, Self, f32>,
+        logits: SliceMut<'_, Self, P::Activation>,
+        targets: Slice<'_, Self, u32>,
+        gradient: LogitGradient,
+        shape: CrossEntropyShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "cross_entropy";
+        let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
+        exactly_mut(KERNEL, "losses", &losses, rows)?;
+        exactly_mut(KERNEL, "logits", &logits, rows * row_stride)?;
+        exactly(KERNEL, "targets", &targets, rows)?;
+        let arguments = CrossEntropy {
+            losses: losses.address(),
+            logits: logits.address(),
+            targets: targets.address(),
+            fault: stream.fault(KERNEL, vocab_size),
+            row_stride: row_stride as u64,
+            vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
+            with_gradient: u32::from(gradient == LogitGradient::InPlace),
+        };
+        let stride = stride_bytes::<P::Activation>(arguments.row_stride);
+        let access = Access::of(WIDE_BYTES, &[(arguments.logits, stride)]);
+        let (name, threads) = if vocab_size <= SHORT_VOCABULARY {
+            let name = access.choose("cross_entropy_short_wide", "cross_entropy_short_single");
+            (name, SHORT_THREADS)
+        } else {
+            (access.choose("cross_entropy_wide", "cross_entropy_single"), THREADS)
+        };
+        let launch = blocks(KERNEL, rows, threads)?;
+        self.launch(stream, &CROSS_ENTROPY, name, launch, arguments)
+    }
+}

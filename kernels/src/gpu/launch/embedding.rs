@@ -1,0 +1,158 @@
+//! Embedding: rows of a table, and the sums of their gradients.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
+use super::{exactly, row_stride, row_stride_mut};
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::EMBEDDING;
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::GrainRows;
+use crate::view::{Matrix, MatrixMut, Slice};
+
+const COPY_THREADS: u32 = 128;
+const GROUP_THREADS: u32 = 256;
+/// The most tokens of the vocabulary that a block groups the rows of.
+const GROUP_TOKENS: usize = 1024;
+/// The blocks that share a vocabulary, where that makes fewer tokens a block: every block reads all tokens of the
+/// microbatch, so that more of them than run at once would only read more.
+const GROUP_BLOCKS: usize = 128;
+const SUM_THREADS: u32 = 128;
+/// Places in the order of tokens that a block sums.
+const SUM_PLACES: usize = 8;
+/// Bytes of a token and its row.
+const TOKEN_ROW_BYTES: usize = 8;
+
+/// `EmbeddingForward` of embedding.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct EmbeddingForward {
+    out: Address,
+    table: Address,
+    tokens: Address,
+    fault: Address,
+    out_stride: u64,
+    table_stride: u64,
+    vocab_size: u32,
+    width: u32,
+}
+
+/// `EmbeddingGroup` of embedding.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct EmbeddingGroup {
+    grouped: Address,
+    tokens: Address,
+    fault: Address,
+    rows: u32,
+    vocab_size: u32,
+    tokens_per_block: u32,
+    padding: u32,
+}
+
+/// `EmbeddingBackwardAdd` of embedding.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct EmbeddingBackwardAdd {
+    lane_table: Address,
+    dout: Address,
+    grouped: Address,
+    lane_stride: u64,
+    dout_stride: u64,
+    rows: u32,
+    rows_per_grain: u32,
+    width: u32,
+    column_tiles: u32,
+}
+
+/// A token outside the vocabulary stands for the first of it, so there must be one.
+fn check_vocabulary(kernel: &'static str, vocab_size: usize) -> Result<()> {
+    if vocab_size > 0 {
+        return Ok(());
+    }
+    Err(KernelError::shape(kernel, "vocab size", "at least 1", vocab_size))
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Rows of the table, picked by tokens.
+    pub(in crate::gpu) fn launch_embedding_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        table: Matrix<'_, Self, f32>,
+        tokens: Slice<'_, Self, u32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "embedding_forward";
+        let (rows, vocab_size, width) = (tokens.elements, table.rows, table.columns);
+        check_vocabulary(KERNEL, vocab_size)?;
+        let arguments = EmbeddingForward {
+            out_stride: row_stride_mut(KERNEL, "out", &out, rows, width)?,
+            table_stride: row_stride(KERNEL, "table", &table, vocab_size, width)?,
+            out: out.address(),
+            table: table.address(),
+            tokens: tokens.address(),
+            fault: stream.fault(KERNEL, vocab_size),
+            vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
+            width: size32(KERNEL, "width", width)?,
+        };
+        let operands = [
+            (arguments.out, stride_bytes::<f32>(arguments.out_stride)),
+            (arguments.table, stride_bytes::<f32>(arguments.table_stride)),
+        ];
+        let access = Access::of(WIDE_BYTES, &operands);
+        let name = access.choose("embedding_forward_wide", "embedding_forward_single");
+        let launch = blocks(KERNEL, rows, COPY_THREADS)?;
+        self.launch(stream, &EMBEDDING, name, launch, arguments)
+    }
+
+    /// The sums of each token's rows of `dout`, grain by grain, added to the lane.
+    pub(in crate::gpu) fn launch_embedding_backward_add(
+        &self,
+        stream: &mut GpuStream<D>,
+        lane_table: MatrixMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, f32>,
+        tokens: Slice<'_, Self, u32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        const KERNEL: &str = "embedding_backward_add";
+        let (vocab_size, width) = (lane_table.rows, lane_table.columns);
+        let rows = grains.rows();
+        check_vocabulary(KERNEL, vocab_size)?;
+        exactly(KERNEL, "tokens", &tokens, rows)?;
+        let dout_stride = row_stride(KERNEL, "dout", &dout, rows, width)?;
+        let rows32 = size32(KERNEL, "rows", rows)?;
+        let grouped = stream.scratch(&self.driver, ScratchSlot::First, rows * TOKEN_ROW_BYTES)?;
+
+        let tokens_per_block = vocab_size.div_ceil(GROUP_BLOCKS).clamp(1, GROUP_TOKENS);
+        let group = EmbeddingGroup {
+            grouped,
+            tokens: tokens.address(),
+            fault: stream.fault(KERNEL, vocab_size),
+            rows: rows32,
+            vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
+            tokens_per_block: tokens_per_block as u32,
+            padding: 0,
+        };
+        let launch = blocks(KERNEL, vocab_size.div_ceil(tokens_per_block), GROUP_THREADS)?;
+        self.launch(stream, &EMBEDDING, "embedding_group", launch, group)?;
+
+        let column_tiles = width.div_ceil(SUM_THREADS as usize);
+        let add = EmbeddingBackwardAdd {
+            lane_table: lane_table.address(),
+            dout: dout.address(),
+            grouped,
+            lane_stride: lane_table.row_stride as u64,
+            dout_stride,
+            rows: rows32,
+            // More rows than there are make one grain all the same.
+            rows_per_grain: grains.rows_per_grain().min(rows) as u32,
+            width: size32(KERNEL, "width", width)?,
+            column_tiles: column_tiles as u32,
+        };
+        let launch = blocks(KERNEL, rows.div_ceil(SUM_PLACES) * column_tiles, SUM_THREADS)?;
+        self.launch(stream, &EMBEDDING, "embedding_backward_add", launch, add)
+    }
+}

@@ -1,0 +1,215 @@
+//! Sums of gradients: of grains into a lane, of uses of a parameter, and of squares.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::exactly;
+use super::sizes::{Access, WIDE_BYTES, blocks};
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::GRADIENT_SUMS;
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::view::{Slice, SliceMut};
+
+const THREADS: u32 = 256;
+/// Packs that a thread of `accumulate` and `mean_gradient` has.
+const BATCH: usize = 4;
+/// Elements of a pack of wide loads.
+const WIDE_ELEMENTS: usize = 4;
+/// Gradients that one launch of `mean_gradient` adds.
+const USES: usize = 8;
+/// Elements of a piece of a range whose squares are summed. Numerics: it cuts the sum.
+const PIECE: usize = 16_384;
+/// Threads that sum the pieces of a range.
+const SUM_THREADS: u32 = 64;
+
+/// `Accumulate` of gradient_sums.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Accumulate {
+    lane: Address,
+    gradients: Address,
+    elements: u64,
+    grains: u64,
+}
+
+/// `MeanGradient` of gradient_sums.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MeanGradient {
+    out: Address,
+    uses: [Address; USES],
+    elements: u64,
+    use_count: u32,
+    count: f32,
+}
+
+/// `SquaresOfPieces` of gradient_sums.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SquaresOfPieces {
+    partials: Address,
+    x: Address,
+    pieces: Address,
+}
+
+/// `SumsOfPieces` of gradient_sums.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SumsOfPieces {
+    sums: Address,
+    partials: Address,
+    first_piece: Address,
+}
+
+/// Elements of a block whose threads have [`BATCH`] packs.
+fn block_elements(access: Access) -> usize {
+    let pack = match access {
+        Access::Wide => WIDE_ELEMENTS,
+        Access::Single => 1,
+    };
+    THREADS as usize * BATCH * pack
+}
+
+/// The pieces of ranges.
+struct Pieces {
+    /// First element and elements of each.
+    places: Vec<[u64; 2]>,
+    /// For each range, and after the last: the number of pieces before it.
+    firsts: Vec<u64>,
+}
+
+impl Pieces {
+    /// Those of the ranges of `elements` elements that end at `ends`.
+    fn new(ends: &[usize], elements: usize) -> Result<Self> {
+        const KERNEL: &str = "sums_of_squares";
+        let last = ends.last().copied().unwrap_or(0);
+        if last != elements {
+            return Err(KernelError::shape(KERNEL, "the last end", elements, last));
+        }
+        let mut pieces = Self { places: Vec::new(), firsts: vec![0] };
+        let mut start = 0;
+        for &end in ends {
+            if end < start || end > elements {
+                let expected = format!("an end from {start} to {elements}");
+                return Err(KernelError::shape(KERNEL, "ends", expected, end));
+            }
+            for first in (start..end).step_by(PIECE) {
+                pieces.places.push([first as u64, PIECE.min(end - first) as u64]);
+            }
+            pieces.firsts.push(pieces.places.len() as u64);
+            start = end;
+        }
+        Ok(pieces)
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// `lane += gradients[g]` for each grain in order.
+    pub(in crate::gpu) fn launch_accumulate(
+        &self,
+        stream: &mut GpuStream<D>,
+        lane: SliceMut<'_, Self, f32>,
+        gradients: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "accumulate";
+        let elements = lane.elements;
+        if elements == 0 || !gradients.elements.is_multiple_of(elements) {
+            let expected = format!("a multiple of the lane's {elements} elements");
+            return Err(KernelError::shape(KERNEL, "gradients", expected, gradients.elements));
+        }
+        let arguments = Accumulate {
+            lane: lane.address(),
+            gradients: gradients.address(),
+            elements: elements as u64,
+            grains: (gradients.elements / elements) as u64,
+        };
+        // A single grain is a row by itself.
+        let stride = if arguments.grains > 1 { elements * size_of::<f32>() } else { 0 };
+        let operands = [(arguments.lane, 0), (arguments.gradients, stride as u64)];
+        let access = Access::of(WIDE_BYTES, &operands);
+        let name = access.choose("accumulate_wide", "accumulate_single");
+        let launch = blocks(KERNEL, elements.div_ceil(block_elements(access)), THREADS)?;
+        self.launch(stream, &GRADIENT_SUMS, name, launch, arguments)
+    }
+
+    /// The sum of `uses`, in order, divided by `count`.
+    pub(in crate::gpu) fn launch_mean_gradient(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f32>,
+        uses: &[Slice<'_, Self, f32>],
+        count: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "mean_gradient";
+        let elements = out.elements;
+        if uses.is_empty() {
+            return Err(KernelError::shape(KERNEL, "uses", "at least 1", 0));
+        }
+        for gradient in uses {
+            exactly(KERNEL, "use", gradient, elements)?;
+        }
+        let mut left = uses.iter().map(Place::address);
+        // The sum so far comes first: it stays in `out` until the last launch divides it.
+        let mut so_far = None;
+        loop {
+            let mut addresses = [Address::NULL; USES];
+            let mut use_count = 0;
+            for (place, address) in addresses.iter_mut().zip(so_far.into_iter().chain(&mut left)) {
+                *place = address;
+                use_count += 1;
+            }
+            let is_last = left.len() == 0;
+            let arguments = MeanGradient {
+                out: out.address(),
+                uses: addresses,
+                elements: elements as u64,
+                use_count,
+                count: if is_last { count } else { 1.0 },
+            };
+            let used = addresses[..use_count as usize].iter().chain([&arguments.out]);
+            let operands: Vec<_> = used.map(|&address| (address, 0)).collect();
+            let access = Access::of(WIDE_BYTES, &operands);
+            let name = access.choose("mean_gradient_wide", "mean_gradient_single");
+            let launch = blocks(KERNEL, elements.div_ceil(block_elements(access)), THREADS)?;
+            self.launch(stream, &GRADIENT_SUMS, name, launch, arguments)?;
+            if is_last {
+                return Ok(());
+            }
+            so_far = Some(out.address());
+        }
+    }
+
+    /// The sums of squares of the ranges of `x` that end at `ends`.
+    pub(in crate::gpu) fn launch_sums_of_squares(
+        &self,
+        stream: &mut GpuStream<D>,
+        x: Slice<'_, Self, f32>,
+        ends: &[usize],
+    ) -> Result<Vec<f64>> {
+        const KERNEL: &str = "sums_of_squares";
+        let Pieces { places, firsts } = Pieces::new(ends, x.elements)?;
+        let mut sums = vec![0.0; ends.len()];
+        if places.is_empty() {
+            return Ok(sums);
+        }
+        let tables = [bytemuck::cast_slice(&places), bytemuck::cast_slice(&firsts)].concat();
+        let pieces = stream.upload_scratch(&self.driver, ScratchSlot::First, &tables)?;
+        let first_piece = pieces.offset(size_of_val(places.as_slice()));
+        let partial_bytes = places.len() * size_of::<f64>();
+        let partials = stream.scratch(&self.driver, ScratchSlot::Second, partial_bytes)?;
+        let sum_bytes = size_of_val(sums.as_slice());
+        let sums_at = stream.scratch(&self.driver, ScratchSlot::Third, sum_bytes)?;
+
+        let squares = SquaresOfPieces { partials, x: x.address(), pieces };
+        let launch = blocks(KERNEL, places.len(), THREADS)?;
+        self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares)?;
+        let of_pieces = SumsOfPieces { sums: sums_at, partials, first_piece };
+        let launch = blocks(KERNEL, ends.len(), SUM_THREADS)?;
+        self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces)?;
+        let host = bytemuck::cast_slice_mut(&mut sums);
+        stream.download_scratch(&self.driver, ScratchSlot::Third, host)?;
+        Ok(sums)
+    }
+}

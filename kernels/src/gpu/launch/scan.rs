@@ -1,0 +1,346 @@
+//! The selective scan: `scan_forward.cu` and `scan_backward.cu` where channels have sixteen states and come in blocks of 32,
+//! `scan_any.cu` for every other shape, and `scan_sums.cu` around them.
+//!
+//! Which of the two is a matter of n, e and the device alone; where rows and columns are not aligned the former read and
+//! write elements one by one, with the same bits. Forward saves the states before every sixteenth position and
+//! y before the gate, from which backward forms dz and the forward output again.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::backend::ScanInputs;
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver, Launch};
+use crate::gpu::launch::{
+    KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
+};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::{SCAN_ANY, SCAN_FORWARD, SCAN_SUMS};
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::ScanShape;
+use crate::view::{Matrix, MatrixMut, SliceMut};
+
+/// Positions between saved states.
+const CHECKPOINT: usize = 16;
+/// Channels that share one partial sum of dB and dC.
+pub(super) const BLOCK_CHANNELS: usize = 32;
+/// Threads of a block that scans.
+pub(super) const SCAN_THREADS: usize = 128;
+/// Threads of a block of `scan_sums.cu`.
+const SUM_THREADS: usize = 256;
+/// Packed B and C are padded to a multiple of these.
+const PACKED_POSITIONS: usize = 32;
+/// Bytes that wide loads and stores are aligned to.
+const ALIGNMENT: usize = 16;
+/// The most and the fewest lanes of a channel in `scan_any.cu`.
+const LANES: [usize; 2] = [4, 32];
+
+/// Rows of activations, as in `scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct Rows {
+    first: Address,
+    stride: u64,
+}
+
+impl Rows {
+    /// No rows: what a kernel is given for an output that nobody asked for.
+    pub(super) const NONE: Self = Self { first: Address::NULL, stride: 0 };
+}
+
+/// `ScanForwardArguments` of `scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ForwardArguments {
+    out: Rows,
+    checkpoints: Address,
+    y: Address,
+    delta_raw: Rows,
+    x: Rows,
+    z: Rows,
+    bc: Rows,
+    packed_bc: Address,
+    delta_bias: Address,
+    a_log: Address,
+    d: Address,
+    positions: u32,
+    channels: u32,
+    states: u32,
+    lanes: u32,
+}
+
+/// `PackArguments` of `scan_sums.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct PackArguments {
+    packed: Address,
+    bc: Rows,
+    samples: u32,
+    positions: u32,
+}
+
+/// Which kernels scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Those for sixteen states.
+    Sixteen,
+    /// Those for any.
+    Any,
+}
+
+/// The sizes of a scan as kernels count them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) kernel: KernelName,
+    pub(super) shape: ScanShape,
+    pub(super) way: Way,
+    pub(super) samples: u32,
+    pub(super) positions: u32,
+    pub(super) channels: u32,
+    pub(super) states: u32,
+    /// Lanes of a channel in `scan_any.cu`.
+    pub(super) lanes: u32,
+}
+
+/// `size` as kernels count it.
+pub(super) fn count(kernel: KernelName, what: &'static str, size: usize) -> Result<u32> {
+    u32::try_from(size)
+        .map_err(|_| KernelError::shape(kernel, what, format!("at most {}", u32::MAX), size))
+}
+
+impl Plan {
+    fn rows(&self) -> usize {
+        self.shape.sequences.rows()
+    }
+
+    /// `blocks` blocks of every sample, which scan.
+    pub(super) fn launch(&self, blocks: usize, shared_bytes: usize) -> Result<Launch> {
+        let blocks = count(self.kernel, "blocks", self.shape.sequences.samples * blocks)?;
+        Ok(Launch { grid: [blocks, 1, 1], threads: SCAN_THREADS as u32, shared_bytes })
+    }
+
+    /// A thread for each of `items`.
+    pub(super) fn launch_items(&self, items: usize) -> Result<Launch> {
+        let blocks = count(self.kernel, "blocks", items.div_ceil(SUM_THREADS))?;
+        Ok(Launch { grid: [blocks, 1, 1], threads: SUM_THREADS as u32, shared_bytes: 0 })
+    }
+
+    /// Channels that a block of `scan_any.cu` has at once.
+    pub(super) fn slots(&self) -> usize {
+        SCAN_THREADS / self.lanes as usize
+    }
+}
+
+/// Where forward leaves what backward reads.
+pub(super) struct Saved {
+    /// `[b, ceil(t / 16), e, n]`
+    pub(super) checkpoints: Address,
+    /// `y[b t, e]`, activations.
+    pub(super) y: Address,
+}
+
+fn checkpoint_elements(shape: ScanShape) -> usize {
+    let chunks = shape.sequences.positions.div_ceil(CHECKPOINT);
+    shape.sequences.samples * chunks * shape.channels * shape.states
+}
+
+impl Saved {
+    /// Both are aligned, wherever the caller's range begins.
+    pub(super) fn new(range: Address, shape: ScanShape) -> Self {
+        let aligned = |address: Address| Address(address.0.next_multiple_of(ALIGNMENT as u64));
+        let checkpoints = aligned(range);
+        let y = aligned(checkpoints.offset(checkpoint_elements(shape) * size_of::<f32>()));
+        Self { checkpoints, y }
+    }
+
+    fn elements(shape: ScanShape, activation_bytes: usize) -> usize {
+        let y_bytes = shape.sequences.rows() * shape.channels * activation_bytes;
+        let padding = 2 * (ALIGNMENT / size_of::<f32>() - 1);
+        padding + checkpoint_elements(shape) + y_bytes.div_ceil(size_of::<f32>())
+    }
+}
+
+/// The inputs of the scan, their shapes checked.
+pub(super) struct CheckedInputs {
+    pub(super) delta_raw: Rows,
+    pub(super) x: Rows,
+    pub(super) z: Rows,
+    pub(super) bc: Rows,
+    pub(super) delta_bias: Address,
+    pub(super) a_log: Address,
+    pub(super) d: Address,
+}
+
+/// Rows whose shapes were checked, and whether all of them let a kernel read and write 16 bytes at once.
+pub(super) struct CheckedRows {
+    plan: Plan,
+    pub(super) aligned: bool,
+}
+
+impl CheckedRows {
+    pub(super) fn new(plan: Plan) -> Self {
+        Self { plan, aligned: true }
+    }
+
+    fn add<P: Precision>(&mut self, first: Address, start: usize, stride: u64) -> Rows {
+        let bytes = size_of::<P::Activation>();
+        self.aligned &= row_alignment(start, stride as usize, bytes, ALIGNMENT) == ALIGNMENT;
+        Rows { first, stride }
+    }
+
+    /// `matrix[b t, e]`
+    pub(super) fn read<D: Driver, P: Precision>(
+        &mut self,
+        what: &'static str,
+        matrix: &Matrix<'_, Gpu<D, P>, P::Activation>,
+    ) -> Result<Rows> {
+        let plan = &self.plan;
+        let stride = row_stride(plan.kernel, what, matrix, plan.rows(), plan.shape.channels)?;
+        Ok(self.add::<P>(matrix.address(), matrix.start, stride))
+    }
+
+    /// `matrix[b t, e]`
+    pub(super) fn write<D: Driver, P: Precision>(
+        &mut self,
+        what: &'static str,
+        matrix: &MatrixMut<'_, Gpu<D, P>, P::Activation>,
+    ) -> Result<Rows> {
+        let plan = &self.plan;
+        let stride = row_stride_mut(plan.kernel, what, matrix, plan.rows(), plan.shape.channels)?;
+        Ok(self.add::<P>(matrix.address(), matrix.start, stride))
+    }
+
+    /// `matrix[b t, 2 n]`, which may lie anywhere.
+    pub(super) fn write_dbc<D: Driver, P: Precision>(
+        &self,
+        matrix: &MatrixMut<'_, Gpu<D, P>, P::Activation>,
+    ) -> Result<Rows> {
+        let plan = &self.plan;
+        let columns = 2 * plan.shape.states;
+        let stride = row_stride_mut(plan.kernel, "dbc", matrix, plan.rows(), columns)?;
+        Ok(Rows { first: matrix.address(), stride })
+    }
+
+    pub(super) fn inputs<D: Driver, P: Precision>(
+        &mut self,
+        inputs: &ScanInputs<'_, Gpu<D, P>>,
+    ) -> Result<CheckedInputs> {
+        let Plan { kernel, shape: ScanShape { channels, states, .. }, .. } = self.plan;
+        exactly(kernel, "delta_bias", &inputs.delta_bias, channels)?;
+        exactly(kernel, "a_log", &inputs.a_log, channels * states)?;
+        exactly(kernel, "d", &inputs.d, channels)?;
+        let stride = row_stride(kernel, "bc", &inputs.bc, self.plan.rows(), 2 * states)?;
+        Ok(CheckedInputs {
+            delta_raw: self.read("delta_raw", &inputs.delta_raw)?,
+            x: self.read("x", &inputs.x)?,
+            z: self.read("z", &inputs.z)?,
+            bc: Rows { first: inputs.bc.address(), stride },
+            delta_bias: inputs.delta_bias.address(),
+            a_log: inputs.a_log.address(),
+            d: inputs.d.address(),
+        })
+    }
+}
+
+/// What a block of `scan_forward.cu` has; `static_assert`ed there.
+fn forward_shared_bytes(activation_bytes: usize) -> usize {
+    39680 + 6144 * activation_bytes
+}
+/// What a block of `scan_forward_any` has.
+const FORWARD_ANY_SHARED_BYTES: usize = 14336;
+
+/// What a block of `scan_backward.cu` has; `static_assert`ed there.
+pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
+    if warp == 32 { 64512 + 5120 * activation_bytes } else { 38272 + 5120 * activation_bytes }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
+        let ScanShape { sequences, channels, states, .. } = shape;
+        count(kernel, "rows", sequences.rows())?;
+        let device = self.driver().properties();
+        let activation_bytes = size_of::<P::Activation>();
+        let most = forward_shared_bytes(activation_bytes)
+            .max(backward_shared_bytes(device.warp, activation_bytes));
+        let sixteen = states == 16
+            && channels.is_multiple_of(BLOCK_CHANNELS)
+            && most <= device.shared_bytes_per_block;
+        Ok(Plan {
+            kernel,
+            shape,
+            way: if sixteen { Way::Sixteen } else { Way::Any },
+            samples: count(kernel, "samples", sequences.samples)?,
+            positions: count(kernel, "positions", sequences.positions)?,
+            channels: count(kernel, "channels", channels)?,
+            states: count(kernel, "states", states)?,
+            lanes: states.next_power_of_two().clamp(LANES[0], LANES[1]) as u32,
+        })
+    }
+
+    pub(in crate::gpu) fn scan_saved_elements(&self, shape: ScanShape) -> usize {
+        Saved::elements(shape, size_of::<P::Activation>())
+    }
+
+    /// B and C as the kernels for sixteen states read them, in the first scratch slot.
+    pub(super) fn pack_bc(
+        &self,
+        stream: &mut GpuStream<D>,
+        bc: Rows,
+        plan: &Plan,
+    ) -> Result<Address> {
+        if plan.way == Way::Any {
+            return Ok(Address::NULL);
+        }
+        let sequences = plan.shape.sequences;
+        let rows = sequences.samples * sequences.positions.next_multiple_of(PACKED_POSITIONS);
+        let bytes = rows * 2 * plan.shape.states * size_of::<f32>();
+        let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes)?;
+        let Plan { samples, positions, .. } = *plan;
+        let arguments = PackArguments { packed, bc, samples, positions };
+        let pairs = rows * plan.shape.states / 2;
+        self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(pairs)?, arguments)?;
+        Ok(packed)
+    }
+
+    pub(in crate::gpu) fn launch_selective_scan_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        saved: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        let plan = self.scan_plan("selective_scan_forward", shape)?;
+        exactly_mut(plan.kernel, "saved", &saved, self.scan_saved_elements(shape))?;
+        let mut rows = CheckedRows::new(plan);
+        let out = rows.write("out", &out)?;
+        let inputs = rows.inputs(&inputs)?;
+        let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
+        let arguments = ForwardArguments {
+            out,
+            checkpoints,
+            y,
+            delta_raw: inputs.delta_raw,
+            x: inputs.x,
+            z: inputs.z,
+            bc: inputs.bc,
+            packed_bc: self.pack_bc(stream, inputs.bc, &plan)?,
+            delta_bias: inputs.delta_bias,
+            a_log: inputs.a_log,
+            d: inputs.d,
+            positions: plan.positions,
+            channels: plan.channels,
+            states: plan.states,
+            lanes: plan.lanes,
+        };
+        if plan.way == Way::Any {
+            let blocks = shape.channels.div_ceil(plan.slots());
+            let launch = plan.launch(blocks, FORWARD_ANY_SHARED_BYTES)?;
+            return self.launch(stream, &SCAN_ANY, "scan_forward_any", launch, arguments);
+        }
+        let name = if rows.aligned { "scan_forward" } else { "scan_forward_unaligned" };
+        let shared_bytes = forward_shared_bytes(size_of::<P::Activation>());
+        let launch = plan.launch(shape.channels / BLOCK_CHANNELS, shared_bytes)?;
+        self.launch(stream, &SCAN_FORWARD, name, launch, arguments)
+    }
+}

@@ -1,0 +1,208 @@
+//! The backward selective scan: the walk, which leaves partial sums in scratch memory, and their sums in order.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::backend::{ScanGradients, ScanInputs};
+use crate::error::Result;
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::launch::scan::{
+    BLOCK_CHANNELS, CheckedRows, Plan, Rows, Saved, Way, backward_shared_bytes, count,
+};
+use crate::gpu::launch::{exactly, exactly_mut};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::{SCAN_ANY, SCAN_BACKWARD, SCAN_SUMS};
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::ScanShape;
+use crate::view::{Matrix, MatrixMut, Slice};
+
+/// `ScanBackwardArguments` of `scan.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BackwardArguments {
+    ddelta_raw: Rows,
+    dx: Rows,
+    dz: Rows,
+    regated: Rows,
+    dbc: Address,
+    parameters: Address,
+    dout: Rows,
+    delta_raw: Rows,
+    x: Rows,
+    z: Rows,
+    bc: Rows,
+    checkpoints: Address,
+    y: Address,
+    packed_bc: Address,
+    delta_bias: Address,
+    a_log: Address,
+    d: Address,
+    positions: u32,
+    channels: u32,
+    states: u32,
+    lanes: u32,
+}
+
+/// `SumDbcArguments` of `scan_sums.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SumDbcArguments {
+    dbc: Rows,
+    partials: Address,
+    elements: u64,
+    positions: u32,
+    states: u32,
+    blocks: u32,
+    order: u32,
+}
+
+/// `Order` of `scan_sums.cu`.
+const PLAIN: u32 = 0;
+const PACKED: u32 = 1;
+
+/// `SumSamplesArguments` of `scan_sums.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SumSamplesArguments {
+    da_log: Address,
+    dd: Address,
+    ddelta_bias: Address,
+    partials: Address,
+    state_elements: u64,
+    channels: u32,
+    samples: u32,
+    samples_per_grain: u32,
+    grains: u32,
+}
+
+/// What a block of `scan_backward_any` has.
+fn backward_any_shared_bytes(warp: u32) -> usize {
+    if warp == 32 { 40960 } else { 32768 }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    #[allow(clippy::too_many_arguments)]
+    pub(in crate::gpu) fn launch_selective_scan_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        gradients: ScanGradients<'_, Self>,
+        regated: Option<MatrixMut<'_, Self, P::Activation>>,
+        dout: Matrix<'_, Self, P::Activation>,
+        inputs: ScanInputs<'_, Self>,
+        saved: Slice<'_, Self, f32>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        let plan = self.scan_plan("selective_scan_backward", shape)?;
+        let (kernel, grains) = (plan.kernel, shape.grains().grains());
+        let ScanShape { channels, states, .. } = shape;
+        let mut rows = CheckedRows::new(plan);
+        exactly_mut(kernel, "da_log", &gradients.da_log, grains * channels * states)?;
+        exactly_mut(kernel, "dd", &gradients.dd, grains * channels)?;
+        exactly_mut(kernel, "ddelta_bias", &gradients.ddelta_bias, grains * channels)?;
+        exactly(kernel, "saved", &saved, self.scan_saved_elements(shape))?;
+        let dbc = rows.write_dbc(&gradients.dbc)?;
+        let ddelta_raw = rows.write("ddelta_raw", &gradients.ddelta_raw)?;
+        let dx = rows.write("dx", &gradients.dx)?;
+        let dz = rows.write("dz", &gradients.dz)?;
+        let regated = match &regated {
+            Some(regated) => rows.write("regated", regated)?,
+            None => Rows::NONE,
+        };
+        let dout = rows.read("dout", &dout)?;
+        let inputs = rows.inputs(&inputs)?;
+
+        let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
+        let (dbc_bytes, parameter_bytes) = partial_bytes(shape);
+        let partial_dbc = stream.scratch(self.driver(), ScratchSlot::Second, dbc_bytes)?;
+        let parameters = stream.scratch(self.driver(), ScratchSlot::Third, parameter_bytes)?;
+        let arguments = BackwardArguments {
+            ddelta_raw,
+            dx,
+            dz,
+            regated,
+            dbc: partial_dbc,
+            parameters,
+            dout,
+            delta_raw: inputs.delta_raw,
+            x: inputs.x,
+            z: inputs.z,
+            bc: inputs.bc,
+            checkpoints,
+            y,
+            packed_bc: self.pack_bc(stream, inputs.bc, &plan)?,
+            delta_bias: inputs.delta_bias,
+            a_log: inputs.a_log,
+            d: inputs.d,
+            positions: plan.positions,
+            channels: plan.channels,
+            states: plan.states,
+            lanes: plan.lanes,
+        };
+        self.walk_back(stream, &plan, rows.aligned, arguments)?;
+        self.sum_dbc(stream, &plan, dbc, partial_dbc)?;
+        let sums = SumSamplesArguments {
+            da_log: gradients.da_log.address(),
+            dd: gradients.dd.address(),
+            ddelta_bias: gradients.ddelta_bias.address(),
+            partials: parameters,
+            state_elements: (channels * states) as u64,
+            channels: plan.channels,
+            samples: plan.samples,
+            samples_per_grain: count(kernel, "samples per grain", shape.samples_per_grain)?,
+            grains: count(kernel, "grains", grains)?,
+        };
+        let launch = plan.launch_items(grains * channels * (states + 2))?;
+        self.launch(stream, &SCAN_SUMS, "scan_sum_samples", launch, sums)
+    }
+
+    fn walk_back(
+        &self,
+        stream: &mut GpuStream<D>,
+        plan: &Plan,
+        aligned: bool,
+        arguments: BackwardArguments,
+    ) -> Result<()> {
+        let warp = self.driver().properties().warp;
+        let blocks = plan.shape.channels.div_ceil(BLOCK_CHANNELS);
+        if plan.way == Way::Any {
+            let launch = plan.launch(blocks, backward_any_shared_bytes(warp))?;
+            return self.launch(stream, &SCAN_ANY, "scan_backward_any", launch, arguments);
+        }
+        let name = if aligned { "scan_backward" } else { "scan_backward_unaligned" };
+        let shared_bytes = backward_shared_bytes(warp, size_of::<P::Activation>());
+        self.launch(stream, &SCAN_BACKWARD, name, plan.launch(blocks, shared_bytes)?, arguments)
+    }
+
+    /// `dbc[b t, 2 n]` from the partial sums of each block of channels.
+    fn sum_dbc(
+        &self,
+        stream: &mut GpuStream<D>,
+        plan: &Plan,
+        dbc: Rows,
+        partials: Address,
+    ) -> Result<()> {
+        let ScanShape { sequences, channels, states, .. } = plan.shape;
+        let elements = sequences.rows() * 2 * states;
+        let arguments = SumDbcArguments {
+            dbc,
+            partials,
+            elements: elements as u64,
+            positions: plan.positions,
+            states: plan.states,
+            blocks: count(plan.kernel, "blocks", channels.div_ceil(BLOCK_CHANNELS))?,
+            order: if plan.way == Way::Sixteen { PACKED } else { PLAIN },
+        };
+        let launch = plan.launch_items(elements)?;
+        self.launch(stream, &SCAN_SUMS, "scan_sum_dbc", launch, arguments)
+    }
+}
+
+/// Bytes of the partial sums of dB and dC, one for 32 channels of a sample, and of the parameters' gradients of each
+/// sample.
+fn partial_bytes(shape: ScanShape) -> (usize, usize) {
+    let ScanShape { sequences, channels, states, .. } = shape;
+    let blocks = channels.div_ceil(BLOCK_CHANNELS);
+    let dbc = sequences.rows() * blocks * 2 * states;
+    let parameters = sequences.samples * channels * (states + 2);
+    (dbc * size_of::<f32>(), parameters * size_of::<f32>())
+}

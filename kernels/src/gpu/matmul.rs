@@ -1,0 +1,120 @@
+//! Matrix products: views become operands of the driver's matrix library.
+
+use crate::backend::{Element, Output};
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Driver, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::launch::row_alignment;
+use crate::gpu::precision::Precision;
+use crate::gpu::{Gpu, GpuStream};
+use crate::shape::GrainRows;
+use crate::view::{Matrix, MatrixMut};
+
+/// The alignment, in bytes, that the matrix library can make use of.
+const ALIGNMENT_BYTES: usize = 16;
+
+fn kind<T: Element>() -> ElementKind {
+    if size_of::<T>() == 2 { ElementKind::Bf16 } else { ElementKind::F32 }
+}
+
+fn read_operand<D: Driver, P: Precision, T: Element>(
+    what: &'static str,
+    matrix: &Matrix<'_, Gpu<D, P>, T>,
+) -> Result<Operand> {
+    let transposed = matrix.column_stride != 1 && matrix.columns > 1;
+    if transposed && matrix.row_stride != 1 && matrix.rows > 1 {
+        let found = format!("strides of {} and {}", matrix.row_stride, matrix.column_stride);
+        return Err(KernelError::shape("matmul", what, "contiguous rows or columns", found));
+    }
+    // The stride of a single row or column may be anything; the library wants one that holds it.
+    let (given, least) = match transposed {
+        true => (matrix.column_stride, matrix.rows),
+        false => (matrix.row_stride, matrix.columns),
+    };
+    let stride = given.max(least);
+    Ok(Operand {
+        address: matrix.address(),
+        stride,
+        transposed,
+        element: kind::<T>(),
+        alignment: row_alignment(matrix.start, stride, size_of::<T>(), ALIGNMENT_BYTES),
+    })
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// `out[m, n] (+)= a[m, k] b[k, n]`
+    pub(in crate::gpu) fn product<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, T>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+        output: Output,
+        rows: Rows,
+    ) -> Result<()> {
+        let [m, k, n] = [a.rows, a.columns, b.columns];
+        if b.rows != k {
+            return Err(KernelError::shape("matmul", "rows of b", k, b.rows));
+        }
+        if [out.rows, out.columns] != [m, n] {
+            let found = format!("[{}, {}]", out.rows, out.columns);
+            return Err(KernelError::shape("matmul", "out", format!("[{m}, {n}]"), found));
+        }
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        if k == 0 {
+            return Err(KernelError::shape("matmul", "terms", "at least 1", 0));
+        }
+        let stride = out.row_stride.max(out.columns);
+        let product = MatrixProduct {
+            out: Operand {
+                address: out.address(),
+                stride,
+                transposed: false,
+                element: kind::<T>(),
+                alignment: row_alignment(out.start, stride, size_of::<T>(), ALIGNMENT_BYTES),
+            },
+            a: read_operand("a", &a)?,
+            b: read_operand("b", &b)?,
+            m,
+            n,
+            k,
+            output,
+            rows,
+        };
+        let name = match rows {
+            Rows::Free => "matmul",
+            Rows::Fixed => "weight_gradient",
+        };
+        // SAFETY: the views lie inside their buffers; `out` is borrowed mutably, so nothing else views its buffer.
+        self.profile.note(&self.driver, stream.queue_mut(), name, |queue| unsafe {
+            self.driver.matmul(queue, product)
+        })
+    }
+
+    /// Grain by grain, each product added to the lane as the matrix library finishes it: its sum over k is
+    /// complete by then, so that the lane rounds once.
+    pub(in crate::gpu) fn add_weight_gradient(
+        &self,
+        stream: &mut GpuStream<D>,
+        mut lane: MatrixMut<'_, Self, f32>,
+        grad_out: Matrix<'_, Self, P::Activation>,
+        input: Matrix<'_, Self, P::Activation>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        const KERNEL: &str = "weight_gradient_add";
+        for (what, found) in [("rows of grad_out", grad_out.rows), ("rows of input", input.rows)] {
+            if found != grains.rows() {
+                return Err(KernelError::shape(KERNEL, what, grains.rows(), found));
+            }
+        }
+        for grain in 0..grains.grains() {
+            let rows = grains.range(grain);
+            let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();
+            let input = input.rows(rows.start, rows.len())?;
+            self.product(stream, lane.reborrow(), grad_out, input, Output::Add, Rows::Fixed)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! The kernels' sources, held by the program itself, and how they are compiled.
+
+use crate::gpu::driver::ElementKind;
+
+/// A file of kernels.
+#[derive(Debug)]
+pub struct Source {
+    /// The file's name.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// A header that sources include.
+#[derive(Debug)]
+pub struct Header {
+    /// The name after `#include`.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+macro_rules! source {
+    ($name:literal) => {
+        Source { name: $name, text: include_str!(concat!("../../gpu/", $name)) }
+    };
+}
+
+/// What sources may include.
+pub static HEADERS: &[Header] = &[
+    Header { name: "causal_conv1d.h", text: include_str!("../../gpu/causal_conv1d.h") },
+    Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
+    Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
+    Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
+];
+
+/// The convolution, and its single step.
+pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
+/// The gradients of the convolution.
+pub static CAUSAL_CONV1D_BACKWARD: Source = source!("causal_conv1d_backward.cu");
+/// Cross-entropy and its gradient.
+pub static CROSS_ENTROPY: Source = source!("cross_entropy.cu");
+/// Rows of a table, and their gradients.
+pub static EMBEDDING: Source = source!("embedding.cu");
+/// Sums of gradients, and of their squares.
+pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
+/// AdamW, and copies of the masters.
+pub static OPTIMIZER: Source = source!("optimizer.cu");
+/// RMSNorm and its gradients.
+pub static RMS_NORM: Source = source!("rms_norm.cu");
+/// The forward selective scan of sixteen states.
+pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
+/// The backward selective scan of sixteen states.
+pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
+/// The selective scan of any states, and its single step.
+pub static SCAN_ANY: Source = source!("scan_any.cu");
+/// What stands before and after the walks of the selective scan.
+pub static SCAN_SUMS: Source = source!("scan_sums.cu");
+
+/// Every source.
+pub static ALL: &[&Source] = &[
+    &CAUSAL_CONV1D,
+    &CAUSAL_CONV1D_BACKWARD,
+    &CROSS_ENTROPY,
+    &EMBEDDING,
+    &GRADIENT_SUMS,
+    &OPTIMIZER,
+    &RMS_NORM,
+    &SCAN_FORWARD,
+    &SCAN_BACKWARD,
+    &SCAN_ANY,
+    &SCAN_SUMS,
+];
+
+/// What a source is compiled for, beside the architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceOptions {
+    /// The type of activations.
+    pub activation: ElementKind,
+}
+
+impl SourceOptions {
+    /// Macros and their values.
+    pub fn definitions(self) -> Vec<(&'static str, String)> {
+        let bf16 = u8::from(self.activation == ElementKind::Bf16);
+        vec![("ACTIVATION_BF16", bf16.to_string())]
+    }
+}
