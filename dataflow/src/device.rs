@@ -153,17 +153,9 @@ impl<B: Backend> Devices<B> {
     /// # Errors
     /// No workers, or devices of different kinds.
     pub fn new(workers: Vec<WorkerDevice<B>>, precision: Precision) -> Result<Self> {
-        let first = workers.first().ok_or_else(|| JobError::value("-w", "at least 1 worker", 0))?;
-        let kind = first.backend.device_kind();
-        for other in &workers {
-            let found = other.backend.device_kind();
-            if found != kind {
-                return Err(JobError::MixedDevices {
-                    first: format!("{} ({})", first.name, kind_in_words(&kind)),
-                    other: format!("{} ({})", other.name, kind_in_words(&found)),
-                });
-            }
-        }
+        let kind = one_kind(
+            workers.iter().map(|worker| (worker.name.as_str(), worker.backend.device_kind())),
+        )?;
         Ok(Self { workers, kind, precision })
     }
 
@@ -216,6 +208,25 @@ impl<B: Backend> Devices<B> {
             |ordinal| self.workers.iter().filter(|worker| worker.ordinal == ordinal).count();
         self.workers.iter().map(|worker| sharers(worker.ordinal)).max().unwrap_or(1)
     }
+}
+
+/// The kind that all of these devices are of.
+fn one_kind<'a>(devices: impl Iterator<Item = (&'a str, DeviceKind)>) -> Result<DeviceKind> {
+    let mut first: Option<(&str, DeviceKind)> = None;
+    for (name, kind) in devices {
+        match &first {
+            None => first = Some((name, kind)),
+            Some((_, expected)) if *expected == kind => {}
+            Some((of, expected)) => {
+                return Err(JobError::MixedDevices {
+                    first: format!("{of} ({})", kind_in_words(expected)),
+                    other: format!("{name} ({})", kind_in_words(&kind)),
+                });
+            }
+        }
+    }
+    let (_, kind) = first.ok_or_else(|| JobError::value("-w", "at least 1 worker", 0))?;
+    Ok(kind)
 }
 
 /// A kind of device on one line, such as `cuda sm_90a, numerics 1, cuBLASLt 12.8`.
@@ -313,6 +324,24 @@ mod tests {
         assert!(words.starts_with("the CPU (") && words.ends_with("), fp32"), "{words}");
         assert_eq!((workers, sharers), (3, 3));
         assert!(choice.open(LocalWorkers::alone(0), Describe).is_err());
+    }
+
+    #[test]
+    fn devices_of_two_kinds_are_refused_by_name() {
+        let kind = |architecture: &str| DeviceKind {
+            backend: "cuda".to_owned(),
+            architecture: architecture.to_owned(),
+            numerics_version: 3,
+            matrix_library: "cuBLASLt 12.8".to_owned(),
+        };
+        let same = [("NVIDIA H200", kind("sm_90a")), ("NVIDIA H100", kind("sm_90a"))];
+        assert_eq!(one_kind(same.into_iter()).unwrap(), kind("sm_90a"));
+        let mixed = [("NVIDIA H200", kind("sm_90a")), ("NVIDIA A100", kind("sm_80"))];
+        let error = one_kind(mixed.into_iter()).unwrap_err().to_string();
+        let named = ["NVIDIA H200 (cuda sm_90a, numerics 3", "NVIDIA A100 (cuda sm_80"];
+        for part in [named[0], named[1], "CUDA_VISIBLE_DEVICES"] {
+            assert!(error.contains(part), "{part:?} is not in {error:?}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tidemill_kernels::KernelError;
 
 /// An error as it is shared between threads.
 pub type SharedError = Arc<dyn Error + Send + Sync + 'static>;
@@ -78,8 +79,8 @@ pub struct Aborted;
 /// An error with which a worker or a guarded thread ends, and what a restart would do about it.
 ///
 /// Any error (also `anyhow::Error`, `String` and `&str`) becomes a `Failure` by `?`. Its class is
-/// then that of the first [`ClusterError`] in its chain of sources, else
-/// [`ExitClass::FixInput`]; [`Failure::restart`] says otherwise.
+/// then that of the first [`ClusterError`] in its chain of sources, [`ExitClass::Restart`] where a device
+/// has failed, else [`ExitClass::FixInput`]; [`Failure::restart`] says otherwise.
 #[derive(Debug)]
 pub struct Failure {
     exit_class: ExitClass,
@@ -116,6 +117,10 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
         while let Some(error) = link {
             if let Some(error) = error.downcast_ref::<ClusterError>() {
                 exit_class = error.exit_class();
+                break;
+            }
+            if let Some(KernelError::Device { .. }) = error.downcast_ref() {
+                exit_class = ExitClass::Restart;
                 break;
             }
             link = error.source();
@@ -399,6 +404,20 @@ fn list(peers: &[Peer]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failed_device_is_worth_a_restart_and_one_without_room_is_not() {
+        let device = || "NVIDIA H200".to_owned();
+        let failed = KernelError::Device {
+            attempted: "waiting for the device",
+            device: device(),
+            answer: "uncorrectable ECC error encountered".to_owned(),
+        };
+        let failed = tidemill_model::ModelError::from(failed);
+        assert_eq!(Failure::from(failed).exit_class(), ExitClass::Restart);
+        let full = KernelError::OutOfMemory { bytes: 7, device: device() };
+        assert_eq!(Failure::from(full).exit_class(), ExitClass::FixInput);
+    }
 
     #[test]
     fn a_failure_takes_the_class_of_the_cluster_error_in_its_chain() {
