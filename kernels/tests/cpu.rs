@@ -10,28 +10,24 @@ use std::num::NonZeroUsize;
 use std::sync::Once;
 
 use bodies::agreement::Transcript;
-use bodies::arm::{Arm, Sizes, Sums, agree};
+use bodies::arm::{Arm, agree};
 use bodies::every_body;
 use tidemill_kernels::cpu::InstructionSet;
 use tidemill_kernels::{Backend, Cpu};
-
-fn arm(name: String, backend: Cpu) -> Arm<Cpu> {
-    Arm { name, backend, sizes: Sizes::Full, sums: Sums::OneByOne }
-}
 
 /// The arms that this machine can run; says, once and past the capture of test output, which not.
 fn arms() -> Vec<Arm<Cpu>> {
     static SAID: Once = Once::new();
     let threads = |count| NonZeroUsize::new(count).unwrap();
     let mut arms = vec![
-        arm("cpu, 1 thread".to_owned(), Cpu::new(threads(1)).unwrap()),
-        arm("cpu, 3 threads".to_owned(), Cpu::new(threads(3)).unwrap()),
+        Arm::new("cpu, 1 thread", Cpu::new(threads(1)).unwrap()),
+        Arm::new("cpu, 3 threads", Cpu::new(threads(3)).unwrap()),
     ];
     let (available, missing): (Vec<_>, Vec<_>) =
         InstructionSet::ALL.into_iter().partition(|set| set.is_available());
     for set in available {
         let cpu = Cpu::with_instruction_set(threads(1), set).unwrap();
-        arms.push(arm(format!("cpu, {}", set.name()), cpu));
+        arms.push(Arm::new(format!("cpu, {}", set.name()), cpu));
     }
     SAID.call_once(|| {
         for set in missing {
@@ -50,29 +46,27 @@ fn on_every_arm(body: fn(&Arm<Cpu>) -> Transcript) {
     agree(&arms, body);
 }
 
-macro_rules! of_all_arms {
-    ($($test:ident: $body:path;)*) => {
+macro_rules! tests {
+    (
+        of_all_arms { $($of_all:ident: $every:path;)* }
+        of_one_arm { $($of_one:ident: $one:path;)* }
+    ) => {
         $(
             #[test]
-            fn $test() {
-                on_every_arm($body);
+            fn $of_all() {
+                on_every_arm($every);
+            }
+        )*
+        $(
+            #[test]
+            fn $of_one() {
+                $one(&arms()[1]);
             }
         )*
     };
 }
 
-macro_rules! of_one_arm {
-    ($($test:ident: $body:path;)*) => {
-        $(
-            #[test]
-            fn $test() {
-                $body(&arms()[1]);
-            }
-        )*
-    };
-}
-
-every_body!(of_all_arms, of_one_arm);
+every_body!(tests);
 
 #[test]
 fn all_arms_are_one_device_kind() {

@@ -1,5 +1,7 @@
 //! The arms of a test: ways to run a backend.
 
+use tidemill_kernels::Backend;
+
 use super::agreement::Transcript;
 
 /// One way to run a backend.
@@ -9,6 +11,17 @@ pub struct Arm<B> {
     pub backend: B,
     pub sizes: Sizes,
     pub sums: Sums,
+}
+
+impl<B: Backend> Arm<B> {
+    pub fn new(name: impl Into<String>, backend: B) -> Self {
+        let (sizes, sums) = match backend.device_kind().backend.as_str() {
+            "cpu" => (Sizes::Full, Sums::OneByOne),
+            "emulator" => (Sizes::Small, Sums::Ordered),
+            _ => (Sizes::Full, Sums::Ordered),
+        };
+        Self { name: name.into(), backend, sizes, sums }
+    }
 }
 
 /// How much work an arm may be given.
@@ -23,7 +36,10 @@ pub enum Sizes {
 impl Sizes {
     /// What this arm is given of two lists.
     pub fn choose<T>(self, full: Vec<T>, small: Vec<T>) -> Vec<T> {
-        if self == Self::Small { small } else { full }
+        match self {
+            Self::Full => full,
+            Self::Small => small,
+        }
     }
 }
 

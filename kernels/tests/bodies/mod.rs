@@ -26,52 +26,54 @@ pub mod selective_scan_step;
 pub mod views;
 pub mod weight_gradient;
 
-/// Hands every body, with the name of its test, to two macros: those whose results all arms of a kind must have to the bit,
+/// Hands every body, with the name of its test, to a macro: those whose results all arms of a kind must have to the bit,
 /// and those that one arm is enough for, since what they check is decided before a kernel's loops.
 macro_rules! every_body {
-    ($of_all_arms:ident, $of_one_arm:ident) => {
-        $of_all_arms! {
-            matmul_agrees: bodies::matmul::agrees;
-            matmul_backward_agrees: bodies::matmul::backward_agrees;
-            matmul_elements_are_independent: bodies::matmul::elements_are_independent;
-            weight_gradient_agrees: bodies::weight_gradient::agrees;
-            embedding_agrees: bodies::embedding::agrees;
-            rms_norm_agrees: bodies::rms_norm::agrees;
-            rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
-            causal_conv1d_agrees: bodies::causal_conv1d::agrees;
-            silu_agrees: bodies::causal_conv1d::silu_agrees;
-            causal_conv1d_samples_are_independent: bodies::causal_conv1d::samples_are_independent;
-            causal_conv1d_step_agrees: bodies::causal_conv1d_step::agrees;
-            selective_scan_agrees: bodies::selective_scan::agrees;
-            selective_scan_samples_are_independent: bodies::selective_scan::samples_are_independent;
-            selective_scan_step_agrees: bodies::selective_scan_step::agrees;
-            softplus_agrees: bodies::selective_scan_step::softplus_agrees;
-            cross_entropy_agrees: bodies::cross_entropy::agrees;
-            cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
-            accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
-            mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
-            sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
-            adamw_agrees: bodies::adamw::agrees;
-        }
-        $of_one_arm! {
-            buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
-            views_stay_inside: bodies::views::views_stay_inside;
-            parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
-            compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;
-            events_complete: bodies::memory::events_complete;
-            adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
-            embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
-            cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
-            matmul_refuses_shapes: bodies::refusals::matmul;
-            weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
-            embedding_refuses_shapes: bodies::refusals::embedding;
-            rms_norm_refuses_shapes: bodies::refusals::rms_norm;
-            causal_conv1d_refuses_shapes: bodies::refusals::causal_conv1d;
-            causal_conv1d_step_refuses_shapes: bodies::refusals::causal_conv1d_step;
-            selective_scan_refuses_shapes: bodies::refusals::selective_scan;
-            selective_scan_step_refuses_shapes: bodies::refusals::selective_scan_step;
-            cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
-            updates_refuse_shapes: bodies::refusals::updates;
+    ($tests:ident) => {
+        $tests! {
+            of_all_arms {
+                matmul_agrees: bodies::matmul::agrees;
+                matmul_backward_agrees: bodies::matmul::backward_agrees;
+                matmul_elements_are_independent: bodies::matmul::elements_are_independent;
+                weight_gradient_agrees: bodies::weight_gradient::agrees;
+                embedding_agrees: bodies::embedding::agrees;
+                rms_norm_agrees: bodies::rms_norm::agrees;
+                rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
+                causal_conv1d_agrees: bodies::causal_conv1d::agrees;
+                silu_agrees: bodies::causal_conv1d::silu_agrees;
+                causal_conv1d_samples_are_independent: bodies::causal_conv1d::samples_are_independent;
+                causal_conv1d_step_agrees: bodies::causal_conv1d_step::agrees;
+                selective_scan_agrees: bodies::selective_scan::agrees;
+                selective_scan_samples_are_independent: bodies::selective_scan::samples_are_independent;
+                selective_scan_step_agrees: bodies::selective_scan_step::agrees;
+                softplus_agrees: bodies::selective_scan_step::softplus_agrees;
+                cross_entropy_agrees: bodies::cross_entropy::agrees;
+                cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
+                accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
+                mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
+                sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
+                adamw_agrees: bodies::adamw::agrees;
+            }
+            of_one_arm {
+                buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
+                views_stay_inside: bodies::views::views_stay_inside;
+                parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
+                compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;
+                events_complete: bodies::memory::events_complete;
+                adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
+                embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
+                cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
+                matmul_refuses_shapes: bodies::refusals::matmul;
+                weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
+                embedding_refuses_shapes: bodies::refusals::embedding;
+                rms_norm_refuses_shapes: bodies::refusals::rms_norm;
+                causal_conv1d_refuses_shapes: bodies::refusals::causal_conv1d;
+                causal_conv1d_step_refuses_shapes: bodies::refusals::causal_conv1d_step;
+                selective_scan_refuses_shapes: bodies::refusals::selective_scan;
+                selective_scan_step_refuses_shapes: bodies::refusals::selective_scan_step;
+                cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
+                updates_refuse_shapes: bodies::refusals::updates;
+            }
         }
     };
 }

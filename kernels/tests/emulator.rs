@@ -1,0 +1,59 @@
+//! Every test body on the emulated GPU: both precisions, warps of 32 and of 64 threads, several orders of threads.
+//!
+//! The launchers and the kernels' own sources run, compiled by the host's `g++`. The order in which threads take their turns
+//! must change no bit.
+
+mod bodies;
+
+use bodies::arm::{Arm, agree};
+use bodies::every_body;
+use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
+use tidemill_kernels::gpu::Precision;
+use tidemill_kernels::{Bf16, Fp32, Gpu};
+
+/// Orders of threads: as they are numbered, and two random ones.
+const SEEDS: [u64; 3] = [0, 1, 0x7469_6465];
+
+fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
+    let emulator = Emulator::new(EmulatorSettings { warp, seed }).unwrap();
+    Arm::new(format!("warps of {warp}, seed {seed}"), Gpu::new(emulator))
+}
+
+macro_rules! tests {
+    (
+        of_all_arms { $($of_all:ident: $every:path;)* }
+        of_one_arm { $($of_one:ident: $one:path;)* }
+    ) => {
+        tests!(fp32_in_warps_of_32, Fp32, 32, $($of_all: $every;)*);
+        tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)*);
+        tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)*);
+        tests!(bf16_in_warps_of_64, Bf16, 64, $($of_all: $every;)*);
+        tests!(fp32, Fp32, $($of_one: $one;)*);
+        tests!(bf16, Bf16, $($of_one: $one;)*);
+    };
+    ($module:ident, $precision:ty, $warp:literal, $($test:ident: $body:path;)*) => {
+        mod $module {
+            use super::*;
+            $(
+                #[test]
+                fn $test() {
+                    let arms = SEEDS.map(|seed| arm::<$precision>($warp, seed));
+                    agree(&arms.each_ref(), $body);
+                }
+            )*
+        }
+    };
+    ($module:ident, $precision:ty, $($test:ident: $body:path;)*) => {
+        mod $module {
+            use super::*;
+            $(
+                #[test]
+                fn $test() {
+                    $body(&arm::<$precision>(32, SEEDS[1]));
+                }
+            )*
+        }
+    };
+}
+
+every_body!(tests);
