@@ -62,9 +62,6 @@ DEVICE u64 packed_elements(u32 positions) {
     return tiles * PACKED_POSITIONS * 32;
 }
 
-// A raw delta whose step, and whose derivative, is zero: it leaves a state as it is.
-constexpr float NO_STEP = -1e30f;
-
 // e^x for a parameter: what rounding x log2(e) loses is put back.
 DEVICE float exp_careful(float x) {
     const float high = x * LOG2_E;
@@ -123,9 +120,9 @@ DEVICE void fetch_columns(activation* shared, const activation* global) {
 }
 
 template <u32 COUNT>
-DEVICE void fill_columns(activation* shared, float x) {
+DEVICE void zero_columns(activation* shared) {
 #pragma unroll
-    for (u32 i = 0; i < COUNT; i++) shared[i] = rounded(x);
+    for (u32 i = 0; i < COUNT; i++) shared[i] = rounded(0.0f);
 }
 
 DEVICE void unpack(float* out, float4 x) {

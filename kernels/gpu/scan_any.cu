@@ -7,8 +7,8 @@
 // walked. Positions go in chunks of CHECKPOINT. Every thread of a block meets every barrier and shuffle; what lies
 // past the last channel, state or position has a step and a rate of zero.
 //
-// Floor, per state and position: one exponential and 5 operations forward, 2 exponentials fewer than 20
-// operations backward; B and C are read from the cache once for each, which is the nearest wall.
+// Floor, per state and position: one exponential and 5 operations forward, one and about 20
+// operations backward; B and C are read from the cache for each channel, which is the nearest wall.
 #include "scan.h"
 
 namespace {

@@ -352,10 +352,9 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
             fetch_columns<COLUMNS, true>(raw + Y * ARRAY,
                                          arguments.y + (static_cast<u64>(from) * channels + channel));
         } else {
+            // With x and dout zero, a position past the end gives zero to every sum and every state.
 #pragma unroll
-            for (u32 array = 0; array < ARRAYS; array++) {
-                fill_columns<COLUMNS>(raw + array * ARRAY, array == DELTA ? NO_STEP : 0.0f);
-            }
+            for (u32 array = 0; array < ARRAYS; array++) zero_columns<COLUMNS>(raw + array * ARRAY);
         }
         const float* states = checkpoints + first / TILE * state_elements;
         copy_async_8(&shared.states[buffer][thread].x, states);
