@@ -118,7 +118,6 @@ struct Turn {
 // thread's rows hold tokens of the blocks before.
 DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u32 first_token,
                     u32 own_tokens, Fault* fault, u32& below) {
-    __syncthreads();
     for (u32 i = threadIdx.x; i < GROUP_TURN; i += GROUP_THREADS) {
         // What lies past the last row is no token.
         turn.tokens[i + i / GROUP_ROWS] =

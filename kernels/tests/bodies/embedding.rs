@@ -146,6 +146,10 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
             }
         }
     }
+    // More rows and tokens than any block looks at in one turn.
+    let grains = GrainRows::new(9000, 5000).unwrap();
+    let case = Case::new(&mut Inputs::new(seed + 1), 33_000, 1, grains);
+    check_case(&mut device, &mut transcript, "embedding, many rows and tokens", &case);
     transcript
 }
 
