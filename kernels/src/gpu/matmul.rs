@@ -66,6 +66,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if k == 0 {
             return Err(KernelError::shape("matmul", "terms", "at least 1", 0));
         }
+        let a = read_operand("a", &a)?;
+        // The rows of a transpose are columns of what it is a transpose of: parameters, never a microbatch's.
+        let rows = if a.transposed { Rows::Fixed } else { rows };
         let stride = out.row_stride.max(out.columns);
         let product = MatrixProduct {
             out: Operand {
@@ -75,7 +78,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 element: kind::<T>(),
                 alignment: row_alignment(out.start, stride, size_of::<T>(), ALIGNMENT_BYTES),
             },
-            a: read_operand("a", &a)?,
+            a,
             b: read_operand("b", &b)?,
             m,
             n,
