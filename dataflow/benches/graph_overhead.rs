@@ -1,4 +1,5 @@
-//! What the training graph itself costs a step: a model whose arithmetic takes a few microseconds, 3,000 steps.
+//! What the training graph itself costs a step: a model whose arithmetic takes a few microseconds, 3,000 steps; and
+//! what it costs a chunk of state that stays on the device, where a large model has tens of thousands.
 //!
 //! ```text
 //! cargo bench -p tidemill --bench graph_overhead
@@ -6,6 +7,8 @@
 
 #[path = "../tests/graph/bigram.rs"]
 mod bigram;
+#[path = "graph_overhead/idle.rs"]
+mod idle;
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -16,15 +19,21 @@ use std::time::Instant;
 
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, execute};
+use tidemill::collective::ChunkPlan;
 use tidemill::kernels::Cpu;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::model::Trainable;
-use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::operators::{
+    InitialState, SampleSource, StatePlace, Training, TrainingPlan, UpdateRule, Wake,
+};
 use tidemill::streaming_data::Sample;
 
 use bigram::Bigram;
+use idle::Idle;
 
-const STEPS: u64 = 3_000;
+/// Chunks of state that stays on the device, and elements of each.
+const CHUNKS: usize = 20_000;
+const CHUNK: usize = idle::CHUNK_ELEMENTS;
 
 fn random(seed: u64) -> u64 {
     seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
@@ -62,33 +71,56 @@ fn rule() -> UpdateRule {
     }
 }
 
+/// Microseconds a step of `steps`.
+fn measure<M: Trainable<Cpu>>(
+    workers: usize,
+    steps: u64,
+    model: fn() -> M,
+    arrange: fn(&mut TrainingPlan),
+) -> Result<f64, Box<dyn std::error::Error>> {
+    let start = Instant::now();
+    execute(ClusterSettings::threads(workers), move |context| {
+        let model = Arc::new(model());
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let settings =
+            BatchSettings { samples_per_step: 4, lanes: Some(4), ..BatchSettings::default() };
+        let mut plan = TrainingPlan::new(settings.plan(memory)?, model.layout(), 2, steps);
+        arrange(&mut plan);
+        let parameters = Arc::new(model.initialize(1));
+        let training = Training {
+            plan: Arc::new(plan),
+            backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+            model,
+            state: InitialState { parameters, moments: None },
+            rule: rule(),
+            stop: Arc::new(AtomicBool::new(false)),
+            checkpoints: None,
+            abort: context.abort().clone(),
+        };
+        context.dataflow::<u64, _, _>(|scope| {
+            training.build(scope, Ready(VecDeque::new()), None);
+        });
+        Ok(context.run_until_done()?)
+    })?;
+    Ok(start.elapsed().as_secs_f64() * 1e6 / steps as f64)
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for workers in [1, 2, 4] {
-        let start = Instant::now();
-        execute(ClusterSettings::threads(workers), |context| {
-            let model = Arc::new(Bigram::new());
-            let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
-            let settings =
-                BatchSettings { samples_per_step: 4, lanes: Some(4), ..BatchSettings::default() };
-            let plan = TrainingPlan::new(settings.plan(memory)?, model.layout(), 2, STEPS);
-            let parameters = Arc::new(model.initialize(1));
-            let training = Training {
-                plan: Arc::new(plan),
-                backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
-                model,
-                state: InitialState { parameters, moments: None },
-                rule: rule(),
-                stop: Arc::new(AtomicBool::new(false)),
-                checkpoints: None,
-                abort: context.abort().clone(),
-            };
-            context.dataflow::<u64, _, _>(|scope| {
-                training.build(scope, Ready(VecDeque::new()), None);
-            });
-            Ok(context.run_until_done()?)
-        })?;
-        let step = start.elapsed().as_secs_f64() * 1e6 / STEPS as f64;
+        let step = measure(workers, 3_000, Bigram::new, |_plan| ())?;
         println!("{workers} workers: {step:.0} microseconds a step");
     }
+    let step = measure(
+        1,
+        200,
+        || Idle::new(CHUNKS),
+        |plan| {
+            let whole = std::iter::once(0..CHUNKS * CHUNK);
+            plan.chunks = ChunkPlan::with_chunk_elements(whole, CHUNK);
+            plan.state_place = StatePlace::Device;
+        },
+    )?;
+    let chunk = 1e3 * step / CHUNKS as f64;
+    println!("{CHUNKS} resident chunks: {step:.0} microseconds a step, {chunk:.0} ns a chunk");
     Ok(())
 }

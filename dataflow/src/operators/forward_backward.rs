@@ -108,7 +108,8 @@ pub trait ForwardBackward<'scope> {
     /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
     ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
     /// - Memory: the device holds the replica, a workspace and at most 1 + log2 of its lanes accumulators; the host
-    ///   holds the finished chunks of one step until credit lets them go.
+    ///   holds the finished chunks of one step until credit lets them go. With a [`Residence`] the sums stay on the
+    ///   device instead, as resident chunks say, and so do the parameters that come back.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.

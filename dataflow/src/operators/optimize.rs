@@ -258,15 +258,14 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                     let mut squares_output = squares_output.activate();
                     let mut reports_output = reports_output.activate();
                     let mut state_output = state_output.activate();
+                    // One message for all of them: a session ends its message.
+                    let mut squares = Vec::new();
                     while let Some(reply) = state.next_reply() {
                         let step = state.schedule.step();
                         let held = state.steps.get(&step);
                         match (reply, held) {
-                            (ShardReply::SumOfSquares { chunk, sum }, Some(held)) => {
-                                let record = SquareSum { step, chunk: chunk as u32, sum };
-                                let copies = (0..workers)
-                                    .map(|destination| Addressed { destination, record });
-                                squares_output.session(&held.squares).give_iterator(copies);
+                            (ShardReply::SumOfSquares { chunk, sum }, Some(_)) => {
+                                squares.push(SquareSum { step, chunk: chunk as u32, sum });
                             }
                             (ShardReply::Updated { chunk, values }, Some(held)) => {
                                 let values = values.map(Arc::new);
@@ -300,6 +299,12 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                                 return Err(format!("step {step} has no {reply:?}").into());
                             }
                         }
+                    }
+                    if let Some(held) = state.steps.get(&state.schedule.step()) {
+                        let copies = squares.into_iter().flat_map(|record| {
+                            (0..workers).map(move |destination| Addressed { destination, record })
+                        });
+                        squares_output.session(&held.squares).give_iterator(copies);
                     }
                     loop {
                         if let Some(report) = state.schedule.report()? {
