@@ -27,8 +27,8 @@ pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 /// The rows that an algorithm is chosen for where their number may change: enough to fill a GPU.
 const CANONICAL_ROWS: usize = 4096;
 
-/// The terms that an algorithm is chosen for at most where k is a grain's rows: for longer sums the library would rather split them, and what it
-/// then offers unsplit is slow. Enough to hide where a block begins and ends.
+/// The terms that an algorithm is chosen for at most where k is a grain's rows: for longer sums the library would
+/// rather split them, and what it then offers unsplit is slow. Enough to hide where a block begins and ends.
 const CANONICAL_TERMS: usize = 1024;
 
 /// Numbers of rows that an algorithm must accept to be chosen.
@@ -326,8 +326,13 @@ impl MatrixLibrary {
 
     fn choose(&self, product: &MatrixProduct, rows: usize) -> Result<cublasLtMatmulAlgo_t> {
         let failed = |error: CublasError| self.failed(product, error);
+        let terms = match product.rows {
+            Rows::Free => product.k,
+            Rows::Fixed => product.k.min(CANONICAL_TERMS),
+        };
+        let shorter = MatrixProduct { k: terms, ..*product };
         let candidates =
-            Plan::new(product, rows).and_then(|plan| plan.candidates(self.handle, product));
+            Plan::new(&shorter, rows).and_then(|plan| plan.candidates(self.handle, &shorter));
         let own = [rows];
         let probes: &[usize] = match product.rows {
             Rows::Free => &PROBED_ROWS,

@@ -105,6 +105,6 @@ pub(in crate::gpu) fn row_alignment(
     limit: usize,
 ) -> usize {
     let first_column = if row_stride == 0 { start } else { start % row_stride };
-    let bytes = limit | row_stride * element_bytes | first_column * element_bytes;
+    let bytes = limit | (row_stride * element_bytes) | (first_column * element_bytes);
     1 << bytes.trailing_zeros()
 }

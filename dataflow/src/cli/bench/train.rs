@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Args;
-use tidemill_kernels::Backend;
+use tidemill_kernels::backend::KernelTime;
+use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
 use tidemill_model::{Mamba, ModelSettings, ResolvedModel};
@@ -32,6 +33,9 @@ pub(crate) struct TrainBench {
     /// The model.
     #[arg(long, value_name = "P", default_value = "mamba-10m")]
     preset: String,
+    /// Tokens of the vocabulary; by default the preset's.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<usize>,
     /// Predicted tokens per sample.
     #[arg(long, value_name = "N", default_value = "512")]
     seq_len: NonZeroUsize,
@@ -58,13 +62,20 @@ pub(crate) struct TrainBench {
     threads: NonZeroUsize,
     #[command(flatten)]
     device: DeviceArguments,
+    /// Also say where device time goes in the last step, kernel by kernel; GPUs only. Slows that step a little.
+    #[arg(long)]
+    profile: bool,
     /// How the result is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
-    let settings = ModelSettings { preset: Some(bench.preset.clone()), ..Default::default() };
+    let settings = ModelSettings {
+        preset: Some(bench.preset.clone()),
+        vocab_size: bench.vocab_size,
+        ..Default::default()
+    };
     let ResolvedModel::Mamba(config) = settings.resolve(None)? else {
         return Err(JobError::value("--preset", "a preset", &bench.preset).into());
     };
@@ -80,7 +91,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     batch.worker_lanes(0, workers)?;
     let model = Arc::new(Mamba::new(&config)?);
     let measurement = Measurement { bench, batch: &batch, model: Arc::clone(&model) };
-    let Measured { device, reports, device_memory_bytes } =
+    let Measured { device, reports, device_memory_bytes, profile } =
         device.open(LocalWorkers::alone(workers), measurement).map_err(by_flag)??;
     let (first, last) = (reports.first(), reports.last());
     let (Some((first, started)), Some((last, ended))) = (first, last) else {
@@ -111,6 +122,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
                 "matmul_gigaflops": gigaflops,
                 "peak_memory_bytes": peak_memory_bytes(),
                 "device_memory_bytes": device_memory_bytes,
+                "profile": profile.iter().map(profile_json).collect::<Vec<_>>(),
                 "first_loss": first.loss,
                 "last_loss": last.loss,
             })
@@ -132,9 +144,19 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
             if let Some(bytes) = device_memory_bytes {
                 result_line!("memory of the device {:.0} MB", bytes as f64 / 1e6)?;
             }
+            let total: f64 = profile.iter().map(|time| time.milliseconds).sum();
+            for KernelTime { kernel, launches, milliseconds } in &profile {
+                let percent = 100.0 * milliseconds / total;
+                result_line!("{milliseconds:>10.2} ms {percent:>5.1} % {launches:>7} x {kernel}")?;
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn profile_json(time: &KernelTime) -> serde_json::Value {
+    let KernelTime { kernel, launches, milliseconds } = time;
+    serde_json::json!({ "kernel": kernel, "launches": launches, "milliseconds": milliseconds })
 }
 
 /// A model that waits for its devices.
@@ -152,6 +174,8 @@ struct Measured {
     reports: Vec<(StepReport, Instant)>,
     /// What the run took of the first worker's device, where that has a memory of its own.
     device_memory_bytes: Option<usize>,
+    /// Device time of the last step by kernel, where it was asked for.
+    profile: Vec<KernelTime>,
 }
 
 impl WithBackend for Measurement<'_> {
@@ -161,12 +185,12 @@ impl WithBackend for Measurement<'_> {
         let Self { bench, batch, model } = self;
         let free_before = devices.first().free_memory_bytes()?;
         let device = devices.in_words();
-        let Seen { reports, free_bytes } = measure(bench, batch, model, devices)?;
+        let Seen { reports, free_bytes, profile } = measure(bench, batch, model, devices)?;
         let device_memory_bytes = match (free_before, free_bytes) {
             (Some(before), Some(after)) => Some(before.saturating_sub(after)),
             _ => None,
         };
-        Ok(Measured { device, reports, device_memory_bytes })
+        Ok(Measured { device, reports, device_memory_bytes, profile })
     }
 }
 
@@ -177,6 +201,19 @@ struct Seen {
     reports: Vec<(StepReport, Instant)>,
     /// What memory of the worker's device was free at the last.
     free_bytes: Option<usize>,
+    /// Device time of the last step by kernel, where it was asked for.
+    profile: Vec<KernelTime>,
+}
+
+impl Seen {
+    /// What the last step leaves to be seen on its device.
+    fn look_at<B: Backend>(&mut self, backend: &B, profiled: bool) -> Result<(), KernelError> {
+        self.free_bytes = backend.free_memory_bytes()?;
+        if profiled {
+            self.profile = backend.finish_profile()?;
+        }
+        Ok(())
+    }
 }
 
 /// What the first worker sees of one step that warms up and those that are measured.
@@ -191,6 +228,7 @@ fn measure<B: Backend>(
     let plan = Arc::new(TrainingPlan::new(batch.clone(), model.layout(), positions, steps));
     let parameters = Arc::new(model.initialize(17));
     let vocab_size = model.vocab_size() as u64;
+    let profiled = bench.profile;
     let schedule =
         ScheduleSettings { name: ScheduleName::Constant, warmup_steps: 0, ..Default::default() };
     let workers = devices.workers().len();
@@ -213,11 +251,13 @@ fn measure<B: Backend>(
             training.build(scope, source, None).reports.inspect(move |report| {
                 let mut seen = reports.lock().unwrap_or_else(PoisonError::into_inner);
                 seen.reports.push((*report, Instant::now()));
+                // A report comes between a step's gradient and its update: from one to the next is a whole step.
+                if profiled && report.step + 1 == steps {
+                    backend.start_profile();
+                }
                 if report.last {
-                    match backend.free_memory_bytes() {
-                        Ok(free) => seen.free_bytes = free,
-                        Err(error) => abort.fail(Actor::Worker(0), error),
-                    }
+                    let looked = seen.look_at(backend.as_ref(), profiled);
+                    looked.unwrap_or_else(|error| abort.fail(Actor::Worker(0), error));
                 }
             });
         });
