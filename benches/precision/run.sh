@@ -19,9 +19,6 @@ dir = "$out/start"
 seed = 17
 steps = 20
 
-[model]
-preset = "mamba-10m"
-
 [data]
 dataset = "$out/data"
 
@@ -39,7 +36,7 @@ keep = 10
 TOML
 
 train() { "$program" train "$out/run.toml" "$@" >>"$log" 2>&1; }
-train --set device.backend=cpu -w "$workers"
+train --set model.preset=mamba-10m --set device.backend=cpu -w "$workers"
 start="$out/start/checkpoints/step-00000020"
 
 # An arm begins with the checkpoint's weights, and a new optimizer.

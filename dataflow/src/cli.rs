@@ -16,9 +16,9 @@ mod score;
 mod tokenizer;
 mod train;
 
-use std::process::ExitCode;
-
 use clap::{Parser, Subcommand, ValueEnum};
+
+use self::exit::ExitCode;
 
 /// Trains sequence models as a timely-dataflow graph: the weights are the same to the bit for any number of
 /// workers, any microbatch size and any kills and resumes.
@@ -56,8 +56,12 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Runs the program with this process's arguments.
-pub fn main() -> ExitCode {
+/// Runs the program with this process's arguments, and ends the process.
+pub fn main() -> ! {
+    run().leave()
+}
+
+fn run() -> ExitCode {
     let program = match Program::try_parse() {
         Ok(program) => program,
         Err(error) => return exit::wrong_flags(&error),

@@ -1,7 +1,5 @@
 //! The `tidemill` program; see [`tidemill::cli`].
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
+fn main() {
     tidemill::cli::main()
 }

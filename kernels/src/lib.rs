@@ -20,6 +20,7 @@ pub mod cuda;
 pub mod emulator;
 pub mod error;
 pub mod gpu;
+pub mod process;
 pub mod reference;
 pub mod shape;
 pub mod view;

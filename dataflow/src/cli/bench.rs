@@ -4,7 +4,7 @@ mod data;
 mod kernels;
 mod train;
 
-use std::process::ExitCode;
+use crate::cli::exit::ExitCode;
 
 use clap::{Args, Subcommand};
 

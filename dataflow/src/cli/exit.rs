@@ -1,11 +1,34 @@
 //! How the program ends: one clear line on standard error, and an exit code that says whose turn it is.
 
 use std::error::Error;
-use std::process::ExitCode;
+use std::io::Write;
 
 use super::output::note_line;
 use crate::cluster::{ClusterError, ExitClass};
 use crate::error::JobError;
+
+/// What the program answers to whoever started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExitCode(u8);
+
+impl ExitCode {
+    /// All is done.
+    pub(crate) const SUCCESS: Self = Self(0);
+
+    /// Ends the process. A device thread may still compute, and would not survive the exit handlers of its libraries.
+    pub(crate) fn leave(self) -> ! {
+        // A full disk or a closed pipe has been reported, or is not worth a message.
+        let _ = std::io::stdout().lock().flush();
+        let _ = std::io::stderr().lock().flush();
+        tidemill_kernels::process::exit_at_once(self.0)
+    }
+}
+
+impl From<u8> for ExitCode {
+    fn from(code: u8) -> Self {
+        Self(code)
+    }
+}
 
 /// Logs warnings, and what `TIDEMILL_LOG` asks for, to standard error.
 pub(crate) fn start_logging() {

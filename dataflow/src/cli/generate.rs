@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -14,6 +13,7 @@ use super::Format;
 use super::device::DeviceArguments;
 use super::output::OUTPUT_FAILED;
 use super::tokenizer::TextTokenizer;
+use crate::cli::exit::ExitCode;
 use crate::device::{Devices, WithBackend};
 use crate::inference::LoadedModel;
 

@@ -1,7 +1,6 @@
 //! `tidemill inspect`: what a folder is, in words or JSON.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
@@ -13,6 +12,7 @@ use tidemill_streaming_data::DataSet;
 use super::Format;
 use super::output::result_line;
 use crate::checkpoint::{self, Checkpoint, TRAINER_FILE};
+use crate::cli::exit::ExitCode;
 use crate::metrics::{self, StepMetrics};
 use crate::run_folder::RUN_CONFIG_FILE;
 

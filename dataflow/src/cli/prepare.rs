@@ -3,7 +3,6 @@
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +16,7 @@ use super::exit::one_line;
 use super::output::{note_line, result_line};
 use super::tokenizer::TextTokenizer;
 use super::{Format, progress};
+use crate::cli::exit::ExitCode;
 
 /// Flags of `tidemill prepare`.
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,6 +11,7 @@ use clap::Args;
 
 use super::output::{note_line, result_line};
 use super::progress::TrainProgress;
+use crate::cli::exit::ExitCode;
 use crate::cluster::{
     ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor, SupervisorSettings,
     join_supervised,
@@ -183,7 +184,7 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     ctrlc::set_handler(move || {
         stop.request();
         if signals.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
-            std::process::exit(i32::from(ExitClass::Restart.exit_code()));
+            ExitCode::from(ExitClass::Restart.exit_code()).leave();
         }
     })
     .context("listening for Ctrl-C failed")
@@ -192,7 +193,7 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
 fn heed_supervisor(lifeline: &Lifeline, stop: &StopRequest) {
     let stop = stop.clone();
     lifeline.on_stop(move || stop.request());
-    lifeline.on_lost(|| std::process::exit(i32::from(ExitClass::Restart.exit_code())));
+    lifeline.on_lost(|| ExitCode::from(ExitClass::Restart.exit_code()).leave());
 }
 
 /// Panics of workers and their threads are caught, and reported once as the error of the run; their

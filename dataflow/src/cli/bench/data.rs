@@ -1,8 +1,8 @@
 //! `tidemill bench data`: samples a second of the reader.
 
+use crate::cli::exit::ExitCode;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};

@@ -10,8 +10,8 @@ mod products;
 mod rows;
 mod sequences;
 
+use crate::cli::exit::ExitCode;
 use std::num::NonZeroUsize;
-use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;

@@ -1,8 +1,8 @@
 //! `tidemill bench train`: tokens a second through the whole graph, on made-up tokens.
 
+use crate::cli::exit::ExitCode;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
