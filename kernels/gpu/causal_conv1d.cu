@@ -17,8 +17,8 @@ struct CausalConv1dSiluForward {
     const activation* x;  // [b t, e], rows x_stride apart
     const float* weight;  // [e, k]
     const float* bias;    // [e], or null
-    u64 out_stride;
-    u64 x_stride;
+    u32 out_stride;
+    u32 x_stride;
     u32 positions;  // t
     u32 channels;   // e
     u32 width;      // k
@@ -40,9 +40,8 @@ DEVICE void forward(const CausalConv1dSiluForward& arguments) {
     for (u32 first = run.first; first < run.last; first += BATCH) {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const bool inside = first + i < run.last;
-            inputs[TAPS - 1 + i] =
-                inside ? load_pack<LANES>(x + (first + i) * arguments.x_stride) : filled<LANES>(0.0f);
+            const u32 position = min(first + i, run.last - 1);
+            inputs[TAPS - 1 + i] = load_row<LANES>(x, position, arguments.x_stride);
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
@@ -52,7 +51,8 @@ DEVICE void forward(const CausalConv1dSiluForward& arguments) {
             for (u32 lane = 0; lane < LANES; lane++) {
                 activated.at[lane] = silu(filter.convolve(inputs + i, lane));
             }
-            store_pack<LANES>(out + (first + i) * arguments.out_stride, activated);
+            const u64 row = static_cast<u64>(first + i) * arguments.out_stride;
+            store_pack<LANES>(out + row, activated);
         }
 #pragma unroll
         for (u32 i = 0; i < TAPS - 1; i++) inputs[i] = inputs[BATCH + i];

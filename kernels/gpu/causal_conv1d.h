@@ -70,13 +70,20 @@ struct Filter {
     }
 };
 
+// Row `position` of a sample. No load depends on whether its result is wanted: callers give a position that is
+// there, so that all loads of a batch are in flight at once.
+template <u32 LANES>
+DEVICE Pack<LANES> load_row(const activation* sample, u32 position, u32 stride) {
+    return load_pack<LANES>(sample + static_cast<u64>(position) * stride);
+}
+
 // The TAPS - 1 rows before position `first`; those before the sample are zero.
 template <u32 TAPS, u32 LANES>
-DEVICE void load_before(Pack<LANES>* inputs, const activation* x, u64 x_stride, u32 first) {
+DEVICE void load_before(Pack<LANES>* inputs, const activation* x, u32 stride, u32 first) {
 #pragma unroll
     for (u32 i = 0; i < TAPS - 1; i++) {
         const bool inside = first + i >= TAPS - 1;
-        inputs[i] = inside ? load_pack<LANES>(x + (first + i - (TAPS - 1)) * x_stride)
-                           : filled<LANES>(0.0f);
+        const u32 position = inside ? first + i - (TAPS - 1) : 0;
+        inputs[i] = or_zero(inside, load_row<LANES>(x, position, stride));
     }
 }

@@ -21,13 +21,12 @@ struct CausalConv1dSiluBackward {
     const activation* x;     // [b t, e], rows x_stride apart
     const float* weight;     // [e, k]
     const float* bias;       // [e], or null
-    u64 dx_stride;
-    u64 dout_stride;
-    u64 x_stride;
+    u32 dx_stride;
+    u32 dout_stride;
+    u32 x_stride;
     u32 positions;  // t
     u32 channels;   // e
     u32 width;      // k
-    u32 samples;    // b
 };
 
 // Sums over positions: of the taps' gradients, and of the bias's.
@@ -59,25 +58,22 @@ DEVICE TapSums<TAPS, LANES> walk(const CausalConv1dSiluBackward& arguments, cons
     for (u32 first = run.first; first < run.last + BEFORE; first += BATCH) {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 position = first + i;
-            const bool inside = position < min(run.last + BEFORE, arguments.positions);
-            inputs[BEFORE + i] = filled<LANES>(0.0f);
-            gradients[BEFORE + i] = filled<LANES>(0.0f);
-            if (inside) {
-                inputs[BEFORE + i] = load_pack<LANES>(x + position * arguments.x_stride);
-                gradients[BEFORE + i] = load_pack<LANES>(dout + position * arguments.dout_stride);
-            }
+            const u32 position = min(first + i, arguments.positions - 1);
+            inputs[BEFORE + i] = load_row<LANES>(x, position, arguments.x_stride);
+            gradients[BEFORE + i] = load_row<LANES>(dout, position, arguments.dout_stride);
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
             const u32 position = first + i;
+            const bool inside = position < arguments.positions;
             const bool own = position < run.last;
             const bool ends = position >= run.first + BEFORE && position - BEFORE < run.last;
             Pack<LANES> dx_ended;
 #pragma unroll
             for (u32 lane = 0; lane < LANES; lane++) {
                 const float convolved = filter.convolve(inputs + i, lane);
-                const float g = gradients[BEFORE + i].at[lane] * silu_derivative(convolved);
+                const float dout_here = gradients[BEFORE + i].at[lane];
+                const float g = inside ? dout_here * silu_derivative(convolved) : 0.0f;
                 gradients[BEFORE + i].at[lane] = g;
                 if (own) {
 #pragma unroll
@@ -95,7 +91,10 @@ DEVICE TapSums<TAPS, LANES> walk(const CausalConv1dSiluBackward& arguments, cons
                 }
                 dx_ended.at[lane] = sum;
             }
-            if (ends) store_pack<LANES>(dx + (position - BEFORE) * arguments.dx_stride, dx_ended);
+            if (ends) {
+                const u64 row = static_cast<u64>(position - BEFORE) * arguments.dx_stride;
+                store_pack<LANES>(dx + row, dx_ended);
+            }
         }
 #pragma unroll
         for (u32 i = 0; i < BEFORE; i++) {

@@ -68,25 +68,33 @@ struct Exponentials {
 };
 
 // Calls `each(first column, pack)` for the thread's packs of a row: pack i of every THREADS. Columns past v
-// hold minus infinity.
+// hold minus infinity; where rows are aligned, they are at least whole packs.
 template <u32 THREADS, Access ACCESS, class Each>
 DEVICE void for_each_pack(const activation* row, u32 vocab_size, Each each) {
+    constexpr u32 STEP = THREADS * LOGITS;
     const float nothing = __uint_as_float(0xff800000u);
-    for (u32 first = threadIdx.x * LOGITS; first < vocab_size;
-         first += BATCH * THREADS * LOGITS) {
+    auto take = [&](u32 column, Logits pack) {
+        if (ACCESS == Access::WIDE && column + LOGITS > vocab_size) {
+#pragma unroll
+            for (u32 i = 0; i < LOGITS; i++) {
+                if (column + i >= vocab_size) pack.at[i] = nothing;
+            }
+        }
+        each(column, pack);
+    };
+    u32 column = threadIdx.x * LOGITS;
+    for (; column + (BATCH - 1) * STEP < vocab_size; column += BATCH * STEP) {
         Logits packs[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 column = first + i * THREADS * LOGITS;
-            packs[i] = column < vocab_size ? load_first<LOGITS, ACCESS>(row + column,
-                                                                        vocab_size - column, nothing)
-                                           : filled<LOGITS>(nothing);
+            const u32 here = column + i * STEP;
+            packs[i] = load<LOGITS, ACCESS>(row + here, vocab_size - here, nothing);
         }
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-            const u32 column = first + i * THREADS * LOGITS;
-            if (column < vocab_size) each(column, packs[i]);
-        }
+        for (u32 i = 0; i < BATCH; i++) take(column + i * STEP, packs[i]);
+    }
+    for (; column < vocab_size; column += STEP) {
+        take(column, load<LOGITS, ACCESS>(row + column, vocab_size - column, nothing));
     }
 }
 
@@ -144,9 +152,12 @@ DEVICE void cross_entropy(const CrossEntropy& arguments) {
             const float probability = exp_fast(pack.at[i] - greatest) * reciprocal;
             pack.at[i] = column + i == target ? -sum_of_others / sum : probability;
         }
-        store_first<LOGITS, ACCESS>(logits + column, pack, vocab_size - column);
+        // The padding of a whole pack receives the exponential of minus infinity, which is its zero.
+        store<LOGITS, ACCESS>(logits + column, pack, vocab_size - column);
     });
-    fill_zero<THREADS>(logits, vocab_size, arguments.row_stride);
+    const u32 whole = (vocab_size + LOGITS - 1) / LOGITS * LOGITS;
+    const u32 stored = ACCESS == Access::WIDE ? whole : vocab_size;
+    fill_zero<THREADS>(logits, stored, arguments.row_stride);
 }
 
 // A block for each row.

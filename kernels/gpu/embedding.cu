@@ -10,10 +10,9 @@
 #include "pack.h"
 
 // A token outside the vocabulary is reported and stands for token 0.
-DEVICE u32 checked_token(const u32* tokens, u64 row, u32 vocab_size, Fault* fault) {
-    const u32 token = tokens[row];
+DEVICE u32 checked(u32 token, u32 row, u32 vocab_size, Fault* fault) {
     if (token < vocab_size) return token;
-    if (fault) report_token(fault, static_cast<u32>(row), token);
+    if (fault) report_token(fault, row, token);
     return 0;
 }
 
@@ -33,18 +32,16 @@ constexpr u32 COLUMNS = 4;
 
 template <Access ACCESS>
 DEVICE void copy_row(const EmbeddingForward& arguments) {
-    const u64 row = blockIdx.x;
+    const u32 row = blockIdx.x;
     const u32 width = arguments.width;
-    const u32 token =
-        checked_token(arguments.tokens, row, arguments.vocab_size,
-                      threadIdx.x == 0 ? arguments.fault : nullptr);
+    Fault* const fault = threadIdx.x == 0 ? arguments.fault : nullptr;
+    const u32 token = checked(arguments.tokens[row], row, arguments.vocab_size, fault);
     const float* const from = arguments.table + token * arguments.table_stride;
     float* const out = arguments.out + row * arguments.out_stride;
 #pragma unroll 4
     for (u32 column = threadIdx.x * COLUMNS; column < width; column += COPY_THREADS * COLUMNS) {
         const u32 count = width - column;
-        store_first<COLUMNS, ACCESS>(out + column, load_first<COLUMNS, ACCESS>(from + column, count),
-                                     count);
+        store<COLUMNS, ACCESS>(out + column, load<COLUMNS, ACCESS>(from + column, count), count);
     }
 }
 
@@ -58,10 +55,11 @@ KERNEL(embedding_forward_single, COPY_THREADS, 12, EmbeddingForward) {
 
 // --- grouping rows by token -------------------------------------------------------------------------
 
-struct TokenRow {
-    u32 token;
-    u32 row;
-};
+// A token in the upper half, a row that holds it in the lower.
+typedef u64 TokenRow;
+DEVICE TokenRow token_row(u32 token, u32 row) { return static_cast<u64>(token) << 32 | row; }
+DEVICE u32 token_of(TokenRow entry) { return static_cast<u32>(entry >> 32); }
+DEVICE u32 row_of(TokenRow entry) { return static_cast<u32>(entry); }
 
 struct EmbeddingGroup {
     TokenRow* grouped;  // [rows], ordered by token, then by row
@@ -118,12 +116,19 @@ struct Turn {
 // thread's rows hold tokens of the blocks before.
 DEVICE u32 find_own(Turn& turn, const EmbeddingGroup& arguments, u32 turn_row, u32 first_token,
                     u32 own_tokens, Fault* fault, u32& below) {
-    for (u32 i = threadIdx.x; i < GROUP_TURN; i += GROUP_THREADS) {
+    u32 tokens[GROUP_ROWS];
+#pragma unroll
+    for (u32 i = 0; i < GROUP_ROWS; i++) {
+        const u32 row = turn_row + threadIdx.x + i * GROUP_THREADS;
+        tokens[i] = arguments.tokens[min(row, arguments.rows - 1)];
+    }
+#pragma unroll
+    for (u32 i = 0; i < GROUP_ROWS; i++) {
+        const u32 place = threadIdx.x + i * GROUP_THREADS;
+        const u32 token = checked(tokens[i], turn_row + place, arguments.vocab_size, fault);
         // What lies past the last row is no token.
-        turn.tokens[i + i / GROUP_ROWS] =
-            turn_row + i < arguments.rows
-                ? checked_token(arguments.tokens, turn_row + i, arguments.vocab_size, fault)
-                : 0xffffffffu;
+        turn.tokens[place + place / GROUP_ROWS] =
+            turn_row + place < arguments.rows ? token : 0xffffffffu;
     }
     __syncthreads();
     u32 own = 0;
@@ -198,7 +203,8 @@ KERNEL(embedding_group, GROUP_THREADS, 2, EmbeddingGroup) {
             for (u32 own = 0; own < GROUP_OWN; own++) {
                 if (token == own && own < tokens_per_thread) {
                     const u32 found_row = row + (turn.found[i] & 0xffffu);
-                    arguments.grouped[next[own]++] = {first_token + thread_token + own, found_row};
+                    arguments.grouped[next[own]++] =
+                        token_row(first_token + thread_token + own, found_row);
                 }
             }
         }
@@ -222,56 +228,71 @@ struct EmbeddingBackwardAdd {
 constexpr u32 SUM_THREADS = 128;
 // Places in the order of tokens whose groups a block sums, if they begin there.
 constexpr u32 SUM_PLACES = 8;
-// Rows of a group that a thread has in flight: a frequent token is a long chain of additions, which must
-// not wait for memory too.
+// Rows of a group that a thread has in flight: first a few, as most tokens are rare; then many, as a frequent
+// token is a long chain of additions, which must not wait for memory too.
+constexpr u32 SUM_FIRST = 4;
 constexpr u32 SUM_BATCH = 16;
 
-// Adds the sums of the group that begins at `place`, grain by grain, to `lane`.
-DEVICE float add_group(float lane, const EmbeddingBackwardAdd& arguments, u32 place, u32 column) {
-    const u32 token = arguments.grouped[place].token;
-    const float* const dout = arguments.dout + column;
-    float sum = 0.0f;
-    u64 grain_end = arguments.grouped[place].row / arguments.rows_per_grain + 1;
-    grain_end *= arguments.rows_per_grain;
-    bool more = true;
-    for (u32 first = place; more; first += SUM_BATCH) {
-        float x[SUM_BATCH];
-        u32 rows[SUM_BATCH];
-        u32 count = 0;
+// The sum of one column over a group of rows.
+struct GroupSum {
+    const EmbeddingBackwardAdd& arguments;
+    u32 token;
+    u32 column;
+    float lane;
+    float sum;      // of the grain so far
+    u64 grain_end;  // the row after the grain's last
+
+    // Adds up to COUNT rows from place `first`; answers whether the group may have more.
+    template <u32 COUNT>
+    __device__ __forceinline__ bool add(u32 first) {
+        u32 rows[COUNT];
+        float x[COUNT];
+        u32 found = 0;
+        // Loads that ask nothing: past the group's end they meet rows of others, which are not added.
 #pragma unroll
-        for (u32 i = 0; i < SUM_BATCH; i++) {
-            const bool inside =
-                first + i < arguments.rows && arguments.grouped[first + i].token == token;
-            rows[i] = inside ? arguments.grouped[first + i].row : 0;
-            x[i] = inside ? dout[rows[i] * arguments.dout_stride] : 0.0f;
-            count += inside;
+        for (u32 i = 0; i < COUNT; i++) {
+            const TokenRow entry = arguments.grouped[min(first + i, arguments.rows - 1)];
+            rows[i] = row_of(entry);
+            found += first + i < arguments.rows && token_of(entry) == token;
         }
 #pragma unroll
-        for (u32 i = 0; i < SUM_BATCH; i++) {
-            if (i >= count) break;
-            if (rows[i] >= grain_end) {
+        for (u32 i = 0; i < COUNT; i++) {
+            x[i] = arguments.dout[rows[i] * arguments.dout_stride + column];
+        }
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            const bool inside = i < found;
+            if (inside && rows[i] >= grain_end) {
                 lane += sum;
                 sum = 0.0f;
-                grain_end = rows[i] / arguments.rows_per_grain + 1;
-                grain_end *= arguments.rows_per_grain;
+                enter_grain(rows[i]);
             }
-            sum += x[i];
+            sum = inside ? sum + x[i] : sum;
         }
-        more = count == SUM_BATCH;
+        return found == COUNT;
     }
-    return lane + sum;
-}
+
+    __device__ __forceinline__ void enter_grain(u32 row) {
+        grain_end = row / arguments.rows_per_grain + 1;
+        grain_end *= arguments.rows_per_grain;
+    }
+};
 
 // A block for SUM_PLACES places and SUM_THREADS columns.
-KERNEL(embedding_backward_add, SUM_THREADS, 6, EmbeddingBackwardAdd) {
+KERNEL(embedding_backward_add, SUM_THREADS, 5, EmbeddingBackwardAdd) {
     const u32 column = blockIdx.x % arguments.column_tiles * SUM_THREADS + threadIdx.x;
     if (column >= arguments.width) return;
     const u32 first = blockIdx.x / arguments.column_tiles * SUM_PLACES;
     const u32 last = min(first + SUM_PLACES, arguments.rows);
     for (u32 place = first; place < last; place++) {
-        const u32 token = arguments.grouped[place].token;
-        if (place > 0 && arguments.grouped[place - 1].token == token) continue;
+        const u32 token = token_of(arguments.grouped[place]);
+        if (place > 0 && token_of(arguments.grouped[place - 1]) == token) continue;
         float* const lane = arguments.lane_table + token * arguments.lane_stride + column;
-        *lane = add_group(*lane, arguments, place, column);
+        GroupSum group{arguments, token, column, *lane, 0.0f, 0};
+        group.enter_grain(row_of(arguments.grouped[place]));
+        u32 next = place + SUM_FIRST;
+        bool more = group.add<SUM_FIRST>(place);
+        for (; more; next += SUM_BATCH) more = group.add<SUM_BATCH>(next);
+        *lane = group.lane + group.sum;
     }
 }

@@ -10,14 +10,8 @@ constexpr u32 THREADS = 256;
 // Packs that a thread has in flight.
 constexpr u32 BATCH = 4;
 
-// The first element of pack `i` of the thread; neighbouring threads have neighbouring packs.
 template <u32 N>
-DEVICE u64 pack_start(u32 i) {
-    return ((static_cast<u64>(blockIdx.x) * BATCH + i) * THREADS + threadIdx.x) * N;
-}
-
-// Elements of a pack that begins at `start`: none past the end.
-DEVICE u64 count_from(u64 start, u64 elements) { return start < elements ? elements - start : 0; }
+using Elements = Tile<THREADS, BATCH, N>;
 
 struct Accumulate {
     float* lane;             // [elements]; added to
@@ -27,22 +21,19 @@ struct Accumulate {
 };
 
 // lane[i] = lane[i] + gradients[g, i] for each g in order.
-template <u32 N>
-DEVICE void accumulate(const Accumulate& arguments) {
-    const u64 elements = arguments.elements;
+template <u32 N, Access ACCESS>
+DEVICE void accumulate(const Accumulate& arguments, const Elements<N>& tile) {
     Pack<N> sums[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 start = pack_start<N>(i);
-        sums[i] = load_first<N, Access::WIDE>(arguments.lane + start, count_from(start, elements));
+        sums[i] = load<N, ACCESS>(arguments.lane + tile.pack(i), tile.count(i));
     }
     const float* gradients = arguments.gradients;
-    for (u64 grain = 0; grain < arguments.grains; grain++, gradients += elements) {
+    for (u64 grain = 0; grain < arguments.grains; grain++, gradients += arguments.elements) {
         Pack<N> terms[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u64 start = pack_start<N>(i);
-            terms[i] = load_first<N, Access::WIDE>(gradients + start, count_from(start, elements));
+            terms[i] = load<N, ACCESS>(gradients + tile.pack(i), tile.count(i));
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
@@ -52,11 +43,21 @@ DEVICE void accumulate(const Accumulate& arguments) {
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 start = pack_start<N>(i);
-        store_first<N, Access::WIDE>(arguments.lane + start, sums[i], count_from(start, elements));
+        store<N, ACCESS>(arguments.lane + tile.pack(i), sums[i], tile.count(i));
     }
 }
 
+template <u32 N>
+DEVICE void accumulate(const Accumulate& arguments) {
+    const Elements<N> tile(arguments.elements);
+    if (tile.whole()) {
+        accumulate<N, Access::WIDE>(arguments, tile);
+    } else {
+        accumulate<N, Access::SINGLE>(arguments, tile);
+    }
+}
+
+// Packs of four where operands are aligned to them.
 KERNEL(accumulate_wide, THREADS, 4, Accumulate) { accumulate<4>(arguments); }
 KERNEL(accumulate_single, THREADS, 4, Accumulate) { accumulate<1>(arguments); }
 
@@ -70,33 +71,42 @@ struct MeanGradient {
     float count;    // what the sum is divided by
 };
 
-template <u32 N>
-DEVICE void mean_gradient(const MeanGradient& arguments) {
-    const u64 elements = arguments.elements;
+template <u32 N, Access ACCESS>
+DEVICE void mean_gradient(const MeanGradient& arguments, const Elements<N>& tile) {
     Pack<N> sums[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 start = pack_start<N>(i);
-        sums[i] = load_first<N, Access::WIDE>(arguments.uses[0] + start, count_from(start, elements));
+        sums[i] = load<N, ACCESS>(arguments.uses[0] + tile.pack(i), tile.count(i));
     }
 #pragma unroll
     for (u32 use = 1; use < USES; use++) {
         if (use >= arguments.use_count) break;
+        Pack<N> terms[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u64 start = pack_start<N>(i);
-            const Pack<N> terms = load_first<N, Access::WIDE>(arguments.uses[use] + start,
-                                                              count_from(start, elements));
+            terms[i] = load<N, ACCESS>(arguments.uses[use] + tile.pack(i), tile.count(i));
+        }
 #pragma unroll
-            for (u32 j = 0; j < N; j++) sums[i].at[j] += terms.at[j];
+        for (u32 i = 0; i < BATCH; i++) {
+#pragma unroll
+            for (u32 j = 0; j < N; j++) sums[i].at[j] += terms[i].at[j];
         }
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 start = pack_start<N>(i);
 #pragma unroll
         for (u32 j = 0; j < N; j++) sums[i].at[j] /= arguments.count;
-        store_first<N, Access::WIDE>(arguments.out + start, sums[i], count_from(start, elements));
+        store<N, ACCESS>(arguments.out + tile.pack(i), sums[i], tile.count(i));
+    }
+}
+
+template <u32 N>
+DEVICE void mean_gradient(const MeanGradient& arguments) {
+    const Elements<N> tile(arguments.elements);
+    if (tile.whole()) {
+        mean_gradient<N, Access::WIDE>(arguments, tile);
+    } else {
+        mean_gradient<N, Access::SINGLE>(arguments, tile);
     }
 }
 
@@ -118,32 +128,39 @@ struct SquaresOfPieces {
     const Piece* pieces;  // [pieces]
 };
 
-// A block for each piece. Thread i sums the packs of four i, i + THREADS, ..., each of the four by itself; then
-// the four, then the threads.
+// Squares of the thread's packs of four i, i + THREADS, ... of `count` elements, each of the four by itself.
+template <Access ACCESS>
+DEVICE void add_squares(double (&sums)[4], const float* x, u32 count) {
+    constexpr u32 STEP = THREADS * 4;
+    auto add = [&](const Pack<4>& pack) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            const double value = pack.at[j];
+            // The square of an fp32 is exact in f64.
+            sums[j] += value * value;
+        }
+    };
+    u32 first = threadIdx.x * 4;
+    for (; first + (BATCH - 1) * STEP + 4 <= count; first += BATCH * STEP) {
+        Pack<4> packs[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) packs[i] = load<4, ACCESS>(x + first + i * STEP, 4);
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) add(packs[i]);
+    }
+    for (; first < count; first += STEP) add(load<4, Access::SINGLE>(x + first, count - first));
+}
+
+// A block for each piece: the four sums of each thread, then the threads'.
 KERNEL(squares_of_pieces, THREADS, 4, SquaresOfPieces) {
     __shared__ double partial[THREADS / WARP];
     const Piece piece = arguments.pieces[blockIdx.x];
     const float* const x = arguments.x + piece.start;
-    const bool aligned = reinterpret_cast<u64>(x) % 16 == 0;
     double sums[4] = {0.0, 0.0, 0.0, 0.0};
-    for (u32 first = threadIdx.x * 4; first < piece.count; first += BATCH * THREADS * 4) {
-        Pack<4> packs[BATCH];
-#pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-            const u64 start = first + i * THREADS * 4;
-            const u64 count = count_from(start, piece.count);
-            packs[i] = aligned ? load_first<4, Access::WIDE>(x + start, count)
-                               : load_first<4, Access::SINGLE>(x + start, count);
-        }
-#pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                const double value = packs[i].at[j];
-                // The square of an fp32 is exact in f64.
-                sums[j] += value * value;
-            }
-        }
+    if (reinterpret_cast<u64>(x) % 16 == 0) {
+        add_squares<Access::WIDE>(sums, x, static_cast<u32>(piece.count));
+    } else {
+        add_squares<Access::SINGLE>(sums, x, static_cast<u32>(piece.count));
     }
     const double sum = block_sum<THREADS>((sums[0] + sums[1]) + (sums[2] + sums[3]), partial);
     if (threadIdx.x == 0) arguments.partials[blockIdx.x] = sum;

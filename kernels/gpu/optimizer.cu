@@ -28,19 +28,15 @@ struct AdamW {
 
 // m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
 // p = p decay_factor - step_size m / (sqrt(v) / root_correction2 + eps)
-template <u32 N, u32 BATCH>
-DEVICE void update(const AdamW& arguments) {
+template <u32 N, u32 BATCH, Access ACCESS>
+DEVICE void update(const AdamW& arguments, const Tile<THREADS, BATCH, N>& tile) {
     Pack<N> p[BATCH], m[BATCH], v[BATCH], g[BATCH];
-    u64 starts[BATCH], counts[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 pack = (static_cast<u64>(blockIdx.x) * BATCH + i) * THREADS + threadIdx.x;
-        starts[i] = pack * N;
-        counts[i] = starts[i] < arguments.elements ? arguments.elements - starts[i] : 0;
-        p[i] = load_first<N, Access::WIDE>(arguments.parameters + starts[i], counts[i]);
-        m[i] = load_first<N, Access::WIDE>(arguments.exp_avg + starts[i], counts[i]);
-        v[i] = load_first<N, Access::WIDE>(arguments.exp_avg_sq + starts[i], counts[i]);
-        g[i] = load_first<N, Access::WIDE>(arguments.gradient + starts[i], counts[i]);
+        p[i] = load<N, ACCESS>(arguments.parameters + tile.pack(i), tile.count(i));
+        m[i] = load<N, ACCESS>(arguments.exp_avg + tile.pack(i), tile.count(i));
+        v[i] = load<N, ACCESS>(arguments.exp_avg_sq + tile.pack(i), tile.count(i));
+        g[i] = load<N, ACCESS>(arguments.gradient + tile.pack(i), tile.count(i));
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
@@ -56,9 +52,19 @@ DEVICE void update(const AdamW& arguments) {
             v[i].at[j] = second;
             p[i].at[j] = fmaf(-arguments.step_size, first / denominator, decayed);
         }
-        store_first<N, Access::WIDE>(arguments.parameters + starts[i], p[i], counts[i]);
-        store_first<N, Access::WIDE>(arguments.exp_avg + starts[i], m[i], counts[i]);
-        store_first<N, Access::WIDE>(arguments.exp_avg_sq + starts[i], v[i], counts[i]);
+        store<N, ACCESS>(arguments.parameters + tile.pack(i), p[i], tile.count(i));
+        store<N, ACCESS>(arguments.exp_avg + tile.pack(i), m[i], tile.count(i));
+        store<N, ACCESS>(arguments.exp_avg_sq + tile.pack(i), v[i], tile.count(i));
+    }
+}
+
+template <u32 N, u32 BATCH>
+DEVICE void update(const AdamW& arguments) {
+    const Tile<THREADS, BATCH, N> tile(arguments.elements);
+    if (tile.whole()) {
+        update<N, BATCH, Access::WIDE>(arguments, tile);
+    } else {
+        update<N, BATCH, Access::SINGLE>(arguments, tile);
     }
 }
 
@@ -72,20 +78,26 @@ struct Round {
     u64 elements;
 };
 
-template <u32 N, u32 BATCH>
-DEVICE void round_to_activations(const Round& arguments) {
+template <u32 N, u32 BATCH, Access ACCESS>
+DEVICE void round_to_activations(const Round& arguments, const Tile<THREADS, BATCH, N>& tile) {
     Pack<N> packs[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 start = ((static_cast<u64>(blockIdx.x) * BATCH + i) * THREADS + threadIdx.x) * N;
-        const u64 count = start < arguments.elements ? arguments.elements - start : 0;
-        packs[i] = load_first<N, Access::WIDE>(arguments.from + start, count);
+        packs[i] = load<N, ACCESS>(arguments.from + tile.pack(i), tile.count(i));
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        const u64 start = ((static_cast<u64>(blockIdx.x) * BATCH + i) * THREADS + threadIdx.x) * N;
-        const u64 count = start < arguments.elements ? arguments.elements - start : 0;
-        store_first<N, Access::WIDE>(arguments.out + start, packs[i], count);
+        store<N, ACCESS>(arguments.out + tile.pack(i), packs[i], tile.count(i));
+    }
+}
+
+template <u32 N, u32 BATCH>
+DEVICE void round_to_activations(const Round& arguments) {
+    const Tile<THREADS, BATCH, N> tile(arguments.elements);
+    if (tile.whole()) {
+        round_to_activations<N, BATCH, Access::WIDE>(arguments, tile);
+    } else {
+        round_to_activations<N, BATCH, Access::SINGLE>(arguments, tile);
     }
 }
 

@@ -102,24 +102,68 @@ DEVICE void store_pack(bf16* at, const Pack<N>& pack) {
     }
 }
 
-// Which loads and stores a kernel may use: wide ones need aligned packs.
-enum class Access { WIDE, SINGLE };
+// How packs are reached. A conditional load would make the next one wait for it, so wide ones ask nothing.
+enum class Access {
+    WIDE,    // whole and aligned: the caller sees to it
+    SINGLE,  // element by element, as many as there are
+};
 
-// The first `count` elements of a pack, the others `rest`; `count` may be more than a pack holds, or
-// nothing. A wide load is taken where all of the pack is asked for.
+// The first `count` elements of a pack, the others `rest`.
 template <u32 N, Access ACCESS, class T>
-DEVICE Pack<N> load_first(const T* at, u64 count, float rest = 0.0f) {
-    if (ACCESS == Access::WIDE && count >= N) return load_pack<N>(at);
-    Pack<N> pack;
+DEVICE Pack<N> load(const T* at, u64 count, float rest = 0.0f) {
+    if constexpr (ACCESS == Access::WIDE) {
+        return load_pack<N>(at);
+    } else {
+        Pack<N> pack = filled<N>(rest);
+        if (count == 0) return pack;
 #pragma unroll
-    for (u32 i = 0; i < N; i++) pack.at[i] = i < count ? widen(at[i]) : rest;
-    return pack;
-}
-template <u32 N, Access ACCESS, class T>
-DEVICE void store_first(T* at, const Pack<N>& pack, u64 count) {
-    if (ACCESS == Access::WIDE && count >= N) return store_pack<N>(at, pack);
-#pragma unroll
-    for (u32 i = 0; i < N; i++) {
-        if (i < count) narrow(at[i], pack.at[i]);
+        for (u32 i = 0; i < N; i++) {
+            const float x = widen(at[i < count ? i : 0]);
+            pack.at[i] = i < count ? x : rest;
+        }
+        return pack;
     }
 }
+template <u32 N, Access ACCESS, class T>
+DEVICE void store(T* at, const Pack<N>& pack, u64 count) {
+    if constexpr (ACCESS == Access::WIDE) {
+        store_pack<N>(at, pack);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            if (i < count) narrow(at[i], pack.at[i]);
+        }
+    }
+}
+
+// `pack` where `inside`, else zeros: what a load that was not asked for has brought.
+template <u32 N>
+DEVICE Pack<N> or_zero(bool inside, Pack<N> pack) {
+#pragma unroll
+    for (u32 i = 0; i < N; i++) pack.at[i] = inside ? pack.at[i] : 0.0f;
+    return pack;
+}
+
+// What a block has of elements that threads share out: BATCH packs of N for each thread, neighbouring threads having
+// neighbouring packs.
+template <u32 THREADS, u32 BATCH, u32 N>
+struct Tile {
+    static constexpr u32 ELEMENTS = THREADS * BATCH * N;
+
+    u64 elements;  // of all blocks
+    u64 start;     // of the block
+
+    __device__ __forceinline__ explicit Tile(u64 all_elements)
+        : elements(all_elements), start(static_cast<u64>(blockIdx.x) * ELEMENTS) {}
+
+    // Whether the block has all of its elements: the last may not.
+    __device__ __forceinline__ bool whole() const { return start + ELEMENTS <= elements; }
+    // The first element of the thread's pack `i`.
+    __device__ __forceinline__ u64 pack(u32 i) const {
+        return start + (i * THREADS + threadIdx.x) * N;
+    }
+    // The elements from there to the end.
+    __device__ __forceinline__ u64 count(u32 i) const {
+        return pack(i) < elements ? elements - pack(i) : 0;
+    }
+};

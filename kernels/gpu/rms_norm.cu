@@ -18,6 +18,9 @@ constexpr u32 RUN_ROWS = 16;
 // Packs of a thread whose dweight it sums in registers; wider rows add the others in the scratch.
 constexpr u32 KEPT = 4;
 
+// Packs that a thread loads together.
+constexpr u32 PAIR = 2;
+
 typedef Pack<COLUMNS> Columns;
 
 template <u32 TEAM, class T>
@@ -49,9 +52,20 @@ struct RmsNormForward {
     float eps;
 };
 
+// The packs at `column` and `step` further on; zeros where the second lies past the row. Both loads are in
+// flight at once.
+template <u32 STEP, Access ACCESS, class T>
+DEVICE void load_pair(Columns (&packs)[PAIR], const T* row, u32 column, u32 width) {
+    const bool inside = column + STEP < width;
+    const u32 second = inside ? column + STEP : column;
+    packs[0] = load<COLUMNS, ACCESS>(row + column, width - column);
+    packs[1] = or_zero(inside, load<COLUMNS, ACCESS>(row + second, width - second));
+}
+
 template <u32 TEAM, Access ACCESS>
 DEVICE void forward(const RmsNormForward& arguments) {
     constexpr u32 TEAMS = THREADS / TEAM;
+    constexpr u32 STEP = TEAM * COLUMNS;
     const u64 row = static_cast<u64>(blockIdx.x) * TEAMS + threadIdx.x / TEAM;
     // Whole teams leave; a block that is one team has a row.
     if (row >= arguments.rows) return;
@@ -61,25 +75,21 @@ DEVICE void forward(const RmsNormForward& arguments) {
     const u32 first = threadIdx.x % TEAM * COLUMNS;
 
     float squares = 0.0f;
-#pragma unroll 4
-    for (u32 column = first; column < width; column += TEAM * COLUMNS) {
-        const Columns pack = load_first<COLUMNS, ACCESS>(x + column, width - column);
-        squares = add_products(squares, pack, pack);
+    for (u32 column = first; column < width; column += PAIR * STEP) {
+        Columns packs[PAIR];
+        load_pair<STEP, ACCESS>(packs, x, column, width);
+#pragma unroll
+        for (u32 i = 0; i < PAIR; i++) squares = add_products(squares, packs[i], packs[i]);
     }
     const float mean = team_sum<TEAM>(squares) / static_cast<float>(width);
     const float reciprocal_rms = 1.0f / sqrtf(mean + arguments.eps);
     if (threadIdx.x % TEAM == 0) arguments.reciprocal_rms[row] = reciprocal_rms;
-#pragma unroll 4
-    for (u32 column = first; column < width; column += TEAM * COLUMNS) {
-        const u32 count = width - column;
-        Columns pack = load_first<COLUMNS, ACCESS>(x + column, count);
-        const Columns weight =
-            load_first<COLUMNS, ACCESS>(arguments.weight + column, count);
+    for (u32 column = first; column < width; column += STEP) {
+        Columns pack = load<COLUMNS, ACCESS>(x + column, width - column);
+        const Columns weight = load<COLUMNS, ACCESS>(arguments.weight + column, width - column);
 #pragma unroll
-        for (u32 i = 0; i < COLUMNS; i++) {
-            pack.at[i] = pack.at[i] * reciprocal_rms * weight.at[i];
-        }
-        store_first<COLUMNS, ACCESS>(y + column, pack, count);
+        for (u32 i = 0; i < COLUMNS; i++) pack.at[i] = pack.at[i] * reciprocal_rms * weight.at[i];
+        store<COLUMNS, ACCESS>(y + column, pack, width - column);
     }
 }
 
@@ -113,15 +123,93 @@ struct RmsNormBackward {
     u32 width;  // d
 };
 
+// A row of the backward norm, and the sums that it adds to.
+template <u32 TEAM, Access ACCESS>
+struct BackwardRow {
+    static constexpr u32 STEP = TEAM * COLUMNS;
+
+    const RmsNormBackward& arguments;
+    const float* x;
+    const activation* dy;
+    float* dx;
+    float reciprocal_rms;
+
+    __device__ __forceinline__ BackwardRow(const RmsNormBackward& given, u64 row)
+        : arguments(given),
+          x(given.x + row * given.x_stride),
+          dy(given.dy + row * given.dy_stride),
+          dx(given.dx + row * given.dx_stride),
+          reciprocal_rms(given.reciprocal_rms[row]) {}
+
+    // Adds a pack's dy weight xr to `sum`, and its dy xr to `dweight`.
+    __device__ __forceinline__ void add_pack(float& sum, Columns& dweight, Columns xr,
+                                             const Columns& dy_pack, Columns scaled) const {
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; i++) {
+            xr.at[i] *= reciprocal_rms;
+            scaled.at[i] *= dy_pack.at[i];
+            dweight.at[i] = fmaf(dy_pack.at[i], xr.at[i], dweight.at[i]);
+        }
+        sum = add_products(sum, scaled, xr);
+    }
+
+    // The thread's sum of dy weight xr. What it adds to dweight goes to `dweight`, and to `partials` where
+    // the row is wider than that; dx of the same packs is read on the way.
+    __device__ __forceinline__ float sums(Columns (&dweight)[KEPT], Columns (&dx_kept)[KEPT],
+                                          float* partials, u32 first) const {
+        const u32 width = arguments.width;
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 kept = 0; kept < KEPT; kept += PAIR) {
+            const u32 column = first + kept * STEP;
+            if (column >= width) break;
+            Columns x_packs[PAIR], dy_packs[PAIR], weights[PAIR], dx_packs[PAIR];
+            load_pair<STEP, ACCESS>(x_packs, x, column, width);
+            load_pair<STEP, ACCESS>(dy_packs, dy, column, width);
+            load_pair<STEP, ACCESS>(dx_packs, static_cast<const float*>(dx), column, width);
+            load_pair<STEP, ACCESS>(weights, arguments.weight, column, width);
+#pragma unroll
+            for (u32 i = 0; i < PAIR; i++) {
+                add_pack(sum, dweight[kept + i], x_packs[i], dy_packs[i], weights[i]);
+                dx_kept[kept + i] = dx_packs[i];
+            }
+        }
+        for (u32 column = first + KEPT * STEP; column < width; column += STEP) {
+            const u32 count = width - column;
+            Columns partial = load<COLUMNS, Access::SINGLE>(partials + column, count);
+            add_pack(sum, partial, load<COLUMNS, ACCESS>(x + column, count),
+                     load<COLUMNS, ACCESS>(dy + column, count),
+                     load<COLUMNS, ACCESS>(arguments.weight + column, count));
+            store<COLUMNS, Access::SINGLE>(partials + column, partial, count);
+        }
+        return sum;
+    }
+
+    __device__ __forceinline__ void add_dx(Columns dx_pack, u32 column, float mean) const {
+        const u32 count = arguments.width - column;
+        const Columns x_pack = load<COLUMNS, ACCESS>(x + column, count);
+        const Columns dy_pack = load<COLUMNS, ACCESS>(dy + column, count);
+        const Columns weight = load<COLUMNS, ACCESS>(arguments.weight + column, count);
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; i++) {
+            const float xr = x_pack.at[i] * reciprocal_rms;
+            const float dxr = fmaf(-mean, xr, dy_pack.at[i] * weight.at[i]);
+            dx_pack.at[i] += reciprocal_rms * dxr;
+        }
+        store<COLUMNS, ACCESS>(dx + column, dx_pack, count);
+    }
+};
+
 template <u32 TEAM, Access ACCESS>
 DEVICE void backward(const RmsNormBackward& arguments) {
     constexpr u32 TEAMS = THREADS / TEAM;
+    constexpr u32 STEP = TEAM * COLUMNS;
     const u64 run = static_cast<u64>(blockIdx.x) * TEAMS + threadIdx.x / TEAM;
     if (run >= arguments.runs) return;
     const u64 grain_row = run / arguments.runs_per_grain * arguments.rows_per_grain;
     const u64 first_row = grain_row + run % arguments.runs_per_grain * RUN_ROWS;
-    const u64 last_row = min(min(first_row + RUN_ROWS, grain_row + arguments.rows_per_grain),
-                             arguments.rows);
+    const u64 grain_end = min(grain_row + arguments.rows_per_grain, arguments.rows);
+    const u64 last_row = min(first_row + RUN_ROWS, grain_end);
     const u32 width = arguments.width;
     const u32 first = threadIdx.x % TEAM * COLUMNS;
     float* const partials = arguments.partials + run * width;
@@ -129,84 +217,42 @@ DEVICE void backward(const RmsNormBackward& arguments) {
     Columns dweight[KEPT];
 #pragma unroll
     for (u32 kept = 0; kept < KEPT; kept++) dweight[kept] = filled<COLUMNS>(0.0f);
-    for (u32 column = first + KEPT * TEAM * COLUMNS; column < width;
-         column += TEAM * COLUMNS) {
-        store_first<COLUMNS, Access::SINGLE>(partials + column, filled<COLUMNS>(0.0f),
-                                                  width - column);
+    for (u32 column = first + KEPT * STEP; column < width; column += STEP) {
+        store<COLUMNS, Access::SINGLE>(partials + column, filled<COLUMNS>(0.0f), width - column);
     }
-
     for (u64 row = first_row; row < last_row; row++) {
-        const float* const x = arguments.x + row * arguments.x_stride;
-        const activation* const dy = arguments.dy + row * arguments.dy_stride;
-        float* const dx = arguments.dx + row * arguments.dx_stride;
-        const float reciprocal_rms = arguments.reciprocal_rms[row];
-
-        // The sum of dy weight xr, and what the pack adds to dweight.
-        auto products = [&](u32 column, float& sum, Columns& dweight_pack) {
-            const u32 count = width - column;
-            Columns xr = load_first<COLUMNS, ACCESS>(x + column, count);
-            const Columns dy_pack = load_first<COLUMNS, ACCESS>(dy + column, count);
-            Columns scaled = load_first<COLUMNS, ACCESS>(arguments.weight + column, count);
-#pragma unroll
-            for (u32 i = 0; i < COLUMNS; i++) {
-                xr.at[i] *= reciprocal_rms;
-                scaled.at[i] *= dy_pack.at[i];
-                dweight_pack.at[i] = fmaf(dy_pack.at[i], xr.at[i], dweight_pack.at[i]);
-            }
-            sum = add_products(sum, scaled, xr);
-        };
-        float sum = 0.0f;
+        const BackwardRow<TEAM, ACCESS> here(arguments, row);
+        Columns dx_kept[KEPT];
+        const float sum = here.sums(dweight, dx_kept, partials, first);
+        const float mean = team_sum<TEAM>(sum) / static_cast<float>(width);
 #pragma unroll
         for (u32 kept = 0; kept < KEPT; kept++) {
-            const u32 column = first + kept * TEAM * COLUMNS;
-            if (column < width) products(column, sum, dweight[kept]);
+            const u32 column = first + kept * STEP;
+            if (column < width) here.add_dx(dx_kept[kept], column, mean);
         }
-        for (u32 column = first + KEPT * TEAM * COLUMNS; column < width;
-             column += TEAM * COLUMNS) {
-            const u32 count = width - column;
-            Columns pack = load_first<COLUMNS, Access::SINGLE>(partials + column, count);
-            products(column, sum, pack);
-            store_first<COLUMNS, Access::SINGLE>(partials + column, pack, count);
-        }
-        const float mean = team_sum<TEAM>(sum) / static_cast<float>(width);
-
-#pragma unroll 4
-        for (u32 column = first; column < width; column += TEAM * COLUMNS) {
-            const u32 count = width - column;
-            const Columns x_pack = load_first<COLUMNS, ACCESS>(x + column, count);
-            const Columns dy_pack = load_first<COLUMNS, ACCESS>(dy + column, count);
-            const Columns weight =
-                load_first<COLUMNS, ACCESS>(arguments.weight + column, count);
-            Columns dx_pack = load_first<COLUMNS, ACCESS>(dx + column, count);
-#pragma unroll
-            for (u32 i = 0; i < COLUMNS; i++) {
-                const float xr = x_pack.at[i] * reciprocal_rms;
-                const float dxr = fmaf(-mean, xr, dy_pack.at[i] * weight.at[i]);
-                dx_pack.at[i] += reciprocal_rms * dxr;
-            }
-            store_first<COLUMNS, ACCESS>(dx + column, dx_pack, count);
+        for (u32 column = first + KEPT * STEP; column < width; column += STEP) {
+            here.add_dx(load<COLUMNS, ACCESS>(here.dx + column, width - column), column, mean);
         }
     }
 #pragma unroll
     for (u32 kept = 0; kept < KEPT; kept++) {
-        const u32 column = first + kept * TEAM * COLUMNS;
+        const u32 column = first + kept * STEP;
         if (column < width) {
-            store_first<COLUMNS, Access::SINGLE>(partials + column, dweight[kept],
-                                                      width - column);
+            store<COLUMNS, Access::SINGLE>(partials + column, dweight[kept], width - column);
         }
     }
 }
 
-KERNEL(rms_norm_backward_wide, THREADS, 3, RmsNormBackward) {
+KERNEL(rms_norm_backward_wide, THREADS, 2, RmsNormBackward) {
     backward<THREADS, Access::WIDE>(arguments);
 }
-KERNEL(rms_norm_backward_single, THREADS, 3, RmsNormBackward) {
+KERNEL(rms_norm_backward_single, THREADS, 2, RmsNormBackward) {
     backward<THREADS, Access::SINGLE>(arguments);
 }
-KERNEL(rms_norm_backward_short_wide, THREADS, 3, RmsNormBackward) {
+KERNEL(rms_norm_backward_short_wide, THREADS, 2, RmsNormBackward) {
     backward<WARP, Access::WIDE>(arguments);
 }
-KERNEL(rms_norm_backward_short_single, THREADS, 3, RmsNormBackward) {
+KERNEL(rms_norm_backward_short_single, THREADS, 2, RmsNormBackward) {
     backward<WARP, Access::SINGLE>(arguments);
 }
 

@@ -32,8 +32,8 @@ struct Forward {
     x: Address,
     weight: Address,
     bias: Address,
-    out_stride: u64,
-    x_stride: u64,
+    out_stride: u32,
+    x_stride: u32,
     positions: u32,
     channels: u32,
     width: u32,
@@ -66,13 +66,12 @@ struct Backward {
     x: Address,
     weight: Address,
     bias: Address,
-    dx_stride: u64,
-    dout_stride: u64,
-    x_stride: u64,
+    dx_stride: u32,
+    dout_stride: u32,
+    x_stride: u32,
     positions: u32,
     channels: u32,
     width: u32,
-    samples: u32,
 }
 
 /// `CausalConv1dSumPartials` of causal_conv1d_backward.cu.
@@ -108,13 +107,13 @@ impl Variant {
         kernel: KernelName,
         names: [KernelName; 3],
         shape: ConvShape,
-        operands: &[(Address, u64)],
+        operands: &[(Address, u32)],
     ) -> Result<Self> {
         let [wide, single, long] = names;
         let bytes = (WIDE_CHANNELS * size_of::<T>()) as u64;
         let operands: Vec<_> = operands
             .iter()
-            .map(|&(address, row_stride)| (address, stride_bytes::<T>(row_stride)))
+            .map(|&(address, row_stride)| (address, stride_bytes::<T>(row_stride.into())))
             .collect();
         let aligned = shape.channels.is_multiple_of(WIDE_CHANNELS)
             && Access::of(bytes, &operands) == Access::Wide;
@@ -128,6 +127,11 @@ impl Variant {
         let launch = blocks(kernel, tiles * channel_tiles, THREADS)?;
         Ok(Self { name, taps, tiles, launch })
     }
+}
+
+/// A row stride as these kernels count it.
+fn stride32(kernel: KernelName, row_stride: u64) -> Result<u32> {
+    size32(kernel, "row stride", row_stride as usize)
 }
 
 fn tiles_of_sample(shape: ConvShape) -> usize {
@@ -160,8 +164,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let (rows, channels) = (shape.sequences.rows(), shape.channels);
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
         let arguments = Forward {
-            out_stride: row_stride_mut(KERNEL, "out", &out, rows, channels)?,
-            x_stride: row_stride(KERNEL, "x", &x, rows, channels)?,
+            out_stride: stride32(KERNEL, row_stride_mut(KERNEL, "out", &out, rows, channels)?)?,
+            x_stride: stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
             out: out.address(),
             x: x.address(),
             weight: weight.address(),
@@ -209,9 +213,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             exactly_mut(KERNEL, "dbias", dbias, grains * channels)?;
         }
         let [dx_stride, dout_stride, x_stride] = [
-            row_stride_mut(KERNEL, "dx", &dx, rows, channels)?,
-            row_stride(KERNEL, "dout", &dout, rows, channels)?,
-            row_stride(KERNEL, "x", &x, rows, channels)?,
+            stride32(KERNEL, row_stride_mut(KERNEL, "dx", &dx, rows, channels)?)?,
+            stride32(KERNEL, row_stride(KERNEL, "dout", &dout, rows, channels)?)?,
+            stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
         ];
         let names = [
             "causal_conv1d_silu_backward_wide",
@@ -237,7 +241,6 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             positions: size32(KERNEL, "positions", shape.sequences.positions)?,
             channels: size32(KERNEL, "channels", channels)?,
             width: width as u32,
-            samples: size32(KERNEL, "samples", shape.sequences.samples)?,
         };
         self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, arguments)?;
 

@@ -14,6 +14,8 @@ use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
 
 const COPY_THREADS: u32 = 128;
+/// Columns that a thread copies at once.
+const COLUMNS: usize = 4;
 const GROUP_THREADS: u32 = 256;
 /// The most tokens of the vocabulary that a block groups the rows of.
 const GROUP_TOKENS: usize = 1024;
@@ -102,7 +104,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             (arguments.out, stride_bytes::<f32>(arguments.out_stride)),
             (arguments.table, stride_bytes::<f32>(arguments.table_stride)),
         ];
-        let access = Access::of(WIDE_BYTES, &operands);
+        let access = if width.is_multiple_of(COLUMNS) {
+            Access::of(WIDE_BYTES, &operands)
+        } else {
+            Access::Single
+        };
         let name = access.choose("embedding_forward_wide", "embedding_forward_single");
         let launch = blocks(KERNEL, rows, COPY_THREADS)?;
         self.launch(stream, &EMBEDDING, name, launch, arguments)

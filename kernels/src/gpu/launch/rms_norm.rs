@@ -74,8 +74,16 @@ fn pack_bytes<T>() -> u64 {
     ((COLUMNS * size_of::<T>()) as u64).min(WIDE_BYTES)
 }
 
-/// Wide where the operands of fp32 and those of activations, each with its row stride, allow it.
-fn access<A>(of_fp32: &[(Address, u64)], of_activations: &[(Address, u64)]) -> Access {
+/// Wide where `width` is whole packs, and the operands of fp32 and those of activations, each with its row
+/// stride, are aligned to them.
+fn access<A>(
+    width: usize,
+    of_fp32: &[(Address, u64)],
+    of_activations: &[(Address, u64)],
+) -> Access {
+    if !width.is_multiple_of(COLUMNS) {
+        return Access::Single;
+    }
     let bytes = |operands: &[(Address, u64)], stride: fn(u64) -> u64| -> Vec<(Address, u64)> {
         operands.iter().map(|&(address, elements)| (address, stride(elements))).collect()
     };
@@ -135,6 +143,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             eps: shape.eps,
         };
         let access = access::<P::Activation>(
+            width,
             &[(arguments.x, arguments.x_stride), (arguments.weight, 0)],
             &[(arguments.y, arguments.y_stride)],
         );
@@ -194,7 +203,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: size32(KERNEL, "width", width)?,
         };
         let of_fp32 = [(arguments.dx, dx_stride), (arguments.x, x_stride), (arguments.weight, 0)];
-        let access = access::<P::Activation>(&of_fp32, &[(arguments.dy, dy_stride)]);
+        let access = access::<P::Activation>(width, &of_fp32, &[(arguments.dy, dy_stride)]);
         let (name, teams) = self.norm_variant(&VARIANTS, access, width);
         let launch = blocks(KERNEL, runs.div_ceil(teams), THREADS)?;
         self.launch(stream, &RMS_NORM, name, launch, arguments)?;
