@@ -117,6 +117,7 @@ impl Cuda {
         }
         let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        compile::version()?;
         memory::keep_freed_memory(&context, &name)?;
         let matrices = MatrixLibrary::open(&name)?;
         // Kernels of one architecture, not of its family: what is tuned for it is used.

@@ -42,7 +42,11 @@ fn arguments(options: SourceOptions, architecture: &str) -> Vec<String> {
     arguments
 }
 
-fn version() -> Result<String> {
+/// The version of NVRTC.
+///
+/// # Errors
+/// A library that is not there.
+pub(super) fn version() -> Result<String> {
     // SAFETY: looks for a library, and asks it for two numbers.
     unsafe {
         if !sys::is_culib_present() {

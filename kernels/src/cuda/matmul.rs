@@ -91,6 +91,11 @@ struct Plan {
     algorithm: Option<cublasLtMatmulAlgo_t>,
 }
 
+// SAFETY: descriptors are only read once the plan is made.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
 fn data_type(element: ElementKind) -> cudaDataType {
     match element {
         ElementKind::F32 => cudaDataType::CUDA_R_32F,
