@@ -1,5 +1,8 @@
 //! Model files: what is written reads back to the bit, and what is damaged is refused by name.
 
+#[path = "bodies/fixtures.rs"]
+mod fixtures;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -9,6 +12,7 @@ use serde_json::{Value, json};
 use tidemill_model::hugging_face::{
     CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SafetensorsLayout, TensorFiles, load, save,
 };
+use tidemill_model::mamba::SpecialTokens;
 use tidemill_model::{Layout, Mamba, MambaConfig, Tensor};
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
@@ -258,4 +262,55 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
     }
     // What remains is the metadata, which nobody reads, and spaces that became another white space.
     assert!(refusals > header_bytes * 9 / 10, "{refusals} of {header_bytes} flips");
+}
+
+/// A model of odd sizes whose weights are made of integers, so that its file is the same everywhere.
+fn written_by_tidemill() -> (Mamba, Vec<f32>) {
+    let config = MambaConfig {
+        d_state: 7,
+        d_conv: 5,
+        expand: 3,
+        dt_rank: 3,
+        special_tokens: SpecialTokens { bos: Some(100), eos: Some(101), pad: None },
+        ..MambaConfig::new(103, 19, 2)
+    };
+    let model = Mamba::new(&config).expect("sizes");
+    let mut arena = vec![0.0; model.layout().parameter_elements()];
+    let mut state = 20_250_101_u32;
+    for tensor in model.layout().tensors() {
+        let (middle, width) = match tensor.name.rsplit_once("mixer.").map(|(_, name)| name) {
+            None if tensor.shape.len() == 1 => (1.0, 0.25),
+            Some("D") => (1.0, 0.5),
+            Some("A_log") => (0.75, 1.0),
+            Some("dt_proj.bias") => (-2.0, 2.0),
+            Some("conv1d.bias") => (0.0, 0.25),
+            _ => (0.0, 0.75),
+        };
+        for value in &mut arena[tensor.range()] {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // 16 bits: every step below is exact in fp32.
+            *value = ((state >> 16) as f32 / 65_536.0 - 0.5) * width + middle;
+        }
+    }
+    (model, arena)
+}
+
+/// `check_opens.py` opened exactly these bytes and wrote `expected.json` beside them, which the bodies compare with. To change them, run this test
+/// with `TIDEMILL_WRITE_FIXTURES=1`, then the script.
+#[test]
+fn transformers_opens_what_we_write() {
+    let folder = fixtures::folder("written_by_tidemill");
+    let (model, arena) = written_by_tidemill();
+    if std::env::var_os("TIDEMILL_WRITE_FIXTURES").is_some() {
+        std::fs::create_dir_all(&folder).expect("a folder");
+        save(&folder, model.config_json(), model.layout(), &arena).expect("writes");
+        panic!("wrote {}; now run check_opens.py", folder.display());
+    }
+    let written = tempfile::tempdir().expect("a folder");
+    save(written.path(), model.config_json(), model.layout(), &arena).expect("writes");
+    for file in [CONFIG_FILE, SINGLE_FILE] {
+        let ours = std::fs::read(written.path().join(file)).expect("written just now");
+        let opened = std::fs::read(folder.join(file)).expect("a fixture");
+        assert!(ours == opened, "{file} is not the one that transformers opened");
+    }
 }

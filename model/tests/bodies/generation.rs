@@ -1,8 +1,6 @@
 //! The recurrence is the model: what it says of a text is what the forward pass says, however the text is fed.
 
-use std::num::NonZeroUsize;
-
-use tidemill_kernels::{Backend, Cpu};
+use tidemill_kernels::Backend;
 use tidemill_model::generation::{
     GenerationSettings, PIECE_POSITIONS, Recurrence, SamplingSettings, generate,
 };
@@ -11,11 +9,16 @@ use tidemill_model::{
     Device, Mamba, MambaConfig, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
 };
 
-/// Longer than two pieces, and not a whole number of them.
-const POSITIONS: usize = 2 * PIECE_POSITIONS + 7;
+use super::arm::Arm;
+use super::lane::bits;
+
+/// Longer than two pieces, or one, and not a whole number of them.
+fn positions<B>(arm: &Arm<B>) -> usize {
+    arm.sizes.choose(2, 1) * PIECE_POSITIONS + 7
+}
 
 /// Small models of odd sizes; their initial weights, made larger so that the state matters.
-fn models() -> Vec<(Mamba, Vec<f32>)> {
+fn models<B>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
     let odd = MambaConfig { d_state: 5, d_conv: 3, dt_rank: 2, ..MambaConfig::new(61, 13, 2) };
     let untied = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
     // One tap has no past to remember, and there is no bias.
@@ -30,51 +33,50 @@ fn models() -> Vec<(Mamba, Vec<f32>)> {
         }
         (model, arena)
     };
-    [odd, untied, one_tap].into_iter().map(build).collect()
+    let configs = arm.sizes.choose(vec![odd.clone(), untied, one_tap.clone()], vec![odd, one_tap]);
+    configs.into_iter().map(build).collect()
 }
 
 fn text(length: usize, vocab_size: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * i * 31 + i * 17 + 3) % vocab_size) as u32).collect()
 }
 
-/// Runs `body` for every model, on the CPU.
-fn for_each_model(body: impl Fn(&mut Device<'_, Cpu>, &Mamba, &Parameters<Cpu>)) {
-    let backend = Cpu::new(NonZeroUsize::MIN).expect("the caller's own thread");
-    for (model, arena) in models() {
-        let mut stream = backend.device_stream().expect("a device stream");
-        let mut device = Device { backend: &backend, stream: &mut stream };
-        let parameters = Parameters::from_host(&mut device, model.layout(), &arena).expect("fits");
-        body(&mut device, &model, &parameters);
+/// Runs `body` for every model.
+fn for_each_model<B: Backend>(
+    arm: &Arm<B>,
+    body: impl Fn(&mut Device<'_, B>, &Mamba, &Parameters<B>),
+) {
+    for (model, arena) in models(arm) {
+        arm.with_parameters(&model, &arena, |device, parameters| body(device, &model, parameters));
     }
 }
 
-fn bits(numbers: &[f32]) -> Vec<u32> {
-    numbers.iter().map(|number| number.to_bits()).collect()
-}
-
-#[test]
-fn scores_are_the_losses_of_the_forward_pass() {
-    for_each_model(|device, model, parameters| {
-        let tokens = text(POSITIONS + 1, model.vocab_size());
-        let shape = MicrobatchShape { samples: 1, positions: POSITIONS, samples_per_grain: 1 };
+pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
+    let tolerance = arm.by_precision(1e-4, 5e-2);
+    for_each_model(arm, |device, model, parameters| {
+        let tokens = text(positions(arm) + 1, model.vocab_size());
+        let shape = MicrobatchShape { samples: 1, positions: positions(arm), samples_per_grain: 1 };
         let mut workspace = Trainable::plan(model, device, shape).expect("plans");
-        let microbatch =
-            Microbatch { tokens: &tokens, samples: 1, positions: POSITIONS, samples_per_grain: 1 };
+        let microbatch = Microbatch {
+            tokens: &tokens,
+            samples: 1,
+            positions: positions(arm),
+            samples_per_grain: 1,
+        };
         let losses =
             model.row_losses(device, &mut workspace, parameters, microbatch).expect("runs");
         let mut scorer = Scorer::new(device, model, parameters).expect("fits");
         let scores = scorer.log_probabilities(device, &tokens).expect("scores");
         assert_eq!(scores.len(), losses.len());
         for (position, (score, loss)) in scores.iter().zip(&losses).enumerate() {
-            assert!((score + loss).abs() < 1e-4, "position {position}: {score}, {loss}");
+            assert!((score + loss).abs() < tolerance, "position {position}: {score}, {loss}");
         }
     });
 }
 
-#[test]
-fn a_score_depends_on_nothing_else_that_is_scored() {
-    for_each_model(|device, model, parameters| {
-        let tokens = text(POSITIONS + 1, model.vocab_size());
+pub fn a_score_depends_on_nothing_else<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
+        let tokens = text(positions(arm) + 1, model.vocab_size());
         let mut scorer = Scorer::new(device, model, parameters).expect("fits");
         let first = scorer.log_probabilities(device, &tokens).expect("scores");
         let other: Vec<u32> = tokens.iter().rev().copied().collect();
@@ -89,11 +91,10 @@ fn a_score_depends_on_nothing_else_that_is_scored() {
     });
 }
 
-#[test]
-fn how_tokens_are_cut_and_what_runs_beside_them_changes_no_bit() {
-    for_each_model(|device, model, parameters| {
+pub fn cuts_change_no_bit<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
         let vocab_size = model.vocab_size();
-        let tokens = text(POSITIONS, vocab_size);
+        let tokens = text(positions(arm), vocab_size);
         let mut recurrence = Recurrence::new(device, model, parameters, 1).expect("fits");
         recurrence.advance(device, &tokens).expect("advances");
         let whole = recurrence.logits(device).expect("logits").to_vec();
@@ -119,9 +120,8 @@ fn how_tokens_are_cut_and_what_runs_beside_them_changes_no_bit() {
     });
 }
 
-#[test]
-fn writing_stops_at_the_stop_token_and_repeats_with_its_seed() {
-    for_each_model(|device, model, parameters| {
+pub fn writing_stops_and_repeats<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
         let mut recurrence = Recurrence::new(device, model, parameters, 1).expect("fits");
         let prompt = text(9, model.vocab_size());
         let settings = |seed, stop_token| GenerationSettings {
@@ -149,9 +149,8 @@ fn writing_stops_at_the_stop_token_and_repeats_with_its_seed() {
     });
 }
 
-#[test]
-fn wrong_input_is_an_error() {
-    for_each_model(|device, model, parameters| {
+pub fn wrong_text_is_an_error<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
         let vocab_size = model.vocab_size();
         // The first row of padding, or just past the table.
         let outside = vocab_size as u32;

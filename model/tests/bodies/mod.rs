@@ -1,0 +1,43 @@
+//! The model's test bodies, generic over the backend.
+//!
+//! The test file of a backend (`cpu.rs`, `emulator.rs`, `cuda.rs`) names the arms, and runs every body of
+//! [`every_body`] on each of them.
+
+pub mod arm;
+pub mod contract;
+pub mod fixtures;
+pub mod generation;
+pub mod gradients;
+pub mod grains;
+pub mod lane;
+pub mod training;
+pub mod transformers;
+
+/// Hands every body, with the name of its test, to a macro.
+macro_rules! every_body {
+    ($tests:ident) => {
+        $tests! {
+            gradients_of_a_tied_model_agree_with_differences: bodies::gradients::tied_agrees;
+            gradients_of_an_untied_model_agree_with_differences: bodies::gradients::untied_agrees;
+            microbatches_change_no_bit: bodies::grains::microbatches_change_no_bit;
+            grains_of_another_size_are_other_sums: bodies::grains::another_size_is_another_sum;
+            ignored_targets_are_as_if_not_there: bodies::grains::ignored_targets_are_as_if_not_there;
+            padding_of_the_vocabulary_has_no_gradient: bodies::grains::padding_has_no_gradient;
+            an_untrained_model_knows_nothing: bodies::contract::untrained_knows_nothing;
+            forward_alone_gives_the_same_losses: bodies::contract::forward_alone_gives_the_same_losses;
+            wrong_microbatches_are_named: bodies::contract::wrong_microbatches_are_named;
+            blocks_are_finished_backwards: bodies::contract::blocks_are_finished_backwards;
+            gradient_descent_learns_a_pattern: bodies::contract::gradient_descent_learns;
+            scores_are_the_losses_of_the_forward_pass: bodies::generation::scores_are_losses;
+            a_score_depends_on_nothing_else: bodies::generation::a_score_depends_on_nothing_else;
+            how_tokens_are_cut_changes_no_bit: bodies::generation::cuts_change_no_bit;
+            writing_stops_and_repeats: bodies::generation::writing_stops_and_repeats;
+            wrong_text_is_an_error: bodies::generation::wrong_text_is_an_error;
+            log_probabilities_are_those_of_transformers: bodies::transformers::log_probabilities;
+            greedy_tokens_are_those_of_transformers: bodies::transformers::greedy_tokens;
+            six_steps_of_adamw_are_those_of_pytorch: bodies::training::six_steps;
+            gradients_are_those_of_the_cpu: bodies::gradients::agree_with_the_cpu;
+        }
+    };
+}
+pub(crate) use every_body;

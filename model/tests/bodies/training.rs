@@ -1,0 +1,152 @@
+//! Six steps of AdamW are those of PyTorch, on the checkpoints that transformers wrote.
+
+use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_model::hugging_face::load;
+use tidemill_model::optimizer::OptimizerSettings;
+use tidemill_model::schedule::ScheduleSettings;
+use tidemill_model::{
+    Device, Layout, Mamba, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
+};
+
+use super::arm::Arm;
+use super::fixtures::folder;
+use super::lane::Lane;
+use super::transformers::{CASES, expected, numbers, tokens};
+
+/// Promised in fp32 is 2e-3. What is seen is 2e-6, and a test as loose as the promise would pass over, say, a decay
+/// of the vectors, which moves the second loss by 5e-4 in one case and less in the others.
+const TOLERANCES: [f64; 2] = [5e-5, 2e-2];
+
+/// The optimizer's side of a step on one worker.
+struct Optimizer<B: Backend> {
+    settings: OptimizerSettings,
+    parameters: Parameters<B>,
+    exp_avg: B::Buffer<f32>,
+    exp_avg_sq: B::Buffer<f32>,
+    mean: B::Buffer<f32>,
+}
+
+impl<B: Backend> Optimizer<B> {
+    fn new(
+        device: &mut Device<'_, B>,
+        settings: OptimizerSettings,
+        layout: &Layout,
+        arena: &[f32],
+    ) -> Self {
+        let parameters = Parameters::from_host(device, layout, arena).expect("fits");
+        let Device { backend, stream } = device;
+        let mut buffer = || backend.allocate(stream, arena.len()).expect("fits");
+        let (exp_avg, exp_avg_sq, mean) = (buffer(), buffer(), buffer());
+        Self { settings, parameters, exp_avg, exp_avg_sq, mean }
+    }
+
+    /// One update; returns the norm of the mean gradient before clipping.
+    fn step(
+        &mut self,
+        device: &mut Device<'_, B>,
+        layout: &Layout,
+        lane: &Lane<B>,
+        tokens: u64,
+        (step, learning_rate): (u64, f64),
+    ) -> Result<f64> {
+        let Device { backend, stream } = device;
+        for (index, segment) in layout.segments().iter().enumerate() {
+            let uses =
+                (0..layout.uses().len()).filter(|&slot| layout.uses()[slot].segment == index);
+            let slots: Vec<_> = uses.map(|slot| lane.slot(slot)).collect();
+            let range = &segment.range;
+            let out = SliceMut::new(&mut self.mean, range.start, range.len())?;
+            backend.mean_gradient(stream, out, &slots, tokens as f32)?;
+        }
+        let ends = [B::elements(&self.mean)];
+        let squares = backend.sums_of_squares(stream, Slice::all(&self.mean), &ends)?;
+        let norm = squares[0].sqrt();
+        let coefficient = self.settings.clip_coefficient(norm);
+        for tensor in layout.tensors() {
+            let (start, elements) = (tensor.offset, tensor.stored_elements);
+            let scalars = self.settings.adamw_step(step, learning_rate, coefficient, tensor.decay);
+            let Self { parameters, exp_avg, exp_avg_sq, mean, .. } = self;
+            parameters.update(device, start..start + elements, |device, parameters| {
+                Ok(device.backend.adamw(
+                    device.stream,
+                    parameters,
+                    SliceMut::new(exp_avg, start, elements)?,
+                    SliceMut::new(exp_avg_sq, start, elements)?,
+                    Slice::new(mean, start, elements)?,
+                    scalars,
+                )?)
+            })?;
+        }
+        Ok(norm)
+    }
+}
+
+pub fn six_steps<B: Backend>(arm: &Arm<B>) {
+    for case in CASES {
+        six_steps_of(arm, case);
+    }
+}
+
+fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
+    let [fp32, bf16] = TOLERANCES;
+    let tolerance = arm.by_precision(fp32, bf16);
+    let folder = folder(case);
+    let (model, arena) = load(&folder).expect(case);
+    let layout = Mamba::layout(&model);
+    let training = &expected(&folder)["training"];
+    let number = |key: &str| training["settings"][key].as_f64().expect(key);
+    let betas = numbers(&training["settings"]["betas"]);
+    let settings = OptimizerSettings {
+        learning_rate: number("learning_rate"),
+        betas: [betas[0], betas[1]],
+        eps: number("eps"),
+        weight_decay: number("weight_decay"),
+        clip_norm: number("clip_norm"),
+        ..OptimizerSettings::default()
+    };
+    let schedule = ScheduleSettings {
+        warmup_steps: number("warmup_steps") as u64,
+        final_fraction: number("final_fraction"),
+        ..ScheduleSettings::default()
+    };
+    let mut stream = arm.backend.device_stream().expect("a device stream");
+    let device = &mut Device { backend: &arm.backend, stream: &mut stream };
+    let mut optimizer = Optimizer::new(device, settings, layout, &arena);
+    let shape = MicrobatchShape { samples: 5, positions: 13, samples_per_grain: 2 };
+    let mut workspace = model.plan(device, shape).expect("plans");
+    let batches = training["batches"].as_array().expect("batches");
+    let lines = training["steps"].as_array().expect("steps");
+    assert_eq!((batches.len(), lines.len()), (6, 6));
+    let mut worst: f64 = 0.0;
+    for (index, (batch, line)) in batches.iter().zip(lines).enumerate() {
+        let rows = batch.as_array().expect("rows");
+        let tokens: Vec<u32> = rows.iter().flat_map(tokens).collect();
+        let microbatch =
+            Microbatch { tokens: &tokens, samples: 5, positions: 13, samples_per_grain: 2 };
+        let mut lane = Lane::new(device, layout);
+        let losses = model
+            .forward_backward(device, &mut workspace, &optimizer.parameters, microbatch, &mut lane)
+            .expect("a step");
+        let loss_sum: f64 = losses.iter().map(|grain| grain.loss_sum).sum();
+        let count: u64 = losses.iter().map(|grain| grain.tokens).sum();
+        let step = index as u64 + 1;
+        let base = optimizer.settings.learning_rate;
+        let learning_rate = schedule.learning_rate(base, step, number("horizon") as u64);
+        let norm = optimizer.step(device, layout, &lane, count, (step, learning_rate));
+        for (what, found, tolerance) in [
+            ("loss", loss_sum / count as f64, tolerance),
+            ("grad_norm", norm.expect("an update"), tolerance),
+            ("learning_rate", learning_rate, 1e-12),
+        ] {
+            let expected = line[what].as_f64().expect(what);
+            let error = (found - expected).abs();
+            worst = worst.max(error);
+            assert!(
+                error < tolerance,
+                "{}: {case}, step {step}: {what} {found}, transformers {expected}",
+                arm.name
+            );
+        }
+    }
+    println!("{}: {case}: losses and norms within {worst:.1e}", arm.name);
+}
