@@ -2,9 +2,10 @@
 // thread, and a warp has WARP (32 or 64) lanes.
 //
 // Barriers and shuffles are where fibers change; between them a thread runs alone. With a seed, the
-// order in which the fibers of a block take their turns is random, so that a missing barrier shows as a wrong
-// result; a barrier that some threads never reach ends the launch, which answers what went wrong. Dynamic
-// shared memory is poisoned with NaN before every block.
+// order in which the fibers of a block take their turns is random, and a warp or a thread is held back
+// for as long as any other can go on, so that a missing barrier shows as a wrong result. A barrier that
+// some threads never reach ends the launch, which answers what went wrong. Dynamic shared memory is
+// poisoned with NaN before every block.
 //
 // Not modelled: caches and the memory model, races between two barriers inside one turn, copies that really
 // overlap, the rounding of a device's approximate functions.
@@ -259,6 +260,20 @@ inline void prepare(Block& here) {
     }
 }
 
+// Threads that get no turn while any other can go on: without a barrier between them, the others are then as
+// far ahead as they can be.
+struct HeldBack {
+    unsigned first = 0, end = 0;
+
+    static HeldBack random_warp_or_thread(unsigned threads, std::mt19937_64& random) {
+        const unsigned thread = random() % threads, warp = thread / WARP * WARP;
+        if (random() % 2) return {thread, thread + 1};
+        return {warp, warp + WARP};
+    }
+    bool is_none() const { return first == end; }
+    bool holds(unsigned index) const { return index >= first && index < end; }
+};
+
 // Runs the block that `here.index` names, until its threads end or something goes wrong: then its fibers are left as
 // they are, and nothing of theirs outlives the block.
 inline void run_block(Block& here) {
@@ -268,21 +283,28 @@ inline void run_block(Block& here) {
     std::mt19937_64 random(here.launch->seed + place);
     std::vector<unsigned> order(here.fibers.size());
     for (unsigned index = 0; index < order.size(); index++) order[index] = index;
+    HeldBack held;
     while (here.live > 0) {
         if (here.launch->seed != 0) std::shuffle(order.begin(), order.end(), random);
         bool progress = false;
         for (unsigned index : order) {
             Fiber& fiber = here.fibers[index];
-            if (fiber.done) continue;
+            if (fiber.done || held.holds(index)) continue;
             if (fiber.waits_for && *fiber.waits_for == fiber.waits_since) continue;
             progress = true;
             here.current = &fiber;
             emulator_switch(&here.scheduler_stack, fiber.stack);
             if (here.failure) return;
         }
-        if (progress) continue;
-        here.failure = "some threads wait at a barrier that others never reach";
-        return;
+        if (!progress && held.is_none()) {
+            here.failure = "some threads wait at a barrier that others never reach";
+            return;
+        }
+        if (!progress) {
+            held = {};
+        } else if (here.launch->seed != 0 && held.is_none()) {
+            held = HeldBack::random_warp_or_thread(here.fibers.size(), random);
+        }
     }
 }
 

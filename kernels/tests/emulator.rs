@@ -5,9 +5,12 @@
 
 mod bodies;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bodies::agreement::Transcript;
 use bodies::arm::{Arm, agree};
 use bodies::every_body;
-use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
+use tidemill_kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu};
 
@@ -57,3 +60,27 @@ macro_rules! tests {
 }
 
 every_body!(tests);
+
+/// Runs `body` on kernels of which `source` has lost its first barrier, and asserts that it fails.
+#[track_caller]
+fn assert_needs_its_barrier(
+    source: &'static str,
+    body: fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript,
+) {
+    let change = SourceChange { source, from: "__syncthreads();", to: "" };
+    for warp in [32, 64] {
+        let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
+        let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
+        let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
+        let Err(panic) = result else { panic!("{source}: a missing barrier was not seen") };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("found"), "failed for another reason: {message}");
+    }
+}
+
+#[test]
+fn a_missing_barrier_fails_the_body() {
+    assert_needs_its_barrier("causal_conv1d_backward.cu", bodies::causal_conv1d::agrees);
+    assert_needs_its_barrier("scan_forward.cu", bodies::selective_scan::samples_are_independent);
+    assert_needs_its_barrier("scan_backward.cu", bodies::selective_scan::samples_are_independent);
+}

@@ -5,7 +5,7 @@ use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, KernelError, Slice};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
-use super::arm::{Arm, Sums};
+use super::arm::{Arm, Sizes, Sums};
 use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
 
@@ -122,34 +122,34 @@ fn check_case<B: Backend>(
     assert_same_bits(&format!("{label} grain by grain"), &lane, &found);
 }
 
+/// Tokens of the vocabulary, width, rows, and rows of a grain.
+fn sizes(sizes: Sizes) -> Vec<[usize; 4]> {
+    let mut list = Vec::new();
+    for vocab_size in sizes.choose(vec![1, 5, 17, 259], vec![1, 5, 259]) {
+        for width in sizes.choose(vec![1, 3, 16, 17, 40], vec![3, 16, 40]) {
+            list.extend(
+                [[1, 1], [7, 2], [9, 9], [128, 48]]
+                    .map(|[rows, rows_per_grain]| [vocab_size, width, rows, rows_per_grain]),
+            );
+        }
+    }
+    // Tokens of hundreds of rows, wide rows, and more rows and tokens than a block looks at in one turn.
+    list.extend([[5, 16, 2100, 1030], [259, 1032, 1100, 1100], [33_000, 1, 9000, 5000]]);
+    list
+}
+
 /// Rows are copied to the bit; gradients are sums over grains, each of which depends on its own rows alone.
 pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    let mut seed = 0;
-    let widths = device.sizes.choose(vec![1, 3, 16, 17, 40, 1032], vec![3, 16, 40, 1032]);
-    let vocab_sizes = device.sizes.choose(vec![1, 5, 17, 259], vec![1, 5, 259]);
-    for vocab_size in vocab_sizes {
-        for &width in &widths {
-            let many = (2100, if width > 40 { 2100 } else { 1030 });
-            for (rows, rows_per_grain) in [(1, 1), (7, 2), (9, 9), (128, 48), many] {
-                if width > 40 && vocab_size != 259 {
-                    continue;
-                }
-                seed += 1;
-                device.margin = MARGINS[seed as usize % 2];
-                let grains = GrainRows::new(rows, rows_per_grain).unwrap();
-                let case = Case::new(&mut Inputs::new(seed), vocab_size, width, grains);
-                let label =
-                    format!("embedding vocab {vocab_size} width {width} {grains:?} seed {seed}");
-                check_case(&mut device, &mut transcript, &label, &case);
-            }
-        }
+    for (seed, size) in sizes(device.sizes).into_iter().enumerate() {
+        let [vocab_size, width, rows, rows_per_grain] = size;
+        device.margin = MARGINS[seed % 2];
+        let grains = GrainRows::new(rows, rows_per_grain).unwrap();
+        let case = Case::new(&mut Inputs::new(seed as u64), vocab_size, width, grains);
+        let label = format!("embedding vocab {vocab_size} width {width} {grains:?} seed {seed}");
+        check_case(&mut device, &mut transcript, &label, &case);
     }
-    // More rows and tokens than any block looks at in one turn.
-    let grains = GrainRows::new(9000, 5000).unwrap();
-    let case = Case::new(&mut Inputs::new(seed + 1), 33_000, 1, grains);
-    check_case(&mut device, &mut transcript, "embedding, many rows and tokens", &case);
     transcript
 }
 
