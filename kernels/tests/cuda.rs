@@ -31,10 +31,10 @@ macro_rules! tests {
     ) => {
         /// A body runs twice where it must find the same bits again.
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<P>> {
-            let mut tests: Vec<Test<P>> = Vec::new();
-            $(tests.push((stringify!($of_all), |arm| agree(&[arm, arm], $every)));)*
-            $(tests.push((stringify!($of_one), $one));)*
-            tests
+            vec![
+                $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
+                $((stringify!($of_one), $one),)*
+            ]
         }
     };
 }

@@ -19,9 +19,9 @@ pub struct Tolerance {
 pub fn tolerance<T: Number>(reduction: usize) -> Tolerance {
     let of_typical = match reduction {
         0 => 1e-6,
-        ..=32 => 5e-6,
-        ..=512 => 1e-5,
-        _ => 3e-5,
+        1..=32 => 5e-6,
+        33..=512 => 1e-5,
+        513.. => 3e-5,
     };
     Tolerance { of_element: T::ROUNDING, of_typical }
 }
