@@ -9,7 +9,7 @@ use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
 
 /// Sizes around a vector's width, and one that a backend may share among threads.
-const SIZES: [usize; 8] = [1, 3, 15, 16, 17, 1000, 4097, 150_001];
+const SIZES: [usize; 9] = [1, 3, 15, 16, 17, 1000, 4095, 4097, 150_001];
 
 /// More uses of a parameter than a launch may take at once.
 const USES: [usize; 4] = [1, 2, 3, 19];
