@@ -191,6 +191,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type DeviceStream: Send;
     /// A point in a device stream.
     type Event: Send;
+    /// Kernels that were recorded to be enqueued together; [`Infallible`](std::convert::Infallible) where none can be.
+    type Graph: Send;
     /// Copies of the parameters in activation precision, kept beside the fp32 masters; `()` where
     /// activations are fp32 and the masters serve.
     type ComputeWeights: Send + Sync;
@@ -287,6 +289,20 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Milliseconds between two points of one device stream, both of which the device has reached.
     fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64>;
+
+    /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them
+    /// all at once as often as they are wanted. `None` on a device where that saves nothing: then they are enqueued as usual.
+    ///
+    /// What is recorded runs on the buffers that it was recorded with. `enqueue` may neither allocate nor read or write from the
+    /// host, and the same calls must have run once before, so that all scratch memory is there.
+    fn record_graph(
+        &self,
+        stream: &mut Self::DeviceStream,
+        enqueue: &mut dyn FnMut(&mut Self::DeviceStream) -> Result<()>,
+    ) -> Result<Option<Self::Graph>>;
+
+    /// Enqueues what was recorded.
+    fn replay(&self, stream: &mut Self::DeviceStream, graph: &Self::Graph) -> Result<()>;
 
     /// Starts to note the device time of every kernel; a device that cannot tell notes nothing.
     fn start_profile(&self) {}

@@ -7,6 +7,7 @@ mod compile;
 mod failure;
 mod matmul;
 mod memory;
+mod pool;
 mod queue;
 
 use std::ffi::{CString, c_void};
@@ -20,6 +21,7 @@ pub use self::queue::{CudaEvent, CudaGraph, CudaQueue};
 
 use self::failure::{Failed, on};
 use self::matmul::MatrixLibrary;
+use self::pool::{Dropped, ModuleHandle, Pool};
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
@@ -31,22 +33,17 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
 /// An NVIDIA GPU.
 pub struct Cuda {
-    context: Arc<CudaContext>,
+    pool: Arc<Pool>,
     properties: DeviceProperties,
     matrices: MatrixLibrary,
 }
 
 /// A loaded module.
 pub struct CudaModule {
-    context: Arc<CudaContext>,
-    module: sys::CUmodule,
+    pool: Arc<Pool>,
+    module: ModuleHandle,
     name: &'static str,
 }
-
-// SAFETY: a module handle is valid in every thread of its context.
-unsafe impl Send for CudaModule {}
-// SAFETY: as above; nothing changes it.
-unsafe impl Sync for CudaModule {}
 
 /// A kernel of a module, which it keeps.
 #[derive(Clone)]
@@ -63,10 +60,7 @@ unsafe impl Sync for CudaKernel {}
 
 impl Drop for CudaModule {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: no kernel of the module is left. A failure leaves nothing to do.
-            let _ = unsafe { result::module::unload(self.module) };
-        }
+        self.pool.give_back(Dropped::Module(self.module));
     }
 }
 
@@ -118,7 +112,6 @@ impl Cuda {
         let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         compile::version()?;
-        memory::keep_freed_memory(&context, &name)?;
         let matrices = MatrixLibrary::open(&name)?;
         // Kernels of one architecture, not of its family: what is tuned for it is used.
         let specific = if major >= 9 { "a" } else { "" };
@@ -131,7 +124,8 @@ impl Cuda {
             matrix_library: matrices.version(),
             name,
         };
-        Ok(Self { context, properties, matrices })
+        let pool = Pool::new(context, &properties.name)?;
+        Ok(Self { pool, properties, matrices })
     }
 
     fn name(&self) -> &str {
@@ -140,7 +134,7 @@ impl Cuda {
 
     /// Makes the device this thread's own: what every call begins with.
     fn bind(&self) -> Result<()> {
-        on(self.name(), "binding a thread", self.context.bind_to_thread())
+        on(self.name(), "binding a thread", self.pool.context().bind_to_thread())
     }
 }
 
@@ -164,12 +158,12 @@ impl Driver for Cuda {
 
     fn queue(&self) -> Result<CudaQueue> {
         self.bind()?;
-        CudaQueue::new(&self.context, self.name())
+        CudaQueue::new(&self.pool, self.name())
     }
 
     fn allocate(&self, queue: &mut CudaQueue, bytes: usize) -> Result<CudaMemory> {
         self.bind()?;
-        CudaMemory::zeroed(&self.context, self.name(), queue, bytes)
+        CudaMemory::zeroed(&self.pool, self.name(), queue, bytes)
     }
 
     fn address(memory: &CudaMemory) -> Address {
@@ -248,7 +242,7 @@ impl Driver for Cuda {
 
     fn record(&self, queue: &mut CudaQueue) -> Result<CudaEvent> {
         self.bind()?;
-        CudaEvent::record(&self.context, self.name(), queue)
+        CudaEvent::record(&self.pool, self.name(), queue)
     }
 
     fn is_complete(&self, event: &CudaEvent) -> Result<bool> {
@@ -272,14 +266,15 @@ impl Driver for Cuda {
         // SAFETY: the image is a whole cubin, which names its own size.
         let module = unsafe { result::module::load_data(image.as_ptr().cast::<c_void>()) };
         let module = on(self.name(), "loading kernels", module)?;
-        Ok(Arc::new(CudaModule { context: Arc::clone(&self.context), module, name: source.name }))
+        let (pool, module) = (Arc::clone(&self.pool), ModuleHandle(module));
+        Ok(Arc::new(CudaModule { pool, module, name: source.name }))
     }
 
     fn kernel(&self, module: &Arc<CudaModule>, name: &'static str) -> Result<CudaKernel> {
         self.bind()?;
         let symbol = CString::new(name).map_err(|_| unavailable("a kernel's name holds a zero"))?;
         // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(module.module, symbol) };
+        let function = unsafe { result::module::get_function(module.module.0, symbol) };
         let function = on(self.name(), "looking for a kernel", function)?;
         let fixed = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         let dynamic = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -340,25 +335,33 @@ impl Driver for Cuda {
         unsafe { self.matrices.matmul(queue, product) }
     }
 
-    fn capture(
-        &self,
-        queue: &mut CudaQueue,
-        enqueue: &mut dyn FnMut(&mut CudaQueue) -> Result<()>,
-    ) -> Result<CudaGraph> {
-        self.bind()?;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive, here and below.
-        let begun = unsafe { result::stream::begin_capture(queue.stream(), mode) };
-        on(self.name(), "beginning a graph", begun)?;
-        let enqueued = enqueue(queue);
-        // SAFETY: as above; a capture is ended whatever happened in it.
-        let graph = unsafe { result::stream::end_capture(queue.stream()) };
-        enqueued?;
-        let graph = on(self.name(), "recording a graph", graph)?;
-        CudaGraph::new(&self.context, self.name(), graph)
+    fn has_graphs(&self) -> bool {
+        true
     }
 
-    unsafe fn replay(&self, queue: &mut CudaQueue, graph: &CudaGraph) -> Result<()> {
+    fn begin_graph(&self, queue: &mut CudaQueue) -> Result<()> {
+        self.bind()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive.
+        let begun = unsafe { result::stream::begin_capture(queue.stream(), mode) };
+        on(self.name(), "beginning a graph", begun)?;
+        self.pool.keep();
+        Ok(())
+    }
+
+    fn end_graph(&self, queue: &mut CudaQueue) -> Result<CudaGraph> {
+        self.bind()?;
+        // SAFETY: the stream is alive.
+        let graph = unsafe { result::stream::end_capture(queue.stream()) };
+        let graph = on(self.name(), "recording a graph", graph);
+        let graph = graph.and_then(|graph| CudaGraph::new(&self.pool, self.name(), graph));
+        if graph.is_err() {
+            self.pool.let_go();
+        }
+        graph
+    }
+
+    fn replay(&self, queue: &mut CudaQueue, graph: &CudaGraph) -> Result<()> {
         self.bind()?;
         graph.launch(self.name(), queue)
     }

@@ -9,6 +9,7 @@ mod module;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 use self::matmul::matmul;
@@ -48,11 +49,47 @@ pub struct Emulator {
     change: Option<SourceChange>,
     properties: DeviceProperties,
     workers: u32,
+    room: Arc<Room>,
+}
+
+/// How much device memory there is.
+struct Room {
+    total_bytes: usize,
+    free_bytes: AtomicUsize,
+}
+
+impl Room {
+    /// What an emulated GPU has unless told otherwise.
+    const DEFAULT_BYTES: usize = 1 << 30;
+
+    fn new(total_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { total_bytes, free_bytes: AtomicUsize::new(total_bytes) })
+    }
+
+    /// Takes `bytes`, if they are free.
+    fn take(self: &Arc<Self>, bytes: usize) -> Option<Taken> {
+        let less = |free: usize| free.checked_sub(bytes);
+        self.free_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        Some(Taken { room: Arc::clone(self), bytes })
+    }
+}
+
+/// A part of the device memory; given back when it is dropped.
+struct Taken {
+    room: Arc<Room>,
+    bytes: usize,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.room.free_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Host memory that stands for device memory.
 pub struct EmulatorMemory {
     words: Box<[Aligned]>,
+    _taken: Taken,
 }
 
 /// The alignment that drivers promise.
@@ -79,7 +116,22 @@ impl Emulator {
             shared_bytes_per_block: shared_bytes_per_block(settings.warp),
             matrix_library: "host".to_owned(),
         };
-        Ok(Self { settings, change: None, properties, workers })
+        let room = Room::new(Room::DEFAULT_BYTES);
+        Ok(Self { settings, change: None, properties, workers, room })
+    }
+
+    /// The same, with so much device memory.
+    #[must_use]
+    pub fn with_memory_bytes(self, bytes: usize) -> Self {
+        Self { room: Room::new(bytes), ..self }
+    }
+
+    fn no_graphs(&self) -> KernelError {
+        KernelError::Device {
+            attempted: "recording a graph",
+            device: self.properties.name.clone(),
+            answer: "the emulator has no graphs".to_owned(),
+        }
     }
 
     /// The same, with a source broken on purpose.
@@ -109,7 +161,7 @@ impl Driver for Emulator {
     }
 
     fn memory_bytes(&self) -> Result<[usize; 2]> {
-        Ok([1 << 30, 1 << 30])
+        Ok([self.room.free_bytes.load(Ordering::Relaxed), self.room.total_bytes])
     }
 
     fn queue(&self) -> Result<()> {
@@ -119,12 +171,12 @@ impl Driver for Emulator {
     fn allocate(&self, (): &mut (), bytes: usize) -> Result<EmulatorMemory> {
         let words = bytes.div_ceil(size_of::<Aligned>());
         let mut memory = Vec::new();
-        memory.try_reserve_exact(words).map_err(|_| KernelError::OutOfMemory {
-            bytes,
-            device: self.properties.name.clone(),
-        })?;
+        let refused = || KernelError::OutOfMemory { bytes, device: self.properties.name.clone() };
+        let taken = words.checked_mul(size_of::<Aligned>()).and_then(|all| self.room.take(all));
+        let taken = taken.ok_or_else(refused)?;
+        memory.try_reserve_exact(words).map_err(|_| refused())?;
         memory.resize(words, Aligned([0; 256]));
-        Ok(EmulatorMemory { words: memory.into_boxed_slice() })
+        Ok(EmulatorMemory { words: memory.into_boxed_slice(), _taken: taken })
     }
 
     fn address(memory: &EmulatorMemory) -> Address {
@@ -232,19 +284,19 @@ impl Driver for Emulator {
     }
 
     /// Graphs are a matter of launch cost, which the emulator does not model.
-    fn capture(
-        &self,
-        (): &mut (),
-        _enqueue: &mut dyn FnMut(&mut ()) -> Result<()>,
-    ) -> Result<Self::Graph> {
-        Err(KernelError::Device {
-            attempted: "recording a graph",
-            device: self.properties.name.clone(),
-            answer: "the emulator has no graphs".to_owned(),
-        })
+    fn has_graphs(&self) -> bool {
+        false
     }
 
-    unsafe fn replay(&self, (): &mut (), graph: &Self::Graph) -> Result<()> {
+    fn begin_graph(&self, (): &mut ()) -> Result<()> {
+        Err(self.no_graphs())
+    }
+
+    fn end_graph(&self, (): &mut ()) -> Result<Self::Graph> {
+        Err(self.no_graphs())
+    }
+
+    fn replay(&self, (): &mut (), graph: &Self::Graph) -> Result<()> {
         match *graph {}
     }
 }

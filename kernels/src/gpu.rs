@@ -124,8 +124,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: the addresses come from views that the launcher checked against the shape, and the struct
         // mirrors the kernel's; both stay alive until the queue has run the kernel, because memory is
         // given back in the order of the queue.
-        self.profile.note(&self.driver, stream.queue_mut(), name, |queue| unsafe {
-            self.driver.launch(queue, &kernel, launch, arguments)
+        self.profile.note(&self.driver, stream, name, |stream| unsafe {
+            self.driver.launch(stream.queue_mut(), &kernel, launch, arguments)
         })
     }
 }

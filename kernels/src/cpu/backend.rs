@@ -1,5 +1,7 @@
 //! [`Backend`] for [`Cpu`]: checks shapes, divides rows among the compute threads, calls kernels.
 
+use std::convert::Infallible;
+
 use super::conv::{ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
 use super::cross_entropy::{CrossEntropy, check_targets};
@@ -29,6 +31,7 @@ impl Backend for Cpu {
     type Buffer<T: Element> = Buffer<T>;
     type DeviceStream = DeviceStream;
     type Event = Event;
+    type Graph = Infallible;
     type ComputeWeights = ();
 
     /// Processors with AVX2 and FMA are one kind, as the instruction set is not numerics; without,
@@ -145,6 +148,19 @@ impl Backend for Cpu {
 
     fn elapsed_milliseconds(&self, from: &Event, to: &Event) -> Result<f64> {
         Ok(from.milliseconds_to(to))
+    }
+
+    /// A call is a kernel's end here: there is nothing to save.
+    fn record_graph(
+        &self,
+        _: &mut DeviceStream,
+        _enqueue: &mut dyn FnMut(&mut DeviceStream) -> Result<()>,
+    ) -> Result<Option<Infallible>> {
+        Ok(None)
+    }
+
+    fn replay(&self, _: &mut DeviceStream, graph: &Infallible) -> Result<()> {
+        match *graph {}
     }
 
     fn matmul(

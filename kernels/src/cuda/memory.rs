@@ -2,38 +2,24 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUmemPool_attribute;
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{result, sys};
 
 use super::failure::{Failed, on};
+use super::pool::{Dropped, Pool};
 use super::queue::CudaQueue;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::Address;
 
 /// Device memory.
 pub struct CudaMemory {
-    context: Arc<CudaContext>,
+    pool: Arc<Pool>,
     pointer: sys::CUdeviceptr,
     bytes: usize,
 }
 
-/// Lets the pool keep what is freed: buffers are planned once, so what was needed will be again.
-pub(super) fn keep_freed_memory(context: &CudaContext, device: &str) -> Result<()> {
-    let mut threshold = u64::MAX;
-    let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the device is open, and the attribute is a 64-bit number.
-    let set = unsafe {
-        result::device::get_default_mem_pool(context.cu_device()).and_then(|pool| {
-            let threshold = std::ptr::from_mut(&mut threshold).cast();
-            result::mem_pool::set_attribute(pool, attribute, threshold)
-        })
-    };
-    on(device, "setting up the memory pool", set)
-}
-
 impl CudaMemory {
     pub(super) fn zeroed(
-        context: &Arc<CudaContext>,
+        pool: &Arc<Pool>,
         device: &str,
         queue: &CudaQueue,
         bytes: usize,
@@ -48,7 +34,7 @@ impl CudaMemory {
                 false => KernelError::Device { attempted: "allocating", device, answer },
             }
         })?;
-        let memory = Self { context: Arc::clone(context), pointer, bytes };
+        let memory = Self { pool: Arc::clone(pool), pointer, bytes };
         // SAFETY: the memory is as large; the stream is waited for so that any queue may use it from now on.
         let cleared = unsafe {
             result::memset_d8_async(pointer, 0, bytes, queue.stream())
@@ -76,10 +62,6 @@ impl CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: nothing refers to the memory any more. The legacy stream waits for all queues, so what was
-            // enqueued before still finds it. A failure leaves nothing to do.
-            let _ = unsafe { result::free_async(self.pointer, result::stream::null()) };
-        }
+        self.pool.give_back(Dropped::Memory(self.pointer));
     }
 }

@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use cudarc::driver::result::stream::StreamKind;
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUresult};
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{result, sys};
 
 use super::failure::on;
 use super::matmul::WORKSPACE_BYTES;
 use super::memory::CudaMemory;
+use super::pool::Pool;
 use crate::error::Result;
 use crate::gpu::driver::Address;
 
 /// An in-order stream, and the workspace of its matrix products.
 pub struct CudaQueue {
-    context: Arc<CudaContext>,
+    pool: Arc<Pool>,
     stream: sys::CUstream,
     workspace: Option<CudaMemory>,
 }
@@ -23,10 +24,10 @@ pub struct CudaQueue {
 unsafe impl Send for CudaQueue {}
 
 impl CudaQueue {
-    pub(super) fn new(context: &Arc<CudaContext>, device: &str) -> Result<Self> {
+    pub(super) fn new(pool: &Arc<Pool>, device: &str) -> Result<Self> {
         let stream = on(device, "making a stream", result::stream::create(StreamKind::Default))?;
-        let mut queue = Self { context: Arc::clone(context), stream, workspace: None };
-        queue.workspace = Some(CudaMemory::zeroed(context, device, &queue, WORKSPACE_BYTES)?);
+        let mut queue = Self { pool: Arc::clone(pool), stream, workspace: None };
+        queue.workspace = Some(CudaMemory::zeroed(pool, device, &queue, WORKSPACE_BYTES)?);
         Ok(queue)
     }
 
@@ -42,7 +43,7 @@ impl CudaQueue {
 impl Drop for CudaQueue {
     fn drop(&mut self) {
         self.workspace = None;
-        if self.context.bind_to_thread().is_ok() {
+        if self.pool.context().bind_to_thread().is_ok() {
             // SAFETY: nothing is enqueued any more; what was runs to its end first.
             let _ = unsafe { result::stream::destroy(self.stream) };
         }
@@ -51,7 +52,7 @@ impl Drop for CudaQueue {
 
 /// A point in a stream.
 pub struct CudaEvent {
-    context: Arc<CudaContext>,
+    pool: Arc<Pool>,
     event: sys::CUevent,
 }
 
@@ -59,14 +60,9 @@ pub struct CudaEvent {
 unsafe impl Send for CudaEvent {}
 
 impl CudaEvent {
-    pub(super) fn record(
-        context: &Arc<CudaContext>,
-        device: &str,
-        queue: &CudaQueue,
-    ) -> Result<Self> {
+    pub(super) fn record(pool: &Arc<Pool>, device: &str, queue: &CudaQueue) -> Result<Self> {
         let event = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
-        let event =
-            Self { context: Arc::clone(context), event: on(device, "making an event", event)? };
+        let event = Self { pool: Arc::clone(pool), event: on(device, "making an event", event)? };
         // SAFETY: event and stream are alive.
         on(device, "recording an event", unsafe {
             result::event::record(event.event, queue.stream)
@@ -96,16 +92,16 @@ impl CudaEvent {
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
+        if self.pool.context().bind_to_thread().is_ok() {
             // SAFETY: the event is not used again.
             let _ = unsafe { result::event::destroy(self.event) };
         }
     }
 }
 
-/// Recorded launches.
+/// Recorded launches. What they name is kept by the pool, as long as this lives.
 pub struct CudaGraph {
-    context: Arc<CudaContext>,
+    pool: Arc<Pool>,
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
 }
@@ -114,15 +110,11 @@ pub struct CudaGraph {
 unsafe impl Send for CudaGraph {}
 
 impl CudaGraph {
-    pub(super) fn new(
-        context: &Arc<CudaContext>,
-        device: &str,
-        graph: sys::CUgraph,
-    ) -> Result<Self> {
+    pub(super) fn new(pool: &Arc<Pool>, device: &str, graph: sys::CUgraph) -> Result<Self> {
         // SAFETY: the graph was just recorded.
         let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
         let executable = on(device, "making a graph", executable)?;
-        Ok(Self { context: Arc::clone(context), graph, executable })
+        Ok(Self { pool: Arc::clone(pool), graph, executable })
     }
 
     pub(super) fn launch(&self, device: &str, queue: &CudaQueue) -> Result<()> {
@@ -134,12 +126,13 @@ impl CudaGraph {
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: neither is used again.
+        if self.pool.context().bind_to_thread().is_ok() {
+            // SAFETY: neither is used again; a launch in flight keeps what it needs.
             unsafe {
                 let _ = result::graph::exec_destroy(self.executable);
                 let _ = result::graph::destroy(self.graph);
             }
         }
+        self.pool.let_go();
     }
 }

@@ -27,6 +27,7 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     type Buffer<T: Element> = GpuBuffer<D, T>;
     type DeviceStream = GpuStream<D>;
     type Event = D::Event;
+    type Graph = D::Graph;
     type ComputeWeights = Copies<D, P::Activation>;
 
     /// The matrix library chooses by the number of multiprocessors too, so that stands beside its version.
@@ -138,8 +139,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         let bytes = out.elements * size_of::<T>();
         let to = (out.buffer.memory_mut(), out.start * size_of::<T>());
         let from = (from.buffer.memory(), from.start * size_of::<T>());
-        self.profile.note(&self.driver, stream.queue_mut(), "copy", |queue| {
-            self.driver.copy(queue, to, from, bytes)
+        self.profile.note(&self.driver, stream, "copy", |stream| {
+            self.driver.copy(stream.queue_mut(), to, from, bytes)
         })
     }
 
@@ -150,8 +151,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     ) -> Result<()> {
         let (offset, bytes) = (out.start * size_of::<T>(), out.elements * size_of::<T>());
         let memory = out.buffer.memory_mut();
-        self.profile.note(&self.driver, stream.queue_mut(), "fill_zero", |queue| {
-            self.driver.fill_zero(queue, memory, offset, bytes)
+        self.profile.note(&self.driver, stream, "fill_zero", |stream| {
+            self.driver.fill_zero(stream.queue_mut(), memory, offset, bytes)
         })
     }
 
@@ -169,6 +170,32 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
 
     fn elapsed_milliseconds(&self, from: &D::Event, to: &D::Event) -> Result<f64> {
         self.driver.elapsed_milliseconds(from, to).map(f64::from)
+    }
+
+    fn record_graph(
+        &self,
+        stream: &mut GpuStream<D>,
+        enqueue: &mut dyn FnMut(&mut GpuStream<D>) -> Result<()>,
+    ) -> Result<Option<D::Graph>> {
+        if !self.driver.has_graphs() {
+            return Ok(None);
+        }
+        stream.set_recording(true);
+        let begun = self.driver.begin_graph(stream.queue_mut());
+        let enqueued = begun.and_then(|()| {
+            let enqueued = enqueue(stream);
+            // A recording is ended whatever happened in it.
+            let graph = self.driver.end_graph(stream.queue_mut());
+            enqueued.and(graph)
+        });
+        stream.set_recording(false);
+        enqueued.map(Some)
+    }
+
+    fn replay(&self, stream: &mut GpuStream<D>, graph: &D::Graph) -> Result<()> {
+        self.profile.note(&self.driver, stream, "graph", |stream| {
+            self.driver.replay(stream.queue_mut(), graph)
+        })
     }
 
     fn start_profile(&self) {

@@ -225,16 +225,16 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The operands must lie inside memory of this device, and `out` must overlap neither `a` nor `b`.
     unsafe fn matmul(&self, queue: &mut Self::Queue, product: MatrixProduct) -> Result<()>;
 
-    /// Records what `enqueue` enqueues on `queue`, instead of running it.
-    fn capture(
-        &self,
-        queue: &mut Self::Queue,
-        enqueue: &mut dyn FnMut(&mut Self::Queue) -> Result<()>,
-    ) -> Result<Self::Graph>;
+    /// Whether launches can be recorded.
+    fn has_graphs(&self) -> bool;
 
-    /// Runs what was recorded.
-    ///
-    /// # Safety
-    /// All memory that the recorded launches name must still be there.
-    unsafe fn replay(&self, queue: &mut Self::Queue, graph: &Self::Graph) -> Result<()>;
+    /// Begins to record what is enqueued on `queue`, instead of running it.
+    fn begin_graph(&self, queue: &mut Self::Queue) -> Result<()>;
+
+    /// Ends the recording. Memory that the launches name stays there for as long as the graph does, even if
+    /// it is dropped before.
+    fn end_graph(&self, queue: &mut Self::Queue) -> Result<Self::Graph>;
+
+    /// Enqueues what was recorded.
+    fn replay(&self, queue: &mut Self::Queue, graph: &Self::Graph) -> Result<()>;
 }

@@ -10,6 +10,7 @@ mod rms_norm;
 mod scan;
 mod scan_backward;
 mod scan_step;
+mod scan_turns;
 mod sizes;
 
 use crate::backend::Element;

@@ -91,8 +91,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             Rows::Fixed => "weight_gradient",
         };
         // SAFETY: the views lie inside their buffers; `out` is borrowed mutably, so nothing else views its buffer.
-        self.profile.note(&self.driver, stream.queue_mut(), name, |queue| unsafe {
-            self.driver.matmul(queue, product)
+        self.profile.note(&self.driver, stream, name, |stream| unsafe {
+            self.driver.matmul(stream.queue_mut(), product)
         })
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::backend::KernelTime;
 use crate::error::Result;
+use crate::gpu::GpuStream;
 use crate::gpu::driver::Driver;
 
 /// Launches since the profile was started.
@@ -46,16 +47,17 @@ impl<D: Driver> Profile<D> {
     pub(super) fn note<R>(
         &self,
         driver: &D,
-        queue: &mut D::Queue,
+        stream: &mut GpuStream<D>,
         kernel: &'static str,
-        enqueue: impl FnOnce(&mut D::Queue) -> Result<R>,
+        enqueue: impl FnOnce(&mut GpuStream<D>) -> Result<R>,
     ) -> Result<R> {
-        if self.launches().is_none() {
-            return enqueue(queue);
+        // What is recorded into a graph does not run now.
+        if stream.is_recording() || self.launches().is_none() {
+            return enqueue(stream);
         }
-        let from = driver.record(queue)?;
-        let result = enqueue(queue)?;
-        let to = driver.record(queue)?;
+        let from = driver.record(stream.queue_mut())?;
+        let result = enqueue(stream)?;
+        let to = driver.record(stream.queue_mut())?;
         if let Some(launches) = self.launches().as_mut() {
             launches.push((kernel, from, to));
         }

@@ -33,6 +33,8 @@ pub struct GpuStream<D: Driver> {
     fault: D::Memory,
     /// The kernel, and the vocabulary, that a fault would be of.
     watched: Option<(&'static str, usize)>,
+    /// Whether what is enqueued is recorded instead of run.
+    recording: bool,
 }
 
 impl<D: Driver> GpuStream<D> {
@@ -40,11 +42,19 @@ impl<D: Driver> GpuStream<D> {
         let mut queue = driver.queue()?;
         let mut fault = driver.allocate(&mut queue, size_of::<Fault>())?;
         driver.upload(&mut queue, &mut fault, 0, bytemuck::bytes_of(&NO_FAULT))?;
-        Ok(Self { queue, scratch: [None, None, None], fault, watched: None })
+        Ok(Self { queue, scratch: [None, None, None], fault, watched: None, recording: false })
     }
 
     pub(crate) fn queue_mut(&mut self) -> &mut D::Queue {
         &mut self.queue
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        self.recording
+    }
+
+    pub(super) fn set_recording(&mut self, recording: bool) {
+        self.recording = recording;
     }
 
     /// At least `bytes` bytes of scratch, whose contents nobody has promised. It grows to the largest that was

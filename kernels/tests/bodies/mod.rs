@@ -14,6 +14,7 @@ pub mod cross_entropy;
 pub mod device;
 pub mod embedding;
 pub mod gradient_sums;
+pub mod graphs;
 pub mod inputs;
 pub mod matmul;
 pub mod memory;
@@ -60,6 +61,8 @@ macro_rules! every_body {
                 parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
                 compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;
                 events_complete: bodies::memory::events_complete;
+                graphs_repeat_what_was_recorded: bodies::graphs::repeat_what_was_recorded;
+                graphs_keep_what_was_dropped: bodies::graphs::keep_what_was_dropped;
                 adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
                 embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
                 cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;

@@ -28,6 +28,7 @@ pub struct Recurrence<'m, B: Backend> {
     activations: Activations<B>,
     logits: B::Buffer<f32>,
     host_logits: Vec<f32>,
+    position: Position<B::Graph>,
 }
 
 /// What one layer remembers of the past.
@@ -102,6 +103,7 @@ impl<'m, B: Backend> Recurrence<'m, B> {
             },
             logits: backend.allocate(stream, samples * table_rows)?,
             host_logits: vec![0.0; samples * table_rows],
+            position: Position::New,
         })
     }
 
@@ -229,10 +231,51 @@ impl<'m, B: Backend> Recurrence<'m, B> {
 
     /// `tokens[b, t]` with t at most [`PIECE_POSITIONS`], all inside the vocabulary.
     fn advance_piece(&mut self, device: &mut Device<'_, B>, tokens: &[u32]) -> Result<()> {
-        let (rows, samples) = (tokens.len(), self.samples);
-        let model = self.model;
+        let (rows, positions) = (tokens.len(), tokens.len() / self.samples);
         let Device { backend, stream } = device;
         backend.write(stream, SliceMut::new(&mut self.tokens, 0, rows)?, tokens)?;
+        if positions == 1 {
+            self.run_position(device)?;
+        } else {
+            self.run_piece(device, positions)?;
+        }
+        self.positions = positions;
+        Ok(())
+    }
+
+    /// One position of every sample: the same kernels on the same buffers for every token, so they are recorded once and
+    /// enqueued together from then on.
+    fn run_position(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        if let Position::Recorded(graph) = &self.position {
+            return Ok(device.backend.replay(device.stream, graph)?);
+        }
+        if let Position::Ran = self.position {
+            let backend = device.backend;
+            // What a kernel of ours answers is the model's error, which the recording only passes on.
+            let mut failed = Ok(());
+            let recorded = backend.record_graph(device.stream, &mut |stream| {
+                failed = self.run_piece(&mut Device { backend, stream }, 1);
+                Ok(())
+            });
+            failed?;
+            if let Some(graph) = recorded? {
+                backend.replay(device.stream, &graph)?;
+                self.position = Position::Recorded(graph);
+                return Ok(());
+            }
+            self.position = Position::Enqueued;
+        }
+        if let Position::New = self.position {
+            self.position = Position::Ran;
+        }
+        self.run_piece(device, 1)
+    }
+
+    /// From the tokens on the device to the head's input.
+    fn run_piece(&mut self, device: &mut Device<'_, B>, positions: usize) -> Result<()> {
+        let (samples, model) = (self.samples, self.model);
+        let rows = samples * positions;
+        let Device { backend, stream } = device;
         let table = self.parameters.lease(model.layout(), 0)?.vector(&model.embedding().table)?;
         let width = model.width();
         backend.embedding_forward(
@@ -241,15 +284,25 @@ impl<'m, B: Backend> Recurrence<'m, B> {
             table.matrix(table.elements() / width, width)?,
             Slice::new(&self.tokens, 0, rows)?,
         )?;
-        let positions = rows / samples;
         for (layer, (block, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
             let lease = model.body_parameters(self.parameters, layer)?;
             let pass = LayerPass { block, lease, samples, positions };
             pass.run(device, &mut self.activations, state)?;
         }
-        self.positions = positions;
         Ok(())
     }
+}
+
+/// How single positions are enqueued.
+enum Position<G> {
+    /// None has been: scratch memory is not there yet.
+    New,
+    /// One has been.
+    Ran,
+    /// All at once.
+    Recorded(G),
+    /// Kernel by kernel, on a device without graphs.
+    Enqueued,
 }
 
 /// One layer over one piece.

@@ -11,6 +11,7 @@ use crate::backend::ScanInputs;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
+use crate::gpu::launch::scan_turns::{Cut, Turns};
 use crate::gpu::launch::{
     KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
 };
@@ -63,6 +64,7 @@ struct ForwardArguments {
     delta_bias: Address,
     a_log: Address,
     d: Address,
+    turns: Turns,
     positions: u32,
     channels: u32,
     states: u32,
@@ -74,9 +76,12 @@ struct ForwardArguments {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct PackArguments {
     packed: Address,
+    words: Address,
     bc: Rows,
     samples: u32,
     positions: u32,
+    word_count: u32,
+    unused: u32,
 }
 
 /// Which kernels scan.
@@ -113,9 +118,9 @@ impl Plan {
         self.shape.sequences.rows()
     }
 
-    /// `blocks` blocks of every sample, which scan.
+    /// `blocks` blocks which scan.
     pub(super) fn launch(&self, blocks: usize, shared_bytes: usize) -> Result<Launch> {
-        let blocks = count(self.kernel, "blocks", self.shape.sequences.samples * blocks)?;
+        let blocks = count(self.kernel, "blocks", blocks)?;
         Ok(Launch { grid: [blocks, 1, 1], threads: SCAN_THREADS as u32, shared_bytes })
     }
 
@@ -244,14 +249,14 @@ impl CheckedRows {
 
 /// What a block of `scan_forward.cu` has; `static_assert`ed there.
 fn forward_shared_bytes(activation_bytes: usize) -> usize {
-    39680 + 6144 * activation_bytes
+    39696 + 6144 * activation_bytes
 }
 /// What a block of `scan_forward_any` has.
 const FORWARD_ANY_SHARED_BYTES: usize = 14336;
 
 /// What a block of `scan_backward.cu` has; `static_assert`ed there.
 pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
-    if warp == 32 { 64512 + 5120 * activation_bytes } else { 38272 + 5120 * activation_bytes }
+    if warp == 32 { 64528 + 3072 * activation_bytes } else { 38288 + 3072 * activation_bytes }
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -281,25 +286,39 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         Saved::elements(shape, size_of::<P::Activation>())
     }
 
-    /// B and C as the kernels for sixteen states read them, in the first scratch slot.
+    /// B and C as the kernels for sixteen states read them, and where `cut` keeps count of its turns, in the first scratch
+    /// slot.
     pub(super) fn pack_bc(
         &self,
         stream: &mut GpuStream<D>,
         bc: Rows,
         plan: &Plan,
-    ) -> Result<Address> {
+        cut: Cut,
+    ) -> Result<(Address, Turns)> {
         if plan.way == Way::Any {
-            return Ok(Address::NULL);
+            return Ok((Address::NULL, Turns::NONE));
         }
         let sequences = plan.shape.sequences;
         let rows = sequences.samples * sequences.positions.next_multiple_of(PACKED_POSITIONS);
         let bytes = rows * 2 * plan.shape.states * size_of::<f32>();
-        let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes)?;
+        let word_count = 1 + cut.chains;
+        let word_bytes = word_count * size_of::<u32>();
+        let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes + word_bytes)?;
+        let words = packed.offset(bytes);
         let Plan { samples, positions, .. } = *plan;
-        let arguments = PackArguments { packed, bc, samples, positions };
-        let pairs = rows * plan.shape.states / 2;
-        self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(pairs)?, arguments)?;
-        Ok(packed)
+        let word_count_u32 = count(plan.kernel, "chains", word_count)?;
+        let arguments = PackArguments {
+            packed,
+            words,
+            bc,
+            samples,
+            positions,
+            word_count: word_count_u32,
+            unused: 0,
+        };
+        let items = (rows * plan.shape.states / 2).max(word_count);
+        self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)?;
+        Ok((packed, cut.turns(plan.kernel, words)?))
     }
 
     pub(in crate::gpu) fn launch_selective_scan_forward(
@@ -316,6 +335,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let out = rows.write("out", &out)?;
         let inputs = rows.inputs(&inputs)?;
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
+        let multiprocessors = self.driver().properties().multiprocessors as usize;
+        let cut = Cut::forward(shape, multiprocessors);
+        let (packed_bc, turns) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
         let arguments = ForwardArguments {
             out,
             checkpoints,
@@ -324,23 +346,24 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             x: inputs.x,
             z: inputs.z,
             bc: inputs.bc,
-            packed_bc: self.pack_bc(stream, inputs.bc, &plan)?,
+            packed_bc,
             delta_bias: inputs.delta_bias,
             a_log: inputs.a_log,
             d: inputs.d,
+            turns,
             positions: plan.positions,
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
         };
         if plan.way == Way::Any {
-            let blocks = shape.channels.div_ceil(plan.slots());
+            let blocks = shape.sequences.samples * shape.channels.div_ceil(plan.slots());
             let launch = plan.launch(blocks, FORWARD_ANY_SHARED_BYTES)?;
             return self.launch(stream, &SCAN_ANY, "scan_forward_any", launch, arguments);
         }
         let name = if rows.aligned { "scan_forward" } else { "scan_forward_unaligned" };
         let shared_bytes = forward_shared_bytes(size_of::<P::Activation>());
-        let launch = plan.launch(shape.channels / BLOCK_CHANNELS, shared_bytes)?;
+        let launch = plan.launch(cut.forward_blocks(multiprocessors), shared_bytes)?;
         self.launch(stream, &SCAN_FORWARD, name, launch, arguments)
     }
 }

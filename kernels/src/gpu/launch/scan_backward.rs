@@ -9,6 +9,7 @@ use crate::gpu::driver::{Address, Driver};
 use crate::gpu::launch::scan::{
     BLOCK_CHANNELS, CheckedRows, Plan, Rows, Saved, Way, backward_shared_bytes, count,
 };
+use crate::gpu::launch::scan_turns::{Cut, Turns};
 use crate::gpu::launch::{exactly, exactly_mut};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{SCAN_ANY, SCAN_BACKWARD, SCAN_SUMS};
@@ -26,6 +27,7 @@ struct BackwardArguments {
     regated: Rows,
     dbc: Address,
     parameters: Address,
+    carried: Address,
     dout: Rows,
     delta_raw: Rows,
     x: Rows,
@@ -37,6 +39,7 @@ struct BackwardArguments {
     delta_bias: Address,
     a_log: Address,
     d: Address,
+    turns: Turns,
     positions: u32,
     channels: u32,
     states: u32,
@@ -113,8 +116,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
 
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
         let (dbc_bytes, parameter_bytes) = partial_bytes(shape);
+        let cut = Cut::backward(shape, self.driver().properties().multiprocessors as usize);
+        let (packed_bc, turns) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
         let partial_dbc = stream.scratch(self.driver(), ScratchSlot::Second, dbc_bytes)?;
-        let parameters = stream.scratch(self.driver(), ScratchSlot::Third, parameter_bytes)?;
+        let third_bytes = parameter_bytes + cut.carried_bytes();
+        let carried = stream.scratch(self.driver(), ScratchSlot::Third, third_bytes)?;
+        let parameters = carried.offset(cut.carried_bytes());
         let arguments = BackwardArguments {
             ddelta_raw,
             dx,
@@ -122,6 +129,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             regated,
             dbc: partial_dbc,
             parameters,
+            carried,
             dout,
             delta_raw: inputs.delta_raw,
             x: inputs.x,
@@ -129,16 +137,17 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             bc: inputs.bc,
             checkpoints,
             y,
-            packed_bc: self.pack_bc(stream, inputs.bc, &plan)?,
+            packed_bc,
             delta_bias: inputs.delta_bias,
             a_log: inputs.a_log,
             d: inputs.d,
+            turns,
             positions: plan.positions,
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
         };
-        self.walk_back(stream, &plan, rows.aligned, arguments)?;
+        self.walk_back(stream, &plan, rows.aligned, cut, arguments)?;
         self.sum_dbc(stream, &plan, dbc, partial_dbc)?;
         let sums = SumSamplesArguments {
             da_log: gradients.da_log.address(),
@@ -160,17 +169,20 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         stream: &mut GpuStream<D>,
         plan: &Plan,
         aligned: bool,
+        cut: Cut,
         arguments: BackwardArguments,
     ) -> Result<()> {
         let warp = self.driver().properties().warp;
-        let blocks = plan.shape.channels.div_ceil(BLOCK_CHANNELS);
         if plan.way == Way::Any {
+            let shape = plan.shape;
+            let blocks = shape.sequences.samples * shape.channels.div_ceil(BLOCK_CHANNELS);
             let launch = plan.launch(blocks, backward_any_shared_bytes(warp))?;
             return self.launch(stream, &SCAN_ANY, "scan_backward_any", launch, arguments);
         }
         let name = if aligned { "scan_backward" } else { "scan_backward_unaligned" };
         let shared_bytes = backward_shared_bytes(warp, size_of::<P::Activation>());
-        self.launch(stream, &SCAN_BACKWARD, name, plan.launch(blocks, shared_bytes)?, arguments)
+        let launch = plan.launch(cut.turn_count(), shared_bytes)?;
+        self.launch(stream, &SCAN_BACKWARD, name, launch, arguments)
     }
 
     /// `dbc[b t, 2 n]` from the partial sums of each block of channels.
