@@ -6,18 +6,30 @@ mod bigram;
 #[path = "graph/harness.rs"]
 mod harness;
 
-use std::sync::LazyLock;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, LazyLock};
 
-use bigram::{NAN_TOKEN, PANIC_TOKEN};
-use harness::{Outcome, Run};
+use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN};
+use harness::{Outcome, Run, State, Subject, random};
+use tidemill::cluster::ClusterError;
+use tidemill::kernels::Cpu;
 use tidemill::operators::StatePlace;
 
-/// splitmix64.
-fn random(seed: u64) -> u64 {
-    let mut x = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
+fn bigram() -> Subject<Cpu, Bigram> {
+    let backend = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
+    Subject { backend, model: Arc::new(Bigram::new()), chunk_elements: 20 }
+}
+
+impl Run {
+    fn run(&self) -> Result<Outcome, ClusterError> {
+        self.run_on(&bigram())
+    }
+
+    fn run_to_failure(&self) -> (ClusterError, BTreeMap<u64, State>) {
+        self.run_to_failure_on(&bigram())
+    }
 }
 
 /// One worker, two grains at a time.

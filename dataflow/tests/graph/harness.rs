@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::TcpListener;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::collective::ChunkPlan;
-use tidemill::kernels::Cpu;
+use tidemill::kernels::Backend;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
@@ -22,16 +22,37 @@ use tidemill::operators::{
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::Inspect;
 
-use super::bigram::{Bigram, VOCAB};
-use super::random;
-
 pub const POSITIONS: usize = 5;
+
+/// splitmix64.
+pub fn random(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// What is trained, and what computes.
+pub struct Subject<B, M> {
+    pub backend: Arc<B>,
+    pub model: Arc<M>,
+    /// Elements of a chunk: so few that there are many chunks.
+    pub chunk_elements: usize,
+}
+
+impl<B, M> Clone for Subject<B, M> {
+    fn clone(&self) -> Self {
+        let (backend, model) = (Arc::clone(&self.backend), Arc::clone(&self.model));
+        Self { backend, model, chunk_elements: self.chunk_elements }
+    }
+}
 
 /// What a run may and may not depend on.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub workers: usize,
     pub processes: usize,
+    pub samples: u64,
     pub lanes: usize,
     pub microbatch: usize,
     pub read_ahead: u64,
@@ -54,6 +75,7 @@ impl Default for Run {
         Self {
             workers: 1,
             processes: 1,
+            samples: 27,
             lanes: 8,
             microbatch: 2,
             read_ahead: 2,
@@ -86,6 +108,7 @@ struct Synthetic {
     waiting: VecDeque<u64>,
     polls: u64,
     wake: Option<Wake>,
+    vocab_size: u64,
     poison: Option<(u64, u32)>,
     on_request: Box<dyn FnMut(Range<u64>)>,
 }
@@ -104,9 +127,9 @@ impl SampleSource for Synthetic {
             }
             return Ok(None);
         }
-        let poison = self.poison;
+        let Self { poison, vocab_size, .. } = *self;
         Ok(self.waiting.pop_front().map(|position| {
-            let token = |t| (random(position * 31 + t) % VOCAB as u64) as u32;
+            let token = |t| (random(position * 31 + t) % vocab_size) as u32;
             let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
             if let Some((_, token)) = poison.filter(|&(at, _)| at == position) {
                 tokens[0] = token;
@@ -176,22 +199,21 @@ pub fn rule() -> UpdateRule {
 }
 
 impl Run {
-    pub fn plan(&self, model: &Bigram) -> TrainingPlan {
+    fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
         let settings = BatchSettings {
-            samples_per_step: 27,
+            samples_per_step: self.samples as usize,
             lanes: Some(self.lanes),
             grain_samples: 2,
             microbatch_grains: MicrobatchGrains::Grains(self.microbatch),
         };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
-        let layout = model.layout();
+        let layout = subject.model.layout();
         let segments = layout.segments().iter().map(|segment| segment.range.clone());
         let mut plan =
             TrainingPlan::new(settings.plan(memory).unwrap(), layout, POSITIONS, self.steps);
-        // Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
-        plan.chunks = ChunkPlan::with_chunk_elements(segments, 20);
+        plan.chunks = ChunkPlan::with_chunk_elements(segments, subject.chunk_elements);
         plan.first_step = self.resume.as_ref().map_or(0, |(step, _)| *step);
-        plan.first_tokens = plan.first_step * 27 * POSITIONS as u64;
+        plan.first_tokens = plan.first_step * self.samples * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
         plan.state_place = self.state_place;
@@ -201,7 +223,7 @@ impl Run {
         plan
     }
 
-    fn state(&self, model: &Bigram) -> InitialState {
+    fn state<B: Backend, M: Trainable<B>>(&self, model: &M) -> InitialState {
         let floats = |bits: &Vec<u32>| Arc::new(bits.iter().map(|&b| f32::from_bits(b)).collect());
         match &self.resume {
             Some((_, [parameters, first, second])) => InitialState {
@@ -213,9 +235,12 @@ impl Run {
     }
 
     /// Runs; every worker's reports must be the same.
-    pub fn run(&self) -> Result<Outcome, ClusterError> {
+    pub fn run_on<B: Backend, M: Trainable<B>>(
+        &self,
+        subject: &Subject<B, M>,
+    ) -> Result<Outcome, ClusterError> {
         let complete = Arc::new(Mutex::new(BTreeMap::new()));
-        let results = self.execute(&complete);
+        let results = self.execute(subject, &complete);
         let mut outcomes = results?.into_iter();
         let mut first = outcomes.next().expect("there is a worker");
         for outcome in outcomes {
@@ -227,15 +252,19 @@ impl Run {
     }
 
     /// Runs; also what was committed where the run fails.
-    pub fn run_to_failure(&self) -> (ClusterError, BTreeMap<u64, State>) {
+    pub fn run_to_failure_on<B: Backend, M: Trainable<B>>(
+        &self,
+        subject: &Subject<B, M>,
+    ) -> (ClusterError, BTreeMap<u64, State>) {
         let complete = Arc::new(Mutex::new(BTreeMap::new()));
-        let error = self.execute(&complete).expect_err("the run fails");
+        let error = self.execute(subject, &complete).expect_err("the run fails");
         let complete = complete.lock().unwrap().clone();
         (error, complete)
     }
 
-    fn execute(
+    fn execute<B: Backend, M: Trainable<B>>(
         &self,
+        subject: &Subject<B, M>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Vec<Outcome>, ClusterError> {
         let listeners: Vec<_> =
@@ -250,8 +279,9 @@ impl Run {
                 settings.addresses = addresses.clone();
                 settings.listener = Some(listener);
             }
-            let (run, complete) = (self.clone(), Arc::clone(complete));
-            let work = move |context: &mut WorkerContext<'_>| run.work(context, &complete);
+            let (run, subject, complete) = (self.clone(), subject.clone(), Arc::clone(complete));
+            let work =
+                move |context: &mut WorkerContext<'_>| run.work(context, &subject, &complete);
             threads.push(std::thread::spawn(move || execute(settings, work)));
         }
         let mut outcomes = Vec::new();
@@ -263,14 +293,15 @@ impl Run {
     }
 
     /// One worker.
-    fn work(
+    fn work<B: Backend, M: Trainable<B>>(
         &self,
         context: &mut WorkerContext<'_>,
+        subject: &Subject<B, M>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Outcome, Failure> {
         let (index, abort) = (context.index(), context.abort().clone());
-        let model = Arc::new(Bigram::new());
-        let plan = Arc::new(self.plan(&model));
+        let model = Arc::clone(&subject.model);
+        let plan = Arc::new(self.plan(subject));
         let stop = Arc::new(AtomicBool::new(false));
         let sink = Memory {
             elements: model.layout().parameter_elements(),
@@ -280,8 +311,8 @@ impl Run {
         };
         let training = Training {
             plan: Arc::clone(&plan),
-            backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
-            state: self.state(&model),
+            backend: Arc::clone(&subject.backend),
+            state: self.state(&*model),
             model,
             rule: rule(),
             stop: Arc::clone(&stop),
@@ -289,13 +320,14 @@ impl Run {
             abort,
         };
         let done = Rc::new(Cell::new(plan.first_step));
-        let (seen, limit) = (Rc::clone(&done), self.read_ahead);
+        let (seen, limit, of_step) = (Rc::clone(&done), self.read_ahead, self.samples);
+        let vocab_size = subject.model.vocab_size() as u64;
         let samples = |on_request, poison| {
             let waiting = VecDeque::new();
-            Synthetic { waiting, polls: 0, wake: None, poison, on_request }
+            Synthetic { waiting, polls: 0, wake: None, vocab_size, poison, on_request }
         };
         let bounded = Box::new(move |positions: Range<u64>| {
-            let step = positions.start / 27;
+            let step = positions.start / of_step;
             assert!(step < seen.get() + limit, "step {step} was read too early");
         });
         let source = samples(bounded, self.poison);

@@ -1,0 +1,106 @@
+//! The training graph on the emulated GPU: the bits of a small Mamba in both precisions, and what a device may refuse.
+
+#[path = "graph/harness.rs"]
+mod harness;
+#[path = "graph/lookup.rs"]
+mod lookup;
+#[path = "graph/on_device.rs"]
+mod on_device;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+
+use harness::{Outcome, Run};
+use on_device::{Arm, every_body, mamba};
+use tidemill::cluster::ClusterError;
+use tidemill::kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
+use tidemill::kernels::{Bf16, Fp32, Gpu};
+
+fn emulator(warp: u32) -> Emulator {
+    Emulator::new(EmulatorSettings { warp, seed: 1 }).unwrap()
+}
+
+macro_rules! tests {
+    ($($test:ident: $body:path;)*) => {
+        tests!(fp32, Fp32, 64, $($test: $body;)*);
+        tests!(bf16, Bf16, 32, $($test: $body;)*);
+    };
+    ($module:ident, $precision:ty, $warp:literal, $($test:ident: $body:path;)*) => {
+        mod $module {
+            use super::*;
+
+            static ARM: LazyLock<Arm<Gpu<Emulator, $precision>>> =
+                LazyLock::new(|| Arm::new(stringify!($module), Gpu::new(emulator($warp))));
+
+            $(
+                #[test]
+                fn $test() {
+                    $body(&ARM);
+                }
+            )*
+        }
+    };
+}
+
+every_body!(tests);
+
+/// One step on a device with so much memory.
+fn run_in(bytes: usize, workers: usize) -> Result<Outcome, ClusterError> {
+    let backend = Gpu::<Emulator, Fp32>::new(emulator(32).with_memory_bytes(bytes));
+    Run { workers, samples: 4, lanes: 4, steps: 1, ..Run::default() }
+        .run_on(&mamba(Arc::new(backend)))
+}
+
+/// A device without room for it all, whichever part it refuses: the state, the workspace, the sums of lanes, the
+/// scratch memory of a kernel. It is one line that says so, and never a hang; with enough room, nothing is different.
+#[test]
+fn a_device_without_room_is_one_line() {
+    let sufficient = 1 << 20;
+    let expected = run_in(sufficient, 1).unwrap();
+    for workers in [1, 2] {
+        let mut refused = BTreeSet::new();
+        let mut bytes = sufficient;
+        // Nearly as much as before each time: small parts come last, and are refused too.
+        while bytes > 0 {
+            match run_in(bytes, workers) {
+                Ok(outcome) => assert_eq!(outcome, expected, "{workers} workers, {bytes} bytes"),
+                Err(error) => {
+                    let line = error.with_causes();
+                    let (who, rest) = line.split_once(" failed: ").unwrap();
+                    let (_, size) = rest.split_once("allocating ").unwrap();
+                    let (size, rest) = size.split_once(" bytes on ").unwrap();
+                    assert_eq!(rest, "emulator with warps of 32 failed: out of memory", "{line}");
+                    refused.insert((who.to_owned(), size.parse::<usize>().unwrap()));
+                }
+            }
+            bytes = bytes / 20 * 17;
+        }
+        println!("{workers} workers: {refused:?}");
+        let by_worker = refused.iter().filter(|(who, _)| who.starts_with("worker")).count();
+        let by_device = refused.iter().filter(|(who, _)| who.contains("device-")).count();
+        assert!(by_device > 3, "{refused:?}");
+        assert_eq!(by_worker > 0, workers == 1, "a worker alone puts its state there: {refused:?}");
+    }
+}
+
+/// Reported with the compiler's own words, from whichever thread first needs the kernel.
+#[test]
+fn a_kernel_that_does_not_compile_ends_the_run() {
+    for (source, who) in
+        [("scan_any.cu", "thread device-0"), ("optimizer.cu", "thread optimizer-0")]
+    {
+        let change = SourceChange {
+            source,
+            from: "#include \"",
+            to: "static_assert(false, \"broken on purpose\");\n#include \"",
+        };
+        let backend = Gpu::<Emulator, Fp32>::new(emulator(32).with_change(change));
+        let run = Run { samples: 4, lanes: 1, steps: 1, ..Run::default() };
+        let (error, checkpoints) = run.run_to_failure_on(&mamba(Arc::new(backend)));
+        let text = error.with_causes();
+        assert!(text.starts_with(&format!("{who} failed: ")), "{text}");
+        assert!(text.contains(&format!("compiling {source} for the emulator failed: ")), "{text}");
+        assert!(text.contains("broken on purpose"), "{text}");
+        assert!(checkpoints.is_empty());
+    }
+}
