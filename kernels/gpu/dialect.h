@@ -103,6 +103,17 @@ DEVICE float4 load4(const bf16* at) {
     return make_float4(first_of(pairs.x), second_of(pairs.x), first_of(pairs.y), second_of(pairs.y));
 }
 DEVICE void store4(float* at, float4 x) { *reinterpret_cast<float4*>(at) = x; }
+// store4 to global memory that the compiler cannot split in four, as it does where the place is a sum of
+// several offsets.
+DEVICE void store4_whole(float* global, float4 x) {
+#if ON_NVIDIA
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x.x), "f"(x.y),
+                 "f"(x.z), "f"(x.w)
+                 : "memory");
+#else
+    store4(global, x);
+#endif
+}
 DEVICE void store4(bf16* at, float4 x) {
     *reinterpret_cast<uint2*>(at) = make_uint2(bf16_pair(x.x, x.y), bf16_pair(x.z, x.w));
 }
@@ -259,6 +270,43 @@ template <int PENDING>
 DEVICE void copy_async_wait() {
 #if ON_NVIDIA
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// --- work that blocks hand to one another ----------------------------------------------------------------
+
+// How many came here before.
+DEVICE u32 take_number(u32* counter) { return atomicAdd(counter, 1u); }
+// Sets `flag`: a block that sees it there (`seen`) finds all that this block wrote before its last barrier.
+DEVICE void publish(u32* flag, u32 value) {
+#if ON_NVIDIA
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+#elif ON_AMD
+    __hip_atomic_store(flag, value, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT);
+#else
+    __atomic_store_n(flag, value, __ATOMIC_RELEASE);
+#endif
+}
+// What `flag` holds now. Other threads of the block find what was published after the next barrier.
+DEVICE u32 seen(const u32* flag) {
+#if ON_NVIDIA
+    u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    return value;
+#elif ON_AMD
+    return __hip_atomic_load(flag, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+#else
+    return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
+#endif
+}
+// Waits for a moment, between looks at a flag.
+DEVICE void rest() {
+#if ON_NVIDIA
+    __nanosleep(64);
+#elif ON_AMD
+    __builtin_amdgcn_s_sleep(2);
+#else
+    emulator::rest();
 #endif
 }
 

@@ -115,6 +115,8 @@ struct Launch {
     unsigned threads;
     size_t shared_bytes;
     uint64_t seed;
+    // Whether a block of the launch has failed.
+    std::atomic<bool>* failed;
 };
 
 constexpr size_t FIBER_STACK_BYTES = size_t(64) << 10;
@@ -193,6 +195,12 @@ inline int block_barrier(int vote, int line) {
         wait_for(block->generation);
     }
     return block->vote_result;
+}
+
+// For a thread that waits for another block. Where one has failed, it would wait for ever.
+inline void rest() {
+    if (block->launch->failed->load()) fail("waits for a block that failed");
+    std::this_thread::yield();
 }
 
 inline unsigned lane() { return block->current->index % WARP; }
@@ -327,9 +335,11 @@ inline std::string run(const Launch& launch, unsigned workers) {
             if (!here.failure) continue;
             next = blocks;
             std::lock_guard<std::mutex> lock(failing);
+            if (!failure.empty()) continue;
             failure = "block (" + std::to_string(here.index.x) + ", " +
                       std::to_string(here.index.y) + ", " + std::to_string(here.index.z) +
                       "): " + here.failure;
+            launch.failed->store(true);
         }
     };
     std::vector<std::thread> others;
@@ -349,8 +359,9 @@ extern "C" EXPORTED inline const char* emulator_launch(
     void (*kernel)(const void*), const void* arguments, const unsigned* grid, unsigned threads,
     size_t shared_bytes, uint64_t seed, unsigned workers) {
     static thread_local std::string failure;
-    failure = emulator::run(
-        {kernel, arguments, {grid[0], grid[1], grid[2]}, threads, shared_bytes, seed}, workers);
+    std::atomic<bool> failed{false};
+    const emulator::Index size{grid[0], grid[1], grid[2]};
+    failure = emulator::run({kernel, arguments, size, threads, shared_bytes, seed, &failed}, workers);
     return failure.empty() ? nullptr : failure.c_str();
 }
 
@@ -374,6 +385,9 @@ T __shfl_xor_sync(unsigned, T value, unsigned mask) {
 template <class T>
 T __shfl_sync(unsigned, T value, unsigned from) {
     return emulator::exchange(value, from);
+}
+inline unsigned atomicAdd(unsigned* at, unsigned value) {
+    return std::atomic_ref<unsigned>(*at).fetch_add(value);
 }
 inline unsigned long long atomicMin(unsigned long long* at, unsigned long long value) {
     std::atomic_ref<unsigned long long> place(*at);

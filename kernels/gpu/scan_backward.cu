@@ -1,9 +1,10 @@
 // The backward selective scan of channels with sixteen states, in blocks of 32 channels.
 //
-// A block walks one sample's whole sequence, last tile first. A lane holds 2 states of 2 neighbouring
-// channels. A tile is 16 positions, in two pieces of 8: the states before the piece are walked to from the
-// saved ones, the piece's decays and states are formed and stay in registers, and the walk back
-// uses them. With g the gradient of a state, a its decay, q = a g h_before:
+// A block walks a turn (scan.h) of 32 channels of a sample, last tile first, and goes on from what the turn
+// before left. A lane holds 2 states of 2 neighbouring channels. A tile is 16 positions, in two pieces of 8:
+// the states before the piece are walked to from the saved ones, the piece's decays and states are formed
+// and stay in registers, and the walk back uses them. With g the gradient of a state, a its decay,
+// q = a g h_before:
 //
 //   g = C dy + a_next g_next      dC = dy h    dB = g delta x       (summed over channels)
 //   dx = D dy + delta (g . B)     ddelta = x (g . B) + q . A        (summed over states)
@@ -14,8 +15,8 @@
 // states go through shared memory to the thread that finishes 4 channels of one position.
 //
 // Floor, per state and position: 1 + 3/16 exponentials and the like, 12 operations, and 3 for the sums over
-// channels (about 24 issued). At (2, 4096, 5376) on an H200: 0.57 ms of shared memory, the nearest
-// wall; 0.47 ms of issue; 0.23 ms of bytes. Measured as a prototype: 1.1 ms.
+// channels (about 25 issued). At (2, 4096, 5376) on an H200: 0.6 ms of shared memory, the nearest wall; 0.55 ms of
+// issue; 0.23 ms of bytes. Measured: 0.91 ms, and 0.05 ms around it.
 #include "scan.h"
 
 namespace {
@@ -35,22 +36,30 @@ constexpr u32 STEPS_ROW = BLOCK_CHANNELS * 2 + BLOCK_CHANNELS / 16 * 4;
 constexpr u32 SUMS_ROW = STATE_GROUPS * PAIRS + 4;
 constexpr u32 DBC_ROW = WARP == 32 ? 48 : 36;
 
-enum Array { X, DELTA, DOUT, Z, Y, ARRAYS };
+enum Array { DELTA, DOUT, Z, Y, ARRAYS };
 
 struct BackwardShared {
-    float steps[TILE * STEPS_ROW];            // (delta, delta x) of each channel
+    float steps[TILE * STEPS_ROW];            // (delta, delta, delta x, delta x) of two channels
     float dy[TILE][BLOCK_CHANNELS];
     float bc[2][TILE][32];                    // [8][B2 C2]
     float4 sums[TILE][WARPS * SUMS_ROW];      // (q . A, g . B) of two channels
     float dbc[WARPS][TILE * DBC_ROW + 16];    // [8][dB2 dC2]
     float4 states[2][SCAN_THREADS];
     float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
-    activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
+    activation x[2][TILE][BLOCK_CHANNELS];
+    activation raw[ARRAYS][TILE][BLOCK_CHANNELS];
+    // What take_turn needs, in the first. Last, so that the arrays before it begin at multiples of 128 bytes.
+    u32 turn[4];
 };
 // What the launcher asks for.
 static_assert(sizeof(BackwardShared) ==
-                  (WARP == 32 ? 64512 : 38272) + (ACTIVATION_BF16 ? 10240 : 20480),
+                  (WARP == 32 ? 64528 : 38288) + (ACTIVATION_BF16 ? 6144 : 12288),
               "shared bytes of backward");
+
+// Where channel `channel`, an even one, and the next have (delta, delta, delta x, delta x).
+DEVICE u32 steps_at(u32 position, u32 channel) {
+    return position * STEPS_ROW + channel * 2 + channel / 16 * 4;
+}
 
 // The place of a lane: states 2 group and 2 group + 1 of channels `channel` and `channel + 1`.
 struct Walker {
@@ -100,8 +109,8 @@ DEVICE void step(float (&h)[4], float (&decay)[4], const float (&before)[4],
     const float2 b = *reinterpret_cast<const float2*>(bc + position * 32);
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-        decay[j] = exp2_fast(of_channel(j, d.x, d.z) * rate[j]);
-        h[j] = fmaf(decay[j], before[j], of_channel(j, d.y, d.w) * of_state(j, b.x, b.y));
+        decay[j] = exp2_fast(of_channel(j, d.x, d.y) * rate[j]);
+        h[j] = fmaf(decay[j], before[j], of_channel(j, d.z, d.w) * of_state(j, b.x, b.y));
     }
 }
 
@@ -153,7 +162,7 @@ DEVICE float4 take_sums(const BackwardShared& shared, u32 position, u32 column) 
 // Walks back over the piece of a tile that begins at `first`; the tile's saved states come before it.
 DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, u32 buffer,
                       u32 first) {
-    const float* steps = shared.steps + walker.channel * 2 + walker.channel / 16 * 4;
+    const float* steps = shared.steps + steps_at(0, walker.channel);
     const float* bc = &shared.bc[buffer][0][walker.group * 4];
     const float* dy = &shared.dy[0][walker.channel];
     float saved[4];
@@ -190,7 +199,7 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
                 g[j] = fmaf(of_channel(j, dy_i.x, dy_i.y), c, carried.future[j]);
                 carried.future[j] = decay[i][j] * g[j];
                 q[j] = carried.future[j] * (i == 0 ? saved[j] : h[i == 0 ? 0 : i - 1][j]);
-                carried.da[j] = fmaf(of_channel(j, d.x, d.z), q[j], carried.da[j]);
+                carried.da[j] = fmaf(of_channel(j, d.x, d.y), q[j], carried.da[j]);
             }
             const float* rate = carried.rate;
             sums[k] = make_float4(fmaf(rate[1], q[1], rate[0] * q[0]),
@@ -199,7 +208,7 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
                                   fmaf(g[3], coefficients.y, g[2] * coefficients.x));
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
-                db[k * 2 + j] = fmaf(d.w, g[j + 2], d.y * g[j]);
+                db[k * 2 + j] = fmaf(d.w, g[j + 2], d.z * g[j]);
                 dc[k * 2 + j] = fmaf(dy_i.y, h[i][j + 2], dy_i.x * h[i][j]);
             }
         }
@@ -223,66 +232,67 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
     }
 }
 
-// (delta, delta x) and dy of a thread's 4 channels at `row` of a tile; the slope of delta stays here.
-DEVICE void prepare(float (&slope)[COLUMNS], BackwardShared& shared, u32 buffer, u32 row,
-                    u32 column) {
-    float x[COLUMNS], delta[COLUMNS], dy[COLUMNS], z[COLUMNS], bias[COLUMNS];
-    take_columns(x, &shared.raw[buffer][X][row][column]);
-    take_columns(delta, &shared.raw[buffer][DELTA][row][column]);
-    take_columns(dy, &shared.raw[buffer][DOUT][row][column]);
-    take_columns(z, &shared.raw[buffer][Z][row][column]);
-    unpack(bias, load4(shared.bias + column));
-#pragma unroll
-    for (u32 i = 0; i < COLUMNS; i++) {
-        delta[i] = softplus(delta[i] + bias[i], slope[i]);
-        dy[i] *= silu(z[i]);
-    }
-    float* out = shared.steps + row * STEPS_ROW + column * 2 + column / 16 * 4;
-    store4(out, make_float4(delta[0], delta[0] * x[0], delta[1], delta[1] * x[1]));
-    store4(out + 4, make_float4(delta[2], delta[2] * x[2], delta[3], delta[3] * x[3]));
-    store4(&shared.dy[row][column], make_float4(dy[0], dy[1], dy[2], dy[3]));
-}
-
-// A thread's 4 channels at one position.
-struct Finished {
-    float dx[COLUMNS], ddelta_raw[COLUMNS], dz[COLUMNS], regated[COLUMNS];
-};
 // Sums over a thread's positions.
 struct ChannelSums {
     float dd[COLUMNS], ddelta_bias[COLUMNS];
 };
 
+// What a thread forms of its 4 channels at one position before the walk: the slope of delta, for
+// afterwards, and what needs no walk.
+struct Prepared {
+    float slope[COLUMNS], dz[COLUMNS], regated[COLUMNS];
+};
+
+// Leaves (delta, delta x) and dy of `row` of a tile in shared memory.
+DEVICE void prepare(Prepared& out, BackwardShared& shared, u32 buffer, u32 row, u32 column) {
+    float x[COLUMNS], delta[COLUMNS], dout[COLUMNS], z[COLUMNS], y[COLUMNS];
+    float bias[COLUMNS], dy[COLUMNS];
+    take_columns(x, &shared.x[buffer][row][column]);
+    take_columns(delta, &shared.raw[DELTA][row][column]);
+    take_columns(dout, &shared.raw[DOUT][row][column]);
+    take_columns(z, &shared.raw[Z][row][column]);
+    take_columns(y, &shared.raw[Y][row][column]);
+    unpack(bias, load4(shared.bias + column));
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) {
+        delta[i] = softplus(delta[i] + bias[i], out.slope[i]);
+        const float s = sigmoid(z[i]);
+        dy[i] = dout[i] * (z[i] * s);
+        out.dz[i] = dout[i] * y[i] * s * fmaf(z[i], 1.0f - s, 1.0f);
+        out.regated[i] = gated(y[i], z[i], s);
+    }
+    float* steps = shared.steps + steps_at(row, column);
+    store4(steps, make_float4(delta[0], delta[1], delta[0] * x[0], delta[1] * x[1]));
+    store4(steps + 4, make_float4(delta[2], delta[3], delta[2] * x[2], delta[3] * x[3]));
+    store4(&shared.dy[row][column], make_float4(dy[0], dy[1], dy[2], dy[3]));
+}
+
+// dx and ddelta_raw of a thread's 4 channels at one position.
+struct Finished {
+    float dx[COLUMNS], ddelta_raw[COLUMNS];
+};
+
 DEVICE void finish(Finished& out, ChannelSums& channels, const BackwardShared& shared,
                    const float (&slope)[COLUMNS], u32 buffer, u32 row, u32 column) {
-    float x[COLUMNS], step[COLUMNS], dy[COLUMNS], skip[COLUMNS];
-    take_columns(x, &shared.raw[buffer][X][row][column]);
-    const float* steps = shared.steps + row * STEPS_ROW + column * 2 + column / 16 * 4;
-    const float4 low = load4(steps), high = load4(steps + 4);
-    unpack(step, make_float4(low.x, low.z, high.x, high.z));
+    float x[COLUMNS], dy[COLUMNS], skip[COLUMNS];
+    take_columns(x, &shared.x[buffer][row][column]);
     unpack(dy, load4(&shared.dy[row][column]));
     unpack(skip, load4(shared.skip + column));
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i += 2) {
+        const float2 both_delta =
+            *reinterpret_cast<const float2*>(shared.steps + steps_at(row, column + i));
+        const float delta[2] = {both_delta.x, both_delta.y};
         const float4 both = take_sums(shared, row, column + i);
         const float qa[2] = {both.x, both.z}, gb[2] = {both.y, both.w};
 #pragma unroll
         for (u32 k = 0; k < 2; k++) {
             const u32 at = i + k;
-            out.dx[at] = fmaf(step[at], gb[k], skip[at] * dy[at]);
+            out.dx[at] = fmaf(delta[k], gb[k], skip[at] * dy[at]);
             out.ddelta_raw[at] = fmaf(x[at], gb[k], LN_2 * qa[k]) * slope[at];
             channels.dd[at] = fmaf(dy[at], x[at], channels.dd[at]);
             channels.ddelta_bias[at] += out.ddelta_raw[at];
         }
-    }
-    float z[COLUMNS], dout[COLUMNS], y[COLUMNS];
-    take_columns(z, &shared.raw[buffer][Z][row][column]);
-    take_columns(dout, &shared.raw[buffer][DOUT][row][column]);
-    take_columns(y, &shared.raw[buffer][Y][row][column]);
-#pragma unroll
-    for (u32 i = 0; i < COLUMNS; i++) {
-        const float s = sigmoid(z[i]);
-        out.dz[i] = dout[i] * y[i] * s * fmaf(z[i], 1.0f - s, 1.0f);
-        out.regated[i] = gated(y[i], z[i], s);
     }
 }
 
@@ -309,14 +319,35 @@ DEVICE void sum_channels(float* out, u32 channels, BackwardShared& shared, const
     out[channels + threadIdx.x] = ddelta_bias;
 }
 
+// What a chain's next turn goes on from: 16 numbers of each thread.
+DEVICE float* carried_place(const ScanBackwardArguments& arguments, u32 chain) {
+    return arguments.carried + (static_cast<u64>(chain) * 4 * SCAN_THREADS + threadIdx.x) * 4;
+}
+DEVICE void load_carried(Carried& carried, ChannelSums& sums, const float* from) {
+    unpack(carried.future, load4(from));
+    unpack(carried.da, load4(from + 4 * SCAN_THREADS));
+    unpack(sums.dd, load4(from + 8 * SCAN_THREADS));
+    unpack(sums.ddelta_bias, load4(from + 12 * SCAN_THREADS));
+}
+DEVICE void store_carried(float* to, const Carried& carried, const ChannelSums& sums) {
+    const float* parts[4] = {carried.future, carried.da, sums.dd, sums.ddelta_bias};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const float* part = parts[i];
+        store4_whole(to + i * 4 * SCAN_THREADS, make_float4(part[0], part[1], part[2], part[3]));
+    }
+}
+
+// A segment of a chain, last tile first.
 template <bool ALIGNED>
-DEVICE void backward(const ScanBackwardArguments& arguments) {
-    SHARED(BackwardShared, memory);
-    BackwardShared& shared = *memory;
+DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& shared,
+                      const ScanTurn& turn) {
     const u32 thread = threadIdx.x, positions = arguments.positions, channels = arguments.channels;
-    const u32 blocks = channels / BLOCK_CHANNELS;
-    const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * BLOCK_CHANNELS;
-    const u32 first_row = sample * positions, chunks = (positions + TILE - 1) / TILE;
+    const u32 blocks = channels / BLOCK_CHANNELS, sample = turn.chain / blocks;
+    const u32 first_channel = turn.chain % blocks * BLOCK_CHANNELS;
+    const u32 first_row = sample * positions;
+    const u32 begin = (arguments.turns.segments - 1 - turn.segment) * arguments.turns.positions;
+    const u32 end = min(begin + arguments.turns.positions, positions);
     const Walker walk_role = walker();
     const u32 row = thread / 8, column = thread % 8 * COLUMNS, channel = first_channel + column;
     // States of the lane's first channel; those of its second are 16 further on.
@@ -335,16 +366,19 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
         shared.bias[thread] = arguments.delta_bias[first_channel + thread];
     }
     const u64 state_elements = static_cast<u64>(channels) * 16;
-    float* dbc = arguments.dbc + (static_cast<u64>(blockIdx.x) * positions + row) * 32 + thread % 8 * 4;
+    float* dbc = arguments.dbc + (static_cast<u64>(turn.chain) * positions + row) * 32 +
+                 thread % 8 * 4;
     const float* bc = arguments.packed_bc + sample * packed_elements(positions) + thread * 4;
-    const float* checkpoints = arguments.checkpoints + sample * chunks * state_elements + held;
+    // Pointers are formed anew for each tile where that is cheap: the walk needs every register.
+    const u32 first_chunk = sample * ((positions + TILE - 1) / TILE);
 
     auto fetch = [&](u32 buffer, u32 first) {
-        activation* raw = &shared.raw[buffer][0][row][column];
+        activation* x = &shared.x[buffer][row][column];
+        activation* raw = &shared.raw[0][row][column];
         constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
         if (first + row < positions) {
             const u32 from = first_row + first + row;
-            fetch_columns<COLUMNS, ALIGNED>(raw + X * ARRAY, place(arguments.x, from, channel));
+            fetch_columns<COLUMNS, ALIGNED>(x, place(arguments.x, from, channel));
             fetch_columns<COLUMNS, ALIGNED>(raw + DELTA * ARRAY,
                                             place(arguments.delta_raw, from, channel));
             fetch_columns<COLUMNS, ALIGNED>(raw + DOUT * ARRAY, place(arguments.dout, from, channel));
@@ -353,10 +387,12 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
                                          arguments.y + (static_cast<u64>(from) * channels + channel));
         } else {
             // With x and dout zero, a position past the end gives zero to every sum and every state.
+            zero_columns<COLUMNS>(x);
 #pragma unroll
             for (u32 array = 0; array < ARRAYS; array++) zero_columns<COLUMNS>(raw + array * ARRAY);
         }
-        const float* states = checkpoints + first / TILE * state_elements;
+        const float* states =
+            arguments.checkpoints + (first_chunk + first / TILE) * state_elements + held;
         copy_async_8(&shared.states[buffer][thread].x, states);
         copy_async_8(&shared.states[buffer][thread].z, states + 16);
         copy_async_16(&shared.bc[buffer][0][0] + thread * 4, bc + first * 32);
@@ -364,31 +400,42 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
     };
     static_assert(TILE * 32 == SCAN_THREADS * 4, "a thread copies four of a tile's B and C");
 
-    float slope[COLUMNS];
-    const u32 last = (chunks - 1) * TILE;
+    Prepared prepared;
+    auto prepare_tile = [&](u32 buffer, u32 first) {
+        prepare(prepared, shared, buffer, row, column);
+        if (first + row >= positions) return;
+        const u32 to = first_row + first + row;
+        put_columns<ALIGNED>(place(arguments.dz, to, channel), prepared.dz);
+        if (arguments.regated.first) {
+            put_columns<ALIGNED>(place(arguments.regated, to, channel), prepared.regated);
+        }
+    };
+
+    const u32 last = (end - 1) / TILE * TILE;
     fetch(0, last);
     __syncthreads();  // skip and bias are there
     copy_async_wait<0>();
-    prepare(slope, shared, 0, row, column);
+    prepare_tile(0, last);
+    if (turn.segment > 0) {
+        await_turn(turn, arguments.turns);
+        load_carried(carried, sums, carried_place(arguments, turn.chain));
+    }
     for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
         __syncthreads();  // everyone's part of the tile is there
-        if (first > 0) fetch(buffer ^ 1, first - TILE);
-#pragma unroll 1
+        if (first > begin) fetch(buffer ^ 1, first - TILE);
+        // Unrolled: a piece's first loads then move up into the one before (measured, 5 %).
+#pragma unroll
         for (u32 piece = TILE / PIECE; piece-- > 0;) {
             walk_back(carried, shared, walk_role, buffer, piece * PIECE);
         }
         __syncthreads();  // everyone has walked
         copy_async_wait<0>();
         Finished out;
-        finish(out, sums, shared, slope, buffer, row, column);
+        finish(out, sums, shared, prepared.slope, buffer, row, column);
         if (first + row < positions) {
             const u32 to = first_row + first + row;
             put_columns<ALIGNED>(place(arguments.dx, to, channel), out.dx);
             put_columns<ALIGNED>(place(arguments.ddelta_raw, to, channel), out.ddelta_raw);
-            put_columns<ALIGNED>(place(arguments.dz, to, channel), out.dz);
-            if (arguments.regated.first) {
-                put_columns<ALIGNED>(place(arguments.regated, to, channel), out.regated);
-            }
             float4 sum = load4(shared.dbc[0] + row * DBC_ROW + thread % 8 * 4);
 #pragma unroll
             for (u32 warp = 1; warp < WARPS; warp++) {
@@ -398,18 +445,32 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
                 sum.z += part.z;
                 sum.w += part.w;
             }
-            store4(dbc + first * 32, sum);
+            store4_whole(dbc + static_cast<u64>(first) * 32, sum);
         }
-        if (first == 0) break;
-        prepare(slope, shared, buffer ^ 1, row, column);
+        if (first == begin) break;
+        prepare_tile(buffer ^ 1, first - TILE);
     }
-
+    if (begin > 0) {
+        store_carried(carried_place(arguments, turn.chain), carried, sums);
+        end_turn(turn, arguments.turns);
+        return;
+    }
     float* parameters = arguments.parameters + sample * (state_elements + 2 * channels);
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
         parameters[held + j / 2 * 16 + j % 2] = carried.da[j] * (carried.rate[j] * LN_2);
     }
     sum_channels(parameters + state_elements + first_channel, channels, shared, sums, row, column);
+}
+
+template <bool ALIGNED>
+DEVICE void backward(const ScanBackwardArguments& arguments) {
+    SHARED(BackwardShared, memory);
+    ScanTurn turn;
+    // One turn a block: a loop over them costs registers that the walk needs.
+    if (take_turn(turn, arguments.turns, memory->turn[0])) {
+        walk_turn<ALIGNED>(arguments, *memory, turn);
+    }
 }
 
 }  // namespace

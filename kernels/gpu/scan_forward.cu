@@ -1,14 +1,15 @@
 // The forward selective scan of channels with sixteen states, in blocks of 32 channels.
 //
-// A block walks one sample's whole sequence with 32 channels: no second pass (an exponential more a
-// state), nothing between blocks. A lane holds 4 states of a channel. Positions go in tiles of 32:
-// the raw tile arrives by asynchronous copies while the one before is walked; each thread turns 8
-// channels of one position into (delta, delta x), the block walks, and the same thread sums the four
-// lanes' parts of y, adds the skip, saves y, gates and stores.
+// A block walks 32 channels of a sample, position after position: no second pass (an exponential more a
+// state). A sequence is cut into turns (scan.h), each of which goes on from the states that the one before
+// saved. A lane holds 4 states of a channel. Positions go in tiles of 32: the raw tile arrives by
+// asynchronous copies while the one before is walked; each thread turns 8 channels of one position into
+// (delta, delta x), the block walks, and the same thread sums the four lanes' parts of y, adds the skip,
+// saves y, gates and stores.
 //
 // Floor, per state and position: 1 + 2/16 exponentials and the like, and 5 operations (8.25 issued with
 // loads). At (2, 4096, 5376) on an H200: 0.19 ms of exponentials, 0.06 ms of bytes; shared memory,
-// about 0.21 ms, is the nearest wall. Measured as a prototype: 0.36 ms.
+// about 0.21 ms, is the nearest wall. Measured: 0.34 ms.
 #include "scan.h"
 
 namespace {
@@ -31,9 +32,11 @@ struct ForwardShared {
     float y[TILE * Y_ROW];                    // [warps][4 lanes, channels]: parts of C . h
     float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
     activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
+    // What take_turn needs, in the first. Last, so that the arrays before it begin at multiples of 128 bytes.
+    u32 turn[4];
 };
 // What the launcher asks for.
-static_assert(sizeof(ForwardShared) == (ACTIVATION_BF16 ? 51968 : 64256), "shared bytes of forward");
+static_assert(sizeof(ForwardShared) == (ACTIVATION_BF16 ? 51984 : 64272), "shared bytes of forward");
 
 // One position as a lane needs it: its channel's step, and (B B C C) of states 0, 1 and 2, 3.
 struct Step {
@@ -124,18 +127,18 @@ DEVICE void walk(float (&h)[4], ForwardShared& shared, float* checkpoint, u64 ch
 
 // (delta, delta x) of a thread's 8 channels at `row` of a tile.
 DEVICE void prepare(ForwardShared& shared, u32 buffer, u32 row, u32 column) {
-    float x[COLUMNS], delta[COLUMNS];
+    float x[COLUMNS], delta[COLUMNS], bias[COLUMNS];
     take_columns(x, &shared.raw[buffer][X][row][column]);
     take_columns(delta, &shared.raw[buffer][DELTA][row][column]);
+    unpack(bias, load4(shared.bias + column));
+    unpack(bias + 4, load4(shared.bias + column + 4));
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) delta[i] = softplus(delta[i] + bias[i]);
     float* out = shared.steps + row * STEPS_ROW + column / 8 * 20;
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i += 2) {
-        float step[2];
-#pragma unroll
-        for (u32 k = 0; k < 2; k++) {
-            step[k] = softplus(delta[i + k] + shared.bias[column + i + k]);
-        }
-        store4(out + 2 * i, make_float4(step[0], step[0] * x[i], step[1], step[1] * x[i + 1]));
+        store4(out + 2 * i,
+               make_float4(delta[i], delta[i] * x[i], delta[i + 1], delta[i + 1] * x[i + 1]));
     }
 }
 
@@ -166,16 +169,19 @@ DEVICE void finish(float (&y)[COLUMNS], float (&out)[COLUMNS], const ForwardShar
     for (u32 i = 0; i < COLUMNS; i++) out[i] = gated(y[i], z[i], sigmoid(z[i]));
 }
 
+// A segment of a chain.
 template <bool ALIGNED>
-DEVICE void forward(const ScanForwardArguments& arguments) {
-    SHARED(ForwardShared, memory);
-    ForwardShared& shared = *memory;
+DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shared,
+                      const ScanTurn& turn) {
     const u32 thread = threadIdx.x, positions = arguments.positions;
     const u32 blocks = arguments.channels / BLOCK_CHANNELS;
-    const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * BLOCK_CHANNELS;
-    const u32 first_row = sample * positions;
+    const u32 sample = turn.chain / blocks;
+    const u32 first_channel = turn.chain % blocks * BLOCK_CHANNELS;
+    const u32 begin = turn.segment * arguments.turns.positions;
+    const u32 end = min(begin + arguments.turns.positions, positions);
     const Walker walk_role = walker();
     const u32 row = thread / 4, column = thread % 4 * COLUMNS, channel = first_channel + column;
+    const u32 first_row = sample * positions + begin + row;
 
     float rate[4], h[4];
     const u32 walked = first_channel + walk_role.channel;
@@ -190,22 +196,24 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
     }
     const u32 chunks = (positions + CHECKPOINT - 1) / CHECKPOINT;
     const u64 checkpoint_stride = static_cast<u64>(arguments.channels) * 16;
-    float* checkpoint = arguments.checkpoints + sample * chunks * checkpoint_stride +
+    float* checkpoint = arguments.checkpoints +
+                        (sample * chunks + begin / CHECKPOINT) * checkpoint_stride +
                         static_cast<u64>(walked) * 16 + walk_role.quad * 4;
 
     // Where this thread's part of the next tile is read, and of this one written.
     const u64 tile_elements = static_cast<u64>(TILE) * arguments.channels;
-    const activation* x = place(arguments.x, first_row + row, channel);
-    const activation* delta_raw = place(arguments.delta_raw, first_row + row, channel);
-    const activation* z = place(arguments.z, first_row + row, channel);
-    const float* bc = arguments.packed_bc + sample * packed_elements(positions) + thread * 4;
-    activation* out = place(arguments.out, first_row + row, channel);
-    activation* y = arguments.y + (static_cast<u64>(first_row + row) * arguments.channels + channel);
+    const activation* x = place(arguments.x, first_row, channel);
+    const activation* delta_raw = place(arguments.delta_raw, first_row, channel);
+    const activation* z = place(arguments.z, first_row, channel);
+    const float* bc = arguments.packed_bc + sample * packed_elements(positions) +
+                      static_cast<u64>(begin) * 32 + thread * 4;
+    activation* out = place(arguments.out, first_row, channel);
+    activation* y = arguments.y + (static_cast<u64>(first_row) * arguments.channels + channel);
     auto fetch = [&](u32 buffer, u32 first) {
         activation* raw = &shared.raw[buffer][0][row][column];
         constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
         // Past the end there is whatever was there: the walk meets it last, and none of it is kept.
-        if (first + row < positions) {
+        if (first + row < end) {
             fetch_columns<COLUMNS, ALIGNED>(raw + X * ARRAY, x);
             fetch_columns<COLUMNS, ALIGNED>(raw + DELTA * ARRAY, delta_raw);
             fetch_columns<COLUMNS, ALIGNED>(raw + Z * ARRAY, z);
@@ -222,33 +230,52 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
         bc += TILE * 32;
     };
 
-    fetch(0, 0);
+    fetch(0, begin);
     __syncthreads();  // skip and bias are there
     copy_async_wait<0>();
     prepare(shared, 0, row, column);
-    for (u32 first = 0, buffer = 0; first < positions; first += TILE, buffer ^= 1) {
+    if (turn.segment > 0) {
+        await_turn(turn, arguments.turns);
+        unpack(h, load4(checkpoint));
+    }
+    for (u32 first = begin, buffer = 0; first < end; first += TILE, buffer ^= 1) {
         __syncthreads();  // everyone's part of the tile is there
-        if (first + TILE < positions) fetch(buffer ^ 1, first + TILE);
+        if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
         walk(h, shared, checkpoint, checkpoint_stride, rate, walk_role, buffer, positions - first);
         checkpoint += TILE / CHECKPOINT * checkpoint_stride;
         __syncthreads();  // everyone has walked
         copy_async_wait<0>();
         float raw_y[COLUMNS], gated_y[COLUMNS];
         finish(raw_y, gated_y, shared, buffer, row, column);
-        if (first + row < positions) {
+        // Before the stores, so that its latencies and those of finish overlap.
+        // After the last tile this prepares what was there before, for nobody.
+        prepare(shared, buffer ^ 1, row, column);
+        if (first + row < end) {
             put_columns<true>(y, raw_y);
             put_columns<ALIGNED>(out, gated_y);
         }
         y += tile_elements;
         out += TILE * arguments.out.stride;
-        // After the last tile this prepares what was there before, for nobody.
-        prepare(shared, buffer ^ 1, row, column);
+    }
+    if (end == positions) return;
+    // The next turn saves these states again as it begins.
+    store4(checkpoint, make_float4(h[0], h[1], h[2], h[3]));
+    end_turn(turn, arguments.turns);
+}
+
+template <bool ALIGNED>
+DEVICE void forward(const ScanForwardArguments& arguments) {
+    SHARED(ForwardShared, memory);
+    ScanTurn turn;
+    while (take_turn(turn, arguments.turns, memory->turn[0])) {
+        walk_turn<ALIGNED>(arguments, *memory, turn);
     }
 }
 
 }  // namespace
 
-KERNEL(scan_forward, 128, 4, ScanForwardArguments) { forward<true>(arguments); }
+// Four blocks have room; asked for three, the compiler hides more (measured, 1 %).
+KERNEL(scan_forward, 128, 3, ScanForwardArguments) { forward<true>(arguments); }
 
 // Views whose rows or columns are not aligned: the same bits.
 KERNEL(scan_forward_unaligned, 128, 4, ScanForwardArguments) { forward<false>(arguments); }

@@ -8,8 +8,9 @@ constexpr u32 THREADS = 256;
 
 struct PackArguments {
     float* packed;  // [b, positions up to a whole tile, 8, 4]
+    u32* words;     // of ScanTurns
     ScanRows bc;    // [b t, 32]
-    u32 samples, positions;
+    u32 samples, positions, word_count, unused;
 };
 
 // How partial sums of a row's dB and dC lie: as they are in dbc, or as scan_pack packs them.
@@ -31,10 +32,11 @@ struct SumSamplesArguments {
 
 }  // namespace
 
-// One thread for a row's two neighbouring states. Reads are single elements: bc begins anywhere.
+// One thread for a row's two neighbouring states, and for a word that the walk finds zero. Reads are single elements: bc begins anywhere.
 KERNEL(scan_pack, 256, 1, PackArguments) {
     const u64 per_sample = packed_elements(arguments.positions) / 4;
     const u64 item = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (item < arguments.word_count) arguments.words[item] = 0;
     if (item >= per_sample * arguments.samples) return;
     const u32 sample = static_cast<u32>(item / per_sample);
     const u32 position = static_cast<u32>(item % per_sample / 8);

@@ -61,18 +61,19 @@ macro_rules! tests {
 
 every_body!(tests);
 
-/// Runs `body` on kernels of which `source` has lost its first barrier, and asserts that it fails.
+/// Runs `body` on kernels of which `source` has lost the first `from`, and asserts that it fails.
 #[track_caller]
-fn assert_needs_its_barrier(
+fn assert_needs(
     source: &'static str,
+    from: &'static str,
     body: fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript,
 ) {
-    let change = SourceChange { source, from: "__syncthreads();", to: "" };
+    let change = SourceChange { source, from, to: "" };
     for warp in [32, 64] {
         let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
         let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
         let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
-        let Err(panic) = result else { panic!("{source}: a missing barrier was not seen") };
+        let Err(panic) = result else { panic!("{source}: nobody saw that {from} was missing") };
         let message = panic.downcast_ref::<String>().map_or("", String::as_str);
         assert!(message.contains("found"), "failed for another reason: {message}");
     }
@@ -80,7 +81,18 @@ fn assert_needs_its_barrier(
 
 #[test]
 fn a_missing_barrier_fails_the_body() {
-    assert_needs_its_barrier("causal_conv1d_backward.cu", bodies::causal_conv1d::agrees);
-    assert_needs_its_barrier("scan_forward.cu", bodies::selective_scan::samples_are_independent);
-    assert_needs_its_barrier("scan_backward.cu", bodies::selective_scan::samples_are_independent);
+    let barrier = "__syncthreads();";
+    let scan = bodies::selective_scan::samples_are_independent;
+    assert_needs("causal_conv1d_backward.cu", barrier, bodies::causal_conv1d::agrees);
+    assert_needs("scan_forward.cu", barrier, scan);
+    assert_needs("scan_backward.cu", barrier, scan);
+}
+
+/// A turn of a scan goes on from what the one before has left.
+#[test]
+fn a_forgotten_turn_fails_the_body() {
+    let scan = bodies::selective_scan::samples_are_independent;
+    assert_needs("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
+    let carried = "load_carried(carried, sums, carried_place(arguments, turn.chain));";
+    assert_needs("scan_backward.cu", carried, scan);
 }

@@ -305,15 +305,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let word_bytes = word_count * size_of::<u32>();
         let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes + word_bytes)?;
         let words = packed.offset(bytes);
-        let Plan { samples, positions, .. } = *plan;
-        let word_count_u32 = count(plan.kernel, "chains", word_count)?;
+        let Plan { kernel, samples, positions, .. } = *plan;
         let arguments = PackArguments {
             packed,
             words,
             bc,
             samples,
             positions,
-            word_count: word_count_u32,
+            word_count: count(kernel, "chains", word_count)?,
             unused: 0,
         };
         let items = (rows * plan.shape.states / 2).max(word_count);
