@@ -90,7 +90,8 @@ impl Cut {
 
     /// Bytes of what turns hand on.
     pub(super) fn carried_bytes(self) -> usize {
-        self.chains * SCAN_THREADS * CARRIED * size_of::<f32>()
+        let chains = if self.segments > 1 { self.chains } else { 0 };
+        chains * SCAN_THREADS * CARRIED * size_of::<f32>()
     }
 
     pub(super) fn turns(self, kernel: KernelName, words: Address) -> Result<Turns> {
