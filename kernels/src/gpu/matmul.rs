@@ -26,11 +26,16 @@ fn read_operand<D: Driver, P: Precision, T: Element>(
         let found = format!("strides of {} and {}", matrix.row_stride, matrix.column_stride);
         return Err(KernelError::shape("matmul", what, "contiguous rows or columns", found));
     }
-    // The stride of a single row or column may be anything; the library wants one that holds it.
-    let (given, least) = match transposed {
-        true => (matrix.column_stride, matrix.rows),
-        false => (matrix.row_stride, matrix.columns),
+    let (runs, given, least) = match transposed {
+        true => (matrix.columns, matrix.column_stride, matrix.rows),
+        false => (matrix.rows, matrix.row_stride, matrix.columns),
     };
+    // Read with a larger stride than its own, a matrix whose rows overlap would be read past its end.
+    if runs > 1 && given < least {
+        let expected = format!("rows or columns at least {least} apart");
+        return Err(KernelError::shape("matmul", what, expected, format!("{given} apart")));
+    }
+    // The stride of a single row or column may be anything; the library wants one that holds it.
     let stride = given.max(least);
     Ok(Operand {
         address: matrix.address(),

@@ -67,6 +67,7 @@ macro_rules! every_body {
                 embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
                 cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
                 matmul_refuses_shapes: bodies::refusals::matmul;
+                matmul_refuses_rows_that_overlap: bodies::refusals::overlapping_matmul;
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;

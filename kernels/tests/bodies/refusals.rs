@@ -4,7 +4,7 @@ use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output, ScanInputs};
 use tidemill_kernels::shape::{
     ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, SequenceShape,
 };
-use tidemill_kernels::{Backend, Element, Matrix, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Element, Matrix, MatrixMut, MemoryPlace, Slice, SliceMut};
 
 use super::arm::Arm;
 use super::device::{Device, assert_shape_error};
@@ -99,6 +99,33 @@ pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
         assert_answer("matmul_f32", wrong, backend.matmul_f32(stream, out, a, b, Output::Add));
     }
+    bench.finish();
+}
+
+/// Products of matrices whose rows or columns overlap, the last of them at the end of its buffer: read with a stride that
+/// holds a row, they would be read past it. A matrix library of a device's refuses them; the host's reads them as they are.
+pub fn overlapping_matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
+    let [rows, terms] = [3, 4];
+    let square = matrix(&bench.activations, [terms, terms]);
+    for stride in [0, 1, terms - 1] {
+        let start = 4096 - (rows - 1) * stride - terms;
+        let a = Matrix::new(&bench.activations, start, rows, terms, stride, 1).unwrap();
+        for (a, b) in [(a, square), (square, a.transposed())] {
+            let [out_rows, out_columns] = [a.shape()[0], b.shape()[1]];
+            let out = matrix_mut(&mut bench.activation_outs[0], [out_rows, out_columns]);
+            let stream = &mut bench.device.stream;
+            let result = backend.matmul(stream, out, a, b, Output::Overwrite);
+            match backend.memory() {
+                MemoryPlace::Host => result.unwrap(),
+                MemoryPlace::Device => assert_shape_error("rows that overlap", result),
+            }
+        }
+    }
+    // A single row may have any stride.
+    let a = Matrix::new(&bench.activations, 4096 - terms, 1, terms, 0, 1).unwrap();
+    let out = matrix_mut(&mut bench.activation_outs[0], [1, terms]);
+    backend.matmul(&mut bench.device.stream, out, a, square, Output::Overwrite).unwrap();
     bench.finish();
 }
 
@@ -249,7 +276,7 @@ pub fn causal_conv1d_step<B: Backend<Activation: Number>>(arm: &Arm<B>) {
 type ScanSizes = [usize; 11];
 
 fn scan_sizes(shape: ScanShape) -> ScanSizes {
-    let (rows, e, n) = (shape.sequences.rows(), shape.channels, shape.states);
+    let (rows, e, n) = (shape.sequences().rows(), shape.channels(), shape.states());
     [rows, e, rows, e, rows, 2 * n, rows, e, e, e * n, e]
 }
 
@@ -371,7 +398,7 @@ pub fn selective_scan_step<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     for (wrong, sizes) in wrong_by_one([3, 5, 30]) {
         assert_answer("selective_scan_step", wrong, step(shape, sizes, scan_sizes(shape)));
     }
-    let two = ScanShape { sequences: SequenceShape::new(3, 2).unwrap(), ..shape };
+    let two = ScanShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 2).unwrap();
     assert_shape_error("a step of two positions", step(two, [6, 5, 30], scan_sizes(two)));
     bench.finish();
 }
