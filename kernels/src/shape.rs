@@ -19,6 +19,20 @@ fn at_least_one(kernel: &'static str, what: &'static str, found: usize) -> Resul
     if found == 0 { Err(KernelError::shape(kernel, what, "at least 1", 0)) } else { Ok(()) }
 }
 
+/// What kernels add at most to a size to make it whole tiles.
+const PADDING: usize = 64;
+
+/// Asks the product of `sizes`, elements of up to eight bytes, to be a size of memory that there may be; so no kernel and no
+/// launcher has to look whether products of the shape's sizes wrap.
+fn countable(kernel: &'static str, what: &'static str, sizes: &[usize]) -> Result<()> {
+    const MOST: usize = isize::MAX as usize / size_of::<f64>();
+    let product = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
+    match product {
+        Some(product) if product <= MOST => Ok(()),
+        _ => Err(KernelError::shape(kernel, what, format!("at most {MOST}"), format!("{sizes:?}"))),
+    }
+}
+
 /// How the rows of a microbatch divide into grains: grain `g` holds rows
 /// `g * rows_per_grain .. min((g + 1) * rows_per_grain, rows)`; the last may be short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,29 +69,38 @@ impl GrainRows {
 
     /// The rows of grain `grain`.
     pub fn range(self, grain: usize) -> std::ops::Range<usize> {
-        let start = (grain * self.rows_per_grain).min(self.rows);
-        start..(start + self.rows_per_grain).min(self.rows)
+        let start = grain.saturating_mul(self.rows_per_grain).min(self.rows);
+        start..start.saturating_add(self.rows_per_grain).min(self.rows)
     }
 }
 
 /// Sequences in a microbatch: b samples of t positions each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceShape {
-    /// b, samples.
-    pub samples: usize,
-    /// t, positions of each sample.
-    pub positions: usize,
+    samples: usize,
+    positions: usize,
 }
 
 impl SequenceShape {
     /// `samples` samples of `positions` positions.
     ///
     /// # Errors
-    /// A size of zero.
+    /// A size of zero, or more rows than can be counted.
     pub fn new(samples: usize, positions: usize) -> Result<Self> {
         at_least_one("sequences", "samples", samples)?;
         at_least_one("sequences", "positions", positions)?;
+        countable("sequences", "rows", &[samples, positions])?;
         Ok(Self { samples, positions })
+    }
+
+    /// b, samples.
+    pub fn samples(self) -> usize {
+        self.samples
+    }
+
+    /// t, positions of each sample.
+    pub fn positions(self) -> usize {
+        self.positions
     }
 
     /// b * t.
@@ -89,46 +112,55 @@ impl SequenceShape {
 /// RMSNorm over rows of `width` elements (Zhang and Sennrich, 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
-    /// Rows, and how they divide into grains.
-    pub grains: GrainRows,
-    /// d, elements of a row.
-    pub width: usize,
-    /// Added to the mean square before the root.
-    pub eps: f32,
+    grains: GrainRows,
+    width: usize,
+    eps: f32,
 }
 
 impl NormShape {
     /// A norm over `grains.rows()` rows of `width` elements.
     ///
     /// # Errors
-    /// A width of zero, or an `eps` that is negative or not finite.
+    /// A width of zero, more elements than can be counted, or an `eps` that is negative or not finite.
     pub fn new(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
         at_least_one("rms_norm", "width", width)?;
         if !(eps.is_finite() && eps >= 0.0) {
             return Err(KernelError::shape("rms_norm", "eps", "a finite number >= 0", eps));
         }
+        countable("rms_norm", "elements", &[grains.rows(), width])?;
         Ok(Self { grains, width, eps })
+    }
+
+    /// Rows, and how they divide into grains.
+    pub fn grains(self) -> GrainRows {
+        self.grains
+    }
+
+    /// d, elements of a row.
+    pub fn width(self) -> usize {
+        self.width
+    }
+
+    /// Added to the mean square before the root.
+    pub fn eps(self) -> f32 {
+        self.eps
     }
 }
 
 /// Causal depthwise convolution: `width` taps over each of `channels` channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvShape {
-    /// b and t.
-    pub sequences: SequenceShape,
-    /// Samples of every grain but perhaps the last.
-    pub samples_per_grain: usize,
-    /// e, channels.
-    pub channels: usize,
-    /// k, taps.
-    pub width: usize,
+    sequences: SequenceShape,
+    samples_per_grain: usize,
+    channels: usize,
+    width: usize,
 }
 
 impl ConvShape {
     /// A convolution of `width` taps over `channels` channels.
     ///
     /// # Errors
-    /// A size of zero, or more than 16 taps.
+    /// A size of zero, more than 16 taps, or more elements than can be counted.
     pub fn new(
         sequences: SequenceShape,
         samples_per_grain: usize,
@@ -140,7 +172,29 @@ impl ConvShape {
         if !(1..=16).contains(&width) {
             return Err(KernelError::shape("causal_conv1d", "width", "1 to 16 taps", width));
         }
-        Ok(Self { sequences, samples_per_grain, channels, width })
+        let samples = samples_per_grain.min(sequences.samples);
+        countable("causal_conv1d", "elements", &[sequences.rows(), channels, width + 1])?;
+        Ok(Self { sequences, samples_per_grain: samples, channels, width })
+    }
+
+    /// b and t.
+    pub fn sequences(self) -> SequenceShape {
+        self.sequences
+    }
+
+    /// Samples of every grain but perhaps the last; at most b.
+    pub fn samples_per_grain(self) -> usize {
+        self.samples_per_grain
+    }
+
+    /// e, channels.
+    pub fn channels(self) -> usize {
+        self.channels
+    }
+
+    /// k, taps.
+    pub fn width(self) -> usize {
+        self.width
     }
 
     /// The grains, counted in rows.
@@ -155,21 +209,17 @@ impl ConvShape {
 /// Selective scan of `channels` channels with `states` states each (Gu and Dao, 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanShape {
-    /// b and t.
-    pub sequences: SequenceShape,
-    /// Samples of every grain but perhaps the last.
-    pub samples_per_grain: usize,
-    /// e, channels.
-    pub channels: usize,
-    /// n, states of a channel.
-    pub states: usize,
+    sequences: SequenceShape,
+    samples_per_grain: usize,
+    channels: usize,
+    states: usize,
 }
 
 impl ScanShape {
     /// A scan over `channels` channels of `states` states.
     ///
     /// # Errors
-    /// A size of zero, or more than 256 states.
+    /// A size of zero, more than 256 states, or more elements than can be counted.
     pub fn new(
         sequences: SequenceShape,
         samples_per_grain: usize,
@@ -181,7 +231,32 @@ impl ScanShape {
         if !(1..=256).contains(&states) {
             return Err(KernelError::shape("selective_scan", "states", "1 to 256", states));
         }
-        Ok(Self { sequences, samples_per_grain, channels, states })
+        let samples = samples_per_grain.min(sequences.samples);
+        // What kernels keep rounds positions and channels up.
+        let [t, e] = [sequences.positions, channels].map(|size| size.saturating_add(PADDING));
+        let sizes = [sequences.samples, t, e, states + 2];
+        countable("selective_scan", "elements", &sizes)?;
+        Ok(Self { sequences, samples_per_grain: samples, channels, states })
+    }
+
+    /// b and t.
+    pub fn sequences(self) -> SequenceShape {
+        self.sequences
+    }
+
+    /// Samples of every grain but perhaps the last; at most b.
+    pub fn samples_per_grain(self) -> usize {
+        self.samples_per_grain
+    }
+
+    /// e, channels.
+    pub fn channels(self) -> usize {
+        self.channels
+    }
+
+    /// n, states of a channel.
+    pub fn states(self) -> usize {
+        self.states
     }
 
     /// The grains, counted in rows.
@@ -196,19 +271,16 @@ impl ScanShape {
 /// Cross-entropy of `rows` rows of logits over `vocab_size` tokens, the rows `row_stride` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrossEntropyShape {
-    /// Rows of logits.
-    pub rows: usize,
-    /// v, the logical vocabulary.
-    pub vocab_size: usize,
-    /// Elements between rows of logits, at least `vocab_size`; what lies past it is padding.
-    pub row_stride: usize,
+    rows: usize,
+    vocab_size: usize,
+    row_stride: usize,
 }
 
 impl CrossEntropyShape {
     /// `rows` rows over `vocab_size` tokens.
     ///
     /// # Errors
-    /// A size of zero, or rows that overlap.
+    /// A size of zero, rows that overlap, or more elements than can be counted.
     pub fn new(rows: usize, vocab_size: usize, row_stride: usize) -> Result<Self> {
         at_least_one("cross_entropy", "rows", rows)?;
         at_least_one("cross_entropy", "vocab size", vocab_size)?;
@@ -220,6 +292,22 @@ impl CrossEntropyShape {
                 row_stride,
             ));
         }
+        countable("cross_entropy", "elements", &[rows, row_stride])?;
         Ok(Self { rows, vocab_size, row_stride })
+    }
+
+    /// Rows of logits.
+    pub fn rows(self) -> usize {
+        self.rows
+    }
+
+    /// v, the logical vocabulary.
+    pub fn vocab_size(self) -> usize {
+        self.vocab_size
+    }
+
+    /// Elements between rows of logits, at least `vocab_size`; what lies past it is padding.
+    pub fn row_stride(self) -> usize {
+        self.row_stride
     }
 }

@@ -35,6 +35,25 @@ fn sizes_of_zero_and_unsupported_sizes_are_refused() {
     assert_refused(CrossEntropyShape::new(3, 5, 4));
 }
 
+/// No product of a shape's sizes wraps: not rows, not elements, not the bytes of either.
+#[test]
+fn sizes_that_cannot_be_counted_are_refused() {
+    let many = usize::MAX / 2;
+    assert_refused(SequenceShape::new(many, 3));
+    assert_refused(NormShape::new(GrainRows::new(many, 2).unwrap(), 3, 1e-5));
+    let sequences = SequenceShape::new(1 << 20, 1 << 20).unwrap();
+    assert_refused(ConvShape::new(sequences, 1, 1 << 20, 4));
+    assert_refused(ConvShape::new(sequences, 1, many, 4));
+    assert_refused(ScanShape::new(sequences, 1, 1 << 20, 1));
+    assert_refused(ScanShape::new(sequences, 1, usize::MAX, 1));
+    assert_refused(CrossEntropyShape::new(many, 5, 5));
+    assert_refused(CrossEntropyShape::new(2, 5, usize::MAX));
+    let sequences = SequenceShape::new(3, 4).unwrap();
+    assert_eq!(ScanShape::new(sequences, usize::MAX, 4, 4).unwrap().samples_per_grain(), 3);
+    assert_eq!(ConvShape::new(sequences, usize::MAX, 4, 4).unwrap().grains().grains(), 1);
+    assert_eq!(GrainRows::new(many, many - 1).unwrap().range(2), many..many);
+}
+
 #[test]
 fn grains_cover_every_row_once_and_the_last_may_be_short() {
     let cases = [

@@ -244,7 +244,7 @@ impl Head {
         Ok(backend.rms_norm_backward(
             stream,
             SliceMut::all(grad.gradient_mut()).matrix(rows, width)?,
-            SliceMut::new(&mut scratch.grad_norm, 0, shape.grains.grains() * width)?,
+            SliceMut::new(&mut scratch.grad_norm, 0, shape.grains().grains() * width)?,
             Slice::all(&scratch.grad_normed).matrix(rows, width)?,
             Slice::all(pass.input).matrix(rows, width)?,
             Slice::new(&scratch.reciprocal_rms, 0, rows)?,

@@ -236,7 +236,7 @@ impl Backend for Cpu {
         shape: NormShape,
     ) -> Result<()> {
         const KERNEL: &str = "rms_norm_forward";
-        let (rows, width) = (shape.grains.rows(), shape.width);
+        let (rows, width) = (shape.grains().rows(), shape.width());
         let y = RowsMut::new(KERNEL, "y", y, rows, width)?;
         let reciprocal_rms = exactly_mut(KERNEL, "reciprocal_rms", reciprocal_rms, rows)?;
         let x = Rows::new(KERNEL, "x", x, rows, width)?;
@@ -249,7 +249,7 @@ impl Backend for Cpu {
             x,
             weight,
             first_row: part * share,
-            eps: shape.eps,
+            eps: shape.eps(),
         });
         stream.threads().for_each(parts, |part| self.dispatch.run(part));
         Ok(())
@@ -267,7 +267,7 @@ impl Backend for Cpu {
         shape: NormShape,
     ) -> Result<()> {
         const KERNEL: &str = "rms_norm_backward";
-        let (grains, width) = (shape.grains, shape.width);
+        let (grains, width) = (shape.grains(), shape.width());
         let rows = grains.rows();
         let dx = RowsMut::new(KERNEL, "dx", dx, rows, width)?;
         let dweight = exactly_mut(KERNEL, "dweight", dweight, grains.grains() * width)?;
@@ -299,7 +299,7 @@ impl Backend for Cpu {
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_forward";
-        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
         let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
         let x = Rows::new(KERNEL, "x", x, rows, channels)?;
         let taps = Taps::new(KERNEL, weight, bias, &shape)?;
@@ -319,7 +319,7 @@ impl Backend for Cpu {
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_backward";
-        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
         let grains = shape.grains().grains();
         if dbias.is_some() != bias.is_some() {
             let presence = |present| if present { "present" } else { "absent" };
@@ -327,7 +327,7 @@ impl Backend for Cpu {
             return Err(KernelError::shape(KERNEL, "dbias", expected, found));
         }
         let dx = RowsMut::new(KERNEL, "dx", dx, rows, channels)?;
-        let dweight = exactly_mut(KERNEL, "dweight", dweight, grains * channels * shape.width)?;
+        let dweight = exactly_mut(KERNEL, "dweight", dweight, grains * channels * shape.width())?;
         let dbias = match dbias {
             Some(dbias) => Some(exactly_mut(KERNEL, "dbias", dbias, grains * channels)?),
             None => None,
@@ -342,7 +342,7 @@ impl Backend for Cpu {
     }
 
     fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
-        ScanLayout::new(shape).saved_elements() * shape.sequences.samples
+        ScanLayout::new(shape).saved_elements() * shape.sequences().samples()
     }
 
     fn selective_scan_forward(
@@ -354,7 +354,7 @@ impl Backend for Cpu {
         shape: ScanShape,
     ) -> Result<()> {
         const KERNEL: &str = "selective_scan_forward";
-        let out = RowsMut::new(KERNEL, "out", out, shape.sequences.rows(), shape.channels)?;
+        let out = RowsMut::new(KERNEL, "out", out, shape.sequences().rows(), shape.channels())?;
         let expected = self.selective_scan_saved_elements(shape);
         let saved = exactly_mut(KERNEL, "saved", saved, expected)?;
         let inputs = Inputs::new(KERNEL, inputs, shape)?;
@@ -374,8 +374,8 @@ impl Backend for Cpu {
     ) -> Result<()> {
         const KERNEL: &str = "selective_scan_backward";
         let ScanGradients { ddelta_raw, dx, dbc, dz, da_log, dd, ddelta_bias } = gradients;
-        let (rows, grains) = (shape.sequences.rows(), shape.grains().grains());
-        let (channels, states) = (shape.channels, shape.states);
+        let (rows, grains) = (shape.sequences().rows(), shape.grains().grains());
+        let (channels, states) = (shape.channels(), shape.states());
         let row_gradients = scan_backward::RowGradients {
             ddelta_raw: RowsMut::new(KERNEL, "ddelta_raw", ddelta_raw, rows, channels)?,
             dx: RowsMut::new(KERNEL, "dx", dx, rows, channels)?,
@@ -411,10 +411,10 @@ impl Backend for Cpu {
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_step";
-        one_position(KERNEL, shape.sequences.positions)?;
-        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        one_position(KERNEL, shape.sequences().positions())?;
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
         let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
-        let held = rows * channels * (shape.width - 1);
+        let held = rows * channels * (shape.width() - 1);
         let state = exactly_mut(KERNEL, "state", state, held)?;
         let x = Rows::new(KERNEL, "x", x, rows, channels)?;
         let taps = Taps::new(KERNEL, weight, bias, &shape)?;
@@ -433,10 +433,10 @@ impl Backend for Cpu {
         shape: ScanShape,
     ) -> Result<()> {
         const KERNEL: &str = "selective_scan_step";
-        one_position(KERNEL, shape.sequences.positions)?;
-        let rows = shape.sequences.rows();
-        let out = RowsMut::new(KERNEL, "out", out, rows, shape.channels)?;
-        let held = rows * shape.channels * shape.states;
+        one_position(KERNEL, shape.sequences().positions())?;
+        let rows = shape.sequences().rows();
+        let out = RowsMut::new(KERNEL, "out", out, rows, shape.channels())?;
+        let held = rows * shape.channels() * shape.states();
         let state = exactly_mut(KERNEL, "state", state, held)?;
         let inputs = Inputs::new(KERNEL, inputs, shape)?;
         let layout = ScanLayout::new(shape);
@@ -458,7 +458,7 @@ impl Backend for Cpu {
         shape: CrossEntropyShape,
     ) -> Result<()> {
         const KERNEL: &str = "cross_entropy";
-        let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
+        let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
         let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
         let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
         let targets = exactly(KERNEL, "targets", targets, rows)?;

@@ -24,7 +24,7 @@ pub(crate) struct Taps<'a> {
 
 /// Vectors that hold the taps and the bias of every block of channels: `[blocks, k + 1]`.
 pub(crate) fn tap_lanes(shape: &ConvShape) -> usize {
-    shape.channels.div_ceil(LANES) * (shape.width + 1)
+    shape.channels().div_ceil(LANES) * (shape.width() + 1)
 }
 
 impl<'a> Taps<'a> {
@@ -34,15 +34,15 @@ impl<'a> Taps<'a> {
         bias: Option<Slice<'a, Cpu, f32>>,
         shape: &ConvShape,
     ) -> Result<Self> {
-        let weight = exactly(kernel, "weight", weight, shape.channels * shape.width)?;
-        let bias = bias.map(|bias| exactly(kernel, "bias", bias, shape.channels)).transpose()?;
+        let weight = exactly(kernel, "weight", weight, shape.channels() * shape.width())?;
+        let bias = bias.map(|bias| exactly(kernel, "bias", bias, shape.channels())).transpose()?;
         Ok(Self { weight, bias })
     }
 
     /// Writes `[blocks, k + 1]`: each block's taps, then its bias; zero in the padding.
     pub(crate) fn arrange(self, out: &mut [Lanes], shape: &ConvShape) {
         out.fill(Lanes::ZERO);
-        let width = shape.width;
+        let width = shape.width();
         for (channel, taps) in self.weight.chunks_exact(width).enumerate() {
             let (block, lane) = (channel / LANES, channel % LANES);
             let out = &mut out[block * (width + 1)..][..width + 1];
@@ -74,9 +74,9 @@ pub(crate) fn causal_conv1d_silu_forward(
     let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
     taps.arrange(arranged, &shape);
     let arranged = &*arranged;
-    let samples = shape.sequences.samples;
+    let samples = shape.sequences().samples();
     let share = threads.share(samples);
-    let parts = out.parts(share * shape.sequences.positions).enumerate();
+    let parts = out.parts(share * shape.sequences().positions()).enumerate();
     let parts = parts.map(|(part, out)| Forward {
         out,
         x,
@@ -94,7 +94,7 @@ impl Kernel for Forward<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // The widths that models use get a loop without a loop over taps.
-        match self.shape.width {
+        match self.shape.width() {
             4 => self.rows(s, 4),
             width => self.rows(s, width),
         }
@@ -104,7 +104,7 @@ impl Kernel for Forward<'_> {
 impl Forward<'_> {
     #[inline(always)]
     fn rows<S: Simd>(mut self, s: S, width: usize) {
-        let positions = self.shape.sequences.positions;
+        let positions = self.shape.sequences().positions();
         for (local, sample) in self.samples.clone().enumerate() {
             for position in 0..positions {
                 let row = sample * positions + position;
@@ -146,9 +146,9 @@ impl Kernel for ConvStep<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let ConvShape { channels, width, .. } = self.shape;
+        let (channels, width) = (self.shape.channels(), self.shape.width());
         let held = width - 1;
-        for sample in 0..self.shape.sequences.samples {
+        for sample in 0..self.shape.sequences().samples() {
             let x = self.x.row(sample);
             let out = self.out.row_mut(sample);
             let state = &mut self.state[sample * channels * held..][..channels * held];

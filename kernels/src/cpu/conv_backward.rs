@@ -56,7 +56,7 @@ pub(crate) fn causal_conv1d_silu_backward(
     read: BackwardInputs<'_>,
     shape: ConvShape,
 ) -> Result<()> {
-    let samples = shape.sequences.samples;
+    let samples = shape.sequences().samples();
     let share = stream.threads().share(samples);
     let tap_lanes = tap_lanes(&shape);
     let lanes = tap_lanes * (1 + samples + samples.div_ceil(share));
@@ -66,7 +66,7 @@ pub(crate) fn causal_conv1d_silu_backward(
     read.taps.arrange(taps, &shape);
     let taps = &*taps;
     let parts = dx
-        .parts(share * shape.sequences.positions)
+        .parts(share * shape.sequences().positions())
         .zip(partials.chunks_mut(share * tap_lanes))
         .zip(carries.chunks_exact_mut(tap_lanes))
         .enumerate()
@@ -92,7 +92,8 @@ fn add_partials(
     tap_lanes: usize,
     shape: &ConvShape,
 ) {
-    let ConvShape { channels, width, samples_per_grain, .. } = *shape;
+    let (channels, width, samples_per_grain) =
+        (shape.channels(), shape.width(), shape.samples_per_grain());
     let mut dbias = parameters.dbias.map(|dbias| dbias.chunks_exact_mut(channels));
     let grains = partials.chunks(samples_per_grain * tap_lanes);
     for (partials, dweight) in grains.zip(parameters.dweight.chunks_exact_mut(channels * width)) {
@@ -120,7 +121,7 @@ impl Kernel for Backward<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // The widths that models use get loops without loops over taps.
-        match self.shape.width {
+        match self.shape.width() {
             4 => self.samples(s, 4),
             width => self.samples(s, width),
         }
@@ -132,13 +133,13 @@ impl Backward<'_> {
     fn samples<S: Simd>(mut self, s: S, width: usize) {
         let partials = std::mem::take(&mut self.partials);
         let tap_lanes = tap_lanes(&self.shape);
-        let positions = self.shape.sequences.positions;
+        let positions = self.shape.sequences().positions();
         for (sample, partial) in partials.chunks_exact_mut(tap_lanes).enumerate() {
             partial.fill(Lanes::ZERO);
             self.carry.fill(Lanes::ZERO);
             for chunk in (0..positions.div_ceil(CHUNK)).rev() {
                 let range = chunk * CHUNK..((chunk + 1) * CHUNK).min(positions);
-                for block in 0..self.shape.channels.div_ceil(LANES) {
+                for block in 0..self.shape.channels().div_ceil(LANES) {
                     self.block(s, width, sample, range.clone(), block, partial);
                 }
             }
@@ -157,8 +158,8 @@ impl Backward<'_> {
         partial: &mut [Lanes],
     ) {
         let channel = block * LANES;
-        let first_out = sample * self.shape.sequences.positions;
-        let first = self.first_sample * self.shape.sequences.positions + first_out;
+        let first_out = sample * self.shape.sequences().positions();
+        let first = self.first_sample * self.shape.sequences().positions() + first_out;
         let lanes = block * (width + 1)..(block + 1) * (width + 1);
         let taps = &self.taps[lanes.clone()];
         let partial = &mut partial[lanes.clone()];

@@ -55,14 +55,14 @@ pub(crate) struct ScanLayout {
 impl ScanLayout {
     pub(crate) fn new(shape: ScanShape) -> Self {
         Self {
-            samples: shape.sequences.samples,
-            positions: shape.sequences.positions,
-            samples_per_grain: shape.samples_per_grain,
-            channels: shape.channels,
-            states: shape.states,
-            blocks: shape.channels.div_ceil(LANES),
-            tiles: shape.states.div_ceil(LANES),
-            chunks: shape.sequences.positions.div_ceil(CHUNK),
+            samples: shape.sequences().samples(),
+            positions: shape.sequences().positions(),
+            samples_per_grain: shape.samples_per_grain(),
+            channels: shape.channels(),
+            states: shape.states(),
+            blocks: shape.channels().div_ceil(LANES),
+            tiles: shape.states().div_ceil(LANES),
+            chunks: shape.sequences().positions().div_ceil(CHUNK),
         }
     }
 
@@ -105,8 +105,8 @@ impl<'a> Inputs<'a> {
         inputs: ScanInputs<'a, Cpu>,
         shape: ScanShape,
     ) -> Result<Self> {
-        let rows = shape.sequences.rows();
-        let (channels, states) = (shape.channels, shape.states);
+        let rows = shape.sequences().rows();
+        let (channels, states) = (shape.channels(), shape.states());
         Ok(Self {
             delta_raw: Rows::new(kernel, "delta_raw", inputs.delta_raw, rows, channels)?,
             delta_bias: exactly(kernel, "delta_bias", inputs.delta_bias, channels)?,

@@ -16,17 +16,17 @@ pub struct ConvGradients {
 
 /// The position that tap `tap` reads at `position`, if it lies inside the sample.
 fn source(position: usize, tap: usize, shape: ConvShape) -> Option<usize> {
-    (position + tap).checked_sub(shape.width - 1)
+    (position + tap).checked_sub(shape.width() - 1)
 }
 
 /// The convolution before SiLU, `[b t, e]`.
 fn convolved(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) -> Vec<f64> {
-    let ConvShape { sequences, channels, width, .. } = shape;
+    let (sequences, channels, width) = (shape.sequences(), shape.channels(), shape.width());
     assert_eq!((x.len(), weight.len()), (sequences.rows() * channels, channels * width));
     let mut out = vec![0.0; x.len()];
-    for sample in 0..sequences.samples {
-        let first = sample * sequences.positions;
-        for position in 0..sequences.positions {
+    for sample in 0..sequences.samples() {
+        let first = sample * sequences.positions();
+        for position in 0..sequences.positions() {
             for channel in 0..channels {
                 let mut sum = bias.map_or(0.0, |bias| bias[channel]);
                 for tap in 0..width {
@@ -56,17 +56,17 @@ pub fn backward(
     bias: Option<&[f64]>,
     shape: ConvShape,
 ) -> ConvGradients {
-    let ConvShape { sequences, channels, width, .. } = shape;
+    let (sequences, channels, width) = (shape.sequences(), shape.channels(), shape.width());
     assert_eq!(dout.len(), x.len());
     let convolved = convolved(x, weight, bias, shape);
     let grains = shape.grains().grains();
     let mut dx = vec![0.0; x.len()];
     let mut dweight = vec![0.0; grains * channels * width];
     let mut dbias = vec![0.0; grains * channels];
-    for sample in 0..sequences.samples {
-        let grain = sample / shape.samples_per_grain;
-        let first = sample * sequences.positions;
-        for position in 0..sequences.positions {
+    for sample in 0..sequences.samples() {
+        let grain = sample / shape.samples_per_grain();
+        let first = sample * sequences.positions();
+        for position in 0..sequences.positions() {
             for channel in 0..channels {
                 let out = (first + position) * channels + channel;
                 let gradient = dout[out] * silu_derivative(convolved[out]);
@@ -93,8 +93,8 @@ pub fn step(
     bias: Option<&[f64]>,
     shape: ConvShape,
 ) -> Vec<f64> {
-    let (channels, width) = (shape.channels, shape.width);
-    assert_eq!(shape.sequences.positions, 1);
+    let (channels, width) = (shape.channels(), shape.width());
+    assert_eq!(shape.sequences().positions(), 1);
     assert_eq!(state.len(), x.len() * (width - 1));
     let mut out = Vec::new();
     for (i, &newest) in x.iter().enumerate() {
@@ -125,7 +125,7 @@ mod tests {
     fn backward_agrees_with_central_differences() {
         for (positions, channels, width) in [(1, 1, 1), (5, 3, 4), (2, 3, 5)] {
             let shape = shape(3, positions, channels, width);
-            let rows = shape.sequences.rows();
+            let rows = shape.sequences().rows();
             let (x, dout) = (wave(1.0, rows * channels), wave(4.0, rows * channels));
             let (weight, bias) = (wave(2.0, channels * width), wave(3.0, channels));
             for bias in [None, Some(bias.as_slice())] {

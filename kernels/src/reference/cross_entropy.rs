@@ -19,7 +19,7 @@ pub fn forward_backward(
     targets: &[u32],
     shape: CrossEntropyShape,
 ) -> CrossEntropyOutputs {
-    let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
+    let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
     assert_eq!((logits.len(), targets.len()), (rows * row_stride, rows));
     let mut outputs =
         CrossEntropyOutputs { losses: vec![0.0; rows], dlogits: vec![0.0; logits.len()] };
@@ -53,7 +53,7 @@ mod tests {
             let last = vocab_size as u32 - 1;
             let targets = [last, IGNORED_TARGET, 0, last / 2];
             let logits: Vec<f64> =
-                wave(1.0, 4 * shape.row_stride).iter().map(|l| 3.0 * l).collect();
+                wave(1.0, 4 * shape.row_stride()).iter().map(|l| 3.0 * l).collect();
             let dlogits = forward_backward(&logits, &targets, shape).dlogits;
             check_gradient("dlogits", &logits, &dlogits, |logits| {
                 forward_backward(logits, &targets, shape).losses.iter().sum()

@@ -22,12 +22,12 @@ pub struct NormGradients {
 
 /// `y = x r weight` with `r = (mean(x^2) + eps)^-1/2`, for each row of `x[rows, d]`, `weight[d]`.
 pub fn forward(x: &[f64], weight: &[f64], shape: NormShape) -> NormOutputs {
-    let width = shape.width;
-    assert_eq!((x.len(), weight.len()), (shape.grains.rows() * width, width));
+    let width = shape.width();
+    assert_eq!((x.len(), weight.len()), (shape.grains().rows() * width, width));
     let mut outputs = NormOutputs { y: Vec::new(), reciprocal_rms: Vec::new() };
     for row in x.chunks(width) {
         let mean_square = row.iter().map(|x| x * x).sum::<f64>() / width as f64;
-        let reciprocal_rms = 1.0 / (mean_square + f64::from(shape.eps)).sqrt();
+        let reciprocal_rms = 1.0 / (mean_square + f64::from(shape.eps())).sqrt();
         outputs.reciprocal_rms.push(reciprocal_rms);
         outputs.y.extend(row.iter().zip(weight).map(|(x, weight)| x * reciprocal_rms * weight));
     }
@@ -41,13 +41,13 @@ pub fn forward(x: &[f64], weight: &[f64], shape: NormShape) -> NormOutputs {
 /// dweight = sum over the grain's rows of dy x r
 /// ```
 pub fn backward(dy: &[f64], x: &[f64], weight: &[f64], shape: NormShape) -> NormGradients {
-    let width = shape.width;
+    let width = shape.width();
     assert_eq!(dy.len(), x.len());
     let reciprocal_rms = forward(x, weight, shape).reciprocal_rms;
     let mut dx = vec![0.0; x.len()];
-    let mut dweight = vec![0.0; shape.grains.grains() * width];
-    for grain in 0..shape.grains.grains() {
-        for row in shape.grains.range(grain) {
+    let mut dweight = vec![0.0; shape.grains().grains() * width];
+    for grain in 0..shape.grains().grains() {
+        for row in shape.grains().range(grain) {
             let r = reciprocal_rms[row];
             let at = |i: usize| row * width + i;
             let mean_of_products =

@@ -45,7 +45,7 @@ pub struct ScanGradients {
 }
 
 fn check_lengths(inputs: &ScanInputs<'_>, shape: ScanShape) {
-    let ScanShape { sequences, channels, states, .. } = shape;
+    let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
     let inner = sequences.rows() * channels;
     assert_eq!((inputs.delta_raw.len(), inputs.x.len(), inputs.z.len()), (inner, inner, inner));
     assert_eq!(inputs.bc.len(), sequences.rows() * 2 * states);
@@ -61,7 +61,7 @@ fn advance(
     inputs: &ScanInputs<'_>,
     shape: ScanShape,
 ) -> f64 {
-    let ScanShape { channels, states, .. } = shape;
+    let (channels, states) = (shape.channels(), shape.states());
     let at = row * channels + channel;
     let delta = softplus(inputs.delta_raw[at] + inputs.delta_bias[channel]);
     let (b, c) = inputs.bc[row * 2 * states..(row + 1) * 2 * states].split_at(states);
@@ -84,13 +84,13 @@ fn advance(
 /// ```
 pub fn forward(inputs: &ScanInputs<'_>, shape: ScanShape) -> Vec<f64> {
     check_lengths(inputs, shape);
-    let ScanShape { sequences, channels, states, .. } = shape;
+    let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
     let mut out = vec![0.0; inputs.x.len()];
-    for sample in 0..sequences.samples {
+    for sample in 0..sequences.samples() {
         for channel in 0..channels {
             let mut h = vec![0.0; states];
-            for position in 0..sequences.positions {
-                let row = sample * sequences.positions + position;
+            for position in 0..sequences.positions() {
+                let row = sample * sequences.positions() + position;
                 let at = row * channels + channel;
                 out[at] = advance(&mut h, row, channel, inputs, shape) * silu(inputs.z[at]);
             }
@@ -116,7 +116,7 @@ pub fn forward(inputs: &ScanInputs<'_>, shape: ScanShape) -> Vec<f64> {
 pub fn backward(dout: &[f64], inputs: &ScanInputs<'_>, shape: ScanShape) -> ScanGradients {
     check_lengths(inputs, shape);
     assert_eq!(dout.len(), inputs.x.len());
-    let ScanShape { sequences, channels, states, .. } = shape;
+    let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
     let grains = shape.grains().grains();
     let mut gradients = ScanGradients {
         ddelta_raw: vec![0.0; dout.len()],
@@ -127,7 +127,7 @@ pub fn backward(dout: &[f64], inputs: &ScanInputs<'_>, shape: ScanShape) -> Scan
         dd: vec![0.0; grains * channels],
         ddelta_bias: vec![0.0; grains * channels],
     };
-    for sample in 0..sequences.samples {
+    for sample in 0..sequences.samples() {
         for channel in 0..channels {
             backward_channel(&mut gradients, sample, channel, dout, inputs, shape);
         }
@@ -144,20 +144,20 @@ fn backward_channel(
     inputs: &ScanInputs<'_>,
     shape: ScanShape,
 ) {
-    let ScanShape { sequences, channels, states, .. } = shape;
-    let grain_channel = sample / shape.samples_per_grain * channels + channel;
-    let first = sample * sequences.positions;
+    let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
+    let grain_channel = sample / shape.samples_per_grain() * channels + channel;
+    let first = sample * sequences.positions();
     // h[position + 1] is the state after `position`; h[0] = 0.
     let mut h = vec![vec![0.0; states]];
     let mut y = Vec::new();
-    for position in 0..sequences.positions {
+    for position in 0..sequences.positions() {
         let mut next = h[position].clone();
         y.push(advance(&mut next, first + position, channel, inputs, shape));
         h.push(next);
     }
     // s_{t+1} dh_{t+1}: what reaches a state from its future.
     let mut from_future = vec![0.0; states];
-    for position in (0..sequences.positions).rev() {
+    for position in (0..sequences.positions()).rev() {
         let row = first + position;
         let at = row * channels + channel;
         let (x, z) = (inputs.x[at], inputs.z[at]);
@@ -191,11 +191,11 @@ fn backward_channel(
 /// `state[b, e, n]` is moved on.
 pub fn step(state: &mut [f64], inputs: &ScanInputs<'_>, shape: ScanShape) -> Vec<f64> {
     check_lengths(inputs, shape);
-    assert_eq!(shape.sequences.positions, 1);
-    assert_eq!(state.len(), inputs.x.len() * shape.states);
+    assert_eq!(shape.sequences().positions(), 1);
+    assert_eq!(state.len(), inputs.x.len() * shape.states());
     let mut out = Vec::new();
-    for (at, h) in state.chunks_mut(shape.states).enumerate() {
-        let (sample, channel) = (at / shape.channels, at % shape.channels);
+    for (at, h) in state.chunks_mut(shape.states()).enumerate() {
+        let (sample, channel) = (at / shape.channels(), at % shape.channels());
         out.push(advance(h, sample, channel, inputs, shape) * silu(inputs.z[at]));
     }
     out
@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn inputs(shape: ScanShape) -> Owned {
-        let ScanShape { sequences, channels, states, .. } = shape;
+        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
         let inner = sequences.rows() * channels;
         let sizes = [
             inner,

@@ -23,26 +23,27 @@ struct Case {
 
 impl Case {
     fn new<T: Number>(inputs: &mut Inputs, shape: ConvShape, magnitude: f32) -> Self {
-        let inner = shape.sequences.rows() * shape.channels;
+        let inner = shape.sequences().rows() * shape.channels();
         Self {
             x: inputs.uniform_of::<T>(inner, -magnitude, magnitude),
-            weight: inputs.uniform(shape.channels * shape.width, -1.0, 1.0),
-            bias: (inputs.pick(3) > 0).then(|| inputs.uniform(shape.channels, -1.0, 1.0)),
+            weight: inputs.uniform(shape.channels() * shape.width(), -1.0, 1.0),
+            bias: (inputs.pick(3) > 0).then(|| inputs.uniform(shape.channels(), -1.0, 1.0)),
             dout: inputs.uniform_of::<T>(inner, -1.0, 1.0),
         }
     }
 
     /// The case of some samples alone.
     fn samples(&self, samples: std::ops::Range<usize>, shape: ConvShape) -> (Self, ConvShape) {
-        let elements = shape.sequences.positions * shape.channels;
+        let elements = shape.sequences().positions() * shape.channels();
         let inside = samples.start * elements..samples.end * elements;
         let case = Self {
             x: self.x[inside.clone()].to_vec(),
             dout: self.dout[inside].to_vec(),
             ..self.clone()
         };
-        let sequences = SequenceShape { samples: samples.len(), ..shape.sequences };
-        (case, ConvShape { sequences, ..shape })
+        let sequences = SequenceShape::new(samples.len(), shape.sequences().positions()).unwrap();
+        let (grain, channels) = (shape.samples_per_grain(), shape.channels());
+        (case, ConvShape::new(sequences, grain, channels, shape.width()).unwrap())
     }
 }
 
@@ -61,18 +62,18 @@ fn run<B: Backend<Activation: Number>>(
     case: &Case,
     shape: ConvShape,
 ) -> Results {
-    let (rows, channels) = (shape.sequences.rows(), shape.channels);
+    let (rows, channels) = (shape.sequences().rows(), shape.channels());
     let grains = shape.grains().grains();
     let half = Layout::columns_of(rows, 2 * channels, 0, channels);
     let packed = Layout::packed(rows, channels);
     let x = Placed::new(device, half, &case.x);
-    let weight = Placed::new(device, Layout::range(channels * shape.width), &case.weight);
+    let weight = Placed::new(device, Layout::range(channels * shape.width()), &case.weight);
     let bias = case.bias.as_ref().map(|bias| Placed::new(device, Layout::range(channels), bias));
     let bias = || bias.as_ref().map(Placed::slice);
     let dout = Placed::new(device, packed, &case.dout);
     let mut out = Placed::poisoned(device, packed);
     let mut dx = Placed::poisoned(device, half);
-    let mut dweight = Placed::poisoned(device, Layout::range(grains * channels * shape.width));
+    let mut dweight = Placed::poisoned(device, Layout::range(grains * channels * shape.width()));
     let mut dbias = bias().map(|_| Placed::poisoned(device, Layout::range(grains * channels)));
     let (backend, stream) = (device.backend, &mut device.stream);
     backend
@@ -122,7 +123,7 @@ fn check_case<B: Backend<Activation: Number>>(
     let bias = case.bias.as_deref().map(wide);
     let out = forward(&x, &weight, bias.as_deref(), shape);
     let gradients = backward(&dout, &x, &weight, bias.as_deref(), shape);
-    let over_taps = tolerance::<B::Activation>(shape.width);
+    let over_taps = tolerance::<B::Activation>(shape.width());
     let over_grain = tolerance::<f32>(shape.grains().rows_per_grain());
     // SiLU is applied to a sum of terms as large as x: their roundings show in every result.
     let terms = f64::from(magnitude);

@@ -28,7 +28,7 @@ impl Case {
         middle: f32,
         spread: f32,
     ) -> Self {
-        let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
+        let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
         let mut logits =
             inputs.uniform_of::<T>(rows * row_stride, middle - spread, middle + spread);
         for row in logits.chunks_mut(row_stride) {
@@ -54,7 +54,7 @@ fn run<B: Backend<Activation: Number>>(
 ) -> (Vec<f32>, Vec<f32>) {
     let mut logits = Placed::new(device, Layout::range(case.logits.len()), &case.logits);
     let targets = device.upload(&case.targets);
-    let mut losses = Placed::poisoned(device, Layout::range(shape.rows));
+    let mut losses = Placed::poisoned(device, Layout::range(shape.rows()));
     let (backend, stream) = (device.backend, &mut device.stream);
     let (losses_mut, logits_mut) = (losses.slice_mut(), logits.slice_mut());
     backend
@@ -75,12 +75,12 @@ fn check_case<B: Backend<Activation: Number>>(
     assert_same_bits(&format!("{label} without gradient"), &only_losses, &losses);
 
     let expected = forward_backward(&wide(&case.logits), &case.targets, shape);
-    let of_losses = tolerance::<f32>(shape.vocab_size);
-    let tolerance = tolerance::<B::Activation>(shape.vocab_size);
+    let of_losses = tolerance::<f32>(shape.vocab_size());
+    let tolerance = tolerance::<B::Activation>(shape.vocab_size());
     // Row by row, so that a row of large losses hides nothing of the others.
-    for row in 0..shape.rows {
+    for row in 0..shape.rows() {
         let label = format!("{label} row {row}");
-        let elements = row * shape.row_stride..(row + 1) * shape.row_stride;
+        let elements = row * shape.row_stride()..(row + 1) * shape.row_stride();
         let (found, dlogits) = (&dlogits[elements.clone()], &expected.dlogits[elements]);
         // The loss of a certain target is what its probability leaves of 1.
         let (loss, expected_loss) = (&losses[row..=row], &expected.losses[row..=row]);
@@ -102,7 +102,7 @@ fn check_case<B: Backend<Activation: Number>>(
             assert_eq!(losses[row].to_bits(), 0, "{label}: the loss of an ignored target");
             found
         } else {
-            &found[shape.vocab_size..]
+            &found[shape.vocab_size()..]
         };
         assert!(zero.iter().all(|x| x.to_bits() == 0), "{label}: zeros of padding or ignored row");
     }

@@ -33,7 +33,7 @@ pub struct ScanCase {
 
 impl ScanCase {
     pub fn new<T: Number>(inputs: &mut Inputs, shape: ScanShape, regime: Regime) -> Self {
-        let ScanShape { sequences, channels, states, .. } = shape;
+        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
         let (rows, inner) = (sequences.rows(), sequences.rows() * channels);
         let (delta, gate) = match regime {
             Regime::Mild => (1.0, 2.0),
@@ -58,7 +58,7 @@ impl ScanCase {
     /// The case of some samples alone.
     pub fn samples(&self, samples: std::ops::Range<usize>, shape: ScanShape) -> (Self, ScanShape) {
         let of_samples = |values: &[f32]| -> Vec<f32> {
-            let elements = values.len() / shape.sequences.samples;
+            let elements = values.len() / shape.sequences().samples();
             values[samples.start * elements..samples.end * elements].to_vec()
         };
         let case = Self {
@@ -69,8 +69,9 @@ impl ScanCase {
             dout: of_samples(&self.dout),
             ..self.clone()
         };
-        let sequences = SequenceShape { samples: samples.len(), ..shape.sequences };
-        (case, ScanShape { sequences, ..shape })
+        let sequences = SequenceShape::new(samples.len(), shape.sequences().positions()).unwrap();
+        let (grain, channels) = (shape.samples_per_grain(), shape.channels());
+        (case, ScanShape::new(sequences, grain, channels, shape.states()).unwrap())
     }
 
     /// The inputs in `f64`.
@@ -114,9 +115,9 @@ impl WideInputs {
 
 /// Where B and C, or their gradients, lie: after the columns of dt, with and without alignment.
 pub fn after_rank(shape: ScanShape) -> Layout {
-    let rank = if shape.channels.is_multiple_of(16) { 16 } else { 3 };
-    let columns = 2 * shape.states;
-    Layout::columns_of(shape.sequences.rows(), rank + columns, rank, columns)
+    let rank = if shape.channels().is_multiple_of(16) { 16 } else { 3 };
+    let columns = 2 * shape.states();
+    Layout::columns_of(shape.sequences().rows(), rank + columns, rank, columns)
 }
 
 /// Inputs in device memory: `bc` are the last columns of x_proj's output, `z` the right half of
@@ -133,7 +134,7 @@ pub struct PlacedInputs<B: Backend<Activation: Number>> {
 
 impl<B: Backend<Activation: Number>> PlacedInputs<B> {
     pub fn new(device: &mut Device<'_, B>, case: &ScanCase, shape: ScanShape) -> Self {
-        let ScanShape { sequences, channels, states, .. } = shape;
+        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
         let rows = sequences.rows();
         let packed = Layout::packed(rows, channels);
         let after_rank = after_rank(shape);

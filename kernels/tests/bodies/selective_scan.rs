@@ -56,7 +56,7 @@ fn run<B: Backend<Activation: Number>>(
     shape: ScanShape,
     regated: Regated,
 ) -> Results {
-    let ScanShape { sequences, channels, states, .. } = shape;
+    let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
     let (rows, grains) = (sequences.rows(), shape.grains().grains());
     let packed = Layout::packed(rows, channels);
     let inputs = PlacedInputs::new(device, case, shape);
@@ -129,7 +129,7 @@ fn check_case<B: Backend<Activation: Number>>(
     let out = forward(&wide_case.view(), shape);
     let gradients = backward(&wide(&case.dout), &wide_case.view(), shape);
     // A state sums the whole sample, an output the states, a parameter's gradient the grain.
-    let terms = shape.states * shape.grains().rows_per_grain();
+    let terms = shape.states() * shape.grains().rows_per_grain();
     let (of_rows, of_grains) = (tolerance::<B::Activation>(terms), tolerance::<f32>(terms));
     // y may be saved in activation precision, and is then rounded before the gate.
     let after_y = of_rows.rounded_twice();

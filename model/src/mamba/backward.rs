@@ -209,7 +209,7 @@ impl<B: Backend> Backward<'_, B> {
         let (rows, block) = (self.rows()?, self.block);
         let place = &block.tensors.norm;
         let shape = block.norm_shape(self.pass.shape)?;
-        let grains = shape.grains.grains();
+        let grains = shape.grains().grains();
         let gradients = &mut self.scratch.gradients;
         device.backend.rms_norm_backward(
             device.stream,

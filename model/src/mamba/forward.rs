@@ -35,7 +35,7 @@ pub(crate) fn normalize<B: Backend>(
 ) -> Result<()> {
     let Device { backend, stream } = device;
     let shape = block.norm_shape(pass.shape)?;
-    let rows = shape.grains.rows();
+    let rows = shape.grains().rows();
     Ok(backend.rms_norm_forward(
         stream,
         SliceMut::all(&mut scratch.normed).matrix(rows, block.width)?,
@@ -143,7 +143,7 @@ fn scan<B: Backend>(
     let inputs = block.scan_inputs(pass, ScanSources { xz, x, dt_bc, delta_raw })?;
     Ok(backend.selective_scan_forward(
         stream,
-        SliceMut::all(gated).matrix(shape.sequences.rows(), block.inner)?,
+        SliceMut::all(gated).matrix(shape.sequences().rows(), block.inner)?,
         SliceMut::new(scan, 0, elements)?,
         inputs,
         shape,

@@ -115,15 +115,15 @@ impl Variant {
             .iter()
             .map(|&(address, row_stride)| (address, stride_bytes::<T>(row_stride.into())))
             .collect();
-        let aligned = shape.channels.is_multiple_of(WIDE_CHANNELS)
+        let aligned = shape.channels().is_multiple_of(WIDE_CHANNELS)
             && Access::of(bytes, &operands) == Access::Wide;
-        let (name, taps, channels) = match (shape.width <= SHORT_TAPS, aligned) {
+        let (name, taps, channels) = match (shape.width() <= SHORT_TAPS, aligned) {
             (true, true) => (wide, SHORT_TAPS, WIDE_CHANNELS),
             (true, false) => (single, SHORT_TAPS, 1),
             (false, _) => (long, LONG_TAPS, 1),
         };
-        let tiles = shape.sequences.samples * tiles_of_sample(shape);
-        let channel_tiles = shape.channels.div_ceil(CHANNEL_THREADS * channels);
+        let tiles = shape.sequences().samples() * tiles_of_sample(shape);
+        let channel_tiles = shape.channels().div_ceil(CHANNEL_THREADS * channels);
         let launch = blocks(kernel, tiles * channel_tiles, THREADS)?;
         Ok(Self { name, taps, tiles, launch })
     }
@@ -135,7 +135,7 @@ fn stride32(kernel: KernelName, row_stride: u64) -> Result<u32> {
 }
 
 fn tiles_of_sample(shape: ConvShape) -> usize {
-    shape.sequences.positions.div_ceil(TILE_POSITIONS)
+    shape.sequences().positions().div_ceil(TILE_POSITIONS)
 }
 
 /// Asks the filter to be that of `shape`.
@@ -145,8 +145,8 @@ fn check_filter<D: Driver, P: Precision>(
     bias: Option<&Slice<'_, Gpu<D, P>, f32>>,
     shape: ConvShape,
 ) -> Result<()> {
-    exactly(kernel, "weight", weight, shape.channels * shape.width)?;
-    bias.map_or(Ok(()), |bias| exactly(kernel, "bias", bias, shape.channels))
+    exactly(kernel, "weight", weight, shape.channels() * shape.width())?;
+    bias.map_or(Ok(()), |bias| exactly(kernel, "bias", bias, shape.channels()))
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -161,7 +161,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_forward";
-        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
         let arguments = Forward {
             out_stride: stride32(KERNEL, row_stride_mut(KERNEL, "out", &out, rows, channels)?)?,
@@ -170,10 +170,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             x: x.address(),
             weight: weight.address(),
             bias: bias.address(),
-            positions: size32(KERNEL, "positions", shape.sequences.positions)?,
+            positions: size32(KERNEL, "positions", shape.sequences().positions())?,
             channels: size32(KERNEL, "channels", channels)?,
-            width: shape.width as u32,
-            samples: size32(KERNEL, "samples", shape.sequences.samples)?,
+            width: shape.width() as u32,
+            samples: size32(KERNEL, "samples", shape.sequences().samples())?,
         };
         let names = [
             "causal_conv1d_silu_forward_wide",
@@ -200,7 +200,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_backward";
-        let (rows, channels, width) = (shape.sequences.rows(), shape.channels, shape.width);
+        let (rows, channels, width) = (shape.sequences().rows(), shape.channels(), shape.width());
         let grains = shape.grains().grains();
         if dbias.is_some() != bias.is_some() {
             let presence = |present| if present { "present" } else { "absent" };
@@ -238,14 +238,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             dx_stride,
             dout_stride,
             x_stride,
-            positions: size32(KERNEL, "positions", shape.sequences.positions)?,
+            positions: size32(KERNEL, "positions", shape.sequences().positions())?,
             channels: size32(KERNEL, "channels", channels)?,
             width: width as u32,
         };
         self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, arguments)?;
 
         // More samples than there are make one grain all the same.
-        let samples_per_grain = shape.samples_per_grain.min(shape.sequences.samples);
+        let samples_per_grain = shape.samples_per_grain().min(shape.sequences().samples());
         let sums = SumPartials {
             dweight: dweight.address(),
             dbias: dbias.address(),
@@ -276,13 +276,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_step";
-        let positions = shape.sequences.positions;
+        let positions = shape.sequences().positions();
         if positions != 1 {
             return Err(KernelError::shape(KERNEL, "positions", 1, positions));
         }
-        let (rows, channels) = (shape.sequences.rows(), shape.channels);
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
-        exactly_mut(KERNEL, "state", &state, rows * channels * (shape.width - 1))?;
+        exactly_mut(KERNEL, "state", &state, rows * channels * (shape.width() - 1))?;
         let elements = rows * channels;
         let arguments = Step {
             out_stride: row_stride_mut(KERNEL, "out", &out, rows, channels)?,
@@ -293,7 +293,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             weight: weight.address(),
             bias: bias.address(),
             channels: size32(KERNEL, "channels", channels)?,
-            width: shape.width as u32,
+            width: shape.width() as u32,
             elements: elements as u64,
         };
         let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;

@@ -44,7 +44,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         shape: CrossEntropyShape,
     ) -> Result<()> {
         const KERNEL: &str = "cross_entropy";
-        let CrossEntropyShape { rows, vocab_size, row_stride } = shape;
+        let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
         exactly_mut(KERNEL, "losses", &losses, rows)?;
         exactly_mut(KERNEL, "logits", &logits, rows * row_stride)?;
         exactly(KERNEL, "targets", &targets, rows)?;

@@ -128,7 +128,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             wide: ["rms_norm_forward_wide", "rms_norm_forward_short_wide"],
             single: ["rms_norm_forward_single", "rms_norm_forward_short_single"],
         };
-        let (rows, width) = (shape.grains.rows(), shape.width);
+        let (rows, width) = (shape.grains().rows(), shape.width());
         exactly_mut(KERNEL, "reciprocal_rms", &reciprocal_rms, rows)?;
         exactly(KERNEL, "weight", &weight, width)?;
         let arguments = Forward {
@@ -140,7 +140,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             weight: weight.address(),
             rows: rows as u64,
             width: size32(KERNEL, "width", width)?,
-            eps: shape.eps,
+            eps: shape.eps(),
         };
         let access = access::<P::Activation>(
             width,
@@ -170,7 +170,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             wide: ["rms_norm_backward_wide", "rms_norm_backward_short_wide"],
             single: ["rms_norm_backward_single", "rms_norm_backward_short_single"],
         };
-        let (grains, width) = (shape.grains, shape.width);
+        let (grains, width) = (shape.grains(), shape.width());
         let rows = grains.rows();
         exactly_mut(KERNEL, "dweight", &dweight, grains.grains() * width)?;
         exactly(KERNEL, "reciprocal_rms", &reciprocal_rms, rows)?;

@@ -115,7 +115,7 @@ pub(super) fn count(kernel: KernelName, what: &'static str, size: usize) -> Resu
 
 impl Plan {
     fn rows(&self) -> usize {
-        self.shape.sequences.rows()
+        self.shape.sequences().rows()
     }
 
     /// `blocks` blocks which scan.
@@ -145,8 +145,8 @@ pub(super) struct Saved {
 }
 
 fn checkpoint_elements(shape: ScanShape) -> usize {
-    let chunks = shape.sequences.positions.div_ceil(CHECKPOINT);
-    shape.sequences.samples * chunks * shape.channels * shape.states
+    let chunks = shape.sequences().positions().div_ceil(CHECKPOINT);
+    shape.sequences().samples() * chunks * shape.channels() * shape.states()
 }
 
 impl Saved {
@@ -159,7 +159,7 @@ impl Saved {
     }
 
     fn elements(shape: ScanShape, activation_bytes: usize) -> usize {
-        let y_bytes = shape.sequences.rows() * shape.channels * activation_bytes;
+        let y_bytes = shape.sequences().rows() * shape.channels() * activation_bytes;
         let padding = 2 * (ALIGNMENT / size_of::<f32>() - 1);
         padding + checkpoint_elements(shape) + y_bytes.div_ceil(size_of::<f32>())
     }
@@ -200,7 +200,7 @@ impl CheckedRows {
         matrix: &Matrix<'_, Gpu<D, P>, P::Activation>,
     ) -> Result<Rows> {
         let plan = &self.plan;
-        let stride = row_stride(plan.kernel, what, matrix, plan.rows(), plan.shape.channels)?;
+        let stride = row_stride(plan.kernel, what, matrix, plan.rows(), plan.shape.channels())?;
         Ok(self.add::<P>(matrix.address(), matrix.start, stride))
     }
 
@@ -211,7 +211,7 @@ impl CheckedRows {
         matrix: &MatrixMut<'_, Gpu<D, P>, P::Activation>,
     ) -> Result<Rows> {
         let plan = &self.plan;
-        let stride = row_stride_mut(plan.kernel, what, matrix, plan.rows(), plan.shape.channels)?;
+        let stride = row_stride_mut(plan.kernel, what, matrix, plan.rows(), plan.shape.channels())?;
         Ok(self.add::<P>(matrix.address(), matrix.start, stride))
     }
 
@@ -221,7 +221,7 @@ impl CheckedRows {
         matrix: &MatrixMut<'_, Gpu<D, P>, P::Activation>,
     ) -> Result<Rows> {
         let plan = &self.plan;
-        let columns = 2 * plan.shape.states;
+        let columns = 2 * plan.shape.states();
         let stride = row_stride_mut(plan.kernel, "dbc", matrix, plan.rows(), columns)?;
         Ok(Rows { first: matrix.address(), stride })
     }
@@ -230,7 +230,8 @@ impl CheckedRows {
         &mut self,
         inputs: &ScanInputs<'_, Gpu<D, P>>,
     ) -> Result<CheckedInputs> {
-        let Plan { kernel, shape: ScanShape { channels, states, .. }, .. } = self.plan;
+        let Plan { kernel, shape, .. } = self.plan;
+        let (channels, states) = (shape.channels(), shape.states());
         exactly(kernel, "delta_bias", &inputs.delta_bias, channels)?;
         exactly(kernel, "a_log", &inputs.a_log, channels * states)?;
         exactly(kernel, "d", &inputs.d, channels)?;
@@ -261,7 +262,7 @@ pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
-        let ScanShape { sequences, channels, states, .. } = shape;
+        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
         count(kernel, "rows", sequences.rows())?;
         let device = self.driver().properties();
         let activation_bytes = size_of::<P::Activation>();
@@ -274,8 +275,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             kernel,
             shape,
             way: if sixteen { Way::Sixteen } else { Way::Any },
-            samples: count(kernel, "samples", sequences.samples)?,
-            positions: count(kernel, "positions", sequences.positions)?,
+            samples: count(kernel, "samples", sequences.samples())?,
+            positions: count(kernel, "positions", sequences.positions())?,
             channels: count(kernel, "channels", channels)?,
             states: count(kernel, "states", states)?,
             lanes: states.next_power_of_two().clamp(LANES[0], LANES[1]) as u32,
@@ -298,9 +299,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if plan.way == Way::Any {
             return Ok((Address::NULL, Turns::NONE));
         }
-        let sequences = plan.shape.sequences;
-        let rows = sequences.samples * sequences.positions.next_multiple_of(PACKED_POSITIONS);
-        let bytes = rows * 2 * plan.shape.states * size_of::<f32>();
+        let sequences = plan.shape.sequences();
+        let rows = sequences.samples() * sequences.positions().next_multiple_of(PACKED_POSITIONS);
+        let bytes = rows * 2 * plan.shape.states() * size_of::<f32>();
         let word_count = 1 + cut.chains;
         let word_bytes = word_count * size_of::<u32>();
         let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes + word_bytes)?;
@@ -315,7 +316,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             word_count: count(kernel, "chains", word_count)?,
             unused: 0,
         };
-        let items = (rows * plan.shape.states / 2).max(word_count);
+        let items = (rows * plan.shape.states() / 2).max(word_count);
         self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)?;
         Ok((packed, cut.turns(plan.kernel, words)?))
     }
@@ -356,7 +357,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             lanes: plan.lanes,
         };
         if plan.way == Way::Any {
-            let blocks = shape.sequences.samples * shape.channels.div_ceil(plan.slots());
+            let blocks = shape.sequences().samples() * shape.channels().div_ceil(plan.slots());
             let launch = plan.launch(blocks, FORWARD_ANY_SHARED_BYTES)?;
             return self.launch(stream, &SCAN_ANY, "scan_forward_any", launch, arguments);
         }

@@ -97,7 +97,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     ) -> Result<()> {
         let plan = self.scan_plan("selective_scan_backward", shape)?;
         let (kernel, grains) = (plan.kernel, shape.grains().grains());
-        let ScanShape { channels, states, .. } = shape;
+        let (channels, states) = (shape.channels(), shape.states());
         let mut rows = CheckedRows::new(plan);
         exactly_mut(kernel, "da_log", &gradients.da_log, grains * channels * states)?;
         exactly_mut(kernel, "dd", &gradients.dd, grains * channels)?;
@@ -157,7 +157,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             state_elements: (channels * states) as u64,
             channels: plan.channels,
             samples: plan.samples,
-            samples_per_grain: count(kernel, "samples per grain", shape.samples_per_grain)?,
+            samples_per_grain: count(kernel, "samples per grain", shape.samples_per_grain())?,
             grains: count(kernel, "grains", grains)?,
         };
         let launch = plan.launch_items(grains * channels * (states + 2))?;
@@ -175,7 +175,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let warp = self.driver().properties().warp;
         if plan.way == Way::Any {
             let shape = plan.shape;
-            let blocks = shape.sequences.samples * shape.channels.div_ceil(BLOCK_CHANNELS);
+            let blocks = shape.sequences().samples() * shape.channels().div_ceil(BLOCK_CHANNELS);
             let launch = plan.launch(blocks, backward_any_shared_bytes(warp))?;
             return self.launch(stream, &SCAN_ANY, "scan_backward_any", launch, arguments);
         }
@@ -193,7 +193,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         dbc: Rows,
         partials: Address,
     ) -> Result<()> {
-        let ScanShape { sequences, channels, states, .. } = plan.shape;
+        let (sequences, channels, states) =
+            (plan.shape.sequences(), plan.shape.channels(), plan.shape.states());
         let elements = sequences.rows() * 2 * states;
         let arguments = SumDbcArguments {
             dbc,
@@ -212,9 +213,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
 /// Bytes of the partial sums of dB and dC, one for 32 channels of a sample, and of the parameters' gradients of each
 /// sample.
 fn partial_bytes(shape: ScanShape) -> (usize, usize) {
-    let ScanShape { sequences, channels, states, .. } = shape;
+    let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
     let blocks = channels.div_ceil(BLOCK_CHANNELS);
     let dbc = sequences.rows() * blocks * 2 * states;
-    let parameters = sequences.samples * channels * (states + 2);
+    let parameters = sequences.samples() * channels * (states + 2);
     (dbc * size_of::<f32>(), parameters * size_of::<f32>())
 }

@@ -46,8 +46,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if plan.positions != 1 {
             return Err(KernelError::shape(plan.kernel, "positions", 1, plan.positions));
         }
-        let all_channels = shape.sequences.samples * shape.channels;
-        exactly_mut(plan.kernel, "state", &state, all_channels * shape.states)?;
+        let all_channels = shape.sequences().samples() * shape.channels();
+        exactly_mut(plan.kernel, "state", &state, all_channels * shape.states())?;
         let mut rows = CheckedRows::new(plan);
         let out = rows.write("out", &out)?;
         let inputs = rows.inputs(&inputs)?;

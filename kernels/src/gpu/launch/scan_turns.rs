@@ -60,7 +60,7 @@ impl Cut {
 
     /// `many`: segments where chains are more than blocks at once.
     fn new(shape: ScanShape, multiprocessors: usize, many: usize) -> Self {
-        let chains = shape.sequences.samples * shape.channels.div_ceil(BLOCK_CHANNELS);
+        let chains = shape.sequences().samples() * shape.channels().div_ceil(BLOCK_CHANNELS);
         let wanted = if chains > RESIDENT_BLOCKS * multiprocessors {
             many
         } else if chains <= multiprocessors || chains.is_multiple_of(multiprocessors) {
@@ -68,7 +68,7 @@ impl Cut {
         } else {
             UNEVEN_SEGMENTS
         };
-        let all = shape.sequences.positions;
+        let all = shape.sequences().positions();
         let positions = all.div_ceil(wanted).next_multiple_of(TILE);
         Self { chains, segments: all.div_ceil(positions), positions }
     }
