@@ -88,10 +88,23 @@ pub fn ignored_targets_are_as_if_not_there<B: Backend>(arm: &Arm<B>) {
     let (padded_losses, padded_gradients) = run(&padded, long);
     assert_eq!(losses[0].tokens, short as u64);
     assert_eq!(loss_bits(&losses), loss_bits(&padded_losses));
-    assert_eq!(bits(&gradients), bits(&padded_gradients));
+    assert_same_gradients(arm, &gradients, &padded_gradients);
     let (losses, gradients) = run(&vec![IGNORED_TARGET; 2 * (short + 1)], short);
     assert_eq!(losses, [GrainLoss::default(); 2]);
     assert!(gradients.iter().all(|&x| x == 0.0));
+}
+
+/// Sums over more rows, the others zero. A chain of additions has the same bits; a matrix library may cut longer sums
+/// otherwise.
+fn assert_same_gradients<B: Backend>(arm: &Arm<B>, gradients: &[f32], padded: &[f32]) {
+    if arm.backend.device_kind().backend != "cuda" {
+        assert_eq!(bits(gradients), bits(padded));
+        return;
+    }
+    let largest = gradients.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+    for (i, (x, y)) in gradients.iter().zip(padded).enumerate() {
+        assert!((x - y).abs() <= 1e-6 * largest, "{i}: {x} and {y}, of {largest}");
+    }
 }
 
 pub fn padding_has_no_gradient<B: Backend>(arm: &Arm<B>) {
