@@ -3,7 +3,7 @@
 //! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's interface and no
 //! kernel. Launchers ([`launch`]) are written once over the driver; they check views against shapes, choose a kernel by
 //! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed
-//! ([`source`], [`cache`]). Everything of a [`GpuStream`] runs in the order of the calls.
+//! ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
 //!
 //! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of
 //! rows; grains are cut from their own first row; a matrix product's algorithm is pinned to what its rows have in
@@ -13,7 +13,8 @@
 
 mod backend;
 mod buffer;
-pub mod cache;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+pub(crate) mod cache;
 pub mod driver;
 mod launch;
 mod matmul;

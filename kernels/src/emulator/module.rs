@@ -68,16 +68,19 @@ pub(super) fn compile(
     let mut hashed = arguments.clone();
     hashed.extend([EMULATOR_HEADER.to_owned(), text.clone()]);
     let entry = CacheEntry::new(source, COMPILER, &hashed, "so");
+    let mut built = None;
     if entry.read().is_none() {
-        entry.write(&build(source, &text, &arguments)?);
+        let image = build(source, &text, &arguments)?;
+        entry.write(&image);
+        built = entry.read().is_none().then_some(image);
     }
-    let library = match entry.path().filter(|path| path.exists()) {
-        Some(path) => open(path, source.name)?,
-        None => {
+    let library = match (built, entry.path()) {
+        (None, Some(path)) => open(path, source.name)?,
+        (built, _) => {
+            let image = built.map_or_else(|| build(source, &text, &arguments), Ok)?;
             let folder = tempfile::tempdir().map_err(|error| failure("making a folder", error))?;
             let path = folder.path().join("kernels.so");
-            std::fs::write(&path, build(source, &text, &arguments)?)
-                .map_err(|error| failure("writing a library", error))?;
+            std::fs::write(&path, image).map_err(|error| failure("writing a library", error))?;
             open(&path, source.name)?
         }
     };

@@ -1,17 +1,30 @@
 //! Compiled kernels on disk, named by the hash of everything that they follow from.
 //!
 //! The folder is `TIDEMILL_KERNEL_CACHE`, else `tidemill/kernels` in the user's cache folder. It can be deleted at any
-//! time; a file in it is complete or absent. A cache that cannot be read or written only costs compile time.
+//! time. A cache that cannot be read or written only costs compile time.
+//!
+//! A file ends with the checksum of what stands before it: one that was cut short or damaged is as good as absent, because what
+//! a driver makes of a broken image nobody knows. Whatever loads a library from its path does not look past its own end.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::gpu::source::{HEADERS, Source};
 
 /// The variable that names the folder.
-pub const FOLDER_VARIABLE: &str = "TIDEMILL_KERNEL_CACHE";
+const FOLDER_VARIABLE: &str = "TIDEMILL_KERNEL_CACHE";
+
+/// What a file ends with: the checksum and the number of the bytes before it.
+const SEAL_BYTES: usize = 24;
+
+fn seal(image: &[u8]) -> [u8; SEAL_BYTES] {
+    let mut seal = [0; SEAL_BYTES];
+    seal[..16].copy_from_slice(&xxh3_128(image).to_le_bytes());
+    seal[16..].copy_from_slice(&(image.len() as u64).to_le_bytes());
+    seal
+}
 
 /// A place for one compiled source.
 #[derive(Debug)]
@@ -37,23 +50,33 @@ impl CacheEntry {
     }
 
     /// Where it is, or would be.
-    pub fn path(&self) -> Option<&std::path::Path> {
+    pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// What is there.
+    /// What is there, if it is what was put there.
     pub fn read(&self) -> Option<Vec<u8>> {
-        std::fs::read(self.path.as_deref()?).ok().filter(|bytes| !bytes.is_empty())
+        let path = self.path.as_deref()?;
+        let mut bytes = std::fs::read(path).ok()?;
+        let image_bytes = bytes.len().checked_sub(SEAL_BYTES)?;
+        let (image, sealed) = bytes.split_at(image_bytes);
+        if image.is_empty() || sealed != seal(image) {
+            tracing::warn!(path = %path.display(), "a damaged kernel is compiled again");
+            return None;
+        }
+        bytes.truncate(image_bytes);
+        Some(bytes)
     }
 
     /// Puts it there: written aside, then renamed.
-    pub fn write(&self, bytes: &[u8]) {
+    pub fn write(&self, image: &[u8]) {
         let Some(path) = &self.path else { return };
         let Some(folder) = path.parent() else { return };
         let written = (|| {
             std::fs::create_dir_all(folder)?;
             let mut aside = tempfile::NamedTempFile::new_in(folder)?;
-            aside.write_all(bytes)?;
+            aside.write_all(image)?;
+            aside.write_all(&seal(image))?;
             aside.persist(path).map_err(|error| error.error)?;
             std::io::Result::Ok(())
         })();
@@ -71,4 +94,50 @@ fn folder() -> Option<PathBuf> {
     let of_user = of_user.map(PathBuf::from);
     let of_home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     Some(of_user.or_else(of_home)?.join("tidemill").join("kernels"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IMAGE: [u8; 1000] = [7; 1000];
+
+    #[test]
+    fn what_was_put_there_is_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry = CacheEntry { path: Some(folder.path().join("new").join("kernels.cubin")) };
+        assert_eq!(entry.read(), None);
+        entry.write(&IMAGE);
+        assert_eq!(entry.read().as_deref(), Some(&IMAGE[..]));
+        entry.write(&IMAGE[..1]);
+        assert_eq!(entry.read().as_deref(), Some(&IMAGE[..1]));
+    }
+
+    /// A crash leaves files that are short or hold zeros; a bad disk flips bits.
+    #[test]
+    fn what_was_damaged_is_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernels.cubin");
+        let entry = CacheEntry { path: Some(path.clone()) };
+        entry.write(&IMAGE);
+        let whole = std::fs::read(&path).unwrap();
+        let mut damaged = vec![vec![0; whole.len()], seal(&[]).to_vec(), IMAGE.to_vec()];
+        damaged.extend(
+            [0, 1, SEAL_BYTES - 1, SEAL_BYTES, 500, whole.len() - 1]
+                .map(|bytes| whole[..bytes].to_vec()),
+        );
+        for place in [0, 500, IMAGE.len() - 1, IMAGE.len(), whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[place] ^= 1;
+            damaged.push(flipped);
+        }
+        damaged.push([&whole[..], &[0]].concat());
+        damaged.push(whole[1..].to_vec());
+        for bytes in damaged {
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(entry.read(), None, "{} bytes", bytes.len());
+        }
+        entry.write(&IMAGE);
+        assert_eq!(entry.read().as_deref(), Some(&IMAGE[..]));
+    }
 }
