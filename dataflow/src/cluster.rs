@@ -35,6 +35,7 @@ mod control;
 mod data_socket;
 mod error;
 mod execute;
+mod exit_class;
 mod frame;
 mod hosts;
 mod lifeline;
@@ -47,8 +48,9 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use abort::Abort;
-pub use error::{Aborted, Actor, ClusterError, ExitClass, Failure, Peer, SharedError};
+pub use error::{Aborted, Actor, ClusterError, Failure, Peer, SharedError};
 pub use execute::{Cluster, WorkerContext, execute};
+pub use exit_class::ExitClass;
 pub use hosts::read_hosts;
 pub use lifeline::{Invitation, Lifeline, join_supervised};
 pub use supervisor::{ChildOutcome, StopHandle, Supervisor, SupervisorOutcome, SupervisorSettings};

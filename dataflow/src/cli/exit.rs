@@ -92,11 +92,7 @@ pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             note_line!("tidemill: {}", message(&error));
-            ExitCode::from(
-                cluster_error(&error)
-                    .map_or(ExitClass::FixInput, ClusterError::exit_class)
-                    .exit_code(),
-            )
+            ExitCode::from(ExitClass::of(error.as_ref()).exit_code())
         }
     }
 }

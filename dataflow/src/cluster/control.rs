@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::abort::Abort;
-use super::error::{ClusterError, ExitClass, Peer};
+use super::error::{ClusterError, Peer};
+use super::exit_class::ExitClass;
 use super::frame::{read_frame, write_frame};
 
 /// How long a control connection may take to swallow a frame of a few bytes.

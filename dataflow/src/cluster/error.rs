@@ -12,31 +12,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use tidemill_kernels::KernelError;
+use super::exit_class::ExitClass;
 
 /// An error as it is shared between threads.
 pub type SharedError = Arc<dyn Error + Send + Sync + 'static>;
-
-/// What would have to change for another attempt to succeed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExitClass {
-    /// The configuration, the data or a flag is wrong: the same run would fail again.
-    FixInput,
-    /// A peer or the environment failed, or the code panicked: restart from the last checkpoint.
-    Restart,
-}
-
-impl ExitClass {
-    /// The exit code with which the program reports this class: 1 or 75.
-    pub const fn exit_code(self) -> u8 {
-        match self {
-            Self::FixInput => 1,
-            Self::Restart => 75,
-        }
-    }
-}
 
 /// Another process of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,8 +58,7 @@ pub struct Aborted;
 /// An error with which a worker or a guarded thread ends, and what a restart would do about it.
 ///
 /// Any error (also `anyhow::Error`, `String` and `&str`) becomes a `Failure` by `?`. Its class is
-/// then that of the first [`ClusterError`] in its chain of sources, [`ExitClass::Restart`] where a device
-/// has failed, else [`ExitClass::FixInput`]; [`Failure::restart`] says otherwise.
+/// then [`ExitClass::of`] it; [`Failure::restart`] says otherwise.
 #[derive(Debug)]
 pub struct Failure {
     exit_class: ExitClass,
@@ -112,19 +90,7 @@ impl Failure {
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
         let cause = error.into();
-        let mut link: Option<&(dyn Error + 'static)> = Some(cause.as_ref());
-        let mut exit_class = ExitClass::FixInput;
-        while let Some(error) = link {
-            if let Some(error) = error.downcast_ref::<ClusterError>() {
-                exit_class = error.exit_class();
-                break;
-            }
-            if let Some(KernelError::Device { .. }) = error.downcast_ref() {
-                exit_class = ExitClass::Restart;
-                break;
-            }
-            link = error.source();
-        }
+        let exit_class = ExitClass::of(cause.as_ref());
         Self { exit_class, cause }
     }
 }
@@ -404,20 +370,6 @@ fn list(peers: &[Peer]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_failed_device_is_worth_a_restart_and_one_without_room_is_not() {
-        let device = || "NVIDIA H200".to_owned();
-        let failed = KernelError::Device {
-            attempted: "waiting for the device",
-            device: device(),
-            answer: "uncorrectable ECC error encountered".to_owned(),
-        };
-        let failed = tidemill_model::ModelError::from(failed);
-        assert_eq!(Failure::from(failed).exit_class(), ExitClass::Restart);
-        let full = KernelError::OutOfMemory { bytes: 7, device: device() };
-        assert_eq!(Failure::from(full).exit_class(), ExitClass::FixInput);
-    }
 
     #[test]
     fn a_failure_takes_the_class_of_the_cluster_error_in_its_chain() {

@@ -16,7 +16,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use super::acceptor::Acceptor;
-use super::error::{ClusterError, ExitClass};
+use super::error::ClusterError;
+use super::exit_class::ExitClass;
 use super::frame::{UntilDeadline, read_frame, read_magic, write_frame};
 use super::lifeline::{FromChild, Invitation, ToChild};
 

@@ -2,6 +2,9 @@
 
 use std::num::NonZeroUsize;
 
+use tidemill_kernels::KernelError;
+use tidemill_model::ModelError;
+
 use super::{BackendChoice, Precision};
 use crate::error::{JobError, Result};
 
@@ -13,17 +16,19 @@ pub(super) enum Platform {
 }
 
 /// Why no GPU of a maker can be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct NoGpu {
     pub why: String,
     /// How many there are all the same.
     pub gpus: usize,
+    /// The failure of one that may work another time; `None` where there is nothing to wait for.
+    pub failure: Option<KernelError>,
 }
 
 /// What `device.backend` and `device.precision` come to where the NVIDIA GPUs are those that `cuda` finds.
 ///
 /// # Errors
-/// A backend that is not there, or bf16 on the CPU.
+/// A backend that is not there, a GPU that was asked for and failed, or bf16 on the CPU.
 pub(super) fn choose(
     backend: BackendChoice,
     precision: Precision,
@@ -34,6 +39,7 @@ pub(super) fn choose(
         BackendChoice::Cpu => on_the_cpu(precision, String::new()),
         BackendChoice::Cuda => match cuda() {
             Ok(gpus) => Ok(Platform::Cuda { gpus }),
+            Err(NoGpu { failure: Some(failure), .. }) => Err(ModelError::from(failure).into()),
             Err(no_gpu) => {
                 let why = format!("{}; use \"cpu\" or \"auto\"", no_gpu.why);
                 Err(unavailable("cuda", why))
@@ -47,7 +53,7 @@ pub(super) fn choose(
             Ok(gpus) => Ok(Platform::Cuda { gpus }),
             Err(no_gpu) => {
                 match &no_gpu {
-                    NoGpu { why, gpus: 0 } => tracing::info!("no GPU: {why}"),
+                    NoGpu { why, gpus: 0, .. } => tracing::info!("no GPU: {why}"),
                     NoGpu { why, .. } => tracing::warn!("the GPU is left out: {why}"),
                 }
                 on_the_cpu(precision, format!(" (no GPU: {})", no_gpu.why))
@@ -70,6 +76,7 @@ fn on_the_cpu(precision: Precision, because: String) -> Result<Platform> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::ExitClass;
 
     fn choice(
         backend: BackendChoice,
@@ -81,7 +88,7 @@ mod tests {
     }
 
     fn none() -> std::result::Result<usize, NoGpu> {
-        Err(NoGpu { why: "libcuda.so.1 is missing".to_owned(), gpus: 0 })
+        Err(NoGpu { why: "libcuda.so.1 is missing".to_owned(), gpus: 0, failure: None })
     }
 
     #[test]
@@ -92,8 +99,28 @@ mod tests {
             assert_eq!(choice(BackendChoice::Cuda, precision, Ok(2)), Ok(cuda));
         }
         assert_eq!(choice(BackendChoice::Auto, Precision::Fp32, none()), Ok(Platform::Cpu));
-        let unusable = Err(NoGpu { why: "too old".to_owned(), gpus: 1 });
+        let unusable = Err(NoGpu { why: "too old".to_owned(), gpus: 1, failure: None });
         assert_eq!(choice(BackendChoice::Auto, Precision::Fp32, unusable), Ok(Platform::Cpu));
+    }
+
+    #[test]
+    fn a_gpu_that_fails_is_worth_another_attempt_only_where_it_was_asked_for() {
+        let failed = || -> std::result::Result<NonZeroUsize, NoGpu> {
+            let failure = KernelError::Device {
+                attempted: "creating a stream",
+                device: "NVIDIA H200".to_owned(),
+                answer: "unspecified launch failure".to_owned(),
+            };
+            Err(NoGpu { why: failure.to_string(), gpus: 1, failure: Some(failure) })
+        };
+        let error = choose(BackendChoice::Cuda, Precision::Fp32, failed).unwrap_err();
+        assert_eq!(ExitClass::of(&error), ExitClass::Restart);
+        let auto = choose(BackendChoice::Auto, Precision::Fp32, failed).unwrap();
+        assert_eq!(auto, Platform::Cpu);
+        let missing = choose(BackendChoice::Cuda, Precision::Fp32, || {
+            Err(NoGpu { why: "none".to_owned(), gpus: 0, failure: None })
+        });
+        assert_eq!(ExitClass::of(&missing.unwrap_err()), ExitClass::FixInput);
     }
 
     #[test]

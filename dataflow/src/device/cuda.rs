@@ -10,16 +10,25 @@ use tidemill_model::ModelError;
 
 use super::choice::NoGpu;
 use super::{Devices, Precision, WithBackend, WorkerDevice};
+use crate::cluster::ExitClass;
 use crate::error::{JobError, Result};
 
 /// How many GPUs there are, the first of which can be opened.
 pub(super) fn usable_gpus() -> std::result::Result<NonZeroUsize, NoGpu> {
-    let absent = |why| NoGpu { why, gpus: 0 };
-    let found = Cuda::device_count().map_err(|error| absent(reason(error)))?;
-    let gpus = NonZeroUsize::new(found)
-        .ok_or_else(|| absent("the NVIDIA driver shows no GPU".to_owned()))?;
-    Cuda::open(0).map_err(|error| NoGpu { why: reason(error), gpus: found })?;
+    let found = Cuda::device_count().map_err(|error| no_gpu(error, 0))?;
+    let gpus = NonZeroUsize::new(found).ok_or_else(|| {
+        let why = "the NVIDIA driver shows no GPU".to_owned();
+        NoGpu { why, gpus: 0, failure: None }
+    })?;
+    Cuda::open(0).map_err(|error| no_gpu(error, found))?;
     Ok(gpus)
+}
+
+fn no_gpu(error: KernelError, gpus: usize) -> NoGpu {
+    match ExitClass::of(&error) {
+        ExitClass::Restart => NoGpu { why: error.to_string(), gpus, failure: Some(error) },
+        ExitClass::FixInput => NoGpu { why: reason(error), gpus, failure: None },
+    }
 }
 
 /// Opens the GPU of each worker, each GPU once, and runs `code` on them.

@@ -9,7 +9,7 @@ use crate::error::{JobError, Result};
 const LEFT_OUT: &str = "this program was built without the feature cuda";
 
 pub(super) fn usable_gpus() -> std::result::Result<NonZeroUsize, NoGpu> {
-    Err(NoGpu { why: LEFT_OUT.to_owned(), gpus: 0 })
+    Err(NoGpu { why: LEFT_OUT.to_owned(), gpus: 0, failure: None })
 }
 
 pub(super) fn open<W: WithBackend>(_: &[usize], _: Precision, _: W) -> Result<W::Output> {
