@@ -20,6 +20,12 @@ impl ExitCode {
         // A full disk or a closed pipe has been reported, or is not worth a message.
         let _ = std::io::stdout().lock().flush();
         let _ = std::io::stderr().lock().flush();
+        self.leave_unflushed()
+    }
+
+    /// Ends the process where it stands, from any thread: another may hold the locks of the outputs, and wait for a reader
+    /// that never comes.
+    pub(crate) fn leave_unflushed(self) -> ! {
         tidemill_kernels::process::exit_at_once(self.0)
     }
 }

@@ -184,7 +184,7 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     ctrlc::set_handler(move || {
         stop.request();
         if signals.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
-            ExitCode::from(ExitClass::Restart.exit_code()).leave();
+            ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed();
         }
     })
     .context("listening for Ctrl-C failed")
@@ -193,7 +193,7 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
 fn heed_supervisor(lifeline: &Lifeline, stop: &StopRequest) {
     let stop = stop.clone();
     lifeline.on_stop(move || stop.request());
-    lifeline.on_lost(|| ExitCode::from(ExitClass::Restart.exit_code()).leave());
+    lifeline.on_lost(|| ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed());
 }
 
 /// Panics of workers and their threads are caught, and reported once as the error of the run; their
