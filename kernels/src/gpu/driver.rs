@@ -96,8 +96,8 @@ pub enum Rows {
     Fixed,
 }
 
-/// `out[m, n] (+)= a[m, k] b[k, n]`, accumulated in fp32 in one pass over k, never split; where it adds, the complete
-/// sum is added with one rounding.
+/// `out[m, n] (+)= a[m, k] b[k, n]`, accumulated in fp32 in one pass over k, never split; where it adds to fp32, the complete
+/// sum is added with one rounding. (To bf16, a library may round the product first.)
 ///
 /// The algorithm is a function of everything but `m` ([`Rows::Free`]) and the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,11 +228,15 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Whether launches can be recorded.
     fn has_graphs(&self) -> bool;
 
-    /// Begins to record what is enqueued on `queue`, instead of running it.
+    /// Begins to record what is enqueued on `queue`, instead of running it. Until the end nothing else may be asked of the
+    /// queue than launches, products, copies on the device and zeroing.
     fn begin_graph(&self, queue: &mut Self::Queue) -> Result<()>;
 
-    /// Ends the recording. Memory that the launches name stays there for as long as the graph does, even if
-    /// it is dropped before.
+    /// Ends the recording, also where it answers an error. Memory that the launches name stays there for as long as the
+    /// graph does, even if it is dropped before.
+    ///
+    /// # Errors
+    /// No recording was begun, or it was spoilt.
     fn end_graph(&self, queue: &mut Self::Queue) -> Result<Self::Graph>;
 
     /// Enqueues what was recorded.
