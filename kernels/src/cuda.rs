@@ -13,8 +13,8 @@ mod queue;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute_enum, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute_enum, CUresult};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 pub use self::memory::CudaMemory;
 pub use self::queue::{CudaEvent, CudaGraph, CudaQueue};
@@ -31,11 +31,15 @@ const BACKEND: &str = "cuda";
 /// The oldest architecture that kernels are written for: bf16 products in tensor cores, asynchronous copies.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
+/// The oldest driver, as it numbers itself, that knows every call of these bindings: of 12.8, for `cuEventElapsedTime_v2`.
+const OLDEST_DRIVER: i32 = 12_080;
+
 /// An NVIDIA GPU.
 pub struct Cuda {
+    // Before the pool, which keeps the context that it lives in.
+    matrices: MatrixLibrary,
     pool: Arc<Pool>,
     properties: DeviceProperties,
-    matrices: MatrixLibrary,
 }
 
 /// A loaded module.
@@ -68,37 +72,68 @@ fn unavailable(reason: impl Into<String>) -> KernelError {
     KernelError::Unavailable { backend: BACKEND, reason: reason.into() }
 }
 
+/// Whether an answer says that there is nothing to use, rather than that it failed.
+fn is_missing(error: &DriverError) -> bool {
+    matches!(
+        error.0,
+        CUresult::CUDA_ERROR_NO_DEVICE
+            | CUresult::CUDA_ERROR_STUB_LIBRARY
+            | CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+            | CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+    )
+}
+
+/// Asks for a driver that knows every call of these bindings.
+fn check_driver() -> Result<()> {
+    let mut version = 0;
+    // SAFETY: the library is there; it writes one number, and may be asked before it is started.
+    let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+    on(BACKEND, "asking for the driver's version", asked)?;
+    if version >= OLDEST_DRIVER {
+        return Ok(());
+    }
+    let show = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let (found, oldest) = (show(version), show(OLDEST_DRIVER));
+    Err(unavailable(format!("the NVIDIA driver is of CUDA {found}, {oldest} or newer is needed")))
+}
+
 impl Cuda {
     /// The number of CUDA devices, at least 1.
     ///
     /// # Errors
-    /// Why there is none: no driver library, a driver that does not start, or no device.
+    /// Why there is none: no driver library, one that is too old or does not fit the kernel's, or no device; else what made the
+    /// driver fail.
     pub fn device_count() -> Result<usize> {
         // SAFETY: looks for a library, whose initialisers the system's vendor vouches for.
         if !unsafe { sys::is_culib_present() } {
             return Err(unavailable("the NVIDIA driver's library libcuda.so.1 was not found"));
         }
+        check_driver()?;
         match CudaContext::device_count() {
             Ok(0) => Err(unavailable("the NVIDIA driver sees no GPU")),
             Ok(devices) => Ok(devices as usize),
-            Err(error) => Err(unavailable(format!("the NVIDIA driver answers {error}"))),
+            Err(error) if is_missing(&error) => {
+                Err(unavailable(format!("the NVIDIA driver answers: {}", Failed::of(error).answer)))
+            }
+            Err(error) => on(BACKEND, "starting the driver", Err(error)),
         }
     }
 
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// No such device, one that is too old, or a library that is missing.
+    /// No such device, one that is too old, a library that is missing or too old, or what made the driver fail.
     pub fn open(ordinal: usize) -> Result<Self> {
         let devices = Self::device_count()?;
         if ordinal >= devices {
             let reason = format!("GPU {ordinal} was asked for, but there are {devices}");
             return Err(unavailable(reason));
         }
-        let failed = |error| unavailable(format!("opening GPU {ordinal}: {error}"));
-        let context = CudaContext::new(ordinal).map_err(failed)?;
-        let name = context.name().map_err(failed)?;
-        let attribute = |attribute| context.attribute(attribute).map_err(failed);
+        let place = format!("GPU {ordinal}");
+        let context = on(&place, "opening a device", CudaContext::new(ordinal))?;
+        let name = on(&place, "asking for a device's name", context.name())?;
+        let attribute =
+            |attribute| on(&name, "asking for an attribute", context.attribute(attribute));
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         if (major, minor) < OLDEST_CAPABILITY {
@@ -112,7 +147,7 @@ impl Cuda {
         let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         compile::version()?;
-        let matrices = MatrixLibrary::open(&name)?;
+        let matrices = MatrixLibrary::open(&context, &name)?;
         // Kernels of one architecture, not of its family: what is tuned for it is used.
         let specific = if major >= 9 { "a" } else { "" };
         let properties = DeviceProperties {
@@ -125,7 +160,7 @@ impl Cuda {
             name,
         };
         let pool = Pool::new(context, &properties.name)?;
-        Ok(Self { pool, properties, matrices })
+        Ok(Self { matrices, pool, properties })
     }
 
     fn name(&self) -> &str {
@@ -320,12 +355,14 @@ impl Driver for Cuda {
             )
         };
         launched.map_err(|error| {
-            let Failed { answer, .. } = Failed::of(error);
-            KernelError::Device {
-                attempted: "launching a kernel",
-                device: self.name().to_owned(),
-                answer: format!("{}: {answer}", kernel.name),
+            let device = self.name().to_owned();
+            let Failed { answer, is_lasting, .. } = Failed::of(error);
+            if is_lasting {
+                let what = format!("run {} with {launch:?}", kernel.name);
+                return KernelError::Unsupported { what, device, answer };
             }
+            let answer = format!("{}: {answer}", kernel.name);
+            KernelError::Device { attempted: "launching a kernel", device, answer }
         })
     }
 
@@ -341,24 +378,12 @@ impl Driver for Cuda {
 
     fn begin_graph(&self, queue: &mut CudaQueue) -> Result<()> {
         self.bind()?;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive.
-        let begun = unsafe { result::stream::begin_capture(queue.stream(), mode) };
-        on(self.name(), "beginning a graph", begun)?;
-        self.pool.keep();
-        Ok(())
+        queue.begin_recording(self.name())
     }
 
     fn end_graph(&self, queue: &mut CudaQueue) -> Result<CudaGraph> {
         self.bind()?;
-        // SAFETY: the stream is alive.
-        let graph = unsafe { result::stream::end_capture(queue.stream()) };
-        let graph = on(self.name(), "recording a graph", graph);
-        let graph = graph.and_then(|graph| CudaGraph::new(&self.pool, self.name(), graph));
-        if graph.is_err() {
-            self.pool.let_go();
-        }
-        graph
+        queue.end_recording(self.name())
     }
 
     fn replay(&self, queue: &mut CudaQueue, graph: &CudaGraph) -> Result<()> {

@@ -39,6 +39,23 @@ pub enum KernelError {
         /// The device asked.
         device: String,
     },
+    /// Something that a graph cannot hold was asked for while one is recorded: do it before.
+    #[error("{attempted} cannot be recorded into a graph")]
+    NotRecordable {
+        /// What was asked for.
+        attempted: &'static str,
+    },
+    /// The device or one of its libraries has no way to do this, and will have none the next time: change sizes, or use
+    /// another backend.
+    #[error("{device} has no way to {what}: {answer}")]
+    Unsupported {
+        /// What was asked for, such as a matrix product of some sizes.
+        what: String,
+        /// The device's name.
+        device: String,
+        /// What the driver or library answered.
+        answer: String,
+    },
     /// There is no such device here, or nothing to reach it with: install a driver, or choose another backend.
     #[error("no {backend} device: {reason}")]
     Unavailable {

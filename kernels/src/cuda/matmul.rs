@@ -14,6 +14,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreferenceAttributes_t, cublasStatus_t, cudaDataType,
 };
+use cudarc::driver::CudaContext;
 
 use super::queue::CudaQueue;
 use super::unavailable;
@@ -67,6 +68,7 @@ impl Key {
 /// cuBLASLt on one device.
 pub(super) struct MatrixLibrary {
     handle: sys::cublasLtHandle_t,
+    context: Arc<CudaContext>,
     device: String,
     plans: Mutex<Plans>,
 }
@@ -251,7 +253,7 @@ impl Drop for Plan {
     }
 }
 
-/// Whether an algorithm cuts k into parts that are summed afterwards.
+/// Whether an algorithm cuts k into parts that are summed afterwards: so may one that does not tell that it leaves k whole.
 fn splits(algorithm: &cublasLtMatmulAlgo_t) -> bool {
     let attribute = cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
     let (mut parts, mut written) = (0_i32, 0);
@@ -267,11 +269,16 @@ fn splits(algorithm: &cublasLtMatmulAlgo_t) -> bool {
             &raw mut written,
         )
     };
-    status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && parts > 1
+    !(status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && matches!(parts, 0 | 1))
+}
+
+fn sizes(product: &MatrixProduct) -> String {
+    let MatrixProduct { m, n, k, .. } = product;
+    format!("m = {m}, n = {n}, k = {k}")
 }
 
 impl MatrixLibrary {
-    pub(super) fn open(device: &str) -> Result<Self> {
+    pub(super) fn open(context: &Arc<CudaContext>, device: &str) -> Result<Self> {
         // SAFETY: looks for a library, whose initialisers its vendor vouches for.
         if !unsafe { sys::is_culib_present() } {
             return Err(unavailable("NVIDIA's matrix library libcublasLt.so was not found"));
@@ -281,7 +288,8 @@ impl MatrixLibrary {
             device: device.to_owned(),
             answer: error.to_string(),
         })?;
-        Ok(Self { handle, device: device.to_owned(), plans: Mutex::default() })
+        let (context, device) = (Arc::clone(context), device.to_owned());
+        Ok(Self { handle, context, device, plans: Mutex::default() })
     }
 
     pub(super) fn version(&self) -> String {
@@ -289,12 +297,25 @@ impl MatrixLibrary {
         format!("cuBLASLt {}", unsafe { sys::cublasLtGetVersion() })
     }
 
-    fn failed(&self, product: &MatrixProduct, answer: impl std::fmt::Display) -> KernelError {
-        let MatrixProduct { m, n, k, .. } = *product;
-        KernelError::Device {
-            attempted: "a matrix product",
+    /// What the library answered; where it would answer the same again, nothing is gained by starting again.
+    fn failed(&self, product: &MatrixProduct, error: CublasError) -> KernelError {
+        match error.0 {
+            cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED
+            | cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
+            | cublasStatus_t::CUBLAS_STATUS_ARCH_MISMATCH => self.unsupported(product, error),
+            _ => KernelError::Device {
+                attempted: "a matrix product",
+                device: self.device.clone(),
+                answer: format!("cuBLASLt: {error} for {}", sizes(product)),
+            },
+        }
+    }
+
+    fn unsupported(&self, product: &MatrixProduct, answer: impl std::fmt::Display) -> KernelError {
+        KernelError::Unsupported {
+            what: format!("form a matrix product of {}", sizes(product)),
             device: self.device.clone(),
-            answer: format!("cuBLASLt: {answer} for m = {m}, n = {n}, k = {k}"),
+            answer: format!("cuBLASLt: {answer}"),
         }
     }
 
@@ -321,7 +342,7 @@ impl MatrixLibrary {
         };
         let mut plan = Plan::new(product, product.m).map_err(failed)?;
         if !plan.accepts(self.handle, &algorithm) {
-            return Err(self.failed(product, "the pinned algorithm refuses the product"));
+            return Err(self.unsupported(product, "the algorithm of these widths refuses the rows"));
         }
         plan.algorithm = Some(algorithm);
         let plan = Arc::new(plan);
@@ -348,7 +369,7 @@ impl MatrixLibrary {
         let mut candidates = candidates.map_err(failed)?.into_iter();
         candidates
             .find(|algorithm| probes.iter().all(|probe| probe.accepts(self.handle, algorithm)))
-            .ok_or_else(|| self.failed(product, "no algorithm that leaves k whole"))
+            .ok_or_else(|| self.unsupported(product, "no algorithm that leaves k whole"))
     }
 
     /// Enqueues a product.
@@ -388,7 +409,9 @@ impl MatrixLibrary {
 
 impl Drop for MatrixLibrary {
     fn drop(&mut self) {
-        // SAFETY: the handle is alive and not used again.
-        let _ = unsafe { result::destroy_handle(self.handle) };
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: the handle is alive and not used again, and so is the context that it was made in.
+            let _ = unsafe { result::destroy_handle(self.handle) };
+        }
     }
 }

@@ -27,7 +27,7 @@ impl CudaMemory {
         // SAFETY: the stream is alive.
         let pointer = unsafe { result::malloc_async(queue.stream(), bytes) };
         let pointer = pointer.map_err(|error| {
-            let Failed { answer, out_of_memory } = Failed::of(error);
+            let Failed { answer, out_of_memory, .. } = Failed::of(error);
             let device = device.to_owned();
             match out_of_memory {
                 true => KernelError::OutOfMemory { bytes, device },

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::result::stream::StreamKind;
-use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUresult};
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{result, sys};
 
 use super::failure::on;
 use super::matmul::WORKSPACE_BYTES;
 use super::memory::CudaMemory;
 use super::pool::Pool;
-use crate::error::Result;
+use crate::error::{KernelError, Result};
 use crate::gpu::driver::Address;
 
 /// An in-order stream, and the workspace of its matrix products.
@@ -18,6 +18,8 @@ pub struct CudaQueue {
     pool: Arc<Pool>,
     stream: sys::CUstream,
     workspace: Option<CudaMemory>,
+    /// Whether the stream is being recorded, for which the pool keeps what is dropped.
+    recording: bool,
 }
 
 // SAFETY: a stream may be used by any thread, one at a time.
@@ -26,9 +28,35 @@ unsafe impl Send for CudaQueue {}
 impl CudaQueue {
     pub(super) fn new(pool: &Arc<Pool>, device: &str) -> Result<Self> {
         let stream = on(device, "making a stream", result::stream::create(StreamKind::Default))?;
-        let mut queue = Self { pool: Arc::clone(pool), stream, workspace: None };
+        let mut queue = Self { pool: Arc::clone(pool), stream, workspace: None, recording: false };
         queue.workspace = Some(CudaMemory::zeroed(pool, device, &queue, WORKSPACE_BYTES)?);
         Ok(queue)
+    }
+
+    pub(super) fn begin_recording(&mut self, device: &str) -> Result<()> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is alive.
+        let begun = unsafe { result::stream::begin_capture(self.stream, mode) };
+        on(device, "beginning a graph", begun)?;
+        self.pool.keep();
+        self.recording = true;
+        Ok(())
+    }
+
+    pub(super) fn end_recording(&mut self, device: &str) -> Result<CudaGraph> {
+        const ATTEMPTED: &str = "recording a graph";
+        if !std::mem::take(&mut self.recording) {
+            let answer = "no recording was begun".to_owned();
+            let device = device.to_owned();
+            return Err(KernelError::Device { attempted: ATTEMPTED, device, answer });
+        }
+        // SAFETY: the stream is alive.
+        let graph = on(device, ATTEMPTED, unsafe { result::stream::end_capture(self.stream) });
+        let graph = graph.and_then(|graph| CudaGraph::new(&self.pool, device, graph));
+        if graph.is_err() {
+            self.pool.let_go();
+        }
+        graph
     }
 
     pub(super) fn stream(&self) -> sys::CUstream {
@@ -42,11 +70,18 @@ impl CudaQueue {
 
 impl Drop for CudaQueue {
     fn drop(&mut self) {
-        self.workspace = None;
-        if self.pool.context().bind_to_thread().is_ok() {
-            // SAFETY: nothing is enqueued any more; what was runs to its end first.
-            let _ = unsafe { result::stream::destroy(self.stream) };
+        if self.pool.context().bind_to_thread().is_err() {
+            return;
         }
+        if self.recording {
+            drop(self.end_recording("a device"));
+        }
+        // SAFETY: the stream is alive. What was enqueued runs to its end first: it may use memory that is about to go. A failure
+        // leaves nothing to do.
+        let _ = unsafe { result::stream::synchronize(self.stream) };
+        self.workspace = None;
+        // SAFETY: nothing is enqueued any more, nor will be.
+        let _ = unsafe { result::stream::destroy(self.stream) };
     }
 }
 
@@ -110,10 +145,14 @@ pub struct CudaGraph {
 unsafe impl Send for CudaGraph {}
 
 impl CudaGraph {
-    pub(super) fn new(pool: &Arc<Pool>, device: &str, graph: sys::CUgraph) -> Result<Self> {
+    /// Takes the graph, also where it answers an error.
+    fn new(pool: &Arc<Pool>, device: &str, graph: sys::CUgraph) -> Result<Self> {
         // SAFETY: the graph was just recorded.
         let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
-        let executable = on(device, "making a graph", executable)?;
+        let executable = on(device, "making a graph", executable).inspect_err(|_| {
+            // SAFETY: the graph is alive and not used again.
+            let _ = unsafe { result::graph::destroy(graph) };
+        })?;
         Ok(Self { pool: Arc::clone(pool), graph, executable })
     }
 
