@@ -313,7 +313,8 @@ DEVICE void rest() {
 // --- faults -----------------------------------------------------------------------------------------
 
 // What a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest
-// row whose token lies outside the vocabulary, in the upper half, and the token. All ones: no fault.
+// row whose token lies outside the vocabulary, in the upper half, and the token. All ones: no fault. Each kernel that looks
+// tokens up has one of its own.
 struct Fault {
     u64 row_and_token;
 };

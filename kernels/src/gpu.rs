@@ -20,6 +20,7 @@ mod launch;
 mod matmul;
 mod precision;
 mod profile;
+mod recording;
 pub mod source;
 mod stream;
 
@@ -34,6 +35,7 @@ pub use self::driver::{
 };
 pub use self::precision::{Bf16, Copies, Fp32, Precision};
 use self::profile::Profile;
+pub use self::recording::GpuGraph;
 pub use self::source::{Source, SourceOptions};
 pub use self::stream::{GpuStream, ScratchSlot};
 use crate::error::Result;

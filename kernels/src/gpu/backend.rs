@@ -7,6 +7,7 @@ use crate::backend::{
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::precision::{Copies, Precision};
+use crate::gpu::recording::{GpuGraph, Recording};
 use crate::gpu::{Gpu, GpuBuffer, GpuStream};
 use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -27,7 +28,7 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     type Buffer<T: Element> = GpuBuffer<D, T>;
     type DeviceStream = GpuStream<D>;
     type Event = D::Event;
-    type Graph = D::Graph;
+    type Graph = GpuGraph<D>;
     type ComputeWeights = Copies<D, P::Activation>;
 
     /// The matrix library chooses by the number of multiprocessors too, so that stands beside its version.
@@ -112,8 +113,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
             return Err(KernelError::shape("write", "out", expected, out.elements));
         }
         let offset = out.start * size_of::<T>();
-        let (queue, host) = (stream.queue_mut(), bytemuck::cast_slice(host));
-        self.driver.upload(queue, out.buffer.memory_mut(), offset, host)
+        let queue = stream.queue_outside_recordings("writing from the host")?;
+        self.driver.upload(queue, out.buffer.memory_mut(), offset, bytemuck::cast_slice(host))
     }
 
     fn read<T: Element>(
@@ -124,7 +125,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     ) -> Result<()> {
         same_elements("read", host.len(), from.elements)?;
         let offset = from.start * size_of::<T>();
-        let (queue, host) = (stream.queue_mut(), bytemuck::cast_slice_mut(host));
+        let queue = stream.queue_outside_recordings("reading to the host")?;
+        let host = bytemuck::cast_slice_mut(host);
         self.driver.download(queue, host, from.buffer.memory(), offset)?;
         stream.check(&self.driver)
     }
@@ -157,7 +159,7 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     }
 
     fn record(&self, stream: &mut GpuStream<D>) -> Result<D::Event> {
-        self.driver.record(stream.queue_mut())
+        self.driver.record(stream.queue_outside_recordings("an event")?)
     }
 
     fn is_complete(&self, event: &D::Event) -> Result<bool> {
@@ -176,26 +178,18 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         &self,
         stream: &mut GpuStream<D>,
         enqueue: &mut dyn FnMut(&mut GpuStream<D>) -> Result<()>,
-    ) -> Result<Option<D::Graph>> {
+    ) -> Result<Option<GpuGraph<D>>> {
         if !self.driver.has_graphs() {
             return Ok(None);
         }
-        stream.set_recording(true);
-        let begun = self.driver.begin_graph(stream.queue_mut());
-        let enqueued = begun.and_then(|()| {
-            let enqueued = enqueue(stream);
-            // A recording is ended whatever happened in it.
-            let graph = self.driver.end_graph(stream.queue_mut());
-            enqueued.and(graph)
-        });
-        stream.set_recording(false);
-        enqueued.map(Some)
+        let mut recording = Recording::begin(&self.driver, stream)?;
+        enqueue(recording.stream())?;
+        recording.end().map(Some)
     }
 
-    fn replay(&self, stream: &mut GpuStream<D>, graph: &D::Graph) -> Result<()> {
-        self.profile.note(&self.driver, stream, "graph", |stream| {
-            self.driver.replay(stream.queue_mut(), graph)
-        })
+    fn replay(&self, stream: &mut GpuStream<D>, graph: &GpuGraph<D>) -> Result<()> {
+        self.profile
+            .note(&self.driver, stream, "graph", |stream| graph.replay(&self.driver, stream))
     }
 
     fn start_profile(&self) {

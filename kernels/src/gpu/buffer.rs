@@ -21,7 +21,7 @@ impl<D: Driver, T: Element> GpuBuffer<D, T> {
     pub(super) fn zeroed(driver: &D, stream: &mut GpuStream<D>, elements: usize) -> Result<Self> {
         // A buffer of nothing has an address all the same.
         let bytes = elements.max(1).saturating_mul(size_of::<T>());
-        let memory = driver.allocate(stream.queue_mut(), bytes)?;
+        let memory = driver.allocate(stream.queue_outside_recordings("allocating")?, bytes)?;
         Ok(Self { memory, elements, element: PhantomData })
     }
 

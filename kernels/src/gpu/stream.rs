@@ -1,6 +1,7 @@
-//! A queue, the scratch memory of its kernels, and the fault that they may leave.
-
-use bytemuck::Zeroable;
+//! A queue, the scratch memory of its kernels, and the faults that they may leave.
+//!
+//! While the queue is recorded into a graph, what cannot be part of one is refused: memory, and what goes to the host
+//! or comes from it.
 
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, Driver};
@@ -17,22 +18,43 @@ pub enum ScratchSlot {
     Third,
 }
 
-/// What a kernel reports of wrong input, as in `dialect.h`.
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, Zeroable)]
-struct Fault {
-    row_and_token: u64,
+/// The kernels that look tokens up, each with a fault of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    EmbeddingForward,
+    EmbeddingBackward,
+    CrossEntropy,
 }
 
-const NO_FAULT: Fault = Fault { row_and_token: u64::MAX };
+impl Watched {
+    const ALL: [Self; 3] = [Self::EmbeddingForward, Self::EmbeddingBackward, Self::CrossEntropy];
+
+    /// What it says of itself in errors.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::EmbeddingForward => "embedding_forward",
+            Self::EmbeddingBackward => "embedding_backward_add",
+            Self::CrossEntropy => "cross_entropy",
+        }
+    }
+}
+
+/// What the kernels report of wrong input: for each of [`Watched::ALL`], a `Fault` of `dialect.h`, the row in the upper half
+/// and its token in the lower.
+type Faults = [u64; Watched::ALL.len()];
+
+const NO_FAULTS: Faults = [u64::MAX; Watched::ALL.len()];
 
 /// An in-order queue of kernels and the scratch memory that they use.
 pub struct GpuStream<D: Driver> {
-    queue: D::Queue,
+    // Before the queue, in whose order memory may be given back.
     scratch: [Option<(D::Memory, usize)>; 3],
-    fault: D::Memory,
-    /// The kernel, and the vocabulary, that a fault would be of.
-    watched: Option<(&'static str, usize)>,
+    faults: D::Memory,
+    queue: D::Queue,
+    /// The vocabulary that each kernel was last given: a graph may run it again at any time.
+    vocab_sizes: [Option<usize>; Watched::ALL.len()],
+    /// Whether kernels that may leave a fault have been enqueued since the last look.
+    may_be_faulty: bool,
     /// Whether what is enqueued is recorded instead of run.
     recording: bool,
 }
@@ -40,13 +62,35 @@ pub struct GpuStream<D: Driver> {
 impl<D: Driver> GpuStream<D> {
     pub(super) fn new(driver: &D) -> Result<Self> {
         let mut queue = driver.queue()?;
-        let mut fault = driver.allocate(&mut queue, size_of::<Fault>())?;
-        driver.upload(&mut queue, &mut fault, 0, bytemuck::bytes_of(&NO_FAULT))?;
-        Ok(Self { queue, scratch: [None, None, None], fault, watched: None, recording: false })
+        let mut faults = driver.allocate(&mut queue, size_of::<Faults>())?;
+        driver.upload(&mut queue, &mut faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
+        Ok(Self {
+            scratch: [None, None, None],
+            faults,
+            queue,
+            vocab_sizes: [None; Watched::ALL.len()],
+            may_be_faulty: false,
+            recording: false,
+        })
     }
 
+    /// The queue, for what can be recorded.
     pub(crate) fn queue_mut(&mut self) -> &mut D::Queue {
         &mut self.queue
+    }
+
+    /// The queue, for what cannot.
+    ///
+    /// # Errors
+    /// A recording, which `attempted` would spoil.
+    pub(crate) fn queue_outside_recordings(
+        &mut self,
+        attempted: &'static str,
+    ) -> Result<&mut D::Queue> {
+        if self.recording {
+            return Err(KernelError::NotRecordable { attempted });
+        }
+        Ok(&mut self.queue)
     }
 
     pub(super) fn is_recording(&self) -> bool {
@@ -57,24 +101,33 @@ impl<D: Driver> GpuStream<D> {
         self.recording = recording;
     }
 
+    /// What tells this stream from all others whose memory somebody still names.
+    pub(super) fn identity(&self) -> Address {
+        D::address(&self.faults)
+    }
+
     /// At least `bytes` bytes of scratch, whose contents nobody has promised. It grows to the largest that was
     /// asked for, and so stays where it is once every shape has been seen.
+    ///
+    /// # Errors
+    /// No room, or growth while a graph is recorded.
     pub(crate) fn scratch(
         &mut self,
         driver: &D,
         slot: ScratchSlot,
         bytes: usize,
     ) -> Result<Address> {
-        let held = &mut self.scratch[slot as usize];
-        if let Some((memory, size)) = held
+        if let Some((memory, size)) = &self.scratch[slot as usize]
             && *size >= bytes
         {
             return Ok(D::address(memory));
         }
-        *held = None;
+        self.queue_outside_recordings("growing scratch memory")?;
+        // What there was goes first, so that both need not have room at once.
+        self.scratch[slot as usize] = None;
         let memory = driver.allocate(&mut self.queue, bytes)?;
         let address = D::address(&memory);
-        *held = Some((memory, bytes));
+        self.scratch[slot as usize] = Some((memory, bytes));
         Ok(address)
     }
 
@@ -85,6 +138,7 @@ impl<D: Driver> GpuStream<D> {
         slot: ScratchSlot,
         bytes: &[u8],
     ) -> Result<Address> {
+        self.queue_outside_recordings("writing scratch memory")?;
         let address = self.scratch(driver, slot, bytes.len())?;
         if let Some((memory, _)) = &mut self.scratch[slot as usize] {
             driver.upload(&mut self.queue, memory, 0, bytes)?;
@@ -100,30 +154,44 @@ impl<D: Driver> GpuStream<D> {
         slot: ScratchSlot,
         to: &mut [u8],
     ) -> Result<()> {
+        self.queue_outside_recordings("reading scratch memory")?;
         if let Some((memory, _)) = &self.scratch[slot as usize] {
             driver.download(&mut self.queue, to, memory, 0)?;
         }
         self.check(driver)
     }
 
-    /// The fault word, for a kernel that looks up tokens below `vocab_size`. What it finds is answered by the next
-    /// [`check`](Self::check).
-    pub(crate) fn fault(&mut self, kernel: &'static str, vocab_size: usize) -> Address {
-        self.watched = Some((kernel, vocab_size));
-        D::address(&self.fault)
+    /// Where `kernel`, which looks up tokens below `vocab_size`, leaves a fault. It is answered by the next
+    /// [`check`](Self::check) after each of its runs.
+    pub(crate) fn fault(&mut self, kernel: Watched, vocab_size: usize) -> Address {
+        self.vocab_sizes[kernel as usize] = Some(vocab_size);
+        self.may_be_faulty |= !self.recording;
+        D::address(&self.faults).offset(kernel as usize * size_of::<u64>())
     }
 
-    /// Answers the fault that kernels have left, if any did.
+    /// A graph was enqueued, which may hold any kernel of this stream.
+    pub(super) fn note_replay(&mut self) {
+        self.may_be_faulty |= self.vocab_sizes.iter().any(Option::is_some);
+    }
+
+    /// Answers a fault that kernels have left, if any did; then there is none.
     pub(super) fn check(&mut self, driver: &D) -> Result<()> {
-        let Some((kernel, vocab_size)) = self.watched.take() else { return Ok(()) };
-        let mut fault = Fault::zeroed();
-        driver.download(&mut self.queue, bytemuck::bytes_of_mut(&mut fault), &self.fault, 0)?;
-        if fault.row_and_token == NO_FAULT.row_and_token {
+        if !self.may_be_faulty {
             return Ok(());
         }
-        driver.upload(&mut self.queue, &mut self.fault, 0, bytemuck::bytes_of(&NO_FAULT))?;
-        let row = (fault.row_and_token >> 32) as usize;
-        let token = fault.row_and_token as u32;
-        Err(KernelError::TokenOutOfRange { kernel, row, token, vocab_size })
+        let mut faults = NO_FAULTS;
+        let to = bytemuck::cast_slice_mut(&mut faults);
+        driver.download(&mut self.queue, to, &self.faults, 0)?;
+        self.may_be_faulty = false;
+        let found = Watched::ALL.into_iter().find(|&kernel| faults[kernel as usize] != u64::MAX);
+        let Some(kernel) = found else { return Ok(()) };
+        driver.upload(&mut self.queue, &mut self.faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
+        let row_and_token = faults[kernel as usize];
+        Err(KernelError::TokenOutOfRange {
+            kernel: kernel.name(),
+            row: (row_and_token >> 32) as usize,
+            token: row_and_token as u32,
+            vocab_size: self.vocab_sizes[kernel as usize].unwrap_or_default(),
+        })
     }
 }

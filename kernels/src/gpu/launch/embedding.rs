@@ -9,6 +9,7 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::EMBEDDING;
+use crate::gpu::stream::Watched;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
@@ -96,7 +97,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             out: out.address(),
             table: table.address(),
             tokens: tokens.address(),
-            fault: stream.fault(KERNEL, vocab_size),
+            fault: stream.fault(Watched::EmbeddingForward, vocab_size),
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             width: size32(KERNEL, "width", width)?,
         };
@@ -136,7 +137,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let group = EmbeddingGroup {
             grouped,
             tokens: tokens.address(),
-            fault: stream.fault(KERNEL, vocab_size),
+            fault: stream.fault(Watched::EmbeddingBackward, vocab_size),
             rows: rows32,
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             tokens_per_block: tokens_per_block as u32,
