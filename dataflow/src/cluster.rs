@@ -48,6 +48,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use abort::Abort;
+pub(crate) use error::unshared;
 pub use error::{Aborted, Actor, ClusterError, Failure, Peer, SharedError};
 pub use execute::{Cluster, WorkerContext, execute};
 pub use exit_class::ExitClass;

@@ -91,14 +91,24 @@ pub enum JobError {
         /// Another's.
         other: String,
     },
-    /// A device without room for the run: lower what it is asked to hold.
-    #[error("the run does not fit into the device's memory: {advice}")]
+    /// A device without room: lower what it is asked to hold.
+    #[error("{what} does not fit into the device's memory: {advice}")]
     OutOfMemory {
+        /// What does not, such as "the run".
+        what: &'static str,
         /// What to change, with the keys as they are now.
         advice: String,
         /// Which allocation failed.
         #[source]
         cause: SharedError,
+    },
+    /// A kernel that the device's compiler refuses: report it.
+    #[error("{message}; please report it; {cpu} avoids it")]
+    Compile {
+        /// Which kernel, and the first error of the compiler.
+        message: String,
+        /// The key or flag that makes the CPU compute.
+        cpu: &'static str,
     },
     /// A sample with a token that the model does not have: fix the data set or `model.vocab_size`.
     #[error("{} row {row}: token {token} is outside the model's vocabulary of {vocab_size}", path.display())]

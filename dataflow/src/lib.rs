@@ -41,6 +41,7 @@ pub mod inference;
 pub mod job;
 pub mod metrics;
 pub mod operators;
+mod refusal;
 pub mod run_folder;
 
 pub use error::{JobError, Result};

@@ -1,13 +1,16 @@
 //! `--backend` and `--precision`: what computes, where there is no config to say so.
 
+use std::error::Error;
 use std::num::NonZeroUsize;
 
 use clap::Args;
 
+use crate::cluster::ClusterError;
 use crate::device::{
     BackendChoice, DeviceChoice, DeviceSettings, LocalWorkers, Precision, WithBackend,
 };
 use crate::error::{JobError, Result};
+use crate::refusal::{Advice, Refusal, cause_alone};
 
 /// Flags of every subcommand that computes without a `RUN.toml`.
 #[derive(Clone, Copy, Debug, Args)]
@@ -31,21 +34,58 @@ impl DeviceArguments {
             .map_err(by_flag)
     }
 
-    /// Runs `code` on one device.
+    /// Runs `code` on one device; `smaller` is what would need less memory, if anything.
     ///
     /// # Errors
-    /// As [`choice`](Self::choice), or a device that cannot be opened.
-    pub(crate) fn open_one<W: WithBackend>(
+    /// As [`choice`](Self::choice), a device that cannot be opened, or what `code` answers.
+    pub(crate) fn open_one<T, W>(
         self,
         threads: NonZeroUsize,
+        smaller: Option<&str>,
         code: W,
-    ) -> Result<W::Output> {
-        self.choice(threads)?.open(LocalWorkers::alone(1), code).map_err(by_flag)
+    ) -> anyhow::Result<T>
+    where
+        W: WithBackend<Output = anyhow::Result<T>>,
+    {
+        self.open(&self.choice(threads)?, LocalWorkers::alone(1), smaller, code)
+    }
+
+    /// Runs `code` on the devices of `workers`; `smaller` is what would need less memory, if anything.
+    ///
+    /// # Errors
+    /// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
+    pub(crate) fn open<T, W>(
+        self,
+        choice: &DeviceChoice,
+        workers: LocalWorkers,
+        smaller: Option<&str>,
+        code: W,
+    ) -> anyhow::Result<T>
+    where
+        W: WithBackend<Output = anyhow::Result<T>>,
+    {
+        let opened = choice.open(workers, code).map_err(|error| by_flag(error).into());
+        opened.flatten().map_err(|error| self.advise(error, smaller))
+    }
+
+    fn advise(self, error: anyhow::Error, smaller: Option<&str>) -> anyhow::Error {
+        let Some(refusal) = Refusal::of(error.as_ref()) else { return error };
+        let narrower = match self.precision {
+            Precision::Fp32 => Some("use --precision bf16"),
+            Precision::Bf16 => None,
+        };
+        let ways = [smaller, narrower, Some("use --backend cpu")];
+        let room = ways.into_iter().flatten().collect::<Vec<_>>().join(", or ");
+        let cause = match error.downcast::<ClusterError>() {
+            Ok(error) => cause_alone(error),
+            Err(error) => Box::<dyn Error + Send + Sync>::from(error).into(),
+        };
+        refusal.advised(Advice { what: "this", room, cpu: "--backend cpu" }, cause).into()
     }
 }
 
 /// An error about a key of `[device]` as one about the flag of that name.
-pub(crate) fn by_flag(error: JobError) -> JobError {
+fn by_flag(error: JobError) -> JobError {
     match error {
         JobError::Device { key: "device.backend", backend, why } => {
             JobError::Device { key: "--backend", backend, why }
@@ -60,6 +100,10 @@ pub(crate) fn by_flag(error: JobError) -> JobError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::exit::one_line;
+    use crate::cluster::{Actor, ExitClass};
+    use std::sync::Arc;
+    use tidemill_kernels::KernelError;
 
     #[test]
     fn errors_name_flags_where_there_are_no_keys() {
@@ -70,5 +114,28 @@ mod tests {
             DeviceArguments { backend: BackendChoice::Rocm, precision: Precision::Fp32 };
         let error = arguments.choice(NonZeroUsize::MIN).unwrap_err().to_string();
         assert!(error.starts_with("--backend: rocm is not available: "), "{error}");
+    }
+
+    #[test]
+    fn a_device_without_room_is_told_with_flags() {
+        let said = |precision, smaller| {
+            let full = KernelError::OutOfMemory { bytes: 7, device: "NVIDIA H200".to_owned() };
+            let (who, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
+            let error = ClusterError::Failed { who, exit_class, cause: Arc::new(full) };
+            let arguments = DeviceArguments { backend: BackendChoice::Auto, precision };
+            one_line(arguments.advise(error.into(), smaller).as_ref())
+        };
+        let reason = "allocating 7 bytes on NVIDIA H200 failed: out of memory";
+        assert_eq!(
+            said(Precision::Fp32, Some("shorten it")),
+            format!(
+                "this does not fit into the device's memory: \
+                 shorten it, or use --precision bf16, or use --backend cpu: {reason}"
+            )
+        );
+        assert_eq!(
+            said(Precision::Bf16, None),
+            format!("this does not fit into the device's memory: use --backend cpu: {reason}")
+        );
     }
 }

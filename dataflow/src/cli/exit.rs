@@ -6,6 +6,7 @@ use std::io::Write;
 use super::output::note_line;
 use crate::cluster::{ClusterError, ExitClass};
 use crate::error::JobError;
+use crate::refusal::words;
 
 /// What the program answers to whoever started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +51,10 @@ pub(crate) fn start_logging() {
 
 /// The whole chain of causes on one line.
 pub(super) fn one_line(error: &(dyn Error + 'static)) -> String {
-    let mut line = error.to_string();
+    let mut line = words(error);
     let mut cause = error.source();
     while let Some(inner) = cause {
-        let text = inner.to_string();
+        let text = words(inner);
         if !line.contains(&text) {
             line.push_str(": ");
             line.push_str(&text);

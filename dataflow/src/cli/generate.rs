@@ -59,7 +59,7 @@ pub(crate) struct GenerateArguments {
 
 pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    arguments.device.open_one(threads, Generate(arguments))?
+    arguments.device.open_one(threads, None, Generate(arguments))
 }
 
 /// A prompt that waits for a device.

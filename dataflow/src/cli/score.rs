@@ -38,7 +38,8 @@ struct Request {
 
 pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    arguments.device.open_one(threads, Score(arguments))?
+    let shorter = "shorten the longest line of --input";
+    arguments.device.open_one(threads, Some(shorter), Score(arguments))
 }
 
 /// Lines that wait for a device.

@@ -13,9 +13,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exit_class::ExitClass;
+use crate::refusal::words;
 
 /// An error as it is shared between threads.
 pub type SharedError = Arc<dyn Error + Send + Sync + 'static>;
+
+/// The error itself where `error` is a shared one, whose type would otherwise be hidden by that of the pointer.
+pub(crate) fn unshared<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    match error.downcast_ref::<SharedError>() {
+        Some(shared) => shared.as_ref(),
+        None => error,
+    }
+}
 
 /// Another process of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -337,7 +346,7 @@ impl ClusterError {
         let mut link = self.source();
         while let Some(error) = link {
             text.push_str(": ");
-            text.push_str(&error.to_string());
+            text.push_str(&words(error));
             link = error.source();
         }
         text

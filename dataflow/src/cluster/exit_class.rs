@@ -5,7 +5,7 @@ use std::error::Error;
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::KernelError;
 
-use super::error::ClusterError;
+use super::error::{ClusterError, unshared};
 use crate::error::JobError;
 
 /// What would have to change for another attempt to succeed.
@@ -27,7 +27,7 @@ impl ExitClass {
     /// compile) will refuse again.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut link = Some(error);
-        while let Some(error) = link {
+        while let Some(error) = link.map(unshared) {
             // As a source of its own it is passed over: it is transparent.
             if let Some(JobError::Cluster(error)) = error.downcast_ref() {
                 return error.exit_class();

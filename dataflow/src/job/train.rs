@@ -1,13 +1,12 @@
 //! Runs a [`ResolvedRun`]: opens its devices and its data, meets the other processes, and sets the workers going.
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidemill_kernels::{Backend, KernelError};
+use tidemill_kernels::Backend;
 use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::order::ShuffleSettings;
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
@@ -19,6 +18,7 @@ use crate::cluster::{Abort, Actor, Cluster, ClusterError, ClusterSettings, Failu
 use crate::device::{Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
+use crate::refusal::{Advice, Refusal, cause_alone};
 
 /// Asks a run to stop after the step in hand, with a checkpoint; from any thread.
 #[derive(Clone, Debug, Default)]
@@ -133,7 +133,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     device
         .open(workers, Train { run, options })
         .flatten()
-        .map_err(|error| advise_on_memory(error, &batch, precision))
+        .map_err(|error| advise(error, &batch, precision))
 }
 
 /// A run that waits for its devices.
@@ -178,12 +178,9 @@ impl WithBackend for Train {
     }
 }
 
-/// Where a device of this process had no room: what to change, in the words of the config.
-fn advise_on_memory(error: JobError, batch: &BatchPlan, precision: Precision) -> JobError {
-    let JobError::Cluster(ClusterError::Failed { cause, .. }) = &error else { return error };
-    if !is_out_of_memory(cause.as_ref()) {
-        return error;
-    }
+/// Where a device of this process refused: what to change, in the words of the config.
+fn advise(error: JobError, batch: &BatchPlan, precision: Precision) -> JobError {
+    let Some(refusal) = Refusal::of(&error) else { return error };
     let lower = match batch.microbatch_grains() {
         1 => {
             "batch.microbatch_grains is 1 already, so use a smaller model or shorter samples".into()
@@ -192,22 +189,15 @@ fn advise_on_memory(error: JobError, batch: &BatchPlan, precision: Precision) ->
             format!("lower batch.microbatch_grains, which is {grains} (it changes no result)")
         }
     };
-    let advice = match precision {
+    let room = match precision {
         Precision::Fp32 => format!("{lower}, or train with device.precision = \"bf16\" on a GPU"),
         Precision::Bf16 => lower,
     };
-    JobError::OutOfMemory { advice, cause: Arc::clone(cause) }
-}
-
-fn is_out_of_memory(error: &(dyn Error + 'static)) -> bool {
-    let mut link = Some(error);
-    while let Some(error) = link {
-        if let Some(KernelError::OutOfMemory { .. }) = error.downcast_ref() {
-            return true;
-        }
-        link = error.source();
-    }
-    false
+    let cause = match error {
+        JobError::Cluster(error) => cause_alone(error),
+        other => Arc::new(other),
+    };
+    refusal.advised(Advice { what: "the run", room, cpu: "device.backend = \"cpu\"" }, cause)
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -219,6 +209,7 @@ mod tests {
     use super::*;
     use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
     use crate::cluster::ExitClass;
+    use tidemill_kernels::KernelError;
     use tidemill_model::ModelError;
 
     fn failed(cause: KernelError) -> JobError {
@@ -241,14 +232,14 @@ mod tests {
             (1, Precision::Fp32, ["microbatch_grains is 1 already", "bf16"], "lower"),
             (8, Precision::Bf16, ["microbatch_grains, which is 8", "changes no result"], "bf16"),
         ] {
-            let error = advise_on_memory(failed(full()), &plan(grains), precision);
+            let error = advise(failed(full()), &plan(grains), precision);
             let text = error.to_string();
             assert!(expected.iter().all(|part| text.contains(part)), "{text}");
             assert!(!text.contains(unexpected), "{text}");
-            assert!(is_out_of_memory(&error), "the cause is kept");
+            assert_eq!(Refusal::of(&error), Some(Refusal::OutOfMemory), "the cause is kept");
         }
         let other = failed(KernelError::shape("scan", "states", 1, 2));
-        let kept = advise_on_memory(other, &plan(8), Precision::Fp32);
+        let kept = advise(other, &plan(8), Precision::Fp32);
         assert!(matches!(kept, JobError::Cluster(_)), "{kept}");
     }
 }

@@ -21,7 +21,7 @@ use self::measure::{Bench, Ceilings, Measurement};
 use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::output::result_line;
-use crate::device::{Devices, LocalWorkers, WithBackend};
+use crate::device::{Devices, WithBackend};
 
 /// Flags of `tidemill bench kernels`.
 #[derive(Debug, Args)]
@@ -106,8 +106,8 @@ struct ResultLine {
 }
 
 pub(crate) fn run(bench: &KernelsBench) -> anyhow::Result<ExitCode> {
-    let device = bench.device.choice(bench.threads)?;
-    device.open(LocalWorkers::alone(1), Measuring { bench })?
+    let smaller = "give smaller sizes with --shape";
+    bench.device.open_one(bench.threads, Some(smaller), Measuring { bench })
 }
 
 struct Measuring<'a> {

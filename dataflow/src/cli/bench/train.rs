@@ -18,7 +18,7 @@ use timely::dataflow::operators::Inspect;
 
 use crate::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::cli::Format;
-use crate::cli::device::{DeviceArguments, by_flag};
+use crate::cli::device::DeviceArguments;
 use crate::cli::output::result_line;
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
 use crate::device::{Devices, LocalWorkers, WithBackend};
@@ -91,8 +91,13 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     batch.worker_lanes(0, workers)?;
     let model = Arc::new(Mamba::new(&config)?);
     let measurement = Measurement { bench, batch: &batch, model: Arc::clone(&model) };
+    let smaller = match batch.microbatch_grains() {
+        1 => "lower --seq-len, or use a smaller --preset".to_owned(),
+        grains => format!("lower --microbatch-grains, which is {grains}"),
+    };
+    let workers_here = LocalWorkers::alone(workers);
     let Measured { device, reports, device_memory_bytes, profile } =
-        device.open(LocalWorkers::alone(workers), measurement).map_err(by_flag)??;
+        bench.device.open(&device, workers_here, Some(&smaller), measurement)?;
     let (first, last) = (reports.first(), reports.last());
     let (Some((first, started)), Some((last, ended))) = (first, last) else {
         anyhow::bail!("no step was reported");

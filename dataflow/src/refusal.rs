@@ -1,0 +1,137 @@
+//! What a device refuses to do, in one line that says what to change.
+//!
+//! [`words`] are those of an error wherever one is told: to the user, and to the other processes. What to change depends on
+//! the command, so whoever knows it gives its [`Advice`] to a [`Refusal`].
+
+use std::error::Error;
+
+use tidemill_kernels::KernelError;
+
+use crate::cluster::{ClusterError, SharedError, unshared};
+use crate::error::JobError;
+
+/// The message of `error` alone, its causes left out; of a compiler's log, the first line that is an error.
+pub(crate) fn words(error: &(dyn Error + 'static)) -> String {
+    match unshared(error).downcast_ref() {
+        Some(KernelError::Compile { source_name, architecture, log }) => {
+            let (architecture, log) = (architecture.clone(), first_error(log).to_owned());
+            KernelError::Compile { source_name, architecture, log }.to_string()
+        }
+        _ => error.to_string(),
+    }
+}
+
+/// The first line of a compiler's log that says "error"; the first that says anything where none does.
+fn first_error(log: &str) -> &str {
+    let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.clone().next().unwrap_or("the compiler does not say why");
+    lines.find(|line| line.contains("error")).unwrap_or(first)
+}
+
+/// What to change, in the words of the command that was given.
+pub(crate) struct Advice {
+    /// What has no room on a device, such as "the run".
+    pub what: &'static str,
+    /// What would have, or how to make room.
+    pub room: String,
+    /// What makes the CPU compute.
+    pub cpu: &'static str,
+}
+
+/// Why a device will refuse again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It has no room.
+    OutOfMemory,
+    /// Its compiler did not take a kernel.
+    Compile {
+        /// Which kernel, and the first error.
+        message: String,
+    },
+}
+
+impl Refusal {
+    /// What `error` comes from, if from one of these. A compiler's whole log is told to who asks for it.
+    pub(crate) fn of(error: &(dyn Error + 'static)) -> Option<Self> {
+        let mut link = Some(error);
+        while let Some(error) = link.map(unshared) {
+            match error.downcast_ref() {
+                Some(KernelError::OutOfMemory { .. }) => return Some(Self::OutOfMemory),
+                Some(KernelError::Compile { log, .. }) => {
+                    tracing::debug!("the compiler's log:\n{log}");
+                    return Some(Self::Compile { message: words(error) });
+                }
+                _ => link = error.source(),
+            }
+        }
+        None
+    }
+
+    /// The error that says what to change.
+    pub(crate) fn advised(self, advice: Advice, cause: SharedError) -> JobError {
+        let Advice { what, room, cpu } = advice;
+        match self {
+            Self::OutOfMemory => JobError::OutOfMemory { what, advice: room, cause },
+            Self::Compile { message } => JobError::Compile { message, cpu },
+        }
+    }
+}
+
+/// `error` without who noticed it, which says nothing about what to change.
+pub(crate) fn cause_alone(error: ClusterError) -> SharedError {
+    match error {
+        ClusterError::Failed { cause, .. } => cause,
+        other => std::sync::Arc::new(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Actor, ExitClass};
+    use std::sync::Arc;
+    use tidemill_model::ModelError;
+
+    const LOG: &str =
+        "\nIn file included from scan.cu:3:\n  scan.cu(7): error: no such type\n1 error detected\n";
+
+    fn compile() -> KernelError {
+        let (source_name, architecture) = ("scan.cu", "sm_90a".to_owned());
+        KernelError::Compile { source_name, architecture, log: LOG.to_owned() }
+    }
+
+    #[test]
+    fn of_a_compilers_log_the_first_error_is_told() {
+        let told = "compiling scan.cu for sm_90a failed: scan.cu(7): error: no such type";
+        assert_eq!(words(&compile()), told);
+        let causes: [(&str, SharedError); 2] = [
+            ("a kernel failed: ", Arc::new(ModelError::from(compile()))),
+            ("", Arc::new(compile())),
+        ];
+        for (between, cause) in causes {
+            let (who, exit_class) = (Actor::Thread("device-0".to_owned()), ExitClass::FixInput);
+            let error = ClusterError::Failed { who, exit_class, cause };
+            let expected = format!("thread device-0 failed: {between}{told}");
+            assert_eq!(error.with_causes(), expected);
+            assert!(Refusal::of(&error).is_some());
+        }
+        assert_eq!(first_error("\n warning: old\n"), "warning: old");
+        assert_eq!(first_error(" \n"), "the compiler does not say why");
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_change() {
+        let advice = || Advice { what: "the model", room: "use less".to_owned(), cpu: "--cpu" };
+        let said = |error: KernelError| {
+            let error = JobError::from(ModelError::from(error));
+            Refusal::of(&error)
+                .map(|refusal| refusal.advised(advice(), Arc::new(error)).to_string())
+        };
+        let full = KernelError::OutOfMemory { bytes: 7, device: "NVIDIA H200".to_owned() };
+        let expected = "the model does not fit into the device's memory: use less";
+        assert_eq!(said(full).unwrap(), expected);
+        let text = said(compile()).unwrap();
+        assert!(text.ends_with("no such type; please report it; --cpu avoids it"), "{text}");
+        assert_eq!(said(KernelError::shape("scan", "states", 1, 2)), None);
+    }
+}
