@@ -1,5 +1,6 @@
 //! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::Command;
 use std::str::FromStr;
@@ -54,30 +55,35 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let invitation = std::env::var(INVITATION_VARIABLE).ok();
     let device = DeviceChoice::new(&config.device)?;
     let workers = |others: Others| workers(arguments, &config, &device, others);
-    let (cluster, lifeline) = match (&invitation, arguments.process, &arguments.hosts) {
+    let (cluster, lifeline, here) = match (&invitation, arguments.process, &arguments.hosts) {
         (Some(text), ..) => {
             let threads = workers(Others { processes: 1, here: 1 })?;
             let invitation = Invitation::from_str(text)?;
             let (cluster, lifeline) = join_supervised(&invitation, threads)?;
-            (cluster, Some(lifeline))
+            let here = LocalWorkers::of(&cluster);
+            (cluster, Some(lifeline), here)
         }
         (None, Some(process), Some(hosts)) => {
             let mut cluster = ClusterSettings::from_hosts(1, process, hosts)?;
             let here = LocalWorkers::processes_here(&cluster);
             cluster.threads = workers(Others { processes: cluster.processes(), here })?;
-            (cluster, None)
+            let here = LocalWorkers::of(&cluster);
+            (cluster, None, here)
         }
         _ => {
             let processes = processes(arguments)?;
-            (ClusterSettings::threads(workers(Others { processes, here: processes })?), None)
+            let others = Others { processes: processes.get(), here: processes.get() };
+            let threads = workers(others)?;
+            let here = LocalWorkers::of_each(threads, processes);
+            (ClusterSettings::threads(threads), None, here)
         }
     };
-    let run = ResolvedRun::new(config, cluster.threads)?;
+    let run = ResolvedRun::for_workers(config, here)?;
     if arguments.print_config {
         result_line!("{}", run.to_toml().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if invitation.is_none() && processes(arguments)? > 1 {
+    if invitation.is_none() && processes(arguments)?.get() > 1 {
         return supervise(arguments, &run, cluster.threads);
     }
     let stop = StopRequest::default();
@@ -112,11 +118,9 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-fn processes(arguments: &TrainArguments) -> anyhow::Result<usize> {
-    match arguments.processes {
-        Some(0) => Err(JobError::value("-n", "at least 1 process", 0).into()),
-        processes => Ok(processes.unwrap_or(1)),
-    }
+fn processes(arguments: &TrainArguments) -> Result<NonZeroUsize, JobError> {
+    NonZeroUsize::new(arguments.processes.unwrap_or(1))
+        .ok_or_else(|| JobError::value("-n", "at least 1 process", 0))
 }
 
 /// Processes of a run, and those of them on this machine.
@@ -147,7 +151,7 @@ fn supervise(
     run: &ResolvedRun,
     threads: usize,
 ) -> anyhow::Result<ExitCode> {
-    let processes = processes(arguments)?;
+    let processes = processes(arguments)?.get();
     run.batch.worker_lanes(0, threads * processes)?;
     let program = std::env::current_exe().context("finding this program's own file failed")?;
     let mut settings = SupervisorSettings::new(processes);

@@ -21,7 +21,7 @@ pub(super) struct PlanMemory<'a> {
     pub batch: &'a BatchSettings,
     /// t
     pub positions: usize,
-    /// Workers of this process.
+    /// Workers of all processes on this machine.
     pub workers: usize,
     /// Of them, the most that one device computes for.
     pub workers_per_device: usize,
@@ -32,18 +32,26 @@ impl WithBackend for PlanMemory<'_> {
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let backend = devices.first().as_ref();
-        let workspace_bytes = match backend.free_memory_bytes().map_err(ModelError::from)? {
+        let mut least_free = None;
+        for worker in devices.workers() {
+            let free = worker.backend.free_memory_bytes().map_err(ModelError::from)?;
+            least_free = free.min(least_free.or(free));
+        }
+        let workspace_bytes = match least_free {
             None => available_bytes() / 2 / self.workers.max(1),
-            Some(free) => {
-                let share = free / 10 * PLANNED_TENTHS / self.workers_per_device.max(1);
-                share.saturating_sub(self.state_bytes(backend))
-            }
+            Some(free) => self.share(free).saturating_sub(self.state_bytes(backend)),
         };
         Ok(MicrobatchMemory { sample_bytes: self.sample_bytes(backend)?, workspace_bytes })
     }
 }
 
 impl PlanMemory<'_> {
+    /// What of a device's `free` bytes one worker may plan with. All processes on this machine plan before any of them
+    /// allocates, so each finds the same free.
+    fn share(&self, free: usize) -> usize {
+        free / 10 * PLANNED_TENTHS / self.workers_per_device.max(1)
+    }
+
     /// About what one sample needs in a workspace: what each layer keeps for its backward pass, and the scratch of
     /// one layer.
     fn sample_bytes<B: Backend>(&self, backend: &B) -> Result<usize> {
@@ -82,4 +90,45 @@ fn available_bytes() -> usize {
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok())
         .map_or(UNKNOWN, |kib| kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
+    use tidemill_kernels::{Fp32, Gpu};
+    use tidemill_model::{Mamba, ModelSettings, ResolvedModel};
+
+    use super::*;
+    use crate::device::{Precision, WorkerDevice};
+
+    #[test]
+    fn workers_of_a_device_share_its_memory_and_each_process_goes_by_its_fullest_device() {
+        let settings = ModelSettings {
+            preset: Some("mamba-10m".to_owned()),
+            vocab_size: Some(97),
+            ..ModelSettings::default()
+        };
+        let ResolvedModel::Mamba(config) = settings.resolve(None).unwrap() else { unreachable!() };
+        let model = Mamba::new(&config).unwrap();
+        let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
+        let planned = |device_bytes: &[usize], workers, workers_per_device| {
+            let device = |(ordinal, &bytes)| {
+                let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
+                let backend =
+                    Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));
+                WorkerDevice { backend, name: "emulator".to_owned(), ordinal }
+            };
+            let devices = device_bytes.iter().enumerate().map(device).collect();
+            let (model, layout, batch) = (&config, model.layout(), &batch);
+            let plan =
+                PlanMemory { model, layout, batch, positions: 33, workers, workers_per_device };
+            plan.run(Devices::new(devices, Precision::Fp32).unwrap()).unwrap().workspace_bytes
+        };
+        let bytes = 10 << 30;
+        let [alone, shared] = [1, 4].map(|sharers| planned(&[bytes], 4, sharers));
+        assert_eq!(alone - shared, (9 << 30) / 4 * 3, "{alone} {shared}");
+        assert_eq!(planned(&[bytes, bytes / 2], 2, 1), planned(&[bytes / 2], 2, 1));
+    }
 }

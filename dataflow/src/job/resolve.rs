@@ -45,12 +45,20 @@ pub struct ResolvedRun {
 }
 
 impl ResolvedRun {
-    /// Opens the data sets and checks everything that can be checked before a worker starts.
-    /// `threads` workers of this process share its memory.
+    /// Opens the data sets and checks everything that can be checked before a worker starts, for `threads` workers of the only
+    /// process of its machine.
     ///
     /// # Errors
     /// The first thing that is wrong, by key or file.
-    pub fn new(mut config: RunConfig, threads: usize) -> Result<Self> {
+    pub fn new(config: RunConfig, threads: usize) -> Result<Self> {
+        Self::for_workers(config, LocalWorkers::alone(threads))
+    }
+
+    /// As [`new`](Self::new), for workers that share the memory of their machine with those of its other processes.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, by key or file.
+    pub fn for_workers(mut config: RunConfig, workers: LocalWorkers) -> Result<Self> {
         let device = DeviceChoice::new(&config.device)?;
         let data_set = DataSet::open(&config.data.dataset)?;
         let evaluation = open_evaluation(&config, &data_set)?;
@@ -64,10 +72,12 @@ impl ResolvedRun {
                     layout: model.layout(),
                     batch: &config.batch,
                     positions: data_set.seq_len(),
-                    workers: threads,
-                    workers_per_device: threads.div_ceil(device.places()),
+                    workers: workers.here,
+                    workers_per_device: workers.here.div_ceil(device.places()),
                 };
-                device.open(LocalWorkers::alone(1), plan)??
+                // Each device of this process once; how many workers there are is not checked yet.
+                let count = workers.count.clamp(1, device.places());
+                device.open(LocalWorkers { count, ..workers }, plan)??
             }
         };
         let batch = config.batch.plan(memory)?;

@@ -14,7 +14,7 @@ use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 use super::resolve::{ResolvedRun, evaluation_shuffle};
 use super::worker::{Shared, SharedData, run_worker};
 use crate::batch::BatchPlan;
-use crate::cluster::{Abort, Actor, Cluster, ClusterError, ClusterSettings, Failure};
+use crate::cluster::{Abort, Actor, Cluster, ClusterSettings, Failure};
 use crate::device::{Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
@@ -208,7 +208,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
-    use crate::cluster::ExitClass;
+    use crate::cluster::{ClusterError, ExitClass};
     use tidemill_kernels::KernelError;
     use tidemill_model::ModelError;
 
