@@ -70,6 +70,27 @@ impl<'scope> TrainingLoop<'scope> {
     }
 }
 
+impl<'scope> TrainingLoop<'scope> {
+    /// Closes the loops onto themselves: what is left of a graph whose run has failed already.
+    fn without_operators(self, loops: TrainingLoops<'scope>) -> TrainingStreams<'scope> {
+        let scope = self.reports.scope();
+        let Self { parameters, reports, parameter_credits, state_credits, evaluation_losses } =
+            self;
+        loops.close(LoopEnds {
+            parameters,
+            reports: reports.clone(),
+            parameter_credits,
+            state_credits,
+            evaluation_losses,
+        });
+        TrainingStreams {
+            reports,
+            checkpoints: Vec::new().to_stream(scope),
+            evaluations: Vec::new().to_stream(scope),
+        }
+    }
+}
+
 /// What flows into the ends of the loops.
 pub struct LoopEnds<'scope> {
     /// Of `optimize`.
@@ -175,7 +196,10 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         if on_device && scope.peers() == 1 {
             match Residence::new(&*backend, &layout, &state) {
                 Ok(resident) => residence = Some(resident),
-                Err(failure) => abort.fail(Actor::Worker(scope.index()), failure),
+                Err(failure) => {
+                    abort.fail(Actor::Worker(scope.index()), failure);
+                    return begins.without_operators(loops);
+                }
             }
         }
         let compute = Compute {
