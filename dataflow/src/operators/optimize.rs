@@ -125,6 +125,10 @@ pub trait Optimize<'scope> {
     ///   [`Residence`] where they are: parameters are then resident chunks, which take no credit. Parameters and state
     ///   leave as credit allows, at most `plan.window_bytes` of each on their way to a worker; a chunk's next update
     ///   waits until its state was copied.
+    /// - What a cut costs: with a [`Residence`], a snapshot cannot be taken while the device computes a step. What one window
+    ///   takes is copied before or after the next step's gradients; the rest after them, at the pace of whoever gives
+    ///   credit back, and before that step's update. So a cut delays one update, by about the time that all state but a
+    ///   window takes to be written. Elsewhere snapshots are taken while the next step computes.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
     ///   error that names the step, and nothing of it reaches a checkpoint.
     fn optimize<B: Backend>(
