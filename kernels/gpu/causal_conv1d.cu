@@ -5,9 +5,9 @@
 // Floor: x read and out written once, 4 bytes an element of bf16: 0.047 ms at (2, 4096, 5376) and
 // 3.75 TB/s. Exponential and reciprocal cost half of that (16 a clock and multiprocessor).
 //
-// A thread walks a run of positions of a few channels and keeps the k - 1 inputs before it in registers, so x is read
-// 1 + (k - 1) / 32 times, the excess from the cache. A filter is padded with taps of zero at its old end
-// to 4 or 16 taps.
+// A thread walks a run of positions of a few channels. It loads the next batch of rows while it works on one, and
+// keeps the k - 1 inputs before it in registers, so x is read 1 + (k - 1) / 32 times, the excess from the cache. A
+// filter is padded with taps of zero at its old end to 4 or 16 taps.
 #include "dialect.h"
 #include "pack.h"
 #include "causal_conv1d.h"
@@ -25,49 +25,87 @@ struct CausalConv1dSiluForward {
     u32 samples;    // b
 };
 
-template <u32 TAPS, u32 LANES>
-DEVICE void forward(const CausalConv1dSiluForward& arguments) {
-    constexpr u32 BATCH = 8;
-    const Run run = run_of_thread<LANES>(arguments.positions, arguments.channels);
-    if (run.first >= run.last) return;
-    const Filter<TAPS, LANES> filter(arguments.weight, arguments.bias, run.channel, arguments.width);
-    const activation* const x = arguments.x + run.sample_row * arguments.x_stride + run.channel;
-    activation* const out = arguments.out + run.sample_row * arguments.out_stride + run.channel;
+constexpr u32 RUN_POSITIONS = 32;
 
-    // The inputs of a batch of positions, after the TAPS - 1 before them.
-    Pack<LANES> inputs[TAPS - 1 + BATCH];
-    load_before<TAPS>(inputs, x, arguments.x_stride, run.first);
-    for (u32 first = run.first; first < run.last; first += BATCH) {
+// What a thread holds while it walks its run in batches of BATCH positions.
+template <u32 TAPS, u32 LANES, u32 BATCH>
+struct Walk {
+    static constexpr u32 BEFORE = TAPS - 1;
+
+    activation* out;  // The thread's first channel of the sample's first row.
+    u32 out_stride;
+    u32 last;
+    Filter<TAPS, LANES> filter;
+    // The inputs of a batch, after the BEFORE before them.
+    Pack<LANES> inputs[BEFORE + BATCH];
+
+    // WHOLE: the run has all positions of the batch. A store that asks is a branch, which the others wait for.
+    template <bool WHOLE>
+    __device__ __forceinline__ void convolve(u32 first) {
+        activation* const start = out + static_cast<u64>(first) * out_stride;
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 position = min(first + i, run.last - 1);
-            inputs[TAPS - 1 + i] = load_row<LANES>(x, position, arguments.x_stride);
-        }
-#pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-            if (first + i >= run.last) break;
             Pack<LANES> activated;
 #pragma unroll
             for (u32 lane = 0; lane < LANES; lane++) {
-                activated.at[lane] = silu(filter.convolve(inputs + i, lane));
+                activated.at[lane] = silu_of_scaled(filter.convolve(inputs + i, lane));
             }
-            const u64 row = static_cast<u64>(first + i) * arguments.out_stride;
-            store_pack<LANES>(out + row, activated);
+            if (WHOLE || first + i < last) {
+                store_pack<LANES>(start + static_cast<u64>(i) * out_stride, activated);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void batch(const Row<LANES> (&rows)[BATCH], u32 first) {
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) inputs[BEFORE + i] = widened(rows[i]);
+        if (first + BATCH <= last) {
+            convolve<true>(first);
+        } else {
+            convolve<false>(first);
         }
 #pragma unroll
-        for (u32 i = 0; i < TAPS - 1; i++) inputs[i] = inputs[BATCH + i];
+        for (u32 i = 0; i < BEFORE; i++) inputs[i] = inputs[BATCH + i];
+    }
+};
+
+template <u32 TAPS, u32 LANES>
+DEVICE void forward(const CausalConv1dSiluForward& arguments) {
+    constexpr u32 BATCH = 8;
+    const Run run = run_of_thread<LANES, RUN_POSITIONS>(arguments.positions, arguments.channels);
+    if (run.first >= run.last) return;
+    const Rows<LANES> x = {arguments.x + run.sample_row * arguments.x_stride + run.channel,
+                           arguments.x_stride, arguments.positions};
+    Row<LANES> even[BATCH], odd[BATCH];
+    x.load(even, run.first);
+    Walk<TAPS, LANES, BATCH> walk = {
+        arguments.out + run.sample_row * arguments.out_stride + run.channel,
+        arguments.out_stride,
+        run.last,
+        Filter<TAPS, LANES>(arguments.weight, arguments.bias, run.channel, arguments.width),
+        {},
+    };
+    x.template load_before<TAPS - 1>(walk.inputs, run.first);
+    // Two batches at a turn, so that neither is moved to where the other was.
+    for (u32 first = run.first; first < run.last; first += 2 * BATCH) {
+        const u32 second = first + BATCH;
+        if (second < run.last) x.load(odd, second);
+        walk.batch(even, first);
+        if (second >= run.last) break;
+        if (second + BATCH < run.last) x.load(even, second + BATCH);
+        walk.batch(odd, second);
     }
 }
 
-// Two channels a thread, whose rows are aligned to them.
-KERNEL(causal_conv1d_silu_forward_wide, CONV_THREADS, 4, CausalConv1dSiluForward) {
+// Two channels a thread, whose rows are aligned to them. Two batches of fp32 are twice the registers of bf16.
+KERNEL(causal_conv1d_silu_forward_wide, CONV_THREADS, ACTIVATION_BF16 ? 8 : 5, CausalConv1dSiluForward) {
     forward<4, 2>(arguments);
 }
-KERNEL(causal_conv1d_silu_forward_single, CONV_THREADS, 2, CausalConv1dSiluForward) {
+KERNEL(causal_conv1d_silu_forward_single, CONV_THREADS, 4, CausalConv1dSiluForward) {
     forward<4, 1>(arguments);
 }
 // Up to 16 taps.
-KERNEL(causal_conv1d_silu_forward_long, CONV_THREADS, 2, CausalConv1dSiluForward) {
+KERNEL(causal_conv1d_silu_forward_long, CONV_THREADS, 4, CausalConv1dSiluForward) {
     forward<16, 1>(arguments);
 }
 

@@ -5,11 +5,13 @@
 //   dweight[e, j] = sum over the grain's rows of g[row] x[row - (k - 1) + j];   dbias[e] = sum of g[row]
 //
 // Floor: dout and x read, dx written once, 6 bytes an element of bf16: 0.070 ms at (2, 4096, 5376) and
-// 3.75 TB/s. Arithmetic is about 27 instructions an element: 0.045 ms.
+// 3.75 TB/s. Arithmetic is about 24 instructions an element and 32 are issued: 0.046 ms, too much for registers to
+// hold the rows that are on their way as well, so these wait in shared memory.
 //
-// A thread walks a run of positions of two channels, and k - 1 more, whose g it needs for the last dx. Sums
-// over positions are those of a run, then of the runs of a block in order, then (a second kernel) of the
-// blocks of a grain in order.
+// A thread walks a run of positions of a few channels. The last dx of a run want g of the k - 1 positions after it:
+// the thread that walks the next run hands them over, or, where another block walks it, they are formed again. Sums
+// over positions are those of a run, then of the runs of a block in order, then (a second kernel) of the blocks of
+// a grain in order.
 #include "dialect.h"
 #include "pack.h"
 #include "causal_conv1d.h"
@@ -29,97 +31,268 @@ struct CausalConv1dSiluBackward {
     u32 width;      // k
 };
 
-// Sums over positions: of the taps' gradients, and of the bias's.
-template <u32 TAPS, u32 LANES>
-struct TapSums {
-    Pack<LANES> at[TAPS + 1];
+constexpr u32 RUN_POSITIONS = 64;
+
+// The rows that a thread reads, BATCH positions at a turn. STAGES - 1 batches are copied to the thread's own places
+// in shared memory ahead of their turn; with no stages, rows are loaded at their turn.
+template <u32 LANES, u32 BATCH, u32 STAGES>
+struct Reader {
+    static constexpr u32 STAGE_ROWS = 2 * BATCH * CONV_THREADS;
+    static constexpr u32 SLOTS = STAGES == 0 ? 1 : STAGES * STAGE_ROWS;
+
+    Rows<LANES> x;
+    Rows<LANES> dout;
+    Row<LANES>* slots;  // [STAGES, x and dout, BATCH, threads], from the thread's first.
+    u32 next;           // The first position of the next batch that is asked for.
+    u32 end;            // Where positions that are wanted end.
+    u32 asked_stage;
+    u32 taken_stage;
+
+    __device__ __forceinline__ Reader(const Rows<LANES>& x_rows, const Rows<LANES>& dout_rows,
+                                      Row<LANES>* block_slots, u32 first, u32 last)
+        : x(x_rows), dout(dout_rows), slots(block_slots + threadIdx.x), next(first), end(last),
+          asked_stage(0), taken_stage(0) {
+#pragma unroll
+        for (u32 stage = 1; stage < STAGES; stage++) ask();
+    }
+
+    __device__ __forceinline__ void ask() {
+        if (next < end) {
+            Row<LANES>* const to = slots + asked_stage * STAGE_ROWS;
+            x.template each<BATCH>(next, [&](u32 i, const Row<LANES>* from) {
+                copy_async_8(to + i * CONV_THREADS, from);
+            });
+            dout.template each<BATCH>(next, [&](u32 i, const Row<LANES>* from) {
+                copy_async_8(to + (BATCH + i) * CONV_THREADS, from);
+            });
+        }
+        copy_async_commit();
+        next += BATCH;
+        asked_stage = asked_stage + 1 == STAGES ? 0 : asked_stage + 1;
+    }
+
+    __device__ __forceinline__ void take(Row<LANES> (&x_rows)[BATCH], Row<LANES> (&dout_rows)[BATCH]) {
+        if constexpr (STAGES == 0) {
+            x.load(x_rows, next);
+            dout.load(dout_rows, next);
+            next += BATCH;
+        } else {
+            static_assert(sizeof(Row<LANES>) == 8, "a row is one copy");
+            ask();
+            copy_async_wait<STAGES - 1>();
+            const Row<LANES>* const from = slots + taken_stage * STAGE_ROWS;
+#pragma unroll
+            for (u32 i = 0; i < BATCH; i++) {
+                x_rows[i] = from[i * CONV_THREADS];
+                dout_rows[i] = from[(BATCH + i) * CONV_THREADS];
+            }
+            taken_stage = taken_stage + 1 == STAGES ? 0 : taken_stage + 1;
+        }
+    }
 };
 
-template <u32 TAPS, u32 LANES, u32 BATCH>
-DEVICE TapSums<TAPS, LANES> walk(const CausalConv1dSiluBackward& arguments, const Run& run) {
-    constexpr u32 BEFORE = TAPS - 1;
-    TapSums<TAPS, LANES> sums;
-#pragma unroll
-    for (u32 tap = 0; tap <= TAPS; tap++) sums.at[tap] = filled<LANES>(0.0f);
-    if (run.first >= run.last) return sums;
-    const Filter<TAPS, LANES> filter(arguments.weight, arguments.bias, run.channel, arguments.width);
-    const activation* const x = arguments.x + run.sample_row * arguments.x_stride + run.channel;
-    const activation* const dout =
-        arguments.dout + run.sample_row * arguments.dout_stride + run.channel;
-    activation* const dx = arguments.dx + run.sample_row * arguments.dx_stride + run.channel;
+// How a batch lies to its run.
+enum class Part {
+    FIRST,  // whole, and its run's first: dx of the positions before it are another's
+    INNER,  // whole, with others of the run before it
+    ANY,    // asks for each position which of these it is, or whether it is after the run
+};
 
-    // A batch of positions after the BEFORE before it. What lies before the run belongs to another thread, and
-    // is multiplied with nothing here.
+// What a thread holds while it walks its run in batches of BATCH positions.
+template <u32 TAPS, u32 LANES, u32 BATCH>
+struct Walk {
+    static constexpr u32 BEFORE = TAPS - 1;
+
+    activation* dx;  // The thread's first channel of the sample's first row.
+    u32 dx_stride;
+    u32 positions;
+    u32 first;  // Of the run.
+    u32 last;
+    Filter<TAPS, LANES> filter;
+    // Inputs and g of a batch, after the BEFORE before it. g before the run belongs to another thread, and is
+    // multiplied with nothing here.
     Pack<LANES> inputs[BEFORE + BATCH];
     Pack<LANES> gradients[BEFORE + BATCH];
-    load_before<TAPS>(inputs, x, arguments.x_stride, run.first);
+    // Over positions, of g scaled: of the taps' gradients, and of the bias's.
+    Pack<LANES> sums[TAPS + 1];
+
+    __device__ __forceinline__ Walk(const CausalConv1dSiluBackward& arguments, const Run& run)
+        : dx(arguments.dx + run.sample_row * arguments.dx_stride + run.channel),
+          dx_stride(arguments.dx_stride), positions(arguments.positions), first(run.first),
+          last(run.last), filter(arguments.weight, arguments.bias, run.channel, arguments.width) {
 #pragma unroll
-    for (u32 i = 0; i < BEFORE; i++) gradients[i] = filled<LANES>(0.0f);
-    for (u32 first = run.first; first < run.last + BEFORE; first += BATCH) {
+        for (u32 i = 0; i < BEFORE; i++) gradients[i] = filled<LANES>(0.0f);
+#pragma unroll
+        for (u32 tap = 0; tap <= TAPS; tap++) sums[tap] = filled<LANES>(0.0f);
+    }
+
+    template <class Reader>
+    __device__ __forceinline__ void take(Reader& reader) {
+        Row<LANES> x[BATCH], dout[BATCH];
+        reader.take(x, dout);
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 position = min(first + i, arguments.positions - 1);
-            inputs[BEFORE + i] = load_row<LANES>(x, position, arguments.x_stride);
-            gradients[BEFORE + i] = load_row<LANES>(dout, position, arguments.dout_stride);
+            inputs[BEFORE + i] = widened(x[i]);
+            gradients[BEFORE + i] = widened(dout[i]);
         }
+    }
+
+    // g, times -ln(2), where dout was.
+    __device__ __forceinline__ void differentiate(u32 i, bool inside) {
+#pragma unroll
+        for (u32 lane = 0; lane < LANES; lane++) {
+            float& g = gradients[BEFORE + i].at[lane];
+            const float derivative = scaled_silu_derivative(filter.convolve(inputs + i, lane));
+            g = inside ? g * derivative : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void add_to_sums(u32 i) {
+#pragma unroll
+        for (u32 lane = 0; lane < LANES; lane++) {
+            const float g = gradients[BEFORE + i].at[lane];
+#pragma unroll
+            for (u32 tap = 0; tap < TAPS; tap++) {
+                sums[tap].at[lane] = fmaf(g, inputs[i + tap].at[lane], sums[tap].at[lane]);
+            }
+            sums[TAPS].at[lane] += g;
+        }
+    }
+
+    // dx of the position BEFORE before place i, all of whose parts are known there. The scales of weights and g
+    // are each other's reciprocals.
+    __device__ __forceinline__ Pack<LANES> ended(u32 i) const {
+        Pack<LANES> dx_ended;
+#pragma unroll
+        for (u32 lane = 0; lane < LANES; lane++) {
+            float sum = filter.weight[0].at[lane] * gradients[BEFORE + i].at[lane];
+#pragma unroll
+            for (u32 tap = 1; tap < TAPS; tap++) {
+                sum = fmaf(filter.weight[tap].at[lane], gradients[BEFORE + i - tap].at[lane], sum);
+            }
+            dx_ended.at[lane] = sum;
+        }
+        return dx_ended;
+    }
+
+    // The batch from position `start`.
+    template <Part PART, class Reader>
+    __device__ __forceinline__ void batch(Reader& reader, u32 start) {
+        take(reader);
+        activation* const dx_start = dx + static_cast<i64>(dx_stride) * (static_cast<i64>(start) - BEFORE);
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 position = first + i;
-            const bool inside = position < arguments.positions;
-            const bool own = position < run.last;
-            const bool ends = position >= run.first + BEFORE && position - BEFORE < run.last;
-            Pack<LANES> dx_ended;
-#pragma unroll
-            for (u32 lane = 0; lane < LANES; lane++) {
-                const float convolved = filter.convolve(inputs + i, lane);
-                const float dout_here = gradients[BEFORE + i].at[lane];
-                const float g = inside ? dout_here * silu_derivative(convolved) : 0.0f;
-                gradients[BEFORE + i].at[lane] = g;
-                if (own) {
-#pragma unroll
-                    for (u32 tap = 0; tap < TAPS; tap++) {
-                        float& sum = sums.at[tap].at[lane];
-                        sum = fmaf(g, inputs[i + tap].at[lane], sum);
-                    }
-                    sums.at[TAPS].at[lane] += g;
-                }
-                // All that position - BEFORE takes part in is known now.
-                float sum = 0.0f;
-#pragma unroll
-                for (u32 tap = 0; tap < TAPS; tap++) {
-                    sum = fmaf(filter.weight[tap].at[lane], gradients[i + BEFORE - tap].at[lane], sum);
-                }
-                dx_ended.at[lane] = sum;
-            }
-            if (ends) {
-                const u64 row = static_cast<u64>(position - BEFORE) * arguments.dx_stride;
-                store_pack<LANES>(dx + row, dx_ended);
-            }
+            const u32 position = start + i;
+            differentiate(i, PART != Part::ANY || position < positions);
+            if (PART != Part::ANY || position < last) add_to_sums(i);
+            const bool ends = PART == Part::ANY ? position >= first + BEFORE && position - BEFORE < last
+                                                : PART == Part::INNER || i >= BEFORE;
+            if (ends) store_pack<LANES>(dx_start + static_cast<u64>(i) * dx_stride, ended(i));
         }
+    }
+    __device__ __forceinline__ void move_on() {
 #pragma unroll
         for (u32 i = 0; i < BEFORE; i++) {
             inputs[i] = inputs[BATCH + i];
             gradients[i] = gradients[BATCH + i];
         }
     }
-    return sums;
+
+    // The run's last dx, once the g after the run stand where those of a batch do.
+    __device__ __forceinline__ void finish() const {
+#pragma unroll
+        for (u32 i = 0; i < BEFORE; i++) {
+            store_pack<LANES>(dx + static_cast<u64>(last - BEFORE + i) * dx_stride, ended(i));
+        }
+    }
+};
+
+// g at the first positions of a block's runs, which the runs before them want.
+template <u32 BEFORE, u32 LANES>
+struct alignas(16) Handed {
+    float g[CONV_RUNS][BEFORE][CONV_CHANNEL_THREADS * LANES];
+
+    __device__ __forceinline__ void give(const Run& run, const Pack<LANES>* gradients) {
+#pragma unroll
+        for (u32 i = 0; i < BEFORE; i++) store_pack<LANES>(&g[run.index][i][run.column], gradients[i]);
+    }
+    __device__ __forceinline__ void take(const Run& run, Pack<LANES>* gradients) const {
+#pragma unroll
+        for (u32 i = 0; i < BEFORE; i++) gradients[i] = load_pack<LANES>(&g[run.index + 1][i][run.column]);
+    }
+};
+
+// Walks a run but for the last dx of one that `awaits` what the next run gives.
+template <u32 TAPS, u32 LANES, u32 BATCH, class Reader, class Handed>
+DEVICE void walk_run(Walk<TAPS, LANES, BATCH>& walk, Reader& reader, Handed& handed, const Run& run,
+                     bool awaits) {
+    constexpr u32 BEFORE = TAPS - 1;
+    // Whether the first batch has all that the run before wants.
+    constexpr bool GIVES = BEFORE <= BATCH;
+    if (GIVES && run.last - run.first == RUN_POSITIONS) {
+        walk.template batch<Part::FIRST>(reader, run.first);
+        if constexpr (GIVES) handed.give(run, walk.gradients + BEFORE);
+        walk.move_on();
+        for (u32 start = run.first + BATCH; start < run.last; start += BATCH) {
+            walk.template batch<Part::INNER>(reader, start);
+            walk.move_on();
+        }
+        if (awaits) return;
+        walk.take(reader);
+        if constexpr (GIVES) {
+#pragma unroll
+            for (u32 i = 0; i < BEFORE; i++) walk.differentiate(i, run.last + i < walk.positions);
+            walk.finish();
+        }
+    } else {
+        for (u32 start = run.first; start < run.last + BEFORE; start += BATCH) {
+            walk.template batch<Part::ANY>(reader, start);
+            if constexpr (GIVES) {
+                if (start == run.first) handed.give(run, walk.gradients + BEFORE);
+            }
+            walk.move_on();
+        }
+    }
 }
 
-template <u32 TAPS, u32 LANES, u32 BATCH>
+template <u32 TAPS, u32 LANES, u32 BATCH, u32 STAGES>
 DEVICE void backward(const CausalConv1dSiluBackward& arguments) {
+    constexpr u32 BEFORE = TAPS - 1;
     constexpr u32 CHANNELS = CONV_CHANNEL_THREADS * LANES;
-    __shared__ float of_runs[CONV_RUNS][TAPS + 1][CHANNELS];
-    const Run run = run_of_thread<LANES>(arguments.positions, arguments.channels);
-    const TapSums<TAPS, LANES> sums = walk<TAPS, LANES, BATCH>(arguments, run);
+    constexpr bool GIVES = BEFORE <= BATCH;
+    using Reads = Reader<LANES, BATCH, STAGES>;
+    __shared__ Row<LANES> slots[Reads::SLOTS];
+    alignas(16) __shared__ float of_runs[CONV_RUNS][TAPS + 1][CHANNELS];
+    __shared__ Handed<GIVES ? BEFORE : 1, LANES> handed;
+
+    const Run run = run_of_thread<LANES, RUN_POSITIONS>(arguments.positions, arguments.channels);
+    const bool awaits = GIVES && run.last - run.first == RUN_POSITIONS &&
+                        run.last < arguments.positions && run.index + 1 < CONV_RUNS;
+    const u64 row = run.sample_row;
+    const Rows<LANES> x = {arguments.x + row * arguments.x_stride + run.channel, arguments.x_stride,
+                           arguments.positions};
+    const Rows<LANES> dout = {arguments.dout + row * arguments.dout_stride + run.channel,
+                              arguments.dout_stride, arguments.positions};
+    const u32 end = run.first == run.last || awaits ? run.last : run.last + BEFORE;
+    Reads reader(x, dout, slots, run.first, end);
+    Walk<TAPS, LANES, BATCH> walk(arguments, run);
+    if (run.first < run.last) {
+        x.template load_before<BEFORE>(walk.inputs, run.first);
+        walk_run(walk, reader, handed, run, awaits);
+    }
 #pragma unroll
     for (u32 tap = 0; tap <= TAPS; tap++) {
 #pragma unroll
-        for (u32 lane = 0; lane < LANES; lane++) {
-            of_runs[threadIdx.x / CONV_CHANNEL_THREADS][tap][run.channel - run.block_channel + lane] =
-                sums.at[tap].at[lane];
-        }
+        for (u32 lane = 0; lane < LANES; lane++) walk.sums[tap].at[lane] *= -LOG2_E;
+        store_pack<LANES>(&of_runs[run.index][tap][run.column], walk.sums[tap]);
     }
     __syncthreads();
+    if constexpr (GIVES) {
+        if (awaits) {
+            handed.take(run, walk.gradients + BEFORE);
+            walk.finish();
+        }
+    }
     for (u32 i = threadIdx.x; i < (TAPS + 1) * CHANNELS; i += CONV_THREADS) {
         const u32 tap = i / CHANNELS;
         const u32 channel = run.block_channel + i % CHANNELS;
@@ -127,21 +300,21 @@ DEVICE void backward(const CausalConv1dSiluBackward& arguments) {
         float sum = of_runs[0][tap][i % CHANNELS];
 #pragma unroll
         for (u32 other = 1; other < CONV_RUNS; other++) sum += of_runs[other][tap][i % CHANNELS];
-        const u64 row = static_cast<u64>(run.tile) * (TAPS + 1) + tap;
-        arguments.partials[row * arguments.channels + channel] = sum;
+        const u64 partial = static_cast<u64>(run.tile) * (TAPS + 1) + tap;
+        arguments.partials[partial * arguments.channels + channel] = sum;
     }
 }
 
-// Two channels a thread, whose rows are aligned to them. A run and its end are whole batches of 5.
-KERNEL(causal_conv1d_silu_backward_wide, CONV_THREADS, 3, CausalConv1dSiluBackward) {
-    backward<4, 2, 5>(arguments);
+// As many channels as 8 bytes hold, whose rows are aligned to them. AMD has no copies that wait in shared memory.
+KERNEL(causal_conv1d_silu_backward_wide, CONV_THREADS, 4, CausalConv1dSiluBackward) {
+    backward<4, 8 / sizeof(activation), 4, ON_AMD ? 0 : 3>(arguments);
 }
-KERNEL(causal_conv1d_silu_backward_single, CONV_THREADS, 2, CausalConv1dSiluBackward) {
-    backward<4, 1, 5>(arguments);
+KERNEL(causal_conv1d_silu_backward_single, CONV_THREADS, 4, CausalConv1dSiluBackward) {
+    backward<4, 1, 4, 0>(arguments);
 }
 // Up to 16 taps.
-KERNEL(causal_conv1d_silu_backward_long, CONV_THREADS, 1, CausalConv1dSiluBackward) {
-    backward<16, 1, 8>(arguments);
+KERNEL(causal_conv1d_silu_backward_long, CONV_THREADS, 2, CausalConv1dSiluBackward) {
+    backward<16, 1, 8, 0>(arguments);
 }
 
 struct CausalConv1dSumPartials {
@@ -156,14 +329,15 @@ struct CausalConv1dSumPartials {
     u32 grains;
 };
 
-// A thread for each tap, or the bias, of each channel of each grain: its tiles in order, from +0.0.
+// A block's threads share out the channels of one tap, or the bias, of one grain: each its tiles in order, from +0.0.
 KERNEL(causal_conv1d_sum_partials, 256, 1, CausalConv1dSumPartials) {
+    constexpr u32 BATCH = 8;
     const u32 width = arguments.width;
-    const u64 element = static_cast<u64>(blockIdx.x) * 256 + threadIdx.x;
-    const u32 channel = static_cast<u32>(element % arguments.channels);
-    const u32 tap = static_cast<u32>(element / arguments.channels % (width + 1));
-    const u64 grain = element / arguments.channels / (width + 1);
-    if (grain >= arguments.grains) return;
+    const u32 channel_blocks = (arguments.channels + 255) / 256;
+    const u32 channel = blockIdx.x % channel_blocks * 256 + threadIdx.x;
+    const u32 tap = blockIdx.x / channel_blocks % (width + 1);
+    const u64 grain = blockIdx.x / channel_blocks / (width + 1);
+    if (channel >= arguments.channels) return;
     const u32 first = static_cast<u32>(grain) * arguments.tiles_per_grain;
     const u32 last = min(first + arguments.tiles_per_grain, arguments.tiles);
     const u64 tile_stride = static_cast<u64>(arguments.taps + 1) * arguments.channels;
@@ -171,8 +345,13 @@ KERNEL(causal_conv1d_sum_partials, 256, 1, CausalConv1dSumPartials) {
                                   static_cast<u64>(tap + arguments.taps - width) * arguments.channels +
                                   channel;
     float sum = 0.0f;
-#pragma unroll 8
-    for (u32 tile = first; tile < last; tile++) sum += partials[tile * tile_stride];
+    for (u32 tile = first; tile < last; tile += BATCH) {
+        float batch[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) batch[i] = partials[min(tile + i, last - 1) * tile_stride];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) sum = tile + i < last ? sum + batch[i] : sum;
+    }
     if (tap < width) {
         arguments.dweight[(grain * arguments.channels + channel) * width + tap] = sum;
     } else if (arguments.dbias) {

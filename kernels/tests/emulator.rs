@@ -88,6 +88,13 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs("scan_backward.cu", barrier, scan);
 }
 
+/// A run of a convolution ends with what the next one hands over.
+#[test]
+fn a_forgotten_gradient_of_the_next_run_fails_the_body() {
+    let handed = "handed.take(run, walk.gradients + BEFORE);";
+    assert_needs("causal_conv1d_backward.cu", handed, bodies::causal_conv1d::agrees);
+}
+
 /// A turn of a scan goes on from what the one before has left.
 #[test]
 fn a_forgotten_turn_fails_the_body() {

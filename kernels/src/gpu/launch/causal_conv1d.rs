@@ -13,13 +13,20 @@ use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::ConvShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
-const THREADS: u32 = 256;
-/// Threads of a block that have neighbouring channels.
+/// Threads of a block of the kernels that walk runs of positions.
+const WALK_THREADS: u32 = 128;
+/// Threads of such a block that have neighbouring channels.
 const CHANNEL_THREADS: usize = 32;
-/// Positions of a block. Numerics: the backward convolution cuts its sums there.
-const TILE_POSITIONS: usize = 256;
-/// Channels of a thread where rows are aligned to them.
-const WIDE_CHANNELS: usize = 2;
+/// Threads of a block of the other kernels.
+const THREADS: u32 = 256;
+/// Positions of a block of the forward convolution.
+const FORWARD_TILE_POSITIONS: usize = 128;
+/// Positions of a block of the backward convolution. Numerics: sums are cut there.
+const BACKWARD_TILE_POSITIONS: usize = 256;
+/// Channels of a thread of the forward convolution where rows are aligned to them.
+const FORWARD_WIDE_CHANNELS: usize = 2;
+/// What a thread of the backward convolution reads of a row that is aligned to it.
+const BACKWARD_WIDE_BYTES: usize = 8;
 /// The taps that filters are padded to.
 const SHORT_TAPS: usize = 4;
 const LONG_TAPS: usize = 16;
@@ -89,6 +96,18 @@ struct SumPartials {
     grains: u32,
 }
 
+/// The kernels of a direction of the convolution.
+struct Kernels {
+    wide: KernelName,
+    single: KernelName,
+    /// For more than `SHORT_TAPS` taps.
+    long: KernelName,
+    /// Channels of a thread of the wide one.
+    wide_channels: usize,
+    /// Positions of a block.
+    tile_positions: usize,
+}
+
 /// The kernel that a convolution takes.
 struct Variant {
     /// Which of the kernels, given as wide, single and long.
@@ -97,45 +116,42 @@ struct Variant {
     taps: usize,
     /// Tiles of positions of all samples.
     tiles: usize,
+    tiles_of_sample: usize,
     launch: Launch,
 }
 
 impl Variant {
-    /// Of kernels named `[wide, single, long]`, the one for `shape` and for operands of activations whose
-    /// first element and row stride are given.
+    /// The one of `kernels` for `shape` and for operands of activations whose first element and row stride
+    /// are given.
     fn new<T>(
         kernel: KernelName,
-        names: [KernelName; 3],
+        kernels: &Kernels,
         shape: ConvShape,
         operands: &[(Address, u32)],
     ) -> Result<Self> {
-        let [wide, single, long] = names;
-        let bytes = (WIDE_CHANNELS * size_of::<T>()) as u64;
+        let bytes = (kernels.wide_channels * size_of::<T>()) as u64;
         let operands: Vec<_> = operands
             .iter()
             .map(|&(address, row_stride)| (address, stride_bytes::<T>(row_stride.into())))
             .collect();
-        let aligned = shape.channels().is_multiple_of(WIDE_CHANNELS)
+        let aligned = shape.channels().is_multiple_of(kernels.wide_channels)
             && Access::of(bytes, &operands) == Access::Wide;
         let (name, taps, channels) = match (shape.width() <= SHORT_TAPS, aligned) {
-            (true, true) => (wide, SHORT_TAPS, WIDE_CHANNELS),
-            (true, false) => (single, SHORT_TAPS, 1),
-            (false, _) => (long, LONG_TAPS, 1),
+            (true, true) => (kernels.wide, SHORT_TAPS, kernels.wide_channels),
+            (true, false) => (kernels.single, SHORT_TAPS, 1),
+            (false, _) => (kernels.long, LONG_TAPS, 1),
         };
-        let tiles = shape.sequences().samples() * tiles_of_sample(shape);
+        let tiles_of_sample = shape.sequences().positions().div_ceil(kernels.tile_positions);
+        let tiles = shape.sequences().samples() * tiles_of_sample;
         let channel_tiles = shape.channels().div_ceil(CHANNEL_THREADS * channels);
-        let launch = blocks(kernel, tiles * channel_tiles, THREADS)?;
-        Ok(Self { name, taps, tiles, launch })
+        let launch = blocks(kernel, tiles * channel_tiles, WALK_THREADS)?;
+        Ok(Self { name, taps, tiles, tiles_of_sample, launch })
     }
 }
 
 /// A row stride as these kernels count it.
 fn stride32(kernel: KernelName, row_stride: u64) -> Result<u32> {
     size32(kernel, "row stride", row_stride as usize)
-}
-
-fn tiles_of_sample(shape: ConvShape) -> usize {
-    shape.sequences().positions().div_ceil(TILE_POSITIONS)
 }
 
 /// Asks the filter to be that of `shape`.
@@ -175,13 +191,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: shape.width() as u32,
             samples: size32(KERNEL, "samples", shape.sequences().samples())?,
         };
-        let names = [
-            "causal_conv1d_silu_forward_wide",
-            "causal_conv1d_silu_forward_single",
-            "causal_conv1d_silu_forward_long",
-        ];
+        let kernels = Kernels {
+            wide: "causal_conv1d_silu_forward_wide",
+            single: "causal_conv1d_silu_forward_single",
+            long: "causal_conv1d_silu_forward_long",
+            wide_channels: FORWARD_WIDE_CHANNELS,
+            tile_positions: FORWARD_TILE_POSITIONS,
+        };
         let operands = [(arguments.out, arguments.out_stride), (arguments.x, arguments.x_stride)];
-        let variant = Variant::new::<P::Activation>(KERNEL, names, shape, &operands)?;
+        let variant = Variant::new::<P::Activation>(KERNEL, &kernels, shape, &operands)?;
         self.launch(stream, &CAUSAL_CONV1D, variant.name, variant.launch, arguments)
     }
 
@@ -217,15 +235,17 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             stride32(KERNEL, row_stride(KERNEL, "dout", &dout, rows, channels)?)?,
             stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
         ];
-        let names = [
-            "causal_conv1d_silu_backward_wide",
-            "causal_conv1d_silu_backward_single",
-            "causal_conv1d_silu_backward_long",
-        ];
+        let kernels = Kernels {
+            wide: "causal_conv1d_silu_backward_wide",
+            single: "causal_conv1d_silu_backward_single",
+            long: "causal_conv1d_silu_backward_long",
+            wide_channels: BACKWARD_WIDE_BYTES / size_of::<P::Activation>(),
+            tile_positions: BACKWARD_TILE_POSITIONS,
+        };
         let operands =
             [(dx.address(), dx_stride), (dout.address(), dout_stride), (x.address(), x_stride)];
-        let Variant { name, taps, tiles, launch } =
-            Variant::new::<P::Activation>(KERNEL, names, shape, &operands)?;
+        let Variant { name, taps, tiles, tiles_of_sample, launch } =
+            Variant::new::<P::Activation>(KERNEL, &kernels, shape, &operands)?;
         let partial_bytes = tiles * (taps + 1) * channels * size_of::<f32>();
         let partials = stream.scratch(&self.driver, ScratchSlot::First, partial_bytes)?;
         let arguments = Backward {
@@ -254,11 +274,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: arguments.width,
             taps: taps as u32,
             tiles: size32(KERNEL, "tiles of positions", tiles)?,
-            tiles_per_grain: (samples_per_grain * tiles_of_sample(shape)) as u32,
+            tiles_per_grain: (samples_per_grain * tiles_of_sample) as u32,
             grains: grains as u32,
         };
-        let elements = grains * channels * (width + 1);
-        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
+        let sum_blocks = grains * (width + 1) * channels.div_ceil(THREADS as usize);
+        let launch = blocks(KERNEL, sum_blocks, THREADS)?;
         let name = "causal_conv1d_sum_partials";
         self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums)
     }
