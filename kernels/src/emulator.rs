@@ -5,15 +5,20 @@
 //! under several orders of threads. What is not modelled stands in that header.
 
 mod matmul;
+mod memory;
 mod module;
+mod queue;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
 use self::matmul::matmul;
+pub use self::memory::EmulatorMemory;
+use self::memory::Room;
 use self::module::{Library, compile};
+use self::queue::Step;
+pub use self::queue::{EmulatorGraph, EmulatorQueue};
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
@@ -52,51 +57,6 @@ pub struct Emulator {
     room: Arc<Room>,
 }
 
-/// How much device memory there is.
-struct Room {
-    total_bytes: usize,
-    free_bytes: AtomicUsize,
-}
-
-impl Room {
-    /// What an emulated GPU has unless told otherwise.
-    const DEFAULT_BYTES: usize = 1 << 30;
-
-    fn new(total_bytes: usize) -> Arc<Self> {
-        Arc::new(Self { total_bytes, free_bytes: AtomicUsize::new(total_bytes) })
-    }
-
-    /// Takes `bytes`, if they are free.
-    fn take(self: &Arc<Self>, bytes: usize) -> Option<Taken> {
-        let less = |free: usize| free.checked_sub(bytes);
-        self.free_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
-        Some(Taken { room: Arc::clone(self), bytes })
-    }
-}
-
-/// A part of the device memory; given back when it is dropped.
-struct Taken {
-    room: Arc<Room>,
-    bytes: usize,
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.room.free_bytes.fetch_add(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// Host memory that stands for device memory.
-pub struct EmulatorMemory {
-    words: Box<[Aligned]>,
-    _taken: Taken,
-}
-
-/// The alignment that drivers promise.
-#[repr(C, align(256))]
-#[derive(Clone, Copy)]
-struct Aligned([u8; 256]);
-
 impl Emulator {
     /// An emulated GPU.
     ///
@@ -127,12 +87,55 @@ impl Emulator {
         Self { room: Room::new(bytes), ..self }
     }
 
-    fn no_graphs(&self) -> KernelError {
-        KernelError::Device {
-            attempted: "recording a graph",
-            device: self.properties.name.clone(),
-            answer: "the emulator has no graphs".to_owned(),
+    /// Runs a step, or keeps it where the queue is being recorded.
+    ///
+    /// # Safety
+    /// As for the driver's calls that enqueue it.
+    unsafe fn enqueue(&self, queue: &mut EmulatorQueue, step: Step) -> Result<()> {
+        // SAFETY: the caller vouches for the step.
+        queue.record(step).map_or(Ok(()), |step| unsafe { self.run(&step) })
+    }
+
+    /// Runs a step to its end.
+    ///
+    /// # Safety
+    /// All that it names must still be there.
+    unsafe fn run(&self, step: &Step) -> Result<()> {
+        match step {
+            Step::Launch { kernel, launch, arguments } => {
+                self.check_shared_bytes(kernel, launch.shared_bytes)?;
+                let EmulatorSettings { seed, .. } = self.settings;
+                // SAFETY: the caller vouches for the arguments.
+                unsafe {
+                    kernel.library.launch(kernel.name, *launch, arguments, seed, self.workers)
+                }
+            }
+            Step::Product(product) => {
+                // SAFETY: the caller vouches for the operands.
+                unsafe { matmul(*product) };
+                Ok(())
+            }
+            Step::Copy { to, from, bytes } => {
+                // SAFETY: both ranges lay inside their memories, which are there; the one is written through a mutable
+                // reference, so that the other is of another memory.
+                unsafe { std::ptr::copy_nonoverlapping(place(*from), place(*to), *bytes) };
+                Ok(())
+            }
+            Step::Clear { at, bytes } => {
+                // SAFETY: as above.
+                unsafe { std::ptr::write_bytes(place(*at), 0, *bytes) };
+                Ok(())
+            }
         }
+    }
+
+    fn check_shared_bytes(&self, kernel: &EmulatorKernel, found: usize) -> Result<()> {
+        let most = self.properties.shared_bytes_per_block;
+        if found <= most {
+            return Ok(());
+        }
+        let (what, expected) = ("shared bytes of a block", format!("at most {most}"));
+        Err(KernelError::shape(kernel.name, what, expected, found))
     }
 
     /// The same, with a source broken on purpose.
@@ -151,86 +154,90 @@ pub struct EmulatorKernel {
 
 impl Driver for Emulator {
     type Memory = EmulatorMemory;
-    type Queue = ();
+    type Queue = EmulatorQueue;
     type Event = ();
     type Module = Arc<Library>;
     type Kernel = EmulatorKernel;
-    type Graph = std::convert::Infallible;
+    type Graph = EmulatorGraph;
 
     fn properties(&self) -> &DeviceProperties {
         &self.properties
     }
 
     fn memory_bytes(&self) -> Result<[usize; 2]> {
-        Ok([self.room.free_bytes.load(Ordering::Relaxed), self.room.total_bytes])
+        Ok(self.room.bytes())
     }
 
-    fn queue(&self) -> Result<()> {
-        Ok(())
+    fn queue(&self) -> Result<EmulatorQueue> {
+        Ok(EmulatorQueue::default())
     }
 
-    fn allocate(&self, (): &mut (), bytes: usize) -> Result<EmulatorMemory> {
-        let words = bytes.div_ceil(size_of::<Aligned>());
-        let mut memory = Vec::new();
-        let refused = || KernelError::OutOfMemory { bytes, device: self.properties.name.clone() };
-        let taken = words.checked_mul(size_of::<Aligned>()).and_then(|all| self.room.take(all));
-        let taken = taken.ok_or_else(refused)?;
-        memory.try_reserve_exact(words).map_err(|_| refused())?;
-        memory.resize(words, Aligned([0; 256]));
-        Ok(EmulatorMemory { words: memory.into_boxed_slice(), _taken: taken })
+    fn allocate(&self, queue: &mut EmulatorQueue, bytes: usize) -> Result<EmulatorMemory> {
+        queue.check_idle("allocating")?;
+        let device = || self.properties.name.clone();
+        self.room
+            .allocate(bytes)
+            .ok_or_else(|| KernelError::OutOfMemory { bytes, device: device() })
     }
 
     fn address(memory: &EmulatorMemory) -> Address {
-        Address(memory.words.as_ptr() as u64)
+        memory.address()
     }
 
     fn upload(
         &self,
-        (): &mut (),
+        queue: &mut EmulatorQueue,
         to: &mut EmulatorMemory,
         offset_bytes: usize,
         from: &[u8],
     ) -> Result<()> {
-        to.bytes_mut()[offset_bytes..][..from.len()].copy_from_slice(from);
+        queue.check_idle("copying to the device")?;
+        let to = place(to.range(offset_bytes, from.len())?);
+        // SAFETY: the range lies inside the memory, which is borrowed mutably.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())
     }
 
     fn download(
         &self,
-        (): &mut (),
+        queue: &mut EmulatorQueue,
         to: &mut [u8],
         from: &EmulatorMemory,
         offset_bytes: usize,
     ) -> Result<()> {
-        to.copy_from_slice(&from.bytes()[offset_bytes..][..to.len()]);
+        queue.check_idle("copying to the host")?;
+        let from = place(from.range(offset_bytes, to.len())?);
+        // SAFETY: the range lies inside the memory, whose bytes have all been written: with zeros first.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         Ok(())
     }
 
     fn copy(
         &self,
-        (): &mut (),
+        queue: &mut EmulatorQueue,
         (to, to_offset): (&mut EmulatorMemory, usize),
         (from, from_offset): (&EmulatorMemory, usize),
         bytes: usize,
     ) -> Result<()> {
-        let from = &from.bytes()[from_offset..][..bytes];
-        to.bytes_mut()[to_offset..][..bytes].copy_from_slice(from);
-        Ok(())
+        let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        // SAFETY: the ranges lie inside their memories, which a graph keeps.
+        unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
     }
 
     fn fill_zero(
         &self,
-        (): &mut (),
+        queue: &mut EmulatorQueue,
         memory: &mut EmulatorMemory,
         offset_bytes: usize,
         bytes: usize,
     ) -> Result<()> {
-        memory.bytes_mut()[offset_bytes..][..bytes].fill(0);
-        Ok(())
+        let at = memory.range(offset_bytes, bytes)?;
+        // SAFETY: the range lies inside the memory, which a graph keeps.
+        unsafe { self.enqueue(queue, Step::Clear { at, bytes }) }
     }
 
-    fn record(&self, (): &mut ()) -> Result<()> {
-        Ok(())
+    fn record(&self, queue: &mut EmulatorQueue) -> Result<()> {
+        queue.check_idle("recording an event")
     }
 
     fn is_complete(&self, (): &()) -> Result<bool> {
@@ -257,61 +264,42 @@ impl Driver for Emulator {
 
     unsafe fn launch(
         &self,
-        (): &mut (),
+        queue: &mut EmulatorQueue,
         kernel: &EmulatorKernel,
         launch: Launch,
         arguments: &[u8],
     ) -> Result<()> {
-        let most = self.properties.shared_bytes_per_block;
-        if launch.shared_bytes > most {
-            let found = launch.shared_bytes;
-            return Err(KernelError::shape(
-                kernel.name,
-                "shared bytes of a block",
-                format!("at most {most}"),
-                found,
-            ));
-        }
-        // SAFETY: the caller vouches for the arguments.
-        unsafe {
-            kernel.library.launch(kernel.name, launch, arguments, self.settings.seed, self.workers)
-        }
+        let (kernel, arguments) = (kernel.clone(), arguments.to_vec());
+        // SAFETY: the caller vouches for the arguments; a graph keeps what they name.
+        unsafe { self.enqueue(queue, Step::Launch { kernel, launch, arguments }) }
     }
 
-    unsafe fn matmul(&self, (): &mut (), product: MatrixProduct) -> Result<()> {
-        // SAFETY: the caller vouches for the operands.
-        unsafe { matmul(product) };
-        Ok(())
+    unsafe fn matmul(&self, queue: &mut EmulatorQueue, product: MatrixProduct) -> Result<()> {
+        // SAFETY: the caller vouches for the operands; a graph keeps them.
+        unsafe { self.enqueue(queue, Step::Product(product)) }
     }
 
-    /// Graphs are a matter of launch cost, which the emulator does not model.
+    /// They save nothing here, but what is enqueued by them is tested.
     fn has_graphs(&self) -> bool {
-        false
+        true
     }
 
-    fn begin_graph(&self, (): &mut ()) -> Result<()> {
-        Err(self.no_graphs())
+    fn begin_graph(&self, queue: &mut EmulatorQueue) -> Result<()> {
+        queue.begin_recording(&self.room)
     }
 
-    fn end_graph(&self, (): &mut ()) -> Result<Self::Graph> {
-        Err(self.no_graphs())
+    fn end_graph(&self, queue: &mut EmulatorQueue) -> Result<EmulatorGraph> {
+        queue.end_recording()
     }
 
-    fn replay(&self, (): &mut (), graph: &Self::Graph) -> Result<()> {
-        match *graph {}
+    fn replay(&self, queue: &mut EmulatorQueue, graph: &EmulatorGraph) -> Result<()> {
+        queue.check_idle("replaying a graph")?;
+        // SAFETY: whoever recorded a step vouched for it, and the graph has kept what it names.
+        graph.steps().iter().try_for_each(|step| unsafe { self.run(step) })
     }
 }
 
-impl EmulatorMemory {
-    fn bytes(&self) -> &[u8] {
-        let bytes = self.words.len() * size_of::<Aligned>();
-        // SAFETY: `Aligned` is 256 initialised bytes without padding.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), bytes) }
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        let bytes = self.words.len() * size_of::<Aligned>();
-        // SAFETY: as in `bytes`, and the memory is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), bytes) }
-    }
+/// An address as the host's pointer.
+fn place(Address(address): Address) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(address as usize)
 }

@@ -52,15 +52,16 @@ fn block_sums(settings: EmulatorSettings, change: Option<SourceChange>) -> Resul
     let module = emulator.load(&SOURCE, SourceOptions { activation: ElementKind::F32 })?;
     let kernel = emulator.kernel(&module, "block_sums")?;
     let input: Vec<f32> = (0..BLOCKS * 256).map(|i| i as f32).collect();
-    let device_out = emulator.allocate(&mut (), BLOCKS * 4)?;
-    let mut device_in = emulator.allocate(&mut (), input.len() * 4)?;
-    emulator.upload(&mut (), &mut device_in, 0, bytemuck::cast_slice(&input))?;
+    let mut queue = emulator.queue()?;
+    let device_out = emulator.allocate(&mut queue, BLOCKS * 4)?;
+    let mut device_in = emulator.allocate(&mut queue, input.len() * 4)?;
+    emulator.upload(&mut queue, &mut device_in, 0, bytemuck::cast_slice(&input))?;
     let addresses = [Emulator::address(&device_out), Emulator::address(&device_in)];
     let launch = Launch { grid: [BLOCKS as u32, 1, 1], threads: 256, shared_bytes: 256 };
     // SAFETY: the struct is two addresses, of memory for as many numbers as the kernel reaches.
-    unsafe { emulator.launch(&mut (), &kernel, launch, bytemuck::bytes_of(&addresses))? };
+    unsafe { emulator.launch(&mut queue, &kernel, launch, bytemuck::bytes_of(&addresses))? };
     let mut out = vec![0.0_f32; BLOCKS];
-    emulator.download(&mut (), bytemuck::cast_slice_mut(&mut out), &device_out, 0)?;
+    emulator.download(&mut queue, bytemuck::cast_slice_mut(&mut out), &device_out, 0)?;
     Ok(out)
 }
 

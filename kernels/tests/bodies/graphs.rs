@@ -1,12 +1,24 @@
 //! Recorded kernels.
 
-use tidemill_kernels::{Backend, Slice, SliceMut};
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tidemill_kernels::backend::LogitGradient;
+use tidemill_kernels::shape::{CrossEntropyShape, GrainRows};
+use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
 
 use super::arm::Arm;
 use super::device::Device;
 use super::number::Number;
 
 const ELEMENTS: usize = 1000;
+
+/// Says that the device has no graphs, past the harness, which shows nothing of tests that pass; a GPU must have them.
+fn not_run<B: Backend>(arm: &Arm<B>, body: &str) {
+    assert_eq!(arm.backend.memory(), MemoryPlace::Host, "a device without graphs");
+    let line = format!("NOT RUN: graphs::{body} on {}: the device has no graphs\n", arm.name);
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+}
 
 /// `lane += gradient`, enqueued once and replayed twice, gives what three calls give; recording runs nothing.
 pub fn repeat_what_was_recorded<B: Backend<Activation: Number>>(arm: &Arm<B>) {
@@ -25,7 +37,7 @@ pub fn repeat_what_was_recorded<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             [1.375; ELEMENTS],
             "a device without graphs enqueues nothing"
         );
-        return;
+        return not_run(arm, "repeat_what_was_recorded");
     };
     assert_eq!(device.download(&lane), [1.375; ELEMENTS], "recording runs nothing");
     backend.replay(&mut device.stream, &graph).unwrap();
@@ -39,10 +51,12 @@ pub fn keep_what_was_dropped<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let backend = device.backend;
     let gradient = device.upload(&[1.0_f32; ELEMENTS]);
     let mut lane = device.upload(&[0.0_f32; ELEMENTS]);
+    let (to, from) = (SliceMut::all(&mut lane), Slice::all(&gradient));
+    backend.accumulate(&mut device.stream, to, from).unwrap();
     let recorded = backend.record_graph(&mut device.stream, &mut |stream| {
         backend.accumulate(stream, SliceMut::all(&mut lane), Slice::all(&gradient))
     });
-    let Some(graph) = recorded.unwrap() else { return };
+    let Some(graph) = recorded.unwrap() else { return not_run(arm, "keep_what_was_dropped") };
     drop((lane, gradient));
     let others: Vec<_> = (0..8).map(|_| device.upload(&[3.0_f32; ELEMENTS])).collect();
     backend.replay(&mut device.stream, &graph).unwrap();
@@ -53,4 +67,154 @@ pub fn keep_what_was_dropped<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     // What was kept is given back with the graph.
     let again = device.upload(&[5.0_f32; ELEMENTS]);
     assert_eq!(device.download(&again), [5.0; ELEMENTS]);
+}
+
+#[track_caller]
+fn assert_not_recordable<T>(what: &str, result: tidemill_kernels::Result<T>) {
+    match result {
+        Err(KernelError::NotRecordable { .. }) => {}
+        Err(other) => panic!("{what}: found {other}"),
+        Ok(_) => panic!("{what} was found to be recordable"),
+    }
+}
+
+/// What a graph cannot hold is refused while it is recorded, and spoils nothing of it.
+pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let mut device = Device::new(arm);
+    let backend = device.backend;
+    let gradient = device.upload(&[0.5_f32; ELEMENTS]);
+    let mut lane = device.upload(&[1.0_f32; ELEMENTS]);
+    let mut other = device.upload(&[9.0_f32; ELEMENTS]);
+    let tokens = device.upload(&[1_u32, 2]);
+    // Kernels are loaded by their first run.
+    let (to, from) = (SliceMut::all(&mut lane), Slice::all(&gradient));
+    backend.accumulate(&mut device.stream, to, from).unwrap();
+    let mut asked = false;
+    let recorded = backend.record_graph(&mut device.stream, &mut |stream| {
+        asked = true;
+        backend.accumulate(stream, SliceMut::all(&mut lane), Slice::all(&gradient))?;
+        let write = backend.write(stream, SliceMut::all(&mut other), &[0.0; ELEMENTS]);
+        assert_not_recordable("write", write);
+        assert_not_recordable(
+            "read",
+            backend.read(stream, &mut [0.0; ELEMENTS], Slice::all(&other)),
+        );
+        assert_not_recordable("allocate", backend.allocate::<f32>(stream, 1));
+        assert_not_recordable("record", backend.record(stream));
+        let sums = backend.sums_of_squares(stream, Slice::all(&other), &[ELEMENTS]);
+        assert_not_recordable("sums_of_squares", sums);
+        let again = backend.record_graph(stream, &mut |_| Ok(()));
+        assert_not_recordable("record_graph", again);
+        // Scratch memory, of which the stream has none yet.
+        let add = backend.embedding_backward_add(
+            stream,
+            SliceMut::all(&mut other).matrix(10, 100)?,
+            Slice::new(&gradient, 0, 200)?.matrix(2, 100)?,
+            Slice::all(&tokens),
+            GrainRows::new(2, 2)?,
+        );
+        assert_not_recordable("growing scratch memory", add);
+        Ok(())
+    });
+    let Some(graph) = recorded.unwrap() else {
+        return not_run(arm, "refuse_what_cannot_be_recorded");
+    };
+    assert!(asked);
+    backend.replay(&mut device.stream, &graph).unwrap();
+    assert_eq!(device.download(&lane), [2.0; ELEMENTS]);
+    assert_eq!(device.download(&other), [9.0; ELEMENTS], "what was refused did nothing");
+    // Its scratch memory and faults are of the stream that it was recorded on.
+    let mut another = backend.device_stream().unwrap();
+    let replayed = backend.replay(&mut another, &graph);
+    assert!(matches!(replayed, Err(KernelError::Shape { .. })), "found {replayed:?}");
+}
+
+/// A recording that fails or panics is over: its stream runs again what is enqueued.
+pub fn end_with_their_recording<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let mut device = Device::new(arm);
+    let backend = device.backend;
+    let gradient = device.upload(&[0.5_f32; ELEMENTS]);
+    let mut lane = device.upload(&[1.0_f32; ELEMENTS]);
+    let (to, from) = (SliceMut::all(&mut lane), Slice::all(&gradient));
+    backend.accumulate(&mut device.stream, to, from).unwrap();
+    let mut enqueue = |stream: &mut B::DeviceStream,
+                       ends: &dyn Fn() -> tidemill_kernels::Result<()>| {
+        backend.record_graph(stream, &mut |stream| {
+            backend.accumulate(stream, SliceMut::all(&mut lane), Slice::all(&gradient))?;
+            ends()
+        })
+    };
+    let refused = || Err(KernelError::shape("a test", "answer", "none", "an error"));
+    match enqueue(&mut device.stream, &refused) {
+        Ok(None) => return not_run(arm, "end_with_their_recording"),
+        Err(KernelError::Shape { kernel: "a test", .. }) => {}
+        other => panic!("found {:?}", other.map(|graph| graph.is_some())),
+    }
+    let panics = || panic!("on purpose");
+    let stream = &mut device.stream;
+    assert!(catch_unwind(AssertUnwindSafe(|| enqueue(stream, &panics))).is_err());
+    let graph = enqueue(&mut device.stream, &|| Ok(())).unwrap().unwrap();
+    assert_eq!(device.download(&lane), [1.5; ELEMENTS], "recordings run nothing");
+    backend.replay(&mut device.stream, &graph).unwrap();
+    assert_eq!(device.download(&lane), [2.0; ELEMENTS]);
+}
+
+/// A kernel that a graph runs is watched as any other, each time, and named.
+pub fn answer_the_faults_of_their_kernels<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    const ROWS: usize = 3;
+    const VOCAB: usize = 8;
+    let mut device = Device::new(arm);
+    let backend = device.backend;
+    let table = device.upload(&[0.0_f32; VOCAB * 4]);
+    let mut out = device.upload(&[0.0_f32; ROWS * 4]);
+    let mut losses = device.upload(&[0.0_f32; ROWS]);
+    let mut logits = device.upload(&[B::Activation::rounded(0.0); ROWS * VOCAB]);
+    let mut tokens = device.upload(&[1_u32; ROWS]);
+    let mut targets = device.upload(&[1_u32; ROWS]);
+    let shape = CrossEntropyShape::new(ROWS, VOCAB, VOCAB).unwrap();
+    let mut enqueue =
+        |stream: &mut B::DeviceStream, tokens: &B::Buffer<u32>, targets: &B::Buffer<u32>| {
+            backend.embedding_forward(
+                stream,
+                SliceMut::all(&mut out).matrix(ROWS, 4)?,
+                Slice::all(&table).matrix(VOCAB, 4)?,
+                Slice::all(tokens),
+            )?;
+            backend.cross_entropy(
+                stream,
+                SliceMut::all(&mut losses),
+                SliceMut::all(&mut logits),
+                Slice::all(targets),
+                LogitGradient::None,
+                shape,
+            )
+        };
+    enqueue(&mut device.stream, &tokens, &targets).unwrap();
+    let recorded =
+        backend.record_graph(&mut device.stream, &mut |stream| enqueue(stream, &tokens, &targets));
+    let Some(graph) = recorded.unwrap() else {
+        return not_run(arm, "answer_the_faults_of_their_kernels");
+    };
+    let mut replay = |tokens_now: [u32; ROWS], targets_now: [u32; ROWS]| {
+        let stream = &mut device.stream;
+        backend.write(stream, SliceMut::all(&mut tokens), &tokens_now)?;
+        backend.write(stream, SliceMut::all(&mut targets), &targets_now)?;
+        backend.replay(stream, &graph)?;
+        backend.read(stream, &mut [0.0; VOCAB * 4], Slice::all(&table))
+    };
+    let fault = |result| match result {
+        Err(KernelError::TokenOutOfRange { kernel, row, token, vocab_size: VOCAB }) => {
+            Some((kernel, row, token))
+        }
+        Ok(()) => None,
+        Err(other) => panic!("found {other}"),
+    };
+    let good = [0, 1, 7];
+    assert_eq!(fault(replay(good, good)), None);
+    for _ in 0..2 {
+        assert_eq!(fault(replay(good, [1, 8, 9])), Some(("cross_entropy", 1, 8)));
+        assert_eq!(fault(replay(good, good)), None);
+        assert_eq!(fault(replay([0, 1, 77], good)), Some(("embedding_forward", 2, 77)));
+        assert_eq!(fault(replay([0, 1, 77], [8, 0, 0])), Some(("embedding_forward", 2, 77)));
+    }
 }

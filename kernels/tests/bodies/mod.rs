@@ -63,6 +63,9 @@ macro_rules! every_body {
                 events_complete: bodies::memory::events_complete;
                 graphs_repeat_what_was_recorded: bodies::graphs::repeat_what_was_recorded;
                 graphs_keep_what_was_dropped: bodies::graphs::keep_what_was_dropped;
+                graphs_refuse_what_cannot_be_recorded: bodies::graphs::refuse_what_cannot_be_recorded;
+                graphs_end_with_their_recording: bodies::graphs::end_with_their_recording;
+                graphs_answer_the_faults_of_their_kernels: bodies::graphs::answer_the_faults_of_their_kernels;
                 adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
                 embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
                 cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;

@@ -1,0 +1,135 @@
+//! Host memory that stands for device memory.
+//!
+//! Kernels write it by address while memory is borrowed shared, as on a device; so it is reached through raw pointers alone.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::Address;
+
+/// The alignment that drivers promise.
+const ALIGNMENT: usize = 256;
+
+/// How much device memory there is, and what was dropped while graphs may still name it.
+pub(super) struct Room {
+    total_bytes: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    free_bytes: usize,
+    graphs: usize,
+    aside: Vec<Storage>,
+}
+
+impl Room {
+    /// What an emulated GPU has unless told otherwise.
+    pub(super) const DEFAULT_BYTES: usize = 1 << 30;
+
+    pub(super) fn new(total_bytes: usize) -> Arc<Self> {
+        let state = State { free_bytes: total_bytes, graphs: 0, aside: Vec::new() };
+        Arc::new(Self { total_bytes, state: Mutex::new(state) })
+    }
+
+    /// Free bytes, and all there are.
+    pub(super) fn bytes(&self) -> [usize; 2] {
+        [self.state().free_bytes, self.total_bytes]
+    }
+
+    /// `bytes` zeroed bytes, if there is room.
+    pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Option<EmulatorMemory> {
+        let whole = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
+        let layout = Layout::from_size_align(whole, ALIGNMENT).ok()?;
+        let mut state = self.state();
+        let left = state.free_bytes.checked_sub(whole)?;
+        // SAFETY: the layout is of at least one byte.
+        let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        state.free_bytes = left;
+        Some(EmulatorMemory { storage: Some(Storage { first, layout }), room: Arc::clone(self) })
+    }
+
+    /// Keeps what is dropped from now on, for a graph.
+    pub(super) fn keep(self: &Arc<Self>) -> Kept {
+        self.state().graphs += 1;
+        Kept(Arc::clone(self))
+    }
+
+    fn give_back(&self, storage: Storage) {
+        let mut state = self.state();
+        if state.graphs > 0 {
+            state.aside.push(storage);
+        } else {
+            state.free_bytes += storage.layout.size();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// While it lives, memory that is dropped stays where it is.
+pub(super) struct Kept(Arc<Room>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.graphs -= 1;
+        if state.graphs == 0 {
+            let aside = std::mem::take(&mut state.aside);
+            state.free_bytes += aside.iter().map(|storage| storage.layout.size()).sum::<usize>();
+        }
+    }
+}
+
+struct Storage {
+    first: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it owns its bytes, which no thread has a claim to.
+unsafe impl Send for Storage {}
+// SAFETY: only addresses are taken through a shared reference.
+unsafe impl Sync for Storage {}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and nobody names it any more.
+        unsafe { dealloc(self.first.as_ptr(), self.layout) };
+    }
+}
+
+/// Device memory.
+pub struct EmulatorMemory {
+    storage: Option<Storage>,
+    room: Arc<Room>,
+}
+
+impl EmulatorMemory {
+    pub(super) fn address(&self) -> Address {
+        let first = self.storage.as_ref().map(|storage| storage.first.as_ptr().expose_provenance());
+        first.map_or(Address::NULL, |first| Address(first as u64))
+    }
+
+    /// Where `bytes` bytes from `offset` begin.
+    pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
+        let all = self.storage.as_ref().map_or(0, |storage| storage.layout.size());
+        match offset.checked_add(bytes) {
+            Some(end) if end <= all => Ok(self.address().offset(offset)),
+            _ => {
+                let found = format!("{bytes} bytes from byte {offset}");
+                Err(KernelError::shape("copy", "range", format!("within {all}"), found))
+            }
+        }
+    }
+}
+
+impl Drop for EmulatorMemory {
+    fn drop(&mut self) {
+        if let Some(storage) = self.storage.take() {
+            self.room.give_back(storage);
+        }
+    }
+}
