@@ -38,7 +38,7 @@ use self::profile::Profile;
 pub use self::recording::GpuGraph;
 pub use self::source::{Source, SourceOptions};
 pub use self::stream::{GpuStream, ScratchSlot};
-use crate::error::Result;
+use crate::error::{KernelError, Result};
 
 /// A GPU that trains with activations of precision `P`.
 pub struct Gpu<D: Driver, P: Precision> {
@@ -90,6 +90,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         Ok(module)
     }
 
+    fn has_kernel(&self, name: &'static str) -> bool {
+        let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.kernels.contains_key(name)
+    }
+
     /// The kernel `name` of `source`, compiled where it has not been.
     pub(crate) fn kernel(&self, source: &'static Source, name: &'static str) -> Result<D::Kernel> {
         let found = {
@@ -108,10 +113,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
 
     /// Enqueues kernel `name` of `source`; `arguments` mirrors its struct. A grid without blocks launches nothing.
     ///
-    /// The launchers are the only callers, and each vouches that every address of `arguments` names as many
-    /// elements as the kernel reaches: they come from views, which lie inside their buffers, and were
-    /// checked against the shape.
-    pub(crate) fn launch<A: Pod>(
+    /// # Errors
+    /// A kernel that does not compile, one that a recording would have to load, or a launch that the device refuses.
+    ///
+    /// # Safety
+    /// `arguments` mirrors the struct of the kernel, field by field. Every address in it names at least as many elements as the
+    /// kernel reaches for these sizes and this grid, in memory that nothing else has borrowed where the kernel writes: so it
+    /// comes from a view, which lies inside its buffer, that was checked against the shape, or from scratch memory that was
+    /// asked for in that size. Sizes that the kernel counts in 32 bits do not wrap.
+    pub(crate) unsafe fn launch<A: Pod>(
         &self,
         stream: &mut GpuStream<D>,
         source: &'static Source,
@@ -122,11 +132,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if launch.grid.contains(&0) {
             return Ok(());
         }
+        if stream.is_recording() && !self.has_kernel(name) {
+            return Err(KernelError::NotRecordable { attempted: "loading a kernel" });
+        }
         let kernel = self.kernel(source, name)?;
         let arguments = bytemuck::bytes_of(&arguments);
-        // SAFETY: the addresses come from views that the launcher checked against the shape, and the struct
-        // mirrors the kernel's; both stay alive until the queue has run the kernel, because memory is
-        // given back in the order of the queue.
+        // SAFETY: the caller vouches for the arguments; what they name stays until the queue has run the kernel, because memory
+        // is given back in the order of the queue.
         self.profile.note(&self.driver, stream, name, |stream| unsafe {
             self.driver.launch(stream.queue_mut(), &kernel, launch, arguments)
         })

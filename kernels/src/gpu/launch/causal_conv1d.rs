@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::sizes::{Access, blocks, size32, stride_bytes};
+use super::sizes::{Access, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
@@ -154,13 +154,14 @@ fn stride32(kernel: KernelName, row_stride: u64) -> Result<u32> {
     size32(kernel, "row stride", row_stride as usize)
 }
 
-/// Asks the filter to be that of `shape`.
+/// Asks the filter to be that of `shape`, and its rows to be as few as kernels count.
 fn check_filter<D: Driver, P: Precision>(
     kernel: KernelName,
     weight: &Slice<'_, Gpu<D, P>, f32>,
     bias: Option<&Slice<'_, Gpu<D, P>, f32>>,
     shape: ConvShape,
 ) -> Result<()> {
+    sequences32(kernel, shape.sequences())?;
     exactly(kernel, "weight", weight, shape.channels() * shape.width())?;
     bias.map_or(Ok(()), |bias| exactly(kernel, "bias", bias, shape.channels()))
 }
@@ -200,7 +201,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         let operands = [(arguments.out, arguments.out_stride), (arguments.x, arguments.x_stride)];
         let variant = Variant::new::<P::Activation>(KERNEL, &kernels, shape, &operands)?;
-        self.launch(stream, &CAUSAL_CONV1D, variant.name, variant.launch, arguments)
+        // SAFETY: `row_stride` has checked all rows, and `check_filter` the filter.
+        unsafe { self.launch(stream, &CAUSAL_CONV1D, variant.name, variant.launch, arguments) }
     }
 
     /// The gradients of the convolution: partial sums of tiles of positions, then those of grains.
@@ -262,7 +264,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             channels: size32(KERNEL, "channels", channels)?,
             width: width as u32,
         };
-        self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, arguments)?;
+        // SAFETY: as in forward; the scratch memory holds a sum for each tile and tap.
+        unsafe { self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, arguments) }?;
 
         // More samples than there are make one grain all the same.
         let samples_per_grain = shape.samples_per_grain().min(shape.sequences().samples());
@@ -280,7 +283,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let sum_blocks = grains * (width + 1) * channels.div_ceil(THREADS as usize);
         let launch = blocks(KERNEL, sum_blocks, THREADS)?;
         let name = "causal_conv1d_sum_partials";
-        self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums)
+        // SAFETY: `dweight` and `dbias` hold every grain's; the tiles' sums were just formed.
+        unsafe { self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums) }
     }
 
     /// One position of the convolution.
@@ -317,6 +321,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             elements: elements as u64,
         };
         let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
-        self.launch(stream, &CAUSAL_CONV1D, KERNEL, launch, arguments)
+        // SAFETY: `row_stride` has checked all rows, and the state has its exact size.
+        unsafe { self.launch(stream, &CAUSAL_CONV1D, KERNEL, launch, arguments) }
     }
 }

@@ -67,6 +67,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             (access.choose("cross_entropy_wide", "cross_entropy_single"), THREADS)
         };
         let launch = blocks(KERNEL, rows, threads)?;
-        self.launch(stream, &CROSS_ENTROPY, name, launch, arguments)
+        // SAFETY: losses, targets and logits were checked against the shape, whose rows hold the vocabulary.
+        unsafe { self.launch(stream, &CROSS_ENTROPY, name, launch, arguments) }
     }
 }

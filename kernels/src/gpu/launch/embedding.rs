@@ -112,7 +112,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         let name = access.choose("embedding_forward_wide", "embedding_forward_single");
         let launch = blocks(KERNEL, rows, COPY_THREADS)?;
-        self.launch(stream, &EMBEDDING, name, launch, arguments)
+        // SAFETY: out and table were checked, with a row for each token; a token past the table stands for its first row.
+        unsafe { self.launch(stream, &EMBEDDING, name, launch, arguments) }
     }
 
     /// The sums of each token's rows of `dout`, grain by grain, added to the lane.
@@ -144,7 +145,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             padding: 0,
         };
         let launch = blocks(KERNEL, vocab_size.div_ceil(tokens_per_block), GROUP_THREADS)?;
-        self.launch(stream, &EMBEDDING, "embedding_group", launch, group)?;
+        // SAFETY: tokens have `rows` elements, as the scratch memory has places.
+        unsafe { self.launch(stream, &EMBEDDING, "embedding_group", launch, group) }?;
 
         let column_tiles = width.div_ceil(SUM_THREADS as usize);
         let add = EmbeddingBackwardAdd {
@@ -160,6 +162,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             column_tiles: column_tiles as u32,
         };
         let launch = blocks(KERNEL, rows.div_ceil(SUM_PLACES) * column_tiles, SUM_THREADS)?;
-        self.launch(stream, &EMBEDDING, "embedding_backward_add", launch, add)
+        // SAFETY: dout was checked; `grouped` names each of its rows once, with a token inside the lane's table.
+        unsafe { self.launch(stream, &EMBEDDING, "embedding_backward_add", launch, add) }
     }
 }

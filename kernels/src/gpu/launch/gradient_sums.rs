@@ -131,7 +131,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let access = Access::of(WIDE_BYTES, &operands);
         let name = access.choose("accumulate_wide", "accumulate_single");
         let launch = blocks(KERNEL, elements.div_ceil(block_elements(access)), THREADS)?;
-        self.launch(stream, &GRADIENT_SUMS, name, launch, arguments)
+        // SAFETY: gradients are whole lanes.
+        unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
     }
 
     /// The sum of `uses`, in order, divided by `count`.
@@ -173,7 +174,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let access = Access::of(WIDE_BYTES, &operands);
             let name = access.choose("mean_gradient_wide", "mean_gradient_single");
             let launch = blocks(KERNEL, elements.div_ceil(block_elements(access)), THREADS)?;
-            self.launch(stream, &GRADIENT_SUMS, name, launch, arguments)?;
+            // SAFETY: every use has the elements of `out`; the sum so far is `out` itself.
+            unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }?;
             if is_last {
                 return Ok(());
             }
@@ -204,10 +206,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
 
         let squares = SquaresOfPieces { partials, x: x.address(), pieces };
         let launch = blocks(KERNEL, places.len(), THREADS)?;
-        self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares)?;
+        // SAFETY: the pieces lie inside x, and there is a partial sum for each.
+        unsafe { self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares) }?;
         let of_pieces = SumsOfPieces { sums: sums_at, partials, first_piece };
         let launch = blocks(KERNEL, ends.len(), SUM_THREADS)?;
-        self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces)?;
+        // SAFETY: ranges are of pieces that were summed, and there is a sum for each.
+        unsafe { self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces) }?;
         let host = bytemuck::cast_slice_mut(&mut sums);
         stream.download_scratch(&self.driver, ScratchSlot::Third, host)?;
         Ok(sums)

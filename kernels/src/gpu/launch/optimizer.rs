@@ -87,7 +87,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 .map(|address| (address, 0));
         let name = Access::of(WIDE_BYTES, &operands).choose("adamw_wide", "adamw_single");
         let launch = blocks(KERNEL, elements.div_ceil(UPDATED), THREADS)?;
-        self.launch(stream, &OPTIMIZER, name, launch, arguments)
+        // SAFETY: all four have as many elements.
+        unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 
     /// `out = from`, rounded to the activation type.
@@ -105,6 +106,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let operands = [(arguments.out, 0), (arguments.from, 0)];
         let name = Access::of(WIDE_BYTES, &operands).choose("round_wide", "round_single");
         let launch = blocks(KERNEL, elements.div_ceil(ROUNDED), THREADS)?;
-        self.launch(stream, &OPTIMIZER, name, launch, arguments)
+        // SAFETY: both have as many elements.
+        unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 }

@@ -149,7 +149,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         );
         let (name, teams) = self.norm_variant(&VARIANTS, access, width);
         let launch = blocks(KERNEL, rows.div_ceil(teams), THREADS)?;
-        self.launch(stream, &RMS_NORM, name, launch, arguments)
+        // SAFETY: rows and vectors were checked against the shape.
+        unsafe { self.launch(stream, &RMS_NORM, name, launch, arguments) }
     }
 
     /// Adds to `dx`; partial sums of `dweight` over runs of rows, then those of grains.
@@ -206,7 +207,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let access = access::<P::Activation>(width, &of_fp32, &[(arguments.dy, dy_stride)]);
         let (name, teams) = self.norm_variant(&VARIANTS, access, width);
         let launch = blocks(KERNEL, runs.div_ceil(teams), THREADS)?;
-        self.launch(stream, &RMS_NORM, name, launch, arguments)?;
+        // SAFETY: as in forward; there is a partial sum for each run of rows.
+        unsafe { self.launch(stream, &RMS_NORM, name, launch, arguments) }?;
 
         let elements = grains.grains() * width;
         let sums = SumPartials {
@@ -218,6 +220,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: arguments.width,
         };
         let launch = blocks(KERNEL, elements.div_ceil(SUM_THREADS as usize), SUM_THREADS)?;
-        self.launch(stream, &RMS_NORM, "rms_norm_sum_partials", launch, sums)
+        // SAFETY: `dweight` holds every grain's; `runs` partial sums were just formed.
+        unsafe { self.launch(stream, &RMS_NORM, "rms_norm_sum_partials", launch, sums) }
     }
 }

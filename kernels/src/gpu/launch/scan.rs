@@ -8,10 +8,11 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::backend::ScanInputs;
-use crate::error::{KernelError, Result};
+use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::launch::scan_turns::{Cut, Turns};
+use crate::gpu::launch::sizes;
 use crate::gpu::launch::{
     KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
 };
@@ -109,8 +110,7 @@ pub(super) struct Plan {
 
 /// `size` as kernels count it.
 pub(super) fn count(kernel: KernelName, what: &'static str, size: usize) -> Result<u32> {
-    u32::try_from(size)
-        .map_err(|_| KernelError::shape(kernel, what, format!("at most {}", u32::MAX), size))
+    sizes::size32(kernel, what, size)
 }
 
 impl Plan {
@@ -120,14 +120,13 @@ impl Plan {
 
     /// `blocks` blocks which scan.
     pub(super) fn launch(&self, blocks: usize, shared_bytes: usize) -> Result<Launch> {
-        let blocks = count(self.kernel, "blocks", blocks)?;
-        Ok(Launch { grid: [blocks, 1, 1], threads: SCAN_THREADS as u32, shared_bytes })
+        let launch = sizes::blocks(self.kernel, blocks, SCAN_THREADS as u32)?;
+        Ok(Launch { shared_bytes, ..launch })
     }
 
     /// A thread for each of `items`.
     pub(super) fn launch_items(&self, items: usize) -> Result<Launch> {
-        let blocks = count(self.kernel, "blocks", items.div_ceil(SUM_THREADS))?;
-        Ok(Launch { grid: [blocks, 1, 1], threads: SUM_THREADS as u32, shared_bytes: 0 })
+        sizes::blocks(self.kernel, items.div_ceil(SUM_THREADS), SUM_THREADS as u32)
     }
 
     /// Channels that a block of `scan_any.cu` has at once.
@@ -263,7 +262,7 @@ pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize
 impl<D: Driver, P: Precision> Gpu<D, P> {
     pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
         let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
-        count(kernel, "rows", sequences.rows())?;
+        let [samples, positions, _] = sizes::sequences32(kernel, sequences)?;
         let device = self.driver().properties();
         let activation_bytes = size_of::<P::Activation>();
         let most = forward_shared_bytes(activation_bytes)
@@ -275,8 +274,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             kernel,
             shape,
             way: if sixteen { Way::Sixteen } else { Way::Any },
-            samples: count(kernel, "samples", sequences.samples())?,
-            positions: count(kernel, "positions", sequences.positions())?,
+            samples,
+            positions,
             channels: count(kernel, "channels", channels)?,
             states: count(kernel, "states", states)?,
             lanes: states.next_power_of_two().clamp(LANES[0], LANES[1]) as u32,
@@ -317,7 +316,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             unused: 0,
         };
         let items = (rows * plan.shape.states() / 2).max(word_count);
-        self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)?;
+        // SAFETY: bc was checked by `CheckedRows`, and the scratch memory holds it packed, and the words.
+        unsafe {
+            self.launch(stream, &SCAN_SUMS, "scan_pack", plan.launch_items(items)?, arguments)
+        }?;
         Ok((packed, cut.turns(plan.kernel, words)?))
     }
 
@@ -359,11 +361,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if plan.way == Way::Any {
             let blocks = shape.sequences().samples() * shape.channels().div_ceil(plan.slots());
             let launch = plan.launch(blocks, FORWARD_ANY_SHARED_BYTES)?;
-            return self.launch(stream, &SCAN_ANY, "scan_forward_any", launch, arguments);
+            // SAFETY: `CheckedRows` has checked all rows, and saved has its exact size.
+            return unsafe {
+                self.launch(stream, &SCAN_ANY, "scan_forward_any", launch, arguments)
+            };
         }
         let name = if rows.aligned { "scan_forward" } else { "scan_forward_unaligned" };
         let shared_bytes = forward_shared_bytes(size_of::<P::Activation>());
         let launch = plan.launch(cut.forward_blocks(multiprocessors), shared_bytes)?;
-        self.launch(stream, &SCAN_FORWARD, name, launch, arguments)
+        // SAFETY: as above; B and C were packed, and turns counted, for this shape.
+        unsafe { self.launch(stream, &SCAN_FORWARD, name, launch, arguments) }
     }
 }

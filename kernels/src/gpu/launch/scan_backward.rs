@@ -161,7 +161,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             grains: count(kernel, "grains", grains)?,
         };
         let launch = plan.launch_items(grains * channels * (states + 2))?;
-        self.launch(stream, &SCAN_SUMS, "scan_sum_samples", launch, sums)
+        // SAFETY: the caller checked gradients against the shape, and each sample has its partial sums.
+        unsafe { self.launch(stream, &SCAN_SUMS, "scan_sum_samples", launch, sums) }
     }
 
     fn walk_back(
@@ -177,12 +178,16 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let shape = plan.shape;
             let blocks = shape.sequences().samples() * shape.channels().div_ceil(BLOCK_CHANNELS);
             let launch = plan.launch(blocks, backward_any_shared_bytes(warp))?;
-            return self.launch(stream, &SCAN_ANY, "scan_backward_any", launch, arguments);
+            // SAFETY: `CheckedRows` has checked all rows, and scratch memory has the sizes of `partial_bytes`.
+            return unsafe {
+                self.launch(stream, &SCAN_ANY, "scan_backward_any", launch, arguments)
+            };
         }
         let name = if aligned { "scan_backward" } else { "scan_backward_unaligned" };
         let shared_bytes = backward_shared_bytes(warp, size_of::<P::Activation>());
         let launch = plan.launch(cut.turn_count(), shared_bytes)?;
-        self.launch(stream, &SCAN_BACKWARD, name, launch, arguments)
+        // SAFETY: as above; `Cut` counts what turns hand on.
+        unsafe { self.launch(stream, &SCAN_BACKWARD, name, launch, arguments) }
     }
 
     /// `dbc[b t, 2 n]` from the partial sums of each block of channels.
@@ -206,7 +211,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             order: if plan.way == Way::Sixteen { PACKED } else { PLAIN },
         };
         let launch = plan.launch_items(elements)?;
-        self.launch(stream, &SCAN_SUMS, "scan_sum_dbc", launch, arguments)
+        // SAFETY: dbc was checked, and its partial sums are those of `partial_bytes`.
+        unsafe { self.launch(stream, &SCAN_SUMS, "scan_sum_dbc", launch, arguments) }
     }
 }
 

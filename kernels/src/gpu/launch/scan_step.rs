@@ -5,9 +5,9 @@ use bytemuck::{Pod, Zeroable};
 use crate::backend::ScanInputs;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
-use crate::gpu::driver::{Address, Driver, Launch};
+use crate::gpu::driver::{Address, Driver};
 use crate::gpu::launch::exactly_mut;
-use crate::gpu::launch::scan::{CheckedRows, Rows, SCAN_THREADS, count};
+use crate::gpu::launch::scan::{CheckedRows, Rows};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::SCAN_ANY;
 use crate::gpu::{Gpu, GpuStream};
@@ -66,8 +66,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             states: plan.states,
             lanes: plan.lanes,
         };
-        let blocks = count(plan.kernel, "blocks", all_channels.div_ceil(plan.slots()))?;
-        let launch = Launch { grid: [blocks, 1, 1], threads: SCAN_THREADS as u32, shared_bytes: 0 };
-        self.launch(stream, &SCAN_ANY, "scan_step", launch, arguments)
+        let launch = plan.launch(all_channels.div_ceil(plan.slots()), 0)?;
+        // SAFETY: `CheckedRows` has checked all rows, and the state has its exact size.
+        unsafe { self.launch(stream, &SCAN_ANY, "scan_step", launch, arguments) }
     }
 }
