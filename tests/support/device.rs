@@ -2,13 +2,12 @@
 //!
 //! Where it names one that is not there, every test that trains fails: nothing is passed over.
 
-/// Names the backend: `cpu` (the default) or `cuda`.
-const BACKEND_VARIABLE: &str = "TIDEMILL_TEST_BACKEND";
+use super::tested_backend::BACKEND_VARIABLE;
 
 /// Names the precision: `fp32` (the default) or `bf16`.
 const PRECISION_VARIABLE: &str = "TIDEMILL_TEST_PRECISION";
 
-/// `device.backend` of every run.
+/// `device.backend` of every run: `cpu` by default.
 pub fn backend() -> String {
     std::env::var(BACKEND_VARIABLE).unwrap_or_else(|_| "cpu".to_owned())
 }

@@ -4,12 +4,14 @@
 //! told as not run, and where the environment asks for the device that is a failure. Arguments select the tests
 //! whose names hold one of them.
 
+#[path = "tested_backend.rs"]
+mod tested_backend;
+
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-/// The variable that says which backend must be tested.
-const BACKEND_VARIABLE: &str = "TIDEMILL_TEST_BACKEND";
+use tested_backend::BACKEND_VARIABLE;
 
 /// A test: its name, and what it runs on the device.
 pub type Test<A> = (&'static str, fn(&A));
@@ -41,8 +43,8 @@ impl Program {
             }
             match &arm {
                 Err(reason) => {
-                    println!("NOT RUN: {name}: {reason}");
-                    self.not_run.push(name);
+                    println!("NOT RUN: {name}");
+                    self.not_run.push(reason.to_string());
                 }
                 Ok(arm) if catch_unwind(AssertUnwindSafe(|| body(arm))).is_ok() => {
                     println!("test {name} ... ok");
@@ -60,6 +62,9 @@ impl Program {
     pub fn finish(self) -> ExitCode {
         let Self { backend, passed, failed, not_run, .. } = self;
         println!("{passed} passed, {} failed {failed:?}, {} not run", failed.len(), not_run.len());
+        if let Some(reason) = not_run.first() {
+            println!("these tests did not run: {reason}");
+        }
         let asked_for = std::env::var(BACKEND_VARIABLE).is_ok_and(|name| name == backend);
         if !failed.is_empty() || (asked_for && !not_run.is_empty()) {
             return ExitCode::FAILURE;

@@ -4,6 +4,7 @@ pub mod device;
 pub mod outcome;
 pub mod processes;
 pub mod program;
+mod tested_backend;
 pub mod workbench;
 
 pub use outcome::{Outcome, assert_same};
