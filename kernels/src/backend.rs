@@ -17,6 +17,11 @@
 //! - **No atomics** in floating-point sums: the same inputs give the same bits, always.
 //! - Outputs come first, then inputs, then sizes. Outputs are overwritten unless a method says that it adds.
 
+mod arguments;
+mod element;
+
+pub use self::arguments::{AdamWStep, LogitGradient, Output, ScanGradients, ScanInputs};
+pub use self::element::{ActivationElement, Element};
 use crate::error::Result;
 use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -26,48 +31,6 @@ pub const NUMERICS_VERSION: u32 = 1;
 
 /// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
 pub const IGNORED_TARGET: u32 = u32::MAX;
-
-/// An element type that device memory can hold.
-pub trait Element: bytemuck::Pod + Send + Sync + 'static {
-    /// The name in reports and errors.
-    const NAME: &'static str;
-}
-impl Element for f32 {
-    const NAME: &'static str = "f32";
-}
-impl Element for f64 {
-    const NAME: &'static str = "f64";
-}
-impl Element for u32 {
-    const NAME: &'static str = "u32";
-}
-impl Element for half::bf16 {
-    const NAME: &'static str = "bf16";
-}
-
-/// An element type of activations: what a precision rounds to.
-pub trait ActivationElement: Element {
-    /// `value` to the nearest.
-    fn rounded(value: f32) -> Self;
-    /// The value, exactly.
-    fn widened(self) -> f32;
-}
-impl ActivationElement for f32 {
-    fn rounded(value: f32) -> Self {
-        value
-    }
-    fn widened(self) -> f32 {
-        self
-    }
-}
-impl ActivationElement for half::bf16 {
-    fn rounded(value: f32) -> Self {
-        Self::from_f32(value)
-    }
-    fn widened(self) -> f32 {
-        self.to_f32()
-    }
-}
 
 /// Where the buffers of a backend lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,82 +65,6 @@ pub struct KernelTime {
     pub milliseconds: f64,
 }
 
-/// Whether a matrix product replaces its output or adds to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// `out = a b`
-    Overwrite,
-    /// `out = out + a b`
-    Add,
-}
-
-/// What cross-entropy leaves in the logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogitGradient {
-    /// The logits' contents are unspecified afterwards.
-    None,
-    /// The gradient of the *sum* of the rows' losses: softmax - one_hot(target), zero in the padding.
-    InPlace,
-}
-
-/// Inputs of the selective scan that forward and backward share.
-pub struct ScanInputs<'a, B: Backend> {
-    /// `delta_raw[b t, e]`: dt_proj's product, before its bias and softplus.
-    pub delta_raw: Matrix<'a, B, B::Activation>,
-    /// `delta_bias[e]`.
-    pub delta_bias: Slice<'a, B, f32>,
-    /// `x[b t, e]`, after convolution and SiLU.
-    pub x: Matrix<'a, B, B::Activation>,
-    /// `bc[b t, 2 n]`: B in columns 0..n, C in columns n..2n.
-    pub bc: Matrix<'a, B, B::Activation>,
-    /// `z[b t, e]`: the gate, before SiLU.
-    pub z: Matrix<'a, B, B::Activation>,
-    /// `a_log[e, n]`, row-major.
-    pub a_log: Slice<'a, B, f32>,
-    /// `d[e]`: the skip.
-    pub d: Slice<'a, B, f32>,
-}
-
-/// Outputs of the backward selective scan.
-pub struct ScanGradients<'a, B: Backend> {
-    /// `ddelta_raw[b t, e]`.
-    pub ddelta_raw: MatrixMut<'a, B, B::Activation>,
-    /// `dx[b t, e]`.
-    pub dx: MatrixMut<'a, B, B::Activation>,
-    /// `dbc[b t, 2 n]`.
-    pub dbc: MatrixMut<'a, B, B::Activation>,
-    /// `dz[b t, e]`.
-    pub dz: MatrixMut<'a, B, B::Activation>,
-    /// `da_log[grains, e, n]`.
-    pub da_log: SliceMut<'a, B, f32>,
-    /// `dd[grains, e]`.
-    pub dd: SliceMut<'a, B, f32>,
-    /// `ddelta_bias[grains, e]`.
-    pub ddelta_bias: SliceMut<'a, B, f32>,
-}
-
-/// One update of AdamW (Loshchilov and Hutter, 2019) in the order of PyTorch's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWStep {
-    /// Learning rate of this step.
-    pub learning_rate: f32,
-    /// Decay of the first moment.
-    pub beta1: f32,
-    /// Decay of the second moment.
-    pub beta2: f32,
-    /// Added to the root of the second moment.
-    pub eps: f32,
-    /// The factor that parameters are multiplied by before the update: `1 - learning_rate *
-    /// weight_decay` for AdamW.
-    pub decay_factor: f32,
-    /// `1 - beta1^step`, step counted from 1.
-    pub bias_correction1: f32,
-    /// `1 - beta2^step`.
-    pub bias_correction2: f32,
-    /// The clipping coefficient that gradients are multiplied by first.
-    pub gradient_scale: f32,
-}
-
 /// A device that trains: buffers, order and kernels.
 ///
 /// Dispatch is static: models are generic over their backend. See the [module](self) for what every
@@ -193,8 +80,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
     type Event: Send;
     /// Kernels that were recorded to be enqueued together; [`Infallible`](std::convert::Infallible) where none can be.
     type Graph: Send;
-    /// Copies of the parameters in activation precision, kept beside the fp32 masters; `()` where
-    /// activations are fp32 and the masters serve.
+    /// The copies of the parameters that matrix products read where activations have another type than the fp32 masters.
+    /// Where they have not it holds nothing, and the masters serve.
     type ComputeWeights: Send + Sync;
 
     /// What this device must have in common with its peers.
@@ -223,14 +110,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// The number of elements of a buffer.
     fn elements<T: Element>(buffer: &Self::Buffer<T>) -> usize;
 
-    /// Room for copies of `elements` parameters in activation precision.
+    /// Room for copies of `elements` parameters in activation precision; none where the masters serve.
     fn compute_weights(
         &self,
         stream: &mut Self::DeviceStream,
         elements: usize,
     ) -> Result<Self::ComputeWeights>;
 
-    /// Rounds `elements` of the masters from `start` into `weights`.
+    /// Rounds `elements` of the masters from `start` into `weights`, where there are copies.
     fn refresh_compute_weights(
         &self,
         stream: &mut Self::DeviceStream,
@@ -293,15 +180,23 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them
     /// all at once as often as they are wanted. `None` on a device where that saves nothing: then they are enqueued as usual.
     ///
-    /// What is recorded runs on the buffers that it was recorded with. `enqueue` may neither allocate nor read or write from the
-    /// host, and the same calls must have run once before, so that all scratch memory is there.
+    /// What is recorded runs on the buffers that it was recorded with. The same calls must have run once before, so that all
+    /// scratch memory is there and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics.
+    ///
+    /// # Errors
+    /// What `enqueue` answers; [`KernelError::NotRecordable`](crate::KernelError::NotRecordable) for what it may not do: allocate,
+    /// read or write from the host, record events or graphs, or need scratch memory or kernels that are not there yet.
     fn record_graph(
         &self,
         stream: &mut Self::DeviceStream,
         enqueue: &mut dyn FnMut(&mut Self::DeviceStream) -> Result<()>,
     ) -> Result<Option<Self::Graph>>;
 
-    /// Enqueues what was recorded.
+    /// Enqueues what was recorded on the same device stream.
+    ///
+    /// # Errors
+    /// Another device stream than that of the recording. A fault of a kernel in the graph, such as a token outside the
+    /// vocabulary, is answered by the next read.
     fn replay(&self, stream: &mut Self::DeviceStream, graph: &Self::Graph) -> Result<()>;
 
     /// Starts to note the device time of every kernel; a device that cannot tell notes nothing.

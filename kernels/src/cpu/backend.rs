@@ -4,18 +4,17 @@ use std::convert::Infallible;
 
 use super::conv::{ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
-use super::cross_entropy::{CrossEntropy, check_targets};
+use super::cross_entropy::cross_entropy;
 use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
-use super::embedding::{check_tokens, embedding_backward_add};
+use super::embedding::{embedding_backward_add, embedding_forward};
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
-use super::optimizer::AdamW;
+use super::optimizer::adamw;
 use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut, one_position};
 use super::scan::{Inputs, PrepareDecay, ScanLayout};
 use super::scan_backward::{self, selective_scan_backward};
 use super::scan_forward::selective_scan_forward;
 use super::scan_step::ScanStep;
-use super::simd::LANES;
 use super::weight_gradient::weight_gradient_add;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
@@ -203,16 +202,7 @@ impl Backend for Cpu {
         table: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
     ) -> Result<()> {
-        const KERNEL: &str = "embedding_forward";
-        let tokens = elements(tokens);
-        let (vocab_size, width) = (table.rows, table.columns);
-        let mut out = RowsMut::new(KERNEL, "out", out, tokens.len(), width)?;
-        let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
-        check_tokens(KERNEL, tokens, vocab_size)?;
-        for (row, &token) in tokens.iter().enumerate() {
-            out.row_mut(row).copy_from_slice(table.row(token as usize));
-        }
-        Ok(())
+        embedding_forward(out, table, tokens)
     }
 
     fn embedding_backward_add(
@@ -457,16 +447,8 @@ impl Backend for Cpu {
         gradient: LogitGradient,
         shape: CrossEntropyShape,
     ) -> Result<()> {
-        const KERNEL: &str = "cross_entropy";
-        let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
-        let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
-        let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
-        let targets = exactly(KERNEL, "targets", targets, rows)?;
-        check_targets(KERNEL, targets, vocab_size)?;
-        let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride };
-        let share = stream.threads().share(rows);
-        stream.threads().for_each(all.parts(share), |part| self.dispatch.run(part));
-        Ok(())
+        let threads = stream.threads();
+        cross_entropy(threads, self.dispatch, losses, logits, targets, gradient, shape)
     }
 
     fn accumulate(
@@ -506,15 +488,7 @@ impl Backend for Cpu {
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
     ) -> Result<()> {
-        const KERNEL: &str = "adamw";
-        let parameters = elements_mut(parameters);
-        let count = parameters.len();
-        let exp_avg = exactly_mut(KERNEL, "exp_avg", exp_avg, count)?;
-        let exp_avg_sq = exactly_mut(KERNEL, "exp_avg_sq", exp_avg_sq, count)?;
-        let gradient = exactly(KERNEL, "gradient", gradient, count)?;
-        let all = AdamW { parameters, exp_avg, exp_avg_sq, gradient, step };
-        let share = stream.threads().share(count.div_ceil(LANES)) * LANES;
-        stream.threads().for_each(all.parts(share), |part| self.dispatch.run(part));
-        Ok(())
+        let moments = [exp_avg, exp_avg_sq];
+        adamw(stream.threads(), self.dispatch, parameters, moments, gradient, step)
     }
 }

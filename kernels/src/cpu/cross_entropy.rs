@@ -1,10 +1,15 @@
 //! Cross-entropy of rows of logits, and its gradient in place.
 
-use super::dispatch::Kernel;
+use super::Cpu;
+use super::device_stream::ComputeThreads;
+use super::dispatch::{Dispatch, Kernel};
 use super::exponential::exp2_each;
+use super::rows::{exactly, exactly_mut};
 use super::simd::{LANES, Simd};
 use crate::backend::{IGNORED_TARGET, LogitGradient};
 use crate::error::{KernelError, Result};
+use crate::shape::CrossEntropyShape;
+use crate::view::{Slice, SliceMut};
 
 /// Chains of the running greatest and sum: one would wait for its own latency.
 const CHAINS: usize = 4;
@@ -13,11 +18,7 @@ const CHAINS: usize = 4;
 const LEAST_POWER: f32 = -126.0;
 
 /// The first target that is neither inside the vocabulary nor [`IGNORED_TARGET`] is an error.
-pub(crate) fn check_targets(
-    kernel: &'static str,
-    targets: &[u32],
-    vocab_size: usize,
-) -> Result<()> {
+fn check_targets(kernel: &'static str, targets: &[u32], vocab_size: usize) -> Result<()> {
     let counted = |&target: &u32| target == IGNORED_TARGET || (target as usize) < vocab_size;
     match targets.iter().position(|target| !counted(target)) {
         None => Ok(()),
@@ -27,20 +28,42 @@ pub(crate) fn check_targets(
     }
 }
 
+/// The rows' losses, and in the logits what `gradient` says.
+pub(crate) fn cross_entropy(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    losses: SliceMut<'_, Cpu, f32>,
+    logits: SliceMut<'_, Cpu, f32>,
+    targets: Slice<'_, Cpu, u32>,
+    gradient: LogitGradient,
+    shape: CrossEntropyShape,
+) -> Result<()> {
+    const KERNEL: &str = "cross_entropy";
+    let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
+    let losses = exactly_mut(KERNEL, "losses", losses, rows)?;
+    let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
+    let targets = exactly(KERNEL, "targets", targets, rows)?;
+    check_targets(KERNEL, targets, vocab_size)?;
+    let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride };
+    let share = threads.share(rows);
+    threads.for_each(all.parts(share), |part| dispatch.run(part));
+    Ok(())
+}
+
 /// Rows of logits `row_stride` apart, of which `vocab_size` count; targets are inside the vocabulary or
 /// [`IGNORED_TARGET`].
-pub(crate) struct CrossEntropy<'a> {
-    pub(crate) losses: &'a mut [f32],
-    pub(crate) logits: &'a mut [f32],
-    pub(crate) targets: &'a [u32],
-    pub(crate) gradient: LogitGradient,
-    pub(crate) vocab_size: usize,
-    pub(crate) row_stride: usize,
+struct CrossEntropy<'a> {
+    losses: &'a mut [f32],
+    logits: &'a mut [f32],
+    targets: &'a [u32],
+    gradient: LogitGradient,
+    vocab_size: usize,
+    row_stride: usize,
 }
 
 impl<'a> CrossEntropy<'a> {
     /// Parts of `rows` rows each, the last of what is left.
-    pub(crate) fn parts(self, rows: usize) -> impl Iterator<Item = CrossEntropy<'a>> {
+    fn parts(self, rows: usize) -> impl Iterator<Item = CrossEntropy<'a>> {
         let Self { losses, logits, targets, gradient, vocab_size, row_stride } = self;
         losses
             .chunks_mut(rows)

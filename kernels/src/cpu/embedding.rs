@@ -3,20 +3,38 @@
 use super::Cpu;
 use super::device_stream::{DeviceStream, TokenRow};
 use super::dispatch::{Dispatch, Kernel};
-use super::rows::{Rows, RowsMut, exactly};
+use super::rows::{Rows, RowsMut, elements, exactly};
 use super::simd::{LANES, Lanes, Simd};
 use crate::error::{KernelError, Result};
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
 
 /// The row of the first token outside the vocabulary is an error.
-pub(crate) fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usize) -> Result<()> {
+fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usize) -> Result<()> {
     match tokens.iter().position(|&token| token as usize >= vocab_size) {
         None => Ok(()),
         Some(row) => {
             Err(KernelError::TokenOutOfRange { kernel, row, token: tokens[row], vocab_size })
         }
     }
+}
+
+/// `out[rows, d] = table[tokens[row]]`.
+pub(crate) fn embedding_forward(
+    out: MatrixMut<'_, Cpu, f32>,
+    table: Matrix<'_, Cpu, f32>,
+    tokens: Slice<'_, Cpu, u32>,
+) -> Result<()> {
+    const KERNEL: &str = "embedding_forward";
+    let tokens = elements(tokens);
+    let (vocab_size, width) = (table.rows, table.columns);
+    let mut out = RowsMut::new(KERNEL, "out", out, tokens.len(), width)?;
+    let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
+    check_tokens(KERNEL, tokens, vocab_size)?;
+    for (row, &token) in tokens.iter().enumerate() {
+        out.row_mut(row).copy_from_slice(table.row(token as usize));
+    }
+    Ok(())
 }
 
 /// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.

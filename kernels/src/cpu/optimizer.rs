@@ -1,21 +1,47 @@
 //! AdamW over a chunk of parameters.
 
-use super::dispatch::Kernel;
+use super::Cpu;
+use super::device_stream::ComputeThreads;
+use super::dispatch::{Dispatch, Kernel};
+use super::rows::{elements_mut, exactly, exactly_mut};
 use super::simd::{LANES, Simd};
 use crate::backend::AdamWStep;
+use crate::error::Result;
+use crate::view::{Slice, SliceMut};
+
+/// One update of `parameters` and of their moments, the first and the second.
+pub(crate) fn adamw(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    parameters: SliceMut<'_, Cpu, f32>,
+    [exp_avg, exp_avg_sq]: [SliceMut<'_, Cpu, f32>; 2],
+    gradient: Slice<'_, Cpu, f32>,
+    step: AdamWStep,
+) -> Result<()> {
+    const KERNEL: &str = "adamw";
+    let parameters = elements_mut(parameters);
+    let count = parameters.len();
+    let exp_avg = exactly_mut(KERNEL, "exp_avg", exp_avg, count)?;
+    let exp_avg_sq = exactly_mut(KERNEL, "exp_avg_sq", exp_avg_sq, count)?;
+    let gradient = exactly(KERNEL, "gradient", gradient, count)?;
+    let all = AdamW { parameters, exp_avg, exp_avg_sq, gradient, step };
+    let share = threads.share(count.div_ceil(LANES)) * LANES;
+    threads.for_each(all.parts(share), |part| dispatch.run(part));
+    Ok(())
+}
 
 /// One update in the order of PyTorch's; all slices have one length.
-pub(crate) struct AdamW<'a> {
-    pub(crate) parameters: &'a mut [f32],
-    pub(crate) exp_avg: &'a mut [f32],
-    pub(crate) exp_avg_sq: &'a mut [f32],
-    pub(crate) gradient: &'a [f32],
-    pub(crate) step: AdamWStep,
+struct AdamW<'a> {
+    parameters: &'a mut [f32],
+    exp_avg: &'a mut [f32],
+    exp_avg_sq: &'a mut [f32],
+    gradient: &'a [f32],
+    step: AdamWStep,
 }
 
 impl<'a> AdamW<'a> {
     /// Parts of `elements` elements each, the last of what is left.
-    pub(crate) fn parts(self, elements: usize) -> impl Iterator<Item = AdamW<'a>> {
+    fn parts(self, elements: usize) -> impl Iterator<Item = AdamW<'a>> {
         let Self { parameters, exp_avg, exp_avg_sq, gradient, step } = self;
         parameters
             .chunks_mut(elements)

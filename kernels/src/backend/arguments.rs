@@ -1,0 +1,80 @@
+//! What kernels are told beside their views and shapes: named fields instead of long lists of arguments.
+
+use super::Backend;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+/// Whether a matrix product replaces its output or adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// `out = a b`
+    Overwrite,
+    /// `out = out + a b`
+    Add,
+}
+
+/// What cross-entropy leaves in the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitGradient {
+    /// The logits' contents are unspecified afterwards.
+    None,
+    /// The gradient of the *sum* of the rows' losses: softmax - one_hot(target), zero in the padding.
+    InPlace,
+}
+
+/// Inputs of the selective scan that forward and backward share.
+pub struct ScanInputs<'a, B: Backend> {
+    /// `delta_raw[b t, e]`: dt_proj's product, before its bias and softplus.
+    pub delta_raw: Matrix<'a, B, B::Activation>,
+    /// `delta_bias[e]`.
+    pub delta_bias: Slice<'a, B, f32>,
+    /// `x[b t, e]`, after convolution and SiLU.
+    pub x: Matrix<'a, B, B::Activation>,
+    /// `bc[b t, 2 n]`: B in columns 0..n, C in columns n..2n.
+    pub bc: Matrix<'a, B, B::Activation>,
+    /// `z[b t, e]`: the gate, before SiLU.
+    pub z: Matrix<'a, B, B::Activation>,
+    /// `a_log[e, n]`, row-major.
+    pub a_log: Slice<'a, B, f32>,
+    /// `d[e]`: the skip.
+    pub d: Slice<'a, B, f32>,
+}
+
+/// Outputs of the backward selective scan.
+pub struct ScanGradients<'a, B: Backend> {
+    /// `ddelta_raw[b t, e]`.
+    pub ddelta_raw: MatrixMut<'a, B, B::Activation>,
+    /// `dx[b t, e]`.
+    pub dx: MatrixMut<'a, B, B::Activation>,
+    /// `dbc[b t, 2 n]`.
+    pub dbc: MatrixMut<'a, B, B::Activation>,
+    /// `dz[b t, e]`.
+    pub dz: MatrixMut<'a, B, B::Activation>,
+    /// `da_log[grains, e, n]`.
+    pub da_log: SliceMut<'a, B, f32>,
+    /// `dd[grains, e]`.
+    pub dd: SliceMut<'a, B, f32>,
+    /// `ddelta_bias[grains, e]`.
+    pub ddelta_bias: SliceMut<'a, B, f32>,
+}
+
+/// One update of AdamW (Loshchilov and Hutter, 2019) in the order of PyTorch's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate of this step.
+    pub learning_rate: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// The factor that parameters are multiplied by before the update: `1 - learning_rate *
+    /// weight_decay` for AdamW.
+    pub decay_factor: f32,
+    /// `1 - beta1^step`, step counted from 1.
+    pub bias_correction1: f32,
+    /// `1 - beta2^step`.
+    pub bias_correction2: f32,
+    /// The clipping coefficient that gradients are multiplied by first.
+    pub gradient_scale: f32,
+}

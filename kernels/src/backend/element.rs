@@ -1,0 +1,43 @@
+//! What device memory and activations are made of.
+
+/// An element type that device memory can hold.
+pub trait Element: bytemuck::Pod + Send + Sync + 'static {
+    /// The name in reports and errors.
+    const NAME: &'static str;
+}
+impl Element for f32 {
+    const NAME: &'static str = "f32";
+}
+impl Element for f64 {
+    const NAME: &'static str = "f64";
+}
+impl Element for u32 {
+    const NAME: &'static str = "u32";
+}
+impl Element for half::bf16 {
+    const NAME: &'static str = "bf16";
+}
+
+/// An element type of activations: what a precision rounds to.
+pub trait ActivationElement: Element {
+    /// `value` to the nearest.
+    fn rounded(value: f32) -> Self;
+    /// The value, exactly.
+    fn widened(self) -> f32;
+}
+impl ActivationElement for f32 {
+    fn rounded(value: f32) -> Self {
+        value
+    }
+    fn widened(self) -> f32 {
+        self
+    }
+}
+impl ActivationElement for half::bf16 {
+    fn rounded(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+    fn widened(self) -> f32 {
+        self.to_f32()
+    }
+}
