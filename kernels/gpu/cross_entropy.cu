@@ -144,7 +144,8 @@ DEVICE void cross_entropy(const CrossEntropy& arguments) {
     }
     if (!arguments.with_gradient) return;
 
-    // Every thread has read the target's logit: block_sum is a barrier.
+    // Every thread has read the target's logit: block_sum is a barrier, or, where the block is one warp, its shuffles wait for
+    // all lanes, each with a sum that its read of the logit went into.
     const float reciprocal = 1.0f / sum;
     for_each_pack<THREADS, ACCESS>(logits, vocab_size, [&](u32 column, Logits& pack) {
 #pragma unroll
