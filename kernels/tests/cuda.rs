@@ -32,6 +32,7 @@ macro_rules! tests {
         /// A body runs twice where it must find the same bits again.
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<P>> {
             vec![
+                ("every_source_compiles", |arm| arm.backend.compile_all().unwrap()),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
             ]

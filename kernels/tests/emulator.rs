@@ -61,6 +61,14 @@ macro_rules! tests {
 
 every_body!(tests);
 
+#[test]
+fn every_source_compiles() {
+    for warp in [32, 64] {
+        arm::<Fp32>(warp, SEEDS[0]).backend.compile_all().unwrap();
+        arm::<Bf16>(warp, SEEDS[0]).backend.compile_all().unwrap();
+    }
+}
+
 /// Runs `body` on kernels of which `source` has lost the first `from`, and asserts that it fails.
 #[track_caller]
 fn assert_needs(
