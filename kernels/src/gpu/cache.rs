@@ -7,7 +7,7 @@
 //! a driver makes of a broken image nobody knows. Whatever loads a library from its path does not look past its own end.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -49,8 +49,9 @@ impl CacheEntry {
         Self { path: folder().map(|folder| folder.join(file)) }
     }
 
-    /// Where it is, or would be.
-    pub fn path(&self) -> Option<&Path> {
+    /// Where it is, or would be: what opens libraries by their path asks.
+    #[cfg(feature = "emulator")]
+    pub fn path(&self) -> Option<&std::path::Path> {
         self.path.as_deref()
     }
 
