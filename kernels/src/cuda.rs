@@ -97,6 +97,19 @@ fn check_driver() -> Result<()> {
     Err(unavailable(format!("the NVIDIA driver is of CUDA {found}, {oldest} or newer is needed")))
 }
 
+/// Asks a device not to be too old.
+fn check_capability(device: &str, (major, minor): (i32, i32)) -> Result<()> {
+    if (major, minor) >= OLDEST_CAPABILITY {
+        return Ok(());
+    }
+    let (oldest, next) = OLDEST_CAPABILITY;
+    Err(KernelError::UnsupportedArchitecture {
+        device: device.to_owned(),
+        found: format!("of compute capability {major}.{minor}"),
+        expected: format!("{oldest}.{next} or newer"),
+    })
+}
+
 impl Cuda {
     /// The number of CUDA devices, at least 1.
     ///
@@ -136,14 +149,7 @@ impl Cuda {
             |attribute| on(&name, "asking for an attribute", context.attribute(attribute));
         let major = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        if (major, minor) < OLDEST_CAPABILITY {
-            let (oldest, next) = OLDEST_CAPABILITY;
-            return Err(KernelError::UnsupportedArchitecture {
-                device: name,
-                found: format!("of compute capability {major}.{minor}"),
-                expected: format!("{oldest}.{next} or newer"),
-            });
-        }
+        check_capability(&name, (major, minor))?;
         let multiprocessors = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         compile::version()?;
@@ -389,5 +395,19 @@ impl Driver for Cuda {
     fn replay(&self, queue: &mut CudaQueue, graph: &CudaGraph) -> Result<()> {
         self.bind()?;
         graph.launch(self.name(), queue)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_before_ampere_are_refused_in_one_line() {
+        for capability in [(8, 0), (8, 6), (9, 0), (12, 0)] {
+            check_capability("a GPU", capability).unwrap();
+        }
+        let error = check_capability("a GPU", (7, 5)).unwrap_err();
+        assert_eq!(error.to_string(), "a GPU is of compute capability 7.5, expected 8.0 or newer");
     }
 }

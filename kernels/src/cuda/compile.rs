@@ -60,7 +60,6 @@ pub(super) fn version() -> Result<String> {
 
 /// Older compilers do not know newer devices.
 fn check_architecture(device: &str, architecture: &str, version: &str) -> Result<()> {
-    let number: String = architecture.chars().filter(char::is_ascii_digit).collect();
     let mut count = 0;
     // SAFETY: the first call says how many numbers the second writes.
     let known = unsafe {
@@ -69,6 +68,12 @@ fn check_architecture(device: &str, architecture: &str, version: &str) -> Result
         answered("asking for architectures", sys::nvrtcGetSupportedArchs(known.as_mut_ptr()))?;
         known
     };
+    check_known(&known, device, architecture, version)
+}
+
+/// `known` are architectures as NVRTC numbers them, the oldest first.
+fn check_known(known: &[i32], device: &str, architecture: &str, version: &str) -> Result<()> {
+    let number: String = architecture.chars().filter(char::is_ascii_digit).collect();
     if known.iter().any(|known| known.to_string() == number) {
         return Ok(());
     }
@@ -168,5 +173,22 @@ impl Drop for Program<'_> {
     fn drop(&mut self) {
         // SAFETY: the program is open and not used again.
         unsafe { sys::nvrtcDestroyProgram(&raw mut self.program) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_the_compiler_does_not_know_is_named_with_what_it_knows() {
+        let known = [75, 80, 90, 100];
+        for architecture in ["sm_80", "sm_90a", "sm_100a"] {
+            check_known(&known, "a GPU", architecture, "12.9").unwrap();
+        }
+        let error = check_known(&known, "a GPU", "sm_120a", "12.9").unwrap_err();
+        let expected =
+            "a GPU is sm_120a, expected one from sm_75 to sm_100, which NVRTC 12.9 compiles for";
+        assert_eq!(error.to_string(), expected);
     }
 }
