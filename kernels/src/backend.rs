@@ -20,10 +20,12 @@
 mod arguments;
 mod element;
 
-pub use self::arguments::{AdamWStep, LogitGradient, Output, ScanGradients, ScanInputs};
+pub use self::arguments::{
+    AdamWStep, AttentionInputs, KeyValueCache, LogitGradient, Output, ScanGradients, ScanInputs,
+};
 pub use self::element::{ActivationElement, Element};
-use crate::error::Result;
-use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
+use crate::error::{KernelError, Result};
+use crate::shape::{AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
@@ -63,6 +65,14 @@ pub struct KernelTime {
     pub launches: u64,
     /// Device time.
     pub milliseconds: f64,
+}
+
+fn no_attention(kind: DeviceKind) -> KernelError {
+    KernelError::Unsupported {
+        what: "compute attention".to_owned(),
+        device: format!("{} {}", kind.backend, kind.architecture),
+        answer: "this version has no kernels for it".to_owned(),
+    }
 }
 
 /// A device that trains: buffers, order and kernels.
@@ -378,6 +388,73 @@ pub trait Backend: Send + Sync + Sized + 'static {
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()>;
+
+    /// Causal attention of every head over each sample by itself (Vaswani et al., 2017), in tiles with an online softmax
+    /// (Milakov and Gimelshein, 2018; Dao et al., 2022), so that memory is linear in t:
+    ///
+    /// ```text
+    /// s_ij  = scale q_i . k_j - slope (i - j)        j from max(start_i, i - window + 1) to i
+    /// out_i = sum over j of exp(s_ij - log_sum_exp_i) v_j,    log_sum_exp_i = log(sum over j of exp(s_ij))
+    /// ```
+    ///
+    /// Writes `out[b t, h p]` and `log_sum_exp[b, h, t]`. Keys are taken in tiles that begin at whole multiples of one size,
+    /// counted from the sample's first position: a query's bits depend on the keys and values that it sees alone.
+    fn attention_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        log_sum_exp: SliceMut<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let _ = (stream, out, log_sum_exp, inputs, shape);
+        Err(no_attention(self.device_kind()))
+    }
+
+    /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
+    /// v. Probabilities are formed again from `log_sum_exp`.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dqkv: MatrixMut<'_, Self, Self::Activation>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        out: Matrix<'_, Self, Self::Activation>,
+        log_sum_exp: Slice<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let _ = (stream, dqkv, dout, out, log_sum_exp, inputs, shape);
+        Err(no_attention(self.device_kind()))
+    }
+
+    /// `cache[b, past[b] + i, w] = rows[b t, w]` for the t new positions i of each sample: keys or values enter a cache.
+    fn append_to_cache(
+        &self,
+        stream: &mut Self::DeviceStream,
+        cache: SliceMut<'_, Self, Self::Activation>,
+        rows: Matrix<'_, Self, Self::Activation>,
+        past: Slice<'_, Self, u32>,
+        capacity: usize,
+    ) -> Result<()> {
+        let _ = (stream, cache, rows, past, capacity);
+        Err(no_attention(self.device_kind()))
+    }
+
+    /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` stands at position
+    /// `past[b] + i` and sees the keys of its cache up to that position. The same bits as in one forward pass over
+    /// everything.
+    fn attention_cached(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        q: Matrix<'_, Self, Self::Activation>,
+        cache: KeyValueCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let _ = (stream, out, q, cache, shape);
+        Err(no_attention(self.device_kind()))
+    }
 
     /// Cross-entropy of each row: `losses[row] = logsumexp(logits[row, ..v]) - logits[row, target]`,
     /// 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.

@@ -13,6 +13,9 @@
 //!
 //! A *row* is one position of one sample; rows are ordered by sample, then by position.
 
+mod attention;
+
+pub use self::attention::{AttentionShape, MOST_HEAD_WIDTH};
 use crate::error::{KernelError, Result};
 
 fn at_least_one(kernel: &'static str, what: &'static str, found: usize) -> Result<()> {

@@ -57,6 +57,42 @@ pub struct ScanGradients<'a, B: Backend> {
     pub ddelta_bias: SliceMut<'a, B, f32>,
 }
 
+/// What attention reads, forward and backward.
+pub struct AttentionInputs<'a, B: Backend> {
+    /// `q[b t, h p]`: head h in columns `h p .. (h + 1) p`.
+    pub q: Matrix<'a, B, B::Activation>,
+    /// `k[b t, h p]`
+    pub k: Matrix<'a, B, B::Activation>,
+    /// `v[b t, h p]`
+    pub v: Matrix<'a, B, B::Activation>,
+    /// `slopes[h]`: a score falls by `slopes[h]` with every position between query and key (ALiBi, Press et al., 2022).
+    pub slopes: Option<Slice<'a, B, f32>>,
+    /// `starts[b t]`: the position in its sample of the first token of the row's document; a query sees nothing before it.
+    pub starts: Option<Slice<'a, B, u32>>,
+}
+
+impl<B: Backend> Clone for AttentionInputs<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Backend> Copy for AttentionInputs<'_, B> {}
+
+/// The keys and values of everything that sequences have seen, for generation.
+pub struct KeyValueCache<'a, B: Backend> {
+    /// `keys[b, capacity, h p]`
+    pub keys: Slice<'a, B, B::Activation>,
+    /// `values[b, capacity, h p]`
+    pub values: Slice<'a, B, B::Activation>,
+    /// Positions that there is room for.
+    pub capacity: usize,
+    /// `past[b]`: how many positions each sequence had seen before its new ones, which stand in the cache already. The
+    /// caller sees to it that no sequence outgrows the capacity.
+    pub past: Slice<'a, B, u32>,
+    /// `slopes[h]`, as in [`AttentionInputs`].
+    pub slopes: Option<Slice<'a, B, f32>>,
+}
+
 /// One update of AdamW (Loshchilov and Hutter, 2019) in the order of PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
