@@ -8,6 +8,7 @@
 //! The functions are for tests and for measuring errors. They trust their callers: a slice whose
 //! length does not fit the shape is a mistake in the test, and panics.
 
+pub mod attention;
 pub mod causal_conv1d;
 pub mod cross_entropy;
 pub mod embedding;

@@ -50,7 +50,12 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
+        of_attention { $($of_attention:ident: $attention:path;)* }
+        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
     ) => {
+        // There are no kernels of attention yet: these bodies only have to compile.
+        $(const _: fn(&Arm<Cpu>) -> Transcript = $attention;)*
+        $(const _: fn(&Arm<Cpu>) = $one_attention;)*
         $(
             #[test]
             fn $of_all() {

@@ -10,6 +10,7 @@ mod device_program;
 
 use std::process::ExitCode;
 
+use bodies::agreement::Transcript;
 use bodies::arm::{Arm, Sizes, agree};
 use bodies::every_body;
 use bodies::number::Number;
@@ -24,7 +25,12 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
+        of_attention { $($of_attention:ident: $attention:path;)* }
+        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
     ) => {
+        // GPUs have no kernels of attention yet: these bodies only have to compile.
+        $(const _: fn(&Arm<Gpu<Cuda, Fp32>>) -> Transcript = $attention;)*
+        $(const _: fn(&Arm<Gpu<Cuda, Fp32>>) = $one_attention;)*
         /// A body runs twice where it must find the same bits again.
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
             vec![

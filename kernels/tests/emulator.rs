@@ -26,7 +26,12 @@ macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
         of_one_arm { $($of_one:ident: $one:path;)* }
+        of_attention { $($of_attention:ident: $attention:path;)* }
+        of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
     ) => {
+        // GPUs have no kernels of attention yet: these bodies only have to compile.
+        $(const _: fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript = $attention;)*
+        $(const _: fn(&Arm<Gpu<Emulator, Fp32>>) = $one_attention;)*
         tests!(fp32_in_warps_of_32, Fp32, 32, $($of_all: $every;)*);
         tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)*);
         tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)*);

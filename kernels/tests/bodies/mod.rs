@@ -8,6 +8,10 @@
 pub mod adamw;
 pub mod agreement;
 pub mod arm;
+pub mod attention;
+pub mod attention_cached;
+pub mod attention_case;
+pub mod attention_refusals;
 pub mod causal_conv1d;
 pub mod causal_conv1d_step;
 pub mod cross_entropy;
@@ -80,6 +84,19 @@ macro_rules! every_body {
                 selective_scan_step_refuses_shapes: bodies::refusals::selective_scan_step;
                 cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
                 updates_refuse_shapes: bodies::refusals::updates;
+            }
+            of_attention {
+                attention_agrees: bodies::attention::agrees;
+                attention_rows_are_independent: bodies::attention::rows_are_independent;
+                attention_of_one_document_is_that_of_none: bodies::attention::one_document_is_none;
+                attention_does_not_change_by_the_unseen: bodies::attention::the_unseen_changes_nothing;
+                attention_keeps_unseen_nan_out: bodies::attention::unseen_nan_stays;
+                attention_cached_agrees: bodies::attention_cached::agrees;
+                attention_cached_is_the_same_in_any_cut: bodies::attention_cached::cuts_change_nothing;
+            }
+            of_one_attention {
+                attention_refuses_shapes: bodies::attention_refusals::whole;
+                attention_cached_refuses_shapes: bodies::attention_refusals::cached;
             }
         }
     };

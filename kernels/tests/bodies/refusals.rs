@@ -11,25 +11,25 @@ use super::device::{Device, assert_shape_error};
 use super::number::Number;
 
 /// `[rows, columns]` of a buffer of zeros.
-fn matrix<B: Backend, T: Element>(
+pub fn matrix<B: Backend, T: Element>(
     buffer: &B::Buffer<T>,
     [rows, columns]: [usize; 2],
 ) -> Matrix<'_, B, T> {
     Matrix::new(buffer, 0, rows, columns, columns, 1).unwrap()
 }
 
-fn matrix_mut<B: Backend, T: Element>(
+pub fn matrix_mut<B: Backend, T: Element>(
     buffer: &mut B::Buffer<T>,
     [rows, columns]: [usize; 2],
 ) -> MatrixMut<'_, B, T> {
     MatrixMut::new(buffer, 0, rows, columns, columns).unwrap()
 }
 
-fn slice<B: Backend, T: Element>(buffer: &B::Buffer<T>, elements: usize) -> Slice<'_, B, T> {
+pub fn slice<B: Backend, T: Element>(buffer: &B::Buffer<T>, elements: usize) -> Slice<'_, B, T> {
     Slice::new(buffer, 0, elements).unwrap()
 }
 
-fn slice_mut<B: Backend, T: Element>(
+pub fn slice_mut<B: Backend, T: Element>(
     buffer: &mut B::Buffer<T>,
     elements: usize,
 ) -> SliceMut<'_, B, T> {
@@ -38,7 +38,7 @@ fn slice_mut<B: Backend, T: Element>(
 
 /// The sizes of a call with one of them, in turn, made wrong: none (a call that must succeed), then
 /// each dimension one larger and one smaller.
-fn wrong_by_one<const N: usize>(sizes: [usize; N]) -> Vec<(Option<usize>, [usize; N])> {
+pub fn wrong_by_one<const N: usize>(sizes: [usize; N]) -> Vec<(Option<usize>, [usize; N])> {
     let mut cases = vec![(None, sizes)];
     for i in 0..N {
         for wrong in [sizes[i] + 1, sizes[i] - 1] {
@@ -51,7 +51,7 @@ fn wrong_by_one<const N: usize>(sizes: [usize; N]) -> Vec<(Option<usize>, [usize
 }
 
 #[track_caller]
-fn assert_answer(kernel: &str, wrong: Option<usize>, result: tidemill_kernels::Result<()>) {
+pub fn assert_answer(kernel: &str, wrong: Option<usize>, result: tidemill_kernels::Result<()>) {
     match wrong {
         None => result.expect(kernel),
         Some(i) => assert_shape_error(&format!("{kernel}, size {i} wrong"), result),
@@ -59,17 +59,17 @@ fn assert_answer(kernel: &str, wrong: Option<usize>, result: tidemill_kernels::R
 }
 
 /// A device with zeros for every operand.
-struct Bench<'a, B: Backend> {
-    device: Device<'a, B>,
-    outs: [B::Buffer<f32>; 4],
-    activation_outs: [B::Buffer<B::Activation>; 5],
-    zeros: B::Buffer<f32>,
-    activations: B::Buffer<B::Activation>,
-    tokens: B::Buffer<u32>,
+pub struct Bench<'a, B: Backend> {
+    pub device: Device<'a, B>,
+    pub outs: [B::Buffer<f32>; 4],
+    pub activation_outs: [B::Buffer<B::Activation>; 5],
+    pub zeros: B::Buffer<f32>,
+    pub activations: B::Buffer<B::Activation>,
+    pub tokens: B::Buffer<u32>,
 }
 
 impl<'a, B: Backend<Activation: Number>> Bench<'a, B> {
-    fn new(arm: &'a Arm<B>) -> Self {
+    pub fn new(arm: &'a Arm<B>) -> Self {
         let mut device = Device::new(arm);
         let none = B::Activation::rounded(0.0);
         Self {
@@ -83,7 +83,7 @@ impl<'a, B: Backend<Activation: Number>> Bench<'a, B> {
     }
 
     /// Calls that were answered must have run, too.
-    fn finish(mut self) {
+    pub fn finish(mut self) {
         self.device.download(&self.outs[0]);
     }
 }
