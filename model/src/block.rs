@@ -42,12 +42,12 @@ pub trait Block<B: Backend>: Send + Sync + 'static {
     fn plan_saved(&self, device: &mut Device<'_, B>, shape: MicrobatchShape)
     -> Result<Self::Saved>;
 
-    /// Memory that blocks of this kind use one after the other, for microbatches up to `shape`.
+    /// Memory that `blocks`, at least one, use one after the other, for microbatches up to `shape`.
     ///
     /// # Errors
-    /// A shape that the block cannot take, or a device without room.
+    /// A shape that a block cannot take, or a device without room.
     fn plan_scratch(
-        &self,
+        blocks: &[&Self],
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch>;

@@ -1,7 +1,7 @@
 //! The last block of a language model: from the residual stream to a loss for every row.
 //!
 //! ```text
-//! f = rms_norm(residual);  logits = f table^T;  loss = cross_entropy(logits, target)
+//! f = norm(residual);  logits = f table^T;  loss = cross_entropy(logits, target)
 //! ```
 //!
 //! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit matrix is never held.
@@ -12,40 +12,38 @@
 use std::ops::Range;
 
 use tidemill_kernels::backend::{LogitGradient, Output};
-use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
+use tidemill_kernels::shape::{CrossEntropyShape, GrainRows};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::block::ResidualGradient;
 use crate::error::Result;
+use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::{Device, GradientSink, Lease, MicrobatchShape};
 
 /// A final norm and a table of one row for each token.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The norm's weight in its segment.
-    pub norm: Range<usize>,
+    /// The norm before the table.
+    pub norm: Norm,
     /// The table's place in its segment; rows past the vocabulary are padding.
     pub table: Range<usize>,
     /// v, tokens of the vocabulary.
     pub vocab_size: usize,
     /// d, elements of a row.
     pub width: usize,
-    /// Added to the mean square before the norm's root.
-    pub norm_eps: f32,
-    /// The index of the use of the norm; the use of the table follows it.
+    /// The index of the use of the norm.
     pub norm_use: usize,
+    /// The index of the use of the table.
+    pub table_use: usize,
 }
 
 /// Memory of a [`Head`] while it runs.
 pub struct HeadScratch<B: Backend> {
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
-    /// `reciprocal_rms[b t]`
-    reciprocal_rms: B::Buffer<f32>,
+    norm: NormScratch<B>,
     /// `grad_normed[b t, d]`
     grad_normed: B::Buffer<B::Activation>,
-    /// `grad_norm[grains, d]`, the gradient of the norm's weight.
-    grad_norm: B::Buffer<f32>,
     /// `logits[chunk rows, v]`, then their gradient.
     logits: B::Buffer<B::Activation>,
     /// `grad_table[v, d]` of one grain; empty where every grain is a single chunk.
@@ -72,16 +70,16 @@ impl Head {
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<HeadScratch<B>> {
-        let Device { backend, stream } = device;
         let grains = shape.grain_rows()?;
+        let norm = self.norm.plan(device, grains)?;
+        let Device { backend, stream } = device;
         let grain_rows = grains.range(0).len();
         let chunk_rows = backend.logit_chunk_rows().min(grain_rows);
         let grad_table = if chunk_rows < grain_rows { self.table.len() } else { 0 };
         Ok(HeadScratch {
             normed: backend.allocate(stream, grains.rows() * self.width)?,
-            reciprocal_rms: backend.allocate(stream, grains.rows())?,
+            norm,
             grad_normed: backend.allocate(stream, grains.rows() * self.width)?,
-            grad_norm: backend.allocate(stream, grains.grains() * self.width)?,
             logits: backend.allocate(stream, chunk_rows * self.table_rows())?,
             grad_table: backend.allocate(stream, grad_table)?,
         })
@@ -119,22 +117,21 @@ impl Head {
         self.normalize(device, pass, scratch)?;
         let grains = pass.shape.grain_rows()?;
         for grain in 0..grains.grains() {
-            let lane = sink.accumulator(self.norm_use + 1);
+            let lane = sink.accumulator(self.table_use);
             let lane = lane.sub(self.table.start, self.table.len())?;
             self.grain_gradients(device, losses, lane, pass, scratch, grains.range(grain))?;
         }
-        self.norm_backward(device, grad, pass, scratch)?;
-        let lane = sink.accumulator(self.norm_use).sub(self.norm.start, self.width)?;
-        let gradients = Slice::new(&scratch.grad_norm, 0, grains.grains() * self.width)?;
-        Ok(device.backend.accumulate(device.stream, lane, gradients)?)
+        self.norm_backward(device, grad, sink.accumulator(self.norm_use), pass, scratch)
     }
 
     fn table_rows(&self) -> usize {
         self.table.len() / self.width
     }
 
-    fn norm_shape(&self, shape: MicrobatchShape) -> Result<NormShape> {
-        Ok(NormShape::new(shape.grain_rows()?, self.width, self.norm_eps)?)
+    fn norm_pass<'a, B: Backend>(&self, pass: &HeadPass<'a, B>) -> Result<NormPass<'a, B>> {
+        let grains = pass.shape.grain_rows()?;
+        let input = Slice::all(pass.input).matrix(grains.rows(), self.width)?;
+        Ok(NormPass { parameters: pass.norm, input, grains })
     }
 
     fn normalize<B: Backend>(
@@ -143,16 +140,10 @@ impl Head {
         pass: &HeadPass<'_, B>,
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
-        let Device { backend, stream } = device;
-        let rows = pass.targets.elements();
-        Ok(backend.rms_norm_forward(
-            stream,
-            SliceMut::all(&mut scratch.normed).matrix(rows, self.width)?,
-            SliceMut::new(&mut scratch.reciprocal_rms, 0, rows)?,
-            Slice::all(pass.input).matrix(rows, self.width)?,
-            pass.norm.vector(&self.norm)?,
-            self.norm_shape(pass.shape)?,
-        )?)
+        let pass = self.norm_pass(pass)?;
+        let HeadScratch { normed, norm, .. } = scratch;
+        let normed = SliceMut::all(normed).matrix(pass.grains.rows(), self.width)?;
+        self.norm.forward(device, normed, norm, pass)
     }
 
     /// Leaves the logits of `rows`, or their gradient, in the scratch.
@@ -234,23 +225,21 @@ impl Head {
         &self,
         device: &mut Device<'_, B>,
         grad: &mut ResidualGradient<B>,
+        mut lane: SliceMut<'_, B, f32>,
         pass: &HeadPass<'_, B>,
         scratch: &mut HeadScratch<B>,
     ) -> Result<()> {
-        let Device { backend, stream } = device;
         let (rows, width) = (pass.targets.elements(), self.width);
-        let shape = self.norm_shape(pass.shape)?;
-        backend.fill_zero(stream, SliceMut::new(grad.gradient_mut(), 0, rows * width)?)?;
-        Ok(backend.rms_norm_backward(
-            stream,
+        let zero = SliceMut::new(grad.gradient_mut(), 0, rows * width)?;
+        device.backend.fill_zero(device.stream, zero)?;
+        self.norm.backward(
+            device,
             SliceMut::all(grad.gradient_mut()).matrix(rows, width)?,
-            SliceMut::new(&mut scratch.grad_norm, 0, shape.grains().grains() * width)?,
+            &mut lane,
             Slice::all(&scratch.grad_normed).matrix(rows, width)?,
-            Slice::all(pass.input).matrix(rows, width)?,
-            Slice::new(&scratch.reciprocal_rms, 0, rows)?,
-            pass.norm.vector(&self.norm)?,
-            shape,
-        )?)
+            &mut scratch.norm,
+            self.norm_pass(pass)?,
+        )
     }
 }
 

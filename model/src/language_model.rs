@@ -23,6 +23,7 @@ use crate::head::{Head, HeadPass, HeadScratch};
 use crate::initialization::Initializer;
 use crate::language_model::batch::{Batch, BatchRows, grain_losses};
 use crate::layout::{Decay, Layout};
+use crate::norm::Norm;
 use crate::parameter_list::{NewTensor, ParameterList};
 use crate::trainable::{
     Device, GradientSink, GrainLoss, Lease, Microbatch, MicrobatchShape, Parameters, Trainable,
@@ -56,10 +57,23 @@ pub struct LanguageModel<Body> {
     parameters: ParameterList,
     config_json: Value,
     embedding: Embedding,
+    embedding_place: Place,
     bodies: Vec<Body>,
+    /// One for each body.
+    body_places: Vec<Place>,
     head: Head,
     /// The segments of norm and table.
     head_segments: [usize; 2],
+    /// The index of the head among the blocks.
+    head_block: usize,
+}
+
+/// Where a block of one segment stands in the layout.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    segment: usize,
+    block: usize,
+    use_index: usize,
 }
 
 /// Activations and scratch of a [`LanguageModel`].
@@ -114,25 +128,36 @@ impl<Body> LanguageModel<Body> {
             Some(name) => (parameters.segment("lm_head"), table(&mut parameters, name)),
             None => (embedding_segment, embedding_table.clone()),
         };
-        parameters.block("embedding", &[embedding_segment]);
-        for (layer, &segment) in body_segments.iter().enumerate() {
-            parameters.block(format!("layers.{layer}"), &[segment]);
-        }
+        let place = |parameters: &mut ParameterList, name: String, segment| Place {
+            segment,
+            block: parameters.layout().blocks().len(),
+            use_index: parameters.block(name, &[segment]),
+        };
+        let embedding_place = place(&mut parameters, "embedding".to_owned(), embedding_segment);
+        let body_places: Vec<_> = body_segments
+            .into_iter()
+            .enumerate()
+            .map(|(layer, segment)| place(&mut parameters, format!("layers.{layer}"), segment))
+            .collect();
+        let head_block = parameters.layout().blocks().len();
         let norm_use = parameters.block("head", &[norm_segment, head_segment]);
         Self {
             parameters,
             config_json,
             embedding: Embedding { table: embedding_table, width: stem.width },
+            embedding_place,
             bodies,
+            body_places,
             head: Head {
-                norm,
+                norm: Norm { weight: norm, width: stem.width, eps: stem.norm_eps },
                 table: head_table,
                 vocab_size: stem.vocab_size,
                 width: stem.width,
-                norm_eps: stem.norm_eps,
                 norm_use,
+                table_use: norm_use + 1,
             },
             head_segments: [norm_segment, head_segment],
+            head_block,
         }
     }
 
@@ -161,7 +186,7 @@ impl<Body> LanguageModel<Body> {
         self.head.width
     }
 
-    /// The blocks between embedding and head; block i stands in segment i + 1.
+    /// The blocks between embedding and head.
     pub fn bodies(&self) -> &[Body] {
         &self.bodies
     }
@@ -188,6 +213,17 @@ impl<Body> LanguageModel<Body> {
         Ok([parameters.lease(self.layout(), norm)?, parameters.lease(self.layout(), table)?])
     }
 
+    /// The parameters of the embedding.
+    ///
+    /// # Errors
+    /// Parameters of another layout.
+    pub fn embedding_parameters<'a, B: Backend>(
+        &self,
+        parameters: &'a Parameters<B>,
+    ) -> Result<Lease<'a, B>> {
+        parameters.lease(self.layout(), self.embedding_place.segment)
+    }
+
     /// The parameters of block `layer` between embedding and head.
     ///
     /// # Errors
@@ -197,7 +233,7 @@ impl<Body> LanguageModel<Body> {
         parameters: &'a Parameters<B>,
         layer: usize,
     ) -> Result<Lease<'a, B>> {
-        parameters.lease(self.layout(), 1 + layer)
+        parameters.lease(self.layout(), self.body_places[layer].segment)
     }
 
     /// The loss of every row of a microbatch, `[b, t]` in nats: the negative log-probability of its target, 0
@@ -243,7 +279,7 @@ impl<Body> LanguageModel<Body> {
         Body: Block<B>,
     {
         let Workspace { batch, residuals, saved, scratch, .. } = workspace;
-        let lease = parameters.lease(self.layout(), 0)?;
+        let lease = self.embedding_parameters(parameters)?;
         self.embedding.forward(device, &mut residuals[0], lease, batch.tokens(shape)?)?;
         for (layer, (body, saved)) in self.bodies.iter().zip(saved).enumerate() {
             let (inputs, outputs) = residuals.split_at_mut(layer + 1);
@@ -270,13 +306,15 @@ impl<Body> LanguageModel<Body> {
         for (layer, body) in self.bodies.iter().enumerate().rev() {
             let lease = self.body_parameters(parameters, layer)?;
             let pass = BlockPass { parameters: lease, input: &residuals[layer], shape };
-            let lane = sink.accumulator(1 + layer);
+            let Place { block, use_index, .. } = self.body_places[layer];
+            let lane = sink.accumulator(use_index);
             body.backward(device, grad, lane, pass, &mut saved[layer], scratch)?;
-            sink.block_done(device, 1 + layer)?;
+            sink.block_done(device, block)?;
         }
-        let (lane, tokens) = (sink.accumulator(0), batch.tokens(shape)?);
+        let Place { block, use_index, .. } = self.embedding_place;
+        let (lane, tokens) = (sink.accumulator(use_index), batch.tokens(shape)?);
         self.embedding.backward(device, lane, grad.gradient(), tokens, shape)?;
-        sink.block_done(device, 0)
+        sink.block_done(device, block)
     }
 }
 
@@ -310,11 +348,12 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         for body in &self.bodies {
             saved.push(body.plan_saved(device, shape)?);
         }
+        let bodies: Vec<_> = self.bodies.iter().collect();
         Ok(Workspace {
             batch: Batch::plan(device, shape)?,
             residuals,
             saved,
-            scratch: self.bodies[0].plan_scratch(device, shape)?,
+            scratch: Body::plan_scratch(&bodies, device, shape)?,
             head: self.head.plan(device, shape)?,
             grad: ResidualGradient::new(device, elements)?,
         })
@@ -348,7 +387,7 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         let layers = self.bodies.len();
         let pass = HeadPass { norm, table, input: &residuals[layers], targets, shape };
         self.head.forward_backward(device, losses, grad, &pass, head, sink)?;
-        sink.block_done(device, 1 + layers)?;
+        sink.block_done(device, self.head_block)?;
         self.run_blocks_backward(device, workspace, parameters, shape, sink)?;
         // Read last: on a device with a queue of its own, reading waits for everything before it.
         let losses = workspace.batch.read_losses(device, shape)?;

@@ -15,12 +15,14 @@ use crate::error::{ModelError, Result};
 use crate::hugging_face::MambaHuggingFaceConfig;
 use crate::initialization::Initializer;
 use crate::language_model::{LanguageModel, Stem};
+use crate::layer_block::LayerBlock;
 use crate::layout::Decay;
 use crate::mamba::block::MambaTensors;
+use crate::norm::Norm;
 use crate::parameter_list::{NewTensor, ParameterList};
 
 /// A Mamba language model.
-pub type Mamba = LanguageModel<MambaBlock>;
+pub type Mamba = LanguageModel<LayerBlock>;
 
 impl Mamba {
     /// The model of a Hugging Face `config.json`.
@@ -50,13 +52,13 @@ impl Mamba {
             ModelError::config("config.json", "numbers that JSON can hold", error)
         })?;
         Ok(Self::assemble(&stem, config.n_layers, config_json, |parameters, layer| {
-            MambaBlock::new(config, add_tensors(parameters, config, layer))
+            LayerBlock::Mamba(add_block(parameters, config, layer))
         }))
     }
 }
 
-/// Adds the tensors of block `layer`.
-fn add_tensors(parameters: &mut ParameterList, config: &MambaConfig, layer: usize) -> MambaTensors {
+/// Adds block `layer` with its tensors.
+fn add_block(parameters: &mut ParameterList, config: &MambaConfig, layer: usize) -> MambaBlock {
     let (d, e, n) = (config.d_model, config.d_inner(), config.d_state);
     let (r, k) = (config.dt_rank, config.d_conv);
     // PyTorch's default for a linear layer or a convolution: uniform within 1 / sqrt(fan_in).
@@ -70,8 +72,12 @@ fn add_tensors(parameters: &mut ParameterList, config: &MambaConfig, layer: usiz
         let name = format!("backbone.layers.{layer}.{name}");
         parameters.tensor(NewTensor { name, shape, decay, initializer })
     };
-    MambaTensors {
-        norm: add("norm.weight", &[d], Decay::Exempt, one),
+    let norm = Norm {
+        weight: add("norm.weight", &[d], Decay::Exempt, one),
+        width: d,
+        eps: config.norm_eps as f32,
+    };
+    let tensors = MambaTensors {
         in_proj: add("mixer.in_proj.weight", &[2 * e, d], Decay::Decayed, of_fan_in(d)),
         conv_weight: add("mixer.conv1d.weight", &[e, 1, k], Decay::Decayed, of_fan_in(k)),
         conv_bias: config
@@ -88,5 +94,6 @@ fn add_tensors(parameters: &mut ParameterList, config: &MambaConfig, layer: usiz
             Decay::Decayed,
             Initializer::Uniform { bound: out_proj_bound },
         ),
-    }
+    };
+    MambaBlock::new(config, norm, tensors)
 }

@@ -6,11 +6,13 @@
 //! pieces does not change a bit: a prompt fed at once and one fed token by token end in the same state.
 
 use tidemill_kernels::backend::{Output, ScanInputs};
-use tidemill_kernels::shape::{ConvShape, GrainRows, NormShape, ScanShape, SequenceShape};
+use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
+use crate::layer_block::LayerBlock;
 use crate::mamba::{Mamba, MambaBlock};
+use crate::norm::{NormPass, NormScratch};
 use crate::trainable::{Device, Lease, Parameters};
 
 /// Positions of a sample that are computed at once.
@@ -43,8 +45,7 @@ struct LayerState<B: Backend> {
 struct Activations<B: Backend> {
     /// `residual[b t, d]`
     residual: B::Buffer<f32>,
-    /// `reciprocal_rms[b t]`
-    reciprocal_rms: B::Buffer<f32>,
+    norm: NormScratch<B>,
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
     /// `xz[b t, 2 e]`
@@ -73,9 +74,10 @@ impl<'m, B: Backend> Recurrence<'m, B> {
         let rows = SequenceShape::new(samples, PIECE_POSITIONS)?.rows();
         let block = widest(model.bodies())?;
         let (d, e, columns) = (block.width, block.inner, block.dt_bc_width());
+        let norm = block.norm.plan(device, GrainRows::new(rows, rows)?)?;
         let Device { backend, stream } = device;
         let mut states = Vec::with_capacity(model.bodies().len());
-        for block in model.bodies() {
+        for LayerBlock::Mamba(block) in model.bodies() {
             // One tap remembers nothing, but no device likes a buffer of no elements.
             let conv = (samples * block.inner * (block.taps - 1)).max(1);
             states.push(LayerState {
@@ -93,7 +95,7 @@ impl<'m, B: Backend> Recurrence<'m, B> {
             tokens: backend.allocate(stream, rows)?,
             activations: Activations {
                 residual: backend.allocate(stream, rows * d)?,
-                reciprocal_rms: backend.allocate(stream, rows)?,
+                norm,
                 normed: backend.allocate(stream, rows * d)?,
                 xz: backend.allocate(stream, rows * 2 * e)?,
                 x: backend.allocate(stream, rows * e)?,
@@ -193,17 +195,13 @@ impl<'m, B: Backend> Recurrence<'m, B> {
         device: &mut Device<'_, B>,
     ) -> Result<Matrix<'_, B, B::Activation>> {
         let (rows, width) = (self.samples * self.positions, self.model.width());
-        let input = Slice::all(&self.activations.residual).matrix(rows, width)?;
         let head = self.model.head();
-        let [norm, _] = self.model.head_parameters(self.parameters)?;
-        device.backend.rms_norm_forward(
-            device.stream,
-            SliceMut::all(&mut self.activations.normed).matrix(rows, width)?,
-            SliceMut::new(&mut self.activations.reciprocal_rms, 0, rows)?,
-            input,
-            norm.vector(&head.norm)?,
-            norm_shape(rows, width, head.norm_eps)?,
-        )?;
+        let [parameters, _] = self.model.head_parameters(self.parameters)?;
+        let grains = GrainRows::new(rows, rows)?;
+        let Activations { residual, normed, norm, .. } = &mut self.activations;
+        let input = Slice::all(residual).matrix(rows, width)?;
+        let pass = NormPass { parameters, input, grains };
+        head.norm.forward(device, SliceMut::all(normed).matrix(rows, width)?, norm, pass)?;
         Ok(Slice::all(&self.activations.normed).matrix(rows, width)?)
     }
 
@@ -216,17 +214,11 @@ impl<'m, B: Backend> Recurrence<'m, B> {
             found: 0,
         })?;
         let stride = self.positions * head.width;
-        let residual = &self.activations.residual;
+        let [parameters, _] = self.model.head_parameters(self.parameters)?;
+        let Activations { residual, normed, norm, .. } = &mut self.activations;
         let input = Matrix::new(residual, last * head.width, samples, head.width, stride, 1)?;
-        let [norm, _] = self.model.head_parameters(self.parameters)?;
-        Ok(device.backend.rms_norm_forward(
-            device.stream,
-            SliceMut::all(&mut self.activations.normed).matrix(samples, head.width)?,
-            SliceMut::new(&mut self.activations.reciprocal_rms, 0, samples)?,
-            input,
-            norm.vector(&head.norm)?,
-            norm_shape(samples, head.width, head.norm_eps)?,
-        )?)
+        let pass = NormPass { parameters, input, grains: GrainRows::new(samples, samples)? };
+        head.norm.forward(device, SliceMut::all(normed).matrix(samples, head.width)?, norm, pass)
     }
 
     /// `tokens[b, t]` with t at most [`PIECE_POSITIONS`], all inside the vocabulary.
@@ -276,7 +268,8 @@ impl<'m, B: Backend> Recurrence<'m, B> {
         let (samples, model) = (self.samples, self.model);
         let rows = samples * positions;
         let Device { backend, stream } = device;
-        let table = self.parameters.lease(model.layout(), 0)?.vector(&model.embedding().table)?;
+        let table =
+            model.embedding_parameters(self.parameters)?.vector(&model.embedding().table)?;
         let width = model.width();
         backend.embedding_forward(
             stream,
@@ -284,7 +277,9 @@ impl<'m, B: Backend> Recurrence<'m, B> {
             table.matrix(table.elements() / width, width)?,
             Slice::new(&self.tokens, 0, rows)?,
         )?;
-        for (layer, (block, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
+        for (layer, (LayerBlock::Mamba(block), state)) in
+            model.bodies().iter().zip(&mut self.states).enumerate()
+        {
             let lease = model.body_parameters(self.parameters, layer)?;
             let pass = LayerPass { block, lease, samples, positions };
             pass.run(device, &mut self.activations, state)?;
@@ -324,16 +319,13 @@ impl<B: Backend> LayerPass<'_, B> {
         let (block, rows) = (self.block, self.samples * self.positions);
         let (d, e) = (block.width, block.inner);
         let places = &block.tensors;
-        let Activations { residual, reciprocal_rms, normed, xz, x, dt_bc, delta_raw, gated } =
-            activations;
-        device.backend.rms_norm_forward(
-            device.stream,
-            SliceMut::all(normed).matrix(rows, d)?,
-            SliceMut::new(reciprocal_rms, 0, rows)?,
-            Slice::all(residual).matrix(rows, d)?,
-            self.lease.vector(&places.norm)?,
-            norm_shape(rows, d, block.norm_eps)?,
-        )?;
+        let Activations { residual, norm, normed, xz, x, dt_bc, delta_raw, gated } = activations;
+        let pass = NormPass {
+            parameters: self.lease,
+            input: Slice::all(residual).matrix(rows, d)?,
+            grains: GrainRows::new(rows, rows)?,
+        };
+        block.norm.forward(device, SliceMut::all(normed).matrix(rows, d)?, norm, pass)?;
         device.backend.matmul(
             device.stream,
             SliceMut::all(xz).matrix(rows, 2 * e)?,
@@ -448,11 +440,11 @@ impl<B: Backend> LayerPass<'_, B> {
 }
 
 /// The block whose activations are as wide as any: all blocks of a Mamba model have the same sizes.
-fn widest(blocks: &[MambaBlock]) -> Result<&MambaBlock> {
+fn widest(blocks: &[LayerBlock]) -> Result<&MambaBlock> {
     let none = || ModelError::config("n_layers", "at least 1", 0);
-    blocks.iter().max_by_key(|block| block.inner).ok_or_else(none)
-}
-
-fn norm_shape(rows: usize, width: usize, eps: f32) -> Result<NormShape> {
-    Ok(NormShape::new(GrainRows::new(rows, rows)?, width, eps)?)
+    blocks
+        .iter()
+        .map(|LayerBlock::Mamba(block)| block)
+        .max_by_key(|block| block.inner)
+        .ok_or_else(none)
 }

@@ -207,21 +207,15 @@ impl<B: Backend> Backward<'_, B> {
         grad: &mut ResidualGradient<B>,
     ) -> Result<()> {
         let (rows, block) = (self.rows()?, self.block);
-        let place = &block.tensors.norm;
-        let shape = block.norm_shape(self.pass.shape)?;
-        let grains = shape.grains().grains();
-        let gradients = &mut self.scratch.gradients;
-        device.backend.rms_norm_backward(
-            device.stream,
+        let MambaScratch { norm, gradients, .. } = &mut *self.scratch;
+        block.norm.backward(
+            device,
             SliceMut::all(grad.gradient_mut()).matrix(rows, block.width)?,
-            SliceMut::new(&mut gradients.norm, 0, grains * block.width)?,
+            &mut self.lane,
             Slice::all(&gradients.normed).matrix(rows, block.width)?,
-            Slice::all(self.pass.input).matrix(rows, block.width)?,
-            Slice::new(&self.scratch.reciprocal_rms, 0, rows)?,
-            self.pass.parameters.vector(place)?,
-            shape,
-        )?;
-        accumulate(device, &mut self.lane, place, &self.scratch.gradients.norm, grains)
+            norm,
+            block.norm_pass(self.pass)?,
+        )
     }
 }
 

@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use tidemill_kernels::backend::ScanInputs;
-use tidemill_kernels::shape::{ConvShape, NormShape, ScanShape};
+use tidemill_kernels::shape::{ConvShape, ScanShape};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::block::{Block, BlockPass, ResidualGradient};
@@ -23,13 +23,12 @@ use crate::error::Result;
 use crate::mamba::backward;
 use crate::mamba::config::MambaConfig;
 use crate::mamba::forward;
+use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::{Device, MicrobatchShape};
 
 /// Where the tensors of one block stand in its segment.
 #[derive(Clone, Debug)]
 pub(crate) struct MambaTensors {
-    /// `[d]`
-    pub norm: Range<usize>,
     /// `[2 e, d]`
     pub in_proj: Range<usize>,
     /// `[e, 1, k]`
@@ -53,6 +52,7 @@ pub(crate) struct MambaTensors {
 /// One Mamba block.
 #[derive(Clone, Debug)]
 pub struct MambaBlock {
+    pub(crate) norm: Norm,
     pub(crate) tensors: MambaTensors,
     /// d
     pub(crate) width: usize,
@@ -64,7 +64,6 @@ pub struct MambaBlock {
     pub(crate) rank: usize,
     /// k
     pub(crate) taps: usize,
-    pub(crate) norm_eps: f32,
 }
 
 /// What the forward pass of a [`MambaBlock`] leaves for its backward pass.
@@ -91,8 +90,7 @@ pub(crate) struct ScanSources<'a, B: Backend> {
 pub struct MambaScratch<B: Backend> {
     /// `normed[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
-    /// `reciprocal_rms[b t]`
-    pub(crate) reciprocal_rms: B::Buffer<f32>,
+    pub(crate) norm: NormScratch<B>,
     /// `delta_raw[b t, e]`: dt_proj's product.
     pub(crate) delta_raw: B::Buffer<B::Activation>,
     /// `gated[b t, e]`: the scan's output.
@@ -123,20 +121,18 @@ pub struct MambaGradients<B: Backend> {
     pub(crate) a_log: B::Buffer<f32>,
     /// `[grains, e, k]`
     pub(crate) conv_weight: B::Buffer<f32>,
-    /// `[grains, d]`
-    pub(crate) norm: B::Buffer<f32>,
 }
 
 impl MambaBlock {
-    pub(crate) fn new(config: &MambaConfig, tensors: MambaTensors) -> Self {
+    pub(crate) fn new(config: &MambaConfig, norm: Norm, tensors: MambaTensors) -> Self {
         Self {
+            norm,
             tensors,
             width: config.d_model,
             inner: config.d_inner(),
             states: config.d_state,
             rank: config.dt_rank,
             taps: config.d_conv,
-            norm_eps: config.norm_eps as f32,
         }
     }
 
@@ -145,8 +141,14 @@ impl MambaBlock {
         self.rank + 2 * self.states
     }
 
-    pub(crate) fn norm_shape(&self, shape: MicrobatchShape) -> Result<NormShape> {
-        Ok(NormShape::new(shape.grain_rows()?, self.width, self.norm_eps)?)
+    /// The norm over the block's input.
+    pub(crate) fn norm_pass<'a, B: Backend>(
+        &self,
+        pass: BlockPass<'a, B>,
+    ) -> Result<NormPass<'a, B>> {
+        let grains = pass.shape.grain_rows()?;
+        let input = Slice::all(pass.input).matrix(grains.rows(), self.width)?;
+        Ok(NormPass { parameters: pass.parameters, input, grains })
     }
 
     pub(crate) fn conv_shape(&self, shape: MicrobatchShape) -> Result<ConvShape> {
@@ -211,30 +213,36 @@ impl<B: Backend> Block<B> for MambaBlock {
     }
 
     fn plan_scratch(
-        &self,
+        blocks: &[&Self],
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch> {
-        let Device { backend, stream } = device;
+        // All blocks of a list are as wide as its residual stream; the rest is planned for the largest.
+        let (block, largest) = (blocks[0], |size: fn(&Self) -> usize| {
+            blocks.iter().map(|block| size(block)).max().unwrap_or_default()
+        });
         let (rows, grains) = (shape.sequences()?.rows(), shape.grain_rows()?.grains());
-        let (width, inner) = (self.width, self.inner);
+        let (width, inner) = (block.width, largest(|block| block.inner));
+        let norm = block.norm.plan(device, shape.grain_rows()?)?;
+        let Device { backend, stream } = device;
         Ok(MambaScratch {
+            norm,
             normed: backend.allocate(stream, rows * width)?,
-            reciprocal_rms: backend.allocate(stream, rows)?,
             delta_raw: backend.allocate(stream, rows * inner)?,
             gated: backend.allocate(stream, rows * inner)?,
             gradients: MambaGradients {
                 normed: backend.allocate(stream, rows * width)?,
                 xz: backend.allocate(stream, rows * 2 * inner)?,
                 x: backend.allocate(stream, rows * inner)?,
-                dt_bc: backend.allocate(stream, rows * self.dt_bc_width())?,
+                dt_bc: backend.allocate(stream, rows * largest(Self::dt_bc_width))?,
                 delta_raw: backend.allocate(stream, rows * inner)?,
                 gated: backend.allocate(stream, rows * inner)?,
                 channels: backend.allocate(stream, grains * inner)?,
                 dt_bias: backend.allocate(stream, grains * inner)?,
-                a_log: backend.allocate(stream, grains * inner * self.states)?,
-                conv_weight: backend.allocate(stream, grains * inner * self.taps)?,
-                norm: backend.allocate(stream, grains * width)?,
+                a_log: backend
+                    .allocate(stream, grains * largest(|block| block.inner * block.states))?,
+                conv_weight: backend
+                    .allocate(stream, grains * largest(|block| block.inner * block.taps))?,
             },
         })
     }

@@ -33,17 +33,10 @@ pub(crate) fn normalize<B: Backend>(
     pass: BlockPass<'_, B>,
     scratch: &mut MambaScratch<B>,
 ) -> Result<()> {
-    let Device { backend, stream } = device;
-    let shape = block.norm_shape(pass.shape)?;
-    let rows = shape.grains().rows();
-    Ok(backend.rms_norm_forward(
-        stream,
-        SliceMut::all(&mut scratch.normed).matrix(rows, block.width)?,
-        SliceMut::new(&mut scratch.reciprocal_rms, 0, rows)?,
-        Slice::all(pass.input).matrix(rows, block.width)?,
-        pass.parameters.vector(&block.tensors.norm)?,
-        shape,
-    )?)
+    let pass = block.norm_pass(pass)?;
+    let MambaScratch { normed, norm, .. } = scratch;
+    let normed = SliceMut::all(normed).matrix(pass.grains.rows(), block.width)?;
+    block.norm.forward(device, normed, norm, pass)
 }
 
 /// `saved.xz = normed in_proj^T`
