@@ -1,7 +1,7 @@
 //! The backend that needs nothing installed.
 //!
-//! Matrix products go through [`matrixmultiply`](matmul), everything else through loops written once
-//! over sixteen virtual lanes ([`simd`]) and compiled for AVX-512, AVX2 and plain code
+//! Matrix products are our own with AVX-512 and those of [`matrixmultiply`](matmul) without, everything else is loops
+//! written once over sixteen virtual lanes ([`simd`]) and compiled for AVX-512, AVX2 and plain code
 //! ([`dispatch`]): the bits are the same on all of them, and for any number of compute threads.
 //!
 //! | kernel | file |
@@ -47,7 +47,7 @@ use crate::error::Result;
 use device_stream::ComputeThreads;
 use dispatch::Dispatch;
 
-/// The version of `matrixmultiply` that Cargo.lock names; its results are part of the kind of device.
+/// The version of `matrixmultiply` that Cargo.lock names, whose bits are ours too: part of the kind of device.
 const MATRIX_LIBRARY: &str = "matrixmultiply 0.3.11";
 
 /// A processor and its compute threads; clones share the threads.
@@ -66,7 +66,7 @@ impl Cpu {
         Ok(Self { dispatch: Dispatch::best(), threads: ComputeThreads::new(threads)? })
     }
 
-    /// [`new`](Self::new) with the loops of `set`; matrix products choose for themselves.
+    /// [`new`](Self::new) with the loops of `set`; without AVX-512, `matrixmultiply` chooses its own.
     ///
     /// # Errors
     /// An instruction set that this processor lacks, or threads that the operating system refuses.

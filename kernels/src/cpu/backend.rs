@@ -170,7 +170,7 @@ impl Backend for Cpu {
         b: Matrix<'_, Self, f32>,
         output: Output,
     ) -> Result<()> {
-        matmul(stream.threads(), out, a, b, output)
+        matmul(stream.threads(), self.dispatch, out, a, b, output)
     }
 
     fn matmul_f32(
@@ -181,7 +181,7 @@ impl Backend for Cpu {
         b: Matrix<'_, Self, f32>,
         output: Output,
     ) -> Result<()> {
-        matmul(stream.threads(), out, a, b, output)
+        matmul(stream.threads(), self.dispatch, out, a, b, output)
     }
 
     fn weight_gradient_add(

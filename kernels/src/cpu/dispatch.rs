@@ -83,6 +83,11 @@ impl Dispatch {
         }
     }
 
+    /// The instruction set, which this processor has.
+    pub(crate) fn instruction_set(self) -> InstructionSet {
+        self.0
+    }
+
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {

@@ -1,11 +1,17 @@
-//! Matrix products through `matrixmultiply`, called directly so that strides cost nothing.
+//! Matrix products: our own with AVX-512 ([`avx512`]), else through `matrixmultiply`, called directly so that
+//! strides cost nothing.
 //!
-//! Its kernels for AVX-512, AVX2 and NEON do the same: each element of the output is a chain of fused
+//! Its kernels for AVX-512, AVX2 and NEON and ours do the same: each element of the output is a chain of fused
 //! multiply-adds from +0.0 over a block of 256 along k, and the blocks are added in order. So an
 //! element depends on k alone, and dividing the output among threads changes no bits; dividing k would.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
 use super::Cpu;
+use super::InstructionSet;
 use super::device_stream::ComputeThreads;
+use super::dispatch::Dispatch;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut};
@@ -34,11 +40,44 @@ struct Part {
 // exclusively, and only read their operands, until `ComputeThreads::for_each` has returned.
 unsafe impl Send for Part {}
 
+impl Part {
+    /// # Safety
+    /// All elements that the sizes and strides reach may be read, and those of the output written, by this thread alone.
+    unsafe fn multiply(&self, set: InstructionSet) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the caller's promise; an instruction set that is dispatched to is available.
+        if set == InstructionSet::Avx512 && unsafe { avx512::product(self) } {
+            return;
+        }
+        let _ = set;
+        // SAFETY: the caller's promise.
+        unsafe {
+            matrixmultiply::sgemm(
+                self.rows,
+                self.k,
+                self.columns,
+                1.0,
+                self.a.start,
+                self.a.row_stride,
+                self.a.column_stride,
+                self.b.start,
+                self.b.row_stride,
+                self.b.column_stride,
+                self.beta,
+                self.out,
+                self.out_row_stride,
+                1,
+            );
+        }
+    }
+}
+
 /// Rows and columns are divided at multiples of this, the edge of the widest micro kernel.
 const EDGE: usize = 16;
 
 pub(crate) fn matmul(
     threads: &ComputeThreads,
+    dispatch: Dispatch,
     out: MatrixMut<'_, Cpu, f32>,
     a: Matrix<'_, Cpu, f32>,
     b: Matrix<'_, Cpu, f32>,
@@ -105,24 +144,7 @@ pub(crate) fn matmul(
     threads.for_each(parts, |part| {
         // SAFETY: `operand` and the lines above have checked that every element that the sizes and
         // strides reach lies in its buffer, and the output is borrowed exclusively, its parts disjoint.
-        unsafe {
-            matrixmultiply::sgemm(
-                part.rows,
-                part.k,
-                part.columns,
-                1.0,
-                part.a.start,
-                part.a.row_stride,
-                part.a.column_stride,
-                part.b.start,
-                part.b.row_stride,
-                part.b.column_stride,
-                part.beta,
-                part.out,
-                part.out_row_stride,
-                1,
-            );
-        }
+        unsafe { part.multiply(dispatch.instruction_set()) };
     });
     Ok(())
 }
@@ -158,48 +180,82 @@ mod tests {
     /// The blocks along k of `matrixmultiply`.
     const BLOCK: usize = 256;
 
-    /// Pins what the module's documentation says of `matrixmultiply`, whichever kernel it chose.
+    /// Pins what the module's documentation says, of every way to multiply that this processor has.
     #[test]
     fn an_element_is_a_chain_of_fused_multiply_adds_in_blocks() -> Result<()> {
         if cfg!(target_arch = "x86_64") && !InstructionSet::Avx2.is_available() {
             eprintln!("not run: this processor has no fused multiply-add");
             return Ok(());
         }
-        for (rows, k, columns) in [(1, 1, 1), (17, 255, 33), (5, 256, 16), (40, 601, 19)] {
-            let mut bits = 17_u32;
-            let mut next = || {
-                bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                bits as f32 / u32::MAX as f32 - 0.5
+        for set in InstructionSet::ALL {
+            let Ok(dispatch) = Dispatch::new(set) else {
+                eprintln!("not run: this processor lacks {}", set.name());
+                continue;
             };
-            let mut fill = |elements| {
-                let mut buffer = Buffer::zeroed(elements)?;
-                buffer.fill_with(&mut next);
-                Ok::<_, KernelError>(buffer)
-            };
-            let (a, b) = (fill(rows * k)?, fill(k * columns)?);
-            for output in [Output::Overwrite, Output::Add] {
-                let mut out = fill(rows * columns)?;
-                let mut expected = out.to_vec();
-                for (i, expected) in expected.iter_mut().enumerate() {
-                    let (row, column) = (i / columns, i % columns);
-                    let a = &a[row * k..][..k];
-                    let blocks = a.chunks(BLOCK).enumerate().map(|(block, a)| {
-                        a.iter().enumerate().fold(0.0_f32, |sum, (i, &a)| {
-                            a.mul_add(b[(block * BLOCK + i) * columns + column], sum)
-                        })
-                    });
-                    let start = (output == Output::Add).then_some(*expected);
-                    *expected = start.into_iter().chain(blocks).reduce(|x, y| x + y).unwrap();
+            for rows in 1..=14 {
+                for (k, columns) in [(1, 1), (15, 16), (17, 33), (256, 31), (300, 49)] {
+                    chains(dispatch, [rows, k, columns])?;
                 }
-                let threads = ComputeThreads::new(NonZeroUsize::MIN)?;
-                let a = Matrix::new(&a, 0, rows, k, k, 1)?;
-                let b = Matrix::new(&b, 0, k, columns, columns, 1)?;
-                let view = MatrixMut::new(&mut out, 0, rows, columns, columns)?;
-                matmul(&threads, view, a, b, output)?;
-                for (i, (out, expected)) in out.iter().zip(expected).enumerate() {
-                    let label = format!("[{rows}, {k}] [{k}, {columns}] {output:?}: element {i}");
-                    assert_eq!(out.to_bits(), expected.to_bits(), "{label}");
+            }
+            // More than a panel of rows, of columns, and several blocks.
+            for sizes in [[530, 20, 5], [3, 601, 1040], [40, 601, 1040], [17, 255, 33]] {
+                chains(dispatch, sizes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A product whose operands lie in every way, against chains written out.
+    fn chains(dispatch: Dispatch, [rows, k, columns]: [usize; 3]) -> Result<()> {
+        let mut bits = 17_u32;
+        let mut next = || {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            bits as f32 / u32::MAX as f32 - 0.5
+        };
+        let mut fill = |elements| {
+            let mut buffer = Buffer::zeroed(elements)?;
+            buffer.fill_with(&mut next);
+            Ok::<_, KernelError>(buffer)
+        };
+        // Row-major, column-major, and neither, with gaps between the lines.
+        let strides =
+            |rows: usize, columns: usize| [(columns + 3, 1), (1, rows + 2), (2 * columns + 1, 2)];
+        let extent = |rows, columns, (row, column)| (rows - 1) * row + (columns - 1) * column + 1;
+        for ((a_strides, b_strides), output) in strides(rows, k)
+            .into_iter()
+            .flat_map(|a| strides(k, columns).map(|b| (a, b)))
+            .flat_map(|strides| [Output::Overwrite, Output::Add].map(|output| (strides, output)))
+        {
+            let a = fill(extent(rows, k, a_strides))?;
+            let b = fill(extent(k, columns, b_strides))?;
+            let stride = columns + 5;
+            let mut out = fill(rows * stride)?;
+            let mut expected = out.to_vec();
+            for (i, expected) in expected.iter_mut().enumerate() {
+                let (row, column) = (i / stride, i % stride);
+                if column >= columns {
+                    continue;
                 }
+                let chain = |first: usize| {
+                    (first..(first + BLOCK).min(k)).fold(0.0_f32, |sum, k| {
+                        let a = a[row * a_strides.0 + k * a_strides.1];
+                        a.mul_add(b[k * b_strides.0 + column * b_strides.1], sum)
+                    })
+                };
+                let start = (output == Output::Add).then_some(*expected);
+                let blocks = (0..k).step_by(BLOCK).map(chain);
+                *expected = start.into_iter().chain(blocks).reduce(|x, y| x + y).unwrap();
+            }
+            let threads = ComputeThreads::new(NonZeroUsize::MIN)?;
+            let a = Matrix::new(&a, 0, rows, k, a_strides.0, a_strides.1)?;
+            let b = Matrix::new(&b, 0, k, columns, b_strides.0, b_strides.1)?;
+            let view = MatrixMut::new(&mut out, 0, rows, columns, stride)?;
+            matmul(&threads, dispatch, view, a, b, output)?;
+            for (i, (out, expected)) in out.iter().zip(expected).enumerate() {
+                let label = format!(
+                    "[{rows}, {k}] {a_strides:?} [{k}, {columns}] {b_strides:?} {output:?}: {i}"
+                );
+                assert_eq!(out.to_bits(), expected.to_bits(), "{label}");
             }
         }
         Ok(())

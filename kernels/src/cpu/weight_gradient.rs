@@ -44,7 +44,7 @@ pub(crate) fn weight_gradient_add(
         let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();
         let input = input.rows(rows.start, rows.len())?;
         let out = SliceMut::new(gradient, 0, elements)?.matrix(m, k)?;
-        matmul(threads, out, grad_out, input, Output::Overwrite)?;
+        matmul(threads, dispatch, out, grad_out, input, Output::Overwrite)?;
         let gradients = gradient[..elements].chunks_exact(piece);
         for (lane, gradient) in lane.chunks_mut(stride).zip(gradients) {
             accumulate(threads, dispatch, &mut lane[..piece], gradient)?;
