@@ -57,7 +57,13 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
         let mut workspace = run.model.plan(&mut device, shape).unwrap();
         let gradients = backend.allocate(device.stream, layout.gradient_elements()).unwrap();
         let mut sink = Lane { layout, gradients };
-        let microbatch = Microbatch { tokens: &tokens, samples, positions, samples_per_grain };
+        let microbatch = Microbatch {
+            tokens: &tokens,
+            samples,
+            positions,
+            samples_per_grain,
+            document_end: None,
+        };
         let model = run.model.as_ref();
         model
             .forward_backward(&mut device, &mut workspace, &parameters, microbatch, &mut sink)

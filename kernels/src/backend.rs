@@ -21,7 +21,8 @@ mod arguments;
 mod element;
 
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, KeyValueCache, LogitGradient, Output, ScanGradients, ScanInputs,
+    AdamWStep, AttentionInputs, ConvInputs, KeyValueCache, LogitGradient, Output, ScanGradients,
+    ScanInputs,
 };
 pub use self::element::{ActivationElement, Element};
 use crate::error::{KernelError, Result};
@@ -300,14 +301,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// `out[b t, e] = silu(bias[e] + sum over j of weight[e, j] x[row - (k - 1) + j])`, rows before
-    /// a sample's first being zero. `x` may be strided.
+    /// a sample's first, or a document's, being zero. `x` may be strided.
     fn causal_conv1d_silu_forward(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;
 
@@ -321,9 +320,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         dweight: SliceMut<'_, Self, f32>,
         dbias: Option<SliceMut<'_, Self, f32>>,
         dout: Matrix<'_, Self, Self::Activation>,
-        x: Matrix<'_, Self, Self::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;
 
@@ -335,7 +332,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ///
     /// ```text
     /// delta = softplus(delta_raw + delta_bias)
-    /// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample
+    /// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample and document
     /// y_t   = C_t . h_t + D x_t
     /// out_t = y_t * silu(z_t)
     /// ```

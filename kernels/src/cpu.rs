@@ -22,6 +22,7 @@ mod conv_backward;
 mod cross_entropy;
 mod device_stream;
 mod dispatch;
+mod documents;
 mod elementwise;
 mod embedding;
 mod exponential;

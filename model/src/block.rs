@@ -19,6 +19,9 @@ pub struct BlockPass<'a, B: Backend> {
     pub input: &'a B::Buffer<f32>,
     /// The microbatch at hand, no larger than the one that memory was planned for.
     pub shape: MicrobatchShape,
+    /// `starts[b t]`: the position in its sample of the first token of the row's document, where samples hold several that see
+    /// nothing of each other.
+    pub starts: Option<Slice<'a, B, u32>>,
 }
 
 impl<B: Backend> Clone for BlockPass<'_, B> {

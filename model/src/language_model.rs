@@ -279,12 +279,13 @@ impl<Body> LanguageModel<Body> {
         Body: Block<B>,
     {
         let Workspace { batch, residuals, saved, scratch, .. } = workspace;
+        let starts = batch.starts(shape)?;
         let lease = self.embedding_parameters(parameters)?;
         self.embedding.forward(device, &mut residuals[0], lease, batch.tokens(shape)?)?;
         for (layer, (body, saved)) in self.bodies.iter().zip(saved).enumerate() {
             let (inputs, outputs) = residuals.split_at_mut(layer + 1);
             let lease = self.body_parameters(parameters, layer)?;
-            let pass = BlockPass { parameters: lease, input: &inputs[layer], shape };
+            let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
             body.forward(device, &mut outputs[0], pass, saved, scratch)?;
         }
         Ok(())
@@ -303,9 +304,10 @@ impl<Body> LanguageModel<Body> {
         Body: Block<B>,
     {
         let Workspace { batch, residuals, saved, scratch, grad, .. } = workspace;
+        let starts = batch.starts(shape)?;
         for (layer, body) in self.bodies.iter().enumerate().rev() {
             let lease = self.body_parameters(parameters, layer)?;
-            let pass = BlockPass { parameters: lease, input: &residuals[layer], shape };
+            let pass = BlockPass { parameters: lease, input: &residuals[layer], shape, starts };
             let Place { block, use_index, .. } = self.body_places[layer];
             let lane = sink.accumulator(use_index);
             body.backward(device, grad, lane, pass, &mut saved[layer], scratch)?;

@@ -68,6 +68,9 @@ pub struct Microbatch<'a> {
     pub positions: usize,
     /// Samples of every grain but perhaps the last.
     pub samples_per_grain: usize,
+    /// The token that ends a document, where documents see nothing of each other: as an input it is the last of its document,
+    /// and its target, which begins the next, is not counted. `None`: a sample is one document.
+    pub document_end: Option<u32>,
 }
 
 impl Microbatch<'_> {

@@ -21,6 +21,18 @@ pub enum LogitGradient {
     InPlace,
 }
 
+/// Inputs of the causal convolution that forward and backward share.
+pub struct ConvInputs<'a, B: Backend> {
+    /// `x[b t, e]`
+    pub x: Matrix<'a, B, B::Activation>,
+    /// `weight[e, k]`, row-major.
+    pub weight: Slice<'a, B, f32>,
+    /// `bias[e]`
+    pub bias: Option<Slice<'a, B, f32>>,
+    /// `starts[b t]`: the position in its sample of the first token of the row's document; x before it is taken as zero.
+    pub starts: Option<Slice<'a, B, u32>>,
+}
+
 /// Inputs of the selective scan that forward and backward share.
 pub struct ScanInputs<'a, B: Backend> {
     /// `delta_raw[b t, e]`: dt_proj's product, before its bias and softplus.
@@ -37,6 +49,8 @@ pub struct ScanInputs<'a, B: Backend> {
     pub a_log: Slice<'a, B, f32>,
     /// `d[e]`: the skip.
     pub d: Slice<'a, B, f32>,
+    /// `starts[b t]`, as in [`ConvInputs`]: the state before a document's first row is zero. A single step takes none.
+    pub starts: Option<Slice<'a, B, u32>>,
 }
 
 /// Outputs of the backward selective scan.

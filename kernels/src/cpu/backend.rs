@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use super::conv::{ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
+use super::conv::{self, ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
 use super::cross_entropy::cross_entropy;
 use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
@@ -10,7 +10,9 @@ use super::embedding::{embedding_backward_add, embedding_forward};
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
-use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut, one_position};
+use super::rows::{
+    Rows, RowsMut, elements, elements_mut, exactly, exactly_mut, no_documents, one_position,
+};
 use super::scan::{Inputs, PrepareDecay, ScanLayout};
 use super::scan_backward::{self, selective_scan_backward};
 use super::scan_forward::selective_scan_forward;
@@ -18,8 +20,8 @@ use super::scan_step::ScanStep;
 use super::weight_gradient::weight_gradient_add;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
-    AdamWStep, Backend, DeviceKind, Element, LogitGradient, MemoryPlace, NUMERICS_VERSION, Output,
-    ScanGradients, ScanInputs,
+    AdamWStep, Backend, ConvInputs, DeviceKind, Element, LogitGradient, MemoryPlace,
+    NUMERICS_VERSION, Output, ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
 use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
@@ -283,17 +285,14 @@ impl Backend for Cpu {
         &self,
         stream: &mut DeviceStream,
         out: MatrixMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_forward";
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
-        let x = Rows::new(KERNEL, "x", x, rows, channels)?;
-        let taps = Taps::new(KERNEL, weight, bias, &shape)?;
-        causal_conv1d_silu_forward(stream, self.dispatch, out, x, taps, shape)
+        let inputs = conv::Inputs::new(KERNEL, inputs, &shape)?;
+        causal_conv1d_silu_forward(stream, self.dispatch, out, inputs, shape)
     }
 
     fn causal_conv1d_silu_backward(
@@ -303,17 +302,15 @@ impl Backend for Cpu {
         dweight: SliceMut<'_, Self, f32>,
         dbias: Option<SliceMut<'_, Self, f32>>,
         dout: Matrix<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
         const KERNEL: &str = "causal_conv1d_silu_backward";
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         let grains = shape.grains().grains();
-        if dbias.is_some() != bias.is_some() {
+        if dbias.is_some() != inputs.bias.is_some() {
             let presence = |present| if present { "present" } else { "absent" };
-            let (expected, found) = (presence(bias.is_some()), presence(dbias.is_some()));
+            let (expected, found) = (presence(inputs.bias.is_some()), presence(dbias.is_some()));
             return Err(KernelError::shape(KERNEL, "dbias", expected, found));
         }
         let dx = RowsMut::new(KERNEL, "dx", dx, rows, channels)?;
@@ -324,8 +321,7 @@ impl Backend for Cpu {
         };
         let read = conv_backward::BackwardInputs {
             dout: Rows::new(KERNEL, "dout", dout, rows, channels)?,
-            x: Rows::new(KERNEL, "x", x, rows, channels)?,
-            taps: Taps::new(KERNEL, weight, bias, &shape)?,
+            inputs: conv::Inputs::new(KERNEL, inputs, &shape)?,
         };
         let parameters = conv_backward::ParameterGradients { dweight, dbias };
         causal_conv1d_silu_backward(stream, self.dispatch, dx, parameters, read, shape)
@@ -424,6 +420,7 @@ impl Backend for Cpu {
     ) -> Result<()> {
         const KERNEL: &str = "selective_scan_step";
         one_position(KERNEL, shape.sequences().positions())?;
+        no_documents(KERNEL, inputs.starts.is_some())?;
         let rows = shape.sequences().rows();
         let out = RowsMut::new(KERNEL, "out", out, rows, shape.channels())?;
         let held = rows * shape.channels() * shape.states();

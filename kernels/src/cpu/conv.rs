@@ -5,9 +5,11 @@
 use super::Cpu;
 use super::device_stream::DeviceStream;
 use super::dispatch::{Dispatch, Kernel};
+use super::documents::Documents;
 use super::exponential::sigmoid;
 use super::rows::{Rows, RowsMut, exactly};
 use super::simd::{LANES, Lanes, Simd};
+use crate::backend::ConvInputs;
 use crate::error::Result;
 use crate::shape::ConvShape;
 use crate::view::Slice;
@@ -20,6 +22,29 @@ pub(crate) const MAX_WIDTH: usize = 16;
 pub(crate) struct Taps<'a> {
     pub(crate) weight: &'a [f32],
     pub(crate) bias: Option<&'a [f32]>,
+}
+
+/// What the convolution reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Inputs<'a> {
+    pub(crate) x: Rows<'a>,
+    pub(crate) taps: Taps<'a>,
+    pub(crate) documents: Documents<'a>,
+}
+
+impl<'a> Inputs<'a> {
+    pub(crate) fn new(
+        kernel: &'static str,
+        inputs: ConvInputs<'a, Cpu>,
+        shape: &ConvShape,
+    ) -> Result<Self> {
+        let rows = shape.sequences().rows();
+        Ok(Self {
+            x: Rows::new(kernel, "x", inputs.x, rows, shape.channels())?,
+            taps: Taps::new(kernel, inputs.weight, inputs.bias, shape)?,
+            documents: Documents::new(kernel, inputs.starts, rows)?,
+        })
+    }
 }
 
 /// Vectors that hold the taps and the bias of every block of channels: `[blocks, k + 1]`.
@@ -59,6 +84,7 @@ struct Forward<'a> {
     out: RowsMut<'a>,
     x: Rows<'a>,
     taps: &'a [Lanes],
+    documents: Documents<'a>,
     samples: std::ops::Range<usize>,
     shape: ConvShape,
 }
@@ -67,20 +93,20 @@ pub(crate) fn causal_conv1d_silu_forward(
     stream: &mut DeviceStream,
     dispatch: Dispatch,
     out: RowsMut<'_>,
-    x: Rows<'_>,
-    taps: Taps<'_>,
+    inputs: Inputs<'_>,
     shape: ConvShape,
 ) -> Result<()> {
     let (threads, arranged) = stream.with_scratch(tap_lanes(&shape))?;
-    taps.arrange(arranged, &shape);
+    inputs.taps.arrange(arranged, &shape);
     let arranged = &*arranged;
     let samples = shape.sequences().samples();
     let share = threads.share(samples);
     let parts = out.parts(share * shape.sequences().positions()).enumerate();
     let parts = parts.map(|(part, out)| Forward {
         out,
-        x,
+        x: inputs.x,
         taps: arranged,
+        documents: inputs.documents,
         samples: part * share..((part + 1) * share).min(samples),
         shape,
     });
@@ -108,8 +134,9 @@ impl Forward<'_> {
         for (local, sample) in self.samples.clone().enumerate() {
             for position in 0..positions {
                 let row = sample * positions + position;
-                // Taps before the sample's first position see zeros: they are left out.
-                let skipped = (width - 1).saturating_sub(position);
+                // Taps before the document's first position see zeros: they are left out.
+                let start = self.documents.start(row, position);
+                let skipped = (width - 1).saturating_sub(position - start);
                 let mut x = [self.x.row(row); MAX_WIDTH];
                 for (tap, x) in x[..width].iter_mut().enumerate().skip(skipped) {
                     *x = self.x.row(row + 1 + tap - width);

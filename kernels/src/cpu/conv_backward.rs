@@ -8,9 +8,10 @@
 //! Positions go backward in chunks, blocks of channels inside. Gradients of parameters are formed per
 //! sample and then added in the order of a grain's samples, so samples are divided freely among threads.
 
-use super::conv::{MAX_WIDTH, Taps, tap_lanes};
+use super::conv::{Inputs, MAX_WIDTH, tap_lanes};
 use super::device_stream::DeviceStream;
 use super::dispatch::{Dispatch, Kernel};
+use super::documents::Documents;
 use super::exponential::sigmoid;
 use super::rows::{Rows, RowsMut};
 use super::simd::{LANES, Lanes, Simd};
@@ -30,8 +31,7 @@ pub(crate) struct ParameterGradients<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct BackwardInputs<'a> {
     pub(crate) dout: Rows<'a>,
-    pub(crate) x: Rows<'a>,
-    pub(crate) taps: Taps<'a>,
+    pub(crate) inputs: Inputs<'a>,
 }
 
 /// The samples of a compute thread.
@@ -44,6 +44,7 @@ struct Backward<'a> {
     dout: Rows<'a>,
     x: Rows<'a>,
     taps: &'a [Lanes],
+    documents: Documents<'a>,
     first_sample: usize,
     shape: ConvShape,
 }
@@ -63,7 +64,7 @@ pub(crate) fn causal_conv1d_silu_backward(
     let (threads, scratch) = stream.with_scratch(lanes)?;
     let (taps, scratch) = scratch.split_at_mut(tap_lanes);
     let (partials, carries) = scratch.split_at_mut(tap_lanes * samples);
-    read.taps.arrange(taps, &shape);
+    read.inputs.taps.arrange(taps, &shape);
     let taps = &*taps;
     let parts = dx
         .parts(share * shape.sequences().positions())
@@ -75,8 +76,9 @@ pub(crate) fn causal_conv1d_silu_backward(
             partials,
             carry,
             dout: read.dout,
-            x: read.x,
+            x: read.inputs.x,
             taps,
+            documents: read.inputs.documents,
             first_sample: part * share,
             shape,
         });
@@ -115,6 +117,16 @@ fn add_partials(
     }
 }
 
+/// Positions of a chunk that belong to one document.
+struct Part {
+    sample: usize,
+    positions: std::ops::Range<usize>,
+    /// The document's first position.
+    start: usize,
+    /// Whether another document follows: none of its gradients enters.
+    ends_document: bool,
+}
+
 impl Kernel for Backward<'_> {
     type Output = ();
 
@@ -140,36 +152,64 @@ impl Backward<'_> {
             for chunk in (0..positions.div_ceil(CHUNK)).rev() {
                 let range = chunk * CHUNK..((chunk + 1) * CHUNK).min(positions);
                 for block in 0..self.shape.channels().div_ceil(LANES) {
-                    self.block(s, width, sample, range.clone(), block, partial);
+                    self.prefetch_before(s, sample, range.start, block);
+                    let mut end = range.end;
+                    while end > range.start {
+                        let part = self.part_before(sample, range.start, end);
+                        end = part.positions.start;
+                        self.block(s, width, part, block, partial);
+                    }
                 }
             }
         }
     }
 
-    /// The positions `range` of a sample for one block of channels.
+    /// The row of a sample's first position in what is read, and in what is written.
+    fn first_rows(&self, sample: usize) -> (usize, usize) {
+        let positions = self.shape.sequences().positions();
+        ((self.first_sample + sample) * positions, sample * positions)
+    }
+
+    /// The positions of one document from `first` or later that end at `end`.
+    fn part_before(&self, sample: usize, first: usize, end: usize) -> Part {
+        let (first_row, _) = self.first_rows(sample);
+        let start = self.documents.start(first_row + end - 1, end - 1);
+        let ends_document =
+            end < self.shape.sequences().positions() && self.documents.begins(first_row + end, end);
+        Part { sample, positions: first.max(start)..end, start, ends_document }
+    }
+
+    /// Asks for what the chunk before position `first` needs of a block of channels.
+    #[inline(always)]
+    fn prefetch_before<S: Simd>(&mut self, s: S, sample: usize, first: usize, block: usize) {
+        let channel = block * LANES;
+        let (first_row, first_out) = self.first_rows(sample);
+        for back in 1..=first.min(CHUNK) {
+            s.prefetch(&self.x.row(first_row + first - back)[channel..]);
+            s.prefetch(&self.dout.row(first_row + first - back)[channel..]);
+            s.prefetch(&self.dx.row_mut(first_out + first - back)[channel..]);
+        }
+    }
+
+    /// The positions of a part for one block of channels.
     #[inline(always)]
     fn block<S: Simd>(
         &mut self,
         s: S,
         width: usize,
-        sample: usize,
-        range: std::ops::Range<usize>,
+        part: Part,
         block: usize,
         partial: &mut [Lanes],
     ) {
         let channel = block * LANES;
-        let first_out = sample * self.shape.sequences().positions();
-        let first = self.first_sample * self.shape.sequences().positions() + first_out;
+        let (first, first_out) = self.first_rows(part.sample);
+        let Part { positions: range, start, ends_document, .. } = part;
         let lanes = block * (width + 1)..(block + 1) * (width + 1);
         let taps = &self.taps[lanes.clone()];
         let partial = &mut partial[lanes.clone()];
         let carry = &mut self.carry[lanes][..width - 1];
-
-        // What the next chunk (the one before this) needs of this block.
-        for back in 1..=range.start.min(CHUNK) {
-            s.prefetch(&self.x.row(first + range.start - back)[channel..]);
-            s.prefetch(&self.dout.row(first + range.start - back)[channel..]);
-            s.prefetch(&self.dx.row_mut(first_out + range.start - back)[channel..]);
+        if ends_document {
+            carry.fill(Lanes::ZERO);
         }
 
         let one = s.splat(1.0);
@@ -183,12 +223,12 @@ impl Backward<'_> {
         let mut dbias = s.load(&partial[width].0);
 
         // What position p needs of x and g, x[tap] and g[tap] being those of tap `tap`; both move by
-        // one tap with every position. x before the sample's first position is zero.
+        // one tap with every position. x before the document's first position is zero.
         let mut x = [s.splat(0.0); MAX_WIDTH];
         let mut g = [s.splat(0.0); MAX_WIDTH];
         for tap in 1..width {
             // The taps of the position after the last, which the first move turns into the last's.
-            if range.end + tap >= width {
+            if range.end + tap >= width + start {
                 let row = self.x.row(first + range.end + tap - width);
                 x[tap - 1] = s.load_row(&row[channel..]);
             }
@@ -199,7 +239,7 @@ impl Backward<'_> {
                 x[tap] = x[tap - 1];
             }
             x[0] = s.splat(0.0);
-            if position + 1 >= width {
+            if position + 1 >= width + start {
                 let row = self.x.row(first + position + 1 - width);
                 x[0] = s.load_row(&row[channel..]);
             }

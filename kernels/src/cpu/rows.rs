@@ -141,6 +141,14 @@ pub(crate) fn exactly_mut<'a, T: Element>(
     Ok(elements_mut(slice))
 }
 
+/// A step of generation has no documents.
+pub(crate) fn no_documents(kernel: &'static str, present: bool) -> Result<()> {
+    if !present {
+        return Ok(());
+    }
+    Err(KernelError::shape(kernel, "starts", "none for a single position", "some"))
+}
+
 /// A step of generation has one position.
 pub(crate) fn one_position(kernel: &'static str, positions: usize) -> Result<()> {
     if positions == 1 { Ok(()) } else { Err(KernelError::shape(kernel, "positions", 1, positions)) }

@@ -7,10 +7,12 @@
 //! several tiles; lanes and states past the end are padding whose inputs are zero, which keeps their
 //! state and their part of every sum zero.
 //!
-//! Forward saves the state at the start of each chunk, and nothing else: backward recomputes the rest.
+//! Forward saves the state at the start of each chunk, and nothing else: backward recomputes the rest. Where a document
+//! begins, the state is replaced by zero before it moves on; one that was saved there belongs to the document before.
 
 use super::Cpu;
 use super::dispatch::Kernel;
+use super::documents::Documents;
 use super::exponential::{exp, exp2_each};
 use super::rows::{Rows, exactly};
 use super::simd::{LANES, Lanes, Simd, Tile};
@@ -18,7 +20,7 @@ use crate::backend::ScanInputs;
 use crate::error::Result;
 use crate::shape::ScanShape;
 
-/// Positions between saved states. With 8, what a chunk recomputes fits the nearest cache.
+/// Positions between saved states, as many as [`Inputs::beginnings`] has bits. With 8, what a chunk recomputes fits the nearest cache.
 pub(crate) const CHUNK: usize = 8;
 
 /// Runs `$body` for each state of a tile, `$i` being a constant: an array of vectors that is indexed by
@@ -97,6 +99,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) z: Rows<'a>,
     pub(crate) a_log: &'a [f32],
     pub(crate) d: &'a [f32],
+    pub(crate) documents: Documents<'a>,
 }
 
 impl<'a> Inputs<'a> {
@@ -115,6 +118,15 @@ impl<'a> Inputs<'a> {
             z: Rows::new(kernel, "z", inputs.z, rows, channels)?,
             a_log: exactly(kernel, "a_log", inputs.a_log, channels * states)?,
             d: exactly(kernel, "d", inputs.d, channels)?,
+            documents: Documents::new(kernel, inputs.starts, rows)?,
+        })
+    }
+
+    /// Of the `steps` positions of a sample from `position`, whose rows begin at `first_row`, those that begin a document
+    /// after another: a bit each.
+    pub(crate) fn beginnings(&self, first_row: usize, position: usize, steps: usize) -> u8 {
+        (0..steps).fold(0, |bits, q| {
+            bits | u8::from(self.documents.begins(first_row + q, position + q)) << q
         })
     }
 }

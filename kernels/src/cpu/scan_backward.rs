@@ -244,6 +244,7 @@ impl Backward<'_> {
         let Scratch { decay, h, dc, db, carry, coefficients } = &mut self.scratch;
         Coefficients::gather(coefficients, inputs.bc, first, steps, &self.layout);
         let coefficients = &**coefficients;
+        let beginnings = inputs.beginnings(first, range.start, steps);
         dc.fill([Lanes::ZERO; LANES]);
         db.fill([Lanes::ZERO; LANES]);
         let (da, rest) = partial.split_at_mut(self.layout.state_lanes());
@@ -309,6 +310,10 @@ impl Backward<'_> {
                     s.store(&mut h[0][I].0, now[I]);
                 });
                 for q in 0..steps {
+                    if beginnings >> q & 1 != 0 {
+                        now = [s.splat(0.0); LANES];
+                        h[q] = [Lanes::ZERO; LANES];
+                    }
                     let delta_x = s.mul(s.load(&at.delta[q].0), s.load(&at.x[q].0));
                     let bc = Coefficients::of(coefficients, q, tile_index, tiles);
                     let y = s.load(&at.y[q].0);
@@ -351,6 +356,9 @@ impl Backward<'_> {
                     });
                     s.store(&mut at.gb[q].0, gb);
                     s.store(&mut at.gha[q].0, gha);
+                    if beginnings >> q & 1 != 0 {
+                        g = [s.splat(0.0); LANES];
+                    }
                 }
                 for_each_state!(I, {
                     s.store(&mut carry[I].0, g[I]);

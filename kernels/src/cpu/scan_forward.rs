@@ -83,6 +83,7 @@ impl Forward<'_> {
         let first_out = sample * positions + range.start;
         let first = self.first_sample * positions + first_out;
         Coefficients::gather(self.coefficients, inputs.bc, first, steps, &self.layout);
+        let beginnings = inputs.beginnings(first, range.start, steps);
 
         let mut decay: [Tile; CHUNK] = [[Lanes::ZERO; LANES]; CHUNK];
         let mut delta = [Lanes::ZERO; CHUNK];
@@ -117,6 +118,9 @@ impl Forward<'_> {
                     h[I] = s.load(&now[I]);
                 });
                 for q in 0..steps {
+                    if beginnings >> q & 1 != 0 {
+                        h = [s.splat(0.0); LANES];
+                    }
                     let delta_x = s.mul(s.load(&delta[q].0), s.load(&x[q].0));
                     let bc = Coefficients::of(self.coefficients, q, tile_index, tiles);
                     let sum = advance(s, &mut h, &decay[q], delta_x, bc, s.load(&y[q].0));

@@ -1,7 +1,7 @@
 //! [`Backend`] for [`Gpu`]: memory and order from the driver, kernels from the launchers.
 
 use crate::backend::{
-    AdamWStep, Backend, DeviceKind, Element, KernelTime, LogitGradient, MemoryPlace,
+    AdamWStep, Backend, ConvInputs, DeviceKind, Element, KernelTime, LogitGradient, MemoryPlace,
     NUMERICS_VERSION, Output, ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
@@ -284,12 +284,10 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
-        self.launch_causal_conv1d_silu_forward(stream, out, x, weight, bias, shape)
+        self.launch_causal_conv1d_silu_forward(stream, out, inputs, shape)
     }
 
     fn causal_conv1d_silu_backward(
@@ -299,14 +297,10 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         dweight: SliceMut<'_, Self, f32>,
         dbias: Option<SliceMut<'_, Self, f32>>,
         dout: Matrix<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
-        self.launch_causal_conv1d_silu_backward(
-            stream, dx, dweight, dbias, dout, x, weight, bias, shape,
-        )
+        self.launch_causal_conv1d_silu_backward(stream, dx, dweight, dbias, dout, inputs, shape)
     }
 
     fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {

@@ -97,6 +97,14 @@ pub(in crate::gpu) fn exactly_mut<D: Driver, P: Precision, T: Element>(
     check_elements(kernel, what, slice.elements, expected)
 }
 
+/// Refuses the starts of documents: no kernel reads them.
+pub(in crate::gpu) fn no_documents(kernel: KernelName, present: bool) -> Result<()> {
+    if !present {
+        return Ok(());
+    }
+    Err(KernelError::shape(kernel, "starts", "none on this device", "some"))
+}
+
 /// The largest power of two up to `limit` that every row of a matrix is aligned to, in bytes. It follows from the stride and
 /// the first column, so it is the same for any rows of the matrix; what begins a buffer is aligned.
 pub(in crate::gpu) fn row_alignment(

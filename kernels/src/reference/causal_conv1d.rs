@@ -14,13 +14,35 @@ pub struct ConvGradients {
     pub dbias: Vec<f64>,
 }
 
-/// The position that tap `tap` reads at `position`, if it lies inside the sample.
-fn source(position: usize, tap: usize, shape: ConvShape) -> Option<usize> {
-    (position + tap).checked_sub(shape.width() - 1)
+/// What the convolution reads, row-major and contiguous.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvInputs<'a> {
+    /// `x[b t, e]`.
+    pub x: &'a [f64],
+    /// `weight[e, k]`.
+    pub weight: &'a [f64],
+    /// `bias[e]`.
+    pub bias: Option<&'a [f64]>,
+    /// `starts[b t]`: the position in its sample of the first token of the row's document.
+    pub starts: Option<&'a [u32]>,
+}
+
+/// The row that tap `tap` reads at `position` of the sample that begins with row `first`, if it lies inside the document.
+fn source(
+    first: usize,
+    position: usize,
+    tap: usize,
+    inputs: &ConvInputs<'_>,
+    shape: ConvShape,
+) -> Option<usize> {
+    let source = (position + tap).checked_sub(shape.width() - 1)?;
+    let start = inputs.starts.map_or(0, |starts| starts[first + position] as usize);
+    (source >= start).then_some(first + source)
 }
 
 /// The convolution before SiLU, `[b t, e]`.
-fn convolved(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) -> Vec<f64> {
+fn convolved(inputs: &ConvInputs<'_>, shape: ConvShape) -> Vec<f64> {
+    let ConvInputs { x, weight, bias, .. } = *inputs;
     let (sequences, channels, width) = (shape.sequences(), shape.channels(), shape.width());
     assert_eq!((x.len(), weight.len()), (sequences.rows() * channels, channels * width));
     let mut out = vec![0.0; x.len()];
@@ -30,9 +52,8 @@ fn convolved(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) 
             for channel in 0..channels {
                 let mut sum = bias.map_or(0.0, |bias| bias[channel]);
                 for tap in 0..width {
-                    if let Some(source) = source(position, tap, shape) {
-                        sum += weight[channel * width + tap]
-                            * x[(first + source) * channels + channel];
+                    if let Some(source) = source(first, position, tap, inputs, shape) {
+                        sum += weight[channel * width + tap] * x[source * channels + channel];
                     }
                 }
                 out[(first + position) * channels + channel] = sum;
@@ -43,22 +64,17 @@ fn convolved(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) 
 }
 
 /// `out[b t, e] = silu(bias[e] + sum over j of weight[e, j] x[row - (k - 1) + j])`, rows before a
-/// sample's first being zero.
-pub fn forward(x: &[f64], weight: &[f64], bias: Option<&[f64]>, shape: ConvShape) -> Vec<f64> {
-    convolved(x, weight, bias, shape).into_iter().map(silu).collect()
+/// sample's first, or a document's, being zero.
+pub fn forward(inputs: &ConvInputs<'_>, shape: ConvShape) -> Vec<f64> {
+    convolved(inputs, shape).into_iter().map(silu).collect()
 }
 
 /// The gradients of [`forward`], from `dout[b t, e]`.
-pub fn backward(
-    dout: &[f64],
-    x: &[f64],
-    weight: &[f64],
-    bias: Option<&[f64]>,
-    shape: ConvShape,
-) -> ConvGradients {
+pub fn backward(dout: &[f64], inputs: &ConvInputs<'_>, shape: ConvShape) -> ConvGradients {
+    let ConvInputs { x, weight, .. } = *inputs;
     let (sequences, channels, width) = (shape.sequences(), shape.channels(), shape.width());
     assert_eq!(dout.len(), x.len());
-    let convolved = convolved(x, weight, bias, shape);
+    let convolved = convolved(inputs, shape);
     let grains = shape.grains().grains();
     let mut dx = vec![0.0; x.len()];
     let mut dweight = vec![0.0; grains * channels * width];
@@ -72,8 +88,8 @@ pub fn backward(
                 let gradient = dout[out] * silu_derivative(convolved[out]);
                 dbias[grain * channels + channel] += gradient;
                 for tap in 0..width {
-                    if let Some(source) = source(position, tap, shape) {
-                        let input = (first + source) * channels + channel;
+                    if let Some(source) = source(first, position, tap, inputs, shape) {
+                        let input = source * channels + channel;
                         dx[input] += gradient * weight[channel * width + tap];
                         dweight[(grain * channels + channel) * width + tap] += gradient * x[input];
                     }
@@ -121,6 +137,21 @@ mod tests {
         ConvShape::new(sequences, 2, channels, width).unwrap()
     }
 
+    /// Documents of one sample begin at `starts`; the others are one document each.
+    fn starts(shape: ConvShape, sample: usize, starts: &[u32]) -> Vec<u32> {
+        let positions = shape.sequences().positions();
+        let mut all = vec![0; shape.sequences().rows()];
+        for (position, start) in all[sample * positions..][..positions].iter_mut().enumerate() {
+            *start = starts
+                .iter()
+                .copied()
+                .filter(|&start| start as usize <= position)
+                .max()
+                .unwrap_or(0);
+        }
+        all
+    }
+
     #[test]
     fn backward_agrees_with_central_differences() {
         for (positions, channels, width) in [(1, 1, 1), (5, 3, 4), (2, 3, 5)] {
@@ -128,10 +159,13 @@ mod tests {
             let rows = shape.sequences().rows();
             let (x, dout) = (wave(1.0, rows * channels), wave(4.0, rows * channels));
             let (weight, bias) = (wave(2.0, channels * width), wave(3.0, channels));
-            for bias in [None, Some(bias.as_slice())] {
-                let gradients = backward(&dout, &x, &weight, bias, shape);
+            let of_documents = starts(shape, 1, &[1, 2]);
+            let of_documents = Some(of_documents.as_slice());
+            for (bias, starts) in [(None, of_documents), (Some(bias.as_slice()), None)] {
+                let inputs = ConvInputs { x: &x, weight: &weight, bias, starts };
+                let gradients = backward(&dout, &inputs, shape);
                 check_gradient("dx", &x, &gradients.dx, |x| {
-                    dot(&forward(x, &weight, bias, shape), &dout)
+                    dot(&forward(&ConvInputs { x, ..inputs }, shape), &dout)
                 });
                 for grain in 0..shape.grains().grains() {
                     let rows = shape.grains().range(grain);
@@ -139,13 +173,13 @@ mod tests {
                     let dweight =
                         &gradients.dweight[grain * channels * width..][..channels * width];
                     check_gradient("dweight", &weight, dweight, |weight| {
-                        let out = forward(&x, weight, bias, shape);
+                        let out = forward(&ConvInputs { weight, ..inputs }, shape);
                         dot(&out[inside.clone()], &dout[inside.clone()])
                     });
                     let Some(bias) = bias else { continue };
                     let dbias = &gradients.dbias[grain * channels..][..channels];
                     check_gradient("dbias", bias, dbias, |bias| {
-                        let out = forward(&x, &weight, Some(bias), shape);
+                        let out = forward(&ConvInputs { bias: Some(bias), ..inputs }, shape);
                         dot(&out[inside.clone()], &dout[inside.clone()])
                     });
                 }
@@ -161,7 +195,8 @@ mod tests {
             let one = shape(samples, 1, channels, width);
             let x = wave(1.0, samples * positions * channels);
             let (weight, bias) = (wave(2.0, channels * width), wave(3.0, channels));
-            let out = forward(&x, &weight, Some(&bias), whole);
+            let inputs = ConvInputs { x: &x, weight: &weight, bias: Some(&bias), starts: None };
+            let out = forward(&inputs, whole);
             let mut state = vec![0.0; samples * channels * (width - 1)];
             for position in 0..positions {
                 let rows = |all: &[f64]| -> Vec<f64> {
@@ -179,7 +214,12 @@ mod tests {
     #[test]
     fn the_last_tap_meets_the_present() {
         let shape = shape(1, 2, 1, 2);
-        let out = forward(&[1.0, 10.0], &[2.0, 3.0], None, shape);
+        let (x, weight) = ([1.0, 10.0], [2.0, 3.0]);
+        let inputs = ConvInputs { x: &x, weight: &weight, bias: None, starts: None };
+        let out = forward(&inputs, shape);
         assert_eq!(out, [silu(3.0), silu(32.0)]);
+        let starts = starts(shape, 0, &[1]);
+        let out = forward(&ConvInputs { starts: Some(&starts), ..inputs }, shape);
+        assert_eq!(out, [silu(3.0), silu(30.0)]);
     }
 }

@@ -23,6 +23,15 @@ pub struct ScanInputs<'a> {
     pub a_log: &'a [f64],
     /// `d[e]`: the skip.
     pub d: &'a [f64],
+    /// `starts[b t]`: the position in its sample of the first token of the row's document.
+    pub starts: Option<&'a [u32]>,
+}
+
+impl ScanInputs<'_> {
+    /// Whether a document begins at `position` of the sample that begins with row `first`.
+    fn begins(&self, first: usize, position: usize) -> bool {
+        self.starts.is_some_and(|starts| starts[first + position] as usize == position)
+    }
 }
 
 /// Gradients of the scan, one for each input.
@@ -78,7 +87,7 @@ fn advance(
 ///
 /// ```text
 /// delta = softplus(delta_raw + delta_bias)
-/// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample
+/// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample and document
 /// y_t   = C_t . h_t + D x_t
 /// out_t = y_t * silu(z_t)
 /// ```
@@ -89,8 +98,12 @@ pub fn forward(inputs: &ScanInputs<'_>, shape: ScanShape) -> Vec<f64> {
     for sample in 0..sequences.samples() {
         for channel in 0..channels {
             let mut h = vec![0.0; states];
+            let first = sample * sequences.positions();
             for position in 0..sequences.positions() {
-                let row = sample * sequences.positions() + position;
+                if inputs.begins(first, position) {
+                    h.fill(0.0);
+                }
+                let row = first + position;
                 let at = row * channels + channel;
                 out[at] = advance(&mut h, row, channel, inputs, shape) * silu(inputs.z[at]);
             }
@@ -147,13 +160,17 @@ fn backward_channel(
     let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
     let grain_channel = sample / shape.samples_per_grain() * channels + channel;
     let first = sample * sequences.positions();
-    // h[position + 1] is the state after `position`; h[0] = 0.
-    let mut h = vec![vec![0.0; states]];
+    // The states before and after each position.
+    let mut h = Vec::new();
     let mut y = Vec::new();
+    let mut now = vec![0.0; states];
     for position in 0..sequences.positions() {
-        let mut next = h[position].clone();
-        y.push(advance(&mut next, first + position, channel, inputs, shape));
-        h.push(next);
+        if inputs.begins(first, position) {
+            now.fill(0.0);
+        }
+        let before = now.clone();
+        y.push(advance(&mut now, first + position, channel, inputs, shape));
+        h.push([before, now.clone()]);
     }
     // s_{t+1} dh_{t+1}: what reaches a state from its future.
     let mut from_future = vec![0.0; states];
@@ -172,14 +189,17 @@ fn backward_channel(
             let (b_at, c_at) = (row * 2 * states + state, row * 2 * states + states + state);
             let a = -inputs.a_log[channel * states + state].exp();
             let decay = (delta * a).exp();
-            let before = h[position][state];
+            let [before, after] = [h[position][0][state], h[position][1][state]];
             let dh = inputs.bc[c_at] * dy + from_future[state];
-            gradients.dbc[c_at] += dy * h[position + 1][state];
+            gradients.dbc[c_at] += dy * after;
             gradients.dbc[b_at] += dh * delta * x;
             dx += dh * delta * inputs.bc[b_at];
             ddelta += dh * (a * decay * before + inputs.bc[b_at] * x);
             gradients.da_log[grain_channel * states + state] += dh * delta * decay * before * a;
             from_future[state] = decay * dh;
+        }
+        if inputs.begins(first, position) {
+            from_future.fill(0.0);
         }
         gradients.dx[at] = dx;
         gradients.ddelta_raw[at] = ddelta * sigmoid(raw);
@@ -212,7 +232,7 @@ mod tests {
 
     fn view(owned: &Owned) -> ScanInputs<'_> {
         let [delta_raw, delta_bias, x, bc, z, a_log, d] = owned;
-        ScanInputs { delta_raw, delta_bias, x, bc, z, a_log, d }
+        ScanInputs { delta_raw, delta_bias, x, bc, z, a_log, d, starts: None }
     }
 
     fn scan_shape(samples: usize, positions: usize, channels: usize, states: usize) -> ScanShape {
@@ -241,11 +261,15 @@ mod tests {
             let shape = scan_shape(3, positions, channels, states);
             let point = inputs(shape);
             let dout = wave(9.0, point[2].len());
-            let gradients = backward(&dout, &view(&point), shape);
+            // Documents of one and two positions.
+            let starts: Vec<u32> =
+                (0..shape.sequences().rows()).map(|row| [0, 1, 1, 3, 3][row % positions]).collect();
+            let starts = Some(starts.as_slice());
+            let gradients = backward(&dout, &ScanInputs { starts, ..view(&point) }, shape);
             let with = |input: usize, values: &[f64]| {
                 let mut moved = point.clone();
                 moved[input] = values.to_vec();
-                forward(&view(&moved), shape)
+                forward(&ScanInputs { starts, ..view(&moved) }, shape)
             };
             let of_rows = [
                 ("ddelta_raw", 0, &gradients.ddelta_raw),
@@ -307,6 +331,7 @@ mod tests {
             z: &[1.0, 1.0],
             a_log: &[f64::NEG_INFINITY],
             d: &[7.0],
+            starts: None,
         };
         let delta = 2.0_f64.ln();
         let expected =
@@ -314,5 +339,8 @@ mod tests {
         for (out, expected) in forward(&inputs, shape).iter().zip(expected) {
             assert!((out - expected).abs() < 1e-12 * expected);
         }
+        let of_documents = ScanInputs { starts: Some(&[0, 1]), ..inputs };
+        let expected = (70.0 + 5.0 * 30.0 * delta) * silu(1.0);
+        assert!((forward(&of_documents, shape)[1] - expected).abs() < 1e-12 * expected);
     }
 }

@@ -1,8 +1,9 @@
 //! Causal convolution and SiLU over whole sequences.
 
-use tidemill_kernels::Backend;
-use tidemill_kernels::reference::causal_conv1d::{backward, forward};
+use tidemill_kernels::backend::ConvInputs;
+use tidemill_kernels::reference::causal_conv1d::{self, backward, forward};
 use tidemill_kernels::shape::{ConvShape, SequenceShape};
+use tidemill_kernels::{Backend, Slice};
 
 use super::agreement::{
     Transcript, assert_close_beside, assert_each_close, assert_same_bits, tolerance,
@@ -19,6 +20,7 @@ struct Case {
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
     dout: Vec<f32>,
+    starts: Option<Vec<u32>>,
 }
 
 impl Case {
@@ -29,6 +31,7 @@ impl Case {
             weight: inputs.uniform(shape.channels() * shape.width(), -1.0, 1.0),
             bias: (inputs.pick(3) > 0).then(|| inputs.uniform(shape.channels(), -1.0, 1.0)),
             dout: inputs.uniform_of::<T>(inner, -1.0, 1.0),
+            starts: None,
         }
     }
 
@@ -39,6 +42,10 @@ impl Case {
         let case = Self {
             x: self.x[inside.clone()].to_vec(),
             dout: self.dout[inside].to_vec(),
+            starts: self.starts.as_ref().map(|starts| {
+                let positions = shape.sequences().positions();
+                starts[samples.start * positions..samples.end * positions].to_vec()
+            }),
             ..self.clone()
         };
         let sequences = SequenceShape::new(samples.len(), shape.sequences().positions()).unwrap();
@@ -70,22 +77,20 @@ fn run<B: Backend<Activation: Number>>(
     let weight = Placed::new(device, Layout::range(channels * shape.width()), &case.weight);
     let bias = case.bias.as_ref().map(|bias| Placed::new(device, Layout::range(channels), bias));
     let bias = || bias.as_ref().map(Placed::slice);
+    let starts = case.starts.as_ref().map(|starts| device.upload(starts));
+    let inputs = || ConvInputs {
+        x: x.matrix(),
+        weight: weight.slice(),
+        bias: bias(),
+        starts: starts.as_ref().map(Slice::all),
+    };
     let dout = Placed::new(device, packed, &case.dout);
     let mut out = Placed::poisoned(device, packed);
     let mut dx = Placed::poisoned(device, half);
     let mut dweight = Placed::poisoned(device, Layout::range(grains * channels * shape.width()));
     let mut dbias = bias().map(|_| Placed::poisoned(device, Layout::range(grains * channels)));
     let (backend, stream) = (device.backend, &mut device.stream);
-    backend
-        .causal_conv1d_silu_forward(
-            stream,
-            out.matrix_mut(),
-            x.matrix(),
-            weight.slice(),
-            bias(),
-            shape,
-        )
-        .expect(label);
+    backend.causal_conv1d_silu_forward(stream, out.matrix_mut(), inputs(), shape).expect(label);
     backend
         .causal_conv1d_silu_backward(
             stream,
@@ -93,9 +98,7 @@ fn run<B: Backend<Activation: Number>>(
             dweight.slice_mut(),
             dbias.as_mut().map(Placed::slice_mut),
             dout.matrix(),
-            x.matrix(),
-            weight.slice(),
-            bias(),
+            inputs(),
             shape,
         )
         .expect(label);
@@ -121,8 +124,14 @@ fn check_case<B: Backend<Activation: Number>>(
 
     let (x, weight, dout) = (wide(&case.x), wide(&case.weight), wide(&case.dout));
     let bias = case.bias.as_deref().map(wide);
-    let out = forward(&x, &weight, bias.as_deref(), shape);
-    let gradients = backward(&dout, &x, &weight, bias.as_deref(), shape);
+    let inputs = causal_conv1d::ConvInputs {
+        x: &x,
+        weight: &weight,
+        bias: bias.as_deref(),
+        starts: case.starts.as_deref(),
+    };
+    let out = forward(&inputs, shape);
+    let gradients = backward(&dout, &inputs, shape);
     let over_taps = tolerance::<B::Activation>(shape.width());
     let over_grain = tolerance::<f32>(shape.grains().rows_per_grain());
     // SiLU is applied to a sum of terms as large as x: their roundings show in every result.
@@ -204,11 +213,13 @@ pub fn silu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         weight: vec![1.0],
         bias: None,
         dout: vec![1.0; positions],
+        starts: None,
     };
     let results = run(&mut device, "silu", &case, shape);
     let x = wide(&case.x);
-    let out = forward(&x, &[1.0], None, shape);
-    let dx = backward(&wide(&case.dout), &x, &[1.0], None, shape).dx;
+    let inputs = causal_conv1d::ConvInputs { x: &x, weight: &[1.0], bias: None, starts: None };
+    let out = forward(&inputs, shape);
+    let dx = backward(&wide(&case.dout), &inputs, shape).dx;
     assert_each_close("silu", &results.out, &out, tolerance::<B::Activation>(1));
     assert_each_close("silu'", &results.dx, &dx, tolerance::<B::Activation>(1));
     transcript.record("silu", &results.out);

@@ -1,6 +1,6 @@
 //! Shapes that do not fit: every kernel answers them with an error, none panics.
 
-use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output, ScanInputs};
+use tidemill_kernels::backend::{AdamWStep, ConvInputs, LogitGradient, Output, ScanInputs};
 use tidemill_kernels::shape::{
     ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, SequenceShape,
 };
@@ -197,9 +197,13 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     {
         let stream = &mut bench.device.stream;
         let out = matrix_mut(&mut bench.activation_outs[0], [rows, channels]);
-        let x = matrix(&bench.activations, [x_rows, x_channels]);
-        let (weight, bias) = (slice(&bench.zeros, weight), Some(slice(&bench.zeros, bias)));
-        let result = backend.causal_conv1d_silu_forward(stream, out, x, weight, bias, shape);
+        let inputs = ConvInputs {
+            x: matrix(&bench.activations, [x_rows, x_channels]),
+            weight: slice(&bench.zeros, weight),
+            bias: Some(slice(&bench.zeros, bias)),
+            starts: None,
+        };
+        let result = backend.causal_conv1d_silu_forward(stream, out, inputs, shape);
         assert_answer("causal_conv1d_silu_forward", wrong, result);
     }
     let sizes = [12, 5, 30, 10, 12, 5, 12, 5, 15, 5];
@@ -214,9 +218,12 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             slice_mut(dweight, dweight_size),
             Some(slice_mut(dbias, dbias_size)),
             matrix(&bench.activations, [dout_rows, dout_e]),
-            matrix(&bench.activations, [x_rows, x_e]),
-            slice(&bench.zeros, weight),
-            Some(slice(&bench.zeros, bias)),
+            ConvInputs {
+                x: matrix(&bench.activations, [x_rows, x_e]),
+                weight: slice(&bench.zeros, weight),
+                bias: Some(slice(&bench.zeros, bias)),
+                starts: None,
+            },
             shape,
         );
         assert_answer("causal_conv1d_silu_backward", wrong, result);
@@ -230,9 +237,12 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             slice_mut(dweight, 30),
             with_dbias.then(|| slice_mut(dbias, 10)),
             matrix(&bench.activations, [12, 5]),
-            matrix(&bench.activations, [12, 5]),
-            slice(&bench.zeros, 15),
-            with_bias.then(|| slice(&bench.zeros, 5)),
+            ConvInputs {
+                x: matrix(&bench.activations, [12, 5]),
+                weight: slice(&bench.zeros, 15),
+                bias: with_bias.then(|| slice(&bench.zeros, 5)),
+                starts: None,
+            },
             shape,
         );
         assert_shape_error("a bias without its gradient, or the reverse", result);
@@ -296,6 +306,7 @@ impl<'a, B: Backend> ScanZeros<'a, B> {
             delta_bias: slice(self.parameters, sizes[8]),
             a_log: slice(self.parameters, sizes[9]),
             d: slice(self.parameters, sizes[10]),
+            starts: None,
         }
     }
 }

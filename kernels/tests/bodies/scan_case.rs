@@ -1,9 +1,9 @@
 //! Inputs of selective scans, on the host and placed as a Mamba block places them.
 
-use tidemill_kernels::Backend;
 use tidemill_kernels::backend::ScanInputs;
 use tidemill_kernels::reference::selective_scan;
 use tidemill_kernels::shape::{ScanShape, SequenceShape};
+use tidemill_kernels::{Backend, Slice};
 
 use super::device::{Device, Layout, Placed};
 use super::inputs::{Inputs, wide};
@@ -29,6 +29,8 @@ pub struct ScanCase {
     pub a_log: Vec<f32>,
     pub d: Vec<f32>,
     pub dout: Vec<f32>,
+    /// `starts[b t]`
+    pub starts: Option<Vec<u32>>,
 }
 
 impl ScanCase {
@@ -52,6 +54,7 @@ impl ScanCase {
             a_log: inputs.uniform(channels * states, -1.0, 2.8),
             d: inputs.uniform(channels, 0.5, 1.5),
             dout: inputs.uniform_of::<T>(inner, -1.0, 1.0),
+            starts: None,
         }
     }
 
@@ -67,6 +70,10 @@ impl ScanCase {
             bc: of_samples(&self.bc),
             z: of_samples(&self.z),
             dout: of_samples(&self.dout),
+            starts: self.starts.as_ref().map(|starts| {
+                let positions = shape.sequences().positions();
+                starts[samples.start * positions..samples.end * positions].to_vec()
+            }),
             ..self.clone()
         };
         let sequences = SequenceShape::new(samples.len(), shape.sequences().positions()).unwrap();
@@ -84,6 +91,7 @@ impl ScanCase {
             z: wide(&self.z),
             a_log: wide(&self.a_log),
             d: wide(&self.d),
+            starts: self.starts.clone(),
         }
     }
 }
@@ -97,6 +105,7 @@ pub struct WideInputs {
     z: Vec<f64>,
     a_log: Vec<f64>,
     d: Vec<f64>,
+    starts: Option<Vec<u32>>,
 }
 
 impl WideInputs {
@@ -109,6 +118,7 @@ impl WideInputs {
             z: &self.z,
             a_log: &self.a_log,
             d: &self.d,
+            starts: self.starts.as_deref(),
         }
     }
 }
@@ -130,6 +140,7 @@ pub struct PlacedInputs<B: Backend<Activation: Number>> {
     z: Placed<B, B::Activation>,
     a_log: Placed<B>,
     d: Placed<B>,
+    starts: Option<B::Buffer<u32>>,
 }
 
 impl<B: Backend<Activation: Number>> PlacedInputs<B> {
@@ -148,6 +159,7 @@ impl<B: Backend<Activation: Number>> PlacedInputs<B> {
             z: Placed::new(device, right_half, &case.z),
             a_log: Placed::new(device, Layout::range(channels * states), &case.a_log),
             d: Placed::new(device, parameters, &case.d),
+            starts: case.starts.as_ref().map(|starts| device.upload(starts)),
         }
     }
 
@@ -160,6 +172,7 @@ impl<B: Backend<Activation: Number>> PlacedInputs<B> {
             z: self.z.matrix(),
             a_log: self.a_log.slice(),
             d: self.d.slice(),
+            starts: self.starts.as_ref().map(Slice::all),
         }
     }
 }

@@ -78,6 +78,7 @@ pub fn softplus_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
         a_log: vec![0.0; channels],
         d: vec![0.0; channels],
         dout: vec![0.0; channels],
+        starts: None,
     };
     let placed = PlacedInputs::new(&mut device, &case, shape);
     let mut out = Placed::poisoned(&mut device, Layout::packed(1, channels));

@@ -360,6 +360,7 @@ impl<B: Backend> LayerPass<'_, B> {
                 z: self.at(xz, position, 2 * e)?.columns(e, e)?,
                 a_log: self.lease.vector(&places.a_log)?,
                 d: self.lease.vector(&places.d)?,
+                starts: None,
             };
             self.scan(device, gated, state, inputs, position)?;
         }

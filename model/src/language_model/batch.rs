@@ -11,8 +11,11 @@ pub(super) struct Batch<B: Backend> {
     tokens: B::Buffer<u32>,
     targets: B::Buffer<u32>,
     losses: B::Buffer<f32>,
+    starts: B::Buffer<u32>,
     host_tokens: Vec<u32>,
     host_targets: Vec<u32>,
+    /// Empty where a sample is one document.
+    host_starts: Vec<u32>,
 }
 
 /// The rows of a microbatch as the head sees them.
@@ -32,8 +35,10 @@ impl<B: Backend> Batch<B> {
             tokens: backend.allocate(stream, rows)?,
             targets: backend.allocate(stream, rows)?,
             losses: backend.allocate(stream, rows)?,
+            starts: backend.allocate(stream, rows)?,
             host_tokens: Vec::with_capacity(rows),
             host_targets: Vec::with_capacity(rows),
+            host_starts: Vec::new(),
         })
     }
 
@@ -47,6 +52,7 @@ impl<B: Backend> Batch<B> {
         self.check_shape(microbatch)?;
         self.host_tokens.clear();
         self.host_targets.clear();
+        self.host_starts.clear();
         let columns = microbatch.positions + 1;
         for (sample, row) in microbatch.tokens.chunks_exact(columns).enumerate() {
             let outside = |&token: &u32| token as usize >= vocab_size && token != IGNORED_TARGET;
@@ -60,13 +66,33 @@ impl<B: Backend> Batch<B> {
             let inputs = row[..microbatch.positions].iter();
             self.host_tokens
                 .extend(inputs.map(|&token| if token == IGNORED_TARGET { 0 } else { token }));
-            self.host_targets.extend_from_slice(&row[1..]);
+            match microbatch.document_end {
+                None => self.host_targets.extend_from_slice(&row[1..]),
+                Some(end) => self.cut_documents(row, end),
+            }
         }
         let Device { backend, stream } = device;
         let rows = self.host_tokens.len();
         backend.write(stream, SliceMut::new(&mut self.tokens, 0, rows)?, &self.host_tokens)?;
         backend.write(stream, SliceMut::new(&mut self.targets, 0, rows)?, &self.host_targets)?;
+        if microbatch.document_end.is_some() {
+            backend.write(stream, SliceMut::new(&mut self.starts, 0, rows)?, &self.host_starts)?;
+        }
         Ok(())
+    }
+
+    /// The targets of a sample and the starts of its rows' documents, the last token of which is `end`.
+    fn cut_documents(&mut self, sample: &[u32], end: u32) {
+        let mut start = 0;
+        for (position, pair) in sample.windows(2).enumerate() {
+            self.host_starts.push(start);
+            if pair[0] == end {
+                self.host_targets.push(IGNORED_TARGET);
+                start = position as u32 + 1;
+            } else {
+                self.host_targets.push(pair[1]);
+            }
+        }
     }
 
     fn check_shape(&self, microbatch: Microbatch<'_>) -> Result<()> {
@@ -98,6 +124,14 @@ impl<B: Backend> Batch<B> {
     /// `tokens[b t]`
     pub(super) fn tokens(&self, shape: MicrobatchShape) -> Result<Slice<'_, B, u32>> {
         Ok(Slice::new(&self.tokens, 0, shape.sequences()?.rows())?)
+    }
+
+    /// `starts[b t]`, where samples hold several documents.
+    pub(super) fn starts(&self, shape: MicrobatchShape) -> Result<Option<Slice<'_, B, u32>>> {
+        if self.host_starts.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Slice::new(&self.starts, 0, shape.sequences()?.rows())?))
     }
 
     /// What the head reads and writes.

@@ -152,14 +152,13 @@ impl<B: Backend> Backward<'_, B> {
     /// From the convolution's output to the left half of `gradients.xz`.
     fn convolve(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (rows, block, inner) = (self.rows()?, self.block, self.block.inner);
-        let (parameters, tensors) = (self.pass.parameters, &block.tensors);
+        let tensors = &block.tensors;
         let shape = block.conv_shape(self.pass.shape)?;
         let grains = shape.grains().grains();
-        let [x, _] = block.halves::<B>(&self.saved.xz, rows)?;
-        let bias = tensors.conv_bias.as_ref().map(|place| parameters.vector(place)).transpose()?;
+        let inputs = block.conv_inputs(self.pass, &self.saved.xz)?;
         let MambaGradients { xz, x: dout, conv_weight, channels, .. } = &mut self.scratch.gradients;
         let dxz: MatrixMut<'_, B, _> = SliceMut::all(xz).matrix(rows, 2 * inner)?;
-        let dbias = match bias {
+        let dbias = match inputs.bias {
             Some(_) => Some(SliceMut::new(channels, 0, grains * inner)?),
             None => None,
         };
@@ -169,9 +168,7 @@ impl<B: Backend> Backward<'_, B> {
             SliceMut::new(conv_weight, 0, grains * inner * block.taps)?,
             dbias,
             Slice::all(dout).matrix(rows, inner)?,
-            x,
-            parameters.vector(&tensors.conv_weight)?,
-            bias,
+            inputs,
             shape,
         )?;
         let MambaGradients { conv_weight, channels, .. } = &self.scratch.gradients;

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::ScanInputs;
+use tidemill_kernels::backend::{ConvInputs, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
@@ -171,6 +171,23 @@ impl MambaBlock {
         Ok([xz.columns(0, self.inner)?, xz.columns(self.inner, self.inner)?])
     }
 
+    /// Everything that the convolution reads.
+    pub(crate) fn conv_inputs<'a, B: Backend>(
+        &self,
+        pass: BlockPass<'a, B>,
+        xz: &'a B::Buffer<B::Activation>,
+    ) -> Result<ConvInputs<'a, B>> {
+        let [x, _] = self.halves::<B>(xz, pass.shape.sequences()?.rows())?;
+        let tensors = &self.tensors;
+        let bias = tensors.conv_bias.as_ref().map(|place| pass.parameters.vector(place));
+        Ok(ConvInputs {
+            x,
+            weight: pass.parameters.vector(&tensors.conv_weight)?,
+            bias: bias.transpose()?,
+            starts: pass.starts,
+        })
+    }
+
     /// Everything that the scan reads.
     pub(crate) fn scan_inputs<'a, B: Backend>(
         &self,
@@ -188,6 +205,7 @@ impl MambaBlock {
             z,
             a_log: pass.parameters.vector(&self.tensors.a_log)?,
             d: pass.parameters.vector(&self.tensors.d)?,
+            starts: pass.starts,
         })
     }
 }

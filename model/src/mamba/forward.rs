@@ -68,14 +68,10 @@ fn convolve<B: Backend>(
 ) -> Result<()> {
     let Device { backend, stream } = device;
     let rows = pass.shape.sequences()?.rows();
-    let [x, _] = block.halves::<B>(&saved.xz, rows)?;
-    let bias = block.tensors.conv_bias.as_ref().map(|place| pass.parameters.vector(place));
     Ok(backend.causal_conv1d_silu_forward(
         stream,
         SliceMut::all(&mut saved.x).matrix(rows, block.inner)?,
-        x,
-        pass.parameters.vector(&block.tensors.conv_weight)?,
-        bias.transpose()?,
+        block.conv_inputs(pass, &saved.xz)?,
         block.conv_shape(pass.shape)?,
     )?)
 }

@@ -41,7 +41,8 @@ fn refusal<B: Backend>(
         lane.closed_after = closed_after;
         let shape = MicrobatchShape { samples: 2, positions: 4, samples_per_grain: 1 };
         let mut workspace = model.plan(device, shape).expect("a workspace");
-        let microbatch = Microbatch { tokens, samples, positions, samples_per_grain: 1 };
+        let microbatch =
+            Microbatch { tokens, samples, positions, samples_per_grain: 1, document_end: None };
         let error = model
             .forward_backward(device, &mut workspace, parameters, microbatch, &mut lane)
             .expect_err("a wrong microbatch");

@@ -62,6 +62,7 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
             samples: 1,
             positions: positions(arm),
             samples_per_grain: 1,
+            document_end: None,
         };
         let losses =
             model.row_losses(device, &mut workspace, parameters, microbatch).expect("runs");

@@ -123,7 +123,8 @@ pub fn run_lane<B: Backend>(
         let mut losses = Vec::new();
         for tokens in tokens.chunks(samples * (positions + 1)) {
             let samples = tokens.len() / (positions + 1);
-            let microbatch = Microbatch { tokens, samples, positions, samples_per_grain };
+            let microbatch =
+                Microbatch { tokens, samples, positions, samples_per_grain, document_end: None };
             let run =
                 model.forward_backward(device, &mut workspace, parameters, microbatch, &mut lane);
             losses.extend(run.expect("forward and backward"));
@@ -144,7 +145,8 @@ pub fn loss<B: Backend>(
         let Walk { samples, positions, samples_per_grain, .. } = walk;
         let shape = MicrobatchShape { samples, positions, samples_per_grain };
         let mut workspace = model.plan(device, shape).expect("a workspace");
-        let microbatch = Microbatch { tokens, samples, positions, samples_per_grain };
+        let microbatch =
+            Microbatch { tokens, samples, positions, samples_per_grain, document_end: None };
         let losses = model.forward(device, &mut workspace, parameters, microbatch);
         losses.expect("forward").iter().map(|loss| loss.loss_sum).sum()
     })

@@ -121,8 +121,13 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     for (index, (batch, line)) in batches.iter().zip(lines).enumerate() {
         let rows = batch.as_array().expect("rows");
         let tokens: Vec<u32> = rows.iter().flat_map(tokens).collect();
-        let microbatch =
-            Microbatch { tokens: &tokens, samples: 5, positions: 13, samples_per_grain: 2 };
+        let microbatch = Microbatch {
+            tokens: &tokens,
+            samples: 5,
+            positions: 13,
+            samples_per_grain: 2,
+            document_end: None,
+        };
         let mut lane = Lane::new(device, layout);
         let losses = model
             .forward_backward(device, &mut workspace, &optimizer.parameters, microbatch, &mut lane)

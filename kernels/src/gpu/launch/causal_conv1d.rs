@@ -3,7 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, blocks, sequences32, size32, stride_bytes};
-use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
+use super::{KernelName, exactly, exactly_mut, no_documents, row_stride, row_stride_mut};
+use crate::backend::ConvInputs;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
@@ -172,14 +173,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
+        let ConvInputs { x, weight, bias, starts } = inputs;
         const KERNEL: &str = "causal_conv1d_silu_forward";
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
+        no_documents(KERNEL, starts.is_some())?;
         let arguments = Forward {
             out_stride: stride32(KERNEL, row_stride_mut(KERNEL, "out", &out, rows, channels)?)?,
             x_stride: stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
@@ -214,11 +215,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         dweight: SliceMut<'_, Self, f32>,
         dbias: Option<SliceMut<'_, Self, f32>>,
         dout: Matrix<'_, Self, P::Activation>,
-        x: Matrix<'_, Self, P::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
+        let ConvInputs { x, weight, bias, starts } = inputs;
         const KERNEL: &str = "causal_conv1d_silu_backward";
         let (rows, channels, width) = (shape.sequences().rows(), shape.channels(), shape.width());
         let grains = shape.grains().grains();
@@ -228,6 +228,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             return Err(KernelError::shape(KERNEL, "dbias", expected, found));
         }
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
+        no_documents(KERNEL, starts.is_some())?;
         exactly_mut(KERNEL, "dweight", &dweight, grains * channels * width)?;
         if let Some(dbias) = &dbias {
             exactly_mut(KERNEL, "dbias", dbias, grains * channels)?;

@@ -14,7 +14,7 @@ use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::launch::scan_turns::{Cut, Turns};
 use crate::gpu::launch::sizes;
 use crate::gpu::launch::{
-    KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
+    KernelName, exactly, exactly_mut, no_documents, row_alignment, row_stride, row_stride_mut,
 };
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{SCAN_ANY, SCAN_FORWARD, SCAN_SUMS};
@@ -231,6 +231,7 @@ impl CheckedRows {
     ) -> Result<CheckedInputs> {
         let Plan { kernel, shape, .. } = self.plan;
         let (channels, states) = (shape.channels(), shape.states());
+        no_documents(kernel, inputs.starts.is_some())?;
         exactly(kernel, "delta_bias", &inputs.delta_bias, channels)?;
         exactly(kernel, "a_log", &inputs.a_log, channels * states)?;
         exactly(kernel, "d", &inputs.d, channels)?;

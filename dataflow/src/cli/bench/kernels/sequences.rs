@@ -1,6 +1,6 @@
 //! Kernels over sequences: the selective scan and the causal convolution, as a Mamba block calls them.
 
-use tidemill_kernels::backend::{ScanGradients, ScanInputs};
+use tidemill_kernels::backend::{ConvInputs, ScanGradients, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, MatrixMut, Slice, SliceMut};
 
@@ -46,6 +46,7 @@ pub(super) fn selective_scan<B: Backend>(bench: &mut Bench<'_, B>, size: Sequenc
             z: Slice::all(&xz).matrix(rows, 2 * inner)?.columns(inner, inner)?,
             a_log: Slice::all(&a_log),
             d: Slice::all(&d),
+            starts: None,
         })
     };
     let forward = bench.milliseconds(|backend, stream| {
@@ -111,11 +112,17 @@ pub(super) fn causal_conv1d_silu<B: Backend>(
     let mut dxz = bench.room::<B::Activation>(rows * 2 * inner)?;
     let mut dweight = bench.room::<f32>(samples * inner * TAPS)?;
     let mut dbias = bench.room::<f32>(samples * inner)?;
+    let inputs = || -> Result<ConvInputs<'_, B>, KernelError> {
+        Ok(ConvInputs {
+            x: Slice::all(&xz).matrix(rows, 2 * inner)?.columns(0, inner)?,
+            weight: Slice::all(&weight),
+            bias: Some(Slice::all(&bias)),
+            starts: None,
+        })
+    };
     let forward = bench.milliseconds(|backend, stream| {
         let out = SliceMut::all(&mut out).matrix(rows, inner)?;
-        let x = Slice::all(&xz).matrix(rows, 2 * inner)?.columns(0, inner)?;
-        let (weight, bias) = (Slice::all(&weight), Some(Slice::all(&bias)));
-        backend.causal_conv1d_silu_forward(stream, out, x, weight, bias, shape)
+        backend.causal_conv1d_silu_forward(stream, out, inputs()?, shape)
     })?;
     let backward = bench.milliseconds(|backend, stream| {
         let dxz: MatrixMut<'_, B, _> = SliceMut::all(&mut dxz).matrix(rows, 2 * inner)?;
@@ -125,9 +132,7 @@ pub(super) fn causal_conv1d_silu<B: Backend>(
             SliceMut::all(&mut dweight),
             Some(SliceMut::all(&mut dbias)),
             Slice::all(&dout).matrix(rows, inner)?,
-            Slice::all(&xz).matrix(rows, 2 * inner)?.columns(0, inner)?,
-            Slice::all(&weight),
-            Some(Slice::all(&bias)),
+            inputs()?,
             shape,
         )
     })?;
