@@ -8,6 +8,7 @@
 //! |---|---|
 //! | matrix products | `matmul`, `weight_gradient` |
 //! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_step` |
+//! | attention | `attention` |
 //! | causal convolution | `conv`, `conv_backward` |
 //! | RMSNorm, embedding, cross-entropy | `norm`, `embedding`, `cross_entropy` |
 //! | sums of gradients, AdamW | `elementwise`, `optimizer` |
@@ -15,6 +16,7 @@
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
 //! [`Buffer`] derefs to a slice.
 
+mod attention;
 mod backend;
 mod buffer;
 mod conv;

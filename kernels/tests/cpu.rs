@@ -53,9 +53,18 @@ macro_rules! tests {
         of_attention { $($of_attention:ident: $attention:path;)* }
         of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
     ) => {
-        // There are no kernels of attention yet: these bodies only have to compile.
-        $(const _: fn(&Arm<Cpu>) -> Transcript = $attention;)*
-        $(const _: fn(&Arm<Cpu>) = $one_attention;)*
+        $(
+            #[test]
+            fn $of_attention() {
+                on_every_arm($attention);
+            }
+        )*
+        $(
+            #[test]
+            fn $of_one_attention() {
+                $one_attention(&arms()[1]);
+            }
+        )*
         $(
             #[test]
             fn $of_all() {

@@ -2,6 +2,9 @@
 
 use std::convert::Infallible;
 
+use super::attention::{
+    self, append_to_cache, attention_backward, attention_cached, attention_forward,
+};
 use super::conv::{self, ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
 use super::cross_entropy::cross_entropy;
@@ -20,11 +23,11 @@ use super::scan_step::ScanStep;
 use super::weight_gradient::weight_gradient_add;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
-    AdamWStep, Backend, ConvInputs, DeviceKind, Element, LogitGradient, MemoryPlace,
-    NUMERICS_VERSION, Output, ScanGradients, ScanInputs,
+    AdamWStep, AttentionInputs, Backend, ConvInputs, DeviceKind, Element, KeyValueCache,
+    LogitGradient, MemoryPlace, NUMERICS_VERSION, Output, ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
-use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
+use crate::shape::{AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 impl Backend for Cpu {
@@ -433,6 +436,53 @@ impl Backend for Cpu {
         self.dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
         self.dispatch.run(ScanStep { out, state, inputs, decay_rates, coefficients, layout });
         Ok(())
+    }
+
+    fn attention_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        log_sum_exp: SliceMut<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        attention_forward(stream, self.dispatch, out, log_sum_exp, inputs, shape)
+    }
+
+    fn attention_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dqkv: MatrixMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, f32>,
+        out: Matrix<'_, Self, f32>,
+        log_sum_exp: Slice<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let results = attention::ForwardResults { dout, out, log_sum_exp };
+        attention_backward(stream, self.dispatch, dqkv, results, inputs, shape)
+    }
+
+    fn append_to_cache(
+        &self,
+        _: &mut DeviceStream,
+        cache: SliceMut<'_, Self, f32>,
+        rows: Matrix<'_, Self, f32>,
+        past: Slice<'_, Self, u32>,
+        capacity: usize,
+    ) -> Result<()> {
+        append_to_cache(cache, rows, past, capacity)
+    }
+
+    fn attention_cached(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        q: Matrix<'_, Self, f32>,
+        cache: KeyValueCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        attention_cached(stream, self.dispatch, out, q, cache, shape)
     }
 
     fn cross_entropy(

@@ -43,6 +43,17 @@ impl<'a> Rows<'a> {
         Ok(Self { elements, stride: matrix.row_stride, columns })
     }
 
+    /// `rows` rows of `columns` elements that follow each other without a gap, in the elements of a slice.
+    pub(crate) fn packed(elements: &'a [f32], columns: usize) -> Self {
+        Self { elements, stride: columns, columns }
+    }
+
+    /// The rows from `first` on, and of them `columns` columns from `first_column` on.
+    pub(crate) fn part(&self, first: usize, first_column: usize, columns: usize) -> Self {
+        let elements = &self.elements[first * self.stride + first_column..];
+        Self { elements, stride: self.stride, columns }
+    }
+
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.elements[row * self.stride..][..self.columns]
@@ -69,6 +80,11 @@ impl<'a> RowsMut<'a> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
         &mut self.elements[row * self.stride..][..self.columns]
+    }
+
+    /// The elements from row 0, column 0 to the last row's last column, and how far apart rows are.
+    pub(crate) fn into_elements(self) -> (&'a mut [f32], usize) {
+        (self.elements, self.stride)
     }
 
     /// Parts of `rows` rows each, the last of what is left.

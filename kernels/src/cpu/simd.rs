@@ -41,6 +41,8 @@ pub(crate) trait Simd: Copy {
     type Vector: Copy;
     /// Sixteen `f64`.
     type Doubles: Copy;
+    /// Whether the processor holds about thirty vectors in registers, or about eight.
+    const HOLDS_MANY: bool;
 
     fn splat(self, x: f32) -> Self::Vector;
     fn load(self, from: &[f32; LANES]) -> Self::Vector;
@@ -70,6 +72,18 @@ pub(crate) trait Simd: Copy {
     fn scale_by_power(self, p: Self::Vector, r: Self::Vector) -> Self::Vector;
     /// The [`sum`](Self::sum) of each of the tile's vectors.
     fn sums(self, tile: &Tile) -> Self::Vector;
+
+    /// Turns the tile's rows into its columns.
+    #[inline(always)]
+    fn transpose(self, tile: &mut Tile) {
+        for row in 1..LANES {
+            for column in 0..row {
+                let [upper, lower] = [tile[column].0[row], tile[row].0[column]];
+                tile[column].0[row] = lower;
+                tile[row].0[column] = upper;
+            }
+        }
+    }
 
     /// Sixteen zeros.
     fn zero_doubles(self) -> Self::Doubles;

@@ -32,6 +32,7 @@ type Pair = [__m256; 2];
 impl Simd for Avx2 {
     type Vector = Pair;
     type Doubles = [__m256d; 4];
+    const HOLDS_MANY: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Pair {

@@ -29,6 +29,7 @@ macro_rules! available {
 impl Simd for Avx512 {
     type Vector = __m512;
     type Doubles = [__m512d; 2];
+    const HOLDS_MANY: bool = true;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {

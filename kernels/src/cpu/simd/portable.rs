@@ -23,6 +23,7 @@ macro_rules! lanewise {
 impl Simd for Portable {
     type Vector = Array;
     type Doubles = [f64; LANES];
+    const HOLDS_MANY: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> Array {

@@ -1,0 +1,168 @@
+//! The forward pass of attention.
+
+use std::f32::consts::LOG2_E;
+use std::f64::consts::LN_2;
+
+use super::heads::{Head, HeadPlace, Inputs, SharedRows};
+use super::products::{BLOCK, Weighted};
+use super::queries::{
+    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Softmax, for_each_row, transpose_rows,
+};
+use crate::backend::AttentionInputs;
+use crate::cpu::Cpu;
+use crate::cpu::device_stream::DeviceStream;
+use crate::cpu::dispatch::{Dispatch, Kernel};
+use crate::cpu::rows::{RowsMut, exactly_mut};
+use crate::cpu::simd::{LANES, Lanes, Simd};
+use crate::error::Result;
+use crate::shape::AttentionShape;
+use crate::view::{MatrixMut, SliceMut};
+
+/// `out[b t, h p]` and `log_sum_exp[b, h, t]`.
+pub(crate) fn attention_forward(
+    stream: &mut DeviceStream,
+    dispatch: Dispatch,
+    out: MatrixMut<'_, Cpu, f32>,
+    log_sum_exp: SliceMut<'_, Cpu, f32>,
+    inputs: AttentionInputs<'_, Cpu>,
+    shape: AttentionShape,
+) -> Result<()> {
+    const KERNEL: &str = "attention_forward";
+    let (rows, positions) = (shape.sequences().rows(), shape.sequences().positions());
+    let out = SharedRows::new(RowsMut::new(KERNEL, "out", out, rows, shape.width())?);
+    let sums = exactly_mut(KERNEL, "log_sum_exp", log_sum_exp, rows * shape.heads())?;
+    let inputs = Inputs::new(KERNEL, inputs, shape)?;
+    let heads = shape.sequences().samples() * shape.heads();
+    let share = stream.threads().share(heads);
+    let held = Scratch::lanes(shape);
+    let (threads, scratch) = stream.with_scratch(heads.div_ceil(share) * held)?;
+    let parts = sums.chunks_mut(share * positions).zip(scratch.chunks_exact_mut(held)).enumerate();
+    let parts = parts.map(|(part, (sums, scratch))| Forward {
+        out,
+        sums,
+        inputs,
+        scratch: Scratch::new(scratch, shape),
+        first_head: part * share,
+        shape,
+    });
+    threads.for_each(parts, |part| dispatch.run(part));
+    Ok(())
+}
+
+/// The heads of a compute thread.
+struct Forward<'a> {
+    out: SharedRows<'a>,
+    sums: &'a mut [f32],
+    inputs: Inputs<'a>,
+    scratch: Scratch<'a>,
+    first_head: usize,
+    shape: AttentionShape,
+}
+
+impl Kernel for Forward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let positions = self.shape.sequences().positions();
+        for (index, sums) in self.sums.chunks_exact_mut(positions).enumerate() {
+            let place = HeadPlace::new(self.first_head + index, self.shape);
+            let head = self.inputs.head(place);
+            let writer = HeadWriter { out: self.out, place, shape: self.shape };
+            forward_head(s, &mut self.scratch, head, writer, positions, Some(sums));
+        }
+    }
+}
+
+/// Where a head of a sample writes its output.
+pub(super) struct HeadWriter<'a> {
+    pub(super) out: SharedRows<'a>,
+    pub(super) place: HeadPlace,
+    pub(super) shape: AttentionShape,
+}
+
+impl HeadWriter<'_> {
+    /// Writes columns from `column` on of the query with this index in its sample.
+    #[inline(always)]
+    pub(super) fn write(&mut self, query: usize, column: usize, values: &[f32]) {
+        let row = self.place.sample * self.shape.sequences().positions() + query;
+        let first = self.place.head * self.shape.head_width() + column;
+        // SAFETY: a head of a sample belongs to one part of the work alone, these are its rows and columns, and the
+        // reference ends here.
+        let out = unsafe { self.out.columns_mut(row, first..first + values.len()) };
+        out.copy_from_slice(values);
+    }
+}
+
+/// What a head keeps of a tile of queries.
+pub(super) struct Scratch<'a> {
+    /// The queries, transposed and scaled.
+    columns: &'a mut [QueryLanes],
+    /// The scores of a tile of keys, and then their weights.
+    scores: &'a mut [QueryLanes],
+    /// The outputs, transposed and not yet divided.
+    sums: &'a mut [QueryLanes],
+}
+
+impl<'a> Scratch<'a> {
+    /// How many vectors that takes.
+    pub(super) fn lanes(shape: AttentionShape) -> usize {
+        (2 * shape.head_width() + KEYS) * NO_LANES.len()
+    }
+
+    pub(super) fn new(lanes: &'a mut [Lanes], shape: AttentionShape) -> Self {
+        let (all, _) = lanes.as_chunks_mut();
+        let (columns, all) = all.split_at_mut(shape.head_width());
+        let (sums, scores) = all.split_at_mut(shape.head_width());
+        Self { columns, scores, sums }
+    }
+}
+
+/// One head of one sample: `count` queries from the first on.
+#[inline(always)]
+pub(super) fn forward_head<S: Simd>(
+    s: S,
+    scratch: &mut Scratch<'_>,
+    head: Head<'_>,
+    mut writer: HeadWriter<'_>,
+    count: usize,
+    mut log_sum_exp: Option<&mut [f32]>,
+) {
+    let Scratch { columns, scores, sums } = scratch;
+    let slope = head.slope * LOG2_E;
+    for first in (0..count).step_by(QUERIES) {
+        let sight = head.sight;
+        let queries = QUERIES.min(count - first);
+        let tile = QueryTile::new(sight.past + first, queries, |i| sight.first_seen(i));
+        transpose_rows(s, columns, head.q, first, &tile, head.scale * LOG2_E);
+        sums.fill(NO_LANES);
+        let mut softmax = Softmax::new();
+        for keys in tile.key_tiles() {
+            let scores = &mut scores[..keys.len().next_multiple_of(BLOCK)];
+            tile.dots(s, scores, head.k, columns, keys.clone());
+            softmax.weights(s, scores, sums, &tile, &keys, slope);
+            let weights = &scores[..keys.len()];
+            let weighted = Weighted { rows: head.v, weights, first_key: keys.start, tile: &tile };
+            weighted.add_to(s, sums);
+        }
+        for vector in 0..tile.vectors {
+            let reciprocal = s.div(s.splat(1.0), s.load(&softmax.sum[vector].0));
+            for sums in &mut **sums {
+                let sum = &mut sums[vector].0;
+                s.store(sum, s.mul(s.load(sum), reciprocal));
+            }
+        }
+        for_each_row(s, sums, &tile, |query, column, values| {
+            writer.write(first + query, column, values);
+        });
+        if let Some(log_sum_exp) = &mut log_sum_exp {
+            let log_sum_exp = &mut log_sum_exp[first..first + queries];
+            for (query, log_sum_exp) in log_sum_exp.iter_mut().enumerate() {
+                let of_query =
+                    |lanes: &QueryLanes| f64::from(lanes[query / LANES].0[query % LANES]);
+                let (greatest, sum) = (of_query(&softmax.greatest), of_query(&softmax.sum));
+                *log_sum_exp = (greatest * LN_2 + libm::log(sum)) as f32;
+            }
+        }
+    }
+}

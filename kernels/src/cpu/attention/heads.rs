@@ -1,0 +1,160 @@
+//! Attention divided into heads of samples, which compute threads share.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::backend::AttentionInputs;
+use crate::cpu::Cpu;
+use crate::cpu::rows::{Rows, RowsMut, exactly};
+use crate::error::Result;
+use crate::shape::AttentionShape;
+
+/// Where the queries of a sample stand and what they see of it.
+#[derive(Clone, Copy)]
+pub(super) struct Sight<'a> {
+    /// The position of the first query.
+    pub(super) past: usize,
+    /// How many positions a query sees at most; `usize::MAX` without a window.
+    window: usize,
+    /// The first position of the document of each query.
+    starts: Option<&'a [u32]>,
+}
+
+impl<'a> Sight<'a> {
+    /// Of a sample whose first `past` positions have no queries.
+    pub(super) fn new(past: usize, shape: AttentionShape, starts: Option<&'a [u32]>) -> Self {
+        let window = shape.window().map_or(usize::MAX, std::num::NonZeroUsize::get);
+        Self { past, window, starts }
+    }
+
+    /// The first key that the query at a position sees: at the latest its own, whatever `starts` says.
+    pub(super) fn first_seen(&self, position: usize) -> usize {
+        let start = self.starts.map_or(0, |starts| starts[position - self.past] as usize);
+        start.max((position + 1).saturating_sub(self.window)).min(position)
+    }
+}
+
+/// What a head of a sample reads: its rows of queries, and of the keys and values from the sample's first position on.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'a> {
+    pub(super) q: Rows<'a>,
+    pub(super) k: Rows<'a>,
+    pub(super) v: Rows<'a>,
+    pub(super) sight: Sight<'a>,
+    /// The factor of `q . k`.
+    pub(super) scale: f32,
+    /// How much a score falls with every position.
+    pub(super) slope: f32,
+}
+
+/// The checked inputs of attention over whole sequences.
+#[derive(Clone, Copy)]
+pub(super) struct Inputs<'a> {
+    q: Rows<'a>,
+    k: Rows<'a>,
+    v: Rows<'a>,
+    slopes: Option<&'a [f32]>,
+    starts: Option<&'a [u32]>,
+    shape: AttentionShape,
+}
+
+impl<'a> Inputs<'a> {
+    /// # Errors
+    /// Inputs of another shape.
+    pub(super) fn new(
+        kernel: &'static str,
+        inputs: AttentionInputs<'a, Cpu>,
+        shape: AttentionShape,
+    ) -> Result<Self> {
+        let (rows, width) = (shape.sequences().rows(), shape.width());
+        Ok(Self {
+            q: Rows::new(kernel, "q", inputs.q, rows, width)?,
+            k: Rows::new(kernel, "k", inputs.k, rows, width)?,
+            v: Rows::new(kernel, "v", inputs.v, rows, width)?,
+            slopes: match inputs.slopes {
+                Some(slopes) => Some(exactly(kernel, "slopes", slopes, shape.heads())?),
+                None => None,
+            },
+            starts: match inputs.starts {
+                Some(starts) => Some(exactly(kernel, "starts", starts, rows)?),
+                None => None,
+            },
+            shape,
+        })
+    }
+
+    /// What one head reads.
+    pub(super) fn head(&self, place: HeadPlace) -> Head<'a> {
+        let positions = self.shape.sequences().positions();
+        let first = place.sample * positions;
+        let part = |rows: Rows<'a>| place.columns_of(rows, first, self.shape);
+        let starts = self.starts.map(|starts| &starts[first..first + positions]);
+        Head {
+            q: part(self.q),
+            k: part(self.k),
+            v: part(self.v),
+            sight: Sight::new(0, self.shape, starts),
+            scale: self.shape.scale(),
+            slope: self.slopes.map_or(0.0, |slopes| slopes[place.head]),
+        }
+    }
+}
+
+/// A head of a sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadPlace {
+    pub(super) sample: usize,
+    pub(super) head: usize,
+}
+
+impl HeadPlace {
+    /// The `index`-th, by sample, then by head.
+    pub(super) fn new(index: usize, shape: AttentionShape) -> Self {
+        Self { sample: index / shape.heads(), head: index % shape.heads() }
+    }
+
+    /// The head's columns of the rows from `first` on.
+    pub(super) fn columns_of<'a>(
+        self,
+        rows: Rows<'a>,
+        first: usize,
+        shape: AttentionShape,
+    ) -> Rows<'a> {
+        rows.part(first, self.head * shape.head_width(), shape.head_width())
+    }
+}
+
+/// Rows that heads write side by side, each its own columns.
+#[derive(Clone, Copy)]
+pub(super) struct SharedRows<'a> {
+    start: *mut f32,
+    elements: usize,
+    stride: usize,
+    lifetime: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: it stands for a slice that is borrowed exclusively; what threads write through copies of it is disjoint by the
+// contract of `columns_mut`.
+unsafe impl Send for SharedRows<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SharedRows<'_> {}
+
+impl<'a> SharedRows<'a> {
+    pub(super) fn new(rows: RowsMut<'a>) -> Self {
+        let (elements, stride) = rows.into_elements();
+        let (start, elements) = (elements.as_mut_ptr(), elements.len());
+        Self { start, elements, stride, lifetime: PhantomData }
+    }
+
+    /// Some columns of a row.
+    ///
+    /// # Safety
+    /// While the result lives, nothing else reads or writes these columns of this row.
+    #[inline(always)]
+    pub(super) unsafe fn columns_mut(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        let first = row * self.stride + columns.start;
+        assert!(first + columns.len() <= self.elements);
+        // SAFETY: the range lies inside the slice that `new` was given, and the caller sees to it that it is not aliased.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), columns.len()) }
+    }
+}

@@ -1,0 +1,336 @@
+//! A tile of queries of one head: their places, what they see, and their rows transposed.
+
+use std::ops::Range;
+
+use super::products::{BLOCK, dots};
+use crate::cpu::exponential::exp2_each;
+use crate::cpu::rows::Rows;
+use crate::cpu::simd::{LANES, Lanes, Simd, Tile};
+
+/// Vectors of a tile of queries.
+pub(super) const VECTORS: usize = 3;
+/// Queries of a tile: how many is not numerics.
+pub(super) const QUERIES: usize = VECTORS * LANES;
+/// Keys of a tile. A query's running greatest score moves at these tiles, which are counted from a sample's first position:
+/// numerics.
+pub(super) const KEYS: usize = 64;
+
+/// Something for each query of a tile.
+pub(super) type QueryLanes = [Lanes; VECTORS];
+
+pub(super) const NO_LANES: QueryLanes = [Lanes::ZERO; VECTORS];
+
+/// The score of what a query does not see, and what its greatest score begins with.
+pub(super) const LEAST_SCORE: f32 = f32::MIN;
+
+/// The keys that queries of a vector see.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    /// The first that any of them sees.
+    pub(super) from: usize,
+    /// Those that all see.
+    pub(super) full: Range<usize>,
+    /// One past the last that any sees.
+    pub(super) until: usize,
+}
+
+impl Seen {
+    const NOTHING: Self = Self { from: 0, full: 0..0, until: 0 };
+
+    /// What of this lies within `keys`.
+    pub(super) fn within(&self, keys: Range<usize>) -> Self {
+        let inside = |key: usize| key.clamp(keys.start, keys.end);
+        Self {
+            from: inside(self.from),
+            full: inside(self.full.start)..inside(self.full.end),
+            until: inside(self.until),
+        }
+    }
+
+    /// The keys in order, and whether only some of the queries see them.
+    pub(super) fn parts(&self) -> [(Range<usize>, Sight); 3] {
+        [
+            (self.from..self.full.start, Sight::Some),
+            (self.full.clone(), Sight::All),
+            (self.full.end..self.until, Sight::Some),
+        ]
+    }
+}
+
+/// Which queries of a vector see a key.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Sight {
+    All,
+    Some,
+}
+
+/// Up to [`QUERIES`] queries of one head that follow each other.
+#[derive(Clone, Debug)]
+pub(super) struct QueryTile {
+    /// The position of the first.
+    pub(super) first: usize,
+    /// How many there are; the lanes after them repeat what the last sees, and nobody reads what they give.
+    pub(super) count: usize,
+    /// Vectors that hold them.
+    pub(super) vectors: usize,
+    pub(super) seen: [Seen; VECTORS],
+    /// The first key that each query sees.
+    first_seen: [u32; QUERIES],
+    /// Positions, and the first keys that are seen, as numbers.
+    positions: QueryLanes,
+    first_keys: QueryLanes,
+}
+
+impl QueryTile {
+    /// `count` queries from position `first`; `first_seen` is the first key that a query at a position sees.
+    pub(super) fn new(first: usize, count: usize, first_seen: impl Fn(usize) -> usize) -> Self {
+        let vectors = count.div_ceil(LANES);
+        let mut seen = [Seen::NOTHING; VECTORS];
+        let mut first_keys = [0; QUERIES];
+        let mut lanes = [NO_LANES; 2];
+        for (vector, seen) in seen.iter_mut().enumerate().take(vectors) {
+            let base = first + vector * LANES;
+            let last = (base + LANES - 1).min(first + count - 1);
+            let (mut least, mut greatest) = (usize::MAX, 0);
+            for lane in 0..LANES {
+                let key = first_seen((base + lane).min(last));
+                (least, greatest) = (least.min(key), greatest.max(key));
+                first_keys[vector * LANES + lane] = key as u32;
+                lanes[0][vector].0[lane] = (base + lane) as f32;
+                lanes[1][vector].0[lane] = key as f32;
+            }
+            let until = last + 1;
+            let full = if greatest <= base { greatest..base + 1 } else { until..until };
+            *seen = Seen { from: least, full, until };
+        }
+        let [positions, first_key_lanes] = lanes;
+        Self {
+            first,
+            count,
+            vectors,
+            seen,
+            first_seen: first_keys,
+            positions,
+            first_keys: first_key_lanes,
+        }
+    }
+
+    /// The keys that any of the queries sees.
+    pub(super) fn keys(&self) -> Range<usize> {
+        let seen = &self.seen[..self.vectors];
+        let from = seen.iter().map(|seen| seen.from).min().unwrap_or(0);
+        from..self.first + self.count
+    }
+
+    /// The tiles of keys that any of the queries sees something of.
+    pub(super) fn key_tiles(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let keys = self.keys();
+        (keys.start / KEYS..keys.end.div_ceil(KEYS))
+            .map(move |tile| tile * KEYS..((tile + 1) * KEYS).min(keys.end))
+    }
+
+    /// The first key that a query sees, and one past the last; nothing for the lanes after the last query.
+    #[inline(always)]
+    pub(super) fn keys_of(&self, query: usize) -> [usize; 2] {
+        let until = if query < self.count { self.first + query + 1 } else { 0 };
+        [self.first_seen[query] as usize, until]
+    }
+
+    /// Negative lanes for the queries of a vector that do not see `key`.
+    #[inline(always)]
+    pub(super) fn unseen<S: Simd>(&self, s: S, vector: usize, key: usize) -> S::Vector {
+        let key = s.splat(key as f32);
+        let older = s.sub(s.load(&self.positions[vector].0), key);
+        s.min(older, s.sub(key, s.load(&self.first_keys[vector].0)))
+    }
+
+    /// Adds the linear bias of `key` to a vector of scores.
+    #[inline(always)]
+    pub(super) fn biased<S: Simd>(
+        &self,
+        s: S,
+        score: S::Vector,
+        slope: f32,
+        vector: usize,
+        key: usize,
+    ) -> S::Vector {
+        let distance = s.sub(s.splat(key as f32), s.load(&self.positions[vector].0));
+        s.mul_add(s.splat(slope), distance, score)
+    }
+
+    /// `out[key - keys.start][query] = rows[key] . queries[query]` of every key of a tile that is seen.
+    #[inline(always)]
+    pub(super) fn dots<S: Simd>(
+        &self,
+        s: S,
+        out: &mut [QueryLanes],
+        rows: Rows<'_>,
+        columns: &[QueryLanes],
+        keys: Range<usize>,
+    ) {
+        for (block, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+            let first = keys.start + block * BLOCK;
+            let sees = |seen: &Seen| seen.from < first + BLOCK && first < seen.until;
+            let seen = &self.seen[..self.vectors];
+            let Some(from) = seen.iter().position(sees) else { continue };
+            let until = seen.iter().rposition(sees).map_or(from, |last| last + 1);
+            let rows = std::array::from_fn(|r| rows.row((first + r).min(keys.end - 1)));
+            dots(s, out, rows, columns, from..until);
+        }
+    }
+}
+
+/// `columns[column][query] = factor * rows[first + query][column]`; the lanes after the last query are zero.
+#[inline(always)]
+pub(super) fn transpose_rows<S: Simd>(
+    s: S,
+    columns: &mut [QueryLanes],
+    rows: Rows<'_>,
+    first: usize,
+    tile: &QueryTile,
+    factor: f32,
+) {
+    let factor = s.splat(factor);
+    for vector in 0..tile.vectors {
+        let count = (tile.count - vector * LANES).min(LANES);
+        for (block, columns) in columns.chunks_mut(LANES).enumerate() {
+            let mut square: Tile = [Lanes::ZERO; LANES];
+            for (lane, out) in square.iter_mut().enumerate().take(count) {
+                let row = rows.row(first + vector * LANES + lane);
+                let x = s.load_row(&row[block * LANES..]);
+                s.store(&mut out.0, s.mul(x, factor));
+            }
+            s.transpose(&mut square);
+            for (column, square) in columns.iter_mut().zip(square) {
+                column[vector] = square;
+            }
+        }
+    }
+}
+
+/// Hands the rows of a transposed tile to `write`: of each query, sixteen columns (or what is left) from a first one.
+#[inline(always)]
+pub(super) fn for_each_row<S: Simd>(
+    s: S,
+    columns: &[QueryLanes],
+    tile: &QueryTile,
+    mut write: impl FnMut(usize, usize, &[f32]),
+) {
+    for vector in 0..tile.vectors {
+        let count = (tile.count - vector * LANES).min(LANES);
+        for (block, columns) in columns.chunks(LANES).enumerate() {
+            let mut square: Tile = [Lanes::ZERO; LANES];
+            for (square, column) in square.iter_mut().zip(columns) {
+                *square = column[vector];
+            }
+            s.transpose(&mut square);
+            for (lane, row) in square.iter().enumerate().take(count) {
+                write(vector * LANES + lane, block * LANES, &row.0[..columns.len()]);
+            }
+        }
+    }
+}
+
+/// The online softmax of a tile of queries, in powers of two.
+pub(super) struct Softmax {
+    /// The greatest score so far.
+    pub(super) greatest: QueryLanes,
+    /// The sum so far of `2^(score - greatest)`.
+    pub(super) sum: QueryLanes,
+}
+
+impl Softmax {
+    pub(super) fn new() -> Self {
+        Self { greatest: [Lanes([LEAST_SCORE; LANES]); VECTORS], sum: NO_LANES }
+    }
+
+    /// Turns the scores of a tile of keys into `2^(score - greatest)`, and what was summed before into units of the new
+    /// greatest scores.
+    #[inline(always)]
+    pub(super) fn weights<S: Simd>(
+        &mut self,
+        s: S,
+        scores: &mut [QueryLanes],
+        sums: &mut [QueryLanes],
+        tile: &QueryTile,
+        keys: &Range<usize>,
+        slope: f32,
+    ) {
+        for vector in 0..tile.vectors {
+            let seen = tile.seen[vector].within(keys.clone());
+            if seen.from == seen.until {
+                continue;
+            }
+            let before = s.load(&self.greatest[vector].0);
+            let mut greatest = before;
+            for (part, sight) in seen.parts() {
+                for key in part {
+                    let score = &mut scores[key - keys.start][vector].0;
+                    let mut biased = tile.biased(s, s.load(score), slope, vector, key);
+                    if sight == Sight::Some {
+                        let unseen = tile.unseen(s, vector, key);
+                        biased = s.select_by_sign(unseen, biased, s.splat(LEAST_SCORE));
+                    }
+                    s.store(score, biased);
+                    greatest = s.max(greatest, biased);
+                }
+            }
+            let [shrink] = exp2_each(s, [s.sub(before, greatest)]);
+            let mut sum = s.mul(s.load(&self.sum[vector].0), shrink);
+            for (part, sight) in seen.parts() {
+                let scores = &mut scores[part.start - keys.start..part.end - keys.start];
+                match sight {
+                    Sight::All => {
+                        for group in scores.chunks_mut(GROUP) {
+                            sum = if group.len() == GROUP {
+                                add_powers::<S, GROUP>(s, group, vector, greatest, sum)
+                            } else {
+                                group.chunks_mut(1).fold(sum, |sum, one| {
+                                    add_powers::<S, 1>(s, one, vector, greatest, sum)
+                                })
+                            };
+                        }
+                    }
+                    Sight::Some => {
+                        for (key, score) in part.zip(scores) {
+                            let [power] = exp2_each(s, [s.sub(s.load(&score[vector].0), greatest)]);
+                            let unseen = tile.unseen(s, vector, key);
+                            let power = s.select_by_sign(unseen, power, s.splat(0.0));
+                            s.store(&mut score[vector].0, power);
+                            sum = s.add(sum, power);
+                        }
+                    }
+                }
+            }
+            s.store(&mut self.sum[vector].0, sum);
+            s.store(&mut self.greatest[vector].0, greatest);
+            for sums in &mut *sums {
+                let sum = &mut sums[vector].0;
+                s.store(sum, s.mul(s.load(sum), shrink));
+            }
+        }
+    }
+}
+
+/// Exponentials that are formed side by side.
+const GROUP: usize = 8;
+
+/// `2^(score - greatest)` of a vector's K scores, which are added to `sum` in order.
+#[inline(always)]
+fn add_powers<S: Simd, const K: usize>(
+    s: S,
+    scores: &mut [QueryLanes],
+    vector: usize,
+    greatest: S::Vector,
+    mut sum: S::Vector,
+) -> S::Vector {
+    let mut powers = [sum; K];
+    for (power, score) in powers.iter_mut().zip(&*scores) {
+        *power = s.sub(s.load(&score[vector].0), greatest);
+    }
+    for (power, score) in exp2_each(s, powers).into_iter().zip(scores) {
+        s.store(&mut score[vector].0, power);
+        sum = s.add(sum, power);
+    }
+    sum
+}
