@@ -1,8 +1,10 @@
-//! The recurrence is the model: what it says of a text is what the forward pass says, however the text is fed.
+//! What a model remembers is enough: what it says of a text is what the forward pass says, however the text is fed and
+//! whatever else is in the batch.
 
 use tidemill_kernels::Backend;
 use tidemill_model::generation::{
-    GenerationSettings, PIECE_POSITIONS, Recurrence, SamplingSettings, generate,
+    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, generate,
+    generate_batch,
 };
 use tidemill_model::score::Scorer;
 use tidemill_model::{
@@ -37,6 +39,9 @@ fn models<B>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
     configs.into_iter().map(build).collect()
 }
 
+/// Positions that there is room for.
+const ROOM: usize = 400;
+
 fn text(length: usize, vocab_size: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * i * 31 + i * 17 + 3) % vocab_size) as u32).collect()
 }
@@ -66,7 +71,7 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
         };
         let losses =
             model.row_losses(device, &mut workspace, parameters, microbatch).expect("runs");
-        let mut scorer = Scorer::new(device, model, parameters).expect("fits");
+        let mut scorer = Scorer::new(device, model, parameters, 1, ROOM).expect("fits");
         let scores = scorer.log_probabilities(device, &tokens).expect("scores");
         assert_eq!(scores.len(), losses.len());
         for (position, (score, loss)) in scores.iter().zip(&losses).enumerate() {
@@ -78,7 +83,7 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
 pub fn a_score_depends_on_nothing_else<B: Backend>(arm: &Arm<B>) {
     for_each_model(arm, |device, model, parameters| {
         let tokens = text(positions(arm) + 1, model.vocab_size());
-        let mut scorer = Scorer::new(device, model, parameters).expect("fits");
+        let mut scorer = Scorer::new(device, model, parameters, 1, ROOM).expect("fits");
         let first = scorer.log_probabilities(device, &tokens).expect("scores");
         let other: Vec<u32> = tokens.iter().rev().copied().collect();
         scorer.log_probabilities(device, &other[..50]).expect("scores");
@@ -96,24 +101,25 @@ pub fn cuts_change_no_bit<B: Backend>(arm: &Arm<B>) {
     for_each_model(arm, |device, model, parameters| {
         let vocab_size = model.vocab_size();
         let tokens = text(positions(arm), vocab_size);
-        let mut recurrence = Recurrence::new(device, model, parameters, 1).expect("fits");
-        recurrence.advance(device, &tokens).expect("advances");
-        let whole = recurrence.logits(device).expect("logits").to_vec();
+        let mut one = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
+        one.begin(device, 1).expect("begins");
+        one.advance(device, &[&tokens]).expect("advances");
+        let whole = one.logits(device).expect("logits").to_vec();
         assert_eq!(whole.len(), vocab_size);
-        for piece in [1, 5, PIECE_POSITIONS] {
-            recurrence.reset(device).expect("resets");
+        for piece in [1, 7, PIECE_POSITIONS] {
+            one.begin(device, 1).expect("begins");
             for tokens in tokens.chunks(piece) {
-                recurrence.advance(device, tokens).expect("advances");
+                one.advance(device, &[tokens]).expect("advances");
             }
-            let logits = recurrence.logits(device).expect("logits");
+            let logits = one.logits(device).expect("logits");
             assert_eq!(bits(logits), bits(&whole), "{piece} tokens at a time");
         }
         // The second of three sequences, the others different.
         let other: Vec<u32> = tokens.iter().map(|token| (token + 1) % vocab_size as u32).collect();
-        let three = [&other[..], &tokens[..], &other[..]].concat();
-        let mut together = Recurrence::new(device, model, parameters, 3).expect("fits");
-        together.advance(device, &three).expect("advances");
-        let logits = together.logits(device).expect("logits");
+        let mut three = Sequences::new(device, model, parameters, 3, ROOM).expect("fits");
+        three.begin(device, 3).expect("begins");
+        three.advance(device, &[&other, &tokens, &other]).expect("advances");
+        let logits = three.logits(device).expect("logits");
         assert_eq!(logits.len(), 3 * vocab_size);
         assert_eq!(bits(&logits[vocab_size..2 * vocab_size]), bits(&whole));
         assert_eq!(bits(&logits[..vocab_size]), bits(&logits[2 * vocab_size..]));
@@ -121,9 +127,119 @@ pub fn cuts_change_no_bit<B: Backend>(arm: &Arm<B>) {
     });
 }
 
+/// Prompts of several lengths, shorter and longer than a piece.
+fn prompts<B>(arm: &Arm<B>, vocab_size: usize) -> Vec<Vec<u32>> {
+    let lengths = [3, positions(arm), 1, PIECE_POSITIONS, 40];
+    let prompt =
+        |(seed, &length): (usize, &usize)| text(length + seed, vocab_size)[seed..].to_vec();
+    lengths.iter().enumerate().map(prompt).collect()
+}
+
+pub fn batches_change_no_bit<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
+        let vocab_size = model.vocab_size();
+        let mut prompts = prompts(arm, vocab_size);
+        prompts.sort_by_key(|prompt| std::cmp::Reverse(prompt.len()));
+        let mut one = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
+        // After the prompt, and after each of some tokens more.
+        let mut alone = |prompt: &[u32]| {
+            one.begin(device, 1).expect("begins");
+            one.advance(device, &[prompt]).expect("advances");
+            let mut seen = vec![bits(one.logits(device).expect("logits"))];
+            for token in text(5, vocab_size) {
+                one.advance(device, &[&[token]]).expect("advances");
+                seen.push(bits(one.logits(device).expect("logits")));
+            }
+            seen
+        };
+        let expected: Vec<_> = prompts.iter().map(|prompt| alone(prompt)).collect();
+        for count in [3, 5] {
+            let mut many = Sequences::new(device, model, parameters, 5, ROOM).expect("fits");
+            many.begin(device, count).expect("begins");
+            let tokens: Vec<&[u32]> = prompts[..count].iter().map(Vec::as_slice).collect();
+            many.advance(device, &tokens).expect("advances");
+            let mut left: Vec<usize> = (0..count).collect();
+            let agree = |many: &mut Sequences<'_, B>, device: &mut _, left: &[usize], step| {
+                let logits = many.logits(device).expect("logits");
+                assert_eq!(logits.len(), left.len() * vocab_size);
+                for (logits, &which) in logits.chunks_exact(vocab_size).zip(left) {
+                    assert!(bits(logits) == expected[which][step], "{count}, {which}, {step}");
+                }
+            };
+            agree(&mut many, device, &left, 0);
+            for (step, token) in text(5, vocab_size).chunks(1).enumerate() {
+                if step == 3 {
+                    // Some go, and the rest move together.
+                    let kept: Vec<usize> = (0..count).filter(|place| place % 2 == 1).collect();
+                    many.keep(device, &kept).expect("keeps");
+                    left = kept;
+                }
+                let tokens = vec![token; left.len()];
+                many.advance(device, &tokens).expect("advances");
+                agree(&mut many, device, &left, step + 1);
+            }
+        }
+    });
+}
+
+pub fn scores_in_batches_change_no_bit<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
+        let mut texts = prompts(arm, model.vocab_size());
+        texts.iter_mut().for_each(|text| text.push(1));
+        let texts: Vec<&[u32]> = texts.iter().map(Vec::as_slice).collect();
+        let mut one = Scorer::new(device, model, parameters, 1, ROOM).expect("fits");
+        let mut many = Scorer::new(device, model, parameters, 5, ROOM).expect("fits");
+        for texts in [&texts[..3], &texts] {
+            let scores = many.log_probabilities_of_each(device, texts).expect("scores");
+            assert_eq!(scores.len(), texts.len());
+            for (scores, text) in scores.iter().zip(texts) {
+                let alone = one.log_probabilities(device, text).expect("scores");
+                assert_eq!(bits(scores), bits(&alone), "{} tokens", text.len());
+            }
+        }
+    });
+}
+
+pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
+    for_each_model(arm, |device, model, parameters| {
+        let prompts = prompts(arm, model.vocab_size());
+        let settings = |stop_token| GenerationSettings {
+            max_new_tokens: 9,
+            stop_token,
+            sampling: SamplingSettings { seed: 3, temperature: 1.3, ..Default::default() },
+        };
+        let mut sequences = Sequences::new(device, model, parameters, 5, ROOM).expect("fits");
+        let mut write = |places: &[usize], stop_token| {
+            let prompt = |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
+            let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
+            let mut seen = vec![Vec::new(); places.len()];
+            let on_token = |place: usize, token| seen[place].push(token);
+            let settings = settings(stop_token);
+            let written = generate_batch(device, &mut sequences, &asked, &settings, on_token);
+            let written = written.expect("writes");
+            assert_eq!(written, seen);
+            written
+        };
+        let alone: Vec<Vec<u32>> = (0..5).map(|place| write(&[place], None).remove(0)).collect();
+        assert_eq!(write(&[0, 1, 2, 3, 4], None), alone);
+        assert_eq!(write(&[4, 2], None), [alone[4].clone(), alone[2].clone()]);
+        assert!(write(&[], None).is_empty());
+        // Each ends by itself, and the others move together.
+        for stop in [alone[1][1], alone[2][4]] {
+            let until = |tokens: &Vec<u32>| {
+                let end =
+                    tokens.iter().position(|token| *token == stop).unwrap_or(tokens.len() - 1);
+                tokens[..=end].to_vec()
+            };
+            let expected: Vec<_> = alone.iter().map(until).collect();
+            assert_eq!(write(&[0, 1, 2, 3, 4], Some(stop)), expected);
+        }
+    });
+}
+
 pub fn writing_stops_and_repeats<B: Backend>(arm: &Arm<B>) {
     for_each_model(arm, |device, model, parameters| {
-        let mut recurrence = Recurrence::new(device, model, parameters, 1).expect("fits");
+        let mut sequences = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
         let prompt = text(9, model.vocab_size());
         let settings = |seed, stop_token| GenerationSettings {
             max_new_tokens: 24,
@@ -133,7 +249,7 @@ pub fn writing_stops_and_repeats<B: Backend>(arm: &Arm<B>) {
         let mut write = |settings: &GenerationSettings| {
             let mut seen = Vec::new();
             let on_token = |token| seen.push(token);
-            let written = generate(device, &mut recurrence, &prompt, settings, on_token);
+            let written = generate(device, &mut sequences, &prompt, settings, on_token);
             let written = written.expect("writes");
             assert_eq!(written, seen);
             written
@@ -155,7 +271,7 @@ pub fn wrong_text_is_an_error<B: Backend>(arm: &Arm<B>) {
         let vocab_size = model.vocab_size();
         // The first row of padding, or just past the table.
         let outside = vocab_size as u32;
-        let mut scorer = Scorer::new(device, model, parameters).expect("fits");
+        let mut scorer = Scorer::new(device, model, parameters, 1, ROOM).expect("fits");
         let error = scorer.log_probabilities(device, &[0, outside, 1]).expect_err("outside");
         assert_eq!(
             error.to_string(),
@@ -163,15 +279,27 @@ pub fn wrong_text_is_an_error<B: Backend>(arm: &Arm<B>) {
         );
         let error = scorer.log_probabilities(device, &[0]).expect_err("one token");
         assert_eq!(error.to_string(), "tokens: expected at least 2, found 1");
-        let mut recurrence = Recurrence::new(device, model, parameters, 2).expect("fits");
-        assert!(recurrence.logits(device).is_err(), "nothing seen");
-        assert!(recurrence.advance(device, &[0, 1, 2]).is_err(), "two sequences, three tokens");
-        assert!(Recurrence::new(device, model, parameters, 0).is_err(), "no sequences");
-        let mut one = Recurrence::new(device, model, parameters, 1).expect("fits");
+        let mut two = Sequences::new(device, model, parameters, 2, 4).expect("fits");
+        two.begin(device, 2).expect("begins");
+        assert!(two.logits(device).is_err(), "nothing seen");
+        two.advance(device, &[&[0]]).expect("advances");
+        assert!(two.logits(device).is_err(), "one has seen nothing");
+        assert!(two.advance(device, &[&[0], &[1, 2]]).is_err(), "the longest come first");
+        assert!(two.advance(device, &[&[0], &[1], &[2]]).is_err(), "three of two");
+        assert!(two.advance(device, &[&[1, 2, 3, 1]]).is_err(), "five positions");
+        assert!(two.begin(device, 3).is_err() && two.begin(device, 0).is_err());
+        for kept in [&[][..], &[2], &[1, 0], &[0, 0]] {
+            assert!(two.keep(device, kept).is_err(), "{kept:?}");
+        }
+        assert!(Sequences::new(device, model, parameters, 0, 4).is_err(), "no sequences");
+        let mut one = Sequences::new(device, model, parameters, 1, 8).expect("fits");
         let settings = GenerationSettings::default();
         let error = generate(device, &mut one, &[], &settings, |_| ()).expect_err("no prompt");
         assert_eq!(error.to_string(), "prompt: expected at least 1 token, found none");
         let error = generate(device, &mut one, &[outside], &settings, |_| ()).expect_err("outside");
         assert!(matches!(error, ModelError::Token { .. }), "{error}");
+        let error = generate(device, &mut one, &[1], &settings, |_| ()).expect_err("128 tokens");
+        let expected = "tokens of prompt and answer: expected at most 8, found 128";
+        assert_eq!(error.to_string(), expected);
     });
 }

@@ -30,6 +30,9 @@ macro_rules! every_body {
             gradient_descent_learns_a_pattern: bodies::contract::gradient_descent_learns;
             scores_are_the_losses_of_the_forward_pass: bodies::generation::scores_are_losses;
             a_score_depends_on_nothing_else: bodies::generation::a_score_depends_on_nothing_else;
+            batches_change_no_bit: bodies::generation::batches_change_no_bit;
+            scores_in_batches_change_no_bit: bodies::generation::scores_in_batches_change_no_bit;
+            answers_depend_on_nothing_else: bodies::generation::answers_depend_on_nothing_else;
             how_tokens_are_cut_changes_no_bit: bodies::generation::cuts_change_no_bit;
             writing_stops_and_repeats: bodies::generation::writing_stops_and_repeats;
             wrong_text_is_an_error: bodies::generation::wrong_text_is_an_error;

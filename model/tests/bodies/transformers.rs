@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use tidemill_kernels::{Backend, Cpu};
-use tidemill_model::generation::{GenerationSettings, Recurrence, SamplingSettings, generate};
+use tidemill_model::generation::{GenerationSettings, SamplingSettings, Sequences, generate};
 use tidemill_model::hugging_face::load;
 use tidemill_model::score::Scorer;
 
@@ -48,7 +48,7 @@ pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);
         let found = arm.with_parameters(&model, &arena, |device, parameters| {
-            let mut scorer = Scorer::new(device, &model, parameters).expect("fits");
+            let mut scorer = Scorer::new(device, &model, parameters, 1, 256).expect("fits");
             let tokens = tokens(&expected["tokens"]);
             scorer.log_probabilities(device, &tokens).expect("tokens inside the vocabulary")
         });
@@ -78,8 +78,8 @@ pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
         };
         let prompt = tokens(&expected["prompt"]);
         let found = arm.with_parameters(&model, &arena, |device, parameters| {
-            let mut recurrence = Recurrence::new(device, &model, parameters, 1).expect("fits");
-            generate(device, &mut recurrence, &prompt, &settings, |_| ()).expect("generates")
+            let mut sequences = Sequences::new(device, &model, parameters, 1, 256).expect("fits");
+            generate(device, &mut sequences, &prompt, &settings, |_| ()).expect("generates")
         });
         if arm.by_precision(true, false) {
             assert_eq!(found, greedy, "{}: {case}", arm.name);
@@ -88,14 +88,15 @@ pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
         assert_eq!(found.len(), greedy.len());
         let cpu = Arm::new("cpu", Cpu::new(NonZeroUsize::MIN).expect("one thread"));
         cpu.with_parameters(&model, &arena, |device, parameters| {
-            let mut recurrence = Recurrence::new(device, &model, parameters, 1).expect("fits");
-            recurrence.advance(device, &prompt).expect("a prompt");
+            let mut sequences = Sequences::new(device, &model, parameters, 1, 256).expect("fits");
+            sequences.begin(device, 1).expect("begins");
+            sequences.advance(device, &[&prompt]).expect("a prompt");
             for &token in &found {
-                let logits = recurrence.logits(device).expect("logits");
+                let logits = sequences.logits(device).expect("logits");
                 let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let behind = f64::from(best - logits[token as usize]);
                 assert!(behind < LOG_PROBABILITY_TOLERANCES[1], "{}: {case}: {behind}", arm.name);
-                recurrence.advance(device, &[token]).expect("a token");
+                sequences.advance(device, &[&[token]]).expect("a token");
             }
         });
     }

@@ -1,0 +1,153 @@
+//! What a block must be able to do for a model to write on: go on from what it remembers.
+
+use tidemill_kernels::{Backend, Element, Slice, SliceMut};
+
+use crate::error::Result;
+use crate::trainable::{Device, Lease};
+
+/// What memory is planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// b, sequences.
+    pub sequences: usize,
+    /// Positions that each sequence may grow to.
+    pub positions: usize,
+    /// b t, rows of the largest piece.
+    pub rows: usize,
+}
+
+/// New tokens of several sequences, packed as `[b, t]`. Sequences that bring fewer than t are padded at their end with
+/// rows that mean nothing: no row of a sequence sees a later one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    sequences: usize,
+    positions: usize,
+    live: Vec<usize>,
+}
+
+impl Piece {
+    /// The piece of sequences that bring `lengths` tokens, the longest first and none of them 0.
+    pub(crate) fn new(lengths: impl Iterator<Item = usize> + Clone) -> Self {
+        let positions = lengths.clone().next().unwrap_or(0);
+        let longer = |position| lengths.clone().take_while(|&length| length > position).count();
+        let live = (0..positions).map(longer).collect();
+        Self { sequences: lengths.count(), positions, live }
+    }
+
+    /// b
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+
+    /// t
+    pub fn positions(&self) -> usize {
+        self.positions
+    }
+
+    /// b t
+    pub fn rows(&self) -> usize {
+        self.sequences * self.positions
+    }
+
+    /// How many sequences have a token at `position`: they are the first ones.
+    pub fn live(&self, position: usize) -> usize {
+        self.live[position]
+    }
+}
+
+/// What a block is given to go on.
+pub struct PiecePass<'a, B: Backend> {
+    /// The parameters of the block's segment.
+    pub parameters: Lease<'a, B>,
+    /// What is new.
+    pub piece: &'a Piece,
+    /// `past[b]`: the tokens that each sequence had before this piece.
+    pub past: Slice<'a, B, u32>,
+}
+
+/// A block that remembers sequences, and so needs each of their tokens but once.
+///
+/// What it makes of a token must depend, to the bit, on the sequence's tokens up to it alone: neither on the other sequences
+/// nor on how the sequence was cut into pieces.
+pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
+    /// What one block remembers of the sequences of a batch.
+    type State: Send;
+    /// Memory that blocks use one after the other.
+    type Workspace: Send;
+
+    /// Memory for what the block remembers.
+    ///
+    /// # Errors
+    /// A device without room.
+    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<Self::State>;
+
+    /// Memory that `blocks` use one after the other.
+    ///
+    /// # Errors
+    /// A device without room.
+    fn plan_workspace(
+        blocks: &[Self],
+        device: &mut Device<'_, B>,
+        room: Room,
+    ) -> Result<Self::Workspace>;
+
+    /// Bytes that the block remembers of one sequence of up to `positions` positions.
+    fn state_bytes(&self, positions: usize) -> usize;
+
+    /// Forgets everything.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn forget(&self, device: &mut Device<'_, B>, state: &mut Self::State) -> Result<()>;
+
+    /// Forgets all but some sequences: `kept[i]`, ascending, becomes sequence i.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn keep(
+        &self,
+        device: &mut Device<'_, B>,
+        state: &mut Self::State,
+        kept: &[usize],
+        room: Room,
+    ) -> Result<()>;
+
+    /// Turns `residual[b t, d]` as it enters the block into what leaves it, and moves the state on.
+    ///
+    /// With one position for every sequence, the same kernels run on the same buffers every time, so that they can be
+    /// recorded.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn advance(
+        &self,
+        device: &mut Device<'_, B>,
+        residual: &mut B::Buffer<f32>,
+        pass: PiecePass<'_, B>,
+        state: &mut Self::State,
+        workspace: &mut Self::Workspace,
+    ) -> Result<()>;
+}
+
+/// Moves the rows `kept`, ascending, of `rows[b, elements]` to the front.
+pub(crate) fn keep_rows<B: Backend, T: Element>(
+    device: &mut Device<'_, B>,
+    rows: &mut B::Buffer<T>,
+    elements: usize,
+    kept: &[usize],
+) -> Result<()> {
+    let moved = kept.iter().enumerate().filter(|(to, from)| *to != **from);
+    if elements == 0 || moved.clone().next().is_none() {
+        return Ok(());
+    }
+    let Device { backend, stream } = device;
+    // No view writes and reads the same buffer.
+    let mut between = backend.allocate::<T>(stream, elements)?;
+    for (to, &from) in moved {
+        let from = Slice::new(rows, from * elements, elements)?;
+        backend.copy(stream, SliceMut::all(&mut between), from)?;
+        let to = SliceMut::new(rows, to * elements, elements)?;
+        backend.copy(stream, to, Slice::all(&between))?;
+    }
+    Ok(())
+}

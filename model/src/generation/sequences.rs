@@ -1,0 +1,390 @@
+//! Sequences that a model reads and writes on: what each block remembers of them, and the memory to move all of it on.
+//!
+//! Tokens enter in pieces ([`Piece`]). Every row of a product is independent of the others, and what blocks remember depends
+//! on a sequence alone, so neither how tokens are cut into pieces nor what else is in the batch changes a bit: a prompt fed at
+//! once and one fed token by token, alone or among others, end in the same state.
+//!
+//! The sequences of a batch stand with the longest prompt first: those that still have tokens are then always the first ones,
+//! and what kernels are given is contiguous.
+
+use tidemill_kernels::backend::Output;
+use tidemill_kernels::shape::{GrainRows, NormShape};
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+
+use crate::error::{ModelError, Result};
+use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_rows};
+use crate::language_model::LanguageModel;
+use crate::mamba::MambaBlock;
+use crate::trainable::{Device, Parameters};
+
+/// Positions of a sequence that are computed at once, at most.
+pub const PIECE_POSITIONS: usize = 128;
+
+/// Rows that are computed at once, where more than a row for each sequence: enough to fill any device.
+const MOST_ROWS: usize = 1 << 14;
+
+/// What a model remembers of several sequences.
+pub struct Sequences<'m, B: Backend, Body: Incremental<B> = MambaBlock> {
+    model: &'m LanguageModel<Body>,
+    parameters: &'m Parameters<B>,
+    room: Room,
+    /// How many tokens each sequence has; there is a sequence for each.
+    lengths: Vec<u32>,
+    states: Vec<Body::State>,
+    workspace: Body::Workspace,
+    rows: Rows<B>,
+    /// `newest[b, d]`: the head's input for the newest token of each sequence.
+    newest: B::Buffer<f32>,
+    /// `logits[b, v]`, with the table's padding.
+    logits: B::Buffer<f32>,
+    host_logits: Vec<f32>,
+    step: Step<B::Graph>,
+}
+
+/// Memory of one piece that no block owns.
+struct Rows<B: Backend> {
+    /// `tokens[b t]`
+    tokens: B::Buffer<u32>,
+    /// `past[b]`
+    past: B::Buffer<u32>,
+    /// `residual[b t, d]`
+    residual: B::Buffer<f32>,
+    /// `normed[b t, d]`
+    normed: B::Buffer<B::Activation>,
+    /// `reciprocal_rms[b t]`
+    reciprocal_rms: B::Buffer<f32>,
+}
+
+/// How a step of one token for every sequence is enqueued.
+enum Step<G> {
+    /// None has been, with as many sequences and the scratch memory that there is now.
+    New,
+    /// One has been.
+    Ran,
+    /// All at once.
+    Recorded(G),
+    /// Kernel by kernel, on a device without graphs.
+    Enqueued,
+}
+
+impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
+    /// Room for `sequences` sequences of up to `positions` tokens. [`begin`](Self::begin) comes first.
+    ///
+    /// # Errors
+    /// No sequences or positions, or a device without room.
+    pub fn new(
+        device: &mut Device<'_, B>,
+        model: &'m LanguageModel<Body>,
+        parameters: &'m Parameters<B>,
+        sequences: usize,
+        positions: usize,
+    ) -> Result<Self> {
+        if sequences == 0 || positions == 0 {
+            let found = format!("{sequences} and {positions}");
+            return Err(ModelError::config("sequences and positions", "at least 1", found));
+        }
+        // Lengths are counted in u32.
+        let positions = positions.min(u32::MAX as usize);
+        let rows = sequences * (MOST_ROWS / sequences).clamp(1, PIECE_POSITIONS.min(positions));
+        let room = Room { sequences, positions, rows };
+        let (width, table_rows) = (model.width(), table_rows(model));
+        let states = model.bodies().iter().map(|body| body.plan_state(device, room));
+        Ok(Self {
+            model,
+            parameters,
+            room,
+            lengths: Vec::new(),
+            states: states.collect::<Result<_>>()?,
+            workspace: Body::plan_workspace(model.bodies(), device, room)?,
+            rows: Rows {
+                tokens: device.backend.allocate(device.stream, rows)?,
+                past: device.backend.allocate(device.stream, sequences)?,
+                residual: device.backend.allocate(device.stream, rows * width)?,
+                normed: device.backend.allocate(device.stream, rows * width)?,
+                reciprocal_rms: device.backend.allocate(device.stream, rows)?,
+            },
+            newest: device.backend.allocate(device.stream, sequences * width)?,
+            logits: device.backend.allocate(device.stream, sequences * table_rows)?,
+            host_logits: Vec::new(),
+            step: Step::New,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'m LanguageModel<Body> {
+        self.model
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &'m Parameters<B> {
+        self.parameters
+    }
+
+    /// What there is room for.
+    pub fn room(&self) -> Room {
+        self.room
+    }
+
+    /// Forgets everything; there are `sequences` empty sequences then.
+    ///
+    /// # Errors
+    /// None or more sequences than there is room for, or a device that fails.
+    pub fn begin(&mut self, device: &mut Device<'_, B>, sequences: usize) -> Result<()> {
+        if !(1..=self.room.sequences).contains(&sequences) {
+            let expected = format!("1 to {}", self.room.sequences);
+            return Err(ModelError::config("sequences", expected, sequences));
+        }
+        for (body, state) in self.model.bodies().iter().zip(&mut self.states) {
+            body.forget(device, state)?;
+        }
+        if self.lengths.len() != sequences {
+            self.step = Step::New;
+        }
+        self.lengths.clear();
+        self.lengths.resize(sequences, 0);
+        Ok(())
+    }
+
+    /// Forgets all sequences but some: `kept[i]`, ascending, becomes sequence i.
+    ///
+    /// # Errors
+    /// None, sequences that there are not, or a device that fails.
+    pub fn keep(&mut self, device: &mut Device<'_, B>, kept: &[usize]) -> Result<()> {
+        let ascending = kept.is_sorted_by(|a, b| a < b);
+        let Some(true) = kept.last().map(|&last| ascending && last < self.lengths.len()) else {
+            let expected = format!("some of {}, ascending", self.lengths.len());
+            return Err(ModelError::config("sequences to keep", expected, format!("{kept:?}")));
+        };
+        for (body, state) in self.model.bodies().iter().zip(&mut self.states) {
+            body.keep(device, state, kept, self.room)?;
+        }
+        keep_rows(device, &mut self.newest, self.model.width(), kept)?;
+        self.lengths = kept.iter().map(|&from| self.lengths[from]).collect();
+        self.step = Step::New;
+        Ok(())
+    }
+
+    /// Adds `tokens[i]` to sequence i. The longest come first; sequences past the last of `tokens` stay as they are.
+    ///
+    /// # Errors
+    /// Lengths that grow, more sequences or positions than there is room for, a token outside the vocabulary, or a device that
+    /// fails.
+    pub fn advance(&mut self, device: &mut Device<'_, B>, tokens: &[&[u32]]) -> Result<()> {
+        self.check(tokens)?;
+        for piece in self.pieces(tokens) {
+            self.advance_piece(device, &piece)?;
+        }
+        Ok(())
+    }
+
+    /// What [`advance`](Self::advance) refuses.
+    pub(crate) fn check(&self, tokens: &[&[u32]]) -> Result<()> {
+        let vocab_size = self.model.vocab_size();
+        if tokens.len() > self.lengths.len() || !tokens.is_sorted_by(|a, b| a.len() >= b.len()) {
+            return Err(ModelError::Microbatch {
+                what: "sequences that go on",
+                expected: format!("at most {}, the longest first", self.lengths.len()),
+                found: tokens.len(),
+            });
+        }
+        for (tokens, &length) in tokens.iter().zip(&self.lengths) {
+            let positions = length as usize + tokens.len();
+            if positions > self.room.positions {
+                let expected = format!("at most {}", self.room.positions);
+                return Err(ModelError::config("tokens of a sequence", expected, positions));
+            }
+            if let Some(index) = tokens.iter().position(|token| *token as usize >= vocab_size) {
+                let what = format!("position {}", length as usize + index);
+                return Err(ModelError::Token { what, token: tokens[index], vocab_size });
+            }
+        }
+        Ok(())
+    }
+
+    /// `tokens` cut to pieces that there is room for: the tokens of each sequence that has any in a piece.
+    pub(crate) fn pieces<'t>(&self, tokens: &[&'t [u32]]) -> Vec<Vec<&'t [u32]>> {
+        let longest = tokens.first().map_or(0, |tokens| tokens.len());
+        let positions = (self.room.rows / tokens.len().max(1)).min(PIECE_POSITIONS);
+        let piece = |first: usize| {
+            let rest = tokens.iter().map_while(|tokens| tokens.get(first..));
+            let rest = rest.take_while(|rest| !rest.is_empty());
+            rest.map(|rest| &rest[..rest.len().min(positions)]).collect()
+        };
+        (0..longest).step_by(positions).map(piece).collect()
+    }
+
+    /// Adds the tokens of one piece.
+    pub(crate) fn advance_piece(
+        &mut self,
+        device: &mut Device<'_, B>,
+        tokens: &[&[u32]],
+    ) -> Result<Piece> {
+        let piece = Piece::new(tokens.iter().map(|tokens| tokens.len()));
+        let mut packed = vec![0; piece.rows()];
+        for (row, tokens) in packed.chunks_exact_mut(piece.positions()).zip(tokens) {
+            row[..tokens.len()].copy_from_slice(tokens);
+        }
+        let Device { backend, stream } = device;
+        let on_device = SliceMut::new(&mut self.rows.tokens, 0, packed.len())?;
+        backend.write(stream, on_device, &packed)?;
+        let past = SliceMut::new(&mut self.rows.past, 0, tokens.len())?;
+        backend.write(stream, past, &self.lengths[..tokens.len()])?;
+        if piece.positions() == 1 && piece.sequences() == self.lengths.len() {
+            self.run_step(device, &piece)?;
+        } else {
+            // Scratch memory that a recording names may move when more of it is needed.
+            self.step = Step::New;
+            self.run(device, &piece)?;
+            self.gather_newest(device, &piece, tokens)?;
+        }
+        for (length, tokens) in self.lengths.iter_mut().zip(tokens) {
+            *length += tokens.len() as u32;
+        }
+        Ok(piece)
+    }
+
+    /// One token of every sequence: the same kernels on the same buffers for every token, so they are recorded once and
+    /// enqueued together from then on.
+    fn run_step(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
+        if let Step::Recorded(graph) = &self.step {
+            return Ok(device.backend.replay(device.stream, graph)?);
+        }
+        if let Step::Ran = self.step {
+            let backend = device.backend;
+            // What a kernel of ours answers is the model's error, which the recording only passes on.
+            let mut failed = Ok(());
+            let recorded = backend.record_graph(device.stream, &mut |stream| {
+                failed = self.run_step_kernels(&mut Device { backend, stream }, piece);
+                Ok(())
+            });
+            failed?;
+            if let Some(graph) = recorded? {
+                backend.replay(device.stream, &graph)?;
+                self.step = Step::Recorded(graph);
+                return Ok(());
+            }
+            self.step = Step::Enqueued;
+        }
+        if let Step::New = self.step {
+            self.step = Step::Ran;
+        }
+        self.run_step_kernels(device, piece)
+    }
+
+    fn run_step_kernels(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
+        self.run(device, piece)?;
+        let elements = piece.sequences() * self.model.width();
+        let newest = SliceMut::new(&mut self.newest, 0, elements)?;
+        let from = Slice::new(&self.rows.residual, 0, elements)?;
+        Ok(device.backend.copy(device.stream, newest, from)?)
+    }
+
+    /// From the tokens on the device to the head's input.
+    fn run(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
+        let Rows { tokens, past, residual, .. } = &mut self.rows;
+        let Device { backend, stream } = device;
+        let model = self.model;
+        let table = self.parameters.lease(model.layout(), 0)?.vector(&model.embedding().table)?;
+        let (rows, width) = (piece.rows(), model.width());
+        backend.embedding_forward(
+            stream,
+            SliceMut::all(residual).matrix(rows, width)?,
+            table.matrix(table.elements() / width, width)?,
+            Slice::new(tokens, 0, rows)?,
+        )?;
+        let past = Slice::new(past, 0, piece.sequences())?;
+        for (layer, (body, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
+            let parameters = model.body_parameters(self.parameters, layer)?;
+            let pass = PiecePass { parameters, piece, past };
+            body.advance(device, residual, pass, state, &mut self.workspace)?;
+        }
+        Ok(())
+    }
+
+    fn gather_newest(
+        &mut self,
+        device: &mut Device<'_, B>,
+        piece: &Piece,
+        tokens: &[&[u32]],
+    ) -> Result<()> {
+        let width = self.model.width();
+        for (sequence, tokens) in tokens.iter().enumerate() {
+            let row = sequence * piece.positions() + tokens.len() - 1;
+            let newest = SliceMut::new(&mut self.newest, sequence * width, width)?;
+            let from = Slice::new(&self.rows.residual, row * width, width)?;
+            device.backend.copy(device.stream, newest, from)?;
+        }
+        Ok(())
+    }
+
+    /// The logits after the newest token of every sequence: `logits[b, v]`, without padding.
+    ///
+    /// # Errors
+    /// A sequence without tokens, or a device that fails.
+    pub fn logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
+        let (sequences, head) = (self.lengths.len(), self.model.head());
+        if sequences == 0 || self.lengths.contains(&0) {
+            return Err(ModelError::Microbatch {
+                what: "tokens before logits",
+                expected: "at least 1".to_owned(),
+                found: 0,
+            });
+        }
+        let table_rows = table_rows(self.model);
+        let [norm, table] = self.model.head_parameters(self.parameters)?;
+        let Device { backend, stream } = device;
+        backend.rms_norm_forward(
+            stream,
+            SliceMut::all(&mut self.rows.normed).matrix(sequences, head.width)?,
+            SliceMut::new(&mut self.rows.reciprocal_rms, 0, sequences)?,
+            Slice::all(&self.newest).matrix(sequences, head.width)?,
+            norm.vector(&head.norm)?,
+            norm_shape(sequences, head.width, head.norm_eps)?,
+        )?;
+        backend.matmul_f32(
+            stream,
+            SliceMut::all(&mut self.logits).matrix(sequences, table_rows)?,
+            Slice::all(&self.rows.normed).matrix(sequences, head.width)?,
+            table.weight(&head.table, table_rows, head.width)?.transposed(),
+            Output::Overwrite,
+        )?;
+        let elements = sequences * table_rows;
+        self.host_logits.resize(elements, 0.0);
+        backend.read(stream, &mut self.host_logits, Slice::new(&self.logits, 0, elements)?)?;
+        for sequence in 1..sequences {
+            let first = sequence * table_rows;
+            let to = sequence * head.vocab_size;
+            self.host_logits.copy_within(first..first + head.vocab_size, to);
+        }
+        self.host_logits.truncate(sequences * head.vocab_size);
+        Ok(&self.host_logits)
+    }
+
+    /// The head's input for every row of the newest piece, normalized: `normed[b t, d]`.
+    pub(crate) fn normalized_piece(
+        &mut self,
+        device: &mut Device<'_, B>,
+        piece: &Piece,
+    ) -> Result<Matrix<'_, B, B::Activation>> {
+        let (rows, head) = (piece.rows(), self.model.head());
+        let [norm, _] = self.model.head_parameters(self.parameters)?;
+        device.backend.rms_norm_forward(
+            device.stream,
+            SliceMut::all(&mut self.rows.normed).matrix(rows, head.width)?,
+            SliceMut::new(&mut self.rows.reciprocal_rms, 0, rows)?,
+            Slice::all(&self.rows.residual).matrix(rows, head.width)?,
+            norm.vector(&head.norm)?,
+            norm_shape(rows, head.width, head.norm_eps)?,
+        )?;
+        Ok(Slice::all(&self.rows.normed).matrix(rows, head.width)?)
+    }
+}
+
+/// Rows of the head's table, padding included.
+pub(crate) fn table_rows<Body>(model: &LanguageModel<Body>) -> usize {
+    model.head().table.len() / model.head().width
+}
+
+fn norm_shape(rows: usize, width: usize, eps: f32) -> Result<NormShape> {
+    Ok(NormShape::new(GrainRows::new(rows, rows)?, width, eps)?)
+}
