@@ -119,6 +119,9 @@ fn flags() {
         (&["generate", "--model", "run"], "--prompt"),
         (&["generate", "--model", "run", "--tokens", "1,x"], "x"),
         (&["generate", "--model", "run", "--prompt", "a", "--tokens", "1"], "--tokens"),
+        (&["generate", "--model", "run", "--prompt", "a", "--input", "p.jsonl"], "--input"),
+        (&["generate", "--model", "run", "--prompt", "a", "--batch", "2"], "--batch"),
+        (&["generate", "--model", "run", "--input", "p.jsonl", "--batch", "0"], "--batch"),
         (&["score", "--model", "run"], "--input"),
         (&["inspect", "data", "--format", "xml"], "xml"),
         (&["bench", "train", "--steps", "0"], "--steps"),
@@ -307,6 +310,30 @@ fn lines_to_score() {
     bench.tidemill(&arguments).refused(1, &["missing.jsonl", "No such file"]);
 }
 
+/// Every prompt is looked at before any is continued: a wrong one is named by its line, and nothing is printed.
+#[test]
+fn prompts_to_continue() {
+    let bench = Workbench::new();
+    training(&bench, &[]).expect(0);
+    let good = "{\"tokens\": [1, 2, 3]}\n";
+    let cases = [
+        ("{\"tokens\": [1, 2", "expected {\"tokens\": [...]} or {\"prompt\": \"...\"}"),
+        ("{\"tokens\": []}", "prompt: expected at least 1 token, found none"),
+        ("{\"prompt\": \"\"}", "prompt: expected at least 1 token, found none"),
+        ("{\"text\": \"x\"}", "expected one of tokens and prompt"),
+        ("{\"tokens\": [1], \"prompt\": \"x\"}", "expected one of tokens and prompt"),
+        ("{\"tokens\": [1, 259]}", "position 1: token 259"),
+        ("{\"id\": 3}", "expected one of tokens and prompt"),
+    ];
+    let arguments = ["generate", "--model", "run", "--input", "input.jsonl"];
+    for (broken, part) in cases {
+        bench.write("input.jsonl", format!("{good}\n{broken}\n{good}"));
+        bench.tidemill(&arguments).refused(1, &["input.jsonl: line 3: ", part]);
+    }
+    bench.write("input.jsonl", "");
+    assert!(bench.tidemill(&arguments).expect(0).stdout.is_empty());
+}
+
 #[test]
 fn model_folders() {
     let bench = Workbench::new();
@@ -354,12 +381,13 @@ fn model_folders() {
         .tidemill(&["generate", "--model", "model", "--prompt", "a"])
         .refused(1, &["model/tokenizer.json"]);
     write("model.safetensors", weights);
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["--tokens", "259"], "259"),
         (&["--prompt", ""], "prompt"),
         (&["--tokens", "1", "--temperature", "-1"], "temperature"),
         (&["--tokens", "1", "--temperature", "nan"], "temperature"),
         (&["--tokens", "1", "--top-p", "0"], "top_p"),
+        (&["--tokens", "1", "--min-p", "1.5"], "min_p"),
         (&["--tokens", "1", "--repetition-penalty", "0"], "repetition_penalty"),
     ];
     for (arguments, part) in cases {

@@ -154,6 +154,62 @@ fn greedy_generation_is_deterministic() {
     assert_eq!(Some(text.strip_suffix('\n').unwrap()), greedy.1.as_str());
 }
 
+/// Many prompts get, in order, what each gets alone, however many are continued at a time.
+#[test]
+fn many_prompts_at_once() {
+    let bench = trained();
+    let prompts = [
+        r#"{"prompt": "the tide"}"#,
+        r#"{"tokens": [116, 105], "id": "short"}"#,
+        "",
+        r#"{"prompt": "a mill by the sea turns with the tide and grinds", "id": 7}"#,
+        r#"{"tokens": [109]}"#,
+    ];
+    bench.write("prompts.jsonl", prompts.join("\n"));
+    let generate = |arguments: &[&str]| {
+        let all = ["generate", "--model", "run", "--max-new-tokens", "10", "--format", "json"];
+        let finished = bench.tidemill(&[&all, arguments].concat()).expect(0);
+        let lines = finished.stdout.lines().map(|line| serde_json::from_str(line).unwrap());
+        lines.collect::<Vec<Value>>()
+    };
+    let greedy = generate(&["--input", "prompts.jsonl", "--temperature", "0"]);
+    assert_eq!(greedy.len(), 4);
+    assert!(greedy[0].get("id").is_none());
+    assert_eq!((&greedy[1]["id"], &greedy[2]["id"]), (&"short".into(), &7.into()));
+    let alone = generate(&["--prompt", "the tide", "--temperature", "0"]);
+    assert_eq!(alone, greedy[..1]);
+    let alone = generate(&["--tokens", "109", "--temperature", "0"]);
+    assert_eq!(alone, greedy[3..]);
+    let drawn = |batch: &[&str]| {
+        let all = ["--input", "prompts.jsonl", "--seed", "5", "--min-p", "0.01"];
+        generate(&[&all, batch].concat())
+    };
+    let three = drawn(&["--batch", "3"]);
+    assert_eq!(drawn(&["--batch", "1"]), three);
+    assert_eq!(drawn(&[]), three);
+    assert_ne!(three, greedy);
+    // For people, each under its name.
+    let arguments = ["generate", "--model", "run", "--input", "prompts.jsonl"];
+    let words = bench.tidemill(&arguments).expect(0).stdout;
+    for name in ["--- prompts.jsonl: line 1\n", "--- short\n", "--- 7\n"] {
+        assert!(words.contains(name), "{words}");
+    }
+    // Scores too are the same at any number of lines at a time.
+    let lines = [
+        r#"{"tokens": [1, 2, 3], "id": "a"}"#,
+        r#"{"text": "the tide mill"}"#,
+        r#"{"tokens": [9, 8]}"#,
+    ];
+    bench.write("texts.jsonl", lines.join("\n"));
+    let score = |batch: &str| {
+        let arguments = ["score", "--model", "run", "--input", "texts.jsonl", "--batch", batch];
+        bench.tidemill(&arguments).expect(0).stdout
+    };
+    assert_eq!(score("1").lines().count(), 3);
+    assert_eq!(score("1"), score("3"));
+    assert_eq!(score("2"), score("3"));
+}
+
 /// The scores of what was evaluated come to the loss that was evaluated.
 #[test]
 fn scores_are_the_negative_losses() {

@@ -12,6 +12,7 @@ mod inspect;
 mod output;
 mod prepare;
 mod progress;
+mod requests;
 mod score;
 mod tokenizer;
 mod train;
@@ -36,7 +37,7 @@ enum Command {
     Prepare(prepare::PrepareArguments),
     /// Train a model, or go on with a run that has a checkpoint.
     Train(train::TrainArguments),
-    /// Continue a prompt.
+    /// Continue prompts.
     Generate(generate::GenerateArguments),
     /// Log-probabilities of token sequences.
     Score(score::ScoreArguments),

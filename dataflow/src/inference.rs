@@ -4,13 +4,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu};
-use tidemill_model::generation::{GenerationSettings, Recurrence, generate};
+use tidemill_model::generation::{
+    GenerationSettings, Incremental, Prompt, Sequences, generate_batch,
+};
 use tidemill_model::hugging_face::{MambaHuggingFaceConfig, load};
 use tidemill_model::score::Scorer;
 use tidemill_model::{Device, Mamba, ModelError, Parameters};
 
 use crate::checkpoint;
 use crate::error::Result;
+
+/// Sequences at once where memory bounds nothing: more gain little on a CPU.
+const MOST_SEQUENCES: usize = 32;
+
+/// What sequences may take of the host's memory by default.
+const HOST_BYTES: usize = 1 << 30;
 
 /// A model on a device, from a checkpoint, a run folder or a Hugging Face folder.
 pub struct LoadedModel<B: Backend = Cpu> {
@@ -52,6 +60,19 @@ impl<B: Backend> LoadedModel<B> {
         self.eos_token
     }
 
+    /// How many sequences of up to `positions` tokens are best worked on at once: as many as take half of what memory of the
+    /// device is free, and few enough that none wait long for the others.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn sequences_at_once(&self, positions: usize) -> Result<usize> {
+        let free = self.backend.free_memory_bytes().map_err(ModelError::from)?;
+        let bytes = free.map_or(HOST_BYTES, |free| free / 2);
+        let bodies = self.model.bodies().iter();
+        let each = bodies.map(|body| Incremental::<B>::state_bytes(body, positions)).sum::<usize>();
+        Ok((bytes / each.max(1)).clamp(1, MOST_SEQUENCES))
+    }
+
     /// Continues `prompt`; `on_token` sees each new token as it is chosen. Returns the new tokens.
     ///
     /// # Errors
@@ -60,20 +81,74 @@ impl<B: Backend> LoadedModel<B> {
         &mut self,
         prompt: &[u32],
         settings: &GenerationSettings,
-        on_token: impl FnMut(u32),
+        mut on_token: impl FnMut(u32),
     ) -> Result<Vec<u32>> {
-        let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
-        let mut recurrence = Recurrence::new(&mut device, &self.model, &self.parameters, 1)?;
-        Ok(generate(&mut device, &mut recurrence, prompt, settings, on_token)?)
+        let prompt = Prompt { tokens: prompt, index: 0 };
+        let written = self.generate_batch(&[prompt], settings, |_, token| on_token(token))?;
+        Ok(written.into_iter().flatten().collect())
     }
 
-    /// Opens a scorer, which scores one sequence after the other.
+    /// Continues all of `prompts` at once; `on_token` sees each new token with the place of its prompt. Returns the new tokens
+    /// of each prompt, which depend on nothing else in the batch.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate), or a device without room.
+    pub fn generate_batch(
+        &mut self,
+        prompts: &[Prompt<'_>],
+        settings: &GenerationSettings,
+        on_token: impl FnMut(usize, u32),
+    ) -> Result<Vec<Vec<u32>>> {
+        let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+        let positions = longest.saturating_add(settings.max_new_tokens).max(1);
+        let (model, parameters) = (&self.model, &self.parameters);
+        let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
+        let room = prompts.len().max(1);
+        let mut sequences = Sequences::new(&mut device, model, parameters, room, positions)?;
+        Ok(generate_batch(&mut device, &mut sequences, prompts, settings, on_token)?)
+    }
+
+    /// Says what is wrong with a prompt.
+    ///
+    /// # Errors
+    /// An empty prompt, or a token outside the vocabulary.
+    pub fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(ModelError::config("prompt", "at least 1 token", "none").into());
+        }
+        self.check_tokens(prompt)
+    }
+
+    /// Says what is wrong with a text that is to be scored.
+    ///
+    /// # Errors
+    /// Fewer than two tokens, or a token outside the vocabulary.
+    pub fn check_text(&self, tokens: &[u32]) -> Result<()> {
+        if tokens.len() < 2 {
+            return Err(ModelError::config("tokens", "at least 2", tokens.len()).into());
+        }
+        self.check_tokens(tokens)
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
+        let vocab_size = self.model.vocab_size();
+        match tokens.iter().position(|token| *token as usize >= vocab_size) {
+            None => Ok(()),
+            Some(index) => {
+                let what = format!("position {index}");
+                Err(ModelError::Token { what, token: tokens[index], vocab_size }.into())
+            }
+        }
+    }
+
+    /// Opens a scorer of up to `sequences` texts at once, of up to `positions` tokens each.
     ///
     /// # Errors
     /// A device without room.
-    pub fn scorer(&mut self) -> Result<ModelScorer<'_, B>> {
+    pub fn scorer(&mut self, sequences: usize, positions: usize) -> Result<ModelScorer<'_, B>> {
+        let (model, parameters) = (&self.model, &self.parameters);
         let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
-        let scorer = Scorer::new(&mut device, &self.model, &self.parameters)?;
+        let scorer = Scorer::new(&mut device, model, parameters, sequences, positions)?;
         Ok(ModelScorer { scorer, backend: self.backend.as_ref(), stream: &mut self.stream })
     }
 }
@@ -86,12 +161,12 @@ pub struct ModelScorer<'m, B: Backend = Cpu> {
 }
 
 impl<B: Backend> ModelScorer<'_, B> {
-    /// `log p(tokens[i + 1] | tokens[..= i])` in nats: one number fewer than tokens.
+    /// `log p(tokens[i + 1] | tokens[..= i])` in nats, for each text: one number fewer than tokens.
     ///
     /// # Errors
-    /// Fewer than two tokens, or a token outside the vocabulary.
-    pub fn log_probabilities(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+    /// Fewer than two tokens, more tokens or texts than there is room for, or a token outside the vocabulary.
+    pub fn log_probabilities(&mut self, texts: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
         let mut device = Device { backend: self.backend, stream: self.stream };
-        Ok(self.scorer.log_probabilities(&mut device, tokens)?)
+        Ok(self.scorer.log_probabilities_of_each(&mut device, texts)?)
     }
 }

@@ -5,6 +5,7 @@
 //! [`Incremental`].
 
 mod incremental;
+mod layer_block;
 mod mamba;
 mod sampling;
 mod sequences;
@@ -13,6 +14,7 @@ mod write;
 use serde::{Deserialize, Serialize};
 
 pub use incremental::{Incremental, Piece, PiecePass, Room};
+pub use layer_block::{LayerRows, LayerState};
 pub use mamba::{MambaRows, MambaState};
 pub use sampling::{Sampler, SamplingSettings};
 pub(crate) use sequences::table_rows;

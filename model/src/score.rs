@@ -10,11 +10,11 @@ use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
 use crate::error::{ModelError, Result};
 use crate::generation::{Incremental, Sequences, table_rows};
 use crate::language_model::LanguageModel;
-use crate::mamba::MambaBlock;
+use crate::layer_block::LayerBlock;
 use crate::trainable::{Device, Parameters};
 
 /// Scores texts, several at once.
-pub struct Scorer<'m, B: Backend, Body: Incremental<B> = MambaBlock> {
+pub struct Scorer<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
     sequences: Sequences<'m, B, Body>,
     /// Rows whose logits are formed at once.
     chunk_rows: usize,

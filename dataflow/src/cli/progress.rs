@@ -100,3 +100,58 @@ impl TrainProgress {
         due
     }
 }
+
+/// The progress of work that is counted: things done of a known number, and items of unknown number in them.
+pub(crate) struct CountProgress {
+    bar: ProgressBar,
+    things: &'static str,
+    items_name: &'static str,
+    items: u64,
+    started: Instant,
+    last_line: Instant,
+}
+
+impl CountProgress {
+    pub(crate) fn new(total: u64, things: &'static str, items_name: &'static str) -> Self {
+        let bar = bar(total, &format!("{{wide_bar}} {{pos}}/{{len}} {things} {{msg}}"));
+        let now = Instant::now();
+        Self { bar, things, items_name, items: 0, started: now, last_line: now }
+    }
+
+    /// One item more.
+    pub(crate) fn item(&mut self) {
+        self.add(1);
+    }
+
+    /// Some items more.
+    pub(crate) fn add(&mut self, items: u64) {
+        self.items += items;
+        let hidden = self.bar.is_hidden();
+        if hidden && self.last_line.elapsed() < LINE_INTERVAL {
+            return;
+        }
+        let rate = self.items as f64 / self.started.elapsed().as_secs_f64();
+        let words = format!("{} {}, {rate:.0} a second", self.items, self.items_name);
+        if hidden {
+            self.last_line = Instant::now();
+            let (done, of) = (self.bar.position(), self.bar.length().unwrap_or(0));
+            note_line!("{done} of {of} {}: {words}", self.things);
+        } else {
+            self.bar.set_message(words);
+        }
+    }
+
+    /// Some things are done.
+    pub(crate) fn advance(&self, things: u64) {
+        self.bar.inc(things);
+    }
+
+    /// Runs `print` with the bar out of its way.
+    pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
+    }
+
+    pub(crate) fn finish(self) {
+        self.bar.finish_and_clear();
+    }
+}

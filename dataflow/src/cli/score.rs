@@ -1,20 +1,24 @@
 //! `tidemill score`: log-probabilities of token sequences, a JSON line each.
 
-use std::io::{BufRead, BufReader, Write};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
-use serde::Deserialize;
 use tidemill_kernels::Backend;
 
 use super::device::DeviceArguments;
-use super::output::OUTPUT_FAILED;
+use super::output::result_line;
+use super::progress::CountProgress;
+use super::requests::{Encoder, Request, Requests, TextKey};
 use super::tokenizer::TextTokenizer;
 use crate::cli::exit::ExitCode;
 use crate::device::{Devices, WithBackend};
-use crate::inference::LoadedModel;
+use crate::inference::{LoadedModel, ModelScorer};
+
+/// Lines that are read before any of them is scored, unless `--batch` says otherwise.
+const LINES_AT_ONCE: usize = 32;
 
 /// Flags of `tidemill score`.
 #[derive(Debug, Args)]
@@ -25,20 +29,16 @@ pub(crate) struct ScoreArguments {
     /// One {"tokens": [...]} or {"text": "..."} a line.
     #[arg(long, value_name = "FILE.jsonl")]
     input: PathBuf,
+    /// How many lines to score at a time; by default as many as memory is good for, up to 32.
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroUsize>,
     #[command(flatten)]
     device: DeviceArguments,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Request {
-    tokens: Option<Vec<u32>>,
-    text: Option<String>,
-}
-
 pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
-    let threads = std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN);
-    let shorter = "shorten the longest line of --input";
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let shorter = "lower --batch, or shorten the longest line of --input";
     arguments.device.open_one(threads, Some(shorter), Score(arguments))
 }
 
@@ -57,40 +57,78 @@ fn score_on<B: Backend>(
     arguments: &ScoreArguments,
     mut model: LoadedModel<B>,
 ) -> anyhow::Result<ExitCode> {
-    let folder = model.folder().display().to_string();
-    let tokenizer = TextTokenizer::beside(model.folder())?;
-    let mut scorer = model.scorer()?;
-    let path = arguments.input.display();
-    let file =
-        std::fs::File::open(&arguments.input).with_context(|| format!("reading {path} failed"))?;
-    let mut out = std::io::stdout().lock();
-    for (index, line) in BufReader::new(file).lines().enumerate() {
-        let number = index + 1;
-        let line = line.with_context(|| format!("{path}: line {number}: expected UTF-8 text"))?;
-        if line.trim().is_empty() {
-            continue;
+    let folder = model.folder().to_owned();
+    let tokenizer = TextTokenizer::beside(&folder)?;
+    let encoder = Encoder { tokenizer: tokenizer.as_ref(), folder: &folder };
+    let mut requests = Requests::open(&arguments.input, TextKey::Text, encoder)?;
+    let lines = arguments.batch.map_or(LINES_AT_ONCE, NonZeroUsize::get);
+    let mut progress = CountProgress::new(0, "lines", "tokens");
+    loop {
+        // A line that is wrong ends the program when those before it have been scored.
+        let mut wrong = None;
+        let mut batch = Vec::new();
+        for request in requests.by_ref().take(lines) {
+            let checked = request.and_then(|request| {
+                let place = request.place.clone();
+                model.check_text(&request.tokens).context(place).map(|()| request)
+            });
+            match checked {
+                Ok(request) => batch.push(request),
+                Err(error) => {
+                    wrong = Some(error);
+                    break;
+                }
+            }
         }
-        let request: Request = serde_json::from_str(&line).with_context(|| {
-            format!(
-                "{path}: line {number}: expected {{\"tokens\": [...]}} or {{\"text\": \"...\"}}"
-            )
-        })?;
-        let tokens = match (request.tokens, request.text) {
-            (Some(tokens), None) => tokens,
-            (None, Some(text)) => match &tokenizer {
-                Some(tokenizer) => tokenizer.encode(&text)?,
-                None => bail!(
-                    "{path}: line {number}: {folder} has no tokenizer.json: give tokens, not text"
-                ),
-            },
-            _ => bail!("{path}: line {number}: expected one of tokens and text"),
-        };
-        let log_probabilities =
-            scorer.log_probabilities(&tokens).with_context(|| format!("{path}: line {number}"))?;
-        let sum: f64 = log_probabilities.iter().copied().map(f64::from).sum();
-        writeln!(out, "{}", serde_json::json!({ "logprobs": log_probabilities, "sum": sum }))
-            .context(OUTPUT_FAILED)?;
+        let ended = batch.len() < lines;
+        score_batch(arguments, &mut model, &batch, &mut progress)?;
+        match wrong {
+            Some(error) => return Err(error),
+            None if ended => break,
+            None => {}
+        }
     }
-    out.flush().context(OUTPUT_FAILED)?;
+    progress.finish();
     Ok(ExitCode::SUCCESS)
+}
+
+fn score_batch<B: Backend>(
+    arguments: &ScoreArguments,
+    model: &mut LoadedModel<B>,
+    requests: &[Request],
+    progress: &mut CountProgress,
+) -> anyhow::Result<()> {
+    let Some(longest) = requests.iter().map(|request| request.tokens.len()).max() else {
+        return Ok(());
+    };
+    let at_once = match arguments.batch {
+        Some(batch) => batch.get(),
+        None => model.sequences_at_once(longest)?,
+    };
+    let at_once = at_once.min(requests.len());
+    let mut scorer = model.scorer(at_once, longest)?;
+    for requests in requests.chunks(at_once) {
+        print_scores(&mut scorer, requests, progress)?;
+    }
+    Ok(())
+}
+
+fn print_scores<B: Backend>(
+    scorer: &mut ModelScorer<'_, B>,
+    requests: &[Request],
+    progress: &mut CountProgress,
+) -> anyhow::Result<()> {
+    let texts: Vec<&[u32]> = requests.iter().map(|request| &request.tokens[..]).collect();
+    let scores = scorer.log_probabilities(&texts)?;
+    for (request, log_probabilities) in requests.iter().zip(&scores) {
+        let sum: f64 = log_probabilities.iter().copied().map(f64::from).sum();
+        let mut line = serde_json::json!({ "logprobs": log_probabilities, "sum": sum });
+        if let Some(id) = &request.id {
+            line["id"] = id.clone();
+        }
+        progress.suspend(|| result_line!("{line}"))?;
+        progress.advance(1);
+        progress.add(request.tokens.len() as u64);
+    }
+    Ok(())
 }

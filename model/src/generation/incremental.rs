@@ -86,7 +86,7 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
     /// # Errors
     /// A device without room.
     fn plan_workspace(
-        blocks: &[Self],
+        blocks: &[&Self],
         device: &mut Device<'_, B>,
         room: Room,
     ) -> Result<Self::Workspace>;

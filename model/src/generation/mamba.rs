@@ -4,12 +4,13 @@
 //! it; convolution and scan go position by position, over the sequences that have a token there.
 
 use tidemill_kernels::backend::{Output, ScanInputs};
-use tidemill_kernels::shape::{ConvShape, GrainRows, NormShape, ScanShape, SequenceShape};
+use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_rows};
 use crate::mamba::MambaBlock;
+use crate::norm::{NormPass, NormScratch};
 use crate::trainable::{Device, Lease};
 
 /// What a [`MambaBlock`] remembers.
@@ -22,8 +23,7 @@ pub struct MambaState<B: Backend> {
 
 /// Activations of one piece; rows are ordered by sequence, then by position.
 pub struct MambaRows<B: Backend> {
-    /// `reciprocal_rms[b t]`
-    reciprocal_rms: B::Buffer<f32>,
+    norm: NormScratch<B>,
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
     /// `xz[b t, 2 e]`
@@ -36,29 +36,6 @@ pub struct MambaRows<B: Backend> {
     delta_raw: B::Buffer<B::Activation>,
     /// `gated[b t, e]`
     gated: B::Buffer<B::Activation>,
-}
-
-impl<B: Backend> MambaRows<B> {
-    /// Room for the rows of any of `blocks`.
-    pub(crate) fn plan<'a>(
-        blocks: impl Iterator<Item = &'a MambaBlock> + Clone,
-        device: &mut Device<'_, B>,
-        rows: usize,
-    ) -> Result<Self> {
-        let widest = |size: fn(&MambaBlock) -> usize| blocks.clone().map(size).max().unwrap_or(1);
-        let (d, e) = (widest(|block| block.width), widest(|block| block.inner));
-        let columns = widest(MambaBlock::dt_bc_width);
-        let Device { backend, stream } = device;
-        Ok(Self {
-            reciprocal_rms: backend.allocate(stream, rows)?,
-            normed: backend.allocate(stream, rows * d)?,
-            xz: backend.allocate(stream, rows * 2 * e)?,
-            x: backend.allocate(stream, rows * e)?,
-            dt_bc: backend.allocate(stream, rows * columns)?,
-            delta_raw: backend.allocate(stream, rows * e)?,
-            gated: backend.allocate(stream, rows * e)?,
-        })
-    }
 }
 
 impl MambaBlock {
@@ -87,11 +64,24 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     }
 
     fn plan_workspace(
-        blocks: &[Self],
+        blocks: &[&Self],
         device: &mut Device<'_, B>,
         room: Room,
     ) -> Result<MambaRows<B>> {
-        MambaRows::plan(blocks.iter(), device, room.rows)
+        let none = || ModelError::config("n_layers", "at least 1", 0);
+        let block = blocks.iter().max_by_key(|block| block.inner).ok_or_else(none)?;
+        let (rows, d, e) = (room.rows, block.width, block.inner);
+        let norm = block.norm.plan(device, GrainRows::new(rows, rows)?)?;
+        let Device { backend, stream } = device;
+        Ok(MambaRows {
+            norm,
+            normed: backend.allocate(stream, rows * d)?,
+            xz: backend.allocate(stream, rows * 2 * e)?,
+            x: backend.allocate(stream, rows * e)?,
+            dt_bc: backend.allocate(stream, rows * block.dt_bc_width())?,
+            delta_raw: backend.allocate(stream, rows * e)?,
+            gated: backend.allocate(stream, rows * e)?,
+        })
     }
 
     fn state_bytes(&self, _positions: usize) -> usize {
@@ -127,14 +117,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         let (rows, d, e) = (piece.rows(), self.width, self.inner);
         let (columns, places) = (self.dt_bc_width(), &self.tensors);
         let mixer = Mixer { block: self, parameters, piece };
-        device.backend.rms_norm_forward(
-            device.stream,
-            SliceMut::all(&mut workspace.normed).matrix(rows, d)?,
-            SliceMut::new(&mut workspace.reciprocal_rms, 0, rows)?,
-            Slice::all(residual).matrix(rows, d)?,
-            parameters.vector(&places.norm)?,
-            NormShape::new(GrainRows::new(rows, rows)?, d, self.norm_eps)?,
-        )?;
+        let normed = SliceMut::all(&mut workspace.normed).matrix(rows, d)?;
+        let input = Slice::all(residual).matrix(rows, d)?;
+        let grains = GrainRows::new(rows, rows)?;
+        let norm_pass = NormPass { parameters, input, grains };
+        self.norm.forward(device, normed, &mut workspace.norm, norm_pass)?;
         device.backend.matmul(
             device.stream,
             SliceMut::all(&mut workspace.xz).matrix(rows, 2 * e)?,

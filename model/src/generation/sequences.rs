@@ -8,13 +8,14 @@
 //! and what kernels are given is contiguous.
 
 use tidemill_kernels::backend::Output;
-use tidemill_kernels::shape::{GrainRows, NormShape};
+use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_rows};
 use crate::language_model::LanguageModel;
-use crate::mamba::MambaBlock;
+use crate::layer_block::LayerBlock;
+use crate::norm::{NormPass, NormScratch};
 use crate::trainable::{Device, Parameters};
 
 /// Positions of a sequence that are computed at once, at most.
@@ -24,7 +25,7 @@ pub const PIECE_POSITIONS: usize = 128;
 const MOST_ROWS: usize = 1 << 14;
 
 /// What a model remembers of several sequences.
-pub struct Sequences<'m, B: Backend, Body: Incremental<B> = MambaBlock> {
+pub struct Sequences<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
     model: &'m LanguageModel<Body>,
     parameters: &'m Parameters<B>,
     room: Room,
@@ -51,8 +52,7 @@ struct Rows<B: Backend> {
     residual: B::Buffer<f32>,
     /// `normed[b t, d]`
     normed: B::Buffer<B::Activation>,
-    /// `reciprocal_rms[b t]`
-    reciprocal_rms: B::Buffer<f32>,
+    norm: NormScratch<B>,
 }
 
 /// How a step of one token for every sequence is enqueued.
@@ -88,6 +88,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         let rows = sequences * (MOST_ROWS / sequences).clamp(1, PIECE_POSITIONS.min(positions));
         let room = Room { sequences, positions, rows };
         let (width, table_rows) = (model.width(), table_rows(model));
+        let bodies: Vec<_> = model.bodies().iter().collect();
         let states = model.bodies().iter().map(|body| body.plan_state(device, room));
         Ok(Self {
             model,
@@ -95,13 +96,13 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             room,
             lengths: Vec::new(),
             states: states.collect::<Result<_>>()?,
-            workspace: Body::plan_workspace(model.bodies(), device, room)?,
+            workspace: Body::plan_workspace(&bodies, device, room)?,
             rows: Rows {
                 tokens: device.backend.allocate(device.stream, rows)?,
                 past: device.backend.allocate(device.stream, sequences)?,
                 residual: device.backend.allocate(device.stream, rows * width)?,
                 normed: device.backend.allocate(device.stream, rows * width)?,
-                reciprocal_rms: device.backend.allocate(device.stream, rows)?,
+                norm: model.head().norm.plan(device, GrainRows::new(rows, rows)?)?,
             },
             newest: device.backend.allocate(device.stream, sequences * width)?,
             logits: device.backend.allocate(device.stream, sequences * table_rows)?,
@@ -282,16 +283,10 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     /// From the tokens on the device to the head's input.
     fn run(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
         let Rows { tokens, past, residual, .. } = &mut self.rows;
-        let Device { backend, stream } = device;
         let model = self.model;
-        let table = self.parameters.lease(model.layout(), 0)?.vector(&model.embedding().table)?;
-        let (rows, width) = (piece.rows(), model.width());
-        backend.embedding_forward(
-            stream,
-            SliceMut::all(residual).matrix(rows, width)?,
-            table.matrix(table.elements() / width, width)?,
-            Slice::new(tokens, 0, rows)?,
-        )?;
+        let parameters = model.embedding_parameters(self.parameters)?;
+        let tokens = Slice::new(tokens, 0, piece.rows())?;
+        model.embedding().forward(device, residual, parameters, tokens)?;
         let past = Slice::new(past, 0, piece.sequences())?;
         for (layer, (body, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
             let parameters = model.body_parameters(self.parameters, layer)?;
@@ -331,20 +326,17 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             });
         }
         let table_rows = table_rows(self.model);
-        let [norm, table] = self.model.head_parameters(self.parameters)?;
+        let [parameters, table] = self.model.head_parameters(self.parameters)?;
+        let Rows { normed, norm, .. } = &mut self.rows;
+        let input = Slice::all(&self.newest).matrix(sequences, head.width)?;
+        let grains = GrainRows::new(sequences, sequences)?;
+        let out = SliceMut::all(normed).matrix(sequences, head.width)?;
+        head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
         let Device { backend, stream } = device;
-        backend.rms_norm_forward(
-            stream,
-            SliceMut::all(&mut self.rows.normed).matrix(sequences, head.width)?,
-            SliceMut::new(&mut self.rows.reciprocal_rms, 0, sequences)?,
-            Slice::all(&self.newest).matrix(sequences, head.width)?,
-            norm.vector(&head.norm)?,
-            norm_shape(sequences, head.width, head.norm_eps)?,
-        )?;
         backend.matmul_f32(
             stream,
             SliceMut::all(&mut self.logits).matrix(sequences, table_rows)?,
-            Slice::all(&self.rows.normed).matrix(sequences, head.width)?,
+            Slice::all(normed).matrix(sequences, head.width)?,
             table.weight(&head.table, table_rows, head.width)?.transposed(),
             Output::Overwrite,
         )?;
@@ -367,24 +359,17 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         piece: &Piece,
     ) -> Result<Matrix<'_, B, B::Activation>> {
         let (rows, head) = (piece.rows(), self.model.head());
-        let [norm, _] = self.model.head_parameters(self.parameters)?;
-        device.backend.rms_norm_forward(
-            device.stream,
-            SliceMut::all(&mut self.rows.normed).matrix(rows, head.width)?,
-            SliceMut::new(&mut self.rows.reciprocal_rms, 0, rows)?,
-            Slice::all(&self.rows.residual).matrix(rows, head.width)?,
-            norm.vector(&head.norm)?,
-            norm_shape(rows, head.width, head.norm_eps)?,
-        )?;
-        Ok(Slice::all(&self.rows.normed).matrix(rows, head.width)?)
+        let [parameters, _] = self.model.head_parameters(self.parameters)?;
+        let Rows { residual, normed, norm, .. } = &mut self.rows;
+        let input = Slice::all(residual).matrix(rows, head.width)?;
+        let grains = GrainRows::new(rows, rows)?;
+        let out = SliceMut::all(normed).matrix(rows, head.width)?;
+        head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
+        Ok(Slice::all(normed).matrix(rows, head.width)?)
     }
 }
 
 /// Rows of the head's table, padding included.
 pub(crate) fn table_rows<Body>(model: &LanguageModel<Body>) -> usize {
     model.head().table.len() / model.head().width
-}
-
-fn norm_shape(rows: usize, width: usize, eps: f32) -> Result<NormShape> {
-    Ok(NormShape::new(GrainRows::new(rows, rows)?, width, eps)?)
 }

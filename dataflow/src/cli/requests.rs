@@ -1,0 +1,118 @@
+//! Files of requests to a model: a JSON object a line, as `generate --input` and `score --input` read them.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Lines};
+use std::iter::Enumerate;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::tokenizer::TextTokenizer;
+
+/// What text is called in a file of requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TextKey {
+    Prompt,
+    Text,
+}
+
+/// One line.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// Where it stands, such as `lines.jsonl: line 3`.
+    pub place: String,
+    /// What the answer is to be called.
+    pub id: Option<Value>,
+    pub tokens: Vec<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    tokens: Option<Vec<u32>>,
+    prompt: Option<String>,
+    text: Option<String>,
+    id: Option<Value>,
+}
+
+/// The requests of a file, in order; blank lines are none.
+pub(crate) struct Requests<'a> {
+    path: String,
+    lines: Enumerate<Lines<BufReader<File>>>,
+    key: TextKey,
+    encoder: Encoder<'a>,
+}
+
+/// What turns text into tokens, where there is anything.
+#[derive(Clone, Copy)]
+pub(crate) struct Encoder<'a> {
+    pub tokenizer: Option<&'a TextTokenizer>,
+    /// The model's folder.
+    pub folder: &'a Path,
+}
+
+impl Encoder<'_> {
+    /// The tokens of `text`.
+    ///
+    /// # Errors
+    /// No tokenizer: then `instead` is what to do.
+    pub(crate) fn encode(self, text: &str, instead: &str) -> anyhow::Result<Vec<u32>> {
+        match self.tokenizer {
+            Some(tokenizer) => tokenizer.encode(text),
+            None => bail!("{} has no tokenizer.json: {instead}", self.folder.display()),
+        }
+    }
+}
+
+impl<'a> Requests<'a> {
+    /// Opens `path`.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn open(path: &Path, key: TextKey, encoder: Encoder<'a>) -> anyhow::Result<Self> {
+        let name = path.display().to_string();
+        let file = File::open(path).with_context(|| format!("reading {name} failed"))?;
+        Ok(Self { path: name, lines: BufReader::new(file).lines().enumerate(), key, encoder })
+    }
+
+    fn parse(&self, place: String, line: &str) -> anyhow::Result<Request> {
+        let word = match self.key {
+            TextKey::Prompt => "prompt",
+            TextKey::Text => "text",
+        };
+        let line: Line = serde_json::from_str(line).with_context(|| {
+            format!("{place}: expected {{\"tokens\": [...]}} or {{\"{word}\": \"...\"}}")
+        })?;
+        let (text, other) = match self.key {
+            TextKey::Prompt => (line.prompt, line.text),
+            TextKey::Text => (line.text, line.prompt),
+        };
+        let tokens = match (line.tokens, text, other) {
+            (Some(tokens), None, None) => tokens,
+            (None, Some(text), None) => {
+                let instead = format!("give tokens, not {word}");
+                self.encoder.encode(&text, &instead).with_context(|| place.clone())?
+            }
+            _ => bail!("{place}: expected one of tokens and {word}"),
+        };
+        Ok(Request { place, id: line.id, tokens })
+    }
+}
+
+impl Iterator for Requests<'_> {
+    type Item = anyhow::Result<Request>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let (index, line) = self.lines.next()?;
+            let place = format!("{}: line {}", self.path, index + 1);
+            match line.with_context(|| format!("{place}: expected UTF-8 text")) {
+                Ok(line) if line.trim().is_empty() => {}
+                Ok(line) => return Some(self.parse(place, &line)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
