@@ -21,8 +21,8 @@ mod arguments;
 mod element;
 
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, KeyValueCache, LogitGradient, Output, ScanGradients,
-    ScanInputs,
+    AdamWStep, AttentionInputs, ConvInputs, KeyValueCache, LogitGradient, NormGradient, NormInput,
+    Output, ScanGradients, ScanInputs,
 };
 pub use self::element::{ActivationElement, Element};
 use crate::error::{KernelError, Result};
@@ -296,6 +296,37 @@ pub trait Backend: Send + Sync + Sized + 'static {
         dy: Matrix<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, f32>,
         reciprocal_rms: Slice<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    /// `y = (x - mean) (variance + eps)^-1/2 weight + bias` for every row of x (Ba, Kiros and Hinton, 2016), the variance biased
+    /// and of two passes. Writes `statistics[2, rows]` too: the means, then the reciprocal deviations.
+    #[allow(clippy::too_many_arguments)]
+    fn layer_norm_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        y: MatrixMut<'_, Self, Self::Activation>,
+        statistics: SliceMut<'_, Self, f32>,
+        x: NormInput<'_, Self>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: NormShape,
+    ) -> Result<()>;
+
+    /// The gradient of x as `gradient` says, and `dweight[grains, d]` and, where asked for, `dbias[grains, d]`.
+    ///
+    /// # Errors
+    /// A gradient of another kind than x, beside shapes that do not fit.
+    #[allow(clippy::too_many_arguments)]
+    fn layer_norm_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        gradient: NormGradient<'_, Self>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        x: NormInput<'_, Self>,
+        statistics: Slice<'_, Self, f32>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()>;

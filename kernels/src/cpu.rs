@@ -10,7 +10,8 @@
 //! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_step` |
 //! | attention | `attention` |
 //! | causal convolution | `conv`, `conv_backward` |
-//! | RMSNorm, embedding, cross-entropy | `norm`, `embedding`, `cross_entropy` |
+//! | RMSNorm, layer norm | `norm`, `layer_norm` |
+//! | embedding, cross-entropy | `embedding`, `cross_entropy` |
 //! | sums of gradients, AdamW | `elementwise`, `optimizer` |
 //!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
@@ -28,6 +29,7 @@ mod documents;
 mod elementwise;
 mod embedding;
 mod exponential;
+mod layer_norm;
 mod matmul;
 mod norm;
 mod optimizer;

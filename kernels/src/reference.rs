@@ -13,6 +13,7 @@ pub mod causal_conv1d;
 pub mod cross_entropy;
 pub mod embedding;
 pub mod gradient_sums;
+pub mod layer_norm;
 pub mod matmul;
 pub mod optimizer;
 pub mod rms_norm;

@@ -21,6 +21,34 @@ pub enum LogitGradient {
     InPlace,
 }
 
+/// The rows that a layer norm is of.
+pub enum NormInput<'a, B: Backend> {
+    /// `x[rows, d]` of the fp32 residual stream.
+    Residual(Matrix<'a, B, f32>),
+    /// `x[rows, d]` of activations.
+    Activation(Matrix<'a, B, B::Activation>),
+}
+
+/// Where the backward layer norm finds dy and leaves dx: of the same kind as the [`NormInput`].
+pub enum NormGradient<'a, B: Backend> {
+    /// That of [`NormInput::Residual`].
+    Residual {
+        /// `dx[rows, d]` is added to.
+        dx: MatrixMut<'a, B, f32>,
+        /// `dy[rows, d]`
+        dy: Matrix<'a, B, B::Activation>,
+    },
+    /// That of [`NormInput::Activation`]: the matrix holds `dy[rows, d]` on entry and dx afterwards.
+    InPlace(MatrixMut<'a, B, B::Activation>),
+}
+
+impl<B: Backend> NormGradient<'_, B> {
+    /// Whether this is where the gradient of `x` belongs.
+    pub(crate) fn is_of(&self, x: &NormInput<'_, B>) -> bool {
+        matches!(self, Self::Residual { .. }) == matches!(x, NormInput::Residual(_))
+    }
+}
+
 /// Inputs of the causal convolution that forward and backward share.
 pub struct ConvInputs<'a, B: Backend> {
     /// `x[b t, e]`

@@ -10,6 +10,9 @@ use super::conv_backward::{self, causal_conv1d_silu_backward};
 use super::cross_entropy::cross_entropy;
 use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
+use super::layer_norm::{
+    LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
+};
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
@@ -24,7 +27,8 @@ use super::weight_gradient::weight_gradient_add;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
     AdamWStep, AttentionInputs, Backend, ConvInputs, DeviceKind, Element, KeyValueCache,
-    LogitGradient, MemoryPlace, NUMERICS_VERSION, Output, ScanGradients, ScanInputs,
+    LogitGradient, MemoryPlace, NUMERICS_VERSION, NormGradient, NormInput, Output, ScanGradients,
+    ScanInputs,
 };
 use crate::error::{KernelError, Result};
 use crate::shape::{AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
@@ -282,6 +286,36 @@ impl Backend for Cpu {
         });
         stream.threads().for_each(parts, |part| self.dispatch.run(part));
         Ok(())
+    }
+
+    fn layer_norm_forward(
+        &self,
+        stream: &mut DeviceStream,
+        y: MatrixMut<'_, Self, f32>,
+        statistics: SliceMut<'_, Self, f32>,
+        x: NormInput<'_, Self>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: NormShape,
+    ) -> Result<()> {
+        let inputs = LayerNormInputs { x, weight, bias };
+        layer_norm_forward(stream.threads(), self.dispatch, y, statistics, inputs, shape)
+    }
+
+    fn layer_norm_backward(
+        &self,
+        stream: &mut DeviceStream,
+        gradient: NormGradient<'_, Self>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        x: NormInput<'_, Self>,
+        statistics: Slice<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()> {
+        let parameters = ParameterGradients { dweight, dbias };
+        let saved = LayerNormSaved { x, statistics, weight };
+        layer_norm_backward(stream.threads(), self.dispatch, gradient, parameters, saved, shape)
     }
 
     fn causal_conv1d_silu_forward(

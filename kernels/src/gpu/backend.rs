@@ -2,10 +2,11 @@
 
 use crate::backend::{
     AdamWStep, Backend, ConvInputs, DeviceKind, Element, KernelTime, LogitGradient, MemoryPlace,
-    NUMERICS_VERSION, Output, ScanGradients, ScanInputs,
+    NUMERICS_VERSION, NormGradient, NormInput, Output, ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Driver, Rows};
+use crate::gpu::launch::layer_norm::{LayerNormInputs, LayerNormSaved, ParameterGradients};
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
 use crate::gpu::{Gpu, GpuBuffer, GpuStream};
@@ -278,6 +279,36 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         shape: NormShape,
     ) -> Result<()> {
         self.launch_rms_norm_backward(stream, dx, dweight, dy, x, reciprocal_rms, weight, shape)
+    }
+
+    fn layer_norm_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        y: MatrixMut<'_, Self, P::Activation>,
+        statistics: SliceMut<'_, Self, f32>,
+        x: NormInput<'_, Self>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: NormShape,
+    ) -> Result<()> {
+        let inputs = LayerNormInputs { x, weight, bias };
+        self.launch_layer_norm_forward(stream, y, statistics, inputs, shape)
+    }
+
+    fn layer_norm_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        gradient: NormGradient<'_, Self>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        x: NormInput<'_, Self>,
+        statistics: Slice<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        shape: NormShape,
+    ) -> Result<()> {
+        let parameters = ParameterGradients { dweight, dbias };
+        let saved = LayerNormSaved { x, statistics, weight };
+        self.launch_layer_norm_backward(stream, gradient, parameters, saved, shape)
     }
 
     fn causal_conv1d_silu_forward(

@@ -5,6 +5,7 @@ mod causal_conv1d;
 mod cross_entropy;
 mod embedding;
 mod gradient_sums;
+pub(in crate::gpu) mod layer_norm;
 mod optimizer;
 mod rms_norm;
 mod scan;

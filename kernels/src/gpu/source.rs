@@ -44,6 +44,8 @@ pub static CROSS_ENTROPY: Source = source!("cross_entropy.cu");
 pub static EMBEDDING: Source = source!("embedding.cu");
 /// Sums of gradients, and of their squares.
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
+/// Layer norm and its gradients.
+pub static LAYER_NORM: Source = source!("layer_norm.cu");
 /// AdamW, and copies of the masters.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
 /// RMSNorm and its gradients.
@@ -64,6 +66,7 @@ pub static ALL: &[&Source] = &[
     &CROSS_ENTROPY,
     &EMBEDDING,
     &GRADIENT_SUMS,
+    &LAYER_NORM,
     &OPTIMIZER,
     &RMS_NORM,
     &SCAN_FORWARD,

@@ -20,6 +20,7 @@ pub mod embedding;
 pub mod gradient_sums;
 pub mod graphs;
 pub mod inputs;
+pub mod layer_norm;
 pub mod matmul;
 pub mod memory;
 pub mod number;
@@ -44,6 +45,8 @@ macro_rules! every_body {
                 embedding_agrees: bodies::embedding::agrees;
                 rms_norm_agrees: bodies::rms_norm::agrees;
                 rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
+                layer_norm_agrees: bodies::layer_norm::agrees;
+                layer_norm_rows_are_independent: bodies::layer_norm::rows_are_independent;
                 causal_conv1d_agrees: bodies::causal_conv1d::agrees;
                 silu_agrees: bodies::causal_conv1d::silu_agrees;
                 causal_conv1d_samples_are_independent: bodies::causal_conv1d::samples_are_independent;
@@ -78,6 +81,7 @@ macro_rules! every_body {
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;
+                layer_norm_refuses_shapes: bodies::layer_norm::refuses_shapes;
                 causal_conv1d_refuses_shapes: bodies::refusals::causal_conv1d;
                 causal_conv1d_step_refuses_shapes: bodies::refusals::causal_conv1d_step;
                 selective_scan_refuses_shapes: bodies::refusals::selective_scan;

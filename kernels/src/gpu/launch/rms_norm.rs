@@ -76,7 +76,7 @@ fn pack_bytes<T>() -> u64 {
 
 /// Wide where `width` is whole packs, and the operands of fp32 and those of activations, each with its row
 /// stride, are aligned to them.
-fn access<A>(
+pub(super) fn access<A>(
     width: usize,
     of_fp32: &[(Address, u64)],
     of_activations: &[(Address, u64)],
