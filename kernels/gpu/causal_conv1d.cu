@@ -9,6 +9,7 @@
 // keeps the k - 1 inputs before it in registers, so x is read 1 + (k - 1) / 32 times, the excess from the cache. A
 // filter is padded with taps of zero at its old end to 4 or 16 taps.
 #include "dialect.h"
+#include "documents.h"
 #include "pack.h"
 #include "causal_conv1d.h"
 
@@ -23,6 +24,7 @@ struct CausalConv1dSiluForward {
     u32 channels;   // e
     u32 width;      // k
     u32 samples;    // b
+    const u32* beginnings;  // of documents.h, or null
 };
 
 constexpr u32 RUN_POSITIONS = 32;
@@ -38,6 +40,9 @@ struct Walk {
     Filter<TAPS, LANES> filter;
     // The inputs of a batch, after the BEFORE before them.
     Pack<LANES> inputs[BEFORE + BATCH];
+#if DOCUMENTS
+    u32 beginnings;  // Of the run.
+#endif
 
     // WHOLE: the run has all positions of the batch. A store that asks is a branch, which the others wait for.
     template <bool WHOLE>
@@ -45,6 +50,9 @@ struct Walk {
         activation* const start = out + static_cast<u64>(first) * out_stride;
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
+#if DOCUMENTS
+            if (beginnings >> ((first + i) % RUN_POSITIONS) & 1) forget<BEFORE>(inputs + i);
+#endif
             Pack<LANES> activated;
 #pragma unroll
             for (u32 lane = 0; lane < LANES; lane++) {
@@ -86,6 +94,13 @@ DEVICE void forward(const CausalConv1dSiluForward& arguments) {
         {},
     };
     x.template load_before<TAPS - 1>(walk.inputs, run.first);
+#if DOCUMENTS
+    static_assert(RUN_POSITIONS == WORD_POSITIONS, "a run has a word");
+    const u32* const beginnings =
+        beginnings_of(arguments.beginnings, run.sample_row, arguments.positions);
+    walk.beginnings = bits_from(beginnings, run.first, arguments.positions);
+    forget_before<TAPS - 1>(walk.inputs, bits_before<TAPS - 1>(beginnings, run.first));
+#endif
     // Two batches at a turn, so that neither is moved to where the other was.
     for (u32 first = run.first; first < run.last; first += 2 * BATCH) {
         const u32 second = first + BATCH;
@@ -97,6 +112,18 @@ DEVICE void forward(const CausalConv1dSiluForward& arguments) {
     }
 }
 
+#if DOCUMENTS
+KERNEL(causal_conv1d_silu_forward_wide_documents, CONV_THREADS, ACTIVATION_BF16 ? 6 : 5,
+       CausalConv1dSiluForward) {
+    forward<4, 2>(arguments);
+}
+KERNEL(causal_conv1d_silu_forward_single_documents, CONV_THREADS, 4, CausalConv1dSiluForward) {
+    forward<4, 1>(arguments);
+}
+KERNEL(causal_conv1d_silu_forward_long_documents, CONV_THREADS, 4, CausalConv1dSiluForward) {
+    forward<16, 1>(arguments);
+}
+#else
 // Two channels a thread, whose rows are aligned to them. Two batches of fp32 are twice the registers of bf16.
 KERNEL(causal_conv1d_silu_forward_wide, CONV_THREADS, ACTIVATION_BF16 ? 8 : 5, CausalConv1dSiluForward) {
     forward<4, 2>(arguments);
@@ -140,3 +167,4 @@ KERNEL(causal_conv1d_silu_step, 256, 1, CausalConv1dSiluStep) {
     sum = fmaf(weight[held], newest, sum);
     narrow(arguments.out[sample * arguments.out_stride + channel], silu(sum));
 }
+#endif

@@ -120,6 +120,20 @@ DEVICE Pack<LANES> widened(const Row<LANES>& row) {
     return pack;
 }
 
+// Takes the COUNT inputs before a document's first for zero.
+template <u32 COUNT, u32 LANES>
+DEVICE void forget(Pack<LANES>* inputs) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) inputs[i] = filled<LANES>(0.0f);
+}
+// Of the COUNT inputs before a run, takes those for zero that are followed by the beginning of a document, whose
+// bits are given.
+template <u32 COUNT, u32 LANES>
+DEVICE void forget_before(Pack<LANES>* inputs, u32 beginnings) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) inputs[i] = or_zero(!(beginnings >> i >> 1), inputs[i]);
+}
+
 // What one thread reads of a sample's rows: LANES channels, rows `stride` elements apart.
 template <u32 LANES>
 struct Rows {

@@ -13,6 +13,7 @@
 // over positions are those of a run, then of the runs of a block in order, then (a second kernel) of the blocks of
 // a grain in order.
 #include "dialect.h"
+#include "documents.h"
 #include "pack.h"
 #include "causal_conv1d.h"
 
@@ -29,9 +30,11 @@ struct CausalConv1dSiluBackward {
     u32 positions;  // t
     u32 channels;   // e
     u32 width;      // k
+    const u32* beginnings;  // of documents.h, or null
 };
 
 constexpr u32 RUN_POSITIONS = 64;
+static_assert(RUN_POSITIONS % WORD_POSITIONS == 0, "a run has whole words");
 
 // The rows that a thread reads, BATCH positions at a turn. STAGES - 1 batches are copied to the thread's own places
 // in shared memory ahead of their turn; with no stages, rows are loaded at their turn.
@@ -115,6 +118,8 @@ struct Walk {
     Pack<LANES> gradients[BEFORE + BATCH];
     // Over positions, of g scaled: of the taps' gradients, and of the bias's.
     Pack<LANES> sums[TAPS + 1];
+    const u32* sample_beginnings;
+    u32 beginnings;  // Of documents: a bit for each of the inputs.
 
     __device__ __forceinline__ Walk(const CausalConv1dSiluBackward& arguments, const Run& run)
         : dx(arguments.dx + run.sample_row * arguments.dx_stride + run.channel),
@@ -124,10 +129,33 @@ struct Walk {
         for (u32 i = 0; i < BEFORE; i++) gradients[i] = filled<LANES>(0.0f);
 #pragma unroll
         for (u32 tap = 0; tap <= TAPS; tap++) sums[tap] = filled<LANES>(0.0f);
+        if (DOCUMENTS) {
+            sample_beginnings = beginnings_of(arguments.beginnings, run.sample_row, positions);
+            beginnings = 0;
+        }
     }
 
+    // The inputs before the run are there: takes those of other documents for zero.
+    __device__ __forceinline__ void forget_others() {
+        if (DOCUMENTS) {
+            beginnings = bits_before<BEFORE>(sample_beginnings, first);
+            forget_before<BEFORE>(inputs, beginnings);
+        }
+    }
+
+    // Learns which of a batch's positions, from `start`, begin documents.
+    __device__ __forceinline__ void mark(u32 start) {
+        static_assert(WORD_POSITIONS % BATCH == 0, "a batch is within a word");
+        if (DOCUMENTS) {
+            const u32 bits = bits_from(sample_beginnings, start, positions) & ((1u << BATCH) - 1);
+            beginnings |= bits << BEFORE;
+        }
+    }
+
+    // Asks for the batch from `start`.
     template <class Reader>
-    __device__ __forceinline__ void take(Reader& reader) {
+    __device__ __forceinline__ void take(Reader& reader, u32 start) {
+        mark(start);
         Row<LANES> x[BATCH], dout[BATCH];
         reader.take(x, dout);
 #pragma unroll
@@ -139,6 +167,7 @@ struct Walk {
 
     // g, times -ln(2), where dout was.
     __device__ __forceinline__ void differentiate(u32 i, bool inside) {
+        if (DOCUMENTS && (beginnings >> (BEFORE + i) & 1)) forget<BEFORE>(inputs + i);
 #pragma unroll
         for (u32 lane = 0; lane < LANES; lane++) {
             float& g = gradients[BEFORE + i].at[lane];
@@ -162,13 +191,18 @@ struct Walk {
     // dx of the position BEFORE before place i, all of whose parts are known there. The scales of weights and g
     // are each other's reciprocals.
     __device__ __forceinline__ Pack<LANES> ended(u32 i) const {
+        // Of the positions after it.
+        const u32 after = DOCUMENTS ? beginnings >> (i + 1) : 0;
         Pack<LANES> dx_ended;
 #pragma unroll
         for (u32 lane = 0; lane < LANES; lane++) {
-            float sum = filter.weight[0].at[lane] * gradients[BEFORE + i].at[lane];
+            float sum = 0.0f;
 #pragma unroll
-            for (u32 tap = 1; tap < TAPS; tap++) {
-                sum = fmaf(filter.weight[tap].at[lane], gradients[BEFORE + i - tap].at[lane], sum);
+            for (u32 tap = 0; tap < TAPS; tap++) {
+                float g = gradients[BEFORE + i - tap].at[lane];
+                if (DOCUMENTS) g = after & ((1u << (BEFORE - tap)) - 1) ? 0.0f : g;
+                const float weight = filter.weight[tap].at[lane];
+                sum = tap == 0 ? weight * g : fmaf(weight, g, sum);
             }
             dx_ended.at[lane] = sum;
         }
@@ -178,7 +212,7 @@ struct Walk {
     // The batch from position `start`.
     template <Part PART, class Reader>
     __device__ __forceinline__ void batch(Reader& reader, u32 start) {
-        take(reader);
+        take(reader, start);
         activation* const dx_start = dx + static_cast<i64>(dx_stride) * (static_cast<i64>(start) - BEFORE);
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
@@ -196,6 +230,7 @@ struct Walk {
             inputs[i] = inputs[BATCH + i];
             gradients[i] = gradients[BATCH + i];
         }
+        if (DOCUMENTS) beginnings >>= BATCH;
     }
 
     // The run's last dx, once the g after the run stand where those of a batch do.
@@ -238,7 +273,7 @@ DEVICE void walk_run(Walk<TAPS, LANES, BATCH>& walk, Reader& reader, Handed& han
             walk.move_on();
         }
         if (awaits) return;
-        walk.take(reader);
+        walk.take(reader, run.last);
         if constexpr (GIVES) {
 #pragma unroll
             for (u32 i = 0; i < BEFORE; i++) walk.differentiate(i, run.last + i < walk.positions);
@@ -278,6 +313,7 @@ DEVICE void backward(const CausalConv1dSiluBackward& arguments) {
     Walk<TAPS, LANES, BATCH> walk(arguments, run);
     if (run.first < run.last) {
         x.template load_before<BEFORE>(walk.inputs, run.first);
+        walk.forget_others();
         walk_run(walk, reader, handed, run, awaits);
     }
 #pragma unroll
@@ -290,6 +326,7 @@ DEVICE void backward(const CausalConv1dSiluBackward& arguments) {
     if constexpr (GIVES) {
         if (awaits) {
             handed.take(run, walk.gradients + BEFORE);
+            walk.mark(run.last);
             walk.finish();
         }
     }
@@ -305,6 +342,17 @@ DEVICE void backward(const CausalConv1dSiluBackward& arguments) {
     }
 }
 
+#if DOCUMENTS
+KERNEL(causal_conv1d_silu_backward_wide_documents, CONV_THREADS, 3, CausalConv1dSiluBackward) {
+    backward<4, 8 / sizeof(activation), 4, ON_AMD ? 0 : 3>(arguments);
+}
+KERNEL(causal_conv1d_silu_backward_single_documents, CONV_THREADS, 4, CausalConv1dSiluBackward) {
+    backward<4, 1, 4, 0>(arguments);
+}
+KERNEL(causal_conv1d_silu_backward_long_documents, CONV_THREADS, 2, CausalConv1dSiluBackward) {
+    backward<16, 1, 8, 0>(arguments);
+}
+#else
 // As many channels as 8 bytes hold, whose rows are aligned to them. AMD has no copies that wait in shared memory.
 KERNEL(causal_conv1d_silu_backward_wide, CONV_THREADS, 4, CausalConv1dSiluBackward) {
     backward<4, 8 / sizeof(activation), 4, ON_AMD ? 0 : 3>(arguments);
@@ -358,3 +406,4 @@ KERNEL(causal_conv1d_sum_partials, 256, 1, CausalConv1dSumPartials) {
         arguments.dbias[grain * arguments.channels + channel] = sum;
     }
 }
+#endif

@@ -4,6 +4,7 @@
 // Decays are formed as 2^(delta rate), rate = A log2(e) = -exp(a_log) log2(e): one exponential a state.
 #pragma once
 #include "dialect.h"
+#include "documents.h"
 
 // Positions between saved states, and channels that share one partial sum of dB and dC. Mirrored by
 // gpu/launch/scan.rs.
@@ -52,6 +53,7 @@ struct ScanForwardArguments {
     ScanTurns turns;            // sixteen states
     u32 positions, channels, states;
     u32 lanes;                  // threads of a channel; any states
+    const u32* beginnings;      // of documents.h, or null
 };
 
 struct ScanBackwardArguments {
@@ -67,7 +69,16 @@ struct ScanBackwardArguments {
     const float *packed_bc, *delta_bias, *a_log, *d;
     ScanTurns turns;
     u32 positions, channels, states, lanes;
+    const u32* beginnings;
 };
+
+// Whether a document begins with position `i` of those whose bits are given: no state comes in from the one before,
+// and no gradient goes out to it.
+DEVICE bool begins(u32 bits, u32 i) { return DOCUMENTS && (bits >> i & 1); }
+// `x`, or zero where a document begins, without a predicate: the backward walk has none left.
+DEVICE float unless_begins(u32 bits, u32 i, float x) {
+    return DOCUMENTS ? __uint_as_float(__float_as_uint(x) & ((bits >> i & 1) - 1)) : x;
+}
 
 // A segment of a chain; `segment` counts in the order that they are walked in.
 struct ScanTurn {

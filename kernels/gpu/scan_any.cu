@@ -74,9 +74,7 @@ DEVICE u64 checkpoint_at(u32 sample, u32 chunk, u32 positions, u64 state_element
     return (sample * chunks + chunk) * state_elements;
 }
 
-}  // namespace
-
-KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) {
+DEVICE void forward(const ScanForwardArguments& arguments) {
     SHARED(ForwardShared, memory);
     ForwardShared& shared = *memory;
     const u32 thread = threadIdx.x, positions = arguments.positions, states = arguments.states;
@@ -86,6 +84,8 @@ KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) {
     const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * my.slots;
     const u32 channel = first_channel + my.slot;
     const u64 state_elements = static_cast<u64>(channels) * states;
+    const u32* const documents =
+        DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
     for (u32 r = 0; r < my.states_per_lane; r++) {
         const u32 state = r * my.lanes + my.lane;
         const bool held = channel < channels && state < states;
@@ -96,6 +96,7 @@ KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) {
     for (u32 first = 0; first < positions; first += CHECKPOINT) {
         const u32 count = min(CHECKPOINT, positions - first);
         const u32 first_row = sample * positions + first;
+        const u32 beginnings = DOCUMENTS ? bits_from(documents, first, positions) : 0;
         for (u32 i = thread; i < CHECKPOINT * my.slots; i += SCAN_THREADS) {
             const u32 position = i / my.slots, its = first_channel + i % my.slots;
             float2 step = make_float2(0.0f, 0.0f);
@@ -126,7 +127,8 @@ KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) {
 #pragma unroll
             for (u32 i = 0; i < CHECKPOINT; i++) {
                 const float2 step = shared.steps[i * my.slots + my.slot];
-                h = fmaf(exp2_fast(step.x * rate), h, step.y * b[i]);
+                const float before = begins(beginnings, i) ? 0.0f : h;
+                h = fmaf(exp2_fast(step.x * rate), before, step.y * b[i]);
                 y[i] = fmaf(c[i], h, y[i]);
             }
             shared.h[r * SCAN_THREADS + thread] = h;
@@ -149,8 +151,6 @@ KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) {
     }
 }
 
-namespace {
-
 // The backward scan of as many channels as the block has slots for at once, from `first_channel`. Sums over
 // channels are added to what `earlier` channels of the block have left.
 DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& arguments,
@@ -158,6 +158,8 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
     const u32 thread = threadIdx.x, positions = arguments.positions, states = arguments.states;
     const u32 channels = arguments.channels, channel = first_channel + my.slot;
     const u64 state_elements = static_cast<u64>(channels) * states;
+    const u32* const documents =
+        DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
     for (u32 r = 0; r < my.states_per_lane; r++) {
         const u32 state = r * my.lanes + my.lane, at = r * SCAN_THREADS + thread;
         const bool held = channel < channels && state < states;
@@ -169,6 +171,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
     for (u32 chunk = (positions + CHECKPOINT - 1) / CHECKPOINT; chunk-- > 0;) {
         const u32 first = chunk * CHECKPOINT, count = min(CHECKPOINT, positions - first);
         const u32 first_row = sample * positions + first;
+        const u32 beginnings = DOCUMENTS ? bits_from(documents, first, positions) : 0;
         for (u32 i = thread; i < CHECKPOINT * my.slots; i += SCAN_THREADS) {
             const u32 position = i / my.slots, its = first_channel + i % my.slots;
             float2 step = make_float2(0.0f, 0.0f);
@@ -203,7 +206,7 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
             for (u32 i = 0; i < CHECKPOINT; i++) {
                 const float2 step = shared.steps[i * my.slots + my.slot];
                 decay[i] = exp2_fast(step.x * rate);
-                h[i + 1] = fmaf(decay[i], h[i], step.y * b[i]);
+                h[i + 1] = fmaf(decay[i], begins(beginnings, i) ? 0.0f : h[i], step.y * b[i]);
             }
             float future = shared.future[at], da = shared.da[at];
 #pragma unroll
@@ -213,7 +216,8 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
                 const float g = fmaf(dy, c[i], future);
                 gb[i] = fmaf(g, b[i], gb[i]);
                 future = decay[i] * g;
-                const float q = future * h[i];
+                const float q = future * (begins(beginnings, i) ? 0.0f : h[i]);
+                if (begins(beginnings, i)) future = 0.0f;
                 qa[i] = fmaf(rate, q, qa[i]);
                 da = fmaf(step.x, q, da);
                 // From here on b and c are the channel's dB and dC.
@@ -304,11 +308,9 @@ DEVICE void backward_slots(BackwardShared& shared, const ScanBackwardArguments& 
     __syncthreads();
 }
 
-}  // namespace
-
 // A block has 32 channels, in turns, whatever the number of states, so that there are no more partial sums of
 // dB and dC than that.
-KERNEL(scan_backward_any, 128, 1, ScanBackwardArguments) {
+DEVICE void backward(const ScanBackwardArguments& arguments) {
     SHARED(BackwardShared, memory);
     const Place my = place_of(arguments.lanes, arguments.states);
     const u32 blocks = (arguments.channels + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
@@ -320,6 +322,15 @@ KERNEL(scan_backward_any, 128, 1, ScanBackwardArguments) {
         backward_slots(*memory, arguments, my, sample, channel, dbc, channel > first);
     }
 }
+
+}  // namespace
+
+#if DOCUMENTS
+KERNEL(scan_forward_any_documents, 128, 1, ScanForwardArguments) { forward(arguments); }
+KERNEL(scan_backward_any_documents, 128, 1, ScanBackwardArguments) { backward(arguments); }
+#else
+KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) { forward(arguments); }
+KERNEL(scan_backward_any, 128, 1, ScanBackwardArguments) { backward(arguments); }
 
 namespace {
 
@@ -360,3 +371,4 @@ KERNEL(scan_step, 128, 1, StepArguments) {
     const float saved = widen(rounded(fmaf(arguments.d[channel], x, y[0])));
     *place(arguments.out, row, channel) = rounded(gated(saved, z, sigmoid(z)));
 }
+#endif

@@ -48,7 +48,8 @@ struct BackwardShared {
     float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
     activation x[2][TILE][BLOCK_CHANNELS];
     activation raw[ARRAYS][TILE][BLOCK_CHANNELS];
-    // What take_turn needs, in the first. Last, so that the arrays before it begin at multiples of 128 bytes.
+    // What take_turn needs, in the first; in the next two, which positions of a tile begin documents. Last, so that the
+    // arrays before it begin at multiples of 128 bytes.
     u32 turn[4];
 };
 // What the launcher asks for.
@@ -102,15 +103,16 @@ struct ReduceScatter<COUNT, 0> {
 DEVICE float of_channel(u32 j, float first, float second) { return j < 2 ? first : second; }
 DEVICE float of_state(u32 j, float first, float second) { return j & 1 ? second : first; }
 
-// h at `position` of a tile from the one before, and its decay.
+// h at `position` of a tile from the one before, and its decay; `beginnings`: of
+// documents in the tile.
 DEVICE void step(float (&h)[4], float (&decay)[4], const float (&before)[4],
-                 const float (&rate)[4], const float* steps, const float* bc, u32 position) {
+                 const float (&rate)[4], const float* steps, const float* bc, u32 position, u32 beginnings) {
     const float4 d = load4(steps + position * STEPS_ROW);
     const float2 b = *reinterpret_cast<const float2*>(bc + position * 32);
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
         decay[j] = exp2_fast(of_channel(j, d.x, d.y) * rate[j]);
-        h[j] = fmaf(decay[j], before[j], of_channel(j, d.z, d.w) * of_state(j, b.x, b.y));
+        h[j] = fmaf(decay[j], unless_begins(beginnings, position, before[j]), of_channel(j, d.z, d.w) * of_state(j, b.x, b.y));
     }
 }
 
@@ -159,9 +161,10 @@ DEVICE float4 take_sums(const BackwardShared& shared, u32 position, u32 column) 
     return part[0];
 }
 
-// Walks back over the piece of a tile that begins at `first`; the tile's saved states come before it.
+// Walks back over the piece of a tile that begins at `first`; the tile's saved states come before it. `beginnings`: of
+// documents in the tile.
 DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, u32 buffer,
-                      u32 first) {
+                      u32 first, u32 beginnings) {
     const float* steps = shared.steps + steps_at(0, walker.channel);
     const float* bc = &shared.bc[buffer][0][walker.group * 4];
     const float* dy = &shared.dy[0][walker.channel];
@@ -172,14 +175,15 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
 #pragma unroll
         for (u32 i = 0; i < PIECE; i++) {
             float decay[4];
-            step(saved, decay, saved, carried.rate, steps, bc, start + i);
+            step(saved, decay, saved, carried.rate, steps, bc, start + i,
+                 beginnings);
         }
     }
     float decay[PIECE][4], h[PIECE][4];
 #pragma unroll
     for (u32 i = 0; i < PIECE; i++) {
         step(h[i], decay[i], i == 0 ? saved : h[i == 0 ? 0 : i - 1], carried.rate, steps, bc,
-             first + i);
+             first + i, beginnings);
     }
 #pragma unroll
     for (u32 group = PIECE / GROUP; group-- > 0;) {
@@ -198,7 +202,9 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
                 const float c = of_state(j, coefficients.z, coefficients.w);
                 g[j] = fmaf(of_channel(j, dy_i.x, dy_i.y), c, carried.future[j]);
                 carried.future[j] = decay[i][j] * g[j];
-                q[j] = carried.future[j] * (i == 0 ? saved[j] : h[i == 0 ? 0 : i - 1][j]);
+                const float before = i == 0 ? saved[j] : h[i == 0 ? 0 : i - 1][j];
+                q[j] = unless_begins(beginnings, first + i, carried.future[j] * before);
+                carried.future[j] = unless_begins(beginnings, first + i, carried.future[j]);
                 carried.da[j] = fmaf(of_channel(j, d.x, d.y), q[j], carried.da[j]);
             }
             const float* rate = carried.rate;
@@ -391,6 +397,10 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
 #pragma unroll
             for (u32 array = 0; array < ARRAYS; array++) zero_columns<COLUMNS>(raw + array * ARRAY);
         }
+        if (DOCUMENTS && thread == 0) {
+            shared.turn[1 + buffer] = bits_from(
+                beginnings_of(arguments.beginnings, first_row, positions), first, positions);
+        }
         const float* states =
             arguments.checkpoints + (first_chunk + first / TILE) * state_elements + held;
         copy_async_8(&shared.states[buffer][thread].x, states);
@@ -411,6 +421,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
         }
     };
 
+    static_assert(WORD_POSITIONS % TILE == 0, "a tile is within a word");
     const u32 last = (end - 1) / TILE * TILE;
     fetch(0, last);
     __syncthreads();  // skip and bias are there
@@ -422,11 +433,12 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     }
     for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
         __syncthreads();  // everyone's part of the tile is there
+        const u32 beginnings = DOCUMENTS ? shared.turn[1 + buffer] : 0;
         if (first > begin) fetch(buffer ^ 1, first - TILE);
         // Unrolled: a piece's first loads then move up into the one before (measured, 5 %).
 #pragma unroll
         for (u32 piece = TILE / PIECE; piece-- > 0;) {
-            walk_back(carried, shared, walk_role, buffer, piece * PIECE);
+            walk_back(carried, shared, walk_role, buffer, piece * PIECE, beginnings);
         }
         __syncthreads();  // everyone has walked
         copy_async_wait<0>();
@@ -475,7 +487,12 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
 
 }  // namespace
 
+#if DOCUMENTS
+KERNEL(scan_backward_documents, 128, 3, ScanBackwardArguments) { backward<true>(arguments); }
+KERNEL(scan_backward_unaligned_documents, 128, 3, ScanBackwardArguments) { backward<false>(arguments); }
+#else
 KERNEL(scan_backward, 128, 3, ScanBackwardArguments) { backward<true>(arguments); }
 
 // Views whose rows or columns are not aligned: the same bits.
 KERNEL(scan_backward_unaligned, 128, 3, ScanBackwardArguments) { backward<false>(arguments); }
+#endif

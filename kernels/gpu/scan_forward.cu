@@ -83,9 +83,9 @@ DEVICE void decay_group(float (&decay)[GROUP][4], float (&drive)[GROUP][4],
 }
 
 // Moves h over a tile, in three stages: operands of the group after the next are loaded, decays of the
-// next formed, and this one stepped. `left`: positions of the sample from the tile's first.
+// next formed, and this one stepped. `left`: positions of the sample from the tile's first; `beginnings`: of documents.
 DEVICE void walk(float (&h)[4], ForwardShared& shared, float* checkpoint, u64 checkpoint_stride,
-                 const float (&rate)[4], const Walker& walker, u32 buffer, u32 left) {
+                 const float (&rate)[4], const Walker& walker, u32 buffer, u32 left, u32 beginnings) {
     const float* delta = shared.steps + walker.channel / 8 * 20 + walker.channel % 8 * 2;
     const float* bc = &shared.bc[buffer][0][walker.quad * 8];
     Step steps[3][GROUP];
@@ -115,7 +115,8 @@ DEVICE void walk(float (&h)[4], ForwardShared& shared, float* checkpoint, u64 ch
             y[i] = 0.0f;
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                h[j] = fmaf(decay[group % 2][i][j], h[j], drive[group % 2][i][j]);
+                const float before = begins(beginnings, first + i) ? 0.0f : h[j];
+                h[j] = fmaf(decay[group % 2][i][j], before, drive[group % 2][i][j]);
                 y[i] = fmaf(c[j], h[j], y[i]);
             }
         }
@@ -230,6 +231,10 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         bc += TILE * 32;
     };
 
+    static_assert(TILE == WORD_POSITIONS, "a tile has a word");
+    const u32* const documents =
+        DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
+    u32 beginnings = DOCUMENTS ? bits_from(documents, begin, positions) : 0;
     fetch(0, begin);
     __syncthreads();  // skip and bias are there
     copy_async_wait<0>();
@@ -241,7 +246,10 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
     for (u32 first = begin, buffer = 0; first < end; first += TILE, buffer ^= 1) {
         __syncthreads();  // everyone's part of the tile is there
         if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
-        walk(h, shared, checkpoint, checkpoint_stride, rate, walk_role, buffer, positions - first);
+        const u32 next_beginnings = DOCUMENTS ? bits_from(documents, first + TILE, positions) : 0;
+        walk(h, shared, checkpoint, checkpoint_stride, rate, walk_role, buffer, positions - first,
+             beginnings);
+        beginnings = next_beginnings;
         checkpoint += TILE / CHECKPOINT * checkpoint_stride;
         __syncthreads();  // everyone has walked
         copy_async_wait<0>();
@@ -274,8 +282,13 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
 
 }  // namespace
 
+#if DOCUMENTS
+KERNEL(scan_forward_documents, 128, 3, ScanForwardArguments) { forward<true>(arguments); }
+KERNEL(scan_forward_unaligned_documents, 128, 3, ScanForwardArguments) { forward<false>(arguments); }
+#else
 // Four blocks have room; asked for three, the compiler hides more (measured, 1 %).
 KERNEL(scan_forward, 128, 3, ScanForwardArguments) { forward<true>(arguments); }
 
 // Views whose rows or columns are not aligned: the same bits.
 KERNEL(scan_forward_unaligned, 128, 4, ScanForwardArguments) { forward<false>(arguments); }
+#endif

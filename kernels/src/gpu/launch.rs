@@ -3,6 +3,7 @@
 
 mod causal_conv1d;
 mod cross_entropy;
+mod documents;
 mod embedding;
 mod gradient_sums;
 pub(in crate::gpu) mod layer_norm;
@@ -96,14 +97,6 @@ pub(in crate::gpu) fn exactly_mut<D: Driver, P: Precision, T: Element>(
     expected: usize,
 ) -> Result<()> {
     check_elements(kernel, what, slice.elements, expected)
-}
-
-/// Refuses the starts of documents: no kernel reads them.
-pub(in crate::gpu) fn no_documents(kernel: KernelName, present: bool) -> Result<()> {
-    if !present {
-        return Ok(());
-    }
-    Err(KernelError::shape(kernel, "starts", "none on this device", "some"))
 }
 
 /// The largest power of two up to `limit` that every row of a matrix is aligned to, in bytes. It follows from the stride and

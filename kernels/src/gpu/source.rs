@@ -26,18 +26,34 @@ macro_rules! source {
     };
 }
 
-/// What sources may include.
+/// What sources may include; some of them include another source, to be compiled once more for documents.
 pub static HEADERS: &[Header] = &[
     Header { name: "causal_conv1d.h", text: include_str!("../../gpu/causal_conv1d.h") },
+    Header { name: "causal_conv1d.cu", text: include_str!("../../gpu/causal_conv1d.cu") },
+    Header {
+        name: "causal_conv1d_backward.cu",
+        text: include_str!("../../gpu/causal_conv1d_backward.cu"),
+    },
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
+    Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
+    Header { name: "scan_any.cu", text: include_str!("../../gpu/scan_any.cu") },
+    Header { name: "scan_backward.cu", text: include_str!("../../gpu/scan_backward.cu") },
+    Header { name: "scan_forward.cu", text: include_str!("../../gpu/scan_forward.cu") },
 ];
 
 /// The convolution, and its single step.
 pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 /// The gradients of the convolution.
 pub static CAUSAL_CONV1D_BACKWARD: Source = source!("causal_conv1d_backward.cu");
+/// The convolution where samples hold several documents.
+pub static CAUSAL_CONV1D_DOCUMENTS: Source = source!("causal_conv1d_documents.cu");
+/// Its gradients.
+pub static CAUSAL_CONV1D_BACKWARD_DOCUMENTS: Source =
+    source!("causal_conv1d_backward_documents.cu");
+/// Where documents begin.
+pub static DOCUMENTS: Source = source!("documents.cu");
 /// Cross-entropy and its gradient.
 pub static CROSS_ENTROPY: Source = source!("cross_entropy.cu");
 /// Rows of a table, and their gradients.
@@ -56,6 +72,12 @@ pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
 pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
 /// The selective scan of any states, and its single step.
 pub static SCAN_ANY: Source = source!("scan_any.cu");
+/// The forward selective scan of sixteen states where samples hold several documents.
+pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward_documents.cu");
+/// The backward one.
+pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward_documents.cu");
+/// That of any states.
+pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any_documents.cu");
 /// What stands before and after the walks of the selective scan.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 
@@ -63,6 +85,9 @@ pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 pub static ALL: &[&Source] = &[
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
+    &CAUSAL_CONV1D_DOCUMENTS,
+    &CAUSAL_CONV1D_BACKWARD_DOCUMENTS,
+    &DOCUMENTS,
     &CROSS_ENTROPY,
     &EMBEDDING,
     &GRADIENT_SUMS,
@@ -72,6 +97,9 @@ pub static ALL: &[&Source] = &[
     &SCAN_FORWARD,
     &SCAN_BACKWARD,
     &SCAN_ANY,
+    &SCAN_FORWARD_DOCUMENTS,
+    &SCAN_BACKWARD_DOCUMENTS,
+    &SCAN_ANY_DOCUMENTS,
     &SCAN_SUMS,
 ];
 

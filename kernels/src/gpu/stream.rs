@@ -16,6 +16,8 @@ pub enum ScratchSlot {
     Second,
     /// More of the same.
     Third,
+    /// Where documents begin.
+    Documents,
 }
 
 /// The kernels that look tokens up, each with a fault of its own.
@@ -48,7 +50,7 @@ const NO_FAULTS: Faults = [u64::MAX; Watched::ALL.len()];
 /// An in-order queue of kernels and the scratch memory that they use.
 pub struct GpuStream<D: Driver> {
     // Before the queue, in whose order memory may be given back.
-    scratch: [Option<(D::Memory, usize)>; 3],
+    scratch: [Option<(D::Memory, usize)>; 4],
     faults: D::Memory,
     queue: D::Queue,
     /// The vocabulary that each kernel was last given: a graph may run it again at any time.
@@ -65,7 +67,7 @@ impl<D: Driver> GpuStream<D> {
         let mut faults = driver.allocate(&mut queue, size_of::<Faults>())?;
         driver.upload(&mut queue, &mut faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
         Ok(Self {
-            scratch: [None, None, None],
+            scratch: [None, None, None, None],
             faults,
             queue,
             vocab_sizes: [None; Watched::ALL.len()],

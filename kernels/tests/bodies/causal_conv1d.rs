@@ -10,6 +10,7 @@ use super::agreement::{
 };
 use super::arm::{Arm, Sizes};
 use super::device::{Device, Layout, MARGINS, Placed};
+use super::documents::{Documents, SAMPLES, poison, rows_of};
 use super::inputs::{Inputs, from_tail_to_tail, wide};
 use super::number::{Number, rounded};
 
@@ -114,11 +115,12 @@ fn check_case<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     transcript: &mut Transcript,
     seed: u64,
+    starts: Option<Vec<u32>>,
     shape: ConvShape,
 ) {
     let mut inputs = Inputs::new(seed);
     let magnitude = [1.0, 1.0, 20.0][inputs.pick(3)];
-    let case = Case::new::<B::Activation>(&mut inputs, shape, magnitude);
+    let case = Case { starts, ..Case::new::<B::Activation>(&mut inputs, shape, magnitude) };
     let label = format!("conv {shape:?} magnitude {magnitude} seed {seed}");
     let results = run(device, &label, &case, shape);
 
@@ -195,7 +197,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         device.margin = MARGINS[seed % 2];
         let sequences = SequenceShape::new(size.samples, size.positions).unwrap();
         let shape = ConvShape::new(sequences, 1 + seed % 2, size.channels, size.width).unwrap();
-        check_case(&mut device, &mut transcript, seed as u64, shape);
+        check_case(&mut device, &mut transcript, seed as u64, None, shape);
     }
     transcript
 }
@@ -271,6 +273,82 @@ pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> 
                     let dbias = &whole[grain * channels..(grain + 1) * channels];
                     assert_same_bits(&label, part, dbias);
                 }
+            }
+        }
+    }
+    transcript
+}
+
+/// Positions, channels and taps of convolutions over documents.
+fn sizes_of_documents(sizes: Sizes) -> Vec<[usize; 3]> {
+    let mut full = Vec::new();
+    for positions in [1, 2, 3, 31, 64, 65, 130, 300] {
+        full.extend([
+            [positions, 40, 4],
+            [positions, 17, 4],
+            [positions, 3, 2],
+            [positions, 5, 16],
+        ]);
+    }
+    let small = vec![[1, 3, 4], [33, 64, 4], [64, 5, 16], [130, 17, 5], [300, 40, 4], [300, 3, 2]];
+    sizes.choose(full, small)
+}
+
+/// Convolutions over documents agree with the definition, forward and backward.
+pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let sizes = sizes_of_documents(device.sizes);
+    for (seed, [positions, channels, width]) in sizes.into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let documents = Documents::new(&mut Inputs::new(1000 + seed as u64), positions);
+        let grain = 1 + seed % 3;
+        let shape = ConvShape::new(documents.sequences(), grain, channels, width).unwrap();
+        let starts = Some(documents.starts());
+        check_case(&mut device, &mut transcript, seed as u64, starts, shape);
+    }
+    transcript
+}
+
+/// A document's rows have the bits that they have in a sample of its own, whatever stands in the documents beside it; and
+/// samples of one document have the bits of samples for which none are told.
+pub fn documents_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let full = vec![[1, 3, 4], [37, 17, 2], [129, 40, 4], [130, 5, 6]];
+    let small = vec![[37, 17, 2], [70, 64, 4], [66, 3, 6]];
+    let sizes = device.sizes.choose(full, small);
+    for (seed, [positions, channels, width]) in sizes.into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let documents = Documents::new(&mut Inputs::new(2000 + seed as u64), positions);
+        let shape = ConvShape::new(documents.sequences(), 2, channels, width).unwrap();
+        let label = format!("conv {shape:?} seed {seed}");
+        let case = Case::new::<B::Activation>(&mut Inputs::new(seed as u64), shape, 1.0);
+        let whole = run(&mut device, &label, &case, shape);
+        let starts = Some(vec![0; SAMPLES * positions]);
+        let told = run(&mut device, &label, &Case { starts, ..case.clone() }, shape);
+        assert_same_bits(&label, &told.out, &whole.out);
+        assert_same_bits(&label, &told.dx, &whole.dx);
+        assert_same_bits(&label, &told.dweight, &whole.dweight);
+        transcript.record(&label, &told.dx);
+        for first in [0, 1] {
+            let (kept, others) = documents.every_second(first);
+            let mut beside = Case { starts: Some(documents.starts()), ..case.clone() };
+            poison::<B::Activation>(&mut beside.x, &others, channels);
+            poison::<B::Activation>(&mut beside.dout, &others, channels);
+            let found = run(&mut device, &label, &beside, shape);
+            for rows in kept {
+                let label = format!("{label} rows {rows:?}");
+                let alone = Case {
+                    x: rows_of(&case.x, &rows, channels),
+                    dout: rows_of(&case.dout, &rows, channels),
+                    ..case.clone()
+                };
+                let sequences = SequenceShape::new(1, rows.len()).unwrap();
+                let shape = ConvShape::new(sequences, 1, channels, width).unwrap();
+                let alone = run(&mut device, &label, &alone, shape);
+                assert_same_bits(&label, &rows_of(&found.out, &rows, channels), &alone.out);
+                assert_same_bits(&label, &rows_of(&found.dx, &rows, channels), &alone.dx);
             }
         }
     }

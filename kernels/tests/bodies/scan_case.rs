@@ -6,6 +6,7 @@ use tidemill_kernels::shape::{ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice};
 
 use super::device::{Device, Layout, Placed};
+use super::documents::rows_of;
 use super::inputs::{Inputs, wide};
 use super::number::Number;
 
@@ -79,6 +80,20 @@ impl ScanCase {
         let sequences = SequenceShape::new(samples.len(), shape.sequences().positions()).unwrap();
         let (grain, channels) = (shape.samples_per_grain(), shape.channels());
         (case, ScanShape::new(sequences, grain, channels, shape.states()).unwrap())
+    }
+
+    /// The case of some rows alone, as one document.
+    pub fn rows(&self, rows: &std::ops::Range<usize>, shape: ScanShape) -> Self {
+        let (channels, states) = (shape.channels(), shape.states());
+        Self {
+            delta_raw: rows_of(&self.delta_raw, rows, channels),
+            x: rows_of(&self.x, rows, channels),
+            bc: rows_of(&self.bc, rows, 2 * states),
+            z: rows_of(&self.z, rows, channels),
+            dout: rows_of(&self.dout, rows, channels),
+            starts: None,
+            ..self.clone()
+        }
     }
 
     /// The inputs in `f64`.

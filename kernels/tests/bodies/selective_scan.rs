@@ -7,6 +7,7 @@ use tidemill_kernels::shape::{ScanShape, SequenceShape};
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
 use super::arm::{Arm, Sizes};
 use super::device::{Device, Layout, MARGINS, Placed};
+use super::documents::{Documents, SAMPLES, poison, rows_of};
 use super::inputs::{Inputs, wide};
 use super::number::Number;
 use super::scan_case::{PlacedInputs, Regime, ScanCase, after_rank};
@@ -117,11 +118,12 @@ fn check_case<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     transcript: &mut Transcript,
     seed: u64,
+    starts: Option<Vec<u32>>,
     shape: ScanShape,
 ) {
     let mut inputs = Inputs::new(seed);
     let regime = [Regime::Mild, Regime::Mild, Regime::Saturated][inputs.pick(3)];
-    let case = ScanCase::new::<B::Activation>(&mut inputs, shape, regime);
+    let case = ScanCase { starts, ..ScanCase::new::<B::Activation>(&mut inputs, shape, regime) };
     let label = format!("scan {shape:?} {regime:?} seed {seed}");
     let results = run(device, &label, &case, shape, Regated::Asked);
 
@@ -185,7 +187,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         let samples_per_grain = 1 + seed / 3 % 2;
         let sequences = SequenceShape::new(samples, positions).unwrap();
         let shape = ScanShape::new(sequences, samples_per_grain, channels, states).unwrap();
-        check_case(&mut device, &mut transcript, seed as u64, shape);
+        check_case(&mut device, &mut transcript, seed as u64, None, shape);
     }
     transcript
 }
@@ -241,6 +243,86 @@ pub fn samples_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> 
                     let elements = found.len();
                     let expected = &whole[grain * elements..(grain + 1) * elements];
                     assert_same_bits(&format!("{label} grain {grain} {what}"), found, expected);
+                }
+            }
+        }
+    }
+    transcript
+}
+
+/// Scans over documents agree with the definition, forward and backward.
+pub fn documents_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let mut full = Vec::new();
+    for positions in [1, 2, 3, 31, 64, 65, 130, 300] {
+        full.extend([
+            [positions, 32, 16],
+            [positions, 17, 16],
+            [positions, 3, 5],
+            [positions, 1, 40],
+        ]);
+    }
+    let small =
+        vec![[1, 32, 16], [2, 3, 8], [33, 17, 17], [97, 64, 16], [130, 5, 3], [300, 32, 16]];
+    let sizes = device.sizes.choose(full, small);
+    for (seed, [positions, channels, states]) in sizes.into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let documents = Documents::new(&mut Inputs::new(3000 + seed as u64), positions);
+        let grain = 1 + seed % 3;
+        let shape = ScanShape::new(documents.sequences(), grain, channels, states).unwrap();
+        let starts = Some(documents.starts());
+        check_case(&mut device, &mut transcript, seed as u64, starts, shape);
+    }
+    transcript
+}
+
+/// A document's rows have the bits that they have in a sample of its own, whatever stands in the documents beside it; and
+/// samples of one document have the bits of samples for which none are told.
+pub fn documents_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let full = vec![[1, 1, 1], [37, 17, 3], [67, 32, 16], [130, 32, 16], [66, 33, 17]];
+    let sizes = device.sizes.choose(full, vec![[19, 17, 3], [37, 32, 16]]);
+    for (seed, [positions, channels, states]) in sizes.into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let documents = Documents::new(&mut Inputs::new(4000 + seed as u64), positions);
+        let shape = ScanShape::new(documents.sequences(), 2, channels, states).unwrap();
+        let label = format!("scan {shape:?} seed {seed}");
+        let mut inputs = Inputs::new(seed as u64);
+        let case = ScanCase::new::<B::Activation>(&mut inputs, shape, Regime::Mild);
+        let whole = run(&mut device, &label, &case, shape, Regated::Asked);
+        let starts = Some(vec![0; SAMPLES * positions]);
+        let told = ScanCase { starts, ..case.clone() };
+        let told = run(&mut device, &label, &told, shape, Regated::Asked);
+        assert_same_bits(&label, &told.out, &whole.out);
+        for ((what, found), (_, whole)) in told.all().zip(whole.all()) {
+            assert_same_bits(&format!("{label} {what}"), found, whole);
+            transcript.record(what, found);
+        }
+        for first in [0, 1] {
+            let (kept, others) = documents.every_second(first);
+            let mut beside = ScanCase { starts: Some(documents.starts()), ..case.clone() };
+            let ScanCase { delta_raw, x, z, dout, bc, .. } = &mut beside;
+            for of_rows in [delta_raw, x, z, dout] {
+                poison::<B::Activation>(of_rows, &others, channels);
+            }
+            poison::<B::Activation>(bc, &others, 2 * states);
+            let found = run(&mut device, &label, &beside, shape, Regated::Asked);
+            for rows in kept {
+                let label = format!("{label} rows {rows:?}");
+                let alone = case.rows(&rows, shape);
+                let sequences = SequenceShape::new(1, rows.len()).unwrap();
+                let shape = ScanShape::new(sequences, 1, channels, states).unwrap();
+                let alone = run(&mut device, &label, &alone, shape, Regated::Left);
+                let outs = [found.out.as_slice(), found.regated.as_deref().unwrap()];
+                for out in outs {
+                    assert_same_bits(&label, &rows_of(out, &rows, channels), &alone.out);
+                }
+                for ((what, found), (_, alone)) in found.of_rows().iter().zip(alone.of_rows()) {
+                    let columns = found.len() / (SAMPLES * positions);
+                    let found = rows_of(found, &rows, columns);
+                    assert_same_bits(&format!("{label} {what}"), &found, alone);
                 }
             }
         }

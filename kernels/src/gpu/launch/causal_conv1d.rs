@@ -3,13 +3,16 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, blocks, sequences32, size32, stride_bytes};
-use super::{KernelName, exactly, exactly_mut, no_documents, row_stride, row_stride_mut};
+use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
 use crate::backend::ConvInputs;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{CAUSAL_CONV1D, CAUSAL_CONV1D_BACKWARD};
+use crate::gpu::source::{
+    CAUSAL_CONV1D, CAUSAL_CONV1D_BACKWARD, CAUSAL_CONV1D_BACKWARD_DOCUMENTS,
+    CAUSAL_CONV1D_DOCUMENTS, Source,
+};
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::ConvShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -46,6 +49,7 @@ struct Forward {
     channels: u32,
     width: u32,
     samples: u32,
+    beginnings: Address,
 }
 
 /// `CausalConv1dSiluStep` of causal_conv1d.cu.
@@ -80,6 +84,7 @@ struct Backward {
     positions: u32,
     channels: u32,
     width: u32,
+    beginnings: Address,
 }
 
 /// `CausalConv1dSumPartials` of causal_conv1d_backward.cu.
@@ -99,11 +104,41 @@ struct SumPartials {
 
 /// The kernels of a direction of the convolution.
 struct Kernels {
+    source: &'static Source,
     wide: KernelName,
     single: KernelName,
     /// For more than `SHORT_TAPS` taps.
     long: KernelName,
-    /// Channels of a thread of the wide one.
+}
+
+static FORWARD: Kernels = Kernels {
+    source: &CAUSAL_CONV1D,
+    wide: "causal_conv1d_silu_forward_wide",
+    single: "causal_conv1d_silu_forward_single",
+    long: "causal_conv1d_silu_forward_long",
+};
+static FORWARD_DOCUMENTS: Kernels = Kernels {
+    source: &CAUSAL_CONV1D_DOCUMENTS,
+    wide: "causal_conv1d_silu_forward_wide_documents",
+    single: "causal_conv1d_silu_forward_single_documents",
+    long: "causal_conv1d_silu_forward_long_documents",
+};
+static BACKWARD: Kernels = Kernels {
+    source: &CAUSAL_CONV1D_BACKWARD,
+    wide: "causal_conv1d_silu_backward_wide",
+    single: "causal_conv1d_silu_backward_single",
+    long: "causal_conv1d_silu_backward_long",
+};
+static BACKWARD_DOCUMENTS: Kernels = Kernels {
+    source: &CAUSAL_CONV1D_BACKWARD_DOCUMENTS,
+    wide: "causal_conv1d_silu_backward_wide_documents",
+    single: "causal_conv1d_silu_backward_single_documents",
+    long: "causal_conv1d_silu_backward_long_documents",
+};
+
+/// What the blocks of a direction have.
+struct Blocks {
+    /// Channels of a thread of the wide kernel.
     wide_channels: usize,
     /// Positions of a block.
     tile_positions: usize,
@@ -111,7 +146,8 @@ struct Kernels {
 
 /// The kernel that a convolution takes.
 struct Variant {
-    /// Which of the kernels, given as wide, single and long.
+    source: &'static Source,
+    /// Which of the kernels.
     name: KernelName,
     /// Taps that its filters are padded to.
     taps: usize,
@@ -127,26 +163,27 @@ impl Variant {
     fn new<T>(
         kernel: KernelName,
         kernels: &Kernels,
+        of: Blocks,
         shape: ConvShape,
         operands: &[(Address, u32)],
     ) -> Result<Self> {
-        let bytes = (kernels.wide_channels * size_of::<T>()) as u64;
+        let bytes = (of.wide_channels * size_of::<T>()) as u64;
         let operands: Vec<_> = operands
             .iter()
             .map(|&(address, row_stride)| (address, stride_bytes::<T>(row_stride.into())))
             .collect();
-        let aligned = shape.channels().is_multiple_of(kernels.wide_channels)
+        let aligned = shape.channels().is_multiple_of(of.wide_channels)
             && Access::of(bytes, &operands) == Access::Wide;
         let (name, taps, channels) = match (shape.width() <= SHORT_TAPS, aligned) {
-            (true, true) => (kernels.wide, SHORT_TAPS, kernels.wide_channels),
+            (true, true) => (kernels.wide, SHORT_TAPS, of.wide_channels),
             (true, false) => (kernels.single, SHORT_TAPS, 1),
             (false, _) => (kernels.long, LONG_TAPS, 1),
         };
-        let tiles_of_sample = shape.sequences().positions().div_ceil(kernels.tile_positions);
+        let tiles_of_sample = shape.sequences().positions().div_ceil(of.tile_positions);
         let tiles = shape.sequences().samples() * tiles_of_sample;
         let channel_tiles = shape.channels().div_ceil(CHANNEL_THREADS * channels);
         let launch = blocks(kernel, tiles * channel_tiles, WALK_THREADS)?;
-        Ok(Self { name, taps, tiles, tiles_of_sample, launch })
+        Ok(Self { source: kernels.source, name, taps, tiles, tiles_of_sample, launch })
     }
 }
 
@@ -180,7 +217,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         const KERNEL: &str = "causal_conv1d_silu_forward";
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
-        no_documents(KERNEL, starts.is_some())?;
+        let beginnings = self.document_beginnings(stream, KERNEL, starts, shape.sequences())?;
         let arguments = Forward {
             out_stride: stride32(KERNEL, row_stride_mut(KERNEL, "out", &out, rows, channels)?)?,
             x_stride: stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
@@ -192,18 +229,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             channels: size32(KERNEL, "channels", channels)?,
             width: shape.width() as u32,
             samples: size32(KERNEL, "samples", shape.sequences().samples())?,
+            beginnings: beginnings.address(),
         };
-        let kernels = Kernels {
-            wide: "causal_conv1d_silu_forward_wide",
-            single: "causal_conv1d_silu_forward_single",
-            long: "causal_conv1d_silu_forward_long",
-            wide_channels: FORWARD_WIDE_CHANNELS,
-            tile_positions: FORWARD_TILE_POSITIONS,
-        };
+        let kernels = beginnings.choose(&FORWARD, &FORWARD_DOCUMENTS);
+        let of =
+            Blocks { wide_channels: FORWARD_WIDE_CHANNELS, tile_positions: FORWARD_TILE_POSITIONS };
         let operands = [(arguments.out, arguments.out_stride), (arguments.x, arguments.x_stride)];
-        let variant = Variant::new::<P::Activation>(KERNEL, &kernels, shape, &operands)?;
-        // SAFETY: `row_stride` has checked all rows, and `check_filter` the filter.
-        unsafe { self.launch(stream, &CAUSAL_CONV1D, variant.name, variant.launch, arguments) }
+        let variant = Variant::new::<P::Activation>(KERNEL, kernels, of, shape, &operands)?;
+        // SAFETY: `row_stride` has checked all rows, and `check_filter` the filter; the beginnings are this shape's.
+        unsafe { self.launch(stream, variant.source, variant.name, variant.launch, arguments) }
     }
 
     /// The gradients of the convolution: partial sums of tiles of positions, then those of grains.
@@ -228,7 +262,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             return Err(KernelError::shape(KERNEL, "dbias", expected, found));
         }
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
-        no_documents(KERNEL, starts.is_some())?;
+        let beginnings = self.document_beginnings(stream, KERNEL, starts, shape.sequences())?;
         exactly_mut(KERNEL, "dweight", &dweight, grains * channels * width)?;
         if let Some(dbias) = &dbias {
             exactly_mut(KERNEL, "dbias", dbias, grains * channels)?;
@@ -238,17 +272,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             stride32(KERNEL, row_stride(KERNEL, "dout", &dout, rows, channels)?)?,
             stride32(KERNEL, row_stride(KERNEL, "x", &x, rows, channels)?)?,
         ];
-        let kernels = Kernels {
-            wide: "causal_conv1d_silu_backward_wide",
-            single: "causal_conv1d_silu_backward_single",
-            long: "causal_conv1d_silu_backward_long",
+        let kernels = beginnings.choose(&BACKWARD, &BACKWARD_DOCUMENTS);
+        let of = Blocks {
             wide_channels: BACKWARD_WIDE_BYTES / size_of::<P::Activation>(),
             tile_positions: BACKWARD_TILE_POSITIONS,
         };
         let operands =
             [(dx.address(), dx_stride), (dout.address(), dout_stride), (x.address(), x_stride)];
-        let Variant { name, taps, tiles, tiles_of_sample, launch } =
-            Variant::new::<P::Activation>(KERNEL, &kernels, shape, &operands)?;
+        let Variant { source, name, taps, tiles, tiles_of_sample, launch } =
+            Variant::new::<P::Activation>(KERNEL, kernels, of, shape, &operands)?;
         let partial_bytes = tiles * (taps + 1) * channels * size_of::<f32>();
         let partials = stream.scratch(&self.driver, ScratchSlot::First, partial_bytes)?;
         let arguments = Backward {
@@ -264,9 +296,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             positions: size32(KERNEL, "positions", shape.sequences().positions())?,
             channels: size32(KERNEL, "channels", channels)?,
             width: width as u32,
+            beginnings: beginnings.address(),
         };
         // SAFETY: as in forward; the scratch memory holds a sum for each tile and tap.
-        unsafe { self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, arguments) }?;
+        unsafe { self.launch(stream, source, name, launch, arguments) }?;
 
         // More samples than there are make one grain all the same.
         let samples_per_grain = shape.samples_per_grain().min(shape.sequences().samples());

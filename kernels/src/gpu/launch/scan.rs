@@ -14,10 +14,12 @@ use crate::gpu::driver::{Address, Driver, Launch};
 use crate::gpu::launch::scan_turns::{Cut, Turns};
 use crate::gpu::launch::sizes;
 use crate::gpu::launch::{
-    KernelName, exactly, exactly_mut, no_documents, row_alignment, row_stride, row_stride_mut,
+    KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
 };
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{SCAN_ANY, SCAN_FORWARD, SCAN_SUMS};
+use crate::gpu::source::{
+    SCAN_ANY, SCAN_ANY_DOCUMENTS, SCAN_FORWARD, SCAN_FORWARD_DOCUMENTS, SCAN_SUMS, Source,
+};
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::ScanShape;
 use crate::view::{Matrix, MatrixMut, SliceMut};
@@ -70,6 +72,7 @@ struct ForwardArguments {
     channels: u32,
     states: u32,
     lanes: u32,
+    beginnings: Address,
 }
 
 /// `PackArguments` of `scan_sums.cu`.
@@ -84,6 +87,39 @@ struct PackArguments {
     word_count: u32,
     unused: u32,
 }
+
+/// The kernels of a direction.
+pub(super) struct Kernels {
+    pub(super) source: &'static Source,
+    pub(super) aligned: KernelName,
+    pub(super) unaligned: KernelName,
+    /// For any states.
+    pub(super) any: (&'static Source, KernelName),
+}
+
+impl Kernels {
+    /// The one that `plan` takes, and where it stands.
+    pub(super) fn of(&self, plan: &Plan, aligned: bool) -> (&'static Source, KernelName) {
+        match (plan.way, aligned) {
+            (Way::Any, _) => self.any,
+            (Way::Sixteen, true) => (self.source, self.aligned),
+            (Way::Sixteen, false) => (self.source, self.unaligned),
+        }
+    }
+}
+
+static FORWARD: Kernels = Kernels {
+    source: &SCAN_FORWARD,
+    aligned: "scan_forward",
+    unaligned: "scan_forward_unaligned",
+    any: (&SCAN_ANY, "scan_forward_any"),
+};
+static FORWARD_DOCUMENTS: Kernels = Kernels {
+    source: &SCAN_FORWARD_DOCUMENTS,
+    aligned: "scan_forward_documents",
+    unaligned: "scan_forward_unaligned_documents",
+    any: (&SCAN_ANY_DOCUMENTS, "scan_forward_any_documents"),
+};
 
 /// Which kernels scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,7 +267,6 @@ impl CheckedRows {
     ) -> Result<CheckedInputs> {
         let Plan { kernel, shape, .. } = self.plan;
         let (channels, states) = (shape.channels(), shape.states());
-        no_documents(kernel, inputs.starts.is_some())?;
         exactly(kernel, "delta_bias", &inputs.delta_bias, channels)?;
         exactly(kernel, "a_log", &inputs.a_log, channels * states)?;
         exactly(kernel, "d", &inputs.d, channels)?;
@@ -336,6 +371,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         exactly_mut(plan.kernel, "saved", &saved, self.scan_saved_elements(shape))?;
         let mut rows = CheckedRows::new(plan);
         let out = rows.write("out", &out)?;
+        let beginnings =
+            self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
         let inputs = rows.inputs(&inputs)?;
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
         let multiprocessors = self.driver().properties().multiprocessors as usize;
@@ -358,19 +395,19 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
+            beginnings: beginnings.address(),
         };
+        let kernels = beginnings.choose(&FORWARD, &FORWARD_DOCUMENTS);
+        let (source, name) = kernels.of(&plan, rows.aligned);
         if plan.way == Way::Any {
             let blocks = shape.sequences().samples() * shape.channels().div_ceil(plan.slots());
             let launch = plan.launch(blocks, FORWARD_ANY_SHARED_BYTES)?;
-            // SAFETY: `CheckedRows` has checked all rows, and saved has its exact size.
-            return unsafe {
-                self.launch(stream, &SCAN_ANY, "scan_forward_any", launch, arguments)
-            };
+            // SAFETY: `CheckedRows` has checked all rows, and saved has its exact size; the beginnings are this shape's.
+            return unsafe { self.launch(stream, source, name, launch, arguments) };
         }
-        let name = if rows.aligned { "scan_forward" } else { "scan_forward_unaligned" };
         let shared_bytes = forward_shared_bytes(size_of::<P::Activation>());
         let launch = plan.launch(cut.forward_blocks(multiprocessors), shared_bytes)?;
         // SAFETY: as above; B and C were packed, and turns counted, for this shape.
-        unsafe { self.launch(stream, &SCAN_FORWARD, name, launch, arguments) }
+        unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 }

@@ -7,12 +7,14 @@ use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::launch::scan::{
-    BLOCK_CHANNELS, CheckedRows, Plan, Rows, Saved, Way, backward_shared_bytes, count,
+    BLOCK_CHANNELS, CheckedRows, Kernels, Plan, Rows, Saved, Way, backward_shared_bytes, count,
 };
 use crate::gpu::launch::scan_turns::{Cut, Turns};
-use crate::gpu::launch::{exactly, exactly_mut};
+use crate::gpu::launch::{KernelName, exactly, exactly_mut};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{SCAN_ANY, SCAN_BACKWARD, SCAN_SUMS};
+use crate::gpu::source::{
+    SCAN_ANY, SCAN_ANY_DOCUMENTS, SCAN_BACKWARD, SCAN_BACKWARD_DOCUMENTS, SCAN_SUMS, Source,
+};
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::ScanShape;
 use crate::view::{Matrix, MatrixMut, Slice};
@@ -44,7 +46,21 @@ struct BackwardArguments {
     channels: u32,
     states: u32,
     lanes: u32,
+    beginnings: Address,
 }
+
+static BACKWARD: Kernels = Kernels {
+    source: &SCAN_BACKWARD,
+    aligned: "scan_backward",
+    unaligned: "scan_backward_unaligned",
+    any: (&SCAN_ANY, "scan_backward_any"),
+};
+static BACKWARD_DOCUMENTS: Kernels = Kernels {
+    source: &SCAN_BACKWARD_DOCUMENTS,
+    aligned: "scan_backward_documents",
+    unaligned: "scan_backward_unaligned_documents",
+    any: (&SCAN_ANY_DOCUMENTS, "scan_backward_any_documents"),
+};
 
 /// `SumDbcArguments` of `scan_sums.cu`.
 #[repr(C)]
@@ -112,6 +128,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             None => Rows::NONE,
         };
         let dout = rows.read("dout", &dout)?;
+        let beginnings =
+            self.document_beginnings(stream, kernel, inputs.starts, shape.sequences())?;
         let inputs = rows.inputs(&inputs)?;
 
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
@@ -146,8 +164,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
+            beginnings: beginnings.address(),
         };
-        self.walk_back(stream, &plan, rows.aligned, cut, arguments)?;
+        let kernels = beginnings.choose(&BACKWARD, &BACKWARD_DOCUMENTS);
+        self.walk_back(stream, &plan, kernels.of(&plan, rows.aligned), cut, arguments)?;
         self.sum_dbc(stream, &plan, dbc, partial_dbc)?;
         let sums = SumSamplesArguments {
             da_log: gradients.da_log.address(),
@@ -169,7 +189,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         &self,
         stream: &mut GpuStream<D>,
         plan: &Plan,
-        aligned: bool,
+        (source, name): (&'static Source, KernelName),
         cut: Cut,
         arguments: BackwardArguments,
     ) -> Result<()> {
@@ -178,16 +198,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let shape = plan.shape;
             let blocks = shape.sequences().samples() * shape.channels().div_ceil(BLOCK_CHANNELS);
             let launch = plan.launch(blocks, backward_any_shared_bytes(warp))?;
-            // SAFETY: `CheckedRows` has checked all rows, and scratch memory has the sizes of `partial_bytes`.
-            return unsafe {
-                self.launch(stream, &SCAN_ANY, "scan_backward_any", launch, arguments)
-            };
+            // SAFETY: `CheckedRows` has checked all rows, and scratch memory has the sizes of `partial_bytes`; the
+            // beginnings are this shape's.
+            return unsafe { self.launch(stream, source, name, launch, arguments) };
         }
-        let name = if aligned { "scan_backward" } else { "scan_backward_unaligned" };
         let shared_bytes = backward_shared_bytes(warp, size_of::<P::Activation>());
         let launch = plan.launch(cut.turn_count(), shared_bytes)?;
         // SAFETY: as above; `Cut` counts what turns hand on.
-        unsafe { self.launch(stream, &SCAN_BACKWARD, name, launch, arguments) }
+        unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 
     /// `dbc[b t, 2 n]` from the partial sums of each block of channels.

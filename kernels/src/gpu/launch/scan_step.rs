@@ -46,6 +46,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if plan.positions != 1 {
             return Err(KernelError::shape(plan.kernel, "positions", 1, plan.positions));
         }
+        if inputs.starts.is_some() {
+            let expected = "none for a single position";
+            return Err(KernelError::shape(plan.kernel, "starts", expected, "some"));
+        }
         let all_channels = shape.sequences().samples() * shape.channels();
         exactly_mut(plan.kernel, "state", &state, all_channels * shape.states())?;
         let mut rows = CheckedRows::new(plan);

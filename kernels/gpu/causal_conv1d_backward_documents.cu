@@ -1,0 +1,3 @@
+// causal_conv1d_backward.cu where samples hold several documents.
+#define DOCUMENTS 1
+#include "causal_conv1d_backward.cu"

@@ -1,0 +1,76 @@
+//! Where documents begin inside samples, as the kernels over sequences read it: `documents.h`.
+//!
+//! Those kernels stand twice among the sources. The ones that know documents run where starts are given, and no others; the
+//! ones that do not are as fast as if there were no documents at all.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::sizes::{blocks, sequences32, size32};
+use super::{KernelName, exactly};
+use crate::error::Result;
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::DOCUMENTS;
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::SequenceShape;
+use crate::view::Slice;
+
+/// Positions of a word.
+const WORD_POSITIONS: usize = 32;
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// `DocumentBeginnings` of `documents.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct DocumentBeginnings {
+    beginnings: Address,
+    starts: Address,
+    positions: u32,
+    words: u32,
+}
+
+/// `beginnings[b, ceil(t / 32)]`, or one document a sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beginnings(Option<Address>);
+
+impl Beginnings {
+    /// What a kernel is given.
+    pub(super) fn address(self) -> Address {
+        self.0.unwrap_or(Address::NULL)
+    }
+
+    /// `one` for samples of one document, else `several`.
+    pub(super) fn choose<T>(self, one: T, several: T) -> T {
+        if self.0.is_some() { several } else { one }
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Where `kernel` reads that documents begin, in scratch memory of its own.
+    pub(super) fn document_beginnings(
+        &self,
+        stream: &mut GpuStream<D>,
+        kernel: KernelName,
+        starts: Option<Slice<'_, Self, u32>>,
+        sequences: SequenceShape,
+    ) -> Result<Beginnings> {
+        let Some(starts) = starts else { return Ok(Beginnings(None)) };
+        let [_, positions, rows] = sequences32(kernel, sequences)?;
+        exactly(kernel, "starts", &starts, rows as usize)?;
+        let words = sequences.samples() * sequences.positions().div_ceil(WORD_POSITIONS);
+        let bytes = words * size_of::<u32>();
+        let beginnings = stream.scratch(self.driver(), ScratchSlot::Documents, bytes)?;
+        let arguments = DocumentBeginnings {
+            beginnings,
+            starts: starts.address(),
+            positions,
+            words: size32(kernel, "words", words)?,
+        };
+        let launch = blocks(kernel, words.div_ceil(THREADS as usize), THREADS)?;
+        // SAFETY: there is a start for each row, and a word of scratch memory for each thread that writes one.
+        unsafe { self.launch(stream, &DOCUMENTS, "document_beginnings", launch, arguments) }?;
+        Ok(Beginnings(Some(beginnings)))
+    }
+}
