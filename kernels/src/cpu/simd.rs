@@ -73,9 +73,13 @@ pub(crate) trait Simd: Copy {
     /// The [`sum`](Self::sum) of each of the tile's vectors.
     fn sums(self, tile: &Tile) -> Self::Vector;
 
-    /// Turns the tile's rows into its columns.
+    /// Lane i of row j, as lane j of row i.
     #[inline(always)]
-    fn transpose(self, tile: &mut Tile) {
+    fn transpose(self, rows: [Self::Vector; LANES]) -> [Self::Vector; LANES] {
+        let mut tile: Tile = [Lanes::ZERO; LANES];
+        for (lanes, row) in tile.iter_mut().zip(rows) {
+            self.store(&mut lanes.0, row);
+        }
         for row in 1..LANES {
             for column in 0..row {
                 let [upper, lower] = [tile[column].0[row], tile[row].0[column]];
@@ -83,6 +87,11 @@ pub(crate) trait Simd: Copy {
                 tile[row].0[column] = upper;
             }
         }
+        let mut columns = rows;
+        for (column, lanes) in columns.iter_mut().zip(&tile) {
+            *column = self.load(&lanes.0);
+        }
+        columns
     }
 
     /// Sixteen zeros.

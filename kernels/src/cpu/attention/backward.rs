@@ -3,10 +3,11 @@
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-use super::heads::{Head, HeadPlace, Inputs, SharedRows};
+use super::heads::{Head, HeadPlace, HeadWriter, Inputs, SharedRows};
 use super::products::{BLOCK, Weighted, WeightedQueries};
 use super::queries::{
-    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Sight, VECTORS, for_each_row, transpose_rows,
+    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Sight, VECTORS, for_each_row, prefetch_rows,
+    transpose_rows,
 };
 use crate::backend::AttentionInputs;
 use crate::cpu::Cpu;
@@ -161,6 +162,10 @@ impl Backward<'_> {
         let out = place.columns_of(self.read.out, first_row, shape);
         let sums = (place.sample * shape.heads() + place.head) * positions;
         let log_sum_exp = &self.read.log_sum_exp[sums..sums + positions];
+        // SAFETY: every head of every sample belongs to one part of the work alone, and its columns of the thirds are disjoint.
+        let writer =
+            |third| unsafe { HeadWriter::new(self.dqkv, place, third * shape.width(), shape) };
+        let (mut dq, dk, dv) = (writer(0), writer(1), writer(2));
         self.scratch.dk.fill(Lanes::ZERO);
         self.scratch.dv.fill(Lanes::ZERO);
         for first in (0..positions).step_by(QUERIES) {
@@ -178,24 +183,19 @@ impl Backward<'_> {
                 terms.mean[vector].0[lane] =
                     dot_row(s, dout.row(first + query), out.row(first + query));
             }
+            let next = first + queries..positions.min(first + 2 * QUERIES);
+            for rows in [head.q, head.k, head.v, dout, out] {
+                prefetch_rows(s, rows, next.clone());
+            }
             self.tile(s, head, dout, &tile, &terms);
-            let dqkv = &mut self.dqkv;
             for_each_row(s, self.scratch.dq, &tile, |query, column, values| {
-                let column = place.head * shape.head_width() + column;
-                // SAFETY: see `write`.
-                unsafe { write(dqkv, first_row + first + query, column, values) };
+                dq.write(s, first + query, column, values);
             });
         }
-        for (third, rows) in [(1, &*self.scratch.dk), (2, &*self.scratch.dv)] {
+        for (mut writer, rows) in [(dk, &*self.scratch.dk), (dv, &*self.scratch.dv)] {
             for (position, row) in rows.chunks_exact(vectors).enumerate().take(positions) {
-                let mut column = third * shape.width() + place.head * shape.head_width();
-                let mut left = shape.head_width();
-                for lanes in row {
-                    let values = &lanes.0[..left.min(LANES)];
-                    // SAFETY: see `write`.
-                    unsafe { write(&mut self.dqkv, first_row + position, column, values) };
-                    column += values.len();
-                    left -= values.len();
+                for (vector, lanes) in row.iter().enumerate() {
+                    writer.write(s, position, vector * LANES, s.load(&lanes.0));
                 }
             }
         }
@@ -257,7 +257,7 @@ impl TileTerms {
         keys: &Range<usize>,
     ) {
         for vector in 0..tile.vectors {
-            for (part, sight) in tile.seen[vector].within(keys.clone()).parts() {
+            for (part, sight) in tile.seen[vector].within(keys).parts() {
                 let range = part.start - keys.start..part.end - keys.start;
                 let (scores, products) = (&mut scores[range.clone()], &mut products[range]);
                 let mut first = part.start;
@@ -294,10 +294,13 @@ impl TileTerms {
         let mut powers = [zero; K];
         for (i, (power, score)) in powers.iter_mut().zip(&*scores).enumerate() {
             let score = s.load(&score[vector].0);
-            *power = s.sub(tile.biased(s, score, self.slope, vector, first + i), sum);
+            let exponent = s.sub(tile.biased(s, score, self.slope, vector, first + i), sum);
+            *power = s.max(s.splat(LEAST_EXPONENT), exponent);
         }
+        let [least] = exp2_each(s, [s.splat(LEAST_EXPONENT)]);
         let powers = exp2_each(s, powers);
         for (i, probability) in powers.into_iter().enumerate() {
+            let probability = s.sub(probability, least);
             let product = s.sub(s.load(&products[i][vector].0), mean);
             let dscore = s.mul(s.mul(probability, scale), product);
             let [probability, dscore] = match sight {
@@ -315,6 +318,9 @@ impl TileTerms {
 
 /// Exponentials that are formed side by side.
 const GROUP: usize = 4;
+
+/// Probabilities begin above 2^-100, and are zero below: products of smaller ones would be denormal, which is slow.
+const LEAST_EXPONENT: f32 = -100.0;
 
 /// Keys from `first` on, and the vector of queries that they meet.
 struct Group<'a> {
@@ -343,15 +349,4 @@ fn dot_row<S: Simd>(s: S, left: &[f32], right: &[f32]) -> f32 {
         sum = s.mul_add(s.load_row(left), s.load_row(right), sum);
     }
     s.sum(sum)
-}
-
-/// Writes a part of a row.
-///
-/// # Safety
-/// These columns of this row belong to a head of a sample that the caller alone computes.
-#[inline(always)]
-unsafe fn write(out: &mut SharedRows<'_>, row: usize, column: usize, values: &[f32]) {
-    // SAFETY: the caller's promise, and the reference ends here.
-    let out = unsafe { out.columns_mut(row, column..column + values.len()) };
-    out.copy_from_slice(values);
 }

@@ -1,7 +1,7 @@
 //! Keys and values of everything seen, and attention over them.
 
-use super::forward::{HeadWriter, Scratch, forward_head};
-use super::heads::{Head, HeadPlace, SharedRows, Sight};
+use super::forward::{Scratch, forward_head};
+use super::heads::{Head, HeadPlace, HeadWriter, SharedRows, Sight};
 use crate::backend::KeyValueCache;
 use crate::cpu::Cpu;
 use crate::cpu::device_stream::DeviceStream;
@@ -145,7 +145,8 @@ impl Kernel for Heads<'_> {
         let shape = self.inputs.shape;
         for head in self.heads {
             let place = HeadPlace::new(head, shape);
-            let writer = HeadWriter { out: self.out, place, shape };
+            // SAFETY: every head of every sample belongs to one part of the work alone.
+            let writer = unsafe { HeadWriter::new(self.out, place, 0, shape) };
             let head = self.inputs.head(place);
             let count = shape.sequences().positions();
             forward_head(s, &mut self.scratch, head, writer, count, None);

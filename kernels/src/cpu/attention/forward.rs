@@ -3,10 +3,11 @@
 use std::f32::consts::LOG2_E;
 use std::f64::consts::LN_2;
 
-use super::heads::{Head, HeadPlace, Inputs, SharedRows};
+use super::heads::{Head, HeadPlace, HeadWriter, Inputs, SharedRows};
 use super::products::{BLOCK, Weighted};
 use super::queries::{
-    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Softmax, for_each_row, transpose_rows,
+    KEYS, NO_LANES, QUERIES, QueryLanes, QueryTile, Softmax, for_each_row, prefetch_rows,
+    transpose_rows,
 };
 use crate::backend::AttentionInputs;
 use crate::cpu::Cpu;
@@ -68,29 +69,10 @@ impl Kernel for Forward<'_> {
         for (index, sums) in self.sums.chunks_exact_mut(positions).enumerate() {
             let place = HeadPlace::new(self.first_head + index, self.shape);
             let head = self.inputs.head(place);
-            let writer = HeadWriter { out: self.out, place, shape: self.shape };
+            // SAFETY: every head of every sample belongs to one part of the work alone.
+            let writer = unsafe { HeadWriter::new(self.out, place, 0, self.shape) };
             forward_head(s, &mut self.scratch, head, writer, positions, Some(sums));
         }
-    }
-}
-
-/// Where a head of a sample writes its output.
-pub(super) struct HeadWriter<'a> {
-    pub(super) out: SharedRows<'a>,
-    pub(super) place: HeadPlace,
-    pub(super) shape: AttentionShape,
-}
-
-impl HeadWriter<'_> {
-    /// Writes columns from `column` on of the query with this index in its sample.
-    #[inline(always)]
-    pub(super) fn write(&mut self, query: usize, column: usize, values: &[f32]) {
-        let row = self.place.sample * self.shape.sequences().positions() + query;
-        let first = self.place.head * self.shape.head_width() + column;
-        // SAFETY: a head of a sample belongs to one part of the work alone, these are its rows and columns, and the
-        // reference ends here.
-        let out = unsafe { self.out.columns_mut(row, first..first + values.len()) };
-        out.copy_from_slice(values);
     }
 }
 
@@ -135,6 +117,11 @@ pub(super) fn forward_head<S: Simd>(
         let queries = QUERIES.min(count - first);
         let tile = QueryTile::new(sight.past + first, queries, |i| sight.first_seen(i));
         transpose_rows(s, columns, head.q, first, &tile, head.scale * LOG2_E);
+        let next = first + queries..count.min(first + 2 * QUERIES);
+        prefetch_rows(s, head.q, next.clone());
+        for rows in [head.k, head.v] {
+            prefetch_rows(s, rows, sight.past + next.start..sight.past + next.end);
+        }
         sums.fill(NO_LANES);
         let mut softmax = Softmax::new();
         for keys in tile.key_tiles() {
@@ -153,7 +140,7 @@ pub(super) fn forward_head<S: Simd>(
             }
         }
         for_each_row(s, sums, &tile, |query, column, values| {
-            writer.write(first + query, column, values);
+            writer.write(s, first + query, column, values);
         });
         if let Some(log_sum_exp) = &mut log_sum_exp {
             let log_sum_exp = &mut log_sum_exp[first..first + queries];

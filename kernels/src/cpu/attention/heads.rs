@@ -6,6 +6,7 @@ use std::ops::Range;
 use crate::backend::AttentionInputs;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{Rows, RowsMut, exactly};
+use crate::cpu::simd::{LANES, Simd};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 
@@ -134,7 +135,7 @@ pub(super) struct SharedRows<'a> {
 }
 
 // SAFETY: it stands for a slice that is borrowed exclusively; what threads write through copies of it is disjoint by the
-// contract of `columns_mut`.
+// contract of `write`.
 unsafe impl Send for SharedRows<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for SharedRows<'_> {}
@@ -146,15 +147,59 @@ impl<'a> SharedRows<'a> {
         Self { start, elements, stride, lifetime: PhantomData }
     }
 
-    /// Some columns of a row.
+    /// Writes up to sixteen elements of a row.
     ///
     /// # Safety
-    /// While the result lives, nothing else reads or writes these columns of this row.
+    /// Nothing else reads or writes these columns of this row meanwhile.
     #[inline(always)]
-    pub(super) unsafe fn columns_mut(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
+    pub(super) unsafe fn write<S: Simd>(
+        &mut self,
+        s: S,
+        row: usize,
+        columns: Range<usize>,
+        v: S::Vector,
+    ) {
         let first = row * self.stride + columns.start;
         assert!(first + columns.len() <= self.elements);
         // SAFETY: the range lies inside the slice that `new` was given, and the caller sees to it that it is not aliased.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(first), columns.len()) }
+        let out = unsafe { std::slice::from_raw_parts_mut(self.start.add(first), columns.len()) };
+        s.store_row(out, v);
+    }
+}
+
+/// Where a head of a sample writes its rows: columns from `first_column` on.
+pub(super) struct HeadWriter<'a> {
+    pub(super) out: SharedRows<'a>,
+    pub(super) first_row: usize,
+    pub(super) first_column: usize,
+    pub(super) width: usize,
+}
+
+impl<'a> HeadWriter<'a> {
+    /// Of the columns of this head, behind `skipped` columns.
+    ///
+    /// # Safety
+    /// While the writer lives, nothing else reads or writes this head's columns of the sample's rows.
+    pub(super) unsafe fn new(
+        out: SharedRows<'a>,
+        place: HeadPlace,
+        skipped: usize,
+        shape: AttentionShape,
+    ) -> Self {
+        Self {
+            out,
+            first_row: place.sample * shape.sequences().positions(),
+            first_column: skipped + place.head * shape.head_width(),
+            width: shape.head_width(),
+        }
+    }
+
+    /// Writes columns `column .. column + 16`, or those that there are, of a position of the sample.
+    #[inline(always)]
+    pub(super) fn write<S: Simd>(&mut self, s: S, position: usize, column: usize, v: S::Vector) {
+        let columns =
+            self.first_column + column..self.first_column + self.width.min(column + LANES);
+        // SAFETY: the promise that `new` was given.
+        unsafe { self.out.write(s, self.first_row + position, columns, v) };
     }
 }

@@ -5,13 +5,15 @@
 
 use std::ops::Range;
 
-use super::queries::{QueryLanes, QueryTile, VECTORS};
+use super::queries::{QueryLanes, QueryTile, Seen, Sight, VECTORS};
 use crate::cpu::rows::Rows;
 use crate::cpu::simd::{LANES, Lanes, Simd};
 
 /// Rows of a block where a processor holds many vectors; half as many elsewhere.
 pub(super) const BLOCK: usize = 8;
 const HALF: usize = BLOCK / 2;
+/// Columns that a vector of queries sums by itself, where a processor holds many vectors.
+const ALONE: usize = 16;
 
 /// `out[key][query] = rows[key] . queries[query]` of a block of keys and some vectors of queries; `columns` are the
 /// queries, transposed.
@@ -74,93 +76,101 @@ pub(super) struct Weighted<'a> {
     pub(super) tile: &'a QueryTile,
 }
 
+/// The keys of a tile, as the vectors of a tile of queries see them.
+struct Shares {
+    seen: [Seen; VECTORS],
+    /// The keys that all queries see, where it is worth while to take them together.
+    together: Range<usize>,
+}
+
 impl Weighted<'_> {
     /// `sums[column][query] += sum over the keys of this tile that the query sees of rows[key][column] weights[key][query]`.
     #[inline(always)]
     pub(super) fn add_to<S: Simd>(self, s: S, sums: &mut [QueryLanes]) {
-        let mut first = 0;
-        for block in sums.chunks_mut(BLOCK) {
-            if block.len() == BLOCK {
-                self.add_columns::<S, BLOCK>(s, block, first);
-            } else {
-                for (i, column) in block.chunks_mut(1).enumerate() {
-                    self.add_columns::<S, 1>(s, column, first + i);
-                }
-            }
-            first += BLOCK;
-        }
-    }
-
-    #[inline(always)]
-    fn add_columns<S: Simd, const R: usize>(self, s: S, sums: &mut [QueryLanes], column: usize) {
         let keys = self.first_key..self.first_key + self.weights.len();
-        let seen = self.tile.seen.each_ref().map(|seen| seen.within(keys.clone()));
-        // What every query of the tile sees.
-        let all = &seen[..self.tile.vectors];
-        let from = all.iter().map(|seen| seen.full.start).max().unwrap_or(keys.end);
-        let until = all.iter().map(|seen| seen.full.end).min().unwrap_or(keys.start);
-        let together = S::HOLDS_MANY && self.tile.vectors == VECTORS && from < until;
-        for (vector, seen) in all.iter().enumerate() {
-            self.add_seen::<S, R>(s, sums, column, vector, seen.from..seen.full.start);
-            if together {
-                self.add::<S, R, 1>(s, sums, column, vector, seen.full.start..from);
-            } else {
-                self.add_narrow::<S, R>(s, sums, column, vector, seen.full.clone());
+        let mut shares = Shares { seen: [Seen::NOTHING; VECTORS], together: keys.clone() };
+        for (share, seen) in shares.seen.iter_mut().zip(&self.tile.seen).take(self.tile.vectors) {
+            *share = seen.within(&keys);
+            let Range { start, end } = shares.together;
+            shares.together = start.max(share.full_from)..end.min(share.full_until);
+        }
+        if !S::HOLDS_MANY || self.tile.vectors < VECTORS || shares.together.is_empty() {
+            shares.together = keys.end..keys.end;
+        }
+        let Range { start, end } = shares.together;
+        let before = shares.seen.map(|seen| Seen {
+            full_until: seen.full_until.min(start),
+            until: seen.full_until.min(start),
+            ..seen
+        });
+        self.add_apart(s, sums, &before);
+        if start < end {
+            let mut first = 0;
+            for block in sums.chunks_mut(BLOCK) {
+                if block.len() == BLOCK {
+                    self.add_together::<S, BLOCK>(s, block, first, start..end);
+                } else {
+                    for (i, column) in block.chunks_mut(1).enumerate() {
+                        self.add_together::<S, 1>(s, column, first + i, start..end);
+                    }
+                }
+                first += BLOCK;
             }
         }
-        if together {
-            self.add::<S, R, VECTORS>(s, sums, column, 0, from..until);
-        }
-        for (vector, seen) in all.iter().enumerate() {
-            if together {
-                self.add::<S, R, 1>(s, sums, column, vector, until..seen.full.end);
+        let after = shares.seen.map(|seen| {
+            let from = seen.full_from.max(end).min(seen.full_until);
+            Seen { from, full_from: from, ..seen }
+        });
+        self.add_apart(s, sums, &after);
+    }
+
+    /// The keys that each vector of queries takes by itself.
+    #[inline(always)]
+    fn add_apart<S: Simd>(self, s: S, sums: &mut [QueryLanes], seen: &[Seen; VECTORS]) {
+        for (vector, seen) in seen.iter().enumerate() {
+            if seen.from >= seen.until {
+                continue;
             }
-            self.add_seen::<S, R>(s, sums, column, vector, seen.full.end..seen.until);
+            let mut first = 0;
+            for block in sums.chunks_mut(ALONE) {
+                if S::HOLDS_MANY && block.len() == ALONE {
+                    self.add_vector::<S, ALONE>(s, block, first, vector, seen);
+                } else {
+                    let mut first = first;
+                    for block in block.chunks_mut(HALF) {
+                        if block.len() == HALF {
+                            self.add_vector::<S, HALF>(s, block, first, vector, seen);
+                        } else {
+                            for (i, column) in block.chunks_mut(1).enumerate() {
+                                self.add_vector::<S, 1>(s, column, first + i, vector, seen);
+                            }
+                        }
+                        first += HALF;
+                    }
+                }
+                first += ALONE;
+            }
         }
     }
 
-    /// [`add`](Self::add) of one vector, in blocks that any processor holds.
+    /// The keys that all queries of the tile see.
     #[inline(always)]
-    fn add_narrow<S: Simd, const R: usize>(
+    fn add_together<S: Simd, const R: usize>(
         self,
         s: S,
         sums: &mut [QueryLanes],
         column: usize,
-        vector: usize,
         keys: Range<usize>,
     ) {
-        if R > HALF && !S::HOLDS_MANY {
-            let (low, high) = sums.split_at_mut(HALF);
-            self.add::<S, HALF, 1>(s, low, column, vector, keys.clone());
-            self.add::<S, HALF, 1>(s, high, column + HALF, vector, keys);
-        } else {
-            self.add::<S, R, 1>(s, sums, column, vector, keys);
-        }
-    }
-
-    /// The keys that every query of C vectors sees.
-    #[inline(always)]
-    fn add<S: Simd, const R: usize, const C: usize>(
-        self,
-        s: S,
-        sums: &mut [QueryLanes],
-        column: usize,
-        first: usize,
-        keys: Range<usize>,
-    ) {
-        if keys.is_empty() {
-            return;
-        }
-        let mut held = [[s.splat(0.0); C]; R];
+        let mut held = [[s.splat(0.0); VECTORS]; R];
         for (held, sums) in held.iter_mut().zip(&*sums) {
-            for (held, sum) in held.iter_mut().zip(&sums[first..first + C]) {
+            for (held, sum) in held.iter_mut().zip(sums) {
                 *held = s.load(&sum.0);
             }
         }
         let weights = &self.weights[keys.start - self.first_key..keys.end - self.first_key];
         for (key, weights) in keys.zip(weights) {
             let row = &self.rows.row(key)[column..column + R];
-            let weights = &weights[first..first + C];
             for (x, held) in row.iter().zip(&mut held) {
                 let x = s.splat(*x);
                 for (weight, held) in weights.iter().zip(held) {
@@ -169,31 +179,48 @@ impl Weighted<'_> {
             }
         }
         for (held, sums) in held.into_iter().zip(sums) {
-            for (held, sum) in held.into_iter().zip(&mut sums[first..first + C]) {
+            for (held, sum) in held.into_iter().zip(sums) {
                 s.store(&mut sum.0, held);
             }
         }
     }
 
-    /// The keys that only some queries of a vector see: the sums of the others stay, whatever the row holds.
+    /// The keys that a vector's queries see: where a query does not, its sums stay, whatever the row holds.
     #[inline(always)]
-    fn add_seen<S: Simd, const R: usize>(
+    fn add_vector<S: Simd, const R: usize>(
         self,
         s: S,
         sums: &mut [QueryLanes],
         column: usize,
         vector: usize,
-        keys: Range<usize>,
+        seen: &Seen,
     ) {
-        for key in keys {
-            let row = &self.rows.row(key)[column..column + R];
-            let weight = s.load(&self.weights[key - self.first_key][vector].0);
-            let unseen = self.tile.unseen(s, vector, key);
-            for (x, sums) in row.iter().zip(&mut *sums) {
-                let sum = s.load(&sums[vector].0);
-                let added = s.mul_add(s.splat(*x), weight, sum);
-                s.store(&mut sums[vector].0, s.select_by_sign(unseen, added, sum));
+        let mut held = [s.splat(0.0); R];
+        for (held, sums) in held.iter_mut().zip(&*sums) {
+            *held = s.load(&sums[vector].0);
+        }
+        for (keys, sight) in seen.parts() {
+            for key in keys {
+                let row = &self.rows.row(key)[column..column + R];
+                let weight = s.load(&self.weights[key - self.first_key][vector].0);
+                match sight {
+                    Sight::All => {
+                        for (x, held) in row.iter().zip(&mut held) {
+                            *held = s.mul_add(s.splat(*x), weight, *held);
+                        }
+                    }
+                    Sight::Some => {
+                        let unseen = self.tile.unseen(s, vector, key);
+                        for (x, held) in row.iter().zip(&mut held) {
+                            let added = s.mul_add(s.splat(*x), weight, *held);
+                            *held = s.select_by_sign(unseen, added, *held);
+                        }
+                    }
+                }
             }
+        }
+        for (held, sums) in held.into_iter().zip(sums) {
+            s.store(&mut sums[vector].0, held);
         }
     }
 }
@@ -247,20 +274,40 @@ impl WeightedQueries<'_> {
             }
         }
         let first_key = self.first_key + block;
-        let weights: [&QueryLanes; R] = std::array::from_fn(|r| &self.weights[block + r]);
+        let mut weights = [&self.weights[block]; R];
+        for (r, weights) in weights.iter_mut().enumerate() {
+            *weights = &self.weights[block + r];
+        }
         for vector in 0..self.tile.vectors {
-            if self.tile.seen[vector].until <= first_key {
+            let seen = self.tile.seen[vector];
+            if seen.until <= first_key {
                 continue;
             }
-            let weights = weights.map(|weights| &weights[vector].0);
+            let count = (self.tile.count - vector * LANES).min(LANES);
             let rows = self.rows[vector * LANES * self.vectors..].chunks_exact(self.vectors);
-            for (lane, row) in rows.take(LANES).enumerate() {
-                let [from, until] = self.tile.keys_of(vector * LANES + lane);
+            let rows = rows.take(count).enumerate();
+            if seen.full_from <= first_key && first_key + R <= seen.full_until {
+                for (lane, row) in rows {
+                    let row = &row[first..first + C];
+                    for (weights, held) in weights.iter().zip(&mut held) {
+                        let weight = s.splat(weights[vector].0[lane]);
+                        for (row, held) in row.iter().zip(held) {
+                            *held = s.mul_add(weight, s.load(&row.0), *held);
+                        }
+                    }
+                }
+                continue;
+            }
+            for (lane, row) in rows {
+                let keys = self.tile.keys_of(vector * LANES + lane);
                 let row = &row[first..first + C];
-                let whole = from <= first_key && first_key + R <= until;
-                for (r, held) in held.iter_mut().enumerate() {
-                    if whole || (from..until).contains(&(first_key + r)) {
-                        let weight = s.splat(weights[r][lane]);
+                if keys.start >= first_key + R || keys.end <= first_key {
+                    continue;
+                }
+                let whole = keys.start <= first_key && first_key + R <= keys.end;
+                for (r, (weights, held)) in weights.iter().zip(&mut held).enumerate() {
+                    if whole || keys.contains(&(first_key + r)) {
+                        let weight = s.splat(weights[vector].0[lane]);
                         for (row, held) in row.iter().zip(held) {
                             *held = s.mul_add(weight, s.load(&row.0), *held);
                         }

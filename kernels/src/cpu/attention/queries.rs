@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::products::{BLOCK, dots};
 use crate::cpu::exponential::exp2_each;
 use crate::cpu::rows::Rows;
-use crate::cpu::simd::{LANES, Lanes, Simd, Tile};
+use crate::cpu::simd::{LANES, Lanes, Simd};
 
 /// Vectors of a tile of queries.
 pub(super) const VECTORS: usize = 3;
@@ -24,35 +24,39 @@ pub(super) const NO_LANES: QueryLanes = [Lanes::ZERO; VECTORS];
 pub(super) const LEAST_SCORE: f32 = f32::MIN;
 
 /// The keys that queries of a vector see.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     /// The first that any of them sees.
     pub(super) from: usize,
-    /// Those that all see.
-    pub(super) full: Range<usize>,
+    /// The first that all see, and one past the last.
+    pub(super) full_from: usize,
+    pub(super) full_until: usize,
     /// One past the last that any sees.
     pub(super) until: usize,
 }
 
 impl Seen {
-    const NOTHING: Self = Self { from: 0, full: 0..0, until: 0 };
+    pub(super) const NOTHING: Self = Self { from: 0, full_from: 0, full_until: 0, until: 0 };
 
     /// What of this lies within `keys`.
-    pub(super) fn within(&self, keys: Range<usize>) -> Self {
-        let inside = |key: usize| key.clamp(keys.start, keys.end);
+    #[inline(always)]
+    pub(super) fn within(&self, keys: &Range<usize>) -> Self {
+        let (first, last) = (keys.start, keys.end);
         Self {
-            from: inside(self.from),
-            full: inside(self.full.start)..inside(self.full.end),
-            until: inside(self.until),
+            from: self.from.clamp(first, last),
+            full_from: self.full_from.clamp(first, last),
+            full_until: self.full_until.clamp(first, last),
+            until: self.until.clamp(first, last),
         }
     }
 
-    /// The keys in order, and whether only some of the queries see them.
+    /// The keys in order, and which queries see them.
+    #[inline(always)]
     pub(super) fn parts(&self) -> [(Range<usize>, Sight); 3] {
         [
-            (self.from..self.full.start, Sight::Some),
-            (self.full.clone(), Sight::All),
-            (self.full.end..self.until, Sight::Some),
+            (self.from..self.full_from, Sight::Some),
+            (self.full_from..self.full_until, Sight::All),
+            (self.full_until..self.until, Sight::Some),
         ]
     }
 }
@@ -100,8 +104,9 @@ impl QueryTile {
                 lanes[1][vector].0[lane] = key as f32;
             }
             let until = last + 1;
-            let full = if greatest <= base { greatest..base + 1 } else { until..until };
-            *seen = Seen { from: least, full, until };
+            let [full_from, full_until] =
+                if greatest <= base { [greatest, base + 1] } else { [until, until] };
+            *seen = Seen { from: least, full_from, full_until, until };
         }
         let [positions, first_key_lanes] = lanes;
         Self {
@@ -129,11 +134,10 @@ impl QueryTile {
             .map(move |tile| tile * KEYS..((tile + 1) * KEYS).min(keys.end))
     }
 
-    /// The first key that a query sees, and one past the last; nothing for the lanes after the last query.
+    /// The keys that a query sees.
     #[inline(always)]
-    pub(super) fn keys_of(&self, query: usize) -> [usize; 2] {
-        let until = if query < self.count { self.first + query + 1 } else { 0 };
-        [self.first_seen[query] as usize, until]
+    pub(super) fn keys_of(&self, query: usize) -> Range<usize> {
+        self.first_seen[query] as usize..self.first + query + 1
     }
 
     /// Negative lanes for the queries of a vector that do not see `key`.
@@ -174,8 +178,11 @@ impl QueryTile {
             let seen = &self.seen[..self.vectors];
             let Some(from) = seen.iter().position(sees) else { continue };
             let until = seen.iter().rposition(sees).map_or(from, |last| last + 1);
-            let rows = std::array::from_fn(|r| rows.row((first + r).min(keys.end - 1)));
-            dots(s, out, rows, columns, from..until);
+            let mut block = [rows.row(first); BLOCK];
+            for (r, row) in block.iter_mut().enumerate() {
+                *row = rows.row((first + r).min(keys.end - 1));
+            }
+            dots(s, out, block, columns, from..until);
         }
     }
 }
@@ -194,38 +201,49 @@ pub(super) fn transpose_rows<S: Simd>(
     for vector in 0..tile.vectors {
         let count = (tile.count - vector * LANES).min(LANES);
         for (block, columns) in columns.chunks_mut(LANES).enumerate() {
-            let mut square: Tile = [Lanes::ZERO; LANES];
-            for (lane, out) in square.iter_mut().enumerate().take(count) {
-                let row = rows.row(first + vector * LANES + lane);
-                let x = s.load_row(&row[block * LANES..]);
-                s.store(&mut out.0, s.mul(x, factor));
+            let mut square = [s.splat(0.0); LANES];
+            for (lane, out) in square.iter_mut().enumerate() {
+                if lane < count {
+                    let row = rows.row(first + vector * LANES + lane);
+                    *out = s.mul(s.load_row(&row[block * LANES..]), factor);
+                }
             }
-            s.transpose(&mut square);
-            for (column, square) in columns.iter_mut().zip(square) {
-                column[vector] = square;
+            for (column, lanes) in columns.iter_mut().zip(s.transpose(square)) {
+                s.store(&mut column[vector].0, lanes);
             }
         }
     }
 }
 
-/// Hands the rows of a transposed tile to `write`: of each query, sixteen columns (or what is left) from a first one.
+/// Asks for rows ahead of their use: each lies on a page of its own.
+#[inline(always)]
+pub(super) fn prefetch_rows<S: Simd>(s: S, rows: Rows<'_>, range: Range<usize>) {
+    for row in range {
+        for line in rows.row(row).chunks(LANES) {
+            s.prefetch(line);
+        }
+    }
+}
+
+/// Hands the rows of a transposed tile to `write`: of each query, sixteen columns from a first one.
 #[inline(always)]
 pub(super) fn for_each_row<S: Simd>(
     s: S,
     columns: &[QueryLanes],
     tile: &QueryTile,
-    mut write: impl FnMut(usize, usize, &[f32]),
+    mut write: impl FnMut(usize, usize, S::Vector),
 ) {
     for vector in 0..tile.vectors {
         let count = (tile.count - vector * LANES).min(LANES);
         for (block, columns) in columns.chunks(LANES).enumerate() {
-            let mut square: Tile = [Lanes::ZERO; LANES];
+            let mut square = [s.splat(0.0); LANES];
             for (square, column) in square.iter_mut().zip(columns) {
-                *square = column[vector];
+                *square = s.load(&column[vector].0);
             }
-            s.transpose(&mut square);
-            for (lane, row) in square.iter().enumerate().take(count) {
-                write(vector * LANES + lane, block * LANES, &row.0[..columns.len()]);
+            for (lane, row) in s.transpose(square).into_iter().enumerate() {
+                if lane < count {
+                    write(vector * LANES + lane, block * LANES, row);
+                }
             }
         }
     }
@@ -257,7 +275,7 @@ impl Softmax {
         slope: f32,
     ) {
         for vector in 0..tile.vectors {
-            let seen = tile.seen[vector].within(keys.clone());
+            let seen = tile.seen[vector].within(keys);
             if seen.from == seen.until {
                 continue;
             }
@@ -282,13 +300,13 @@ impl Softmax {
                 match sight {
                     Sight::All => {
                         for group in scores.chunks_mut(GROUP) {
-                            sum = if group.len() == GROUP {
-                                add_powers::<S, GROUP>(s, group, vector, greatest, sum)
+                            if group.len() == GROUP {
+                                sum = add_powers::<S, GROUP>(s, group, vector, greatest, sum);
                             } else {
-                                group.chunks_mut(1).fold(sum, |sum, one| {
-                                    add_powers::<S, 1>(s, one, vector, greatest, sum)
-                                })
-                            };
+                                for one in group.chunks_mut(1) {
+                                    sum = add_powers::<S, 1>(s, one, vector, greatest, sum);
+                                }
+                            }
                         }
                     }
                     Sight::Some => {

@@ -154,6 +154,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn transpose(self, rows: [__m512; LANES]) -> [__m512; LANES] {
+        available!(transpose(rows))
+    }
+
+    #[inline(always)]
     fn zero_doubles(self) -> [__m512d; 2] {
         available!([_mm512_setzero_pd(); 2])
     }
@@ -178,4 +183,39 @@ impl Simd for Avx512 {
         });
         lanes
     }
+}
+
+/// The transpose of a 16 x 16 tile: first pairs of rows are mingled, then pairs of pairs, then quarters of registers.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(crate) fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
+    let zero = _mm512_setzero_ps();
+    let mut pairs = [zero; LANES];
+    for i in 0..8 {
+        pairs[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+    }
+    // Register 4 i + j: quarter q holds column 4 q + j of rows 4 i .. 4 i + 4.
+    let mut fours = [zero; LANES];
+    for i in 0..4 {
+        for half in 0..2 {
+            let (x, y) = (pairs[4 * i + half], pairs[4 * i + 2 + half]);
+            fours[4 * i + 2 * half] = _mm512_shuffle_ps::<0x44>(x, y);
+            fours[4 * i + 2 * half + 1] = _mm512_shuffle_ps::<0xee>(x, y);
+        }
+    }
+    let mut columns = [zero; LANES];
+    for j in 0..4 {
+        let upper = (fours[j], fours[4 + j]);
+        let lower = (fours[8 + j], fours[12 + j]);
+        let a = _mm512_shuffle_f32x4::<0x44>(upper.0, upper.1);
+        let b = _mm512_shuffle_f32x4::<0xee>(upper.0, upper.1);
+        let c = _mm512_shuffle_f32x4::<0x44>(lower.0, lower.1);
+        let d = _mm512_shuffle_f32x4::<0xee>(lower.0, lower.1);
+        columns[j] = _mm512_shuffle_f32x4::<0x88>(a, c);
+        columns[4 + j] = _mm512_shuffle_f32x4::<0xdd>(a, c);
+        columns[8 + j] = _mm512_shuffle_f32x4::<0x88>(b, d);
+        columns[12 + j] = _mm512_shuffle_f32x4::<0xdd>(b, d);
+    }
+    columns
 }
