@@ -21,8 +21,8 @@ mod arguments;
 mod element;
 
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, KeyValueCache, LogitGradient, NormGradient, NormInput,
-    Output, ScanGradients, ScanInputs,
+    AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, NormGradient,
+    NormInput, Output, ScanGradients, ScanInputs,
 };
 pub use self::element::{ActivationElement, Element};
 use crate::error::{KernelError, Result};
@@ -329,6 +329,77 @@ pub trait Backend: Send + Sync + Sized + 'static {
         statistics: Slice<'_, Self, f32>,
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
+    ) -> Result<()>;
+
+    /// `out[rows, n] = gelu(x + bias)`
+    fn gelu_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()>;
+
+    /// `dx[rows, n] = dout gelu'(x + bias)`
+    #[allow(clippy::too_many_arguments)]
+    fn gelu_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dx: MatrixMut<'_, Self, Self::Activation>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()>;
+
+    /// `out[rows, n] += bias[n]`
+    fn add_bias(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()>;
+
+    /// [`add_bias`](Self::add_bias) of an fp32 matrix.
+    fn add_bias_f32(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()>;
+
+    /// `dbias[grains, n]`: the sums of each grain's rows of `dout[rows, n]`.
+    fn bias_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dbias: SliceMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        grains: GrainRows,
+    ) -> Result<()>;
+
+    /// `out[rows, n]` is x, but not beyond `limit` and its negative; a NaN stays.
+    ///
+    /// # Errors
+    /// A limit that is not a finite number above zero, beside shapes that do not fit.
+    fn clamp(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+        limit: f32,
+    ) -> Result<()>;
+
+    /// Sets `dx[rows, n]` to zero where |x| is above `limit`; elsewhere it stays.
+    ///
+    /// # Errors
+    /// As [`clamp`](Self::clamp).
+    fn clamp_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dx: MatrixMut<'_, Self, Self::Activation>,
+        x: Matrix<'_, Self, Self::Activation>,
+        limit: f32,
     ) -> Result<()>;
 
     /// `out[b t, e] = silu(bias[e] + sum over j of weight[e, j] x[row - (k - 1) + j])`, rows before

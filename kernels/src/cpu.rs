@@ -12,6 +12,7 @@
 //! | causal convolution | `conv`, `conv_backward` |
 //! | RMSNorm, layer norm | `norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
+//! | biases, clamps, GELU | `row_map`, `bias`, `gelu` |
 //! | sums of gradients, AdamW | `elementwise`, `optimizer` |
 //!
 //! Kernels run inside the call: when a method returns, its work is done. Memory is host memory, so a
@@ -19,6 +20,7 @@
 
 mod attention;
 mod backend;
+mod bias;
 mod buffer;
 mod conv;
 mod conv_backward;
@@ -29,10 +31,12 @@ mod documents;
 mod elementwise;
 mod embedding;
 mod exponential;
+mod gelu;
 mod layer_norm;
 mod matmul;
 mod norm;
 mod optimizer;
+mod row_map;
 mod rows;
 mod scan;
 mod scan_backward;

@@ -12,6 +12,7 @@ pub mod attention;
 pub mod causal_conv1d;
 pub mod cross_entropy;
 pub mod embedding;
+pub mod gelu;
 pub mod gradient_sums;
 pub mod layer_norm;
 pub mod matmul;

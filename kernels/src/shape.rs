@@ -150,6 +150,14 @@ impl NormShape {
     }
 }
 
+/// Asks the limit of a clamp to be one.
+pub(crate) fn check_limit(kernel: &'static str, limit: f32) -> Result<()> {
+    if limit.is_finite() && limit > 0.0 {
+        return Ok(());
+    }
+    Err(KernelError::shape(kernel, "limit", "a finite number > 0", limit))
+}
+
 /// Causal depthwise convolution: `width` taps over each of `channels` channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvShape {

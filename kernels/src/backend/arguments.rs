@@ -21,6 +21,15 @@ pub enum LogitGradient {
     InPlace,
 }
 
+/// Which GELU (Hendrycks and Gimpel, 2016).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// `x Phi(x)`, Phi being the normal distribution.
+    Erf,
+    /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, known as `gelu_new`.
+    Tanh,
+}
+
 /// The rows that a layer norm is of.
 pub enum NormInput<'a, B: Backend> {
     /// `x[rows, d]` of the fp32 residual stream.

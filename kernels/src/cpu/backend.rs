@@ -5,17 +5,20 @@ use std::convert::Infallible;
 use super::attention::{
     self, append_to_cache, attention_backward, attention_cached, attention_forward,
 };
+use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::conv::{self, ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
 use super::conv_backward::{self, causal_conv1d_silu_backward};
 use super::cross_entropy::cross_entropy;
 use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
+use super::gelu::{Erf, Gradient, Tanh, Value};
 use super::layer_norm::{
     LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
 };
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
+use super::row_map::{MapInputs, map_output, map_rows};
 use super::rows::{
     Rows, RowsMut, elements, elements_mut, exactly, exactly_mut, no_documents, one_position,
 };
@@ -26,12 +29,14 @@ use super::scan_step::ScanStep;
 use super::weight_gradient::weight_gradient_add;
 use super::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::backend::{
-    AdamWStep, AttentionInputs, Backend, ConvInputs, DeviceKind, Element, KeyValueCache,
+    AdamWStep, AttentionInputs, Backend, ConvInputs, DeviceKind, Element, Gelu, KeyValueCache,
     LogitGradient, MemoryPlace, NUMERICS_VERSION, NormGradient, NormInput, Output, ScanGradients,
     ScanInputs,
 };
 use crate::error::{KernelError, Result};
-use crate::shape::{AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
+use crate::shape::{
+    AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, check_limit,
+};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 impl Backend for Cpu {
@@ -316,6 +321,105 @@ impl Backend for Cpu {
         let parameters = ParameterGradients { dweight, dbias };
         let saved = LayerNormSaved { x, statistics, weight };
         layer_norm_backward(stream.threads(), self.dispatch, gradient, parameters, saved, shape)
+    }
+
+    fn gelu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()> {
+        const KERNEL: &str = "gelu_forward";
+        let inputs = MapInputs::new(KERNEL, &out, [Some(x), None], bias)?;
+        let out = map_output(KERNEL, out)?;
+        match gelu {
+            Gelu::Erf => map_rows(stream.threads(), self.dispatch, out, inputs, Value(Erf)),
+            Gelu::Tanh => map_rows(stream.threads(), self.dispatch, out, inputs, Value(Tanh)),
+        }
+        Ok(())
+    }
+
+    fn gelu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()> {
+        const KERNEL: &str = "gelu_backward";
+        let inputs = MapInputs::new(KERNEL, &dx, [Some(x), Some(dout)], bias)?;
+        let dx = map_output(KERNEL, dx)?;
+        match gelu {
+            Gelu::Erf => map_rows(stream.threads(), self.dispatch, dx, inputs, Gradient(Erf)),
+            Gelu::Tanh => map_rows(stream.threads(), self.dispatch, dx, inputs, Gradient(Tanh)),
+        }
+        Ok(())
+    }
+
+    fn add_bias(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        self.add_bias_f32(stream, out, bias)
+    }
+
+    fn add_bias_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "add_bias";
+        let inputs = MapInputs::new(KERNEL, &out, [None, None], Some(bias))?;
+        let out = map_output(KERNEL, out)?;
+        map_rows(stream.threads(), self.dispatch, out, inputs, Biased);
+        Ok(())
+    }
+
+    fn bias_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dbias: SliceMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        bias_backward(stream.threads(), self.dispatch, dbias, dout, grains)
+    }
+
+    fn clamp(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        limit: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "clamp";
+        check_limit(KERNEL, limit)?;
+        let inputs = MapInputs::new(KERNEL, &out, [Some(x), None], None)?;
+        let out = map_output(KERNEL, out)?;
+        map_rows(stream.threads(), self.dispatch, out, inputs, Clamp(limit));
+        Ok(())
+    }
+
+    fn clamp_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        limit: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "clamp_backward";
+        check_limit(KERNEL, limit)?;
+        let inputs = MapInputs::new(KERNEL, &dx, [Some(x), None], None)?;
+        let dx = map_output(KERNEL, dx)?;
+        map_rows(stream.threads(), self.dispatch, dx, inputs, ClampGradient(limit));
+        Ok(())
     }
 
     fn causal_conv1d_silu_forward(

@@ -1,16 +1,17 @@
 //! [`Backend`] for [`Gpu`]: memory and order from the driver, kernels from the launchers.
 
 use crate::backend::{
-    AdamWStep, Backend, ConvInputs, DeviceKind, Element, KernelTime, LogitGradient, MemoryPlace,
-    NUMERICS_VERSION, NormGradient, NormInput, Output, ScanGradients, ScanInputs,
+    AdamWStep, Backend, ConvInputs, DeviceKind, Element, Gelu, KernelTime, LogitGradient,
+    MemoryPlace, NUMERICS_VERSION, NormGradient, NormInput, Output, ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::launch::layer_norm::{LayerNormInputs, LayerNormSaved, ParameterGradients};
+use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
 use crate::gpu::{Gpu, GpuBuffer, GpuStream};
-use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
+use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Rows of logits that are formed at a time: enough to fill a GPU, few enough that the logits of a large vocabulary stay
@@ -309,6 +310,85 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         let parameters = ParameterGradients { dweight, dbias };
         let saved = LayerNormSaved { x, statistics, weight };
         self.launch_layer_norm_backward(stream, gradient, parameters, saved, shape)
+    }
+
+    fn gelu_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()> {
+        let inputs = MapInputs { x: Some(x), dout: None, bias, limit: 0.0 };
+        self.launch_row_map(stream, &row_map::gelu_forward(gelu), out, inputs)
+    }
+
+    fn gelu_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dx: MatrixMut<'_, Self, P::Activation>,
+        dout: Matrix<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+        gelu: Gelu,
+    ) -> Result<()> {
+        let inputs = MapInputs { x: Some(x), dout: Some(dout), bias, limit: 0.0 };
+        self.launch_row_map(stream, &row_map::gelu_backward(gelu), dx, inputs)
+    }
+
+    fn add_bias(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
+        self.launch_row_map(stream, &row_map::ADD_BIAS, out, inputs)
+    }
+
+    fn add_bias_f32(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
+        self.launch_row_map(stream, &row_map::ADD_BIAS_F32, out, inputs)
+    }
+
+    fn bias_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dbias: SliceMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, P::Activation>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        self.launch_bias_backward(stream, dbias, dout, grains)
+    }
+
+    fn clamp(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        limit: f32,
+    ) -> Result<()> {
+        check_limit(row_map::CLAMP.kernel, limit)?;
+        let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
+        self.launch_row_map(stream, &row_map::CLAMP, out, inputs)
+    }
+
+    fn clamp_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dx: MatrixMut<'_, Self, P::Activation>,
+        x: Matrix<'_, Self, P::Activation>,
+        limit: f32,
+    ) -> Result<()> {
+        check_limit(row_map::CLAMP_BACKWARD.kernel, limit)?;
+        let inputs = MapInputs { x: Some(x), dout: None, bias: None, limit };
+        self.launch_row_map(stream, &row_map::CLAMP_BACKWARD, dx, inputs)
     }
 
     fn causal_conv1d_silu_forward(

@@ -9,6 +9,7 @@ mod gradient_sums;
 pub(in crate::gpu) mod layer_norm;
 mod optimizer;
 mod rms_norm;
+pub(in crate::gpu) mod row_map;
 mod scan;
 mod scan_backward;
 mod scan_step;

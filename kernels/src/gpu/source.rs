@@ -37,12 +37,15 @@ pub static HEADERS: &[Header] = &[
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
+    Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
     Header { name: "scan_any.cu", text: include_str!("../../gpu/scan_any.cu") },
     Header { name: "scan_backward.cu", text: include_str!("../../gpu/scan_backward.cu") },
     Header { name: "scan_forward.cu", text: include_str!("../../gpu/scan_forward.cu") },
 ];
 
+/// Biases of rows and their gradients, and clamps.
+pub static BIAS: Source = source!("bias.cu");
 /// The convolution, and its single step.
 pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 /// The gradients of the convolution.
@@ -58,6 +61,8 @@ pub static DOCUMENTS: Source = source!("documents.cu");
 pub static CROSS_ENTROPY: Source = source!("cross_entropy.cu");
 /// Rows of a table, and their gradients.
 pub static EMBEDDING: Source = source!("embedding.cu");
+/// GELU and its derivatives.
+pub static GELU: Source = source!("gelu.cu");
 /// Sums of gradients, and of their squares.
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 /// Layer norm and its gradients.
@@ -83,6 +88,7 @@ pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 
 /// Every source.
 pub static ALL: &[&Source] = &[
+    &BIAS,
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
     &CAUSAL_CONV1D_DOCUMENTS,
@@ -90,6 +96,7 @@ pub static ALL: &[&Source] = &[
     &DOCUMENTS,
     &CROSS_ENTROPY,
     &EMBEDDING,
+    &GELU,
     &GRADIENT_SUMS,
     &LAYER_NORM,
     &OPTIMIZER,

@@ -27,6 +27,7 @@ pub mod memory;
 pub mod number;
 pub mod refusals;
 pub mod rms_norm;
+pub mod row_maps;
 pub mod scan_case;
 pub mod selective_scan;
 pub mod selective_scan_step;
@@ -48,6 +49,10 @@ macro_rules! every_body {
                 rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;
                 layer_norm_agrees: bodies::layer_norm::agrees;
                 layer_norm_rows_are_independent: bodies::layer_norm::rows_are_independent;
+                gelu_agrees: bodies::row_maps::gelu_agrees;
+                gelu_saturates: bodies::row_maps::gelu_saturates;
+                biases_agree: bodies::row_maps::biases_agree;
+                clamps_agree: bodies::row_maps::clamps_agree;
                 causal_conv1d_agrees: bodies::causal_conv1d::agrees;
                 silu_agrees: bodies::causal_conv1d::silu_agrees;
                 causal_conv1d_samples_are_independent: bodies::causal_conv1d::samples_are_independent;
@@ -87,6 +92,7 @@ macro_rules! every_body {
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;
                 layer_norm_refuses_shapes: bodies::layer_norm::refuses_shapes;
+                row_maps_refuse_shapes: bodies::row_maps::refuse_shapes;
                 causal_conv1d_refuses_shapes: bodies::refusals::causal_conv1d;
                 causal_conv1d_step_refuses_shapes: bodies::refusals::causal_conv1d_step;
                 selective_scan_refuses_shapes: bodies::refusals::selective_scan;

@@ -59,18 +59,18 @@ struct Backward {
     width: u32,
 }
 
-/// `LayerNormSumPartials` of layer_norm.cu.
+/// `LayerNormSumPartials` of layer_norm.cu: of two parameters, or of one.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct SumPartials {
-    dweight: Address,
-    dbias: Address,
-    weight_partials: Address,
-    bias_partials: Address,
-    runs: u64,
-    elements: u64,
-    runs_per_grain: u32,
-    width: u32,
+pub(super) struct SumPartials {
+    pub(super) dweight: Address,
+    pub(super) dbias: Address,
+    pub(super) weight_partials: Address,
+    pub(super) bias_partials: Address,
+    pub(super) runs: u64,
+    pub(super) elements: u64,
+    pub(super) runs_per_grain: u32,
+    pub(super) width: u32,
 }
 
 /// What the norm is of and with.
@@ -291,9 +291,24 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             runs_per_grain: arguments.runs_per_grain,
             width: arguments.width,
         };
-        let threads = outputs * elements;
-        let launch = blocks(KERNEL, threads.div_ceil(SUM_THREADS as usize), SUM_THREADS)?;
         // SAFETY: the outputs hold every grain's; `runs` partial sums of each were just formed.
+        unsafe { self.launch_sum_partials(stream, sums) }
+    }
+
+    /// Adds the partial sums of each grain's runs, in order.
+    ///
+    /// # Safety
+    /// Outputs of `elements` elements, and `runs` partial sums of `width` for each output that is not null.
+    pub(super) unsafe fn launch_sum_partials(
+        &self,
+        stream: &mut GpuStream<D>,
+        sums: SumPartials,
+    ) -> Result<()> {
+        let outputs = if sums.dbias == Address::NULL { 1 } else { 2 };
+        let threads = outputs * sums.elements as usize;
+        let launch =
+            blocks("layer_norm_sum_partials", threads.div_ceil(SUM_THREADS as usize), SUM_THREADS)?;
+        // SAFETY: the caller's.
         unsafe { self.launch(stream, &LAYER_NORM, "layer_norm_sum_partials", launch, sums) }
     }
 }

@@ -1,0 +1,219 @@
+//! Functions of single elements over the rows of matrices: biases, GELU and clamps; and the gradients of biases.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::layer_norm::SumPartials;
+use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
+use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
+use crate::backend::{Element, Gelu};
+use crate::error::Result;
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::{BIAS, GELU, Source};
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::GrainRows;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+const THREADS: u32 = 256;
+/// Rows of a block.
+const ROWS: usize = 4;
+const SUM_THREADS: u32 = 128;
+/// Rows that a thread sums of a bias's gradient. Numerics.
+const RUN_ROWS: usize = 32;
+
+/// Columns that a thread loads at once.
+fn columns<T>() -> usize {
+    WIDE_BYTES as usize / size_of::<T>()
+}
+
+/// `RowMap` of row_map.h.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct RowMap {
+    out: Address,
+    x: Address,
+    dout: Address,
+    bias: Address,
+    out_stride: u64,
+    x_stride: u64,
+    dout_stride: u64,
+    rows: u64,
+    width: u32,
+    limit: f32,
+}
+
+/// `BiasBackward` of bias.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BiasBackward {
+    partials: Address,
+    dout: Address,
+    dout_stride: u64,
+    rows: u64,
+    rows_per_grain: u64,
+    runs_per_grain: u32,
+    width: u32,
+}
+
+/// A kernel, and its variants for wide loads and for single ones.
+pub(in crate::gpu) struct Map {
+    pub(in crate::gpu) kernel: KernelName,
+    source: &'static Source,
+    wide: KernelName,
+    single: KernelName,
+}
+
+macro_rules! map {
+    ($kernel:literal, $source:ident, $variants:literal) => {
+        Map {
+            kernel: $kernel,
+            source: &$source,
+            wide: concat!($variants, "_wide"),
+            single: concat!($variants, "_single"),
+        }
+    };
+}
+
+/// `out += bias` of activations.
+pub(in crate::gpu) const ADD_BIAS: Map = map!("add_bias", BIAS, "add_bias");
+/// `out += bias` of fp32.
+pub(in crate::gpu) const ADD_BIAS_F32: Map = map!("add_bias_f32", BIAS, "add_bias_f32");
+/// `out` is x within a limit.
+pub(in crate::gpu) const CLAMP: Map = map!("clamp", BIAS, "clamp");
+/// `out` is zero where x is beyond a limit.
+pub(in crate::gpu) const CLAMP_BACKWARD: Map = map!("clamp_backward", BIAS, "clamp_backward");
+
+/// `out = gelu(x + bias)`
+pub(in crate::gpu) fn gelu_forward(gelu: Gelu) -> Map {
+    match gelu {
+        Gelu::Erf => map!("gelu_forward", GELU, "gelu_erf_forward"),
+        Gelu::Tanh => map!("gelu_forward", GELU, "gelu_tanh_forward"),
+    }
+}
+
+/// `out = dout gelu'(x + bias)`
+pub(in crate::gpu) fn gelu_backward(gelu: Gelu) -> Map {
+    match gelu {
+        Gelu::Erf => map!("gelu_backward", GELU, "gelu_erf_backward"),
+        Gelu::Tanh => map!("gelu_backward", GELU, "gelu_tanh_backward"),
+    }
+}
+
+/// What a map reads; x and dout that are absent are what the output holds.
+pub(in crate::gpu) struct MapInputs<'a, D: Driver, P: Precision, T: Element> {
+    pub(in crate::gpu) x: Option<Matrix<'a, Gpu<D, P>, T>>,
+    pub(in crate::gpu) dout: Option<Matrix<'a, Gpu<D, P>, T>>,
+    pub(in crate::gpu) bias: Option<Slice<'a, Gpu<D, P>, f32>>,
+    pub(in crate::gpu) limit: f32,
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// The map of each element.
+    pub(in crate::gpu) fn launch_row_map<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        map: &Map,
+        out: MatrixMut<'_, Self, T>,
+        inputs: MapInputs<'_, D, P, T>,
+    ) -> Result<()> {
+        let kernel = map.kernel;
+        let (rows, width) = (out.rows, out.columns);
+        let placed_out = (out.address(), row_stride_mut(kernel, "out", &out, rows, width)?);
+        let place = |what, matrix: Option<Matrix<'_, Self, T>>| -> Result<(Address, u64)> {
+            match matrix {
+                Some(matrix) => {
+                    Ok((matrix.address(), row_stride(kernel, what, &matrix, rows, width)?))
+                }
+                None => Ok(placed_out),
+            }
+        };
+        let (x, dout) = (place("x", inputs.x)?, place("dout", inputs.dout)?);
+        if let Some(bias) = &inputs.bias {
+            exactly(kernel, "bias", bias, width)?;
+        }
+        if rows == 0 || width == 0 {
+            return Ok(());
+        }
+        let arguments = RowMap {
+            out: placed_out.0,
+            x: x.0,
+            dout: dout.0,
+            bias: inputs.bias.address(),
+            out_stride: placed_out.1,
+            x_stride: x.1,
+            dout_stride: dout.1,
+            rows: rows as u64,
+            width: size32(kernel, "width", width)?,
+            limit: inputs.limit,
+        };
+        let mut operands = vec![(arguments.bias, 0)];
+        operands.extend([placed_out, x, dout].map(|(at, stride)| (at, stride_bytes::<T>(stride))));
+        let access = if width.is_multiple_of(columns::<T>()) {
+            Access::of(WIDE_BYTES, &operands)
+        } else {
+            Access::Single
+        };
+        let name = access.choose(map.wide, map.single);
+        let tiles = width.div_ceil(THREADS as usize * columns::<T>());
+        let launch = blocks(kernel, rows.div_ceil(ROWS) * tiles, THREADS)?;
+        // SAFETY: all operands were checked against the output's rows and columns; the kernel is one of elements of type `T`.
+        unsafe { self.launch(stream, map.source, name, launch, arguments) }
+    }
+
+    /// Partial sums over runs of rows, then those of grains.
+    pub(in crate::gpu) fn launch_bias_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dbias: SliceMut<'_, Self, f32>,
+        dout: Matrix<'_, Self, P::Activation>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        const KERNEL: &str = "bias_backward";
+        let (rows, width) = (grains.rows(), dout.columns);
+        exactly_mut(KERNEL, "dbias", &dbias, grains.grains() * width)?;
+        let dout_stride = row_stride(KERNEL, "dout", &dout, rows, width)?;
+        if width == 0 {
+            return Ok(());
+        }
+        // More rows than there are make one grain all the same.
+        let runs_per_grain = grains.rows_per_grain().min(rows).div_ceil(RUN_ROWS);
+        let last_grain = grains.range(grains.grains() - 1);
+        let runs = (grains.grains() - 1) * runs_per_grain + last_grain.len().div_ceil(RUN_ROWS);
+        let partial_bytes = runs * width * size_of::<f32>();
+        let partials = stream.scratch(&self.driver, ScratchSlot::First, partial_bytes)?;
+        let arguments = BiasBackward {
+            partials,
+            dout: dout.address(),
+            dout_stride,
+            rows: rows as u64,
+            rows_per_grain: grains.rows_per_grain().min(rows) as u64,
+            runs_per_grain: size32(KERNEL, "runs of rows", runs_per_grain)?,
+            width: size32(KERNEL, "width", width)?,
+        };
+        let columns = columns::<P::Activation>();
+        let access = if width.is_multiple_of(columns) {
+            let stride = stride_bytes::<P::Activation>(dout_stride);
+            Access::of(WIDE_BYTES, &[(arguments.dout, stride)])
+        } else {
+            Access::Single
+        };
+        let name = access.choose("bias_backward_wide", "bias_backward_single");
+        let tiles = width.div_ceil(SUM_THREADS as usize * columns);
+        let launch = blocks(KERNEL, runs * tiles, SUM_THREADS)?;
+        // SAFETY: dout was checked; there is a partial sum for each run of rows.
+        unsafe { self.launch(stream, &BIAS, name, launch, arguments) }?;
+        let sums = SumPartials {
+            dweight: dbias.address(),
+            dbias: Address::NULL,
+            weight_partials: partials,
+            bias_partials: Address::NULL,
+            runs: runs as u64,
+            elements: (grains.grains() * width) as u64,
+            runs_per_grain: arguments.runs_per_grain,
+            width: arguments.width,
+        };
+        // SAFETY: `dbias` holds every grain's; `runs` partial sums were just formed.
+        unsafe { self.launch_sum_partials(stream, sums) }
+    }
+}

@@ -1,0 +1,268 @@
+//! Biases, GELU and clamps.
+
+use tidemill_kernels::backend::Gelu;
+use tidemill_kernels::reference::gelu::{gelu, gelu_derivative};
+use tidemill_kernels::shape::GrainRows;
+use tidemill_kernels::{Backend, Slice};
+
+use super::agreement::{
+    Transcript, assert_close, assert_close_beside, assert_same_bits, tolerance,
+};
+use super::arm::Arm;
+use super::device::{Device, Layout, MARGINS, Placed, assert_shape_error};
+use super::inputs::{Inputs, wide};
+use super::number::Number;
+use super::refusals::{Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one};
+
+/// Rows and columns: of one element, odd, and beyond a block's columns.
+const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [5, 16], [9, 129], [2, 2056], [6, 1088]];
+
+/// What the maps are of.
+struct Case {
+    x: Vec<f32>,
+    dout: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Case {
+    fn new<T: Number>(seed: u64, [rows, columns]: [usize; 2]) -> Self {
+        let inputs = &mut Inputs::new(seed);
+        Self {
+            x: inputs.uniform_of::<T>(rows * columns, -6.0, 6.0),
+            dout: inputs.uniform_of::<T>(rows * columns, -1.0, 1.0),
+            bias: inputs.uniform(columns, -1.0, 1.0),
+        }
+    }
+
+    /// x with its bias, as the kernels round it.
+    fn biased(&self, biased: bool) -> Vec<f64> {
+        let bias = self.bias.iter().cycle();
+        let sums = self.x.iter().zip(bias).map(|(x, bias)| if biased { x + bias } else { *x });
+        sums.map(f64::from).collect()
+    }
+
+    fn rows(&self, rows: std::ops::Range<usize>) -> Self {
+        let columns = self.bias.len();
+        let elements = rows.start * columns..rows.end * columns;
+        Self {
+            x: self.x[elements.clone()].to_vec(),
+            dout: self.dout[elements].to_vec(),
+            bias: self.bias.clone(),
+        }
+    }
+}
+
+/// Values and gradients of GELU.
+fn run_gelu<B: Backend<Activation: Number>>(
+    device: &mut Device<'_, B>,
+    case: &Case,
+    biased: bool,
+    kind: Gelu,
+) -> [Vec<f32>; 2] {
+    let columns = case.bias.len();
+    let rows = case.x.len() / columns;
+    let (strided, packed) = (Layout::inside_wider(rows, columns), Layout::packed(rows, columns));
+    let x = Placed::<B, B::Activation>::new(device, strided, &case.x);
+    let dout = Placed::<B, B::Activation>::new(device, packed, &case.dout);
+    let bias = Placed::<B>::new(device, Layout::range(columns), &case.bias);
+    let bias = || biased.then(|| bias.slice());
+    let mut out = Placed::<B, B::Activation>::poisoned(device, packed);
+    let mut dx = Placed::<B, B::Activation>::poisoned(device, strided);
+    let (backend, stream) = (device.backend, &mut device.stream);
+    backend.gelu_forward(stream, out.matrix_mut(), x.matrix(), bias(), kind).unwrap();
+    backend
+        .gelu_backward(stream, dx.matrix_mut(), dout.matrix(), x.matrix(), bias(), kind)
+        .unwrap();
+    [out.read(device), dx.read(device)]
+}
+
+/// GELU of either kind agrees with the definition, and an element depends on nothing but itself.
+pub fn gelu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (seed, shape) in SHAPES.into_iter().enumerate() {
+        let case = Case::new::<B::Activation>(seed as u64, shape);
+        for (kind, biased) in
+            [(Gelu::Erf, true), (Gelu::Erf, false), (Gelu::Tanh, true), (Gelu::Tanh, false)]
+        {
+            let label = format!("{kind:?} gelu {shape:?} seed {seed} bias {biased}");
+            device.margin = MARGINS[0];
+            let found = run_gelu(&mut device, &case, biased, kind);
+            let x = case.biased(biased);
+            let values: Vec<f64> = x.iter().map(|&x| gelu(x, kind)).collect();
+            let slopes = x.iter().map(|&x| gelu_derivative(x, kind));
+            let gradients: Vec<f64> =
+                slopes.zip(wide(&case.dout)).map(|(slope, dout)| slope * dout).collect();
+            let allowed = tolerance::<B::Activation>(1);
+            assert_close(&format!("{label} forward"), &found[0], &values, allowed);
+            assert_close_beside(&format!("{label} backward"), &found[1], &gradients, allowed, 1.0);
+            for found in &found {
+                transcript.record(&label, found);
+            }
+            device.margin = MARGINS[1];
+            let last = shape[0] - 1;
+            let alone = run_gelu(&mut device, &case.rows(last..last + 1), biased, kind);
+            for (alone, found) in alone.iter().zip(&found) {
+                assert_same_bits(&label, alone, &found[last * shape[1]..]);
+            }
+        }
+    }
+    transcript
+}
+
+/// GELU far out: what it tends to, no NaN where none goes in, and a NaN where one does.
+pub fn gelu_saturates<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let mut x: Vec<f32> = vec![1.5e38, 1e20, 40.0, -40.0, -1e20, 0.0, f32::NAN];
+    x.iter_mut().for_each(|x| *x = B::Activation::rounded(*x).widened());
+    let case = Case { dout: vec![1.0; x.len()], bias: vec![0.0; x.len()], x };
+    for kind in [Gelu::Erf, Gelu::Tanh] {
+        let [values, slopes] = run_gelu(&mut device, &case, false, kind);
+        assert_same_bits("values", &values[..3], &case.x[..3]);
+        assert_same_bits("slopes", &slopes[..3], &[1.0; 3]);
+        for y in values[3..6].iter().chain(&slopes[3..5]) {
+            assert!(y.abs() < 1e-15, "{kind:?}: {values:?}, {slopes:?}");
+        }
+        assert_same_bits("slope at zero", &slopes[5..6], &[0.5]);
+        assert!(values[6].is_nan() && slopes[6].is_nan(), "{kind:?}");
+        transcript.record("gelu", &values[..6]);
+    }
+    transcript
+}
+
+/// Biases are added to either kind of matrix, and their gradients are sums over the rows of a grain.
+pub fn biases_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (seed, [rows, columns]) in SHAPES.into_iter().chain([[150, 40]]).enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let label = format!("bias [{rows}, {columns}] seed {seed}");
+        let case = Case::new::<B::Activation>(seed as u64, [rows, columns]);
+        let strided = Layout::inside_wider(rows, columns);
+        let bias = Placed::<B>::new(&mut device, Layout::range(columns), &case.bias);
+        let mut out = Placed::<B, B::Activation>::new(&mut device, strided, &case.x);
+        let mut out_f32 = Placed::<B>::new(&mut device, strided, &case.x);
+        let dout = Placed::<B, B::Activation>::new(&mut device, strided, &case.dout);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.add_bias(stream, out.matrix_mut(), bias.slice()).unwrap();
+        backend.add_bias_f32(stream, out_f32.matrix_mut(), bias.slice()).unwrap();
+        let sums: Vec<f32> = case.biased(true).into_iter().map(|x| x as f32).collect();
+        let rounded: Vec<f32> = sums.iter().map(|&x| B::Activation::rounded(x).widened()).collect();
+        assert_same_bits(&label, &out.read(&mut device), &rounded);
+        assert_same_bits(&label, &out_f32.read(&mut device), &sums);
+
+        for rows_per_grain in [1, 4, 100, rows + 1] {
+            let grains = GrainRows::new(rows, rows_per_grain).unwrap();
+            let label = format!("{label} {grains:?}");
+            let of_grains = Layout::packed(grains.grains(), columns);
+            let mut dbias = Placed::<B>::poisoned(&mut device, of_grains);
+            let stream = &mut device.stream;
+            backend.bias_backward(stream, dbias.slice_mut(), dout.matrix(), grains).unwrap();
+            let found = dbias.read(&mut device);
+            for (grain, found) in found.chunks(columns).enumerate() {
+                let range = grains.range(grain);
+                let expected: Vec<f64> = (0..columns)
+                    .map(|i| range.clone().map(|row| f64::from(case.dout[row * columns + i])).sum())
+                    .collect();
+                let allowed = tolerance::<f32>(range.len());
+                assert_close_beside(&label, found, &expected, allowed, 1.0);
+                // A grain alone has the same bits.
+                let part = Layout::packed(range.len(), columns);
+                let dout = &case.rows(range.clone()).dout;
+                let part = Placed::<B, B::Activation>::new(&mut device, part, dout);
+                let mut alone = Placed::<B>::poisoned(&mut device, Layout::range(columns));
+                let one = GrainRows::new(range.len(), rows_per_grain).unwrap();
+                let stream = &mut device.stream;
+                backend.bias_backward(stream, alone.slice_mut(), part.matrix(), one).unwrap();
+                assert_same_bits(&label, &alone.read(&mut device), found);
+            }
+            transcript.record(&label, &found);
+        }
+    }
+    transcript
+}
+
+/// Clamps keep what is within the limit to the bit, and hand no gradient to what is beyond it.
+pub fn clamps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (seed, [rows, columns]) in SHAPES.into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let label = format!("clamp [{rows}, {columns}] seed {seed}");
+        let mut case = Case::new::<B::Activation>(seed as u64, [rows, columns]);
+        let limit = 2.5;
+        if let [first, second, third, fourth, ..] = &mut case.x[..] {
+            [*first, *second, *third, *fourth] = [limit, -limit, f32::INFINITY, -0.0];
+        }
+        let strided = Layout::inside_wider(rows, columns);
+        let x = Placed::<B, B::Activation>::new(&mut device, strided, &case.x);
+        let mut out =
+            Placed::<B, B::Activation>::poisoned(&mut device, Layout::packed(rows, columns));
+        let mut dx = Placed::<B, B::Activation>::new(&mut device, strided, &case.dout);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.clamp(stream, out.matrix_mut(), x.matrix(), limit).unwrap();
+        backend.clamp_backward(stream, dx.matrix_mut(), x.matrix(), limit).unwrap();
+        let expected: Vec<f32> = case.x.iter().map(|x| x.clamp(-limit, limit)).collect();
+        let pairs = case.x.iter().zip(&case.dout);
+        let gradient: Vec<f32> =
+            pairs.map(|(x, dout)| if x.abs() > limit { 0.0 } else { *dout }).collect();
+        let (out, dx) = (out.read(&mut device), dx.read(&mut device));
+        assert_same_bits(&label, &out, &expected);
+        assert_same_bits(&label, &dx, &gradient);
+        transcript.record(&label, &out);
+        transcript.record(&label, &dx);
+    }
+    transcript
+}
+
+/// Shapes that do not fit maps of 5 rows of 4, and limits that are none.
+pub fn refuse_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
+    for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 5, 4, 4]) {
+        let [rows, width, x_rows, x_width, dout_rows, dout_width, bias] = sizes;
+        let (activations, zeros) = (&bench.activations, &bench.zeros);
+        let (stream, out) = (&mut bench.device.stream, &mut bench.activation_outs[0]);
+        let x = || matrix(activations, [x_rows, x_width]);
+        let dout = matrix(activations, [dout_rows, dout_width]);
+        let bias: Option<Slice<'_, B, f32>> = Some(slice(zeros, bias));
+        let dx = matrix_mut(out, [rows, width]);
+        let result = backend.gelu_backward(stream, dx, dout, x(), bias, Gelu::Erf);
+        assert_answer("gelu_backward", wrong, result);
+        let without_dout = wrong.filter(|size| ![4, 5].contains(size));
+        let y = matrix_mut(out, [rows, width]);
+        let result = backend.gelu_forward(stream, y, x(), bias, Gelu::Tanh);
+        assert_answer("gelu_forward", without_dout, result);
+        let without_bias = wrong.filter(|&size| size < 4);
+        let result = backend.clamp(stream, matrix_mut(out, [rows, width]), x(), 1.0);
+        assert_answer("clamp", without_bias, result);
+        let result = backend.clamp_backward(stream, matrix_mut(out, [rows, width]), x(), 1.0);
+        assert_answer("clamp_backward", without_bias, result);
+    }
+    for limit in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let x = matrix(&bench.activations, [5, 4]);
+        let (stream, out) = (&mut bench.device.stream, &mut bench.activation_outs[0]);
+        assert_shape_error("clamp", backend.clamp(stream, matrix_mut(out, [5, 4]), x, limit));
+        let result = backend.clamp_backward(stream, matrix_mut(out, [5, 4]), x, limit);
+        assert_shape_error("clamp_backward", result);
+    }
+    for (wrong, [width, bias]) in wrong_by_one([4, 4]) {
+        let bias = slice(&bench.zeros, bias);
+        let (stream, out) = (&mut bench.device.stream, &mut bench.activation_outs[0]);
+        assert_answer(
+            "add_bias",
+            wrong,
+            backend.add_bias(stream, matrix_mut(out, [5, width]), bias),
+        );
+        let out = matrix_mut(&mut bench.outs[0], [5, width]);
+        assert_answer("add_bias_f32", wrong, backend.add_bias_f32(stream, out, bias));
+    }
+    for (wrong, [dbias, rows, width]) in wrong_by_one([12, 5, 4]) {
+        let dout = matrix(&bench.activations, [rows, width]);
+        let dbias = slice_mut(&mut bench.outs[0], dbias);
+        let grains = GrainRows::new(5, 2).unwrap();
+        let result = backend.bias_backward(&mut bench.device.stream, dbias, dout, grains);
+        assert_answer("bias_backward", wrong, result);
+    }
+    bench.finish();
+}
