@@ -174,11 +174,11 @@ mod tests {
             ("erf", greatest_errors(Erf, Gelu::Erf, 12.0, 0.1)),
             ("tanh", greatest_errors(Tanh, Gelu::Tanh, 12.0, 0.1)),
         ] {
-            assert!(errors[0] <= 10.0 && errors[1] <= 24.0, "{name}: {errors:?}");
+            assert!(errors[0] <= 8.0 && errors[1] <= 36.0, "{name}: {errors:?}");
         }
         // Each value to its own size, as far as the square's rounding in the exponent allows.
         let [erf, _] = greatest_errors(Erf, Gelu::Erf, 3.0, 0.0);
-        assert!(erf <= 24.0, "{erf}");
+        assert!(erf <= 12.0, "{erf}");
     }
 
     #[test]
