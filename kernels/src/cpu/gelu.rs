@@ -19,7 +19,7 @@ const TAIL: [f32; 10] = [
     0.099_735_566,
     0.099_736_43,
     0.093_466_36,
-    0.081_603_086,
+    0.081_603_09,
     0.058_975_27,
     0.063_698_746,
     -0.031_716_872,
@@ -32,7 +32,7 @@ const DENSITY: f32 = 0.398_942_3;
 /// Beyond it every slope is 0 or 1, and squares of x may overflow.
 const FLAT: f32 = 16.0;
 /// 2 sqrt(2 / pi), and that times 0.044715.
-const LINEAR: f32 = 1.595_769_1;
+const LINEAR: f32 = 1.595_769;
 const CUBIC: f32 = 0.071_354_814;
 
 /// A function of x, and its derivative.
