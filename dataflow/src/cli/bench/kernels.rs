@@ -5,6 +5,7 @@
 //! multiplications. (A scan is bound by neither: its exponentials take longer than its bytes.) Times are device time between
 //! two events, the median of many runs after one that is not counted.
 
+mod attention;
 mod measure;
 mod products;
 mod rows;
@@ -20,7 +21,7 @@ use tidemill_kernels::{Backend, KernelError, MemoryPlace};
 use self::measure::{Bench, Ceilings, Measurement};
 use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
-use crate::cli::output::result_line;
+use crate::cli::output::{note_line, result_line};
 use crate::device::{Devices, WithBackend};
 
 /// Flags of `tidemill bench kernels`.
@@ -117,10 +118,11 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Result<Vec<Measurement>, KernelError>;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 10] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 11] {
     [
         ("selective_scan", sequences::selective_scan),
         ("causal_conv1d_silu", sequences::causal_conv1d_silu),
+        ("attention", attention::attention),
         ("rms_norm", rows::rms_norm),
         ("embedding", rows::embedding),
         ("cross_entropy", rows::cross_entropy),
@@ -151,7 +153,13 @@ impl WithBackend for Measuring<'_> {
         for size in shapes {
             for (name, family) in families::<B>() {
                 if wanted(name) {
-                    lines.extend(family(&mut bench, size)?);
+                    match family(&mut bench, size) {
+                        Ok(measured) => lines.extend(measured),
+                        Err(lacking @ KernelError::Unsupported { .. }) => {
+                            note_line!("{name} is not measured: {lacking}");
+                        }
+                        Err(error) => return Err(error.into()),
+                    }
                 }
             }
         }

@@ -1,0 +1,70 @@
+//! Causal attention, as a transformer block of the size's width calls it.
+
+use tidemill_kernels::backend::AttentionInputs;
+use tidemill_kernels::shape::{AttentionShape, SequenceShape};
+use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
+
+use super::SequenceSize;
+use super::measure::{Bench, Measurement, Work};
+
+/// The heads of a model of width d, and how wide they are: 64 in small models, 128 in others.
+fn heads(width: usize) -> [usize; 2] {
+    let head_width = if width < 1024 { 64 } else { 128 };
+    [(width / head_width).max(1), head_width]
+}
+
+pub(super) fn attention<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+) -> Result<Vec<Measurement>, KernelError> {
+    let SequenceSize { samples, positions, .. } = size;
+    let rows = size.rows();
+    let [heads, head_width] = heads(size.width());
+    let sequences = SequenceShape::new(samples, positions)?;
+    let scale = 1.0 / (head_width as f32).sqrt();
+    let shape = AttentionShape::new(sequences, heads, head_width, scale, None)?;
+    let width = shape.width();
+    let qkv = bench.activations(rows * 3 * width)?;
+    let slopes = bench.floats(heads, [0.004, 0.5])?;
+    let dout = bench.activations(rows * width)?;
+    let mut out = bench.room::<B::Activation>(rows * width)?;
+    let mut log_sum_exp = bench.room::<f32>(rows * heads)?;
+    let mut dqkv = bench.room::<B::Activation>(rows * 3 * width)?;
+    let inputs = || -> Result<AttentionInputs<'_, B>, KernelError> {
+        let qkv = Slice::all(&qkv).matrix(rows, 3 * width)?;
+        Ok(AttentionInputs {
+            q: qkv.columns(0, width)?,
+            k: qkv.columns(width, width)?,
+            v: qkv.columns(2 * width, width)?,
+            slopes: Some(Slice::all(&slopes)),
+            starts: None,
+        })
+    };
+    let forward = bench.milliseconds(|backend, stream| {
+        let out = SliceMut::all(&mut out).matrix(rows, width)?;
+        backend.attention_forward(stream, out, SliceMut::all(&mut log_sum_exp), inputs()?, shape)
+    })?;
+    let backward = bench.milliseconds(|backend, stream| {
+        backend.attention_backward(
+            stream,
+            SliceMut::all(&mut dqkv).matrix(rows, 3 * width)?,
+            Slice::all(&dout).matrix(rows, width)?,
+            Slice::all(&out).matrix(rows, width)?,
+            Slice::all(&log_sum_exp),
+            inputs()?,
+            shape,
+        )
+    })?;
+    let elements = bench.activation_bytes() * (rows * width) as f64;
+    // Of every pair of a query and a key that it sees: two products forward, five backward.
+    let pairs = (samples * heads) as f64 * positions as f64 * (positions + 1) as f64 / 2.0;
+    let product = 2.0 * pairs * head_width as f64;
+    let line = |direction, milliseconds, matrices: f64, products: f64| Measurement {
+        kernel: "attention",
+        direction,
+        shape: format!("({samples}, {heads} heads, {positions}, {head_width})"),
+        work: Work { bytes: matrices * elements, operations: products * product },
+        milliseconds,
+    };
+    Ok(vec![line("forward", forward, 4.0, 2.0), line("backward", backward, 8.0, 5.0)])
+}
