@@ -25,7 +25,7 @@ pub use self::arguments::{
     NormInput, Output, ScanGradients, ScanInputs,
 };
 pub use self::element::{ActivationElement, Element};
-use crate::error::{KernelError, Result};
+use crate::error::Result;
 use crate::shape::{AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -66,14 +66,6 @@ pub struct KernelTime {
     pub launches: u64,
     /// Device time.
     pub milliseconds: f64,
-}
-
-fn no_attention(kind: DeviceKind) -> KernelError {
-    KernelError::Unsupported {
-        what: "compute attention".to_owned(),
-        device: format!("{} {}", kind.backend, kind.architecture),
-        answer: "this version has no kernels for it".to_owned(),
-    }
 }
 
 /// A device that trains: buffers, order and kernels.
@@ -505,10 +497,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         log_sum_exp: SliceMut<'_, Self, f32>,
         inputs: AttentionInputs<'_, Self>,
         shape: AttentionShape,
-    ) -> Result<()> {
-        let _ = (stream, out, log_sum_exp, inputs, shape);
-        Err(no_attention(self.device_kind()))
-    }
+    ) -> Result<()>;
 
     /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
     /// v. Probabilities are formed again from `log_sum_exp`.
@@ -522,10 +511,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         log_sum_exp: Slice<'_, Self, f32>,
         inputs: AttentionInputs<'_, Self>,
         shape: AttentionShape,
-    ) -> Result<()> {
-        let _ = (stream, dqkv, dout, out, log_sum_exp, inputs, shape);
-        Err(no_attention(self.device_kind()))
-    }
+    ) -> Result<()>;
 
     /// `cache[b, past[b] + i, w] = rows[b t, w]` for the t new positions i of each sample: keys or values enter a cache.
     fn append_to_cache(
@@ -535,10 +521,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         rows: Matrix<'_, Self, Self::Activation>,
         past: Slice<'_, Self, u32>,
         capacity: usize,
-    ) -> Result<()> {
-        let _ = (stream, cache, rows, past, capacity);
-        Err(no_attention(self.device_kind()))
-    }
+    ) -> Result<()>;
 
     /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` stands at position
     /// `past[b] + i` and sees the keys of its cache up to that position. The same bits as in one forward pass over
@@ -550,10 +533,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         q: Matrix<'_, Self, Self::Activation>,
         cache: KeyValueCache<'_, Self>,
         shape: AttentionShape,
-    ) -> Result<()> {
-        let _ = (stream, out, q, cache, shape);
-        Err(no_attention(self.device_kind()))
-    }
+    ) -> Result<()>;
 
     /// Cross-entropy of each row: `losses[row] = logsumexp(logits[row, ..v]) - logits[row, target]`,
     /// 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.

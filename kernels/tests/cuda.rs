@@ -10,7 +10,6 @@ mod device_program;
 
 use std::process::ExitCode;
 
-use bodies::agreement::Transcript;
 use bodies::arm::{Arm, Sizes, agree};
 use bodies::every_body;
 use bodies::number::Number;
@@ -28,15 +27,14 @@ macro_rules! tests {
         of_attention { $($of_attention:ident: $attention:path;)* }
         of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
     ) => {
-        // GPUs have no kernels of attention yet: these bodies only have to compile.
-        $(const _: fn(&Arm<Gpu<Cuda, Fp32>>) -> Transcript = $attention;)*
-        $(const _: fn(&Arm<Gpu<Cuda, Fp32>>) = $one_attention;)*
         /// A body runs twice where it must find the same bits again.
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
             vec![
                 ("every_source_compiles", |arm| arm.backend.compile_all().unwrap()),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
+                $((stringify!($of_attention), |arm| agree(&[arm, arm], $attention)),)*
+                $((stringify!($of_one_attention), $one_attention),)*
             ]
         }
     };

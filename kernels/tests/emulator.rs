@@ -29,15 +29,12 @@ macro_rules! tests {
         of_attention { $($of_attention:ident: $attention:path;)* }
         of_one_attention { $($of_one_attention:ident: $one_attention:path;)* }
     ) => {
-        // GPUs have no kernels of attention yet: these bodies only have to compile.
-        $(const _: fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript = $attention;)*
-        $(const _: fn(&Arm<Gpu<Emulator, Fp32>>) = $one_attention;)*
-        tests!(fp32_in_warps_of_32, Fp32, 32, $($of_all: $every;)*);
-        tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)*);
-        tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)*);
-        tests!(bf16_in_warps_of_64, Bf16, 64, $($of_all: $every;)*);
-        tests!(fp32, Fp32, $($of_one: $one;)*);
-        tests!(bf16, Bf16, $($of_one: $one;)*);
+        tests!(fp32_in_warps_of_32, Fp32, 32, $($of_all: $every;)* $($of_attention: $attention;)*);
+        tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)* $($of_attention: $attention;)*);
+        tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)* $($of_attention: $attention;)*);
+        tests!(bf16_in_warps_of_64, Bf16, 64, $($of_all: $every;)* $($of_attention: $attention;)*);
+        tests!(fp32, Fp32, $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
+        tests!(bf16, Bf16, $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
     };
     ($module:ident, $precision:ty, $warp:literal, $($test:ident: $body:path;)*) => {
         mod $module {

@@ -1,8 +1,9 @@
 //! [`Backend`] for [`Gpu`]: memory and order from the driver, kernels from the launchers.
 
 use crate::backend::{
-    AdamWStep, Backend, ConvInputs, DeviceKind, Element, Gelu, KernelTime, LogitGradient,
-    MemoryPlace, NUMERICS_VERSION, NormGradient, NormInput, Output, ScanGradients, ScanInputs,
+    AdamWStep, AttentionInputs, Backend, ConvInputs, DeviceKind, Element, Gelu, KernelTime,
+    KeyValueCache, LogitGradient, MemoryPlace, NUMERICS_VERSION, NormGradient, NormInput, Output,
+    ScanGradients, ScanInputs,
 };
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Driver, Rows};
@@ -11,7 +12,9 @@ use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
 use crate::gpu::{Gpu, GpuBuffer, GpuStream};
-use crate::shape::{ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, check_limit};
+use crate::shape::{
+    AttentionShape, ConvShape, CrossEntropyShape, GrainRows, NormShape, ScanShape, check_limit,
+};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Rows of logits that are formed at a time: enough to fill a GPU, few enough that the logits of a large vocabulary stay
@@ -464,6 +467,52 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         shape: ScanShape,
     ) -> Result<()> {
         self.launch_selective_scan_step(stream, out, state, inputs, shape)
+    }
+
+    fn attention_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        log_sum_exp: SliceMut<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        self.launch_attention_forward(stream, out, log_sum_exp, inputs, shape)
+    }
+
+    fn attention_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        dqkv: MatrixMut<'_, Self, P::Activation>,
+        dout: Matrix<'_, Self, P::Activation>,
+        out: Matrix<'_, Self, P::Activation>,
+        log_sum_exp: Slice<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        self.launch_attention_backward(stream, dqkv, dout, out, log_sum_exp, inputs, shape)
+    }
+
+    fn append_to_cache(
+        &self,
+        stream: &mut GpuStream<D>,
+        cache: SliceMut<'_, Self, P::Activation>,
+        rows: Matrix<'_, Self, P::Activation>,
+        past: Slice<'_, Self, u32>,
+        capacity: usize,
+    ) -> Result<()> {
+        self.launch_append_to_cache(stream, cache, rows, past, capacity)
+    }
+
+    fn attention_cached(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        q: Matrix<'_, Self, P::Activation>,
+        cache: KeyValueCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        self.launch_attention_cached(stream, out, q, cache, shape)
     }
 
     fn cross_entropy(

@@ -1,6 +1,8 @@
 //! Launchers: one file for each kernel source. They check views against shapes, choose the kernel by widths and strides, and
 //! enqueue it.
 
+mod attention;
+mod attention_backward;
 mod causal_conv1d;
 mod cross_entropy;
 mod documents;

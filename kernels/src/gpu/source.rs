@@ -28,6 +28,7 @@ macro_rules! source {
 
 /// What sources may include; some of them include another source, to be compiled once more for documents.
 pub static HEADERS: &[Header] = &[
+    Header { name: "attention.h", text: include_str!("../../gpu/attention.h") },
     Header { name: "causal_conv1d.h", text: include_str!("../../gpu/causal_conv1d.h") },
     Header { name: "causal_conv1d.cu", text: include_str!("../../gpu/causal_conv1d.cu") },
     Header {
@@ -42,10 +43,15 @@ pub static HEADERS: &[Header] = &[
     Header { name: "scan_any.cu", text: include_str!("../../gpu/scan_any.cu") },
     Header { name: "scan_backward.cu", text: include_str!("../../gpu/scan_backward.cu") },
     Header { name: "scan_forward.cu", text: include_str!("../../gpu/scan_forward.cu") },
+    Header { name: "tile_product.h", text: include_str!("../../gpu/tile_product.h") },
 ];
 
 /// Biases of rows and their gradients, and clamps.
 pub static BIAS: Source = source!("bias.cu");
+/// The gradients of attention.
+pub static ATTENTION_BACKWARD: Source = source!("attention_backward.cu");
+/// Attention, for training and from a cache.
+pub static ATTENTION_FORWARD: Source = source!("attention_forward.cu");
 /// The convolution, and its single step.
 pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 /// The gradients of the convolution.
@@ -89,6 +95,8 @@ pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 /// Every source.
 pub static ALL: &[&Source] = &[
     &BIAS,
+    &ATTENTION_BACKWARD,
+    &ATTENTION_FORWARD,
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
     &CAUSAL_CONV1D_DOCUMENTS,

@@ -1,0 +1,201 @@
+// What the kernels of attention share: which keys a query sees, and how tiles of rows come into shared memory.
+//
+// A block has ROWS rows of one head of one sample, a warp 16 of them, and walks tiles of the other side's rows, which begin at
+// whole multiples of their size from the sample's first position. A row's bits follow from what it sees alone: a masked
+// score adds exactly 0 to its sums, and a number that is not finite does not get into them through a product with that 0
+// (clear_not_finite).
+#pragma once
+
+constexpr u32 WARPS = 4;
+constexpr u32 THREADS = WARPS * WARP;
+constexpr u32 ROWS = WARPS * TILE;
+
+// What forward and backward read.
+struct AttentionInputs {
+    const activation* q;  // [b t, h p], as k and v
+    const activation* k;
+    const activation* v;
+    const float* slopes;  // [h], or null
+    const u32* starts;    // [b t], or null
+    const u32* past;      // [b], or null: the position of each sample's first query
+    u64 q_stride;
+    u64 k_stride;
+    u64 v_stride;
+    u64 k_sample;  // elements between samples
+    u64 v_sample;
+    u32 positions;  // t: queries of a sample
+    u32 keys;       // of a sample
+    u32 heads;
+    u32 width;   // p
+    u32 window;  // the most positions that a query sees
+    u32 tiles;   // of ROWS rows in a sample
+    float scale;
+    u32 wide;  // whether rows are loaded 16 bytes at a time
+};
+
+// The rows of keys or values that are in shared memory at once.
+template <u32 P>
+constexpr u32 KEYS = P * sizeof(activation) <= 256 ? 64 : 16384 / (P * sizeof(activation));
+
+constexpr u32 NO_POSITION = 0xffffffffu;
+
+// The head and the sample of a block, and its tile of rows. Long walks come first, so that none is begun last.
+struct BlockPlace {
+    u32 head;
+    u32 sample;
+    u32 tile;
+
+    __device__ __forceinline__ BlockPlace(const AttentionInputs& inputs, bool longest_is_last) {
+        const u32 heads_of_all = gridDim.x / inputs.tiles;
+        const u32 index = formed_anew(blockIdx.x);
+        const u32 pair = index % heads_of_all;
+        const u32 rank = index / heads_of_all;
+        head = pair % inputs.heads;
+        sample = pair / inputs.heads;
+        tile = longest_is_last ? inputs.tiles - 1 - rank : rank;
+    }
+};
+
+// The keys that a query sees: from `first` to `last`.
+struct Sight {
+    u32 first;
+    u32 last;
+
+    __device__ __forceinline__ bool holds(u32 key) const { return key >= first && key <= last; }
+};
+
+DEVICE Sight sight_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 past) {
+    const u32 position = past + query;
+    u32 first = position >= inputs.window ? position - inputs.window + 1 : 0;
+    if (inputs.starts) {
+        const u64 row = static_cast<u64>(sample) * inputs.positions + query;
+        first = max(first, inputs.starts[row]);
+    }
+    return {first, position};
+}
+
+// What the lane's rows see. Rows past the last see what that sees.
+DEVICE void sights_of_rows(const AttentionInputs& inputs, Sight (&sight)[HELD_ROWS]) {
+    const BlockPlace block(inputs, true);
+    const u32 past = inputs.past ? inputs.past[block.sample] : 0;
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const u32 query = block.tile * ROWS + threadIdx.x / WARP * TILE + tile_row(slot);
+        sight[slot] = sight_of(inputs, block.sample, min(query, inputs.positions - 1), past);
+    }
+}
+
+// What the rows of a warp or a block see together.
+struct CommonSight {
+    Sight all;   // what every row sees, if first is not after last
+    Sight some;  // what at least one sees
+
+    enum Share { NONE, SOME, ALL };
+
+    // How much of the keys `first .. first + count` the rows see: NONE only where these come later than all that is seen.
+    __device__ __forceinline__ Share share(u32 first, u32 count) const {
+        const u32 last = first + count - 1;
+        if (first > some.last) return NONE;
+        return first >= all.first && last <= all.last ? ALL : SOME;
+    }
+};
+
+// That of the queries `first .. first + count` of a sample, as far as there are any. Every lane of a warp takes part.
+DEVICE CommonSight common_sight(const AttentionInputs& inputs, u32 sample, u32 past, u32 first,
+                                u32 count) {
+    CommonSight sight{{0, NO_POSITION}, {NO_POSITION, 0}};
+    const u32 end = min(first + count, inputs.positions);
+    for (u32 query = first + lane_of_warp(); query < end; query += WARP) {
+        const Sight own = sight_of(inputs, sample, query, past);
+        sight.all.first = max(sight.all.first, own.first);
+        sight.all.last = min(sight.all.last, own.last);
+        sight.some.first = min(sight.some.first, own.first);
+        sight.some.last = max(sight.some.last, own.last);
+    }
+    sight.all.first = warp_greatest(sight.all.first);
+    sight.all.last = warp_least(sight.all.last);
+    sight.some.first = warp_least(sight.some.first);
+    sight.some.last = warp_greatest(sight.some.last);
+    return sight;
+}
+
+// Rows `first .. first + COUNT` of `from` to shared memory, zeros from `limit` on and in the padding of a row. They are
+// there once the thread's copies have ended and the block has met.
+template <u32 COUNT, u32 P>
+DEVICE void load_rows(SharedRows<P> to, const activation* from, u64 stride, u32 first, u32 limit,
+                      u32 width, bool wide) {
+    constexpr u32 CHUNK = SharedRows<P>::CHUNK, CHUNKS = SharedRows<P>::CHUNKS;
+    static_assert(THREADS % CHUNKS == 0, "a thread's chunks are below one another");
+    constexpr u32 PASS_ROWS = THREADS / CHUNKS, PASSES = (COUNT + PASS_ROWS - 1) / PASS_ROWS;
+    const u32 column = threadIdx.x % CHUNKS * CHUNK;
+    u32 row = threadIdx.x / CHUNKS;
+    if (COUNT % PASS_ROWS != 0 && row >= COUNT) return;
+    static_assert(COUNT % PASS_ROWS == 0 || PASSES == 1, "all passes but a lone one are whole");
+    const activation* source = from + (first + row) * stride + column;
+#pragma unroll 2
+    for (u32 pass = 0; pass < PASSES; pass++, row += PASS_ROWS, source += PASS_ROWS * stride) {
+        activation* const place = to.chunk(row, column);
+        const bool inside = first + row < limit && column < width;
+        if (inside && wide) {
+            copy_async_16(place, source);
+        } else {
+            store4(reinterpret_cast<float*>(place), make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+            const u32 count = inside ? min(CHUNK, width - column) : 0;
+#pragma unroll 1
+            for (u32 element = 0; element < count; element++) place[element] = source[element];
+        }
+    }
+}
+
+// Columns `column .. column + TILE` of the lane's rows, which begin at `rows`, as a left factor.
+DEVICE Factor load_factor(const activation* const (&rows)[HELD_ROWS], u32 column, u32 width,
+                          bool wide) {
+    Factor factor;
+    if (wide && column + TILE <= width) {
+#pragma unroll
+        for (u32 pair = 0; pair < HELD / 2; pair++) {
+            load_pair(factor, pair, rows[row_slot(2 * pair)] + column + tile_column(2 * pair));
+        }
+        return factor;
+    }
+#pragma unroll
+    for (u32 pair = 0; pair < HELD / 2; pair++) {
+        const u32 own = column + tile_column(2 * pair);
+        const activation* const at = rows[row_slot(2 * pair)] + own;
+        const float first = own < width ? widen(at[0]) : 0.0f;
+        const float second = own + 1 < width ? widen(at[1]) : 0.0f;
+        set_pair(factor, pair, first, second);
+    }
+    return factor;
+}
+
+// Two neighbours of a row of results, of which `width - column` are there.
+DEVICE void store_neighbours(activation* row, u32 column, u32 width, float first, float second,
+                             bool wide) {
+    if (wide && column < width) {
+        store_pack<2>(row + column, Pack<2>{{first, second}});
+        return;
+    }
+    if (column < width) narrow(row[column], first);
+    if (column + 1 < width) narrow(row[column + 1], second);
+}
+
+DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+
+// Makes zeros of what is not finite in rows that a product will take as its right factor: a masked 0 times those would not
+// be 0. Says, to the whole block, whether there was any.
+template <u32 COUNT, u32 P>
+DEVICE bool clear_not_finite(SharedRows<P> rows) {
+    bool found = false;
+#pragma unroll 1
+    for (u32 i = threadIdx.x * 2; i < COUNT * P; i += THREADS * 2) {
+        activation* const pair = rows.start + i;
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) {
+            if (is_finite(widen(pair[j]))) continue;
+            found = true;
+            narrow(pair[j], 0.0f);
+        }
+    }
+    return __syncthreads_or(found) != 0;
+}

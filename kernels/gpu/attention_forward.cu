@@ -1,0 +1,296 @@
+// Attention, forward: softmax(scale q k^T - slopes (i - j)) v over the keys that each query sees, in tiles of keys with a
+// running maximum and sum (Milakov and Gimelshein, 2018; Dao et al., 2022); for training, and for generation, where keys and
+// values come from a cache. A row's chain over tiles of keys is the same in both.
+//
+// Scores are kept in units of log2, so that exp2 serves. Probabilities are rounded to activations for their product with
+// the values; their sum is not.
+#include "dialect.h"
+#include "pack.h"
+#include "tile_product.h"
+#include "attention.h"
+
+struct AttentionForward {
+    activation* out;     // [b t, h p]
+    float* log_sum_exp;  // [b, h, t], or null
+    AttentionInputs inputs;
+    u64 out_stride;
+    u64 wide_out;  // whether rows of out are stored two elements at a time
+};
+
+#define INFINITE __uint_as_float(0x7f800000u)
+
+// The running softmax of the lane's rows.
+struct Softmax {
+    float maximum[HELD_ROWS];
+    float sum[HELD_ROWS];  // of the lane's own columns
+
+    __device__ __forceinline__ Softmax() {
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+            maximum[slot] = -INFINITE;
+            sum[slot] = 0.0f;
+        }
+    }
+
+    // Makes probabilities of the scores, which times `factor` (above 0) are in units of log2; `decay` is what all that
+    // came before is to be multiplied with. A row that sees nothing here keeps all it has.
+    template <u32 TILES>
+    __device__ __forceinline__ void take(Accumulator (&scores)[TILES], float factor,
+                                         float (&decay)[HELD_ROWS]) {
+        float greatest[HELD_ROWS], used[HELD_ROWS];
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) greatest[slot] = -INFINITE;
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                greatest[row_slot(i)] = fmaxf(greatest[row_slot(i)], scores[n].at[i]);
+            }
+        }
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+            const float next = fmaxf(maximum[slot], row_max(greatest[slot]) * factor);
+            used[slot] = next == -INFINITE ? 0.0f : next;
+            decay[slot] = exp2_fast(maximum[slot] - used[slot]);
+            maximum[slot] = next;
+            sum[slot] *= decay[slot];
+        }
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                float& score = scores[n].at[i];
+                score = exp2_fast(fmaf(score, factor, -used[row_slot(i)]));
+                sum[row_slot(i)] += score;
+            }
+        }
+    }
+};
+
+// Adds what clear_not_finite has taken from the values `first .. end` of a tile, to the rows that see it. What comes of it is
+// no number anyway, so probabilities do not count.
+template <u32 STEPS>
+DEVICE void add_not_finite(Accumulator (&out)[STEPS], const activation* v,
+                           const AttentionInputs& inputs, u32 first, u32 end) {
+    Sight sight[HELD_ROWS];
+    sights_of_rows(inputs, sight);
+    end = min(end, first + KEYS<STEPS * TILE>);
+#pragma unroll 1
+    for (u32 key = first; key < end; key++) {
+        const activation* const row = v + key * inputs.v_stride;
+        const u32 first_column = formed_anew(first_tile_column());
+#pragma unroll
+        for (u32 n = 0; n < STEPS; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                const u32 column = n * TILE + first_column + column_step(i);
+                if (column >= inputs.width || !sight[row_slot(i)].holds(key)) continue;
+                const float x = widen(row[column]);
+                if (!is_finite(x)) out[n].at[i] += x;
+            }
+        }
+    }
+}
+
+template <u32 STEPS>
+DEVICE void store_results(const AttentionForward& arguments, const Accumulator (&out)[STEPS],
+                          const Softmax& softmax) {
+    const AttentionInputs& inputs = arguments.inputs;
+    const BlockPlace block(inputs, true);
+    const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const u32 query = block.tile * ROWS + threadIdx.x / WARP * TILE + tile_row(slot);
+        const float sum = row_sum(softmax.sum[slot]);
+        if (query >= inputs.positions) continue;
+        const float reciprocal = 1.0f / sum;
+        activation* const row = arguments.out + (sample_row + query) * arguments.out_stride +
+                                block.head * inputs.width;
+#pragma unroll
+        for (u32 n = 0; n < STEPS; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i += 2) {
+                if (row_slot(i) != slot) continue;
+                store_neighbours(row, n * TILE + tile_column(i), inputs.width,
+                                 out[n].at[i] * reciprocal, out[n].at[i + 1] * reciprocal,
+                                 arguments.wide_out != 0);
+            }
+        }
+        if (arguments.log_sum_exp && tile_column(0) == 0) {
+            const u64 pair = static_cast<u64>(block.sample) * inputs.heads + block.head;
+            arguments.log_sum_exp[pair * inputs.positions + query] =
+                (softmax.maximum[slot] + log2_fast(sum)) * LN_2;
+        }
+    }
+}
+
+template <u32 P>
+DEVICE void forward(const AttentionForward& arguments) {
+    constexpr u32 STEPS = P / TILE, KEY_TILES = KEYS<P> / TILE;
+    // Where the queries would not fit, they are read from global memory for every tile of keys.
+    constexpr bool HOLDS_QUERIES = P * sizeof(activation) <= 256;
+    const AttentionInputs& inputs = arguments.inputs;
+    SHARED(activation, memory);
+    activation* const keys_memory = memory;
+    activation* const values_memory = memory + KEYS<P> * P;
+    activation* const queries_memory = memory + 2 * KEYS<P> * P;
+    const BlockPlace block(inputs, true);
+    const u32 past = inputs.past ? inputs.past[block.sample] : 0;
+    const u32 width = inputs.width, first_column = block.head * width;
+    const bool wide = inputs.wide != 0;
+
+    // Rows past the last are not stored.
+    const u32 block_first = block.tile * ROWS;
+    const u32 warp_first = block_first + threadIdx.x / WARP * TILE;
+    const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
+    // Of the lane's first row: the others follow at a fixed distance.
+    const u32 position = past + warp_first + tile_row(0);
+    const CommonSight warp_sight = common_sight(inputs, block.sample, past, warp_first, TILE);
+    const CommonSight block_sight = common_sight(inputs, block.sample, past, block_first, ROWS);
+    const u32 begin = block_sight.some.first / KEYS<P> * KEYS<P>;
+    const u32 end = min(block_sight.some.last + 1, inputs.keys);
+
+    const activation* q_rows[HELD_ROWS];
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const u32 query = min(warp_first + tile_row(slot), inputs.positions - 1);
+        q_rows[slot] = inputs.q + (sample_row + query) * inputs.q_stride + first_column;
+    }
+    const activation* const k = inputs.k + block.sample * inputs.k_sample + first_column;
+    const activation* const v = inputs.v + block.sample * inputs.v_sample + first_column;
+    if (HOLDS_QUERIES) {
+        const activation* const q = inputs.q + sample_row * inputs.q_stride + first_column;
+        load_rows<ROWS>(SharedRows<P>(queries_memory), q, inputs.q_stride, block_first, inputs.positions, width, wide);
+    }
+    load_rows<KEYS<P>>(SharedRows<P>(keys_memory), k, inputs.k_stride, begin, end, width, wide);
+    copy_async_commit();
+
+    // Slopes are in units of log2, and so are scores where they have slopes, or a scale that does not keep their order.
+    const float slope = inputs.slopes ? inputs.slopes[block.head] * LOG2_E : 0.0f;
+    const bool scaled_first = inputs.slopes || !(inputs.scale > 0.0f);
+    const float scale = inputs.scale * LOG2_E;
+
+    Softmax softmax;
+    Accumulator out[STEPS];
+#pragma unroll
+    for (u32 n = 0; n < STEPS; n++) out[n] = zero_tile();
+
+    for (u32 first = begin; first < end; first += KEYS<P>) {
+        // Held from one round to the next, places in shared memory would take the registers that tiles need.
+        const u32 lane = formed_anew(lane_of_warp());
+        const SharedRows<P> keys(keys_memory, lane), values(values_memory, lane);
+        const SharedRows<P> queries(queries_memory, lane);
+        copy_async_wait<0>();
+        __syncthreads();
+        load_rows<KEYS<P>>(values, v, inputs.v_stride, first, end, width, wide);
+        copy_async_commit();
+        const CommonSight::Share share = warp_sight.share(first, KEYS<P>);
+        Accumulator scores[KEY_TILES];
+        if (share != CommonSight::NONE) {
+#pragma unroll
+            for (u32 n = 0; n < KEY_TILES; n++) scores[n] = zero_tile();
+#pragma unroll
+            for (u32 step = 0; step < STEPS; step++) {
+                Factor query;
+                if constexpr (HOLDS_QUERIES) {
+                    query = load_factor(queries, threadIdx.x / WARP * TILE, step * TILE);
+                } else {
+                    query = load_factor(q_rows, step * TILE, width, wide);
+                }
+#pragma unroll
+                for (u32 n = 0; n < KEY_TILES; n++) {
+                    multiply_add<Stored::BY_COLUMN>(scores[n], query, keys, step * TILE, n * TILE);
+                }
+            }
+        }
+        copy_async_wait<0>();
+        __syncthreads();
+        if (first + KEYS<P> < end) {
+            load_rows<KEYS<P>>(keys, k, inputs.k_stride, first + KEYS<P>, end, width, wide);
+            copy_async_commit();
+        }
+        // Some rows do not see some of the values.
+        const bool cleared = block_sight.share(first, KEYS<P>) == CommonSight::SOME &&
+                             clear_not_finite<KEYS<P>>(values);
+        if (share == CommonSight::NONE) continue;
+
+        if (scaled_first) {
+#pragma unroll
+            for (u32 n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < HELD; i++) {
+                    const u32 own = position + tile_row(row_slot(i)) - tile_row(0);
+                    const int distance = static_cast<int>(own - first - n * TILE - tile_column(i));
+                    const float bias = -slope * static_cast<float>(distance);
+                    scores[n].at[i] = fmaf(scores[n].at[i], scale, bias);
+                }
+            }
+        }
+        if (share == CommonSight::SOME) {
+            Sight sight[HELD_ROWS];
+            sights_of_rows(inputs, sight);
+#pragma unroll
+            for (u32 n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < HELD; i++) {
+                    const u32 key = first + n * TILE + tile_column(i);
+                    if (!sight[row_slot(i)].holds(key)) scores[n].at[i] = -INFINITE;
+                }
+            }
+        }
+        float decay[HELD_ROWS];
+        softmax.take(scores, scaled_first ? 1.0f : scale, decay);
+#pragma unroll
+        for (u32 n = 0; n < STEPS; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) out[n].at[i] *= decay[row_slot(i)];
+        }
+#pragma unroll
+        for (u32 m = 0; m < KEY_TILES; m++) {
+            const Factor probabilities = as_factor(scores[m]);
+#pragma unroll
+            for (u32 n = 0; n < STEPS; n++) {
+                multiply_add<Stored::BY_TERM>(out[n], probabilities, values, m * TILE, n * TILE);
+            }
+        }
+        if (cleared) add_not_finite(out, v, inputs, first, end);
+    }
+
+    store_results(arguments, out, softmax);
+}
+
+// Blocks that fit a multiprocessor by their registers.
+#if ACTIVATION_BF16
+KERNEL(attention_forward_32, THREADS, 4, AttentionForward) { forward<32>(arguments); }
+KERNEL(attention_forward_64, THREADS, 3, AttentionForward) { forward<64>(arguments); }
+KERNEL(attention_forward_128, THREADS, 3, AttentionForward) { forward<128>(arguments); }
+#else
+KERNEL(attention_forward_32, THREADS, 2, AttentionForward) { forward<32>(arguments); }
+KERNEL(attention_forward_64, THREADS, 2, AttentionForward) { forward<64>(arguments); }
+KERNEL(attention_forward_128, THREADS, 1, AttentionForward) { forward<128>(arguments); }
+#endif
+KERNEL(attention_forward_256, THREADS, 1, AttentionForward) { forward<256>(arguments); }
+
+struct AppendToCache {
+    activation* cache;       // [b, capacity, width]
+    const activation* rows;  // [b t, width]
+    const u32* past;         // [b]
+    u64 row_stride;
+    u32 positions;  // t
+    u32 capacity;
+    u64 width;
+};
+
+// A block for each new row.
+KERNEL(append_to_cache, 128, 1, AppendToCache) {
+    const u32 sample = blockIdx.x / arguments.positions;
+    const u32 position = arguments.past[sample] + blockIdx.x % arguments.positions;
+    if (position >= arguments.capacity) return;
+    const activation* const from = arguments.rows + blockIdx.x * arguments.row_stride;
+    activation* const to =
+        arguments.cache +
+        (static_cast<u64>(sample) * arguments.capacity + position) * arguments.width;
+    for (u64 column = threadIdx.x; column < arguments.width; column += 128) {
+        to[column] = from[column];
+    }
+}
