@@ -94,6 +94,8 @@ fn a_missing_barrier_fails_the_body() {
     let barrier = "__syncthreads();";
     let scan = bodies::selective_scan::samples_are_independent;
     assert_needs("causal_conv1d_backward.cu", barrier, bodies::causal_conv1d::agrees);
+    assert_needs("attention_forward.cu", barrier, bodies::attention_cached::agrees);
+    assert_needs("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs("scan_forward.cu", barrier, scan);
     assert_needs("scan_backward.cu", barrier, scan);
 }
