@@ -1,6 +1,6 @@
 // Cross-entropy of rows of logits, and its gradient in place:
 //
-//   losses[row] = logsumexp(logits[row, ..v]) - logits[row, target];   dlogits = softmax - one_hot(target)
+//   losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target];   dlogits = s (softmax - one_hot(target))
 //
 // Floor: logits read and written once, 4 bytes a logit of bf16: 0.25 ms for 4,096 rows of 65,024 at 4.3
 // TB/s. They are read once more, for the gradient: a row is 130 KB, so the rows that are being worked on stay in the
@@ -31,6 +31,8 @@ struct CrossEntropy {
     u64 row_stride;       // at least v; what lies past v is padding
     u32 vocab_size;       // v
     u32 with_gradient;    // whether the logits become their gradient
+    float scale;          // s, above 0
+    u32 padding;
 };
 
 template <u32 THREADS>
@@ -67,13 +69,15 @@ struct Exponentials {
     }
 };
 
-// Calls `each(first column, pack)` for the thread's packs of a row: pack i of every THREADS. Columns past v
+// Calls `each(first column, pack)` for the thread's packs of a row, scaled: pack i of every THREADS. Columns past v
 // hold minus infinity; where rows are aligned, they are at least whole packs.
 template <u32 THREADS, Access ACCESS, class Each>
-DEVICE void for_each_pack(const activation* row, u32 vocab_size, Each each) {
+DEVICE void for_each_pack(const activation* row, u32 vocab_size, float scale, Each each) {
     constexpr u32 STEP = THREADS * LOGITS;
     const float nothing = __uint_as_float(0xff800000u);
     auto take = [&](u32 column, Logits pack) {
+#pragma unroll
+        for (u32 i = 0; i < LOGITS; i++) pack.at[i] *= scale;
         if (ACCESS == Access::WIDE && column + LOGITS > vocab_size) {
 #pragma unroll
             for (u32 i = 0; i < LOGITS; i++) {
@@ -118,10 +122,11 @@ DEVICE void cross_entropy(const CrossEntropy& arguments) {
         if (threadIdx.x == 0) report_token(arguments.fault, blockIdx.x, target);
         target = 0;
     }
-    const float target_logit = widen(logits[target]);
+    const float scale = arguments.scale;
+    const float target_logit = widen(logits[target]) * scale;
 
     Exponentials others{fmaxf(target_logit, LOWEST), 0.0f};
-    for_each_pack<THREADS, ACCESS>(logits, vocab_size, [&](u32 column, Logits& pack) {
+    for_each_pack<THREADS, ACCESS>(logits, vocab_size, scale, [&](u32 column, Logits& pack) {
         if (target - column < LOGITS) {
 #pragma unroll
             for (u32 i = 0; i < LOGITS; i++) {
@@ -147,11 +152,11 @@ DEVICE void cross_entropy(const CrossEntropy& arguments) {
     // Every thread has read the target's logit: block_sum is a barrier, or, where the block is one warp, its shuffles wait for
     // all lanes, each with a sum that its read of the logit went into.
     const float reciprocal = 1.0f / sum;
-    for_each_pack<THREADS, ACCESS>(logits, vocab_size, [&](u32 column, Logits& pack) {
+    for_each_pack<THREADS, ACCESS>(logits, vocab_size, scale, [&](u32 column, Logits& pack) {
 #pragma unroll
         for (u32 i = 0; i < LOGITS; i++) {
             const float probability = exp_fast(pack.at[i] - greatest) * reciprocal;
-            pack.at[i] = column + i == target ? -sum_of_others / sum : probability;
+            pack.at[i] = (column + i == target ? -sum_of_others / sum : probability) * scale;
         }
         // The padding of a whole pack receives the exponential of minus infinity, which is its zero.
         store<LOGITS, ACCESS>(logits + column, pack, vocab_size - column);

@@ -25,6 +25,8 @@ struct EmbeddingForward {
     u64 table_stride;
     u32 vocab_size;  // v
     u32 width;       // d
+    u32 adds;        // whether rows are added to out, or replace it
+    u32 padding;
 };
 
 constexpr u32 COPY_THREADS = 128;
@@ -41,7 +43,13 @@ DEVICE void copy_row(const EmbeddingForward& arguments) {
 #pragma unroll 4
     for (u32 column = threadIdx.x * COLUMNS; column < width; column += COPY_THREADS * COLUMNS) {
         const u32 count = width - column;
-        store<COLUMNS, ACCESS>(out + column, load<COLUMNS, ACCESS>(from + column, count), count);
+        Pack<COLUMNS> pack = load<COLUMNS, ACCESS>(from + column, count);
+        if (arguments.adds) {
+            const Pack<COLUMNS> before = load<COLUMNS, ACCESS>(out + column, count);
+#pragma unroll
+            for (u32 i = 0; i < COLUMNS; i++) pack.at[i] += before.at[i];
+        }
+        store<COLUMNS, ACCESS>(out + column, pack, count);
     }
 }
 

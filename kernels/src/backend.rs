@@ -245,13 +245,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
         grains: GrainRows,
     ) -> Result<()>;
 
-    /// `out[rows, d] = table[tokens[row]]`, rows of the fp32 residual stream.
+    /// `out[rows, d] (+)= table[tokens[row]]`, rows of the fp32 residual stream.
     fn embedding_forward(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, f32>,
         table: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
+        output: Output,
     ) -> Result<()>;
 
     /// For each grain in order: `lane_table[v, d] += sum over the grain's rows, in order, of dout`.
@@ -535,8 +536,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
         shape: AttentionShape,
     ) -> Result<()>;
 
-    /// Cross-entropy of each row: `losses[row] = logsumexp(logits[row, ..v]) - logits[row, target]`,
-    /// 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.
+    /// Cross-entropy of each row: `losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target]`, s being the shape's
+    /// logit scale; 0 where the target is [`IGNORED_TARGET`]. `logits` then holds what `gradient` says.
     fn cross_entropy(
         &self,
         stream: &mut Self::DeviceStream,

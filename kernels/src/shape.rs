@@ -280,11 +280,12 @@ impl ScanShape {
 }
 
 /// Cross-entropy of `rows` rows of logits over `vocab_size` tokens, the rows `row_stride` apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropyShape {
     rows: usize,
     vocab_size: usize,
     row_stride: usize,
+    logit_scale: f32,
 }
 
 impl CrossEntropyShape {
@@ -304,7 +305,24 @@ impl CrossEntropyShape {
             ));
         }
         countable("cross_entropy", "elements", &[rows, row_stride])?;
-        Ok(Self { rows, vocab_size, row_stride })
+        Ok(Self { rows, vocab_size, row_stride, logit_scale: 1.0 })
+    }
+
+    /// The same of logits that are multiplied by `logit_scale` first; 1 where nothing is said.
+    ///
+    /// # Errors
+    /// A scale that is not a finite number above 0.
+    pub fn with_logit_scale(self, logit_scale: f32) -> Result<Self> {
+        if !(logit_scale.is_finite() && logit_scale > 0.0) {
+            let expected = "a finite number above 0";
+            return Err(KernelError::shape("cross_entropy", "logit scale", expected, logit_scale));
+        }
+        Ok(Self { logit_scale, ..self })
+    }
+
+    /// The factor of the logits.
+    pub fn logit_scale(self) -> f32 {
+        self.logit_scale
     }
 
     /// Rows of logits.

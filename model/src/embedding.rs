@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use tidemill_kernels::backend::Output;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
@@ -28,7 +29,7 @@ impl Embedding {
         let Device { backend, stream } = device;
         let out = SliceMut::all(out).matrix(tokens.elements(), self.width)?;
         let table = parameters.vector(&self.table)?.matrix(self.rows(), self.width)?;
-        Ok(backend.embedding_forward(stream, out, table, tokens)?)
+        Ok(backend.embedding_forward(stream, out, table, tokens, Output::Overwrite)?)
     }
 
     /// Adds the gradient of the table to `lane`, laid out as the table's segment, grain by grain.

@@ -1,5 +1,6 @@
 //! A model that looks its tokens up without having looked at them: what the device then finds must end the run.
 
+use tidemill::kernels::backend::Output;
 use tidemill::kernels::shape::GrainRows;
 use tidemill::kernels::{Backend, Slice, SliceMut};
 use tidemill::model::{
@@ -40,7 +41,7 @@ impl Lookup {
         let mut rows = backend.allocate(stream, tokens.len() * WIDTH)?;
         let out = SliceMut::all(&mut rows).matrix(tokens.len(), WIDTH)?;
         let table = table.matrix(VOCAB, WIDTH)?;
-        backend.embedding_forward(stream, out, table, Slice::all(&places))?;
+        backend.embedding_forward(stream, out, table, Slice::all(&places), Output::Overwrite)?;
         Ok((places, rows))
     }
 }

@@ -17,7 +17,8 @@ pub enum Output {
 pub enum LogitGradient {
     /// The logits' contents are unspecified afterwards.
     None,
-    /// The gradient of the *sum* of the rows' losses: softmax - one_hot(target), zero in the padding.
+    /// The gradient of the *sum* of the rows' losses: `s (softmax - one_hot(target))`, s being the logit scale; zero in the
+    /// padding.
     InPlace,
 }
 

@@ -215,8 +215,9 @@ impl Backend for Cpu {
         out: MatrixMut<'_, Self, f32>,
         table: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
+        output: Output,
     ) -> Result<()> {
-        embedding_forward(out, table, tokens)
+        embedding_forward(out, table, tokens, output)
     }
 
     fn embedding_backward_add(

@@ -44,7 +44,8 @@ pub(crate) fn cross_entropy(
     let logits = exactly_mut(KERNEL, "logits", logits, rows * row_stride)?;
     let targets = exactly(KERNEL, "targets", targets, rows)?;
     check_targets(KERNEL, targets, vocab_size)?;
-    let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride };
+    let scale = shape.logit_scale();
+    let all = CrossEntropy { losses, logits, targets, gradient, vocab_size, row_stride, scale };
     let share = threads.share(rows);
     threads.for_each(all.parts(share), |part| dispatch.run(part));
     Ok(())
@@ -59,12 +60,14 @@ struct CrossEntropy<'a> {
     gradient: LogitGradient,
     vocab_size: usize,
     row_stride: usize,
+    /// The factor of the logits.
+    scale: f32,
 }
 
 impl<'a> CrossEntropy<'a> {
     /// Parts of `rows` rows each, the last of what is left.
     fn parts(self, rows: usize) -> impl Iterator<Item = CrossEntropy<'a>> {
-        let Self { losses, logits, targets, gradient, vocab_size, row_stride } = self;
+        let Self { losses, logits, targets, gradient, vocab_size, row_stride, scale } = self;
         losses
             .chunks_mut(rows)
             .zip(logits.chunks_mut(rows * row_stride))
@@ -76,6 +79,7 @@ impl<'a> CrossEntropy<'a> {
                 gradient,
                 vocab_size,
                 row_stride,
+                scale,
             })
     }
 }
@@ -96,6 +100,12 @@ impl Kernel for CrossEntropy<'_> {
                 continue;
             }
             let target = target as usize;
+            let scale = s.splat(self.scale);
+            if self.scale != 1.0 {
+                for logits in logits.chunks_mut(LANES) {
+                    s.store_row(logits, s.mul(s.load_row(logits), scale));
+                }
+            }
             let target_logit = logits[target];
             let greatest = greatest_of(s, logits);
             // The other terms are summed alone: of a target that is nearly certain, what they leave
@@ -114,9 +124,9 @@ impl Kernel for CrossEntropy<'_> {
             if self.gradient == LogitGradient::InPlace {
                 let reciprocal = s.splat(1.0 / sum);
                 for logits in logits.chunks_mut(LANES) {
-                    s.store_row(logits, s.mul(s.load_row(logits), reciprocal));
+                    s.store_row(logits, s.mul(s.mul(s.load_row(logits), reciprocal), scale));
                 }
-                logits[target] = -others / sum;
+                logits[target] = -others / sum * self.scale;
                 padding.fill(0.0);
             }
         }
@@ -194,6 +204,7 @@ mod tests {
             gradient: LogitGradient::InPlace,
             vocab_size,
             row_stride,
+            scale: 1.0,
         });
         losses[0]
     }

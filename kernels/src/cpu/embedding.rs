@@ -5,6 +5,7 @@ use super::device_stream::{DeviceStream, TokenRow};
 use super::dispatch::{Dispatch, Kernel};
 use super::rows::{Rows, RowsMut, elements, exactly};
 use super::simd::{LANES, Lanes, Simd};
+use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
@@ -19,11 +20,12 @@ fn check_tokens(kernel: &'static str, tokens: &[u32], vocab_size: usize) -> Resu
     }
 }
 
-/// `out[rows, d] = table[tokens[row]]`.
+/// `out[rows, d] (+)= table[tokens[row]]`.
 pub(crate) fn embedding_forward(
     out: MatrixMut<'_, Cpu, f32>,
     table: Matrix<'_, Cpu, f32>,
     tokens: Slice<'_, Cpu, u32>,
+    output: Output,
 ) -> Result<()> {
     const KERNEL: &str = "embedding_forward";
     let tokens = elements(tokens);
@@ -32,7 +34,11 @@ pub(crate) fn embedding_forward(
     let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
     check_tokens(KERNEL, tokens, vocab_size)?;
     for (row, &token) in tokens.iter().enumerate() {
-        out.row_mut(row).copy_from_slice(table.row(token as usize));
+        let (out, from) = (out.row_mut(row), table.row(token as usize));
+        match output {
+            Output::Overwrite => out.copy_from_slice(from),
+            Output::Add => out.iter_mut().zip(from).for_each(|(out, x)| *out += x),
+        }
     }
     Ok(())
 }

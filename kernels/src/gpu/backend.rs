@@ -244,8 +244,9 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         out: MatrixMut<'_, Self, f32>,
         table: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
+        output: Output,
     ) -> Result<()> {
-        self.launch_embedding_forward(stream, out, table, tokens)
+        self.launch_embedding_forward(stream, out, table, tokens, output)
     }
 
     fn embedding_backward_add(

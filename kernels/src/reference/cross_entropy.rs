@@ -12,8 +12,8 @@ pub struct CrossEntropyOutputs {
     pub dlogits: Vec<f64>,
 }
 
-/// `losses[row] = logsumexp(logits[row, ..v]) - logits[row, target]` and, of their sum,
-/// `dlogits = softmax - one_hot(target)`; `logits[rows, row_stride]`, whose padding is not read.
+/// With s the shape's logit scale: `losses[row] = logsumexp(s logits[row, ..v]) - s logits[row, target]` and, of their sum,
+/// `dlogits = s (softmax - one_hot(target))`; `logits[rows, row_stride]`, whose padding is not read.
 pub fn forward_backward(
     logits: &[f64],
     targets: &[u32],
@@ -21,6 +21,7 @@ pub fn forward_backward(
 ) -> CrossEntropyOutputs {
     let (rows, vocab_size, row_stride) = (shape.rows(), shape.vocab_size(), shape.row_stride());
     assert_eq!((logits.len(), targets.len()), (rows * row_stride, rows));
+    let scale = f64::from(shape.logit_scale());
     let mut outputs =
         CrossEntropyOutputs { losses: vec![0.0; rows], dlogits: vec![0.0; logits.len()] };
     for row in 0..rows {
@@ -29,13 +30,14 @@ pub fn forward_backward(
         }
         let target = targets[row] as usize;
         let logits = &logits[row * row_stride..][..vocab_size];
+        let logits: Vec<f64> = logits.iter().map(|logit| scale * logit).collect();
         let largest = logits.iter().fold(f64::NEG_INFINITY, |largest, &l| largest.max(l));
         let total: f64 = logits.iter().map(|logit| (logit - largest).exp()).sum();
         outputs.losses[row] = largest + total.ln() - logits[target];
         for (token, logit) in logits.iter().enumerate() {
             let probability = (logit - largest).exp() / total;
             let one_hot = if token == target { 1.0 } else { 0.0 };
-            outputs.dlogits[row * row_stride + token] = probability - one_hot;
+            outputs.dlogits[row * row_stride + token] = scale * (probability - one_hot);
         }
     }
     outputs
@@ -48,8 +50,9 @@ mod tests {
 
     #[test]
     fn the_gradient_agrees_with_central_differences() {
-        for vocab_size in [1, 5] {
+        for (vocab_size, scale) in [(1, 1.0), (5, 1.0), (5, 0.3)] {
             let shape = CrossEntropyShape::new(4, vocab_size, vocab_size + 2).unwrap();
+            let shape = shape.with_logit_scale(scale).unwrap();
             let last = vocab_size as u32 - 1;
             let targets = [last, IGNORED_TARGET, 0, last / 2];
             let logits: Vec<f64> =

@@ -136,6 +136,13 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             }
         }
     }
+    for (scale, vocab_size) in [(0.125, 259), (3.0, 30), (0.3, 2056)] {
+        let shape = CrossEntropyShape::new(3, vocab_size, vocab_size + 5).unwrap();
+        let shape = shape.with_logit_scale(scale).unwrap();
+        let label = format!("cross-entropy {shape:?}");
+        let case = Case::new::<B::Activation>(&mut Inputs::new(7), shape, 0.0, 4.0);
+        check_case(&mut device, &mut transcript, &label, &case, shape);
+    }
     let shape = CrossEntropyShape::new(3, 17, 20).unwrap();
     let mut case = Case::new::<B::Activation>(&mut Inputs::new(0), shape, 0.0, 1.0);
     case.targets.fill(IGNORED_TARGET);

@@ -1,5 +1,6 @@
 //! Embedding.
 
+use tidemill_kernels::backend::Output;
 use tidemill_kernels::reference::embedding::{backward, forward};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, KernelError, Slice};
@@ -45,15 +46,18 @@ impl Case {
         Layout::inside_wider(self.vocab_size, self.width)
     }
 
-    /// What is looked up.
-    fn forward<B: Backend>(&self, device: &mut Device<'_, B>) -> Vec<f32> {
+    /// What is looked up, or `before` with it added.
+    fn forward<B: Backend>(&self, device: &mut Device<'_, B>, before: Option<&[f32]>) -> Vec<f32> {
         let tokens = device.upload(&self.tokens);
         let table = Placed::new(device, self.table_layout(), &self.table);
         let layout = Layout::inside_wider(self.tokens.len(), self.width);
-        let mut out = Placed::poisoned(device, layout);
+        let (mut out, output) = match before {
+            None => (Placed::poisoned(device, layout), Output::Overwrite),
+            Some(before) => (Placed::new(device, layout, before), Output::Add),
+        };
         let (backend, stream) = (device.backend, &mut device.stream);
         let (out_mut, tokens) = (out.matrix_mut(), Slice::all(&tokens));
-        backend.embedding_forward(stream, out_mut, table.matrix(), tokens).unwrap();
+        backend.embedding_forward(stream, out_mut, table.matrix(), tokens, output).unwrap();
         out.read(device)
     }
 
@@ -101,7 +105,9 @@ fn check_case<B: Backend>(
 ) {
     let expected = forward(&wide(&case.table), &case.tokens, case.width);
     let expected: Vec<f32> = expected.iter().map(|&x| x as f32).collect();
-    assert_same_bits(label, &case.forward(device), &expected);
+    assert_same_bits(label, &case.forward(device, None), &expected);
+    let sums: Vec<f32> = expected.iter().zip(&case.dout).map(|(x, before)| before + x).collect();
+    assert_same_bits(label, &case.forward(device, Some(&case.dout)), &sums);
 
     let found = case.added(device, &case.lane, 0, case.grains);
     let dtable = backward(&wide(&case.dout), &case.tokens, case.vocab_size, case.width);
@@ -174,6 +180,7 @@ pub fn refuses_tokens_out_of_range<B: Backend>(arm: &Arm<B>) {
             out.matrix_mut(),
             table.matrix(),
             Slice::all(&placed_tokens),
+            Output::Overwrite,
         );
         expect(device.error_of(result));
 

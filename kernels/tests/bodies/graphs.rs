@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tidemill_kernels::backend::LogitGradient;
+use tidemill_kernels::backend::{LogitGradient, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows};
 use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
 
@@ -179,6 +179,7 @@ pub fn answer_the_faults_of_their_kernels<B: Backend<Activation: Number>>(arm: &
                 SliceMut::all(&mut out).matrix(ROWS, 4)?,
                 Slice::all(&table).matrix(VOCAB, 4)?,
                 Slice::all(tokens),
+                Output::Overwrite,
             )?;
             backend.cross_entropy(
                 stream,

@@ -137,7 +137,7 @@ pub fn embedding<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let tokens = Slice::new(&bench.tokens, 0, tokens).unwrap();
         let out = matrix_mut(&mut bench.outs[0], [rows, width]);
         let table = matrix(&bench.zeros, [6, table_width]);
-        let result = backend.embedding_forward(stream, out, table, tokens);
+        let result = backend.embedding_forward(stream, out, table, tokens, Output::Overwrite);
         assert_answer("embedding_forward", wrong, result);
         let lane = matrix_mut(&mut bench.outs[0], [6, table_width]);
         let dout = matrix(&bench.zeros, [rows, width]);

@@ -31,6 +31,8 @@ struct CrossEntropy {
     row_stride: u64,
     vocab_size: u32,
     with_gradient: u32,
+    scale: f32,
+    padding: u32,
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -57,6 +59,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             row_stride: row_stride as u64,
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             with_gradient: u32::from(gradient == LogitGradient::InPlace),
+            scale: shape.logit_scale(),
+            padding: 0,
         };
         let stride = stride_bytes::<P::Activation>(arguments.row_stride);
         let access = Access::of(WIDE_BYTES, &[(arguments.logits, stride)]);

@@ -4,6 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{exactly, row_stride, row_stride_mut};
+use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -41,6 +42,8 @@ struct EmbeddingForward {
     table_stride: u64,
     vocab_size: u32,
     width: u32,
+    adds: u32,
+    padding: u32,
 }
 
 /// `EmbeddingGroup` of embedding.cu.
@@ -80,13 +83,14 @@ fn check_vocabulary(kernel: &'static str, vocab_size: usize) -> Result<()> {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// Rows of the table, picked by tokens.
+    /// Rows of the table, picked by tokens, in place of `out` or added to it.
     pub(in crate::gpu) fn launch_embedding_forward(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, f32>,
         table: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
+        output: Output,
     ) -> Result<()> {
         const KERNEL: &str = "embedding_forward";
         let (rows, vocab_size, width) = (tokens.elements, table.rows, table.columns);
@@ -100,6 +104,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             fault: stream.fault(Watched::EmbeddingForward, vocab_size),
             vocab_size: size32(KERNEL, "vocab size", vocab_size)?,
             width: size32(KERNEL, "width", width)?,
+            adds: u32::from(output == Output::Add),
+            padding: 0,
         };
         let operands = [
             (arguments.out, stride_bytes::<f32>(arguments.out_stride)),

@@ -1,6 +1,6 @@
 //! Kernels over rows and over the arena of parameters: bound by bytes, all of them.
 
-use tidemill_kernels::backend::{AdamWStep, LogitGradient};
+use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
 
@@ -81,7 +81,7 @@ pub(super) fn embedding<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize
     let forward = bench.milliseconds(|backend, stream| {
         let out = SliceMut::all(&mut out).matrix(rows, d)?;
         let table = Slice::all(&table).matrix(v, d)?;
-        backend.embedding_forward(stream, out, table, Slice::all(&tokens))
+        backend.embedding_forward(stream, out, table, Slice::all(&tokens), Output::Overwrite)
     })?;
     let mut lane = table;
     let backward = bench.milliseconds(|backend, stream| {
