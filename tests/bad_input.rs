@@ -123,6 +123,8 @@ fn flags() {
         (&["generate", "--model", "run", "--prompt", "a", "--batch", "2"], "--batch"),
         (&["generate", "--model", "run", "--input", "p.jsonl", "--batch", "0"], "--batch"),
         (&["score", "--model", "run"], "--input"),
+        (&["bench", "generate", "--plot", "p.jpg"], ".svg or .png"),
+        (&["bench", "generate", "--batches", "1,0"], "--batches"),
         (&["inspect", "data", "--format", "xml"], "xml"),
         (&["bench", "train", "--steps", "0"], "--steps"),
     ];

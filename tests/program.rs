@@ -42,6 +42,14 @@ fn json_is_alone_on_standard_output() {
     assert!(read["samples_per_second"].as_f64().unwrap() > 0.0);
     assert!(read["first_batch_seconds"].as_f64().unwrap() > 0.0);
     let sizes = ["--seq-len", "8", "--samples-per-step", "2", "--steps", "1", "-w", "2"];
+    let lengths = ["--prompt-tokens", "5", "--new-tokens", "3", "--batches", "3,1"];
+    let written = ["bench", "generate", "--against", "mamba-10m", "--plot", "p.svg", "p.png"];
+    let written = json(&[&written, &lengths[..]].concat());
+    assert_eq!(written["models"][1]["parameters"], 4_552_960);
+    let rows = written["models"][0]["rows"].as_array().unwrap();
+    assert_eq!((&rows[0]["batch"], &rows[1]["batch"]), (&1.into(), &3.into()));
+    assert!(rows[1]["decode_tokens_per_second"].as_f64().unwrap() > 0.0, "{written}");
+    assert!(bench.path("p.svg").exists() && bench.path("p.png").exists());
     let trained = json(&[&["bench", "train", "--preset", "mamba-10m"], &sizes[..]].concat());
     assert!(trained["tokens_per_second"].as_f64().unwrap() > 0.0);
 }

@@ -5,6 +5,7 @@
 //! failed and the same command goes on from the last checkpoint.
 
 mod bench;
+mod chart;
 mod device;
 mod exit;
 mod generate;

@@ -1,6 +1,7 @@
 //! `tidemill bench`: throughput, and what bounds it.
 
 mod data;
+mod generate;
 mod kernels;
 mod train;
 
@@ -19,6 +20,8 @@ pub(crate) struct BenchArguments {
 enum What {
     /// Train a preset on made-up tokens: tokens a second, through the whole graph.
     Train(train::TrainBench),
+    /// Continue made-up prompts with one or two presets: tokens a second and memory by batch size.
+    Generate(generate::GenerateBench),
     /// Run each kernel alone: milliseconds, and the fraction of what the device can do.
     Kernels(kernels::KernelsBench),
     /// Read a data set in canonical order: samples a second.
@@ -28,7 +31,24 @@ enum What {
 pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
     match &arguments.what {
         What::Train(bench) => train::run(bench),
+        What::Generate(bench) => generate::run(bench),
         What::Kernels(bench) => kernels::run(bench),
         What::Data(bench) => data::run(bench),
     }
+}
+
+/// The most memory that this process has had, where the system says so.
+fn peak_memory_bytes() -> Option<u64> {
+    status_bytes("VmHWM:")
+}
+
+/// The memory that this process has now, where the system says so.
+fn resident_bytes() -> Option<u64> {
+    status_bytes("VmRSS:")
+}
+
+fn status_bytes(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }

@@ -16,6 +16,7 @@ use tidemill_model::{Mamba, ModelSettings, ResolvedModel};
 use tidemill_streaming_data::reader::Sample;
 use timely::dataflow::operators::Inspect;
 
+use super::peak_memory_bytes;
 use crate::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
@@ -301,11 +302,4 @@ impl SampleSource for MadeUpSamples {
     }
 
     fn set_wake(&mut self, _wake: Wake) {}
-}
-
-/// The most memory that this process has had, where the system says so.
-fn peak_memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }

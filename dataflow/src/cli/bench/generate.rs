@@ -1,0 +1,319 @@
+//! `tidemill bench generate`: tokens a second and memory of generation, batch by batch, of one model or of two side by side.
+//!
+//! Weights are random and prompts made up: neither changes how long anything takes. What is measured is the whole way, choosing
+//! tokens on the host included: the likeliest each time, with nothing to stop at. Seconds run from the prompts on the host to
+//! the last token.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use tidemill_kernels::{Backend, KernelError};
+use tidemill_model::generation::{
+    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, generate_batch,
+};
+use tidemill_model::{Device, Mamba, ModelError, ModelSettings, Parameters, ResolvedModel};
+
+use super::resident_bytes;
+use crate::cli::Format;
+use crate::cli::chart::{self, Chart, Series};
+use crate::cli::device::DeviceArguments;
+use crate::cli::exit::ExitCode;
+use crate::cli::output::{note_line, result_line};
+use crate::device::{Devices, WithBackend};
+use crate::error::JobError;
+
+/// Flags of `tidemill bench generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateBench {
+    /// The model.
+    #[arg(long, value_name = "P", default_value = "mamba-10m")]
+    preset: String,
+    /// Another model, for comparison.
+    #[arg(long, value_name = "P")]
+    against: Option<String>,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "N", default_value = "1024")]
+    prompt_tokens: NonZeroUsize,
+    /// Tokens added to each prompt.
+    #[arg(long, value_name = "N", default_value = "1024")]
+    new_tokens: NonZeroUsize,
+    /// How many prompts at once, one measurement each.
+    #[arg(
+        long,
+        value_name = "N,N,...",
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,32,64,128"
+    )]
+    batches: Vec<NonZeroUsize>,
+    /// Compute threads of the CPU; by default one per core.
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    #[command(flatten)]
+    device: DeviceArguments,
+    /// Also draw the measurements, as SVG or PNG by the file's name.
+    #[arg(long, value_name = "FILE", num_args = 1.., value_parser = chart::parse_path)]
+    plot: Vec<PathBuf>,
+    /// How the result is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+struct Report {
+    device: String,
+    prompt_tokens: usize,
+    new_tokens: usize,
+    models: Vec<ModelReport>,
+}
+
+/// What was measured of one model.
+#[derive(Debug, Serialize)]
+struct ModelReport {
+    preset: String,
+    parameters: usize,
+    rows: Vec<Row>,
+}
+
+/// What was measured at one batch size.
+#[derive(Debug, Serialize)]
+struct Row {
+    batch: usize,
+    #[serde(flatten)]
+    result: Outcome,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Outcome {
+    Measured(Measured),
+    /// The device has not enough memory.
+    OutOfMemory {
+        out_of_memory: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Measured {
+    /// From the prompts on the host to the last token.
+    seconds: f64,
+    /// The part of them until each sequence has its first new token.
+    prompt_seconds: f64,
+    prompt_tokens_per_second: f64,
+    decode_tokens_per_second: f64,
+    /// Taken of the device's memory, weights included; of the host's where the device has none.
+    memory_bytes: Option<u64>,
+}
+
+pub(crate) fn run(bench: &GenerateBench) -> anyhow::Result<ExitCode> {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let threads = bench.threads.unwrap_or(cores);
+    let presets = [Some(&bench.preset), bench.against.as_ref()].into_iter().flatten();
+    let models = presets.clone().map(|preset| build(preset)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut report = Report {
+        device: String::new(),
+        prompt_tokens: bench.prompt_tokens.get(),
+        new_tokens: bench.new_tokens.get(),
+        models: Vec::new(),
+    };
+    for (preset, model) in presets.zip(models) {
+        // Each opens the device by itself, so that it finds its memory empty.
+        let smaller = Some("use a smaller --preset");
+        let measuring = Measuring { bench, preset, model: &model };
+        let (device, measured) = bench.device.open_one(threads, smaller, measuring)?;
+        report.device = device;
+        report.models.push(measured);
+    }
+    draw(&report, &bench.plot)?;
+    print(&report, bench.format)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn build(preset: &str) -> anyhow::Result<Mamba> {
+    let settings = ModelSettings { preset: Some(preset.to_owned()), ..Default::default() };
+    let ResolvedModel::Mamba(config) = settings.resolve(None)? else {
+        return Err(JobError::value("--preset", "a preset", preset).into());
+    };
+    Ok(Mamba::new(&config)?)
+}
+
+/// Draws seconds and decoded tokens a second by batch.
+fn draw(report: &Report, paths: &[PathBuf]) -> anyhow::Result<()> {
+    let chart = |title: &str, value: fn(&Measured) -> f64| Chart {
+        title: title.to_owned(),
+        x_name: "prompts at once".to_owned(),
+        series: report.models.iter().map(|model| model.series(value)).collect(),
+    };
+    let charts = [
+        chart("seconds from prompt to last token", |measured| measured.seconds),
+        chart("decoded tokens a second", |measured| measured.decode_tokens_per_second),
+    ];
+    let Report { device, prompt_tokens, new_tokens, .. } = report;
+    let title = format!("{prompt_tokens} tokens in, {new_tokens} out, on {device}");
+    paths.iter().try_for_each(|path| chart::draw(&title, &charts, path))
+}
+
+impl ModelReport {
+    fn series(&self, value: fn(&Measured) -> f64) -> Series {
+        let point = |row: &Row| match &row.result {
+            Outcome::Measured(measured) => Some([row.batch as f64, value(measured)]),
+            Outcome::OutOfMemory { .. } => None,
+        };
+        let refused = |row: &&Row| matches!(row.result, Outcome::OutOfMemory { .. });
+        let name = match self.rows.iter().find(refused) {
+            Some(row) => format!("{} (out of memory from {})", self.preset, row.batch),
+            None => self.preset.clone(),
+        };
+        let points = self.rows.iter().filter_map(point).filter(|[_, value]| *value > 0.0);
+        Series { name, points: points.collect() }
+    }
+}
+
+fn print(report: &Report, format: Format) -> anyhow::Result<()> {
+    if format == Format::Json {
+        return result_line!("{}", serde_json::to_string(report)?);
+    }
+    let Report { device, prompt_tokens, new_tokens, models } = report;
+    result_line!("{prompt_tokens} tokens in, {new_tokens} out, on {device}")?;
+    for ModelReport { preset, parameters, rows } in models {
+        result_line!("{preset}, {parameters} parameters")?;
+        result_line!("  batch    seconds  prompt tokens/s  decode tokens/s  memory MB")?;
+        for row in rows {
+            result_line!("{}", row.in_words())?;
+        }
+    }
+    Ok(())
+}
+
+impl Row {
+    fn in_words(&self) -> String {
+        let batch = self.batch;
+        match &self.result {
+            Outcome::Measured(measured) => {
+                let Measured {
+                    seconds,
+                    prompt_tokens_per_second: prompt,
+                    decode_tokens_per_second: decode,
+                    memory_bytes,
+                    ..
+                } = measured;
+                let memory =
+                    memory_bytes.map_or("?".to_owned(), |bytes| (bytes / 1_000_000).to_string());
+                format!("{batch:>7} {seconds:>10.2} {prompt:>16.0} {decode:>16.1} {memory:>10}")
+            }
+            Outcome::OutOfMemory { .. } => format!("{batch:>7}  out of memory"),
+        }
+    }
+}
+
+/// A model that waits for a device.
+struct Measuring<'a> {
+    bench: &'a GenerateBench,
+    preset: &'a str,
+    model: &'a Mamba,
+}
+
+impl WithBackend for Measuring<'_> {
+    type Output = anyhow::Result<(String, ModelReport)>;
+
+    fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
+        let Self { bench, preset, model } = self;
+        let backend = devices.first().as_ref();
+        let free_before = backend.free_memory_bytes()?;
+        let mut stream = backend.device_stream()?;
+        let mut device = Device { backend, stream: &mut stream };
+        let parameters = Parameters::from_host(&mut device, model.layout(), &model.initialize(17))?;
+        let mut batches: Vec<usize> = bench.batches.iter().map(|batch| batch.get()).collect();
+        // Ascending: what a device has lent it keeps for the next.
+        batches.sort_unstable();
+        batches.dedup();
+        let mut rows = Vec::new();
+        for batch in batches {
+            let measured = measure(&mut device, bench, model, &parameters, batch);
+            let result = match measured {
+                Ok(times) => {
+                    let free = backend.free_memory_bytes()?;
+                    let taken = free_before
+                        .zip(free)
+                        .map(|(before, now)| before.saturating_sub(now) as u64);
+                    Outcome::Measured(times.measured(bench, batch, taken.or_else(resident_bytes)))
+                }
+                Err(ModelError::Kernel(KernelError::OutOfMemory { .. })) => {
+                    Outcome::OutOfMemory { out_of_memory: true }
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let row = Row { batch, result };
+            note_line!("{preset}: {}", row.in_words());
+            rows.push(row);
+        }
+        let parameters = model.layout().parameters();
+        Ok((devices.in_words(), ModelReport { preset: preset.to_owned(), parameters, rows }))
+    }
+}
+
+/// When what was done.
+struct Times {
+    prompt: Duration,
+    all: Duration,
+}
+
+impl Times {
+    fn measured(&self, bench: &GenerateBench, batch: usize, memory_bytes: Option<u64>) -> Measured {
+        let (prompt, all) = (self.prompt.as_secs_f64(), self.all.as_secs_f64());
+        let decoded = (batch * (bench.new_tokens.get() - 1)) as f64;
+        Measured {
+            seconds: all,
+            prompt_seconds: prompt,
+            prompt_tokens_per_second: (batch * bench.prompt_tokens.get()) as f64 / prompt,
+            decode_tokens_per_second: if decoded > 0.0 { decoded / (all - prompt) } else { 0.0 },
+            memory_bytes,
+        }
+    }
+}
+
+fn measure<B: Backend>(
+    device: &mut Device<'_, B>,
+    bench: &GenerateBench,
+    model: &Mamba,
+    parameters: &Parameters<B>,
+    batch: usize,
+) -> Result<Times, ModelError> {
+    let (prompt_tokens, new_tokens) = (bench.prompt_tokens.get(), bench.new_tokens.get());
+    let positions = prompt_tokens.saturating_add(new_tokens);
+    let mut sequences = Sequences::new(device, model, parameters, batch, positions)?;
+    // Kernels are compiled, and products planned, before anything is measured.
+    let mut write = |prompt_tokens: usize, new_tokens: usize| {
+        let tokens: Vec<Vec<u32>> =
+            (0..batch).map(|index| made_up(index, prompt_tokens, model.vocab_size())).collect();
+        let prompts: Vec<_> = tokens.iter().map(|tokens| Prompt { tokens, index: 0 }).collect();
+        let settings = GenerationSettings {
+            max_new_tokens: new_tokens,
+            stop_token: None,
+            sampling: SamplingSettings { temperature: 0.0, ..Default::default() },
+        };
+        let (started, mut prompt, mut chosen) = (Instant::now(), Duration::ZERO, 0);
+        let on_token = |_, _| {
+            chosen += 1;
+            if chosen == batch {
+                prompt = started.elapsed();
+            }
+        };
+        generate_batch(device, &mut sequences, &prompts, &settings, on_token)?;
+        Ok(Times { prompt, all: started.elapsed() })
+    };
+    write(prompt_tokens.min(PIECE_POSITIONS), new_tokens.min(4))?;
+    write(prompt_tokens, new_tokens)
+}
+
+/// A prompt that no other is.
+fn made_up(index: usize, tokens: usize, vocab_size: usize) -> Vec<u32> {
+    let token = |place: usize| {
+        let mixed = ((index << 32 | place) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((mixed >> 33) % vocab_size as u64) as u32
+    };
+    (0..tokens).map(token).collect()
+}
