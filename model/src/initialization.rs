@@ -38,9 +38,8 @@ pub enum Initializer {
 }
 
 impl Initializer {
-    /// Writes the logical elements of `tensor` into their place in `arena`; its padding is left alone.
-    pub(crate) fn fill(self, arena: &mut [f32], tensor: &Tensor, seed: u64) {
-        let out = &mut arena[tensor.range()];
+    /// Writes `out`, the logical elements of `tensor`.
+    pub(crate) fn fill(self, out: &mut [f32], tensor: &Tensor, seed: u64) {
         let mut draws = Draws::new(seed, &tensor.name);
         match self {
             Self::Constant(value) => out.fill(value),

@@ -1,9 +1,14 @@
 //! How a model writes down its parameters: a layout and, beside each tensor, where its first values come from.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use crate::initialization::Initializer;
 use crate::layout::{Decay, Layout};
+
+/// Elements that are worth a thread of their own to draw.
+const ELEMENTS_PER_THREAD: usize = 1 << 18;
 
 /// A tensor that a model adds to its newest segment.
 #[derive(Clone, Debug)]
@@ -70,11 +75,64 @@ impl ParameterList {
     }
 
     /// The initial parameter arena: a pure function of `seed`; the padding is zero.
+    ///
+    /// Tensors draw apart from each other, so threads take one after the other, whichever is free.
     pub fn initialize(&self, seed: u64) -> Vec<f32> {
         let mut arena = vec![0.0; self.layout.parameter_elements()];
-        for (tensor, initializer) in self.layout.tensors().iter().zip(&self.initializers) {
-            initializer.fill(&mut arena, tensor, seed);
-        }
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = (arena.len() / ELEMENTS_PER_THREAD).clamp(1, cores);
+        let (mut rest, mut passed) = (&mut arena[..], 0);
+        let parts = self.layout.tensors().iter().zip(&self.initializers).map(|part| {
+            let (tensor, _) = part;
+            let (_, from) = std::mem::take(&mut rest).split_at_mut(tensor.offset - passed);
+            let (out, after) = from.split_at_mut(tensor.elements());
+            (rest, passed) = (after, tensor.range().end);
+            (part, out)
+        });
+        let parts = Mutex::new(parts);
+        let fill = || {
+            // A thread that panicked has left the iterator as it was between two tensors, or ends this one with it.
+            let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+            while let Some(((tensor, initializer), out)) = next() {
+                initializer.fill(out, tensor, seed);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads {
+                scope.spawn(fill);
+            }
+            fill();
+        });
         arena
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each tensor is what it is when drawn alone, and what pads it is zero.
+    #[test]
+    fn tensors_draw_apart() {
+        let mut list = ParameterList::new();
+        for (segment, rows) in [1001, 3, 700].into_iter().enumerate() {
+            list.segment(format!("segment {segment}"));
+            for name in ["a", "b"] {
+                let tensor = NewTensor {
+                    name: format!("{segment}.{name}"),
+                    shape: &[rows, 333],
+                    decay: Decay::Decayed,
+                    initializer: Initializer::Normal { standard_deviation: 2.0 },
+                };
+                list.padded_tensor(tensor, 8);
+            }
+        }
+        let arena = list.initialize(5);
+        assert!(arena.len() > 4 * ELEMENTS_PER_THREAD, "several threads draw");
+        let mut expected = vec![0.0_f32; arena.len()];
+        for (tensor, initializer) in list.layout.tensors().iter().zip(&list.initializers) {
+            initializer.fill(&mut expected[tensor.range()], tensor, 5);
+        }
+        assert!(arena.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 }
