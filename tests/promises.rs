@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`elastic`] | nothing but numerics changes a bit: workers, processes, microbatches, read-ahead, threads |
 //! | [`arrival_order`] | those bits can tell one order of summation from another |
+//! | [`documents`] | all of it holds where documents of a sample see nothing of each other |
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
@@ -17,6 +18,7 @@
 mod arrival_order;
 mod bad_input;
 mod devices;
+mod documents;
 mod elastic;
 mod failure;
 mod kill_and_resume;

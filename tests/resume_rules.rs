@@ -23,6 +23,7 @@ const FORBIDDEN: &[(&str, &str, &str)] = &[
     ("model.dt_rank", "2", "3"),
     ("data.shuffle", "window", "full"),
     ("data.window_samples", "100", "101"),
+    ("data.document_boundaries", "ignore", "reset"),
     ("batch.samples_per_step", "45", "44"),
     ("batch.lanes", "8", "4"),
     ("batch.grain_samples", "2", "1"),

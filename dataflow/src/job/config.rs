@@ -96,6 +96,20 @@ pub struct DataSettings {
     /// Steps whose samples are read ahead; never numerics.
     #[serde(default = "default_read_ahead_steps")]
     pub read_ahead_steps: u64,
+    /// Whether the documents of a sample see each other.
+    #[serde(default)]
+    pub document_boundaries: DocumentBoundaries,
+}
+
+/// What happens where a sample goes on with another document, after the token that ends one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DocumentBoundaries {
+    /// Nothing: a sample is one text.
+    #[default]
+    Ignore,
+    /// The model begins anew, and the first token of a document is not predicted.
+    Reset,
 }
 
 impl DataSettings {

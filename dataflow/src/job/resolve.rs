@@ -15,7 +15,7 @@ use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 
-use super::config::RunConfig;
+use super::config::{DocumentBoundaries, RunConfig};
 use super::memory::PlanMemory;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
@@ -38,6 +38,8 @@ pub struct ResolvedRun {
     pub model: Arc<Mamba>,
     /// The folder that the initial parameters come from; they are drawn where there is none.
     pub weights_from: Option<PathBuf>,
+    /// The token that ends a document, where documents see nothing of each other.
+    pub document_end: Option<u32>,
     /// How a step is cut.
     pub batch: BatchPlan,
     /// Updates of the whole run.
@@ -61,6 +63,7 @@ impl ResolvedRun {
     pub fn for_workers(mut config: RunConfig, workers: LocalWorkers) -> Result<Self> {
         let device = DeviceChoice::new(&config.device)?;
         let data_set = DataSet::open(&config.data.dataset)?;
+        let document_end = document_end(&config, &data_set)?;
         let evaluation = open_evaluation(&config, &data_set)?;
         let (model_config, weights_from) = resolve_model(&config.model, &data_set)?;
         let model = Arc::new(Mamba::new(&model_config)?);
@@ -97,7 +100,17 @@ impl ResolvedRun {
         config.batch.microbatch_grains = MicrobatchGrains::Grains(batch.microbatch_grains());
         config.run.steps = Some(steps);
         (config.run.tokens, config.run.epochs) = (None, None);
-        Ok(Self { config, device, data_set, evaluation, model, weights_from, batch, steps })
+        Ok(Self {
+            config,
+            device,
+            data_set,
+            evaluation,
+            model,
+            weights_from,
+            document_end,
+            batch,
+            steps,
+        })
     }
 
     /// How samples are ordered.
@@ -114,6 +127,7 @@ impl ResolvedRun {
         let config = &self.config;
         flatten("run.seed", &config.run.seed, settings);
         flatten("model", &self.sizes_by_key(), settings);
+        flatten(DOCUMENTS_KEY, &config.data.document_boundaries, settings);
         flatten("batch.samples_per_step", &self.batch.samples_per_step(), settings);
         flatten("batch.lanes", &self.batch.lanes(), settings);
         flatten("batch.grain_samples", &self.batch.grain_samples(), settings);
@@ -198,6 +212,9 @@ const MODEL_KEYS: [(&str, &str); 5] = [
     ("time_step_rank", "dt_rank"),
 ];
 
+/// The key of what happens at the boundaries of documents.
+pub(super) const DOCUMENTS_KEY: &str = "data.document_boundaries";
+
 /// The key of the schedule's horizon among the settings of a checkpoint.
 pub(super) const HORIZON_KEY: &str = "schedule.steps";
 
@@ -218,6 +235,17 @@ pub(super) fn evaluation_shuffle() -> ShuffleSettings {
     }
 }
 
+fn document_end(config: &RunConfig, data: &DataSet) -> Result<Option<u32>> {
+    match (config.data.document_boundaries, data.eos_token_id()) {
+        (DocumentBoundaries::Ignore, _) => Ok(None),
+        (DocumentBoundaries::Reset, Some(end)) => Ok(Some(end)),
+        (DocumentBoundaries::Reset, None) => {
+            let expected = "\"ignore\", as data.dataset does not tell its eos_token_id";
+            Err(JobError::value(DOCUMENTS_KEY, expected, "\"reset\""))
+        }
+    }
+}
+
 fn open_evaluation(config: &RunConfig, data: &DataSet) -> Result<Option<(DataSet, u64)>> {
     let Some(settings) = &config.evaluation else { return Ok(None) };
     let data_set = DataSet::open(&settings.dataset)?;
@@ -230,6 +258,12 @@ fn open_evaluation(config: &RunConfig, data: &DataSet) -> Result<Option<(DataSet
     {
         let expected = format!("a vocabulary of at most {vocab_size}, as data.dataset has");
         return Err(JobError::value("evaluation.dataset", expected, found));
+    }
+    let (found, end) = (data_set.eos_token_id(), data.eos_token_id());
+    if config.data.document_boundaries == DocumentBoundaries::Reset && found != end {
+        let in_words = |token: Option<u32>| token.map_or("none".to_owned(), |id| id.to_string());
+        let expected = format!("an eos_token_id of {}, as data.dataset has", in_words(end));
+        return Err(JobError::value("evaluation.dataset", expected, in_words(found)));
     }
     let samples = settings.samples.min(data_set.samples());
     Ok(Some((data_set, samples)))

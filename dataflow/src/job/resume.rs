@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tidemill_streaming_data::DataError;
 
+use super::resolve::DOCUMENTS_KEY;
 use crate::checkpoint::TrainerState;
 use crate::error::{JobError, Result};
 
@@ -33,13 +34,14 @@ fn flatten_value(prefix: &str, value: Value, into: &mut BTreeMap<String, Value>)
     }
 }
 
-/// Compares what a run was with what it is asked to be.
+/// Compares what a run was with what it is asked to be. Checkpoints from before documents were told apart are those of
+/// runs that ignored them.
 ///
 /// # Errors
 /// The first key that may not change and did, with both values.
 pub fn check(saved: &TrainerState, now: &TrainerState, checkpoint: &Path) -> Result<()> {
-    let absent = Value::Null;
     for key in saved.settings.keys().chain(now.settings.keys()) {
+        let absent = if key == DOCUMENTS_KEY { Value::from("ignore") } else { Value::Null };
         let before = saved.settings.get(key).unwrap_or(&absent);
         let after = now.settings.get(key).unwrap_or(&absent);
         if before != after {
@@ -99,6 +101,11 @@ mod tests {
             assert!(error.contains(part), "{error}");
         }
         now.settings.clear();
+        assert!(check(&saved, &now, Path::new("c")).is_err());
+        now.settings.clone_from(&saved.settings);
+        now.settings.insert(DOCUMENTS_KEY.to_owned(), "ignore".into());
+        assert!(check(&saved, &now, Path::new("c")).is_ok());
+        now.settings.insert(DOCUMENTS_KEY.to_owned(), "reset".into());
         assert!(check(&saved, &now, Path::new("c")).is_err());
         let mut now = saved.clone();
         now.cursor.stream.samples += 1;

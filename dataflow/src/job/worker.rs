@@ -65,6 +65,7 @@ impl<B: Backend> Shared<B> {
             read_ahead_steps: at_least_one(config.data.read_ahead_steps),
             checkpoints: CheckpointCuts::Every(at_least_one(config.checkpoint.every_steps)),
             evaluation,
+            document_end: run.document_end,
             ..TrainingPlan::new(run.batch.clone(), run.model.layout(), positions, run.steps)
         }
     }

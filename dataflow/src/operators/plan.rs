@@ -18,6 +18,8 @@ pub struct TrainingPlan {
     pub chunks: ChunkPlan,
     /// t, positions of each sample; a sample has one token more.
     pub positions: usize,
+    /// The token that ends a document, where documents see nothing of each other.
+    pub document_end: Option<u32>,
     /// Updates done before this run: its first timestamp.
     pub first_step: u64,
     /// Counted tokens of those updates.
@@ -86,6 +88,7 @@ impl TrainingPlan {
             batch,
             chunks: ChunkPlan::new(layout.segments().iter().map(|segment| segment.range.clone())),
             positions,
+            document_end: None,
             first_step: 0,
             first_tokens: 0,
             steps,

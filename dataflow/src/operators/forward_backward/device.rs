@@ -327,7 +327,7 @@ fn microbatch<'a>(
         tokens,
         positions: plan.positions,
         samples_per_grain: plan.batch.grain_samples(),
-        document_end: None,
+        document_end: plan.document_end,
     }
 }
 
