@@ -6,6 +6,7 @@
 //! | file | what is promised |
 //! |---|---|
 //! | [`elastic`] | nothing but numerics changes a bit: workers, processes, microbatches, read-ahead, threads |
+//! | [`families`] | every family of models trains, resumes and is elastic, and what it leaves can be used |
 //! | [`arrival_order`] | those bits can tell one order of summation from another |
 //! | [`documents`] | all of it holds where documents of a sample see nothing of each other |
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
@@ -21,6 +22,7 @@ mod devices;
 mod documents;
 mod elastic;
 mod failure;
+mod families;
 mod kill_and_resume;
 mod program;
 mod resume_rules;

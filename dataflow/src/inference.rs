@@ -7,9 +7,9 @@ use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::generation::{
     GenerationSettings, Incremental, Prompt, Sequences, generate_batch,
 };
-use tidemill_model::hugging_face::{MambaHuggingFaceConfig, load};
+use tidemill_model::hugging_face::load;
 use tidemill_model::score::Scorer;
-use tidemill_model::{Device, Mamba, ModelError, Parameters};
+use tidemill_model::{Device, Family, Model, ModelConfig, ModelError, Parameters};
 
 use crate::checkpoint;
 use crate::error::Result;
@@ -24,7 +24,7 @@ const HOST_BYTES: usize = 1 << 30;
 pub struct LoadedModel<B: Backend = Cpu> {
     folder: PathBuf,
     eos_token: Option<u32>,
-    model: Mamba,
+    model: Model,
     parameters: Parameters<B>,
     backend: Arc<B>,
     stream: B::DeviceStream,
@@ -42,12 +42,19 @@ impl<B: Backend> LoadedModel<B> {
             // One of our own: its checksums say whether it is whole.
             checkpoint::Checkpoint::open(&folder)?;
         }
-        let config = MambaHuggingFaceConfig::read(&folder)?;
+        let config = ModelConfig::read(&folder)?;
         let (model, arena) = load(&folder)?;
         let mut stream = backend.device_stream().map_err(ModelError::from)?;
         let mut device = Device { backend: backend.as_ref(), stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, model.layout(), &arena)?;
-        Ok(Self { folder, eos_token: config.eos_token_id, model, parameters, backend, stream })
+        Ok(Self {
+            folder,
+            eos_token: config.special_tokens().eos,
+            model,
+            parameters,
+            backend,
+            stream,
+        })
     }
 
     /// The folder that the model was read from.

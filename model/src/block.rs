@@ -55,6 +55,10 @@ pub trait Block<B: Backend>: Send + Sync + 'static {
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch>;
 
+    /// Whether what forward leaves of `other` fits into memory planned for `self`, microbatch by microbatch: models that
+    /// run forward again before backward keep that memory once.
+    fn shares_saved(&self, other: &Self) -> bool;
+
     /// Writes `out[b t, d]`, the residual stream as it leaves the block.
     ///
     /// # Errors

@@ -1,4 +1,7 @@
 //! The first block of a language model: from tokens to the residual stream.
+//!
+//! Learned positions have a table and a segment of their own, so that the block has two uses; their kernels are those of
+//! the tokens, given the position of every row in place of its token.
 
 use std::ops::Range;
 
@@ -8,7 +11,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use crate::error::Result;
 use crate::trainable::{Device, Lease, MicrobatchShape};
 
-/// A table with one row for each token: `out[row] = table[token[row]]`.
+/// A table with one row for each token, or for each position: `out[row] = table[index[row]]`.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     /// The table's place in its segment; rows past the vocabulary are padding.
@@ -18,18 +21,19 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// Writes the residual stream `out[b t, d]` of `tokens[b t]`.
+    /// Writes the rows of `indices[b t]` to the residual stream `out[b t, d]`, or adds them to it.
     pub(crate) fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         out: &mut B::Buffer<f32>,
         parameters: Lease<'_, B>,
-        tokens: Slice<'_, B, u32>,
+        indices: Slice<'_, B, u32>,
+        output: Output,
     ) -> Result<()> {
         let Device { backend, stream } = device;
-        let out = SliceMut::all(out).matrix(tokens.elements(), self.width)?;
+        let out = SliceMut::all(out).matrix(indices.elements(), self.width)?;
         let table = parameters.vector(&self.table)?.matrix(self.rows(), self.width)?;
-        Ok(backend.embedding_forward(stream, out, table, tokens, Output::Overwrite)?)
+        Ok(backend.embedding_forward(stream, out, table, indices, output)?)
     }
 
     /// Adds the gradient of the table to `lane`, laid out as the table's segment, grain by grain.
@@ -38,17 +42,18 @@ impl Embedding {
         device: &mut Device<'_, B>,
         lane: SliceMut<'_, B, f32>,
         grad: &B::Buffer<f32>,
-        tokens: Slice<'_, B, u32>,
+        indices: Slice<'_, B, u32>,
         shape: MicrobatchShape,
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let lane = lane.sub(self.table.start, self.table.len())?.matrix(self.rows(), self.width)?;
-        let grad = Slice::all(grad).matrix(tokens.elements(), self.width)?;
+        let grad = Slice::all(grad).matrix(indices.elements(), self.width)?;
         let grains = shape.grain_rows()?;
-        Ok(backend.embedding_backward_add(stream, lane, grad, tokens, grains)?)
+        Ok(backend.embedding_backward_add(stream, lane, grad, indices, grains)?)
     }
 
-    fn rows(&self) -> usize {
+    /// Rows of the table, padding included.
+    pub(crate) fn rows(&self) -> usize {
         self.table.len() / self.width
     }
 }

@@ -32,14 +32,6 @@ pub enum ModelError {
         /// What it is.
         found: String,
     },
-    /// A preset of a family whose blocks this version does not have.
-    #[error("preset {name} is not available yet in this version; available: {available}")]
-    PresetNotAvailable {
-        /// The preset asked for.
-        name: String,
-        /// Those that can be had.
-        available: String,
-    },
     /// A model file that cannot be read or written.
     #[error("{action} {} failed", path.display())]
     File {

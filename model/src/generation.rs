@@ -9,6 +9,7 @@ mod layer_block;
 mod mamba;
 mod sampling;
 mod sequences;
+mod transformer;
 mod write;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,7 @@ pub use mamba::{MambaRows, MambaState};
 pub use sampling::{Sampler, SamplingSettings};
 pub(crate) use sequences::table_rows;
 pub use sequences::{PIECE_POSITIONS, Sequences};
+pub use transformer::{TransformerRows, TransformerState};
 pub use write::{Prompt, generate, generate_batch};
 
 /// How much is written, and how.

@@ -1,7 +1,7 @@
 //! The last block of a language model: from the residual stream to a loss for every row.
 //!
 //! ```text
-//! f = norm(residual);  logits = f table^T;  loss = cross_entropy(logits, target)
+//! f = norm(residual);  logits = scale f table^T;  loss = cross_entropy(logits, target)
 //! ```
 //!
 //! Logits are formed a chunk of rows at a time ([`Backend::logit_chunk_rows`]): the whole logit matrix is never held.
@@ -31,6 +31,8 @@ pub struct Head {
     pub vocab_size: usize,
     /// d, elements of a row.
     pub width: usize,
+    /// What logits are multiplied by.
+    pub logit_scale: f32,
     /// The index of the use of the norm.
     pub norm_use: usize,
     /// The index of the use of the table.
@@ -171,7 +173,8 @@ impl Head {
             SliceMut::new(&mut scratch.logits, 0, rows.len() * table_rows)?,
             pass.targets.sub(rows.start, rows.len())?,
             gradient,
-            CrossEntropyShape::new(rows.len(), self.vocab_size, table_rows)?,
+            CrossEntropyShape::new(rows.len(), self.vocab_size, table_rows)?
+                .with_logit_scale(self.logit_scale)?,
         )?)
     }
 

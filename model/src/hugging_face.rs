@@ -1,6 +1,6 @@
 //! Models in the layout of Hugging Face: folders that `transformers` opens as they are.
 //!
-//! - [`MambaHuggingFaceConfig`] is `config.json`, read tolerantly and written explicitly;
+//! - [`ModelConfig::read`] reads `config.json` tolerantly; it is written explicitly;
 //! - [`TensorFiles`] reads `.safetensors`, single or sharded, into arenas;
 //! - [`SafetensorsLayout`] plans such a file, so that it can be written chunk by chunk.
 //!
@@ -9,7 +9,7 @@
 
 mod config;
 mod decode;
-mod keys;
+pub(crate) mod keys;
 mod safetensors_layout;
 mod tensor_files;
 
@@ -19,15 +19,18 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-pub use config::{CONFIG_FILE, MambaHuggingFaceConfig};
+pub use config::MambaHuggingFaceConfig;
 pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsLayout};
 pub use tensor_files::{INDEX_FILE, SINGLE_FILE, TensorFiles};
 
 use crate::error::{ModelError, Result};
+use crate::family::{Model, ModelConfig};
 use crate::layout::Layout;
-use crate::mamba::{Mamba, MambaConfig};
 
-/// The embedding table, whose original name lacks an `s`.
+/// The file that says what a model is.
+pub const CONFIG_FILE: &str = "config.json";
+
+/// The embedding table of Mamba, whose original name lacks an `s`.
 const EMBEDDING: &str = "backbone.embeddings.weight";
 const ORIGINAL_EMBEDDING: &str = "backbone.embedding.weight";
 /// A copy of the embedding in files of tied models, which transformers leaves out and others write.
@@ -40,12 +43,27 @@ const WRITTEN_ELEMENTS: usize = 1 << 18;
 /// The model in `folder` and its parameter arena.
 ///
 /// # Errors
-/// As [`MambaHuggingFaceConfig::read`] and [`read_weights`].
-pub fn load(folder: &Path) -> Result<(Mamba, Vec<f32>)> {
-    let config = MambaConfig::from_hugging_face(&MambaHuggingFaceConfig::read(folder)?)?;
-    let model = Mamba::new(&config)?;
+/// As [`ModelConfig::read`] and [`read_weights`].
+pub fn load(folder: &Path) -> Result<(Model, Vec<f32>)> {
+    let model = Model::new(&ModelConfig::read(folder)?)?;
     let arena = read_weights(folder, model.layout())?;
     Ok((model, arena))
+}
+
+/// The JSON in the file `path`.
+pub(crate) fn read_json(path: &Path) -> Result<Value> {
+    let bytes = std::fs::read(path).map_err(|source| ModelError::File {
+        action: "reading",
+        path: PathBuf::from(path),
+        source,
+    })?;
+    parse_json(path, &bytes)
+}
+
+/// The JSON in the bytes of `path`.
+pub(crate) fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| ModelError::format(path, format!("is not JSON: {error}")))
 }
 
 /// The bytes of a `config.json`.
@@ -67,11 +85,13 @@ pub fn read_weights(folder: &Path, layout: &Layout) -> Result<Vec<f32>> {
     files.check(layout, "")?;
     let known = |name: &str| layout.tensors().iter().any(|tensor| tensor.name == name);
     let unknown: Vec<_> = files.names().filter(|name| !known(name)).map(str::to_owned).collect();
+    // The first tensor of every layout is the embedding table.
+    let embedding = layout.tensors().first().map_or(EMBEDDING, |tensor| &tensor.name);
     for name in unknown {
-        let tied = name == HEAD && files.shape(HEAD) == files.shape(EMBEDDING);
-        if !tied || !equal(&mut files, HEAD, EMBEDDING)? {
-            let what = if name == HEAD && files.shape(EMBEDDING).is_some() {
-                format!("tensor {HEAD} differs from {EMBEDDING}, which the config ties it to")
+        let tied = name == HEAD && files.shape(HEAD) == files.shape(embedding);
+        if !tied || !equal(&mut files, HEAD, embedding)? {
+            let what = if name == HEAD && files.shape(embedding).is_some() {
+                format!("tensor {HEAD} differs from {embedding}, which the config ties it to")
             } else {
                 format!("tensor {name} is none that this model has")
             };

@@ -9,55 +9,42 @@
 //! [`mamba`](crate::mamba). No parallelism is known here.
 //!
 //! The input of every block is kept until its backward pass has run; everything else that must be kept is the block's own
-//! matter.
+//! matter, unless the model is told to form it again ([`Recompute`]).
 
+mod assemble;
 mod batch;
+mod positions;
+mod saved;
 
+pub use assemble::{NewPositions, Stem, VOCABULARY_ROW_MULTIPLE};
+pub use positions::Positions;
+pub use saved::Recompute;
 use serde_json::Value;
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::Output;
 
 use crate::block::{Block, BlockPass, ResidualGradient};
 use crate::embedding::Embedding;
 use crate::error::Result;
 use crate::head::{Head, HeadPass, HeadScratch};
-use crate::initialization::Initializer;
 use crate::language_model::batch::{Batch, BatchRows, grain_losses};
-use crate::layout::{Decay, Layout};
-use crate::norm::Norm;
-use crate::parameter_list::{NewTensor, ParameterList};
+use crate::language_model::positions::PositionIndices;
+use crate::language_model::saved::SavedBlocks;
+use crate::layout::Layout;
+use crate::parameter_list::ParameterList;
 use crate::trainable::{
     Device, GradientSink, GrainLoss, Lease, Microbatch, MicrobatchShape, Parameters, Trainable,
 };
-
-/// Rows of embedding tables are padded to a multiple of this in memory, so that no matrix product has a ragged edge.
-pub const VOCABULARY_ROW_MULTIPLE: usize = 8;
-
-/// What surrounds the blocks of a language model.
-#[derive(Clone, Debug)]
-pub struct Stem<'a> {
-    /// v, tokens of the vocabulary.
-    pub vocab_size: usize,
-    /// d, the width of the residual stream.
-    pub width: usize,
-    /// Added to the mean square before the root of the last norm.
-    pub norm_eps: f32,
-    /// The name of the embedding table in files.
-    pub embedding_name: &'a str,
-    /// The name of the last norm's weight in files.
-    pub norm_name: &'a str,
-    /// The name of the head's table in files; `None` where the head reads the embedding table.
-    pub head_name: Option<&'a str>,
-    /// The standard deviation of the initial tables.
-    pub embedding_standard_deviation: f64,
-}
 
 /// A language model whose blocks are of kind `Body`.
 #[derive(Debug)]
 pub struct LanguageModel<Body> {
     parameters: ParameterList,
     config_json: Value,
+    recompute: Recompute,
     embedding: Embedding,
     embedding_place: Place,
+    positions: Option<Positions>,
     bodies: Vec<Body>,
     /// One for each body.
     body_places: Vec<Place>,
@@ -79,86 +66,26 @@ struct Place {
 /// Activations and scratch of a [`LanguageModel`].
 pub struct Workspace<B: Backend, Body: Block<B>> {
     batch: Batch<B>,
+    /// Of a model with learned positions.
+    position_indices: Option<PositionIndices<B>>,
     /// `residuals[i][b t, d]`: the input of block i; the last is the head's.
     residuals: Vec<B::Buffer<f32>>,
-    saved: Vec<Body::Saved>,
+    saved: SavedBlocks<Body::Saved>,
     scratch: Body::Scratch,
     head: HeadScratch<B>,
     grad: ResidualGradient<B>,
 }
 
 impl<Body> LanguageModel<Body> {
-    /// The model of `layers` blocks; `add_body` adds the tensors of a block to its segment.
-    ///
-    /// Segments are `embedding`, `layers.0` and so on, `norm_f` and, where the head has a table of its own, `lm_head`.
-    pub fn assemble(
-        stem: &Stem<'_>,
-        layers: usize,
-        config_json: Value,
-        mut add_body: impl FnMut(&mut ParameterList, usize) -> Body,
-    ) -> Self {
-        let mut parameters = ParameterList::new();
-        let table = |parameters: &mut ParameterList, name: &str| {
-            let tensor = NewTensor {
-                name: name.to_owned(),
-                shape: &[stem.vocab_size, stem.width],
-                decay: Decay::Decayed,
-                initializer: Initializer::Normal {
-                    standard_deviation: stem.embedding_standard_deviation,
-                },
-            };
-            parameters.padded_tensor(tensor, VOCABULARY_ROW_MULTIPLE)
-        };
-        let embedding_segment = parameters.segment("embedding");
-        let embedding_table = table(&mut parameters, stem.embedding_name);
-        let mut bodies = Vec::with_capacity(layers);
-        let mut body_segments = Vec::with_capacity(layers);
-        for layer in 0..layers {
-            body_segments.push(parameters.segment(format!("layers.{layer}")));
-            bodies.push(add_body(&mut parameters, layer));
-        }
-        let norm_segment = parameters.segment("norm_f");
-        let norm = parameters.tensor(NewTensor {
-            name: stem.norm_name.to_owned(),
-            shape: &[stem.width],
-            decay: Decay::Exempt,
-            initializer: Initializer::Constant(1.0),
-        });
-        let (head_segment, head_table) = match stem.head_name {
-            Some(name) => (parameters.segment("lm_head"), table(&mut parameters, name)),
-            None => (embedding_segment, embedding_table.clone()),
-        };
-        let place = |parameters: &mut ParameterList, name: String, segment| Place {
-            segment,
-            block: parameters.layout().blocks().len(),
-            use_index: parameters.block(name, &[segment]),
-        };
-        let embedding_place = place(&mut parameters, "embedding".to_owned(), embedding_segment);
-        let body_places: Vec<_> = body_segments
-            .into_iter()
-            .enumerate()
-            .map(|(layer, segment)| place(&mut parameters, format!("layers.{layer}"), segment))
-            .collect();
-        let head_block = parameters.layout().blocks().len();
-        let norm_use = parameters.block("head", &[norm_segment, head_segment]);
-        Self {
-            parameters,
-            config_json,
-            embedding: Embedding { table: embedding_table, width: stem.width },
-            embedding_place,
-            bodies,
-            body_places,
-            head: Head {
-                norm: Norm { weight: norm, width: stem.width, eps: stem.norm_eps },
-                table: head_table,
-                vocab_size: stem.vocab_size,
-                width: stem.width,
-                norm_use,
-                table_use: norm_use + 1,
-            },
-            head_segments: [norm_segment, head_segment],
-            head_block,
-        }
+    /// As it is, but keeping or forming again what blocks leave for backward as `recompute` says.
+    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
+        self.recompute = recompute;
+        self
+    }
+
+    /// What blocks form again in place of keeping it.
+    pub fn recompute(&self) -> Recompute {
+        self.recompute
     }
 
     /// The parameters, blocks and uses.
@@ -196,6 +123,11 @@ impl<Body> LanguageModel<Body> {
         &self.embedding
     }
 
+    /// The learned positions, which the first block adds; `None` where the model has none.
+    pub fn positions(&self) -> Option<&Positions> {
+        self.positions.as_ref()
+    }
+
     /// The last block.
     pub fn head(&self) -> &Head {
         &self.head
@@ -222,6 +154,18 @@ impl<Body> LanguageModel<Body> {
         parameters: &'a Parameters<B>,
     ) -> Result<Lease<'a, B>> {
         parameters.lease(self.layout(), self.embedding_place.segment)
+    }
+
+    /// The parameters of the learned positions; `None` where the model has none.
+    ///
+    /// # Errors
+    /// Parameters of another layout.
+    pub fn position_parameters<'a, B: Backend>(
+        &self,
+        parameters: &'a Parameters<B>,
+    ) -> Result<Option<Lease<'a, B>>> {
+        let lease = |place: Place| parameters.lease(self.layout(), place.segment);
+        self.positions.as_ref().map(|positions| lease(positions.place)).transpose()
     }
 
     /// The parameters of block `layer` between embedding and head.
@@ -252,7 +196,7 @@ impl<Body> LanguageModel<Body> {
         Body: Block<B>,
     {
         let shape = microbatch.shape();
-        workspace.batch.upload(device, microbatch, self.vocab_size())?;
+        self.upload(device, workspace, microbatch)?;
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, .. } = workspace;
         let BatchRows { targets, losses } = batch.rows(shape)?;
@@ -267,6 +211,25 @@ impl<Body> LanguageModel<Body> {
         batch.read_losses(device, shape)
     }
 
+    /// Checks a microbatch and moves it to the device.
+    fn upload<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Workspace<B, Body>,
+        microbatch: Microbatch<'_>,
+    ) -> Result<()>
+    where
+        Body: Block<B>,
+    {
+        workspace.batch.upload(device, microbatch, self.vocab_size())?;
+        if let (Some(positions), Some(indices)) = (&self.positions, &mut workspace.position_indices)
+        {
+            positions.check(microbatch.positions)?;
+            indices.upload(device, microbatch.shape())?;
+        }
+        Ok(())
+    }
+
     /// From tokens to the head's input.
     fn run_blocks<B: Backend>(
         &self,
@@ -278,15 +241,21 @@ impl<Body> LanguageModel<Body> {
     where
         Body: Block<B>,
     {
-        let Workspace { batch, residuals, saved, scratch, .. } = workspace;
+        let Workspace { batch, position_indices, residuals, saved, scratch, .. } = workspace;
         let starts = batch.starts(shape)?;
-        let lease = self.embedding_parameters(parameters)?;
-        self.embedding.forward(device, &mut residuals[0], lease, batch.tokens(shape)?)?;
-        for (layer, (body, saved)) in self.bodies.iter().zip(saved).enumerate() {
+        let (lease, tokens) = (self.embedding_parameters(parameters)?, batch.tokens(shape)?);
+        self.embedding.forward(device, &mut residuals[0], lease, tokens, Output::Overwrite)?;
+        if let (Some(positions), Some(lease), Some(indices)) =
+            (&self.positions, self.position_parameters(parameters)?, position_indices)
+        {
+            let (out, rows) = (&mut residuals[0], indices.rows(shape)?);
+            positions.embedding.forward(device, out, lease, rows, Output::Add)?;
+        }
+        for (layer, body) in self.bodies.iter().enumerate() {
             let (inputs, outputs) = residuals.split_at_mut(layer + 1);
             let lease = self.body_parameters(parameters, layer)?;
             let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
-            body.forward(device, &mut outputs[0], pass, saved, scratch)?;
+            body.forward(device, &mut outputs[0], pass, saved.fill(layer), scratch)?;
         }
         Ok(())
     }
@@ -303,19 +272,29 @@ impl<Body> LanguageModel<Body> {
     where
         Body: Block<B>,
     {
-        let Workspace { batch, residuals, saved, scratch, grad, .. } = workspace;
+        let Workspace { batch, position_indices, residuals, saved, scratch, grad, .. } = workspace;
         let starts = batch.starts(shape)?;
         for (layer, body) in self.bodies.iter().enumerate().rev() {
             let lease = self.body_parameters(parameters, layer)?;
-            let pass = BlockPass { parameters: lease, input: &residuals[layer], shape, starts };
+            let (inputs, outputs) = residuals.split_at_mut(layer + 1);
+            let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
+            let (lost, saved) = (saved.is_lost(layer), saved.fill(layer));
+            if lost {
+                // Writes the same bits again over the block's output, which nobody needs any more.
+                body.forward(device, &mut outputs[0], pass, saved, scratch)?;
+            }
             let Place { block, use_index, .. } = self.body_places[layer];
             let lane = sink.accumulator(use_index);
-            body.backward(device, grad, lane, pass, &mut saved[layer], scratch)?;
+            body.backward(device, grad, lane, pass, saved, scratch)?;
             sink.block_done(device, block)?;
         }
         let Place { block, use_index, .. } = self.embedding_place;
         let (lane, tokens) = (sink.accumulator(use_index), batch.tokens(shape)?);
         self.embedding.backward(device, lane, grad.gradient(), tokens, shape)?;
+        if let (Some(positions), Some(indices)) = (&self.positions, position_indices) {
+            let (lane, rows) = (sink.accumulator(positions.place.use_index), indices.rows(shape)?);
+            positions.embedding.backward(device, lane, grad.gradient(), rows, shape)?;
+        }
         sink.block_done(device, block)
     }
 }
@@ -346,15 +325,17 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         for _ in 0..=layers {
             residuals.push(device.backend.allocate(device.stream, elements)?);
         }
-        let mut saved = Vec::with_capacity(layers);
-        for body in &self.bodies {
-            saved.push(body.plan_saved(device, shape)?);
+        let mut position_indices = None;
+        if let Some(positions) = &self.positions {
+            positions.check(shape.positions)?;
+            position_indices = Some(PositionIndices::plan(device, shape)?);
         }
         let bodies: Vec<_> = self.bodies.iter().collect();
         Ok(Workspace {
             batch: Batch::plan(device, shape)?,
+            position_indices,
             residuals,
-            saved,
+            saved: SavedBlocks::plan(&self.bodies, self.recompute, device, shape)?,
             scratch: Body::plan_scratch(&bodies, device, shape)?,
             head: self.head.plan(device, shape)?,
             grad: ResidualGradient::new(device, elements)?,
@@ -381,7 +362,7 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Vec<GrainLoss>> {
         let shape = microbatch.shape();
-        workspace.batch.upload(device, microbatch, self.head.vocab_size)?;
+        self.upload(device, workspace, microbatch)?;
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, grad, .. } = workspace;
         let BatchRows { targets, losses } = batch.rows(shape)?;

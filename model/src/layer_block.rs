@@ -9,23 +9,49 @@ use crate::error::Result;
 use crate::mamba::MambaBlock;
 use crate::mamba::block::{MambaSaved, MambaScratch};
 use crate::trainable::{Device, MicrobatchShape};
+use crate::transformer::TransformerBlock;
+use crate::transformer::block::{TransformerSaved, TransformerScratch};
 
 /// A block of any kind that families use.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum LayerBlock {
     /// A Mamba block.
     Mamba(MambaBlock),
+    /// Attention and an MLP.
+    Transformer(TransformerBlock),
 }
 
 /// What the forward pass of a [`LayerBlock`] leaves for its backward pass.
 pub enum LayerSaved<B: Backend> {
     /// Of a Mamba block.
     Mamba(MambaSaved<B>),
+    /// Of a transformer block.
+    Transformer(TransformerSaved<B>),
 }
 
 /// Memory that the blocks of a list use one after the other: that of every kind in it.
 pub struct LayerScratch<B: Backend> {
-    mamba: MambaScratch<B>,
+    mamba: Option<MambaScratch<B>>,
+    transformer: Option<TransformerScratch<B>>,
+}
+
+/// Why the kinds of a block, of what it saved and of the scratch agree.
+const PLANNED: &str = "memory was planned for this list of blocks";
+
+impl LayerBlock {
+    /// The blocks of each kind, in order.
+    pub(crate) fn by_kind<'a>(
+        blocks: &[&'a Self],
+    ) -> (Vec<&'a MambaBlock>, Vec<&'a TransformerBlock>) {
+        let (mut mambas, mut transformers) = (Vec::new(), Vec::new());
+        for block in blocks {
+            match block {
+                Self::Mamba(block) => mambas.push(block),
+                Self::Transformer(block) => transformers.push(block),
+            }
+        }
+        (mambas, transformers)
+    }
 }
 
 impl<B: Backend> Block<B> for LayerBlock {
@@ -37,8 +63,10 @@ impl<B: Backend> Block<B> for LayerBlock {
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Saved> {
-        let Self::Mamba(block) = self;
-        Ok(LayerSaved::Mamba(block.plan_saved(device, shape)?))
+        Ok(match self {
+            Self::Mamba(block) => LayerSaved::Mamba(block.plan_saved(device, shape)?),
+            Self::Transformer(block) => LayerSaved::Transformer(block.plan_saved(device, shape)?),
+        })
     }
 
     fn plan_scratch(
@@ -46,8 +74,25 @@ impl<B: Backend> Block<B> for LayerBlock {
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<Self::Scratch> {
-        let mamba: Vec<_> = blocks.iter().map(|Self::Mamba(block)| block).collect();
-        Ok(LayerScratch { mamba: Block::plan_scratch(&mamba, device, shape)? })
+        let (mambas, transformers) = Self::by_kind(blocks);
+        let mut scratch = LayerScratch { mamba: None, transformer: None };
+        if !mambas.is_empty() {
+            scratch.mamba = Some(Block::plan_scratch(&mambas, device, shape)?);
+        }
+        if !transformers.is_empty() {
+            scratch.transformer = Some(Block::plan_scratch(&transformers, device, shape)?);
+        }
+        Ok(scratch)
+    }
+
+    fn shares_saved(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Mamba(block), Self::Mamba(other)) => Block::<B>::shares_saved(block, other),
+            (Self::Transformer(block), Self::Transformer(other)) => {
+                Block::<B>::shares_saved(block, other)
+            }
+            _ => false,
+        }
     }
 
     fn forward(
@@ -58,8 +103,17 @@ impl<B: Backend> Block<B> for LayerBlock {
         saved: &mut Self::Saved,
         scratch: &mut Self::Scratch,
     ) -> Result<()> {
-        let (Self::Mamba(block), LayerSaved::Mamba(saved)) = (self, saved);
-        block.forward(device, out, pass, saved, &mut scratch.mamba)
+        match (self, saved) {
+            (Self::Mamba(block), LayerSaved::Mamba(saved)) => {
+                let scratch = scratch.mamba.as_mut().expect(PLANNED);
+                block.forward(device, out, pass, saved, scratch)
+            }
+            (Self::Transformer(block), LayerSaved::Transformer(saved)) => {
+                let scratch = scratch.transformer.as_mut().expect(PLANNED);
+                block.forward(device, out, pass, saved, scratch)
+            }
+            _ => unreachable!("{PLANNED}"),
+        }
     }
 
     fn backward(
@@ -71,7 +125,16 @@ impl<B: Backend> Block<B> for LayerBlock {
         saved: &mut Self::Saved,
         scratch: &mut Self::Scratch,
     ) -> Result<()> {
-        let (Self::Mamba(block), LayerSaved::Mamba(saved)) = (self, saved);
-        block.backward(device, grad, lane, pass, saved, &mut scratch.mamba)
+        match (self, saved) {
+            (Self::Mamba(block), LayerSaved::Mamba(saved)) => {
+                let scratch = scratch.mamba.as_mut().expect(PLANNED);
+                block.backward(device, grad, lane, pass, saved, scratch)
+            }
+            (Self::Transformer(block), LayerSaved::Transformer(saved)) => {
+                let scratch = scratch.transformer.as_mut().expect(PLANNED);
+                block.backward(device, grad, lane, pass, saved, scratch)
+            }
+            _ => unreachable!("{PLANNED}"),
+        }
     }
 }

@@ -4,7 +4,8 @@
 //!   [`Trainable`].
 //! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses.
 //! - [`language_model`] is what families share: an embedding, a list of [`block`]s, a [`head`], losses grain by
-//!   grain. A family is a file that lists [`layer_block`]s: [`mamba`].
+//!   grain. A [`family`] is a file that lists [`layer_block`]s:
+//!   [`mamba`], [`mpt`], [`gpt_neo`], [`hybrid`].
 //! - [`settings`] and [`preset`] say what the `[model]` table of a run means; [`optimizer`] and [`schedule`] are the
 //!   tables of the same names.
 //! - [`hugging_face`] reads and writes models as transformers does; [`generation`] and [`score`] use them.
@@ -14,14 +15,20 @@
 pub mod block;
 pub mod embedding;
 pub mod error;
+pub mod family;
 pub mod generation;
+pub mod gpt_neo;
 pub mod head;
 pub mod hugging_face;
+pub mod hybrid;
 pub mod initialization;
 pub mod language_model;
 pub mod layer_block;
 pub mod layout;
+pub mod linear;
 pub mod mamba;
+mod memory;
+pub mod mpt;
 pub mod norm;
 pub mod optimizer;
 pub mod parameter_list;
@@ -30,12 +37,17 @@ pub mod schedule;
 pub mod score;
 pub mod settings;
 pub mod trainable;
+pub mod transformer;
 
 pub use error::{ModelError, Result};
-pub use language_model::LanguageModel;
+pub use family::{Family, Model, ModelConfig, SpecialTokens};
+pub use gpt_neo::GptNeoConfig;
+pub use hybrid::HybridConfig;
+pub use language_model::{LanguageModel, Recompute};
 pub use layer_block::LayerBlock;
 pub use layout::{Decay, Layout, Segment, Tensor, Use};
 pub use mamba::{Mamba, MambaConfig};
+pub use mpt::MptConfig;
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};
 pub use trainable::{
     Device, GradientSink, GrainLoss, Lease, Microbatch, MicrobatchShape, Parameters, Trainable,

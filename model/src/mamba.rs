@@ -9,56 +9,62 @@ pub mod config;
 mod forward;
 
 pub use block::MambaBlock;
-pub use config::{MambaConfig, SpecialTokens};
+pub use config::MambaConfig;
 
 use crate::error::{ModelError, Result};
-use crate::hugging_face::MambaHuggingFaceConfig;
+use crate::family::{Family, Model, family_sizes};
 use crate::initialization::Initializer;
-use crate::language_model::{LanguageModel, Stem};
+use crate::language_model::Stem;
 use crate::layer_block::LayerBlock;
 use crate::layout::Decay;
 use crate::mamba::block::MambaTensors;
-use crate::norm::Norm;
-use crate::parameter_list::{NewTensor, ParameterList};
+use crate::norm::{NewNorm, Norm, NormKind};
+use crate::parameter_list::{Bias, NewTensor, ParameterList};
 
 /// A Mamba language model.
-pub type Mamba = LanguageModel<LayerBlock>;
+pub type Mamba = Model;
 
-impl Mamba {
-    /// The model of a Hugging Face `config.json`.
-    ///
-    /// # Errors
-    /// Sizes that no model can have.
-    pub fn from_hugging_face(file: &MambaHuggingFaceConfig) -> Result<Self> {
-        Self::new(&MambaConfig::from_hugging_face(file)?)
-    }
-
-    /// The model of `config`.
-    ///
-    /// # Errors
-    /// Sizes that no model can have.
-    pub fn new(config: &MambaConfig) -> Result<Self> {
-        config.check()?;
+impl Family for MambaConfig {
+    fn build(&self) -> Result<Model> {
+        self.check()?;
         let stem = Stem {
-            vocab_size: config.vocab_size,
-            width: config.d_model,
-            norm_eps: config.norm_eps as f32,
+            vocab_size: self.vocab_size,
+            width: self.d_model,
             embedding_name: "backbone.embeddings.weight",
-            norm_name: "backbone.norm_f.weight",
-            head_name: (!config.tie_embeddings).then_some("lm_head.weight"),
-            embedding_standard_deviation: 0.02,
+            positions: None,
+            norm: norm("backbone.norm_f", self),
+            head_name: (!self.tie_embeddings).then_some("lm_head.weight"),
+            standard_deviation: 0.02,
+            logit_scale: 1.0,
         };
-        let config_json = serde_json::to_value(config.to_hugging_face()).map_err(|error| {
+        let config_json = serde_json::to_value(self.to_hugging_face()).map_err(|error| {
             ModelError::config("config.json", "numbers that JSON can hold", error)
         })?;
-        Ok(Self::assemble(&stem, config.n_layers, config_json, |parameters, layer| {
-            LayerBlock::Mamba(add_block(parameters, config, layer))
+        Ok(Model::assemble(stem, self.n_layers, config_json, |parameters, layer| {
+            LayerBlock::Mamba(add_block(parameters, self, layer))
         }))
+    }
+
+    family_sizes!();
+}
+
+/// A norm as all of the model's.
+pub(crate) fn norm(name: &str, config: &MambaConfig) -> NewNorm {
+    NewNorm {
+        name: name.to_owned(),
+        kind: NormKind::RootMeanSquare,
+        bias: Bias::Absent,
+        width: config.d_model,
+        eps: config.norm_eps as f32,
     }
 }
 
 /// Adds block `layer` with its tensors.
-fn add_block(parameters: &mut ParameterList, config: &MambaConfig, layer: usize) -> MambaBlock {
+pub(crate) fn add_block(
+    parameters: &mut ParameterList,
+    config: &MambaConfig,
+    layer: usize,
+) -> MambaBlock {
     let (d, e, n) = (config.d_model, config.d_inner(), config.d_state);
     let (r, k) = (config.dt_rank, config.d_conv);
     // PyTorch's default for a linear layer or a convolution: uniform within 1 / sqrt(fan_in).
@@ -68,14 +74,10 @@ fn add_block(parameters: &mut ParameterList, config: &MambaConfig, layer: usize)
     let step_sizes =
         Initializer::InverseSoftplusOfLogUniform { least: 1e-3, most: 0.1, floor: 1e-4 };
     let one = Initializer::Constant(1.0);
+    let norm = Norm::add(parameters, norm(&format!("backbone.layers.{layer}.norm"), config));
     let mut add = |name: &str, shape: &[usize], decay: Decay, initializer: Initializer| {
         let name = format!("backbone.layers.{layer}.{name}");
         parameters.tensor(NewTensor { name, shape, decay, initializer })
-    };
-    let norm = Norm {
-        weight: add("norm.weight", &[d], Decay::Exempt, one),
-        width: d,
-        eps: config.norm_eps as f32,
     };
     let tensors = MambaTensors {
         in_proj: add("mixer.in_proj.weight", &[2 * e, d], Decay::Decayed, of_fan_in(d)),

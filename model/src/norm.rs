@@ -1,7 +1,8 @@
-//! The norms of a model: root mean square (Zhang and Sennrich, 2019).
+//! The norms of a model: root mean square (Zhang and Sennrich, 2019) and layer norm (Ba et al., 2016).
 //!
 //! ```text
-//! normed = x (mean(x^2) + eps)^-1/2 weight
+//! root mean square:  normed = x (mean(x^2) + eps)^-1/2 weight
+//! layer norm:        normed = (x - mean(x)) (variance(x) + eps)^-1/2 weight + bias
 //! ```
 //!
 //! A [`Norm`] knows where its parameters stand in their segment; blocks and head run it over the rows of the residual stream.
@@ -10,29 +11,63 @@
 
 use std::ops::Range;
 
+use tidemill_kernels::backend::{NormGradient, NormInput};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::Result;
+use crate::initialization::Initializer;
+use crate::layout::Decay;
+use crate::parameter_list::{Bias, NewTensor, ParameterList};
 use crate::trainable::{Device, Lease};
 
+/// What a norm divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// The root of the mean square.
+    RootMeanSquare,
+    /// The standard deviation, the mean taken off first.
+    Layer,
+}
+
 /// A norm over rows of one width.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Norm {
+    /// What it divides by.
+    pub kind: NormKind,
     /// `weight[d]` in its segment.
     pub weight: Range<usize>,
+    /// `bias[d]` in its segment; layer norms alone have one.
+    pub bias: Option<Range<usize>>,
     /// d, elements of a row.
     pub width: usize,
-    /// Added to the mean square before the root.
+    /// Added before the root.
+    pub eps: f32,
+}
+
+/// A norm that a model adds to its newest segment.
+#[derive(Clone, Debug)]
+pub struct NewNorm {
+    /// What its tensors are called in files, up to `.weight` and `.bias`.
+    pub name: String,
+    /// What it divides by.
+    pub kind: NormKind,
+    /// Whether there is a bias, which a norm by the root mean square never has.
+    pub bias: Bias,
+    /// d
+    pub width: usize,
+    /// Added before the root.
     pub eps: f32,
 }
 
 /// Memory of norms while they run, one after the other.
 pub struct NormScratch<B: Backend> {
-    /// `statistics[b t]`: what forward leaves for backward.
+    /// `statistics[2, rows]`, of which the root mean square takes half: what forward leaves for backward.
     statistics: B::Buffer<f32>,
     /// `gradients[grains, d]` of the weight.
-    gradients: B::Buffer<f32>,
+    weight_gradients: B::Buffer<f32>,
+    /// `gradients[grains, d]` of the bias.
+    bias_gradients: B::Buffer<f32>,
 }
 
 /// What a pass of a norm is given.
@@ -46,6 +81,26 @@ pub struct NormPass<'a, B: Backend> {
 }
 
 impl Norm {
+    /// Adds the tensors of a norm to the newest segment: ones and zeros.
+    pub(crate) fn add(parameters: &mut ParameterList, norm: NewNorm) -> Self {
+        let NewNorm { name, kind, bias, width, eps } = norm;
+        let mut tensor = |name: String, value| {
+            let initializer = Initializer::Constant(value);
+            parameters.tensor(NewTensor {
+                name,
+                shape: &[width],
+                decay: Decay::Exempt,
+                initializer,
+            })
+        };
+        let weight = tensor(format!("{name}.weight"), 1.0);
+        let bias = match (kind, bias) {
+            (NormKind::Layer, Bias::Present) => Some(tensor(format!("{name}.bias"), 0.0)),
+            _ => None,
+        };
+        Self { kind, weight, bias, width, eps }
+    }
+
     /// Memory for up to `grains`.
     pub(crate) fn plan<B: Backend>(
         &self,
@@ -53,9 +108,15 @@ impl Norm {
         grains: GrainRows,
     ) -> Result<NormScratch<B>> {
         let Device { backend, stream } = device;
+        let (rows, elements) = (grains.rows(), grains.grains() * self.width);
+        let (statistics, bias) = match self.kind {
+            NormKind::RootMeanSquare => (rows, 0),
+            NormKind::Layer => (2 * rows, self.bias.as_ref().map_or(0, |_| elements)),
+        };
         Ok(NormScratch {
-            statistics: backend.allocate(stream, grains.rows())?,
-            gradients: backend.allocate(stream, grains.grains() * self.width)?,
+            statistics: backend.allocate(stream, statistics)?,
+            weight_gradients: backend.allocate(stream, elements)?,
+            bias_gradients: backend.allocate(stream, bias)?,
         })
     }
 
@@ -71,14 +132,23 @@ impl Norm {
         scratch: &mut NormScratch<B>,
         pass: NormPass<'_, B>,
     ) -> Result<()> {
-        Ok(device.backend.rms_norm_forward(
-            device.stream,
-            normed,
-            SliceMut::new(&mut scratch.statistics, 0, pass.grains.rows())?,
-            pass.input,
-            pass.parameters.vector(&self.weight)?,
-            self.shape(pass.grains)?,
-        )?)
+        let Device { backend, stream } = device;
+        let (rows, shape) = (pass.grains.rows(), self.shape(pass.grains)?);
+        let weight = pass.parameters.vector(&self.weight)?;
+        let statistics = &mut scratch.statistics;
+        Ok(match self.kind {
+            NormKind::RootMeanSquare => {
+                let statistics = SliceMut::new(statistics, 0, rows)?;
+                backend.rms_norm_forward(stream, normed, statistics, pass.input, weight, shape)?
+            }
+            NormKind::Layer => {
+                let bias = self.bias.as_ref().map(|place| pass.parameters.vector(place));
+                let statistics = SliceMut::new(statistics, 0, 2 * rows)?;
+                let (input, bias) = (NormInput::Residual(pass.input), bias.transpose()?);
+                backend
+                    .layer_norm_forward(stream, normed, statistics, input, weight, bias, shape)?
+            }
+        })
     }
 
     /// Adds the gradient of the input to `grad[rows, d]`, and those of the parameters to `lane`, laid out as their
@@ -93,18 +163,50 @@ impl Norm {
         pass: NormPass<'_, B>,
     ) -> Result<()> {
         let Device { backend, stream } = device;
+        let (rows, shape) = (pass.grains.rows(), self.shape(pass.grains)?);
         let elements = pass.grains.grains() * self.width;
-        backend.rms_norm_backward(
-            stream,
-            grad,
-            SliceMut::new(&mut scratch.gradients, 0, elements)?,
-            grad_normed,
-            pass.input,
-            Slice::new(&scratch.statistics, 0, pass.grains.rows())?,
-            pass.parameters.vector(&self.weight)?,
-            self.shape(pass.grains)?,
-        )?;
-        let lane = lane.reborrow().sub(self.weight.start, self.weight.len())?;
-        Ok(backend.accumulate(stream, lane, Slice::new(&scratch.gradients, 0, elements)?)?)
+        let weight = pass.parameters.vector(&self.weight)?;
+        let NormScratch { statistics, weight_gradients, bias_gradients } = scratch;
+        let dweight = SliceMut::new(weight_gradients, 0, elements)?;
+        match self.kind {
+            NormKind::RootMeanSquare => {
+                let statistics = Slice::new(statistics, 0, rows)?;
+                backend.rms_norm_backward(
+                    stream,
+                    grad,
+                    dweight,
+                    grad_normed,
+                    pass.input,
+                    statistics,
+                    weight,
+                    shape,
+                )?;
+            }
+            NormKind::Layer => {
+                let dbias = match self.bias {
+                    Some(_) => Some(SliceMut::new(bias_gradients, 0, elements)?),
+                    None => None,
+                };
+                backend.layer_norm_backward(
+                    stream,
+                    NormGradient::Residual { dx: grad, dy: grad_normed },
+                    dweight,
+                    dbias,
+                    NormInput::Residual(pass.input),
+                    Slice::new(statistics, 0, 2 * rows)?,
+                    weight,
+                    shape,
+                )?;
+            }
+        }
+        let places = [(Some(&self.weight), &scratch.weight_gradients)];
+        let places = places.into_iter().chain([(self.bias.as_ref(), &scratch.bias_gradients)]);
+        for (place, gradients) in places {
+            if let Some(place) = place {
+                let lane = lane.reborrow().sub(place.start, place.len())?;
+                backend.accumulate(stream, lane, Slice::new(gradients, 0, elements)?)?;
+            }
+        }
+        Ok(())
     }
 }

@@ -10,6 +10,22 @@ use crate::layout::{Decay, Layout};
 /// Elements that are worth a thread of their own to draw.
 const ELEMENTS_PER_THREAD: usize = 1 << 18;
 
+/// Whether a map or a norm has a bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bias {
+    /// It has none.
+    Absent,
+    /// It has one.
+    Present,
+}
+
+impl Bias {
+    /// [`Present`](Self::Present) where `present`.
+    pub fn when(present: bool) -> Self {
+        if present { Self::Present } else { Self::Absent }
+    }
+}
+
 /// A tensor that a model adds to its newest segment.
 #[derive(Clone, Debug)]
 pub struct NewTensor<'a> {

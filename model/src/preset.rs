@@ -1,73 +1,98 @@
 //! Models that have a name.
 //!
 //! Sizes of the Mamba family are those of state-spaces' published checkpoints (Gu and Dao, 2023, table 12), whose
-//! layers count twice a transformer's; `mamba-10m` is this project's own, for benchmarks.
+//! layers count twice a transformer's; those of MPT are LLM Foundry's, with its defaults; those of GPT-Neo are EleutherAI's.
+//! `mamba-10m` and `mpt-10m` are this project's own, for benchmarks.
 
 use crate::error::{ModelError, Result};
+use crate::family::ModelConfig;
+use crate::gpt_neo::GptNeoConfig;
 use crate::mamba::MambaConfig;
+use crate::mpt::MptConfig;
 
 /// The vocabulary of GPT-NeoX's tokenizer, padded to a multiple of 8 as in the published checkpoints.
 const GPT_NEOX_VOCABULARY: usize = 50_280;
+/// The same, padded as LLM Foundry does.
+const MPT_VOCABULARY: usize = 50_368;
+/// The vocabulary of GPT-2's tokenizer.
+const GPT_2_VOCABULARY: usize = 50_257;
 
 struct Preset {
     name: &'static str,
-    vocab_size: usize,
-    d_model: usize,
-    n_layers: usize,
+    sizes: Sizes,
 }
 
-const MAMBA: [Preset; 7] = [
-    Preset { name: "mamba-10m", vocab_size: 4096, d_model: 256, n_layers: 8 },
-    Preset { name: "mamba-130m", vocab_size: GPT_NEOX_VOCABULARY, d_model: 768, n_layers: 24 },
-    Preset { name: "mamba-370m", vocab_size: GPT_NEOX_VOCABULARY, d_model: 1024, n_layers: 48 },
-    Preset { name: "mamba-790m", vocab_size: GPT_NEOX_VOCABULARY, d_model: 1536, n_layers: 48 },
-    Preset { name: "mamba-1.4b", vocab_size: GPT_NEOX_VOCABULARY, d_model: 2048, n_layers: 48 },
-    Preset { name: "mamba-2.8b", vocab_size: GPT_NEOX_VOCABULARY, d_model: 2560, n_layers: 64 },
-    Preset { name: "mambaoutai-1.6b", vocab_size: 65_024, d_model: 2688, n_layers: 32 },
-];
+/// What tells the presets of a family apart.
+enum Sizes {
+    /// v, d and layers.
+    Mamba(usize, usize, usize),
+    /// d, layers and heads.
+    Mpt(usize, usize, usize),
+    /// d, layers and heads.
+    GptNeo(usize, usize, usize),
+    /// This project's own.
+    Mpt10m,
+}
 
-/// Names that are taken by families whose blocks this version does not have.
-const LATER: [&str; 10] = [
-    "mpt-10m",
-    "mpt-125m",
-    "mpt-350m",
-    "mpt-760m",
-    "mpt-1b",
-    "mpt-3b",
-    "mpt-7b",
-    "gpt-neo-125m",
-    "gpt-neo-1.3b",
-    "gpt-neo-2.7b",
+const PRESETS: [Preset; 17] = [
+    Preset { name: "mamba-10m", sizes: Sizes::Mamba(4096, 256, 8) },
+    Preset { name: "mamba-130m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 768, 24) },
+    Preset { name: "mamba-370m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 1024, 48) },
+    Preset { name: "mamba-790m", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 1536, 48) },
+    Preset { name: "mamba-1.4b", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 2048, 48) },
+    Preset { name: "mamba-2.8b", sizes: Sizes::Mamba(GPT_NEOX_VOCABULARY, 2560, 64) },
+    Preset { name: "mambaoutai-1.6b", sizes: Sizes::Mamba(65_024, 2688, 32) },
+    Preset { name: "mpt-10m", sizes: Sizes::Mpt10m },
+    Preset { name: "mpt-125m", sizes: Sizes::Mpt(768, 12, 12) },
+    Preset { name: "mpt-350m", sizes: Sizes::Mpt(1024, 24, 16) },
+    Preset { name: "mpt-760m", sizes: Sizes::Mpt(1536, 24, 12) },
+    Preset { name: "mpt-1b", sizes: Sizes::Mpt(2048, 24, 16) },
+    Preset { name: "mpt-3b", sizes: Sizes::Mpt(2560, 32, 20) },
+    Preset { name: "mpt-7b", sizes: Sizes::Mpt(4096, 32, 32) },
+    Preset { name: "gpt-neo-125m", sizes: Sizes::GptNeo(768, 12, 12) },
+    Preset { name: "gpt-neo-1.3b", sizes: Sizes::GptNeo(2048, 24, 16) },
+    Preset { name: "gpt-neo-2.7b", sizes: Sizes::GptNeo(2560, 32, 20) },
 ];
 
 /// The names that [`preset`] knows.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
-    MAMBA.iter().map(|preset| preset.name)
+    PRESETS.iter().map(|preset| preset.name)
 }
 
 /// The sizes behind a name.
 ///
 /// # Errors
-/// A name that is unknown, or of a family that is not available yet.
-pub fn preset(name: &str) -> Result<MambaConfig> {
-    if let Some(preset) = MAMBA.iter().find(|preset| preset.name == name) {
-        return Ok(MambaConfig::new(preset.vocab_size, preset.d_model, preset.n_layers));
-    }
-    let available = preset_names().collect::<Vec<_>>().join(", ");
-    if LATER.contains(&name) {
-        return Err(ModelError::PresetNotAvailable { name: name.to_owned(), available });
-    }
-    Err(ModelError::config("model.preset", format!("one of {available}"), format!("\"{name}\"")))
+/// A name that is unknown.
+pub fn preset(name: &str) -> Result<ModelConfig> {
+    let Some(preset) = PRESETS.iter().find(|preset| preset.name == name) else {
+        let names = preset_names().collect::<Vec<_>>().join(", ");
+        let (expected, found) = (format!("one of {names}"), format!("\"{name}\""));
+        return Err(ModelError::config("model.preset", expected, found));
+    };
+    Ok(match preset.sizes {
+        Sizes::Mamba(vocab_size, d_model, n_layers) => {
+            MambaConfig::new(vocab_size, d_model, n_layers).into()
+        }
+        Sizes::Mpt(d_model, n_layers, n_heads) => {
+            MptConfig::new(MPT_VOCABULARY, d_model, n_layers, n_heads).into()
+        }
+        Sizes::GptNeo(d_model, n_layers, n_heads) => {
+            GptNeoConfig::new(GPT_2_VOCABULARY, d_model, n_layers, n_heads).into()
+        }
+        Sizes::Mpt10m => MptConfig::new(4096, 256, 8, 4).with_alibi_and_no_bias().into(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mamba::Mamba;
+    use crate::family::Model;
 
-    /// By hand, with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head:
+    /// By hand, for Mamba with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head:
     /// `v d + d + layers (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
-    /// checkpoints agree with their files: 129,135,360 and so on.
+    /// checkpoints agree with their files: 129,135,360 and so on. For MPT with biases: `v d + 2048 d + 2 d + layers (12 d^2 +
+    /// 13 d)`, as Foundry's table of 125,311,488 and so on. For GPT-Neo, without three biases a block: `v d + 2048 d + 2 d +
+    /// layers (12 d^2 + 10 d)`, as transformers counts the published ones.
     #[test]
     fn parameters_are_those_of_the_literature() {
         let expected = [
@@ -78,22 +103,28 @@ mod tests {
             ("mamba-1.4b", 1_372_178_432),
             ("mamba-2.8b", 2_768_345_600),
             ("mambaoutai-1.6b", 1_629_403_776),
+            ("mpt-10m", 7_344_384),
+            ("mpt-125m", 125_311_488),
+            ("mpt-350m", 355_985_408),
+            ("mpt-760m", 760_470_528),
+            ("mpt-1b", 1_315_950_592),
+            ("mpt-3b", 2_651_837_440),
+            ("mpt-7b", 6_658_859_008),
+            ("gpt-neo-125m", 125_198_592),
+            ("gpt-neo-1.3b", 1_315_575_808),
+            ("gpt-neo-2.7b", 2_651_307_520),
         ];
         assert!(preset_names().eq(expected.iter().map(|(name, _)| *name)));
         for (name, parameters) in expected {
-            let model = Mamba::new(&preset(name).expect(name)).expect(name);
+            let model = Model::new(&preset(name).expect(name)).expect(name);
             assert_eq!(model.layout().parameters(), parameters, "{name}");
         }
     }
 
     #[test]
-    fn names_of_other_families_say_what_is_available() {
-        let error = preset("mpt-10m").expect_err("a later family").to_string();
-        assert!(error.starts_with(
-            "preset mpt-10m is not available yet in this version; available: mamba-10m, "
-        ));
+    fn an_unknown_name_is_told_the_others() {
         let error = preset("mamba").expect_err("no preset").to_string();
         assert!(error.starts_with("model.preset: expected one of mamba-10m, "), "{error}");
-        assert!(error.ends_with("found \"mamba\""), "{error}");
+        assert!(error.ends_with("gpt-neo-2.7b, found \"mamba\""), "{error}");
     }
 }

@@ -141,7 +141,8 @@ impl<'m, B: Backend, Body: Incremental<B>> Scorer<'m, B, Body> {
                 SliceMut::new(&mut self.logits, 0, chunk * table_rows)?,
                 Slice::new(&self.targets, first, chunk)?,
                 LogitGradient::None,
-                CrossEntropyShape::new(chunk, head.vocab_size, table_rows)?,
+                CrossEntropyShape::new(chunk, head.vocab_size, table_rows)?
+                    .with_logit_scale(head.logit_scale)?,
             )?;
         }
         let mut losses = vec![0.0; rows];

@@ -1,15 +1,24 @@
 //! The `[model]` table of a run: a preset, a checkpoint, or every size.
+//!
+//! [`resolve`](ModelSettings::resolve) says what a table means; which keys a family has stands in [`keys`].
+
+mod keys;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
+use crate::family::{Family, ModelConfig};
+use crate::gpt_neo::GptNeoConfig;
+use crate::hybrid::{HybridConfig, LayerPattern};
+use crate::language_model::Recompute;
 use crate::mamba::MambaConfig;
+use crate::mpt::{LogitScale, MptConfig, MptPositions};
 use crate::preset::preset;
 
 /// What a user writes about the model; [`resolve`](Self::resolve) says what it means.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelSettings {
     /// The name of a model; the sizes below override its own.
@@ -42,23 +51,56 @@ pub struct ModelSettings {
     /// Mamba: r, the rank of the step sizes; `ceil(d_model / 16)` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dt_rank: Option<usize>,
-    /// Transformers: h, heads.
+    /// Attention: h, heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_heads: Option<usize>,
-    /// Transformers: the MLP's width as a multiple of `d_model`.
+    /// Attention: the MLP's width as a multiple of `d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<usize>,
-    /// Transformers: positions that the model can tell apart.
+    /// MPT and GPT-Neo: positions that the model can tell apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_seq_len: Option<usize>,
+    /// MPT: scores that fall with distance, in place of learned positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alibi: Option<bool>,
+    /// MPT: no biases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_bias: Option<bool>,
+    /// MPT: layer norms over queries and over keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qk_ln: Option<bool>,
+    /// MPT: the magnitude that queries, keys and values are clipped to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_qkv: Option<f64>,
+    /// MPT: the factor of scores; `1 / sqrt(head width)` where not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softmax_scale: Option<f64>,
+    /// MPT: what logits are multiplied by, a number or `inv_sqrt_d_model`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_scale: Option<LogitScale>,
+    /// GPT-Neo: positions that a query of a local block sees.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_size: Option<usize>,
+    /// Hybrids: the kinds of blocks in turn, `m` for Mamba and `a` for attention.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_pattern: Option<LayerPattern>,
+    /// What blocks form again in place of keeping it; never numerics, so that a resumed run may change it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
 }
 
 /// A family of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum ModelKind {
     /// Mamba (Gu and Dao, 2023).
     Mamba,
+    /// MPT (MosaicML, 2023).
+    Mpt,
+    /// GPT-Neo (Black et al., 2021).
+    GptNeo,
+    /// Mamba and attention blocks in one list.
+    Hybrid,
 }
 
 /// What a `[model]` table means.
@@ -66,8 +108,8 @@ pub enum ModelKind {
 pub enum ResolvedModel {
     /// The model of a checkpoint, which whoever reads checkpoints opens.
     From(PathBuf),
-    /// A new Mamba model.
-    Mamba(MambaConfig),
+    /// A new model.
+    New(ModelConfig),
 }
 
 impl ModelSettings {
@@ -80,98 +122,168 @@ impl ModelSettings {
     pub fn resolve(&self, data_vocab_size: Option<u32>) -> Result<ResolvedModel> {
         let choices = [self.preset.is_some(), self.from.is_some(), self.kind.is_some()];
         let chosen = choices.iter().filter(|&&chosen| chosen).count();
-        if chosen != 1 {
-            let found = if chosen == 0 { "none" } else { "several" };
-            let expected = "exactly one of preset, from and kind";
-            return Err(ModelError::config("model", expected, found));
-        }
-        if let Some(folder) = &self.from {
-            let sizes = self.mamba_sizes().into_iter().chain(self.transformer_sizes());
-            refuse(sizes, "no size beside from, whose checkpoint has them all")?;
-            return Ok(ResolvedModel::From(folder.clone()));
-        }
-        refuse(self.transformer_sizes(), "no such size for a mamba model")?;
-        let data_vocab_size = data_vocab_size.map(|size| size as usize);
-        let mut config = match &self.preset {
-            Some(name) => preset(name)?,
-            None => self.every_size(data_vocab_size)?,
+        let start = match (&self.preset, &self.from, self.kind) {
+            (Some(name), None, None) => preset(name)?,
+            (None, Some(folder), None) => {
+                self.refuse_keys(&[], "no size beside from, whose checkpoint has them all")?;
+                return Ok(ResolvedModel::From(folder.clone()));
+            }
+            (None, None, Some(kind)) => {
+                let data = data_vocab_size.map(|size| size as usize);
+                self.require_keys(kind, data)?;
+                self.smallest(kind)
+            }
+            _ => {
+                let found = if chosen == 0 { "none" } else { "several" };
+                let expected = "exactly one of preset, from and kind";
+                return Err(ModelError::config("model", expected, found));
+            }
         };
-        config.d_model = self.d_model.unwrap_or(config.d_model);
-        config.n_layers = self.n_layers.unwrap_or(config.n_layers);
-        config.d_state = self.d_state.unwrap_or(config.d_state);
-        config.d_conv = self.d_conv.unwrap_or(config.d_conv);
-        config.expand = self.expand.unwrap_or(config.expand);
-        config.dt_rank =
-            self.dt_rank.unwrap_or_else(|| MambaConfig::default_dt_rank(config.d_model));
-        config.vocab_size = self.vocab_size.or(data_vocab_size).unwrap_or(config.vocab_size);
-        if let Some(size) = data_vocab_size.filter(|&size| size > config.vocab_size) {
+        let expected = format!("no such size for a {} model", start.kind().name());
+        self.refuse_keys(keys::of(start.kind()), &expected)?;
+        let data_vocab_size = data_vocab_size.map(|size| size as usize);
+        let vocab_size = self.vocab_size.or(data_vocab_size).unwrap_or(start.vocab_size());
+        let config = self.over(start, vocab_size);
+        if let Some(size) = data_vocab_size.filter(|&size| size > vocab_size) {
             let expected = format!("at least {size}, the data set's vocabulary");
-            return Err(ModelError::config("model.vocab_size", expected, config.vocab_size));
+            return Err(ModelError::config("model.vocab_size", expected, vocab_size));
         }
         config.check().map_err(in_table)?;
-        Ok(ResolvedModel::Mamba(config))
+        Ok(ResolvedModel::New(config))
     }
 
-    /// The sizes of a model that has no preset: all but `dt_rank`, and the vocabulary where the data has one, must
-    /// be given.
-    fn every_size(&self, data_vocab_size: Option<usize>) -> Result<MambaConfig> {
-        let vocab_size = ("vocab_size", self.vocab_size.or(data_vocab_size));
-        for (key, size) in self.mamba_sizes().into_iter().skip(1).chain([vocab_size]) {
-            if size.is_none() && key != "dt_rank" {
-                let key = format!("model.{key}");
-                return Err(ModelError::config(key, "a size, as there is no preset", "none"));
+    /// A model of `kind` whose sizes are all about to be replaced.
+    fn smallest(&self, kind: ModelKind) -> ModelConfig {
+        let mamba = MambaConfig::new(1, 1, 1);
+        match (kind, &self.layer_pattern) {
+            (ModelKind::Mpt, _) => MptConfig::new(1, 1, 1, 1).into(),
+            (ModelKind::GptNeo, _) => GptNeoConfig::new(1, 1, 1, 1).into(),
+            (ModelKind::Hybrid, Some(pattern)) => {
+                let pattern = pattern.clone();
+                HybridConfig { mamba, pattern, n_heads: 1, expansion: 1 }.into()
             }
+            (ModelKind::Mamba | ModelKind::Hybrid, _) => mamba.into(),
         }
-        let size = |size: Option<usize>| size.unwrap_or_default();
-        Ok(MambaConfig::new(size(vocab_size.1), size(self.d_model), size(self.n_layers)))
     }
 
-    fn mamba_sizes(&self) -> [(&'static str, Option<usize>); 7] {
-        [
-            ("vocab_size", self.vocab_size),
-            ("d_model", self.d_model),
-            ("n_layers", self.n_layers),
-            ("d_state", self.d_state),
-            ("d_conv", self.d_conv),
-            ("expand", self.expand),
-            ("dt_rank", self.dt_rank),
-        ]
+    /// What is given here over what `config` says.
+    fn over(&self, config: ModelConfig, vocab_size: usize) -> ModelConfig {
+        match config {
+            ModelConfig::Mamba(config) => self.over_mamba(config, vocab_size).into(),
+            ModelConfig::Mpt(config) => self.over_mpt(config, vocab_size).into(),
+            ModelConfig::GptNeo(config) => self.over_gpt_neo(config, vocab_size).into(),
+            ModelConfig::Hybrid(config) => HybridConfig {
+                mamba: self.over_mamba(config.mamba, vocab_size),
+                pattern: self.layer_pattern.clone().unwrap_or(config.pattern),
+                n_heads: self.n_heads.unwrap_or(config.n_heads),
+                expansion: self.expansion.unwrap_or(config.expansion),
+            }
+            .into(),
+        }
     }
 
-    fn transformer_sizes(&self) -> [(&'static str, Option<usize>); 3] {
-        [
-            ("n_heads", self.n_heads),
-            ("expansion", self.expansion),
-            ("max_seq_len", self.max_seq_len),
-        ]
+    fn over_mamba(&self, config: MambaConfig, vocab_size: usize) -> MambaConfig {
+        let d_model = self.d_model.unwrap_or(config.d_model);
+        MambaConfig {
+            vocab_size,
+            d_model,
+            n_layers: self.n_layers.unwrap_or(config.n_layers),
+            d_state: self.d_state.unwrap_or(config.d_state),
+            d_conv: self.d_conv.unwrap_or(config.d_conv),
+            expand: self.expand.unwrap_or(config.expand),
+            dt_rank: self.dt_rank.unwrap_or_else(|| MambaConfig::default_dt_rank(d_model)),
+            ..config
+        }
+    }
+
+    fn over_mpt(&self, config: MptConfig, vocab_size: usize) -> MptConfig {
+        MptConfig {
+            vocab_size,
+            d_model: self.d_model.unwrap_or(config.d_model),
+            n_heads: self.n_heads.unwrap_or(config.n_heads),
+            n_layers: self.n_layers.unwrap_or(config.n_layers),
+            expansion: self.expansion.unwrap_or(config.expansion),
+            max_seq_len: self.max_seq_len.unwrap_or(config.max_seq_len),
+            positions: match self.alibi {
+                None => config.positions,
+                Some(true) => MptPositions::Alibi { most: 8.0 },
+                Some(false) => MptPositions::Learned,
+            },
+            no_bias: self.no_bias.unwrap_or(config.no_bias),
+            qk_ln: self.qk_ln.unwrap_or(config.qk_ln),
+            clip_qkv: self.clip_qkv.or(config.clip_qkv),
+            softmax_scale: self.softmax_scale.or(config.softmax_scale),
+            logit_scale: self.logit_scale.or(config.logit_scale),
+            ..config
+        }
+    }
+
+    fn over_gpt_neo(&self, config: GptNeoConfig, vocab_size: usize) -> GptNeoConfig {
+        let d_model = self.d_model.unwrap_or(config.d_model);
+        let expansion = self.expansion.unwrap_or(config.mlp_width / config.d_model);
+        GptNeoConfig {
+            vocab_size,
+            d_model,
+            n_heads: self.n_heads.unwrap_or(config.n_heads),
+            n_layers: self.n_layers.unwrap_or(config.n_layers),
+            mlp_width: expansion.saturating_mul(d_model),
+            max_seq_len: self.max_seq_len.unwrap_or(config.max_seq_len),
+            window_size: self.window_size.unwrap_or(config.window_size),
+            ..config
+        }
     }
 }
 
-impl From<&MambaConfig> for ModelSettings {
+impl From<&ModelConfig> for ModelSettings {
     /// The table with every size, as a run writes it down.
-    fn from(config: &MambaConfig) -> Self {
+    fn from(config: &ModelConfig) -> Self {
+        let settings = Self {
+            kind: Some(config.kind()),
+            vocab_size: Some(config.vocab_size()),
+            d_model: Some(config.d_model()),
+            n_layers: Some(config.n_layers()),
+            ..Self::default()
+        };
+        match config {
+            ModelConfig::Mamba(config) => settings.with_mamba(config),
+            ModelConfig::Mpt(config) => Self {
+                n_heads: Some(config.n_heads),
+                expansion: Some(config.expansion),
+                max_seq_len: Some(config.max_seq_len),
+                alibi: Some(matches!(config.positions, MptPositions::Alibi { .. })),
+                no_bias: Some(config.no_bias),
+                qk_ln: Some(config.qk_ln),
+                clip_qkv: config.clip_qkv,
+                softmax_scale: config.softmax_scale,
+                logit_scale: config.logit_scale,
+                ..settings
+            },
+            ModelConfig::GptNeo(config) => Self {
+                n_heads: Some(config.n_heads),
+                expansion: Some(config.mlp_width / config.d_model),
+                max_seq_len: Some(config.max_seq_len),
+                window_size: Some(config.window_size),
+                ..settings
+            },
+            ModelConfig::Hybrid(config) => Self {
+                n_heads: Some(config.n_heads),
+                expansion: Some(config.expansion),
+                layer_pattern: Some(config.pattern.clone()),
+                ..settings.with_mamba(&config.mamba)
+            },
+        }
+    }
+}
+
+impl ModelSettings {
+    fn with_mamba(self, config: &MambaConfig) -> Self {
         Self {
-            kind: Some(ModelKind::Mamba),
-            vocab_size: Some(config.vocab_size),
-            d_model: Some(config.d_model),
-            n_layers: Some(config.n_layers),
             d_state: Some(config.d_state),
             d_conv: Some(config.d_conv),
             expand: Some(config.expand),
             dt_rank: Some(config.dt_rank),
-            ..Self::default()
+            ..self
         }
-    }
-}
-
-/// Refuses the first size that is given.
-fn refuse(
-    sizes: impl IntoIterator<Item = (&'static str, Option<usize>)>,
-    expected: &str,
-) -> Result<()> {
-    match sizes.into_iter().find_map(|(key, size)| size.map(|size| (key, size))) {
-        Some((key, size)) => Err(ModelError::config(format!("model.{key}"), expected, size)),
-        None => Ok(()),
     }
 }
 
@@ -194,10 +306,17 @@ mod tests {
         serde_json::from_str(json)
     }
 
-    fn mamba(json: &str, data_vocab_size: Option<u32>) -> MambaConfig {
+    fn resolved(json: &str, data_vocab_size: Option<u32>) -> ModelConfig {
         match settings(json).expect(json).resolve(data_vocab_size).expect(json) {
-            ResolvedModel::Mamba(config) => config,
+            ResolvedModel::New(config) => config,
             ResolvedModel::From(folder) => panic!("{folder:?}"),
+        }
+    }
+
+    fn mamba(json: &str, data_vocab_size: Option<u32>) -> MambaConfig {
+        match resolved(json, data_vocab_size) {
+            ModelConfig::Mamba(config) => config,
+            other => panic!("{other:?}"),
         }
     }
 
@@ -215,6 +334,13 @@ mod tests {
         assert_eq!((config.n_layers, config.d_conv), (8, 3));
         let config = mamba(r#"{"preset": "mamba-10m", "vocab_size": 300}"#, Some(259));
         assert_eq!(config.vocab_size, 300);
+        let ModelConfig::Mpt(config) =
+            resolved(r#"{"preset": "mpt-10m", "alibi": false, "qk_ln": true}"#, Some(259))
+        else {
+            panic!("another family")
+        };
+        assert_eq!((config.positions, config.qk_ln), (MptPositions::Learned, true));
+        assert_eq!((config.vocab_size, config.no_bias, config.n_heads), (259, true, 4));
     }
 
     #[test]
@@ -223,8 +349,6 @@ mod tests {
                         "expand": 3}"#;
         let config = mamba(sizes, Some(259));
         assert_eq!((config.vocab_size, config.dt_rank, config.d_inner()), (259, 2, 96));
-        let written = ModelSettings::from(&config);
-        assert_eq!(written.resolve(None).expect("sizes"), ResolvedModel::Mamba(config));
         assert_eq!(
             refusal(sizes, None),
             "model.vocab_size: expected a size, as there is no preset, found none"
@@ -233,12 +357,35 @@ mod tests {
             refusal(r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5}"#, Some(5)),
             "model.d_conv: expected a size, as there is no preset, found none"
         );
+        assert_eq!(
+            refusal(r#"{"kind": "gpt_neo", "d_model": 32, "n_layers": 2}"#, Some(5)),
+            "model.n_heads: expected a size, as there is no preset, found none"
+        );
     }
 
     #[test]
-    fn a_checkpoint_says_everything() {
-        let settings = settings(r#"{"from": "runs/a"}"#).expect("a folder");
-        let resolved = settings.resolve(Some(259)).expect("a folder");
+    fn what_a_run_writes_down_means_the_same() {
+        for json in [
+            r#"{"kind": "mamba", "d_model": 32, "n_layers": 2, "d_state": 5, "d_conv": 3,
+                "expand": 3, "vocab_size": 259}"#,
+            r#"{"preset": "mpt-125m", "clip_qkv": 6, "logit_scale": "inv_sqrt_d_model"}"#,
+            r#"{"kind": "mpt", "vocab_size": 9, "d_model": 32, "n_layers": 2, "n_heads": 4,
+                "expansion": 3, "max_seq_len": 64, "alibi": true, "softmax_scale": 0.5}"#,
+            r#"{"preset": "gpt-neo-125m", "expansion": 3, "d_model": 36, "window_size": 8}"#,
+            r#"{"kind": "hybrid", "vocab_size": 9, "d_model": 32, "n_layers": 3, "n_heads": 4,
+                "expansion": 3, "d_state": 5, "d_conv": 3, "expand": 2, "layer_pattern": "mma"}"#,
+        ] {
+            let config = resolved(json, None);
+            let written = ModelSettings::from(&config);
+            let json = serde_json::to_string(&written).expect("serializes");
+            assert_eq!(resolved(&json, None), config, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_says_everything_but_what_is_no_number() {
+        let read = settings(r#"{"from": "runs/a", "recompute": "block"}"#).expect("a folder");
+        let resolved = read.resolve(Some(259)).expect("a folder");
         assert_eq!(resolved, ResolvedModel::From("runs/a".into()));
         let error = refusal(r#"{"from": "runs/a", "d_state": 5}"#, None);
         assert!(error.starts_with("model.d_state: expected no size beside from"), "{error}");
@@ -250,21 +397,42 @@ mod tests {
         assert_eq!(refusal("{}", None), format!("{one}none"));
         let both = r#"{"preset": "mamba-10m", "from": "runs/a"}"#;
         assert_eq!(refusal(both, None), format!("{one}several"));
-        for (json, expected) in [
-            (r#""n_heads": 4"#, "model.n_heads: expected no such size for a mamba model, found 4"),
-            (r#""d_state": 0"#, "model.d_state: expected 1 to 256, found 0"),
+        for (preset, json, expected) in [
             (
+                "mamba-10m",
+                r#""n_heads": 4"#,
+                "model.n_heads: expected no such size for a mamba model, found 4",
+            ),
+            ("mamba-10m", r#""d_state": 0"#, "model.d_state: expected 1 to 256, found 0"),
+            (
+                "mamba-10m",
                 r#""vocab_size": 100"#,
                 "model.vocab_size: expected at least 259, the data set's vocabulary, found 100",
             ),
+            (
+                "mpt-10m",
+                r#""window_size": 4"#,
+                "model.window_size: expected no such size for a mpt model, found 4",
+            ),
+            (
+                "gpt-neo-125m",
+                r#""alibi": true"#,
+                "model.alibi: expected no such size for a gpt_neo model, found true",
+            ),
+            (
+                "mpt-10m",
+                r#""n_heads": 3"#,
+                "model.n_heads: expected a divisor of d_model, which is 256, found 3",
+            ),
         ] {
-            let json = format!("{{\"preset\": \"mamba-10m\", {json}}}");
+            let json = format!("{{\"preset\": \"{preset}\", {json}}}");
             assert_eq!(refusal(&json, Some(259)), expected);
         }
         for (json, expected) in [
             (r#"{"preset": "mamba-10m", "d_modle": 4}"#, "unknown field `d_modle`"),
             (r#"{"kind": "rwkv"}"#, "unknown variant `rwkv`"),
             (r#"{"preset": "mamba-10m", "d_model": -4}"#, "invalid value: integer `-4`"),
+            (r#"{"kind": "hybrid", "layer_pattern": "mb"}"#, "expected letters m (Mamba)"),
         ] {
             let error = settings(json).expect_err(json).to_string();
             assert!(error.contains(expected), "{error}");

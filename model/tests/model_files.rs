@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use tidemill_model::hugging_face::{
     CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SafetensorsLayout, TensorFiles, load, save,
 };
-use tidemill_model::mamba::SpecialTokens;
-use tidemill_model::{Layout, Mamba, MambaConfig, Tensor};
+
+use tidemill_model::{
+    GptNeoConfig, Layout, Mamba, MambaConfig, Model, ModelConfig, MptConfig, SpecialTokens, Tensor,
+};
 
 const EMBEDDING: &str = "backbone.embeddings.weight";
 const NORM: &str = "backbone.norm_f.weight";
@@ -264,21 +266,48 @@ fn cut_and_flipped_files_are_refused_and_nothing_panics() {
     assert!(refusals > header_bytes * 9 / 10, "{refusals} of {header_bytes} flips");
 }
 
-/// A model of odd sizes whose weights are made of integers, so that its file is the same everywhere.
-fn written_by_tidemill() -> (Mamba, Vec<f32>) {
-    let config = MambaConfig {
+/// Models of odd sizes whose weights are made of integers, so that their files are the same everywhere.
+fn written_by_tidemill() -> [(&'static str, Model, Vec<f32>); 3] {
+    let special_tokens = SpecialTokens { bos: Some(100), eos: Some(101), pad: None };
+    let mamba = MambaConfig {
         d_state: 7,
         d_conv: 5,
         expand: 3,
         dt_rank: 3,
-        special_tokens: SpecialTokens { bos: Some(100), eos: Some(101), pad: None },
+        special_tokens,
         ..MambaConfig::new(103, 19, 2)
     };
-    let model = Mamba::new(&config).expect("sizes");
-    let mut arena = vec![0.0; model.layout().parameter_elements()];
+    let mpt = MptConfig {
+        clip_qkv: Some(1.25),
+        max_seq_len: 128,
+        special_tokens,
+        ..MptConfig::new(103, 18, 2, 3).with_alibi_and_no_bias()
+    };
+    let gpt_neo = GptNeoConfig {
+        mlp_width: 31,
+        window_size: 9,
+        max_seq_len: 128,
+        special_tokens,
+        ..GptNeoConfig::new(103, 14, 3, 2)
+    };
+    let configs: [(_, ModelConfig); 3] = [
+        ("written_by_tidemill", mamba.into()),
+        ("mpt_written_by_tidemill", mpt.into()),
+        ("gpt_neo_written_by_tidemill", gpt_neo.into()),
+    ];
+    configs.map(|(name, config)| {
+        let model = Model::new(&config).expect("sizes");
+        let arena = integer_weights(model.layout());
+        (name, model, arena)
+    })
+}
+
+fn integer_weights(layout: &Layout) -> Vec<f32> {
+    let mut arena = vec![0.0; layout.parameter_elements()];
     let mut state = 20_250_101_u32;
-    for tensor in model.layout().tensors() {
+    for tensor in layout.tensors() {
         let (middle, width) = match tensor.name.rsplit_once("mixer.").map(|(_, name)| name) {
+            None if tensor.name.ends_with(".bias") => (0.0, 0.25),
             None if tensor.shape.len() == 1 => (1.0, 0.25),
             Some("D") => (1.0, 0.5),
             Some("A_log") => (0.75, 1.0),
@@ -292,25 +321,51 @@ fn written_by_tidemill() -> (Mamba, Vec<f32>) {
             *value = ((state >> 16) as f32 / 65_536.0 - 0.5) * width + middle;
         }
     }
-    (model, arena)
+    arena
 }
 
 /// `check_opens.py` opened exactly these bytes and wrote `expected.json` beside them, which the bodies compare with. To change them, run this test
 /// with `TIDEMILL_WRITE_FIXTURES=1`, then the script.
 #[test]
 fn transformers_opens_what_we_write() {
-    let folder = fixtures::folder("written_by_tidemill");
-    let (model, arena) = written_by_tidemill();
-    if std::env::var_os("TIDEMILL_WRITE_FIXTURES").is_some() {
-        std::fs::create_dir_all(&folder).expect("a folder");
-        save(&folder, model.config_json(), model.layout(), &arena).expect("writes");
-        panic!("wrote {}; now run check_opens.py", folder.display());
+    let writes = std::env::var_os("TIDEMILL_WRITE_FIXTURES").is_some();
+    for (name, model, arena) in written_by_tidemill() {
+        let folder = fixtures::folder(name);
+        if writes {
+            std::fs::create_dir_all(&folder).expect("a folder");
+            save(&folder, model.config_json(), model.layout(), &arena).expect("writes");
+            continue;
+        }
+        let written = tempfile::tempdir().expect("a folder");
+        save(written.path(), model.config_json(), model.layout(), &arena).expect("writes");
+        for file in [CONFIG_FILE, SINGLE_FILE] {
+            let ours = std::fs::read(written.path().join(file)).expect("written just now");
+            let opened = std::fs::read(folder.join(file)).expect("a fixture");
+            assert!(ours == opened, "{name}: {file} is not the one that transformers opened");
+        }
     }
-    let written = tempfile::tempdir().expect("a folder");
-    save(written.path(), model.config_json(), model.layout(), &arena).expect("writes");
-    for file in [CONFIG_FILE, SINGLE_FILE] {
-        let ours = std::fs::read(written.path().join(file)).expect("written just now");
-        let opened = std::fs::read(folder.join(file)).expect("a fixture");
-        assert!(ours == opened, "{file} is not the one that transformers opened");
+    assert!(!writes, "wrote the folders; now run check_opens.py on each");
+}
+
+/// Old files of GPT-Neo hold masks in types of their own, and copies of the tied table as the head.
+#[test]
+fn masks_and_copies_in_files_of_gpt_neo_are_passed_over() {
+    let model = Model::new(&GptNeoConfig::new(11, 6, 2, 2)).expect("sizes");
+    let arena = model.initialize(3);
+    let folder = tempfile::tempdir().expect("a folder");
+    save(folder.path(), model.config_json(), model.layout(), &arena).expect("writes");
+    let mut tensors = tensors(model.layout(), &arena);
+    for layer in 0..2 {
+        let name = |mask: &str| format!("transformer.h.{layer}.attn.attention.{mask}");
+        tensors.insert(name("bias"), (Dtype::BOOL, vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
+        tensors.insert(name("masked_bias"), (Dtype::F32, vec![1], vec![0; 4]));
     }
+    let table = tensors["transformer.wte.weight"].clone();
+    tensors.insert("lm_head.weight".to_owned(), table);
+    write(&folder.path().join(SINGLE_FILE), &tensors);
+    assert_eq!(bits(&load(folder.path()).expect("reads").1), bits(&arena));
+    tensors.get_mut("lm_head.weight").expect("just now").2[5] ^= 1;
+    write(&folder.path().join(SINGLE_FILE), &tensors);
+    let error = refused(folder.path());
+    assert!(error.contains("lm_head.weight differs from transformer.wte.weight"), "{error}");
 }

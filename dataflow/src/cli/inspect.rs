@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
-use tidemill_model::Mamba;
-use tidemill_model::hugging_face::{CONFIG_FILE, MambaHuggingFaceConfig};
+use tidemill_model::hugging_face::CONFIG_FILE;
+use tidemill_model::{Family, Model, ModelConfig};
 use tidemill_streaming_data::DataSet;
 
 use super::Format;
@@ -76,17 +76,17 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
 }
 
 fn model_facts(folder: &Path) -> anyhow::Result<Value> {
-    let config = MambaHuggingFaceConfig::read(folder)?;
-    let model = Mamba::from_hugging_face(&config)?;
+    let config = ModelConfig::read(folder)?;
+    let model = Model::new(&config)?;
     let layout = model.layout();
     Ok(json!({
         "kind": "model",
-        "model_type": "mamba",
+        "model_type": model.config_json()["model_type"],
         "parameters": layout.parameters(),
         "tensors": layout.tensors().len(),
-        "vocab_size": config.vocab_size,
-        "d_model": config.hidden_size,
-        "n_layers": config.num_hidden_layers,
+        "vocab_size": config.vocab_size(),
+        "d_model": config.d_model(),
+        "n_layers": config.n_layers(),
     }))
 }
 

@@ -4,8 +4,7 @@
 //! ends with an error that says what to lower.
 
 use tidemill_kernels::Backend;
-use tidemill_kernels::shape::{ScanShape, SequenceShape};
-use tidemill_model::{Layout, MambaConfig, ModelError};
+use tidemill_model::{Model, ModelError};
 
 use crate::batch::{BatchSettings, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
@@ -16,8 +15,7 @@ const PLANNED_TENTHS: usize = 9;
 
 /// Plans the memory of a worker.
 pub(super) struct PlanMemory<'a> {
-    pub model: &'a MambaConfig,
-    pub layout: &'a Layout,
+    pub model: &'a Model,
     pub batch: &'a BatchSettings,
     /// t
     pub positions: usize,
@@ -41,7 +39,10 @@ impl WithBackend for PlanMemory<'_> {
             None => available_bytes() / 2 / self.workers.max(1),
             Some(free) => self.share(free).saturating_sub(self.state_bytes(backend)),
         };
-        Ok(MicrobatchMemory { sample_bytes: self.sample_bytes(backend)?, workspace_bytes })
+        Ok(MicrobatchMemory {
+            sample_bytes: self.model.sample_bytes(backend, self.positions)?,
+            workspace_bytes,
+        })
     }
 }
 
@@ -52,33 +53,17 @@ impl PlanMemory<'_> {
         free / 10 * PLANNED_TENTHS / self.workers_per_device.max(1)
     }
 
-    /// About what one sample needs in a workspace: what each layer keeps for its backward pass, and the scratch of
-    /// one layer.
-    fn sample_bytes<B: Backend>(&self, backend: &B) -> Result<usize> {
-        let Self { model, positions, .. } = *self;
-        let (d, e) = (model.d_model, model.d_inner());
-        let narrow = model.dt_rank + 2 * model.d_state;
-        let one = SequenceShape::new(1, positions).map_err(ModelError::from)?;
-        let scan = ScanShape::new(one, 1, e, model.d_state).map_err(ModelError::from)?;
-        let saved_by_scan = backend.selective_scan_saved_elements(scan);
-        let activation = size_of::<B::Activation>();
-        let kept = activation * positions * (3 * e + narrow) + 4 * (positions * d + saved_by_scan);
-        let forward = activation * (d + 2 * e);
-        let backward = activation * (d + 5 * e + narrow) + 3 * 4 * d;
-        let of_parameters = 4 * (3 * e + e * model.d_state + e * model.d_conv + d);
-        Ok(model.n_layers * kept + positions * (forward + backward) + of_parameters)
-    }
-
     /// About what a worker holds beside its workspace, where it has a memory of its own: parameters, their
     /// copies in activation precision, moments, the mean gradient, sums of lanes, and a chunk of logits.
     fn state_bytes<B: Backend>(&self, backend: &B) -> usize {
+        let layout = self.model.layout();
         let lanes = self.batch.resolved_lanes().div_ceil(self.workers.max(1));
         let accumulators = 1 + lanes.max(1).ilog2() as usize;
         let activation = size_of::<B::Activation>();
         let copies = if activation == size_of::<f32>() { 0 } else { activation };
-        let logits = backend.logit_chunk_rows() * self.model.vocab_size * activation;
-        let parameters = self.layout.parameter_elements() * (4 + copies + 8 + 4);
-        parameters + 4 * accumulators * self.layout.gradient_elements() + logits
+        let logits = backend.logit_chunk_rows() * self.model.vocab_size() * activation;
+        let parameters = layout.parameter_elements() * (4 + copies + 8 + 4);
+        parameters + 4 * accumulators * layout.gradient_elements() + logits
     }
 }
 
@@ -98,7 +83,7 @@ mod tests {
 
     use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
     use tidemill_kernels::{Fp32, Gpu};
-    use tidemill_model::{Mamba, ModelSettings, ResolvedModel};
+    use tidemill_model::{ModelSettings, ResolvedModel};
 
     use super::*;
     use crate::device::{Precision, WorkerDevice};
@@ -110,8 +95,8 @@ mod tests {
             vocab_size: Some(97),
             ..ModelSettings::default()
         };
-        let ResolvedModel::Mamba(config) = settings.resolve(None).unwrap() else { unreachable!() };
-        let model = Mamba::new(&config).unwrap();
+        let ResolvedModel::New(config) = settings.resolve(None).unwrap() else { unreachable!() };
+        let model = Model::new(&config).unwrap();
         let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
         let planned = |device_bytes: &[usize], workers, workers_per_device| {
             let device = |(ordinal, &bytes)| {
@@ -121,9 +106,8 @@ mod tests {
                 WorkerDevice { backend, name: "emulator".to_owned(), ordinal }
             };
             let devices = device_bytes.iter().enumerate().map(device).collect();
-            let (model, layout, batch) = (&config, model.layout(), &batch);
-            let plan =
-                PlanMemory { model, layout, batch, positions: 33, workers, workers_per_device };
+            let (model, batch) = (&model, &batch);
+            let plan = PlanMemory { model, batch, positions: 33, workers, workers_per_device };
             plan.run(Devices::new(devices, Precision::Fp32).unwrap()).unwrap().workspace_bytes
         };
         let bytes = 10 << 30;

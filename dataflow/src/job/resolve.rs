@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 use tidemill_kernels::DeviceKind;
-use tidemill_model::hugging_face::MambaHuggingFaceConfig;
-use tidemill_model::mamba::SpecialTokens;
-use tidemill_model::{Mamba, MambaConfig, ModelSettings, ResolvedModel};
+use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
 use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
@@ -35,7 +33,7 @@ pub struct ResolvedRun {
     /// What is evaluated, and how many of its samples.
     pub evaluation: Option<(DataSet, u64)>,
     /// What is trained.
-    pub model: Arc<Mamba>,
+    pub model: Arc<Model>,
     /// The folder that the initial parameters come from; they are drawn where there is none.
     pub weights_from: Option<PathBuf>,
     /// The token that ends a document, where documents see nothing of each other.
@@ -66,13 +64,13 @@ impl ResolvedRun {
         let document_end = document_end(&config, &data_set)?;
         let evaluation = open_evaluation(&config, &data_set)?;
         let (model_config, weights_from) = resolve_model(&config.model, &data_set)?;
-        let model = Arc::new(Mamba::new(&model_config)?);
+        let recompute = config.model.recompute.unwrap_or_default();
+        let model = Arc::new(Model::new(&model_config)?.with_recompute(recompute));
         let memory = match config.batch.microbatch_grains {
             MicrobatchGrains::Grains(_) => MicrobatchMemory::default(),
             MicrobatchGrains::Auto => {
                 let plan = PlanMemory {
-                    model: &model_config,
-                    layout: model.layout(),
+                    model: &model,
                     batch: &config.batch,
                     positions: data_set.seq_len(),
                     workers: workers.here,
@@ -90,10 +88,11 @@ impl ResolvedRun {
         }
         let preset = config.model.preset.take();
         if weights_from.is_none() {
-            let kind = ModelSettings::from(&model_config);
+            let recompute = config.model.recompute;
+            let sizes = ModelSettings { recompute, ..ModelSettings::from(&model_config) };
             config.model = match preset {
-                Some(_) => ModelSettings { preset, kind: None, ..kind },
-                None => kind,
+                Some(_) => ModelSettings { preset, kind: None, ..sizes },
+                None => sizes,
             };
         }
         config.batch.lanes = Some(batch.lanes());
@@ -126,7 +125,8 @@ impl ResolvedRun {
         let settings = &mut state.settings;
         let config = &self.config;
         flatten("run.seed", &config.run.seed, settings);
-        flatten("model", &self.sizes_by_key(), settings);
+        flatten("model", &self.model_json(), settings);
+        name_as_in_table(settings);
         flatten(DOCUMENTS_KEY, &config.data.document_boundaries, settings);
         flatten("batch.samples_per_step", &self.batch.samples_per_step(), settings);
         flatten("batch.lanes", &self.batch.lanes(), settings);
@@ -137,19 +137,6 @@ impl ResolvedRun {
         settings.insert(HORIZON_KEY.to_owned(), Value::from(horizon));
         flatten("device.precision", &config.device.precision, settings);
         state
-    }
-
-    /// `config.json` with its sizes under the keys of `[model]`, which are what a user knows.
-    fn sizes_by_key(&self) -> Value {
-        let mut model = self.model_json();
-        if let Value::Object(object) = &mut model {
-            for (name, key) in MODEL_KEYS {
-                if let Some(size) = object.remove(name) {
-                    object.insert(key.to_owned(), size);
-                }
-            }
-        }
-        model
     }
 
     /// What must be equal in all processes for them to train together.
@@ -203,14 +190,33 @@ impl ResolvedRun {
     }
 }
 
-/// What `config.json` calls the sizes of `[model]`, and their keys.
-const MODEL_KEYS: [(&str, &str); 5] = [
+/// What the `config.json` of families calls the sizes of `[model]`, and their keys, which are what a user knows.
+const MODEL_KEYS: [(&str, &str); 15] = [
     ("hidden_size", "d_model"),
     ("num_hidden_layers", "n_layers"),
+    ("num_layers", "n_layers"),
     ("state_size", "d_state"),
     ("conv_kernel", "d_conv"),
     ("time_step_rank", "dt_rank"),
+    ("num_heads", "n_heads"),
+    ("num_attention_heads", "n_heads"),
+    ("expansion_ratio", "expansion"),
+    ("max_position_embeddings", "max_seq_len"),
+    ("attn_config.alibi", "alibi"),
+    ("attn_config.alibi_bias_max", "alibi_bias_max"),
+    ("attn_config.clip_qkv", "clip_qkv"),
+    ("attn_config.qk_ln", "qk_ln"),
+    ("attn_config.softmax_scale", "softmax_scale"),
 ];
+
+/// Names the settings of a model as its `[model]` table does.
+fn name_as_in_table(settings: &mut BTreeMap<String, Value>) {
+    for (name, key) in MODEL_KEYS {
+        if let Some(value) = settings.remove(&format!("model.{name}")) {
+            settings.insert(format!("model.{key}"), value);
+        }
+    }
+}
 
 /// The key of what happens at the boundaries of documents.
 pub(super) const DOCUMENTS_KEY: &str = "data.document_boundaries";
@@ -272,33 +278,35 @@ fn open_evaluation(config: &RunConfig, data: &DataSet) -> Result<Option<(DataSet
 fn resolve_model(
     settings: &ModelSettings,
     data: &DataSet,
-) -> Result<(MambaConfig, Option<PathBuf>)> {
-    match settings.resolve(data.vocab_size())? {
-        ResolvedModel::Mamba(mut config) => {
-            config.special_tokens = SpecialTokens {
+) -> Result<(ModelConfig, Option<PathBuf>)> {
+    let (config, folder) = match settings.resolve(data.vocab_size())? {
+        ResolvedModel::New(mut config) => {
+            *config.special_tokens_mut() = SpecialTokens {
                 bos: data.bos_token_id(),
                 eos: data.eos_token_id(),
                 pad: data.pad_token_id(),
             };
-            Ok((config, None))
+            (config, None)
         }
         ResolvedModel::From(folder) => {
             let folder = model_folder(&folder)?;
-            let config = read_model_config(&folder)?;
+            let config = ModelConfig::read(&folder)?;
             if let Some(size) = data.vocab_size()
-                && size as usize > config.vocab_size
+                && size as usize > config.vocab_size()
             {
                 let expected = format!("a model with the data set's {size} tokens at least");
-                return Err(JobError::value("model.from", expected, config.vocab_size));
+                return Err(JobError::value("model.from", expected, config.vocab_size()));
             }
-            Ok((config, Some(folder)))
+            (config, Some(folder))
         }
+    };
+    if let Some(most) = config.learned_positions()
+        && data.seq_len() > most
+    {
+        let expected = format!("at least {}, the data set's seq_len", data.seq_len());
+        return Err(JobError::value("model.max_seq_len", expected, most));
     }
-}
-
-/// The sizes in a folder's `config.json`.
-fn read_model_config(folder: &Path) -> Result<MambaConfig> {
-    Ok(MambaConfig::from_hugging_face(&MambaHuggingFaceConfig::read(folder)?)?)
+    Ok((config, folder))
 }
 
 fn steps(config: &RunConfig, data_set: &DataSet, batch: &BatchPlan) -> u64 {

@@ -5,6 +5,7 @@ use tidemill_kernels::Backend;
 use crate::error::Result;
 use crate::generation::incremental::{Incremental, PiecePass, Room};
 use crate::generation::mamba::{MambaRows, MambaState};
+use crate::generation::transformer::{TransformerRows, TransformerState};
 use crate::layer_block::LayerBlock;
 use crate::trainable::Device;
 
@@ -12,20 +13,28 @@ use crate::trainable::Device;
 pub enum LayerState<B: Backend> {
     /// Of a Mamba block.
     Mamba(MambaState<B>),
+    /// Of a transformer block.
+    Transformer(TransformerState<B>),
 }
 
 /// Memory that the blocks of a list use one after the other: that of every kind in it.
 pub struct LayerRows<B: Backend> {
-    mamba: MambaRows<B>,
+    mamba: Option<MambaRows<B>>,
+    transformer: Option<TransformerRows<B>>,
 }
+
+/// Why the kinds of a block, of its state and of the workspace agree.
+const PLANNED: &str = "memory was planned for this list of blocks";
 
 impl<B: Backend> Incremental<B> for LayerBlock {
     type State = LayerState<B>;
     type Workspace = LayerRows<B>;
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<LayerState<B>> {
-        let Self::Mamba(block) = self;
-        Ok(LayerState::Mamba(block.plan_state(device, room)?))
+        Ok(match self {
+            Self::Mamba(block) => LayerState::Mamba(block.plan_state(device, room)?),
+            Self::Transformer(block) => LayerState::Transformer(block.plan_state(device, room)?),
+        })
     }
 
     fn plan_workspace(
@@ -33,18 +42,32 @@ impl<B: Backend> Incremental<B> for LayerBlock {
         device: &mut Device<'_, B>,
         room: Room,
     ) -> Result<LayerRows<B>> {
-        let mamba: Vec<_> = blocks.iter().map(|Self::Mamba(block)| block).collect();
-        Ok(LayerRows { mamba: Incremental::plan_workspace(&mamba, device, room)? })
+        let (mambas, transformers) = Self::by_kind(blocks);
+        let mut rows = LayerRows { mamba: None, transformer: None };
+        if !mambas.is_empty() {
+            rows.mamba = Some(Incremental::plan_workspace(&mambas, device, room)?);
+        }
+        if !transformers.is_empty() {
+            rows.transformer = Some(Incremental::plan_workspace(&transformers, device, room)?);
+        }
+        Ok(rows)
     }
 
     fn state_bytes(&self, positions: usize) -> usize {
-        let Self::Mamba(block) = self;
-        Incremental::<B>::state_bytes(block, positions)
+        match self {
+            Self::Mamba(block) => Incremental::<B>::state_bytes(block, positions),
+            Self::Transformer(block) => Incremental::<B>::state_bytes(block, positions),
+        }
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut LayerState<B>) -> Result<()> {
-        let (Self::Mamba(block), LayerState::Mamba(state)) = (self, state);
-        block.forget(device, state)
+        match (self, state) {
+            (Self::Mamba(block), LayerState::Mamba(state)) => block.forget(device, state),
+            (Self::Transformer(block), LayerState::Transformer(state)) => {
+                block.forget(device, state)
+            }
+            _ => unreachable!("{PLANNED}"),
+        }
     }
 
     fn keep(
@@ -54,8 +77,13 @@ impl<B: Backend> Incremental<B> for LayerBlock {
         kept: &[usize],
         room: Room,
     ) -> Result<()> {
-        let (Self::Mamba(block), LayerState::Mamba(state)) = (self, state);
-        block.keep(device, state, kept, room)
+        match (self, state) {
+            (Self::Mamba(block), LayerState::Mamba(state)) => block.keep(device, state, kept, room),
+            (Self::Transformer(block), LayerState::Transformer(state)) => {
+                block.keep(device, state, kept, room)
+            }
+            _ => unreachable!("{PLANNED}"),
+        }
     }
 
     fn advance(
@@ -66,7 +94,16 @@ impl<B: Backend> Incremental<B> for LayerBlock {
         state: &mut LayerState<B>,
         workspace: &mut LayerRows<B>,
     ) -> Result<()> {
-        let (Self::Mamba(block), LayerState::Mamba(state)) = (self, state);
-        block.advance(device, residual, pass, state, &mut workspace.mamba)
+        match (self, state) {
+            (Self::Mamba(block), LayerState::Mamba(state)) => {
+                let rows = workspace.mamba.as_mut().expect(PLANNED);
+                block.advance(device, residual, pass, state, rows)
+            }
+            (Self::Transformer(block), LayerState::Transformer(state)) => {
+                let rows = workspace.transformer.as_mut().expect(PLANNED);
+                block.advance(device, residual, pass, state, rows)
+            }
+            _ => unreachable!("{PLANNED}"),
+        }
     }
 }

@@ -48,6 +48,8 @@ struct Rows<B: Backend> {
     tokens: B::Buffer<u32>,
     /// `past[b]`
     past: B::Buffer<u32>,
+    /// `places[b t]`, the rows of a table of learned positions; empty where the model has none.
+    places: B::Buffer<u32>,
     /// `residual[b t, d]`
     residual: B::Buffer<f32>,
     /// `normed[b t, d]`
@@ -68,7 +70,7 @@ enum Step<G> {
 }
 
 impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
-    /// Room for `sequences` sequences of up to `positions` tokens. [`begin`](Self::begin) comes first.
+    /// Room for `sequences` sequences of up to `positions` tokens, or as many as the model has learned positions. [`begin`](Self::begin) comes first.
     ///
     /// # Errors
     /// No sequences or positions, or a device without room.
@@ -84,10 +86,12 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             return Err(ModelError::config("sequences and positions", "at least 1", found));
         }
         // Lengths are counted in u32.
-        let positions = positions.min(u32::MAX as usize);
+        let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
+        let positions = positions.min(most);
         let rows = sequences * (MOST_ROWS / sequences).clamp(1, PIECE_POSITIONS.min(positions));
         let room = Room { sequences, positions, rows };
         let (width, table_rows) = (model.width(), table_rows(model));
+        let places = model.positions().map_or(0, |_| rows);
         let bodies: Vec<_> = model.bodies().iter().collect();
         let states = model.bodies().iter().map(|body| body.plan_state(device, room));
         Ok(Self {
@@ -100,6 +104,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             rows: Rows {
                 tokens: device.backend.allocate(device.stream, rows)?,
                 past: device.backend.allocate(device.stream, sequences)?,
+                places: device.backend.allocate(device.stream, places)?,
                 residual: device.backend.allocate(device.stream, rows * width)?,
                 normed: device.backend.allocate(device.stream, rows * width)?,
                 norm: model.head().norm.plan(device, GrainRows::new(rows, rows)?)?,
@@ -230,6 +235,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         backend.write(stream, on_device, &packed)?;
         let past = SliceMut::new(&mut self.rows.past, 0, tokens.len())?;
         backend.write(stream, past, &self.lengths[..tokens.len()])?;
+        self.write_places(device, &piece)?;
         if piece.positions() == 1 && piece.sequences() == self.lengths.len() {
             self.run_step(device, &piece)?;
         } else {
@@ -242,6 +248,17 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             *length += tokens.len() as u32;
         }
         Ok(piece)
+    }
+
+    /// Writes the rows of a table of learned positions; rows that pad a piece take the last one at most.
+    fn write_places(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
+        let Some(learned) = self.model.positions() else { return Ok(()) };
+        let last = learned.count as u32 - 1;
+        let lengths = &self.lengths[..piece.sequences()];
+        let places = |&past: &u32| (0..piece.positions() as u32).map(move |i| (past + i).min(last));
+        let host: Vec<u32> = lengths.iter().flat_map(places).collect();
+        let on_device = SliceMut::new(&mut self.rows.places, 0, host.len())?;
+        Ok(device.backend.write(device.stream, on_device, &host)?)
     }
 
     /// One token of every sequence: the same kernels on the same buffers for every token, so they are recorded once and
@@ -282,11 +299,16 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
 
     /// From the tokens on the device to the head's input.
     fn run(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
-        let Rows { tokens, past, residual, .. } = &mut self.rows;
+        let Rows { tokens, past, places, residual, .. } = &mut self.rows;
         let model = self.model;
         let parameters = model.embedding_parameters(self.parameters)?;
         let tokens = Slice::new(tokens, 0, piece.rows())?;
-        model.embedding().forward(device, residual, parameters, tokens)?;
+        model.embedding().forward(device, residual, parameters, tokens, Output::Overwrite)?;
+        let learned = model.positions().zip(model.position_parameters(self.parameters)?);
+        if let Some((learned, parameters)) = learned {
+            let places = Slice::new(places, 0, piece.rows())?;
+            learned.embedding.forward(device, residual, parameters, places, Output::Add)?;
+        }
         let past = Slice::new(past, 0, piece.sequences())?;
         for (layer, (body, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
             let parameters = model.body_parameters(self.parameters, layer)?;
@@ -349,6 +371,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             self.host_logits.copy_within(first..first + head.vocab_size, to);
         }
         self.host_logits.truncate(sequences * head.vocab_size);
+        self.host_logits.iter_mut().for_each(|logit| *logit *= head.logit_scale);
         Ok(&self.host_logits)
     }
 

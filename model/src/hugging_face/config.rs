@@ -11,10 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::keys::Keys;
-use crate::error::{ModelError, Result};
-
-/// The file that says what a model is.
-pub const CONFIG_FILE: &str = "config.json";
+use crate::error::Result;
 
 /// Bounds that keep products of sizes, and so a layout, inside 64 bits whatever a file says.
 const MOST_VOCABULARY: usize = 1 << 24;
@@ -119,29 +116,13 @@ impl Default for MambaHuggingFaceConfig {
 }
 
 impl MambaHuggingFaceConfig {
-    /// The config in `folder`.
+    /// The config that the JSON of the file `path` gives, in transformers' form or in the original one.
     ///
     /// # Errors
-    /// A file that cannot be read, or that is no config of a Mamba model this crate can run.
-    pub fn read(folder: &Path) -> Result<Self> {
-        let path = folder.join(CONFIG_FILE);
-        let bytes = std::fs::read(&path).map_err(|source| ModelError::File {
-            action: "reading",
-            path: path.clone(),
-            source,
-        })?;
-        Self::parse(&path, &bytes)
-    }
-
-    /// The config in the bytes of `path`, in transformers' form or in the original one.
-    ///
-    /// # Errors
-    /// What is not JSON, a key of a wrong type or size, another kind of model, or a feature that this crate
-    /// cannot run: each named with the file.
-    pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
-        let value: Value = serde_json::from_slice(bytes)
-            .map_err(|error| ModelError::format(path, format!("is not JSON: {error}")))?;
-        let keys = Keys::of(path, &value)?;
+    /// A key of a wrong type or size, another kind of model, or a feature that this crate cannot run: each named with
+    /// the file.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let keys = Keys::of(path, value)?;
         if keys.has("model_type") {
             Self::from_transformers(&keys)
         } else if keys.has("d_model") && keys.has("n_layer") {
@@ -185,7 +166,7 @@ impl MambaHuggingFaceConfig {
             hidden_size,
             initializer_range: keys.number("initializer_range", default.initializer_range)?,
             intermediate_size,
-            layer_norm_epsilon: epsilon(keys, "layer_norm_epsilon", default.layer_norm_epsilon)?,
+            layer_norm_epsilon: keys.positive("layer_norm_epsilon", default.layer_norm_epsilon)?,
             num_hidden_layers: keys.size(
                 "num_hidden_layers",
                 Some(default.num_hidden_layers),
@@ -251,21 +232,14 @@ impl MambaHuggingFaceConfig {
     }
 }
 
-fn epsilon(keys: &Keys<'_>, key: &str, default: f64) -> Result<f64> {
-    let value = keys.number(key, default)?;
-    if value > 0.0 && value.is_finite() {
-        Ok(value)
-    } else {
-        Err(keys.wrong(key, "a finite number above 0"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hugging_face::parse_json;
 
     fn parse(json: &str) -> Result<MambaHuggingFaceConfig> {
-        MambaHuggingFaceConfig::parse(Path::new("m/config.json"), json.as_bytes())
+        let path = Path::new("m/config.json");
+        MambaHuggingFaceConfig::parse(path, &parse_json(path, json.as_bytes())?)
     }
 
     fn refused(json: &str) -> String {

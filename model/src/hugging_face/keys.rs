@@ -11,14 +11,14 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, Result};
 
 /// The keys of one JSON object in the file `path`.
-pub(super) struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     path: &'a Path,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Keys<'a> {
     /// The keys of `value`.
-    pub(super) fn of(path: &'a Path, value: &'a Value) -> Result<Self> {
+    pub(crate) fn of(path: &'a Path, value: &'a Value) -> Result<Self> {
         match value {
             Value::Object(map) => Ok(Self { path, map }),
             other => {
@@ -29,23 +29,28 @@ impl<'a> Keys<'a> {
     }
 
     /// Whether `key` stands in the object.
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
 
     /// The error that `key` should have been `expected`.
-    pub(super) fn wrong(&self, key: &str, expected: &str) -> ModelError {
+    pub(crate) fn wrong(&self, key: &str, expected: &str) -> ModelError {
         let found = self.map.get(key).map_or_else(|| "nothing".to_owned(), shown);
         ModelError::format(self.path, format!("{key}: expected {expected}, found {found}"))
     }
 
+    /// `error` of a check over several keys, with the file it is about.
+    pub(crate) fn refused(&self, error: ModelError) -> ModelError {
+        ModelError::format(self.path, error.to_string())
+    }
+
     /// The value of `key`, unless it is absent or null.
-    fn value(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn value(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
     /// A nested object, or nothing.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Keys<'a>>> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Keys<'a>>> {
         match self.value(key) {
             None => Ok(None),
             Some(Value::Object(map)) => Ok(Some(Keys { path: self.path, map })),
@@ -54,7 +59,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A whole number in `range`.
-    pub(super) fn size(
+    pub(crate) fn size(
         &self,
         key: &str,
         default: Option<usize>,
@@ -70,7 +75,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A token id, or nothing.
-    pub(super) fn token(&self, key: &str) -> Result<Option<u32>> {
+    pub(crate) fn token(&self, key: &str) -> Result<Option<u32>> {
         match self.value(key) {
             None => Ok(None),
             Some(value) => value
@@ -82,15 +87,30 @@ impl<'a> Keys<'a> {
     }
 
     /// A number.
-    pub(super) fn number(&self, key: &str, default: f64) -> Result<f64> {
+    pub(crate) fn number(&self, key: &str, default: f64) -> Result<f64> {
         match self.value(key) {
             None => Ok(default),
             Some(value) => value.as_f64().ok_or_else(|| self.wrong(key, "a number")),
         }
     }
 
+    /// A finite number above 0.
+    pub(crate) fn positive(&self, key: &str, default: f64) -> Result<f64> {
+        let value = self.number(key, default)?;
+        if value > 0.0 && value.is_finite() {
+            Ok(value)
+        } else {
+            Err(self.wrong(key, "a finite number above 0"))
+        }
+    }
+
+    /// A finite number above 0, or nothing.
+    pub(crate) fn positive_or_none(&self, key: &str) -> Result<Option<f64>> {
+        self.value(key).map(|_| self.positive(key, 1.0)).transpose()
+    }
+
     /// `true` or `false`.
-    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool> {
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool> {
         match self.value(key) {
             None => Ok(default),
             Some(value) => value.as_bool().ok_or_else(|| self.wrong(key, "true or false")),
@@ -98,7 +118,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A string.
-    pub(super) fn text(&self, key: &str, default: &str) -> Result<String> {
+    pub(crate) fn text(&self, key: &str, default: &str) -> Result<String> {
         match self.value(key) {
             None => Ok(default.to_owned()),
             Some(Value::String(text)) => Ok(text.clone()),
@@ -107,7 +127,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Whether `key` is the string `text`.
-    pub(super) fn is(&self, key: &str, text: &str) -> bool {
+    pub(crate) fn is(&self, key: &str, text: &str) -> bool {
         self.value(key).and_then(Value::as_str) == Some(text)
     }
 }

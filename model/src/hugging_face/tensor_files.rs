@@ -46,6 +46,12 @@ pub struct TensorFiles {
     tensors: BTreeMap<String, StoredTensor>,
 }
 
+/// Whether a tensor is one of the masks that old files of GPT-Neo hold beside its parameters, in types of their own.
+fn is_mask(name: &str) -> bool {
+    const MASKS: [&str; 2] = [".attn.attention.bias", ".attn.attention.masked_bias"];
+    MASKS.iter().any(|mask| name.ends_with(mask))
+}
+
 impl TensorFiles {
     /// The weights of a Hugging Face folder: `model.safetensors`, or the files that
     /// `model.safetensors.index.json` names.
@@ -101,6 +107,9 @@ impl TensorFiles {
                     number
                 }
             };
+            if is_mask(name) {
+                continue;
+            }
             if files.tensors.get(name).is_none_or(|stored| stored.file != number) {
                 return Err(ModelError::format(
                     &files.files[number].path,
@@ -141,6 +150,9 @@ impl TensorFiles {
         }
         let number = self.files.len();
         for (name, info) in header.tensors() {
+            if is_mask(&name) {
+                continue;
+            }
             if element_bytes(info.dtype).is_none() {
                 return Err(damaged(format!(
                     "tensor {name}: expected F32, F16 or BF16, found {}",

@@ -27,7 +27,7 @@ use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::{Device, MicrobatchShape};
 
 /// Where the tensors of one block stand in its segment.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MambaTensors {
     /// `[2 e, d]`
     pub in_proj: Range<usize>,
@@ -50,7 +50,7 @@ pub(crate) struct MambaTensors {
 }
 
 /// One Mamba block.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct MambaBlock {
     pub(crate) norm: Norm,
     pub(crate) tensors: MambaTensors,
@@ -274,6 +274,11 @@ impl<B: Backend> Block<B> for MambaBlock {
         scratch: &mut Self::Scratch,
     ) -> Result<()> {
         forward::run(self, device, out, pass, saved, scratch)
+    }
+
+    fn shares_saved(&self, other: &Self) -> bool {
+        let sizes = |block: &Self| (block.inner, block.states, block.dt_bc_width());
+        sizes(self) == sizes(other)
     }
 
     fn backward(

@@ -5,8 +5,12 @@
 //! the reference implementation (Gu and Dao, 2023, `mamba_simple.py`).
 
 use std::ops::RangeInclusive;
+use std::path::Path;
 
-use crate::error::{ModelError, Result};
+use serde_json::Value;
+
+use crate::error::Result;
+use crate::family::{SpecialTokens, check_norm_eps, check_sizes};
 use crate::hugging_face::MambaHuggingFaceConfig;
 
 /// The sizes of a Mamba language model.
@@ -34,17 +38,6 @@ pub struct MambaConfig {
     pub conv_bias: bool,
     /// The tokens that files name for whoever generates; no kernel reads them.
     pub special_tokens: SpecialTokens,
-}
-
-/// Tokens of a vocabulary that have a meaning of their own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// Begins a document.
-    pub bos: Option<u32>,
-    /// Ends a document.
-    pub eos: Option<u32>,
-    /// Fills short rows.
-    pub pad: Option<u32>,
 }
 
 impl MambaConfig {
@@ -84,7 +77,7 @@ impl MambaConfig {
     /// Refuses sizes that no model can have.
     ///
     /// # Errors
-    /// [`ModelError::Config`] naming the first key whose value is out of bounds.
+    /// [`ModelError::Config`](crate::ModelError::Config) naming the first key whose value is out of bounds.
     pub fn check(&self) -> Result<()> {
         // Bounds that keep every product of sizes far from overflow, and those of the kernels.
         let sizes: [(&str, usize, RangeInclusive<usize>); 7] = [
@@ -96,16 +89,16 @@ impl MambaConfig {
             ("expand", self.expand, 1..=64),
             ("dt_rank", self.dt_rank, 1..=1 << 18),
         ];
-        for (key, found, allowed) in sizes {
-            if !allowed.contains(&found) {
-                let expected = format!("{} to {}", allowed.start(), allowed.end());
-                return Err(ModelError::config(key, expected, found));
-            }
-        }
-        if !(self.norm_eps.is_finite() && self.norm_eps > 0.0) {
-            return Err(ModelError::config("norm_eps", "a number above 0", self.norm_eps));
-        }
-        Ok(())
+        check_sizes(&sizes)?;
+        check_norm_eps(self.norm_eps)
+    }
+
+    /// The sizes that the JSON of the file `path` gives.
+    ///
+    /// # Errors
+    /// As [`MambaHuggingFaceConfig::parse`].
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        Self::from_hugging_face(&MambaHuggingFaceConfig::parse(path, value)?)
     }
 
     /// The sizes that a Hugging Face `config.json` gives.

@@ -8,10 +8,12 @@ use tidemill_model::generation::{
 };
 use tidemill_model::score::Scorer;
 use tidemill_model::{
-    Device, Mamba, MambaConfig, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
+    Device, Mamba, MambaConfig, Microbatch, MicrobatchShape, Model, ModelConfig, ModelError,
+    Parameters, Trainable,
 };
 
 use super::arm::Arm;
+use super::families::attention_models;
 use super::lane::bits;
 
 /// Longer than two pieces, or one, and not a whole number of them.
@@ -20,13 +22,13 @@ fn positions<B>(arm: &Arm<B>) -> usize {
 }
 
 /// Small models of odd sizes; their initial weights, made larger so that the state matters.
-fn models<B>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
+fn models<B: Backend>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
     let odd = MambaConfig { d_state: 5, d_conv: 3, dt_rank: 2, ..MambaConfig::new(61, 13, 2) };
     let untied = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
     // One tap has no past to remember, and there is no bias.
     let one_tap = MambaConfig { d_conv: 1, conv_bias: false, ..MambaConfig::new(33, 17, 1) };
-    let build = |config: MambaConfig| {
-        let model = Mamba::new(&config).expect("sizes");
+    let build = |config: ModelConfig| {
+        let model = Model::new(&config).expect("sizes");
         let mut arena = model.initialize(7);
         for tensor in model.layout().tensors().iter().filter(|tensor| tensor.shape.len() == 2) {
             if !tensor.name.ends_with("A_log") {
@@ -36,7 +38,17 @@ fn models<B>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
         (model, arena)
     };
     let configs = arm.sizes.choose(vec![odd.clone(), untied, one_tap.clone()], vec![odd, one_tap]);
-    configs.into_iter().map(build).collect()
+    let configs = configs.into_iter().map(ModelConfig::from);
+    let mut attention: Vec<_> =
+        attention_models(arm).into_iter().map(|(_, config)| config).collect();
+    for config in &mut attention {
+        match config {
+            ModelConfig::Mpt(config) => config.max_seq_len = ROOM,
+            ModelConfig::GptNeo(config) => config.max_seq_len = ROOM,
+            _ => {}
+        }
+    }
+    configs.chain(attention).map(build).collect()
 }
 
 /// Positions that there is room for.

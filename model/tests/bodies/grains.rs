@@ -1,21 +1,22 @@
 //! How the samples of a lane are walked through changes no bit of losses or gradients.
 
 use tidemill_kernels::{Backend, IGNORED_TARGET};
-use tidemill_model::{GrainLoss, Mamba, MambaConfig};
+use tidemill_model::{GrainLoss, Mamba, MambaConfig, Model, ModelConfig};
 
 use super::arm::{Arm, Sizes};
+use super::families::attention_models;
 use super::lane::{Walk, bits, loss_bits, moved_parameters, odd_config, run_lane, tokens};
 
 /// Runs a lane with every number of grains at a time, each twice; all must give the same bits.
 fn same_for_any_microbatch<B: Backend>(
     arm: &Arm<B>,
-    config: &MambaConfig,
+    config: &ModelConfig,
     lane: Walk,
     grains_at_a_time: &[usize],
 ) {
-    let model = Mamba::new(config).expect("a model");
+    let model = Model::new(config).expect("a model");
     let arena = moved_parameters(&model, 0.3);
-    let tokens = tokens(lane.samples as u64, lane.samples, lane.positions, config.vocab_size);
+    let tokens = tokens(lane.samples as u64, lane.samples, lane.positions, model.vocab_size());
     let run = |grains_per_microbatch| {
         let walk = Walk { grains_per_microbatch, ..lane };
         run_lane(arm, &model, &arena, &tokens, walk)
@@ -39,19 +40,30 @@ pub fn microbatches_change_no_bit<B: Backend>(arm: &Arm<B>) {
     for samples in arm.sizes.choose(1..=5, 5..=5) {
         for samples_per_grain in 1..=3 {
             let lane = Walk { samples, positions, samples_per_grain, grains_per_microbatch: 1 };
-            same_for_any_microbatch(arm, &config, lane, &[2, 3, samples]);
+            same_for_any_microbatch(arm, &config.clone().into(), lane, &[2, 3, samples]);
         }
     }
     // Rows that wide loads and fast products want.
     let even = MambaConfig { d_state: 16, ..MambaConfig::new(64, 32, 2) };
     let lane = Walk { samples: 5, positions: 24, samples_per_grain: 2, grains_per_microbatch: 1 };
-    same_for_any_microbatch(arm, &even, lane, &[2, 3]);
+    same_for_any_microbatch(arm, &even.into(), lane, &[2, 3]);
     if arm.sizes == Sizes::Full {
         // A grain is more than one chunk of logits, on every device.
         let positions = arm.backend.logit_chunk_rows() + 3;
         let config = MambaConfig { d_state: 2, ..MambaConfig::new(9, 3, 1) };
         let lane = Walk { samples: 2, positions, samples_per_grain: 1, grains_per_microbatch: 1 };
-        same_for_any_microbatch(arm, &config, lane, &[2]);
+        same_for_any_microbatch(arm, &config.into(), lane, &[2]);
+    }
+}
+
+/// Positions that end inside a tile of keys, and grains that begin inside one.
+pub fn microbatches_of_attention_change_no_bit<B: Backend>(arm: &Arm<B>) {
+    let positions = arm.sizes.choose(131, 19);
+    for (_, config) in attention_models(arm) {
+        for samples_per_grain in arm.sizes.choose(1..=2, 2..=2) {
+            let lane = Walk { samples: 5, positions, samples_per_grain, grains_per_microbatch: 1 };
+            same_for_any_microbatch(arm, &config, lane, &[2, 5]);
+        }
     }
 }
 
@@ -70,15 +82,23 @@ pub fn another_size_is_another_sum<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn ignored_targets_are_as_if_not_there<B: Backend>(arm: &Arm<B>) {
-    let config = odd_config();
-    let model = Mamba::new(&config).expect("an odd model");
-    let arena = moved_parameters(&model, 0.3);
+    ignored_targets_of(arm, &Model::new(&odd_config()).expect("an odd model"));
+}
+
+pub fn ignored_targets_of_attention<B: Backend>(arm: &Arm<B>) {
+    for (name, config) in attention_models(arm) {
+        ignored_targets_of(arm, &Model::new(&config).expect(name));
+    }
+}
+
+fn ignored_targets_of<B: Backend>(arm: &Arm<B>, model: &Model) {
+    let arena = moved_parameters(model, 0.3);
     let (short, long) = (11, 20);
     let run = |tokens: &[u32], positions| {
         let walk = Walk { samples: 2, positions, samples_per_grain: 1, grains_per_microbatch: 2 };
-        run_lane(arm, &model, &arena, tokens, walk)
+        run_lane(arm, model, &arena, tokens, walk)
     };
-    let tokens = tokens(7, 2, short, config.vocab_size);
+    let tokens = tokens(7, 2, short, model.vocab_size());
     let mut padded = Vec::new();
     for row in tokens.chunks(short + 1) {
         padded.extend_from_slice(row);

@@ -6,6 +6,7 @@
 pub mod arm;
 pub mod contract;
 pub mod documents;
+pub mod families;
 pub mod fixtures;
 pub mod generation;
 pub mod gradients;
@@ -20,6 +21,12 @@ macro_rules! every_body {
         $tests! {
             gradients_of_a_tied_model_agree_with_differences: bodies::gradients::tied_agrees;
             gradients_of_an_untied_model_agree_with_differences: bodies::gradients::untied_agrees;
+            gradients_of_attention_agree_with_differences: bodies::gradients::attention_agrees;
+            gradients_of_attention_are_those_of_the_cpu: bodies::gradients::attention_agrees_with_the_cpu;
+            microbatches_of_attention_change_no_bit: bodies::grains::microbatches_of_attention_change_no_bit;
+            ignored_targets_of_attention_are_as_if_not_there: bodies::grains::ignored_targets_of_attention;
+            recompute_changes_no_bit: bodies::families::recompute_changes_no_bit;
+            samples_longer_than_the_positions_are_refused: bodies::families::positions_end;
             microbatches_change_no_bit: bodies::grains::microbatches_change_no_bit;
             grains_of_another_size_are_other_sums: bodies::grains::another_size_is_another_sum;
             documents_of_mamba_are_independent: bodies::documents::of_mamba_are_independent;

@@ -14,11 +14,18 @@ use tidemill_model::score::Scorer;
 use super::arm::Arm;
 use super::fixtures::folder;
 
-/// Written by transformers.
-pub const CASES: [&str; 3] = ["tied", "untied_sharded", "bf16"];
+/// Written by transformers, and by what LLM Foundry makes of MPT.
+pub fn cases<B: Backend>(arm: &Arm<B>) -> Vec<&'static str> {
+    let mut cases = vec!["tied", "untied_sharded", "bf16"];
+    if arm.attends() {
+        cases.extend(["mpt", "mpt_clipped", "gpt_neo", "mpt_foundry"]);
+    }
+    cases
+}
 
 /// Written by us, and opened by transformers.
-const OURS: &str = "written_by_tidemill";
+const OURS: [&str; 3] =
+    ["written_by_tidemill", "mpt_written_by_tidemill", "gpt_neo_written_by_tidemill"];
 
 /// Promised are 5e-4 and 5e-2. What is seen in fp32 is 2e-6, and a test as loose as the promise would pass over much.
 const LOG_PROBABILITY_TOLERANCES: [f64; 2] = [5e-5, 5e-2];
@@ -43,7 +50,8 @@ pub fn numbers(value: &Value) -> Vec<f64> {
 pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
     let [fp32, bf16] = LOG_PROBABILITY_TOLERANCES;
     let tolerance = arm.by_precision(fp32, bf16);
-    for case in CASES.iter().chain([&OURS]) {
+    let ours = if arm.attends() { &OURS[..] } else { &OURS[..1] };
+    for case in cases(arm).iter().chain(ours) {
         let folder = folder(case);
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);
@@ -66,7 +74,7 @@ pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
 
 /// In bf16, where two tokens may be as likely as each other, each is one that the CPU finds about as likely as any.
 pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
-    for case in CASES {
+    for case in cases(arm) {
         let folder = folder(case);
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);

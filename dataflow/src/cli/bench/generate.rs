@@ -14,7 +14,7 @@ use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::generation::{
     GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, generate_batch,
 };
-use tidemill_model::{Device, Mamba, ModelError, ModelSettings, Parameters, ResolvedModel};
+use tidemill_model::{Device, Model, ModelError, ModelSettings, Parameters, ResolvedModel};
 
 use super::resident_bytes;
 use crate::cli::Format;
@@ -132,12 +132,12 @@ pub(crate) fn run(bench: &GenerateBench) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn build(preset: &str) -> anyhow::Result<Mamba> {
+fn build(preset: &str) -> anyhow::Result<Model> {
     let settings = ModelSettings { preset: Some(preset.to_owned()), ..Default::default() };
-    let ResolvedModel::Mamba(config) = settings.resolve(None)? else {
+    let ResolvedModel::New(config) = settings.resolve(None)? else {
         return Err(JobError::value("--preset", "a preset", preset).into());
     };
-    Ok(Mamba::new(&config)?)
+    Ok(Model::new(&config)?)
 }
 
 /// Draws seconds and decoded tokens a second by batch.
@@ -213,7 +213,7 @@ impl Row {
 struct Measuring<'a> {
     bench: &'a GenerateBench,
     preset: &'a str,
-    model: &'a Mamba,
+    model: &'a Model,
 }
 
 impl WithBackend for Measuring<'_> {
@@ -278,7 +278,7 @@ impl Times {
 fn measure<B: Backend>(
     device: &mut Device<'_, B>,
     bench: &GenerateBench,
-    model: &Mamba,
+    model: &Model,
     parameters: &Parameters<B>,
     batch: usize,
 ) -> Result<Times, ModelError> {

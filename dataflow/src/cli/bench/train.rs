@@ -12,7 +12,7 @@ use tidemill_kernels::backend::KernelTime;
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
-use tidemill_model::{Mamba, ModelSettings, ResolvedModel};
+use tidemill_model::{Model, ModelSettings, ResolvedModel};
 use tidemill_streaming_data::reader::Sample;
 use timely::dataflow::operators::Inspect;
 
@@ -77,7 +77,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
         vocab_size: bench.vocab_size,
         ..Default::default()
     };
-    let ResolvedModel::Mamba(config) = settings.resolve(None)? else {
+    let ResolvedModel::New(config) = settings.resolve(None)? else {
         return Err(JobError::value("--preset", "a preset", &bench.preset).into());
     };
     let batch = BatchSettings {
@@ -90,7 +90,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     let device = bench.device.choice(bench.threads)?;
     let workers = bench.workers.unwrap_or(device.places().min(batch.lanes()));
     batch.worker_lanes(0, workers)?;
-    let model = Arc::new(Mamba::new(&config)?);
+    let model = Arc::new(Model::new(&config)?);
     let measurement = Measurement { bench, batch: &batch, model: Arc::clone(&model) };
     let smaller = match batch.microbatch_grains() {
         1 => "lower --seq-len, or use a smaller --preset".to_owned(),
@@ -169,7 +169,7 @@ fn profile_json(time: &KernelTime) -> serde_json::Value {
 struct Measurement<'a> {
     bench: &'a TrainBench,
     batch: &'a BatchPlan,
-    model: Arc<Mamba>,
+    model: Arc<Model>,
 }
 
 /// What was seen.
@@ -226,7 +226,7 @@ impl Seen {
 fn measure<B: Backend>(
     bench: &TrainBench,
     batch: &BatchPlan,
-    model: Arc<Mamba>,
+    model: Arc<Model>,
     devices: Devices<B>,
 ) -> anyhow::Result<Seen> {
     let steps = bench.steps.get() as u64 + 1;

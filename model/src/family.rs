@@ -1,0 +1,276 @@
+//! The families of models: each is a config that lists [`LayerBlock`]s.
+//!
+//! [`Family`] is what a config does; [`ModelConfig`] is any of them, as a folder or a `[model]` table names it.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::error::{ModelError, Result};
+use crate::gpt_neo::GptNeoConfig;
+use crate::hugging_face::{CONFIG_FILE, read_json};
+use crate::hybrid::HybridConfig;
+use crate::language_model::LanguageModel;
+use crate::layer_block::LayerBlock;
+use crate::mamba::MambaConfig;
+use crate::mpt::{MptConfig, MptPositions};
+use crate::settings::ModelKind;
+
+/// A model of any family.
+pub type Model = LanguageModel<LayerBlock>;
+
+/// What the config of a family does.
+pub trait Family {
+    /// The model of these sizes.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    fn build(&self) -> Result<Model>;
+
+    /// v, the tokens of the vocabulary.
+    fn vocab_size(&self) -> usize;
+
+    /// d, the width of the residual stream.
+    fn d_model(&self) -> usize;
+
+    /// The number of blocks.
+    fn n_layers(&self) -> usize;
+
+    /// The tokens that files name for whoever generates.
+    fn special_tokens(&self) -> SpecialTokens;
+
+    /// The same, to be changed.
+    fn special_tokens_mut(&mut self) -> &mut SpecialTokens;
+}
+
+impl Model {
+    /// The model of `config`.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    pub fn new(config: &impl Family) -> Result<Self> {
+        config.build()
+    }
+}
+
+/// Tokens of a vocabulary that have a meaning of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Begins a document.
+    pub bos: Option<u32>,
+    /// Ends a document.
+    pub eos: Option<u32>,
+    /// Fills short rows.
+    pub pad: Option<u32>,
+}
+
+/// The config of a model of any family.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ModelConfig {
+    /// Of Mamba.
+    Mamba(MambaConfig),
+    /// Of MPT.
+    Mpt(MptConfig),
+    /// Of GPT-Neo.
+    GptNeo(GptNeoConfig),
+    /// Of a hybrid of Mamba and attention blocks.
+    Hybrid(HybridConfig),
+}
+
+impl ModelConfig {
+    /// The config in `folder`.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or that is no config of a model this crate can run.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join(CONFIG_FILE);
+        let value = read_json(&path)?;
+        Self::parse(&path, &value)
+    }
+
+    /// The config that the JSON of the file `path` gives.
+    ///
+    /// # Errors
+    /// A value of a wrong type or size, an unknown kind of model, or a feature that this crate cannot run: each named
+    /// with the file.
+    pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        match value.get("model_type").and_then(Value::as_str) {
+            Some("mpt") => MptConfig::parse(path, value).map(Self::Mpt),
+            Some("gpt_neo") => GptNeoConfig::parse(path, value).map(Self::GptNeo),
+            Some("tidemill_hybrid") => HybridConfig::parse(path, value).map(Self::Hybrid),
+            Some("mamba") => MambaConfig::parse(path, value).map(Self::Mamba),
+            Some(other) => {
+                let expected = "\"mamba\", \"mpt\", \"gpt_neo\" or \"tidemill_hybrid\"";
+                let what = format!("model_type: expected {expected}, found \"{other}\"");
+                Err(ModelError::format(path, what))
+            }
+            None => MambaConfig::parse(path, value).map(Self::Mamba),
+        }
+    }
+
+    /// The family.
+    pub fn kind(&self) -> ModelKind {
+        match self {
+            Self::Mamba(_) => ModelKind::Mamba,
+            Self::Mpt(_) => ModelKind::Mpt,
+            Self::GptNeo(_) => ModelKind::GptNeo,
+            Self::Hybrid(_) => ModelKind::Hybrid,
+        }
+    }
+
+    /// How many learned positions the model has, where it has some: no sample may be longer.
+    pub fn learned_positions(&self) -> Option<usize> {
+        match self {
+            Self::Mpt(config) if config.positions == MptPositions::Learned => {
+                Some(config.max_seq_len)
+            }
+            Self::GptNeo(config) => Some(config.max_seq_len),
+            Self::Mamba(_) | Self::Mpt(_) | Self::Hybrid(_) => None,
+        }
+    }
+
+    /// Refuses sizes that no model can have.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] naming the first key whose value is out of bounds.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::Mamba(config) => config.check(),
+            Self::Mpt(config) => config.check(),
+            Self::GptNeo(config) => config.check(),
+            Self::Hybrid(config) => config.check(),
+        }
+    }
+
+    fn family(&self) -> &dyn Family {
+        match self {
+            Self::Mamba(config) => config,
+            Self::Mpt(config) => config,
+            Self::GptNeo(config) => config,
+            Self::Hybrid(config) => config,
+        }
+    }
+}
+
+impl Family for ModelConfig {
+    fn build(&self) -> Result<Model> {
+        self.family().build()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.family().vocab_size()
+    }
+
+    fn d_model(&self) -> usize {
+        self.family().d_model()
+    }
+
+    fn n_layers(&self) -> usize {
+        self.family().n_layers()
+    }
+
+    fn special_tokens(&self) -> SpecialTokens {
+        self.family().special_tokens()
+    }
+
+    fn special_tokens_mut(&mut self) -> &mut SpecialTokens {
+        match self {
+            Self::Mamba(config) => config.special_tokens_mut(),
+            Self::Mpt(config) => config.special_tokens_mut(),
+            Self::GptNeo(config) => config.special_tokens_mut(),
+            Self::Hybrid(config) => config.special_tokens_mut(),
+        }
+    }
+}
+
+impl From<MambaConfig> for ModelConfig {
+    fn from(config: MambaConfig) -> Self {
+        Self::Mamba(config)
+    }
+}
+
+impl From<MptConfig> for ModelConfig {
+    fn from(config: MptConfig) -> Self {
+        Self::Mpt(config)
+    }
+}
+
+impl From<GptNeoConfig> for ModelConfig {
+    fn from(config: GptNeoConfig) -> Self {
+        Self::GptNeo(config)
+    }
+}
+
+impl From<HybridConfig> for ModelConfig {
+    fn from(config: HybridConfig) -> Self {
+        Self::Hybrid(config)
+    }
+}
+
+/// The plain methods of [`Family`], of a config with fields of these names.
+macro_rules! family_sizes {
+    ($($sizes:ident)?) => {
+        fn vocab_size(&self) -> usize {
+            self.$($sizes.)?vocab_size
+        }
+
+        fn d_model(&self) -> usize {
+            self.$($sizes.)?d_model
+        }
+
+        fn n_layers(&self) -> usize {
+            self.$($sizes.)?n_layers
+        }
+
+        fn special_tokens(&self) -> crate::family::SpecialTokens {
+            self.$($sizes.)?special_tokens
+        }
+
+        fn special_tokens_mut(&mut self) -> &mut crate::family::SpecialTokens {
+            &mut self.$($sizes.)?special_tokens
+        }
+    };
+}
+pub(crate) use family_sizes;
+
+/// The shortest list that, repeated, begins with all of `items`.
+pub(crate) fn period<T: PartialEq>(items: &[T]) -> &[T] {
+    let repeats = |length: &usize| (0..items.len()).all(|i| items[i] == items[i % length]);
+    let length = (1..=items.len()).find(repeats).unwrap_or_default();
+    &items[..length]
+}
+
+/// Names the first of `sizes` that is outside of what it may be.
+pub(crate) fn check_sizes(sizes: &[(&str, usize, std::ops::RangeInclusive<usize>)]) -> Result<()> {
+    for (key, found, allowed) in sizes {
+        if !allowed.contains(found) {
+            let expected = format!("{} to {}", allowed.start(), allowed.end());
+            return Err(ModelError::config(*key, expected, found));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an `eps` that makes no norm.
+pub(crate) fn check_norm_eps(eps: f64) -> Result<()> {
+    if !(eps.is_finite() && eps > 0.0) {
+        return Err(ModelError::config("norm_eps", "a number above 0", eps));
+    }
+    Ok(())
+}
+
+/// The width of a head of `n_heads` that share `d_model`.
+pub(crate) fn head_width(d_model: usize, n_heads: usize) -> Result<usize> {
+    const MOST: usize = tidemill_kernels::shape::MOST_HEAD_WIDTH;
+    if n_heads == 0 || !d_model.is_multiple_of(n_heads) {
+        let expected = format!("a divisor of d_model, which is {d_model}");
+        return Err(ModelError::config("n_heads", expected, n_heads));
+    }
+    let width = d_model / n_heads;
+    if width > MOST {
+        let expected = format!("heads of at most {MOST} columns, of a d_model of {d_model}");
+        return Err(ModelError::config("n_heads", expected, n_heads));
+    }
+    Ok(width)
+}

@@ -1,0 +1,173 @@
+//! A transformer block that goes on: keys and values of everything seen, which every new token attends to.
+//!
+//! Memory grows with the tokens; room for all that a sequence may have is taken at once, so that the same buffers serve every
+//! token. Rows that pad a piece write into the cache too, past the tokens of their sequence: nothing reads them before they are
+//! written over.
+
+use tidemill_kernels::backend::KeyValueCache;
+use tidemill_kernels::shape::{AttentionShape, GrainRows, SequenceShape};
+use tidemill_kernels::{Backend, Slice, SliceMut};
+
+use crate::error::Result;
+use crate::generation::incremental::{Incremental, PiecePass, Room, keep_rows};
+use crate::generation::sequences::PIECE_POSITIONS;
+use crate::norm::NormScratch;
+use crate::trainable::Device;
+use crate::transformer::query_key_value::{QueryKeyValueScratch, Rows};
+use crate::transformer::{TransformerBlock, forward};
+
+/// What a [`TransformerBlock`] remembers.
+pub struct TransformerState<B: Backend> {
+    /// `keys[b, capacity, h p]`
+    keys: B::Buffer<B::Activation>,
+    /// `values[b, capacity, h p]`
+    values: B::Buffer<B::Activation>,
+    capacity: usize,
+    /// `slopes[h]`
+    slopes: Option<B::Buffer<f32>>,
+}
+
+/// Activations of one piece; rows are ordered by sequence, then by position.
+pub struct TransformerRows<B: Backend> {
+    norm: NormScratch<B>,
+    /// `normed[b t, d]`
+    normed: B::Buffer<B::Activation>,
+    /// `qkv[b t, 3 h p]`
+    qkv: B::Buffer<B::Activation>,
+    query_key_value: QueryKeyValueScratch<B>,
+    /// `attended[b t, h p]`
+    attended: B::Buffer<B::Activation>,
+    /// `up[b t, f]`
+    up: B::Buffer<B::Activation>,
+    /// `activated[b t, f]`
+    activated: B::Buffer<B::Activation>,
+}
+
+/// Positions of a cache: those of the sequence, and those that pad its last piece.
+fn capacity(positions: usize) -> usize {
+    positions.saturating_add(PIECE_POSITIONS)
+}
+
+impl<B: Backend> Incremental<B> for TransformerBlock {
+    type State = TransformerState<B>;
+    type Workspace = TransformerRows<B>;
+
+    fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerState<B>> {
+        let capacity = capacity(room.positions);
+        let elements =
+            room.sequences.saturating_mul(capacity).saturating_mul(self.attention.width());
+        let slopes = self.attention.slopes_on(device)?;
+        let Device { backend, stream } = device;
+        let keys = backend.allocate(stream, elements)?;
+        let values = backend.allocate(stream, elements)?;
+        Ok(TransformerState { keys, values, capacity, slopes })
+    }
+
+    fn plan_workspace(
+        blocks: &[&Self],
+        device: &mut Device<'_, B>,
+        room: Room,
+    ) -> Result<TransformerRows<B>> {
+        let block = blocks[0];
+        let (rows, width) = (room.rows, block.attention.width());
+        let grains = GrainRows::new(rows, rows)?;
+        let norm = block.norm_1.plan(device, grains)?;
+        let query_key_value = QueryKeyValueScratch::plan(block, device, grains)?;
+        let Device { backend, stream } = device;
+        Ok(TransformerRows {
+            norm,
+            normed: backend.allocate(stream, rows * block.width())?,
+            qkv: backend.allocate(stream, rows * 3 * width)?,
+            query_key_value,
+            attended: backend.allocate(stream, rows * width)?,
+            up: backend.allocate(stream, rows * block.mlp_width())?,
+            activated: backend.allocate(stream, rows * block.mlp_width())?,
+        })
+    }
+
+    fn state_bytes(&self, positions: usize) -> usize {
+        let elements = capacity(positions).saturating_mul(2 * self.attention.width());
+        elements.saturating_mul(size_of::<B::Activation>())
+    }
+
+    /// What a cache holds past its sequence is never read.
+    fn forget(&self, _device: &mut Device<'_, B>, _state: &mut TransformerState<B>) -> Result<()> {
+        Ok(())
+    }
+
+    fn keep(
+        &self,
+        device: &mut Device<'_, B>,
+        state: &mut TransformerState<B>,
+        kept: &[usize],
+        _room: Room,
+    ) -> Result<()> {
+        let elements = state.capacity * self.attention.width();
+        keep_rows(device, &mut state.keys, elements, kept)?;
+        keep_rows(device, &mut state.values, elements, kept)
+    }
+
+    /// `residual += attention(norm_1(residual))`, then `residual += mlp(norm_2(residual))`
+    fn advance(
+        &self,
+        device: &mut Device<'_, B>,
+        residual: &mut B::Buffer<f32>,
+        pass: PiecePass<'_, B>,
+        state: &mut TransformerState<B>,
+        workspace: &mut TransformerRows<B>,
+    ) -> Result<()> {
+        let (parameters, count) = (pass.parameters, pass.piece.rows());
+        let (d, width, f) = (self.width(), self.attention.width(), self.mlp_width());
+        let rows = Rows { parameters, grains: GrainRows::new(count, count)? };
+        let TransformerRows { norm, normed, qkv, query_key_value, attended, up, activated } =
+            workspace;
+        forward::normalize(&self.norm_1, device, normed, norm, residual, rows)?;
+        forward::project(self, device, qkv, normed, rows)?;
+        query_key_value.prepare(self, device, qkv, rows)?;
+        let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
+        let elements = pass.piece.sequences() * state.capacity * width;
+        for (cache, rows) in [(&mut state.keys, k), (&mut state.values, v)] {
+            let cache = SliceMut::new(cache, 0, elements)?;
+            device.backend.append_to_cache(
+                device.stream,
+                cache,
+                rows,
+                pass.past,
+                state.capacity,
+            )?;
+        }
+        let cache = KeyValueCache {
+            keys: Slice::new(&state.keys, 0, elements)?,
+            values: Slice::new(&state.values, 0, elements)?,
+            capacity: state.capacity,
+            past: pass.past,
+            slopes: state.slopes.as_ref().map(Slice::all),
+        };
+        let sequences = SequenceShape::new(pass.piece.sequences(), pass.piece.positions())?;
+        let attention = &self.attention;
+        let shape = AttentionShape::new(
+            sequences,
+            attention.heads,
+            attention.head_width,
+            attention.scale,
+            attention.window,
+        )?;
+        let out = SliceMut::all(&mut *attended).matrix(count, width)?;
+        device.backend.attention_cached(device.stream, out, q, cache, shape)?;
+        let attended = Slice::all(&*attended).matrix(count, width)?;
+        let out = SliceMut::all(&mut *residual).matrix(count, d)?;
+        self.out_proj.forward_residual(device, out, attended, parameters)?;
+        forward::normalize(&self.norm_2, device, normed, norm, residual, rows)?;
+        let normed = Slice::all(&*normed).matrix(count, d)?;
+        self.up_proj.product(
+            device,
+            SliceMut::all(&mut *up).matrix(count, f)?,
+            normed,
+            parameters,
+        )?;
+        forward::activate(self, device, activated, up, rows)?;
+        let activated = Slice::all(&*activated).matrix(count, f)?;
+        let out = SliceMut::all(residual).matrix(count, d)?;
+        self.down_proj.forward_residual(device, out, activated, parameters)
+    }
+}

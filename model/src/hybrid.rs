@@ -1,0 +1,93 @@
+//! Hybrids: Mamba blocks and attention blocks in one list, as a pattern of letters says.
+//!
+//! Mamba blocks are those of [`mamba`](crate::mamba). Attention blocks have norms by the root mean square, no biases, an MLP
+//! with GELU, and no positions of their own: the Mamba blocks between them tell positions apart, as in Jamba
+//! (Lieber et al., 2024).
+
+pub mod config;
+
+pub use config::{HybridConfig, LayerKind, LayerPattern};
+use tidemill_kernels::backend::Gelu;
+
+use crate::error::Result;
+use crate::family::{Family, Model, family_sizes, head_width};
+use crate::language_model::Stem;
+use crate::layer_block::LayerBlock;
+use crate::linear::{Linear, NewLinear};
+use crate::mamba;
+use crate::norm::Norm;
+use crate::parameter_list::{Bias, ParameterList};
+use crate::transformer::{Attention, TransformerBlock};
+
+/// The standard deviation of initial values of attention blocks.
+const STANDARD_DEVIATION: f64 = 0.02;
+
+impl Family for HybridConfig {
+    fn build(&self) -> Result<Model> {
+        self.check()?;
+        let stem = Stem {
+            vocab_size: self.mamba.vocab_size,
+            width: self.mamba.d_model,
+            embedding_name: "backbone.embeddings.weight",
+            positions: None,
+            norm: mamba::norm("backbone.norm_f", &self.mamba),
+            head_name: (!self.mamba.tie_embeddings).then_some("lm_head.weight"),
+            standard_deviation: STANDARD_DEVIATION,
+            logit_scale: 1.0,
+        };
+        let head_width = head_width(self.mamba.d_model, self.n_heads)?;
+        let layers = self.mamba.n_layers;
+        Ok(Model::assemble(stem, layers, self.to_json(), |parameters, layer| {
+            match self.pattern.kind(layer) {
+                LayerKind::Mamba => {
+                    LayerBlock::Mamba(mamba::add_block(parameters, &self.mamba, layer))
+                }
+                LayerKind::Attention => {
+                    LayerBlock::Transformer(add_attention(parameters, self, head_width, layer))
+                }
+            }
+        }))
+    }
+
+    family_sizes!(mamba);
+}
+
+/// Adds attention block `layer` with its tensors.
+fn add_attention(
+    parameters: &mut ParameterList,
+    config: &HybridConfig,
+    head_width: usize,
+    layer: usize,
+) -> TransformerBlock {
+    let d = config.mamba.d_model;
+    let f = config.expansion * d;
+    let name = |tensor: &str| format!("backbone.layers.{layer}.{tensor}");
+    let norm = |tensor| mamba::norm(&name(tensor), &config.mamba);
+    let map = |tensor, inputs, outputs, residual: f64| NewLinear {
+        name: name(tensor),
+        inputs,
+        outputs,
+        bias: Bias::Absent,
+        standard_deviation: STANDARD_DEVIATION / residual,
+    };
+    // Scaled down with depth, because every block adds its outputs to the same residual stream.
+    let residual = (2.0 * config.mamba.n_layers as f64).sqrt();
+    TransformerBlock {
+        norm_1: Norm::add(parameters, norm("norm_1")),
+        projections: vec![Linear::add(parameters, map("attn.Wqkv", d, 3 * d, 1.0))],
+        attention: Attention {
+            heads: config.n_heads,
+            head_width,
+            scale: (head_width as f64).sqrt().recip() as f32,
+            window: None,
+            slopes: None,
+            clip: None,
+        },
+        query_key_norms: None,
+        out_proj: Linear::add(parameters, map("attn.out_proj", d, d, residual)),
+        norm_2: Norm::add(parameters, norm("norm_2")),
+        up_proj: Linear::add(parameters, map("ffn.up_proj", d, f, 1.0)),
+        gelu: Gelu::Erf,
+        down_proj: Linear::add(parameters, map("ffn.down_proj", f, d, residual)),
+    }
+}

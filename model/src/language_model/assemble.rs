@@ -1,0 +1,128 @@
+//! A language model from its parts: which tensors stand in which segments, and which blocks use them.
+
+use serde_json::Value;
+
+use super::{LanguageModel, Place, Positions, Recompute};
+use crate::embedding::Embedding;
+use crate::head::Head;
+use crate::initialization::Initializer;
+use crate::layout::Decay;
+use crate::norm::{NewNorm, Norm};
+use crate::parameter_list::{NewTensor, ParameterList};
+
+/// Rows of embedding tables are padded to a multiple of this in memory, so that no matrix product has a ragged edge.
+pub const VOCABULARY_ROW_MULTIPLE: usize = 8;
+
+/// What surrounds the blocks of a language model.
+#[derive(Clone, Debug)]
+pub struct Stem<'a> {
+    /// v, tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// d, the width of the residual stream.
+    pub width: usize,
+    /// The name of the embedding table in files.
+    pub embedding_name: &'a str,
+    /// Learned positions, where the model has some.
+    pub positions: Option<NewPositions<'a>>,
+    /// The last norm.
+    pub norm: NewNorm,
+    /// The name of the head's table in files; `None` where the head reads the embedding table.
+    pub head_name: Option<&'a str>,
+    /// The standard deviation of the initial tables.
+    pub standard_deviation: f64,
+    /// What logits are multiplied by.
+    pub logit_scale: f32,
+}
+
+/// A table of learned positions.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPositions<'a> {
+    /// Its name in files.
+    pub name: &'a str,
+    /// How many positions there are.
+    pub count: usize,
+}
+
+impl<Body> LanguageModel<Body> {
+    /// The model of `layers` blocks; `add_body` adds the tensors of a block to its segment.
+    ///
+    /// Segments are `embedding`, `positions` where they are learned, `layers.0` and so on, `norm_f` and, where the head has a
+    /// table of its own, `lm_head`.
+    pub fn assemble(
+        stem: Stem<'_>,
+        layers: usize,
+        config_json: Value,
+        mut add_body: impl FnMut(&mut ParameterList, usize) -> Body,
+    ) -> Self {
+        let mut parameters = ParameterList::new();
+        let width = stem.width;
+        let table = |parameters: &mut ParameterList, name: &str, rows: usize| {
+            let tensor = NewTensor {
+                name: name.to_owned(),
+                shape: &[rows, width],
+                decay: Decay::Decayed,
+                initializer: Initializer::Normal { standard_deviation: stem.standard_deviation },
+            };
+            parameters.padded_tensor(tensor, VOCABULARY_ROW_MULTIPLE)
+        };
+        let embedding_segment = parameters.segment("embedding");
+        let embedding_table = table(&mut parameters, stem.embedding_name, stem.vocab_size);
+        let position_table = stem.positions.map(|NewPositions { name, count }| {
+            (parameters.segment("positions"), table(&mut parameters, name, count), count)
+        });
+        let mut bodies = Vec::with_capacity(layers);
+        let mut body_segments = Vec::with_capacity(layers);
+        for layer in 0..layers {
+            body_segments.push(parameters.segment(format!("layers.{layer}")));
+            bodies.push(add_body(&mut parameters, layer));
+        }
+        let norm_segment = parameters.segment("norm_f");
+        let norm = Norm::add(&mut parameters, stem.norm);
+        let (head_segment, head_table) = match stem.head_name {
+            Some(name) => {
+                (parameters.segment("lm_head"), table(&mut parameters, name, stem.vocab_size))
+            }
+            None => (embedding_segment, embedding_table.clone()),
+        };
+
+        let mut embedding_segments = vec![embedding_segment];
+        embedding_segments.extend(position_table.as_ref().map(|(segment, ..)| *segment));
+        let embedding_use = parameters.block("embedding", &embedding_segments);
+        let embedding_place =
+            Place { segment: embedding_segment, block: 0, use_index: embedding_use };
+        let positions = position_table.map(|(segment, table, count)| Positions {
+            embedding: Embedding { table, width },
+            count,
+            place: Place { segment, block: 0, use_index: embedding_use + 1 },
+        });
+        let mut body_places = Vec::with_capacity(layers);
+        for (layer, segment) in body_segments.into_iter().enumerate() {
+            let block = parameters.layout().blocks().len();
+            let use_index = parameters.block(format!("layers.{layer}"), &[segment]);
+            body_places.push(Place { segment, block, use_index });
+        }
+        let head_block = parameters.layout().blocks().len();
+        let norm_use = parameters.block("head", &[norm_segment, head_segment]);
+        Self {
+            parameters,
+            config_json,
+            recompute: Recompute::None,
+            embedding: Embedding { table: embedding_table, width },
+            embedding_place,
+            positions,
+            bodies,
+            body_places,
+            head: Head {
+                norm,
+                table: head_table,
+                vocab_size: stem.vocab_size,
+                width,
+                logit_scale: stem.logit_scale,
+                norm_use,
+                table_use: norm_use + 1,
+            },
+            head_segments: [norm_segment, head_segment],
+            head_block,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! A linear map of rows, with or without a bias: `out = input weight^T + bias`.
+//!
+//! Products are of activations; those that end in the residual stream are added to it in fp32.
+
+use std::ops::Range;
+
+use tidemill_kernels::backend::Output;
+use tidemill_kernels::shape::GrainRows;
+use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+
+use crate::error::Result;
+use crate::initialization::Initializer;
+use crate::layout::Decay;
+use crate::parameter_list::{Bias, NewTensor, ParameterList};
+use crate::trainable::{Device, Lease};
+
+/// A linear map and where its parameters stand in their segment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Linear {
+    /// `weight[outputs, inputs]`
+    pub weight: Range<usize>,
+    /// `bias[outputs]`
+    pub bias: Option<Range<usize>>,
+    /// Elements of an input row.
+    pub inputs: usize,
+    /// Elements of an output row.
+    pub outputs: usize,
+}
+
+/// A linear map that a model adds to its newest segment.
+#[derive(Clone, Debug)]
+pub struct NewLinear {
+    /// What its tensors are called in files, up to `.weight` and `.bias`.
+    pub name: String,
+    /// Elements of an input row.
+    pub inputs: usize,
+    /// Elements of an output row.
+    pub outputs: usize,
+    /// Whether there is a bias, which begins at 0.
+    pub bias: Bias,
+    /// Where the weight begins.
+    pub standard_deviation: f64,
+}
+
+impl Linear {
+    /// Adds the tensors of a map to the newest segment.
+    pub(crate) fn add(parameters: &mut ParameterList, linear: NewLinear) -> Self {
+        let NewLinear { name, inputs, outputs, bias, standard_deviation } = linear;
+        let weight = parameters.tensor(NewTensor {
+            name: format!("{name}.weight"),
+            shape: &[outputs, inputs],
+            decay: Decay::Decayed,
+            initializer: Initializer::Normal { standard_deviation },
+        });
+        let bias = (bias == Bias::Present).then(|| {
+            parameters.tensor(NewTensor {
+                name: format!("{name}.bias"),
+                shape: &[outputs],
+                decay: Decay::Exempt,
+                initializer: Initializer::Constant(0.0),
+            })
+        });
+        Self { weight, bias, inputs, outputs }
+    }
+
+    fn matrix<'a, B: Backend>(
+        &self,
+        parameters: Lease<'a, B>,
+    ) -> Result<Matrix<'a, B, B::Activation>> {
+        parameters.weight(&self.weight, self.outputs, self.inputs)
+    }
+
+    /// The bias, where there is one.
+    pub(crate) fn bias<'a, B: Backend>(
+        &self,
+        parameters: Lease<'a, B>,
+    ) -> Result<Option<Slice<'a, B, f32>>> {
+        self.bias.as_ref().map(|place| parameters.vector(place)).transpose()
+    }
+
+    /// `out = input weight^T`: the bias is left to whoever reads `out`.
+    pub(crate) fn product<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        out: MatrixMut<'_, B, B::Activation>,
+        input: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
+    ) -> Result<()> {
+        let weight = self.matrix(parameters)?.transposed();
+        Ok(device.backend.matmul(device.stream, out, input, weight, Output::Overwrite)?)
+    }
+
+    /// `out = input weight^T + bias`
+    pub(crate) fn forward<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        mut out: MatrixMut<'_, B, B::Activation>,
+        input: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
+    ) -> Result<()> {
+        self.product(device, out.reborrow(), input, parameters)?;
+        if let Some(bias) = self.bias(parameters)? {
+            device.backend.add_bias(device.stream, out, bias)?;
+        }
+        Ok(())
+    }
+
+    /// `residual = residual + input weight^T + bias`
+    pub(crate) fn forward_residual<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        mut residual: MatrixMut<'_, B, f32>,
+        input: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
+    ) -> Result<()> {
+        let weight = self.matrix(parameters)?.transposed();
+        let Device { backend, stream } = device;
+        backend.matmul_f32(stream, residual.reborrow(), input, weight, Output::Add)?;
+        if let Some(bias) = self.bias(parameters)? {
+            backend.add_bias_f32(stream, residual, bias)?;
+        }
+        Ok(())
+    }
+
+    /// `grad_input = grad_out weight`, in place of what it holds or added to it.
+    pub(crate) fn backward_input<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        grad_input: MatrixMut<'_, B, B::Activation>,
+        grad_out: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
+        output: Output,
+    ) -> Result<()> {
+        let weight = self.matrix(parameters)?;
+        Ok(device.backend.matmul(device.stream, grad_input, grad_out, weight, output)?)
+    }
+
+    /// Adds the gradients of weight and bias to `lane`, laid out as their segment, grain by grain. `bias_gradients` has room
+    /// for `[grains, outputs]` where there is a bias.
+    pub(crate) fn backward_parameters<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        lane: &mut SliceMut<'_, B, f32>,
+        [grad_out, input]: [Matrix<'_, B, B::Activation>; 2],
+        bias_gradients: &mut B::Buffer<f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        let weight = lane.reborrow().sub(self.weight.start, self.weight.len())?;
+        let weight = weight.matrix(self.outputs, self.inputs)?;
+        backend.weight_gradient_add(stream, weight, grad_out, input, grains)?;
+        if let Some(place) = &self.bias {
+            let elements = grains.grains() * self.outputs;
+            let gradients = SliceMut::new(bias_gradients, 0, elements)?;
+            backend.bias_backward(stream, gradients, grad_out, grains)?;
+            let lane = lane.reborrow().sub(place.start, place.len())?;
+            backend.accumulate(stream, lane, Slice::new(bias_gradients, 0, elements)?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! Which keys of the `[model]` table a family has, and which it cannot do without.
+
+use super::{ModelKind, ModelSettings};
+use crate::error::{ModelError, Result};
+
+/// The keys that every family has.
+const COMMON: [&str; 3] = ["vocab_size", "d_model", "n_layers"];
+
+impl ModelKind {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mamba => "mamba",
+            Self::Mpt => "mpt",
+            Self::GptNeo => "gpt_neo",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// The sizes that a table without a preset must give beside [`COMMON`].
+    fn required(self) -> &'static [&'static str] {
+        match self {
+            Self::Mamba => &["d_state", "d_conv", "expand"],
+            Self::Mpt => &["n_heads", "expansion", "max_seq_len"],
+            Self::GptNeo => &["n_heads", "expansion", "max_seq_len", "window_size"],
+            Self::Hybrid => {
+                &["d_state", "d_conv", "expand", "n_heads", "expansion", "layer_pattern"]
+            }
+        }
+    }
+}
+
+/// The keys of a family.
+pub(super) fn of(kind: ModelKind) -> &'static [&'static str] {
+    match kind {
+        ModelKind::Mamba => {
+            &["vocab_size", "d_model", "n_layers", "d_state", "d_conv", "expand", "dt_rank"]
+        }
+        ModelKind::Mpt => &[
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "n_heads",
+            "expansion",
+            "max_seq_len",
+            "alibi",
+            "no_bias",
+            "qk_ln",
+            "clip_qkv",
+            "softmax_scale",
+            "logit_scale",
+        ],
+        ModelKind::GptNeo => &[
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "n_heads",
+            "expansion",
+            "max_seq_len",
+            "window_size",
+        ],
+        ModelKind::Hybrid => &[
+            "vocab_size",
+            "d_model",
+            "n_layers",
+            "d_state",
+            "d_conv",
+            "expand",
+            "dt_rank",
+            "n_heads",
+            "expansion",
+            "layer_pattern",
+        ],
+    }
+}
+
+impl ModelSettings {
+    /// Every key that says something about numbers, with its value where it has one.
+    fn given(&self) -> [(&'static str, Option<String>); 18] {
+        fn shown<T: ToString>(value: Option<T>) -> Option<String> {
+            value.map(|value| value.to_string())
+        }
+        let logit_scale = self.logit_scale.map(|scale| format!("{scale:?}"));
+        [
+            ("vocab_size", shown(self.vocab_size)),
+            ("d_model", shown(self.d_model)),
+            ("n_layers", shown(self.n_layers)),
+            ("d_state", shown(self.d_state)),
+            ("d_conv", shown(self.d_conv)),
+            ("expand", shown(self.expand)),
+            ("dt_rank", shown(self.dt_rank)),
+            ("n_heads", shown(self.n_heads)),
+            ("expansion", shown(self.expansion)),
+            ("max_seq_len", shown(self.max_seq_len)),
+            ("alibi", shown(self.alibi)),
+            ("no_bias", shown(self.no_bias)),
+            ("qk_ln", shown(self.qk_ln)),
+            ("clip_qkv", shown(self.clip_qkv)),
+            ("softmax_scale", shown(self.softmax_scale)),
+            ("logit_scale", logit_scale),
+            ("window_size", shown(self.window_size)),
+            ("layer_pattern", shown(self.layer_pattern.as_ref())),
+        ]
+    }
+
+    /// Refuses the first key that is given but not among `allowed`.
+    pub(super) fn refuse_keys(&self, allowed: &[&str], expected: &str) -> Result<()> {
+        let given = self.given().into_iter().find_map(|(key, value)| {
+            value.filter(|_| !allowed.contains(&key)).map(|value| (key, value))
+        });
+        match given {
+            Some((key, value)) => Err(ModelError::config(format!("model.{key}"), expected, value)),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a table without a preset that leaves out a size of `kind`.
+    pub(super) fn require_keys(&self, kind: ModelKind, vocab_size: Option<usize>) -> Result<()> {
+        let given = self.given();
+        let is_given = |key: &str| {
+            let given = given.iter().any(|(other, value)| *other == key && value.is_some());
+            given || (key == "vocab_size" && vocab_size.is_some())
+        };
+        // The vocabulary last: most tables leave it to the data.
+        let keys = COMMON[1..].iter().chain(kind.required()).chain(&COMMON[..1]);
+        match keys.into_iter().find(|key| !is_given(key)) {
+            Some(key) => {
+                let key = format!("model.{key}");
+                Err(ModelError::config(key, "a size, as there is no preset", "none"))
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The backward pass of one transformer block: the forward pass from its end to its start.
+//!
+//! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
+//! the lane as soon as it is complete.
+
+use tidemill_kernels::backend::{AttentionInputs, Output};
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+
+use crate::block::{BlockPass, ResidualGradient};
+use crate::error::Result;
+use crate::linear::Linear;
+use crate::trainable::Device;
+use crate::transformer::block::{
+    TransformerBlock, TransformerGradients, TransformerSaved, TransformerScratch,
+};
+use crate::transformer::forward;
+use crate::transformer::query_key_value::Rows;
+
+/// `grad` becomes the gradient of the block's input; the gradients of its parameters are added to `lane`.
+pub(crate) fn run<B: Backend>(
+    block: &TransformerBlock,
+    device: &mut Device<'_, B>,
+    grad: &mut ResidualGradient<B>,
+    lane: SliceMut<'_, B, f32>,
+    pass: BlockPass<'_, B>,
+    saved: &TransformerSaved<B>,
+    scratch: &mut TransformerScratch<B>,
+) -> Result<()> {
+    let rows = Rows { parameters: pass.parameters, grains: pass.shape.grain_rows()? };
+    let mut backward = Backward { block, lane, pass, rows, saved, scratch };
+    backward.project_down(device, grad)?;
+    backward.project_up(device, grad)?;
+    backward.project_out(device, grad)?;
+    backward.attend(device)?;
+    backward.project_in(device, grad)
+}
+
+/// One block on its way back.
+struct Backward<'a, B: Backend> {
+    block: &'a TransformerBlock,
+    lane: SliceMut<'a, B, f32>,
+    pass: BlockPass<'a, B>,
+    rows: Rows<'a, B>,
+    saved: &'a TransformerSaved<B>,
+    scratch: &'a mut TransformerScratch<B>,
+}
+
+impl<B: Backend> Backward<'_, B> {
+    /// From the gradient of the output to that of `up`, which is left in `activated`.
+    fn project_down(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let Self { block, rows, saved, .. } = *self;
+        let (count, width) = (rows.grains.rows(), block.mlp_width());
+        forward::activate(block, device, &mut self.scratch.activated, &saved.up, rows)?;
+        let grad_out = grad.rounded(device, count, block.width())?;
+        let gradient = SliceMut::all(&mut self.scratch.gradients.activated).matrix(count, width)?;
+        let (map, output) = (&block.down_proj, Output::Overwrite);
+        map.backward_input(device, gradient, grad_out, rows.parameters, output)?;
+        let input = Slice::all(&self.scratch.activated).matrix(count, width)?;
+        let bias = &mut self.scratch.gradients.bias;
+        let sides = [grad_out, input];
+        map.backward_parameters(device, &mut self.lane, sides, bias, rows.grains)?;
+        Ok(device.backend.gelu_backward(
+            device.stream,
+            SliceMut::all(&mut self.scratch.activated).matrix(count, width)?,
+            Slice::all(&self.scratch.gradients.activated).matrix(count, width)?,
+            Slice::all(&saved.up).matrix(count, width)?,
+            block.up_proj.bias(rows.parameters)?,
+            block.gelu,
+        )?)
+    }
+
+    /// From the gradient of `up` to that of `middle`.
+    fn project_up(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let Self { block, rows, saved, .. } = *self;
+        let (count, width) = (rows.grains.rows(), block.width());
+        let TransformerScratch { norm, normed, activated, gradients, .. } = &mut *self.scratch;
+        forward::normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
+        let grad_up = Slice::all(&*activated).matrix(count, block.mlp_width())?;
+        let input = Slice::all(&*normed).matrix(count, width)?;
+        let TransformerGradients { normed: grad_normed, bias, .. } = gradients;
+        let map = &block.up_proj;
+        map.backward_parameters(device, &mut self.lane, [grad_up, input], bias, rows.grains)?;
+        let out = SliceMut::all(&mut *grad_normed).matrix(count, width)?;
+        map.backward_input(device, out, grad_up, rows.parameters, Output::Overwrite)?;
+        block.norm_2.backward(
+            device,
+            SliceMut::all(grad.gradient_mut()).matrix(count, width)?,
+            &mut self.lane,
+            Slice::all(&*grad_normed).matrix(count, width)?,
+            norm,
+            forward::norm_pass(&block.norm_2, &saved.middle, rows)?,
+        )
+    }
+
+    /// From the gradient of `middle` to that of attention's output.
+    fn project_out(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let Self { block, rows, saved, .. } = *self;
+        let (count, width) = (rows.grains.rows(), block.attention.width());
+        let grad_out = grad.rounded(device, count, block.width())?;
+        let TransformerGradients { attended, bias, .. } = &mut self.scratch.gradients;
+        let map = &block.out_proj;
+        let out = SliceMut::all(attended).matrix(count, width)?;
+        map.backward_input(device, out, grad_out, rows.parameters, Output::Overwrite)?;
+        let sides = [grad_out, Slice::all(&saved.attended).matrix(count, width)?];
+        map.backward_parameters(device, &mut self.lane, sides, bias, rows.grains)
+    }
+
+    /// From the gradient of attention's output to that of the projections' product.
+    fn attend(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let Self { block, rows, saved, pass, .. } = *self;
+        let (count, width) = (rows.grains.rows(), block.attention.width());
+        let TransformerScratch { query_key_value, gradients, .. } = &mut *self.scratch;
+        let TransformerGradients { attended, qkv, .. } = gradients;
+        query_key_value.prepare(block, device, &saved.qkv, rows)?;
+        let [q, k, v] = query_key_value.matrices(block, &saved.qkv, count)?;
+        let slopes = saved.slopes.as_ref().map(Slice::all);
+        device.backend.attention_backward(
+            device.stream,
+            SliceMut::all(&mut *qkv).matrix(count, 3 * width)?,
+            Slice::all(&*attended).matrix(count, width)?,
+            Slice::all(&saved.attended).matrix(count, width)?,
+            Slice::new(&saved.log_sum_exp, 0, count * block.attention.heads)?,
+            AttentionInputs { q, k, v, slopes, starts: pass.starts },
+            block.attention_shape(pass.shape)?,
+        )?;
+        query_key_value.backward(block, device, qkv, &mut self.lane, &saved.qkv, rows)
+    }
+
+    /// From the gradient of the projections' product to that of the input.
+    fn project_in(
+        &mut self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+    ) -> Result<()> {
+        let Self { block, rows, pass, .. } = *self;
+        let (count, width) = (rows.grains.rows(), block.width());
+        let TransformerScratch { norm, normed, gradients, .. } = &mut *self.scratch;
+        forward::normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
+        let input = Slice::all(&*normed).matrix(count, width)?;
+        let TransformerGradients { normed: grad_normed, qkv, bias, .. } = gradients;
+        let grad_qkv: Matrix<'_, B, _> =
+            Slice::all(&*qkv).matrix(count, 3 * block.attention.width())?;
+        let (mut first, mut output) = (0, Output::Overwrite);
+        for map in &block.projections {
+            let Linear { outputs, .. } = *map;
+            let grad_out = grad_qkv.columns(first, outputs)?;
+            let sides = [grad_out, input];
+            map.backward_parameters(device, &mut self.lane, sides, bias, rows.grains)?;
+            let out = SliceMut::all(&mut *grad_normed).matrix(count, width)?;
+            map.backward_input(device, out, grad_out, rows.parameters, output)?;
+            (first, output) = (first + outputs, Output::Add);
+        }
+        block.norm_1.backward(
+            device,
+            SliceMut::all(grad.gradient_mut()).matrix(count, width)?,
+            &mut self.lane,
+            Slice::all(&*grad_normed).matrix(count, width)?,
+            norm,
+            forward::norm_pass(&block.norm_1, pass.input, rows)?,
+        )
+    }
+}

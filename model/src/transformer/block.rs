@@ -1,0 +1,225 @@
+//! One transformer block: attention and an MLP, each over a norm and beside the residual stream.
+//!
+//! ```text
+//! [q | k | v] = norm_1(input) projections^T + bias              [b t, h p] each
+//! middle      = input + attention(q, k, v) out_proj^T + bias    after clipping and norms of q and k
+//! up          = norm_2(middle) up_proj^T                        [b t, f]
+//! out         = middle + gelu(up + bias) down_proj^T + bias
+//! ```
+//!
+//! Forward keeps `[q | k | v]` as projected, attention's output with the logarithms of its sums, `middle` and `up`. Backward
+//! forms again what is cheap: norms, clipping and GELU.
+
+use std::num::NonZeroUsize;
+
+use tidemill_kernels::backend::Gelu;
+use tidemill_kernels::shape::AttentionShape;
+use tidemill_kernels::{Backend, SliceMut};
+
+use crate::block::{Block, BlockPass, ResidualGradient};
+use crate::error::Result;
+use crate::linear::Linear;
+use crate::norm::{Norm, NormScratch};
+use crate::trainable::{Device, MicrobatchShape};
+use crate::transformer::query_key_value::{QueryKeyNorms, QueryKeyValueScratch};
+use crate::transformer::{backward, forward};
+
+/// How a block attends.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// h
+    pub heads: usize,
+    /// p, the width of a head.
+    pub head_width: usize,
+    /// The factor of `q . k`.
+    pub scale: f32,
+    /// How many positions a query sees at most, its own among them; `None`: all before it.
+    pub window: Option<NonZeroUsize>,
+    /// `slopes[h]` of ALiBi.
+    pub slopes: Option<Vec<f32>>,
+    /// Queries, keys and values are clipped to this magnitude.
+    pub clip: Option<f32>,
+}
+
+impl Attention {
+    /// h p
+    pub fn width(&self) -> usize {
+        self.heads * self.head_width
+    }
+
+    /// `slopes[h]` on the device, where there are some.
+    pub(crate) fn slopes_on<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+    ) -> Result<Option<B::Buffer<f32>>> {
+        let Device { backend, stream } = device;
+        let Some(slopes) = &self.slopes else { return Ok(None) };
+        let mut buffer = backend.allocate(stream, slopes.len())?;
+        backend.write(stream, SliceMut::all(&mut buffer), slopes)?;
+        Ok(Some(buffer))
+    }
+}
+
+/// One transformer block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransformerBlock {
+    /// Before attention.
+    pub(crate) norm_1: Norm,
+    /// One after the other, they make the columns of `[q | k | v]`.
+    pub(crate) projections: Vec<Linear>,
+    pub(crate) attention: Attention,
+    pub(crate) query_key_norms: Option<QueryKeyNorms>,
+    pub(crate) out_proj: Linear,
+    /// Before the MLP.
+    pub(crate) norm_2: Norm,
+    pub(crate) up_proj: Linear,
+    pub(crate) gelu: Gelu,
+    pub(crate) down_proj: Linear,
+}
+
+/// What the forward pass of a [`TransformerBlock`] leaves for its backward pass.
+pub struct TransformerSaved<B: Backend> {
+    /// `qkv[b t, 3 h p]` as projected, biases included.
+    pub(crate) qkv: B::Buffer<B::Activation>,
+    /// `attended[b t, h p]`
+    pub(crate) attended: B::Buffer<B::Activation>,
+    /// `log_sum_exp[b, h, t]`
+    pub(crate) log_sum_exp: B::Buffer<f32>,
+    /// `middle[b t, d]`
+    pub(crate) middle: B::Buffer<f32>,
+    /// `up[b t, f]`, without its bias.
+    pub(crate) up: B::Buffer<B::Activation>,
+    /// `slopes[h]`, written when memory is planned.
+    pub(crate) slopes: Option<B::Buffer<f32>>,
+}
+
+/// Memory that transformer blocks use one after the other.
+pub struct TransformerScratch<B: Backend> {
+    pub(crate) norm: NormScratch<B>,
+    /// `normed[b t, d]`
+    pub(crate) normed: B::Buffer<B::Activation>,
+    pub(crate) query_key_value: QueryKeyValueScratch<B>,
+    /// `activated[b t, f]`: `gelu(up)`, then the gradient of `up`.
+    pub(crate) activated: B::Buffer<B::Activation>,
+    /// Used by backward alone.
+    pub(crate) gradients: TransformerGradients<B>,
+}
+
+/// Gradients on their way through one block.
+pub struct TransformerGradients<B: Backend> {
+    /// `[b t, d]`
+    pub(crate) normed: B::Buffer<B::Activation>,
+    /// `[b t, f]`
+    pub(crate) activated: B::Buffer<B::Activation>,
+    /// `[b t, h p]`
+    pub(crate) attended: B::Buffer<B::Activation>,
+    /// `[b t, 3 h p]`
+    pub(crate) qkv: B::Buffer<B::Activation>,
+    /// `[grains, outputs]` of the widest linear map that has a bias.
+    pub(crate) bias: B::Buffer<f32>,
+}
+
+impl TransformerBlock {
+    /// d
+    pub(crate) fn width(&self) -> usize {
+        self.norm_1.width
+    }
+
+    /// f
+    pub(crate) fn mlp_width(&self) -> usize {
+        self.up_proj.outputs
+    }
+
+    pub(crate) fn attention_shape(&self, shape: MicrobatchShape) -> Result<AttentionShape> {
+        let Attention { heads, head_width, scale, window, .. } = self.attention;
+        Ok(AttentionShape::new(shape.sequences()?, heads, head_width, scale, window)?)
+    }
+
+    /// Outputs of the widest linear map that has a bias.
+    fn most_biases(&self) -> usize {
+        let maps = [&self.out_proj, &self.up_proj, &self.down_proj];
+        let maps = self.projections.iter().chain(maps);
+        maps.filter(|map| map.bias.is_some()).map(|map| map.outputs).max().unwrap_or_default()
+    }
+}
+
+impl<B: Backend> Block<B> for TransformerBlock {
+    type Saved = TransformerSaved<B>;
+    type Scratch = TransformerScratch<B>;
+
+    fn plan_saved(
+        &self,
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<Self::Saved> {
+        let slopes = self.attention.slopes_on(device)?;
+        let Device { backend, stream } = device;
+        let (rows, width) = (shape.sequences()?.rows(), self.attention.width());
+        Ok(TransformerSaved {
+            qkv: backend.allocate(stream, rows * 3 * width)?,
+            attended: backend.allocate(stream, rows * width)?,
+            log_sum_exp: backend.allocate(stream, rows * self.attention.heads)?,
+            middle: backend.allocate(stream, rows * self.width())?,
+            up: backend.allocate(stream, rows * self.mlp_width())?,
+            slopes,
+        })
+    }
+
+    fn plan_scratch(
+        blocks: &[&Self],
+        device: &mut Device<'_, B>,
+        shape: MicrobatchShape,
+    ) -> Result<Self::Scratch> {
+        // The blocks of a list differ in their windows at most; biases are planned for all.
+        let block = blocks[0];
+        let grains = shape.grain_rows()?;
+        let norm = block.norm_1.plan(device, grains)?;
+        let query_key_value = QueryKeyValueScratch::plan(block, device, grains)?;
+        let Device { backend, stream } = device;
+        let (rows, width) = (grains.rows(), block.attention.width());
+        let biases = blocks.iter().map(|block| block.most_biases()).max().unwrap_or_default();
+        Ok(TransformerScratch {
+            norm,
+            normed: backend.allocate(stream, rows * block.width())?,
+            query_key_value,
+            activated: backend.allocate(stream, rows * block.mlp_width())?,
+            gradients: TransformerGradients {
+                normed: backend.allocate(stream, rows * block.width())?,
+                activated: backend.allocate(stream, rows * block.mlp_width())?,
+                attended: backend.allocate(stream, rows * width)?,
+                qkv: backend.allocate(stream, rows * 3 * width)?,
+                bias: backend.allocate(stream, grains.grains() * biases)?,
+            },
+        })
+    }
+
+    fn shares_saved(&self, other: &Self) -> bool {
+        let sizes = |block: &Self| (block.width(), block.mlp_width(), block.attention.head_width);
+        sizes(self) == sizes(other)
+            && self.attention.slopes == other.attention.slopes
+            && self.attention.heads == other.attention.heads
+    }
+
+    fn forward(
+        &self,
+        device: &mut Device<'_, B>,
+        out: &mut B::Buffer<f32>,
+        pass: BlockPass<'_, B>,
+        saved: &mut Self::Saved,
+        scratch: &mut Self::Scratch,
+    ) -> Result<()> {
+        forward::run(self, device, out, pass, saved, scratch)
+    }
+
+    fn backward(
+        &self,
+        device: &mut Device<'_, B>,
+        grad: &mut ResidualGradient<B>,
+        lane: SliceMut<'_, B, f32>,
+        pass: BlockPass<'_, B>,
+        saved: &mut Self::Saved,
+        scratch: &mut Self::Scratch,
+    ) -> Result<()> {
+        backward::run(self, device, grad, lane, pass, saved, scratch)
+    }
+}

@@ -1,0 +1,116 @@
+//! The forward pass of one transformer block; the parts that backward and generation repeat are functions of their own.
+
+use tidemill_kernels::backend::AttentionInputs;
+use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
+
+use crate::block::BlockPass;
+use crate::error::Result;
+use crate::norm::{Norm, NormPass, NormScratch};
+use crate::trainable::Device;
+use crate::transformer::block::{TransformerBlock, TransformerSaved, TransformerScratch};
+use crate::transformer::query_key_value::Rows;
+
+/// `out = middle + mlp(norm_2(middle))`, where `middle = input + attention(norm_1(input))`
+pub(crate) fn run<B: Backend>(
+    block: &TransformerBlock,
+    device: &mut Device<'_, B>,
+    out: &mut B::Buffer<f32>,
+    pass: BlockPass<'_, B>,
+    saved: &mut TransformerSaved<B>,
+    scratch: &mut TransformerScratch<B>,
+) -> Result<()> {
+    let (grains, width) = (pass.shape.grain_rows()?, block.width());
+    let rows = Rows { parameters: pass.parameters, grains };
+    let elements = grains.rows() * width;
+    let TransformerScratch { norm, normed, query_key_value, activated, .. } = scratch;
+    normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
+    project(block, device, &mut saved.qkv, normed, rows)?;
+    query_key_value.prepare(block, device, &saved.qkv, rows)?;
+    let [q, k, v] = query_key_value.matrices(block, &saved.qkv, grains.rows())?;
+    let slopes = saved.slopes.as_ref().map(Slice::all);
+    device.backend.attention_forward(
+        device.stream,
+        SliceMut::all(&mut saved.attended).matrix(grains.rows(), block.attention.width())?,
+        SliceMut::new(&mut saved.log_sum_exp, 0, grains.rows() * block.attention.heads)?,
+        AttentionInputs { q, k, v, slopes, starts: pass.starts },
+        block.attention_shape(pass.shape)?,
+    )?;
+    let (input, middle) = (Slice::new(pass.input, 0, elements)?, &mut saved.middle);
+    device.backend.copy(device.stream, SliceMut::new(middle, 0, elements)?, input)?;
+    let attended = Slice::all(&saved.attended).matrix(grains.rows(), block.attention.width())?;
+    let middle = SliceMut::all(middle).matrix(grains.rows(), width)?;
+    block.out_proj.forward_residual(device, middle, attended, pass.parameters)?;
+
+    normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
+    let normed = Slice::all(&*normed).matrix(grains.rows(), width)?;
+    let up = SliceMut::all(&mut saved.up).matrix(grains.rows(), block.mlp_width())?;
+    block.up_proj.product(device, up, normed, pass.parameters)?;
+    activate(block, device, activated, &saved.up, rows)?;
+    let middle = Slice::new(&saved.middle, 0, elements)?;
+    device.backend.copy(device.stream, SliceMut::new(out, 0, elements)?, middle)?;
+    let activated = Slice::all(&*activated).matrix(grains.rows(), block.mlp_width())?;
+    let out = SliceMut::all(out).matrix(grains.rows(), width)?;
+    block.down_proj.forward_residual(device, out, activated, pass.parameters)
+}
+
+/// `normed = norm(input)`
+pub(crate) fn normalize<B: Backend>(
+    norm: &Norm,
+    device: &mut Device<'_, B>,
+    normed: &mut B::Buffer<B::Activation>,
+    scratch: &mut NormScratch<B>,
+    input: &B::Buffer<f32>,
+    rows: Rows<'_, B>,
+) -> Result<()> {
+    let normed = SliceMut::all(normed).matrix(rows.grains.rows(), norm.width)?;
+    norm.forward(device, normed, scratch, norm_pass(norm, input, rows)?)
+}
+
+/// The norm over `input[b t, d]`.
+pub(crate) fn norm_pass<'a, B: Backend>(
+    norm: &Norm,
+    input: &'a B::Buffer<f32>,
+    rows: Rows<'a, B>,
+) -> Result<NormPass<'a, B>> {
+    let Rows { parameters, grains } = rows;
+    let input = Slice::all(input).matrix(grains.rows(), norm.width)?;
+    Ok(NormPass { parameters, input, grains })
+}
+
+/// `qkv = normed projections^T + bias`
+pub(crate) fn project<B: Backend>(
+    block: &TransformerBlock,
+    device: &mut Device<'_, B>,
+    qkv: &mut B::Buffer<B::Activation>,
+    normed: &B::Buffer<B::Activation>,
+    rows: Rows<'_, B>,
+) -> Result<()> {
+    let count = rows.grains.rows();
+    let normed = Slice::all(normed).matrix(count, block.width())?;
+    let mut first = 0;
+    for map in &block.projections {
+        let qkv: MatrixMut<'_, B, _> =
+            SliceMut::all(&mut *qkv).matrix(count, 3 * block.attention.width())?;
+        map.forward(device, qkv.columns(first, map.outputs)?, normed, rows.parameters)?;
+        first += map.outputs;
+    }
+    Ok(())
+}
+
+/// `activated = gelu(up + bias)`
+pub(crate) fn activate<B: Backend>(
+    block: &TransformerBlock,
+    device: &mut Device<'_, B>,
+    activated: &mut B::Buffer<B::Activation>,
+    up: &B::Buffer<B::Activation>,
+    rows: Rows<'_, B>,
+) -> Result<()> {
+    let (count, width) = (rows.grains.rows(), block.mlp_width());
+    Ok(device.backend.gelu_forward(
+        device.stream,
+        SliceMut::all(activated).matrix(count, width)?,
+        Slice::all(up).matrix(count, width)?,
+        block.up_proj.bias(rows.parameters)?,
+        block.gelu,
+    )?)
+}

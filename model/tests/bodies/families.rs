@@ -1,0 +1,92 @@
+//! Small models of odd sizes, of every family with attention, for the bodies that all families go through.
+
+use tidemill_kernels::Backend;
+use tidemill_model::mpt::{LogitScale, MptPositions};
+use tidemill_model::{
+    GptNeoConfig, HybridConfig, LanguageModel, MambaConfig, Microbatch, MicrobatchShape, Model,
+    ModelConfig, MptConfig, Recompute, Trainable,
+};
+
+use super::arm::Arm;
+use super::lane::{Walk, bits, loss_bits, moved_parameters, odd_config, run_lane, tokens};
+
+/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways; none where the backend
+/// computes no attention.
+pub fn attention_models<B: Backend>(arm: &Arm<B>) -> Vec<(&'static str, ModelConfig)> {
+    if !arm.attends() {
+        return Vec::new();
+    }
+    let alibi = MptConfig { expansion: 3, ..MptConfig::new(13, 9, 2, 3).with_alibi_and_no_bias() };
+    let foundry = MptConfig {
+        max_seq_len: 160,
+        qk_ln: true,
+        clip_qkv: Some(1.5),
+        softmax_scale: Some(0.6),
+        logit_scale: Some(LogitScale::InverseRootOfWidth),
+        positions: MptPositions::Learned,
+        tie_embeddings: false,
+        ..MptConfig::new(11, 10, 1, 2)
+    };
+    let gpt_neo =
+        GptNeoConfig { window_size: 5, max_seq_len: 160, ..GptNeoConfig::new(13, 6, 3, 2) };
+    let hybrid = HybridConfig {
+        mamba: MambaConfig { d_state: 3, d_conv: 3, ..MambaConfig::new(13, 6, 3) },
+        pattern: "mam".parse().expect("a pattern"),
+        n_heads: 3,
+        expansion: 2,
+    };
+    vec![
+        ("mpt", alibi.into()),
+        ("mpt of foundry", foundry.into()),
+        ("gpt-neo", gpt_neo.into()),
+        ("hybrid", hybrid.into()),
+    ]
+}
+
+/// The models of [`attention_models`], and a Mamba.
+fn models<B: Backend>(arm: &Arm<B>) -> impl Iterator<Item = (&'static str, Model)> {
+    let mamba = ("mamba", odd_config().into());
+    let all = [mamba].into_iter().chain(attention_models(arm));
+    all.map(|(name, config)| (name, Model::new(&config).expect(name)))
+}
+
+/// Blocks that run forward again before backward leave the same bits.
+pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
+    let positions = arm.sizes.choose(37, 11);
+    let walk = Walk { samples: 3, positions, samples_per_grain: 2, grains_per_microbatch: 2 };
+    for (name, model) in models(arm) {
+        let arena = moved_parameters(&model, 0.3);
+        let tokens = tokens(9, walk.samples, positions, model.vocab_size());
+        let run = |model: &Model| {
+            let (losses, gradients) = run_lane(arm, model, &arena, &tokens, walk);
+            (loss_bits(&losses), bits(&gradients))
+        };
+        let kept = run(&model);
+        let model = model.with_recompute(Recompute::Block);
+        assert!(run(&model) == kept, "{}: {name}: other bits", arm.name);
+    }
+}
+
+/// A sample longer than the table of positions is refused before anything runs.
+pub fn positions_end<B: Backend>(arm: &Arm<B>) {
+    let config = GptNeoConfig { max_seq_len: 7, ..GptNeoConfig::new(13, 6, 1, 2) };
+    let model = LanguageModel::new(&config).expect("sizes");
+    arm.with_parameters(&model, &model.initialize(1), |device, parameters| {
+        let shape =
+            |samples, positions| MicrobatchShape { samples, positions, samples_per_grain: 1 };
+        let expected = "max_seq_len: expected at least 8, the positions of a sample, found 7";
+        let error = Trainable::plan(&model, device, shape(1, 8)).map(|_| ()).expect_err("too long");
+        assert_eq!(error.to_string(), expected);
+        let mut workspace = Trainable::plan(&model, device, shape(2, 7)).expect("fits");
+        let microbatch = Microbatch {
+            tokens: &[1; 9],
+            samples: 1,
+            positions: 8,
+            samples_per_grain: 1,
+            document_end: None,
+        };
+        let error =
+            model.row_losses(device, &mut workspace, parameters, microbatch).expect_err("too long");
+        assert_eq!(error.to_string(), expected);
+    });
+}
