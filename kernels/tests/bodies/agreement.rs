@@ -73,6 +73,24 @@ pub fn assert_close_beside(
     }
 }
 
+/// [`assert_close`] of sums whose terms' sizes add up to `terms[i]`: the largest error that a relative error of the terms
+/// can make.
+#[track_caller]
+pub fn assert_close_to_sums(
+    label: &str,
+    found: &[f32],
+    expected: &[f64],
+    tolerance: Tolerance,
+    terms: &[f64],
+) {
+    assert_eq!((found.len(), terms.len()), (expected.len(), expected.len()), "{label}: elements");
+    for i in 0..found.len() {
+        let label = format!("{label}[{i}]");
+        let (found, expected) = (&found[i..=i], &expected[i..=i]);
+        assert_close_beside(&label, found, expected, tolerance, terms[i]);
+    }
+}
+
 /// Asserts that every element is within `tolerance` of its own size: for what no sum cancels.
 #[track_caller]
 pub fn assert_each_close(label: &str, found: &[f32], expected: &[f64], tolerance: Tolerance) {

@@ -4,7 +4,9 @@ use tidemill_kernels::Backend;
 use tidemill_kernels::reference::attention::{backward, forward};
 use tidemill_kernels::shape::AttentionShape;
 
-use super::agreement::{Transcript, assert_close_beside, assert_same_bits, tolerance};
+use super::agreement::{
+    Transcript, assert_close_beside, assert_close_to_sums, assert_same_bits, tolerance,
+};
 use super::arm::{Arm, Sizes};
 use super::attention_case::{AttentionCase, Results, attention_shape, run};
 use super::device::{Device, MARGINS};
@@ -30,17 +32,26 @@ fn check_case<B: Backend<Activation: Number>>(
     // The gradient of a score is the difference of two sums over the head, which cancel where a query sees little.
     let scores = (shape.head_width() as f64).sqrt() / 3.0;
     let of_scores = 2.0 * f64::from(shape.scale()).abs() * scores;
-    let expected = [
-        (&outputs.out, of_rows, 0.5),
-        (&gradients.dq, of_rows, of_scores),
-        (&gradients.dk, of_rows, of_scores),
-        (&gradients.dv, of_rows, 0.5),
-        (&outputs.log_sum_exp, of_sums, 1.0),
-    ];
-    for ((what, found), (expected, tolerance, terms)) in results.all().zip(expected) {
-        let label = format!("{label} {what}");
-        assert_close_beside(&label, found, expected, tolerance, terms);
-        transcript.record(&label, found);
+    // Sums over positions are as exact as probabilities are.
+    let sizes = case.of_sizes();
+    let (wide_dout, wide_sizes) = (wide(&sizes.dout), sizes.wide());
+    let size_of_out = forward(&wide_sizes.view(), shape).out;
+    let size_of_dv = backward(&wide_dout, &wide_sizes.view(), shape).dv;
+    for (what, found, expected, sizes) in [
+        ("out", &results.out, &outputs.out, &size_of_out),
+        ("dv", &results.dv, &gradients.dv, &size_of_dv),
+    ] {
+        assert_close_to_sums(&format!("{label} {what}"), found, expected, of_rows, sizes);
+    }
+    for (what, found, expected, tolerance, terms) in [
+        ("dq", &results.dq, &gradients.dq, of_rows, of_scores),
+        ("dk", &results.dk, &gradients.dk, of_rows, of_scores),
+        ("log_sum_exp", &results.log_sum_exp, &outputs.log_sum_exp, of_sums, 1.0),
+    ] {
+        assert_close_beside(&format!("{label} {what}"), found, expected, tolerance, terms);
+    }
+    for (what, found) in results.all() {
+        transcript.record(&format!("{label} {what}"), found);
     }
 }
 

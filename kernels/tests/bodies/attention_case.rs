@@ -105,6 +105,12 @@ impl AttentionCase {
         (case, attention_shape(sizes[0], sizes[1], shape.scale(), window))
     }
 
+    /// The case whose outputs and gradients of values are the sums of the sizes of this case's terms.
+    pub fn of_sizes(&self) -> Self {
+        let sizes = |values: &[f32]| values.iter().map(|x| x.abs()).collect();
+        Self { v: sizes(&self.v), dout: sizes(&self.dout), ..self.clone() }
+    }
+
     /// The inputs in `f64`.
     pub fn wide(&self) -> WideInputs<'_> {
         WideInputs {
