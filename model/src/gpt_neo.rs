@@ -38,7 +38,7 @@ impl Family for GptNeoConfig {
         };
         let head_width = head_width(self.d_model, self.n_heads)?;
         Ok(Model::assemble(stem, self.n_layers, self.to_json(), |parameters, layer| {
-            LayerBlock::Transformer(add_block(parameters, self, head_width, layer))
+            LayerBlock::Transformer(Box::new(add_block(parameters, self, head_width, layer)))
         }))
     }
 

@@ -40,11 +40,11 @@ impl Family for HybridConfig {
         Ok(Model::assemble(stem, layers, self.to_json(), |parameters, layer| {
             match self.pattern.kind(layer) {
                 LayerKind::Mamba => {
-                    LayerBlock::Mamba(mamba::add_block(parameters, &self.mamba, layer))
+                    LayerBlock::Mamba(Box::new(mamba::add_block(parameters, &self.mamba, layer)))
                 }
-                LayerKind::Attention => {
-                    LayerBlock::Transformer(add_attention(parameters, self, head_width, layer))
-                }
+                LayerKind::Attention => LayerBlock::Transformer(Box::new(add_attention(
+                    parameters, self, head_width, layer,
+                ))),
             }
         }))
     }

@@ -16,9 +16,9 @@ use crate::transformer::block::{TransformerSaved, TransformerScratch};
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerBlock {
     /// A Mamba block.
-    Mamba(MambaBlock),
+    Mamba(Box<MambaBlock>),
     /// Attention and an MLP.
-    Transformer(TransformerBlock),
+    Transformer(Box<TransformerBlock>),
 }
 
 /// What the forward pass of a [`LayerBlock`] leaves for its backward pass.
@@ -46,8 +46,8 @@ impl LayerBlock {
         let (mut mambas, mut transformers) = (Vec::new(), Vec::new());
         for block in blocks {
             match block {
-                Self::Mamba(block) => mambas.push(block),
-                Self::Transformer(block) => transformers.push(block),
+                Self::Mamba(block) => mambas.push(block.as_ref()),
+                Self::Transformer(block) => transformers.push(block.as_ref()),
             }
         }
         (mambas, transformers)
@@ -87,9 +87,11 @@ impl<B: Backend> Block<B> for LayerBlock {
 
     fn shares_saved(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Mamba(block), Self::Mamba(other)) => Block::<B>::shares_saved(block, other),
+            (Self::Mamba(block), Self::Mamba(other)) => {
+                Block::<B>::shares_saved(block.as_ref(), other)
+            }
             (Self::Transformer(block), Self::Transformer(other)) => {
-                Block::<B>::shares_saved(block, other)
+                Block::<B>::shares_saved(block.as_ref(), other)
             }
             _ => false,
         }

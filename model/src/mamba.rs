@@ -41,7 +41,7 @@ impl Family for MambaConfig {
             ModelError::config("config.json", "numbers that JSON can hold", error)
         })?;
         Ok(Model::assemble(stem, self.n_layers, config_json, |parameters, layer| {
-            LayerBlock::Mamba(add_block(parameters, self, layer))
+            LayerBlock::Mamba(Box::new(add_block(parameters, self, layer)))
         }))
     }
 

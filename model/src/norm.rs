@@ -136,19 +136,20 @@ impl Norm {
         let (rows, shape) = (pass.grains.rows(), self.shape(pass.grains)?);
         let weight = pass.parameters.vector(&self.weight)?;
         let statistics = &mut scratch.statistics;
-        Ok(match self.kind {
+        match self.kind {
             NormKind::RootMeanSquare => {
                 let statistics = SliceMut::new(statistics, 0, rows)?;
-                backend.rms_norm_forward(stream, normed, statistics, pass.input, weight, shape)?
+                backend.rms_norm_forward(stream, normed, statistics, pass.input, weight, shape)?;
             }
             NormKind::Layer => {
                 let bias = self.bias.as_ref().map(|place| pass.parameters.vector(place));
                 let statistics = SliceMut::new(statistics, 0, 2 * rows)?;
                 let (input, bias) = (NormInput::Residual(pass.input), bias.transpose()?);
                 backend
-                    .layer_norm_forward(stream, normed, statistics, input, weight, bias, shape)?
+                    .layer_norm_forward(stream, normed, statistics, input, weight, bias, shape)?;
             }
-        })
+        }
+        Ok(())
     }
 
     /// Adds the gradient of the input to `grad[rows, d]`, and those of the parameters to `lane`, laid out as their

@@ -55,8 +55,8 @@ impl<B: Backend> Incremental<B> for LayerBlock {
 
     fn state_bytes(&self, positions: usize) -> usize {
         match self {
-            Self::Mamba(block) => Incremental::<B>::state_bytes(block, positions),
-            Self::Transformer(block) => Incremental::<B>::state_bytes(block, positions),
+            Self::Mamba(block) => Incremental::<B>::state_bytes(block.as_ref(), positions),
+            Self::Transformer(block) => Incremental::<B>::state_bytes(block.as_ref(), positions),
         }
     }
 
