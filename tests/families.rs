@@ -2,8 +2,6 @@
 //!
 //! [`elastic`](super::elastic) says it of Mamba, in every way there is; here each other family goes through one run cut at a
 //! checkpoint, with other workers, microbatches and memory.
-//!
-//! Seen red: with `model.recompute` counted among the settings that may not change.
 
 use crate::support::workbench::{causes, config};
 use crate::support::{Job, Workbench, assert_same};

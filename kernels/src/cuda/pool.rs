@@ -42,13 +42,16 @@ unsafe impl Send for ModuleHandle {}
 unsafe impl Sync for ModuleHandle {}
 
 impl Pool {
-    /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again.
+    /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again. What
+    /// an owner before this one has left there is given back.
     pub(super) fn new(context: Arc<CudaContext>, device: &str) -> Result<Arc<Self>> {
         let mut threshold = u64::MAX;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        // SAFETY: the device is open, and the attribute is a 64-bit number.
+        // SAFETY: the device is open, its context is current, and the attribute is a 64-bit number.
         let set = unsafe {
             result::device::get_default_mem_pool(context.cu_device()).and_then(|pool| {
+                result::ctx::synchronize()?;
+                result::mem_pool::trim_to(pool, 0)?;
                 let threshold = std::ptr::from_mut(&mut threshold).cast();
                 result::mem_pool::set_attribute(pool, attribute, threshold)
             })

@@ -1,8 +1,6 @@
 //! The arms of a test: ways to run a model.
 
-use tidemill_kernels::backend::AttentionInputs;
-use tidemill_kernels::shape::{AttentionShape, SequenceShape};
-use tidemill_kernels::{Backend, Element, KernelError, Slice, SliceMut};
+use tidemill_kernels::{Backend, Element};
 use tidemill_model::{Device, Mamba, Parameters};
 
 /// One way to run a model.
@@ -44,30 +42,6 @@ impl<B: Backend> Arm<B> {
     /// What this arm is allowed of two: in fp32, and in bf16, each rounding of which is 2^16 times as large.
     pub fn by_precision<T>(&self, fp32: T, bf16: T) -> T {
         if B::Activation::NAME == f32::NAME { fp32 } else { bf16 }
-    }
-
-    /// Whether the backend computes attention; says so where it does not.
-    pub fn attends(&self) -> bool {
-        let mut stream = self.backend.device_stream().expect("a device stream");
-        let stream = &mut stream;
-        let mut activations = || self.backend.allocate(stream, 1).expect("one element");
-        let (qkv, mut out) = (activations(), activations());
-        let mut log_sum_exp = self.backend.allocate(stream, 1).expect("one element");
-        let one = SequenceShape::new(1, 1).expect("one row");
-        let shape = AttentionShape::new(one, 1, 1, 1.0, None).expect("one head");
-        let [q, k, v] = [(); 3].map(|()| Slice::all(&qkv).matrix(1, 1).expect("one element"));
-        let ran = self.backend.attention_forward(
-            stream,
-            SliceMut::all(&mut out).matrix(1, 1).expect("one element"),
-            SliceMut::all(&mut log_sum_exp),
-            AttentionInputs { q, k, v, slopes: None, starts: None },
-            shape,
-        );
-        let attends = !matches!(ran, Err(KernelError::Unsupported { .. }));
-        if !attends {
-            println!("NOT RUN: {} computes no attention", self.name);
-        }
-        attends
     }
 
     /// Runs `body` with a device stream and a model's parameters on it.

@@ -1,9 +1,12 @@
 //! Documents of a sample that see nothing of each other.
 
 use tidemill_kernels::Backend;
-use tidemill_model::{GrainLoss, Mamba, MambaConfig, Microbatch, MicrobatchShape, Trainable};
+use tidemill_model::{
+    GrainLoss, Mamba, MambaConfig, Microbatch, MicrobatchShape, Model, Trainable,
+};
 
 use super::arm::Arm;
+use super::families::attention_models;
 use super::lane::{Lane, bits, moved_parameters, noise, odd_config};
 
 /// The token that ends a document.
@@ -66,14 +69,14 @@ fn rows_of(kind: usize, tokens: &[u32], values: &[f32]) -> Vec<u32> {
     bits(&own.map(|(_, &value)| value).collect::<Vec<_>>())
 }
 
-/// The gradients of `tokens` in an embedding table that is not the head's, too.
+/// The gradients of `tokens` in the embedding table, without those that the table has as the head's.
 fn embedding_gradients(model: &Mamba, gradients: &[f32], tokens: &[u32]) -> Vec<f32> {
     let table = &gradients[model.layout().gradient_range(0)];
     let row = |&token: &u32| table[token as usize * model.width()..][..model.width()].to_vec();
     tokens.iter().flat_map(row).collect()
 }
 
-/// What holds of every model with an embedding table of its own and 13 tokens: where documents are kept apart, other
+/// What holds of every model of 13 tokens: where documents are kept apart, other
 /// tokens in some change no bit of the others' losses, nor of the gradients that their tokens have.
 pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &Mamba) {
     assert_eq!(model.vocab_size(), 13);
@@ -108,4 +111,12 @@ pub fn assert_independent<B: Backend>(arm: &Arm<B>, model: &Mamba) {
 pub fn of_mamba_are_independent<B: Backend>(arm: &Arm<B>) {
     let config = MambaConfig { tie_embeddings: false, ..odd_config() };
     assert_independent(arm, &Mamba::new(&config).expect("an odd model"));
+}
+
+/// Documents in models with attention, and in a hybrid of both.
+pub fn of_attention_are_independent<B: Backend>(arm: &Arm<B>) {
+    for (name, config) in attention_models() {
+        println!("{name}");
+        assert_independent(arm, &Model::new(&config).expect(name));
+    }
 }

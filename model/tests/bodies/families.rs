@@ -10,12 +10,8 @@ use tidemill_model::{
 use super::arm::Arm;
 use super::lane::{Walk, bits, loss_bits, moved_parameters, odd_config, run_lane, tokens};
 
-/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways; none where the backend
-/// computes no attention.
-pub fn attention_models<B: Backend>(arm: &Arm<B>) -> Vec<(&'static str, ModelConfig)> {
-    if !arm.attends() {
-        return Vec::new();
-    }
+/// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways.
+pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
     let alibi = MptConfig { expansion: 3, ..MptConfig::new(13, 9, 2, 3).with_alibi_and_no_bias() };
     let foundry = MptConfig {
         max_seq_len: 160,
@@ -25,7 +21,7 @@ pub fn attention_models<B: Backend>(arm: &Arm<B>) -> Vec<(&'static str, ModelCon
         logit_scale: Some(LogitScale::InverseRootOfWidth),
         positions: MptPositions::Learned,
         tie_embeddings: false,
-        ..MptConfig::new(11, 10, 1, 2)
+        ..MptConfig::new(13, 10, 1, 2)
     };
     let gpt_neo =
         GptNeoConfig { window_size: 5, max_seq_len: 160, ..GptNeoConfig::new(13, 6, 3, 2) };
@@ -44,9 +40,9 @@ pub fn attention_models<B: Backend>(arm: &Arm<B>) -> Vec<(&'static str, ModelCon
 }
 
 /// The models of [`attention_models`], and a Mamba.
-fn models<B: Backend>(arm: &Arm<B>) -> impl Iterator<Item = (&'static str, Model)> {
+fn models() -> impl Iterator<Item = (&'static str, Model)> {
     let mamba = ("mamba", odd_config().into());
-    let all = [mamba].into_iter().chain(attention_models(arm));
+    let all = [mamba].into_iter().chain(attention_models());
     all.map(|(name, config)| (name, Model::new(&config).expect(name)))
 }
 
@@ -54,7 +50,7 @@ fn models<B: Backend>(arm: &Arm<B>) -> impl Iterator<Item = (&'static str, Model
 pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(37, 11);
     let walk = Walk { samples: 3, positions, samples_per_grain: 2, grains_per_microbatch: 2 };
-    for (name, model) in models(arm) {
+    for (name, model) in models() {
         let arena = moved_parameters(&model, 0.3);
         let tokens = tokens(9, walk.samples, positions, model.vocab_size());
         let run = |model: &Model| {

@@ -39,8 +39,7 @@ fn models<B: Backend>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
     };
     let configs = arm.sizes.choose(vec![odd.clone(), untied, one_tap.clone()], vec![odd, one_tap]);
     let configs = configs.into_iter().map(ModelConfig::from);
-    let mut attention: Vec<_> =
-        attention_models(arm).into_iter().map(|(_, config)| config).collect();
+    let mut attention: Vec<_> = attention_models().into_iter().map(|(_, config)| config).collect();
     for config in &mut attention {
         match config {
             ModelConfig::Mpt(config) => config.max_seq_len = ROOM,

@@ -145,7 +145,7 @@ pub fn untied_agrees<B: Backend>(arm: &Arm<B>) {
 
 /// Without clipping, which has no derivative where it begins.
 pub fn attention_agrees<B: Backend>(arm: &Arm<B>) {
-    for (name, mut config) in attention_models(arm) {
+    for (name, mut config) in attention_models() {
         if let ModelConfig::Mpt(config) = &mut config {
             config.clip_qkv = None;
         }
@@ -168,7 +168,7 @@ pub fn agree_with_the_cpu<B: Backend>(arm: &Arm<B>) {
 }
 
 pub fn attention_agrees_with_the_cpu<B: Backend>(arm: &Arm<B>) {
-    for (_, config) in attention_models(arm) {
+    for (_, config) in attention_models() {
         compare_with_the_cpu(arm, &config, [3, 37]);
     }
 }

@@ -30,6 +30,7 @@ macro_rules! every_body {
             microbatches_change_no_bit: bodies::grains::microbatches_change_no_bit;
             grains_of_another_size_are_other_sums: bodies::grains::another_size_is_another_sum;
             documents_of_mamba_are_independent: bodies::documents::of_mamba_are_independent;
+            documents_of_attention_are_independent: bodies::documents::of_attention_are_independent;
             ignored_targets_are_as_if_not_there: bodies::grains::ignored_targets_are_as_if_not_there;
             padding_of_the_vocabulary_has_no_gradient: bodies::grains::padding_has_no_gradient;
             an_untrained_model_knows_nothing: bodies::contract::untrained_knows_nothing;

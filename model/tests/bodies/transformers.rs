@@ -15,13 +15,8 @@ use super::arm::Arm;
 use super::fixtures::folder;
 
 /// Written by transformers, and by what LLM Foundry makes of MPT.
-pub fn cases<B: Backend>(arm: &Arm<B>) -> Vec<&'static str> {
-    let mut cases = vec!["tied", "untied_sharded", "bf16"];
-    if arm.attends() {
-        cases.extend(["mpt", "mpt_clipped", "gpt_neo", "mpt_foundry"]);
-    }
-    cases
-}
+pub const CASES: [&str; 7] =
+    ["tied", "untied_sharded", "bf16", "mpt", "mpt_clipped", "gpt_neo", "mpt_foundry"];
 
 /// Written by us, and opened by transformers.
 const OURS: [&str; 3] =
@@ -50,8 +45,7 @@ pub fn numbers(value: &Value) -> Vec<f64> {
 pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
     let [fp32, bf16] = LOG_PROBABILITY_TOLERANCES;
     let tolerance = arm.by_precision(fp32, bf16);
-    let ours = if arm.attends() { &OURS[..] } else { &OURS[..1] };
-    for case in cases(arm).iter().chain(ours) {
+    for case in CASES.iter().chain(&OURS) {
         let folder = folder(case);
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);
@@ -74,7 +68,7 @@ pub fn log_probabilities<B: Backend>(arm: &Arm<B>) {
 
 /// In bf16, where two tokens may be as likely as each other, each is one that the CPU finds about as likely as any.
 pub fn greedy_tokens<B: Backend>(arm: &Arm<B>) {
-    for case in cases(arm) {
+    for case in CASES {
         let folder = folder(case);
         let (model, arena) = load(&folder).expect(case);
         let expected = expected(&folder);
