@@ -8,7 +8,7 @@
 use std::num::NonZeroUsize;
 
 use tidemill::job::{ResolvedRun, RunConfig};
-use tidemill::kernels::{Backend, Cpu, SliceMut};
+use tidemill::kernels::{Cpu, Runtime, SliceMut};
 use tidemill::model::{
     Device, GradientSink, Layout, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
 };
@@ -19,7 +19,7 @@ use crate::support::workbench::CONFIG;
 /// The gradients of one lane.
 struct Lane<'a> {
     layout: &'a Layout,
-    gradients: <Cpu as Backend>::Buffer<f32>,
+    gradients: <Cpu as Runtime>::Buffer<f32>,
 }
 
 impl GradientSink<Cpu> for Lane<'_> {

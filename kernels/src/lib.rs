@@ -25,7 +25,10 @@ pub mod reference;
 pub mod shape;
 pub mod view;
 
-pub use backend::{Backend, DeviceKind, Element, IGNORED_TARGET, MemoryPlace, NUMERICS_VERSION};
+pub use backend::{
+    Attention, Backend, CausalConv1d, DeviceKind, Element, IGNORED_TARGET, MemoryPlace,
+    NUMERICS_VERSION, Runtime, SelectiveScan,
+};
 pub use cpu::Cpu;
 #[cfg(feature = "cuda")]
 pub use cuda::Cuda;

@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, Element};
+use crate::backend::{Element, Runtime};
 use crate::error::{KernelError, Result};
 
 /// A contiguous range of a buffer, read by a kernel.
-pub struct Slice<'a, B: Backend, T: Element> {
+pub struct Slice<'a, B: Runtime, T: Element> {
     /// The buffer that holds the range.
     pub(crate) buffer: &'a B::Buffer<T>,
     /// The first element.
@@ -20,7 +20,7 @@ pub struct Slice<'a, B: Backend, T: Element> {
 }
 
 /// A contiguous range of a buffer, written by a kernel.
-pub struct SliceMut<'a, B: Backend, T: Element> {
+pub struct SliceMut<'a, B: Runtime, T: Element> {
     /// The buffer that holds the range.
     pub(crate) buffer: &'a mut B::Buffer<T>,
     /// The first element.
@@ -30,7 +30,7 @@ pub struct SliceMut<'a, B: Backend, T: Element> {
 }
 
 /// `matrix[rows, columns]` with arbitrary strides inside a buffer, read by a kernel.
-pub struct Matrix<'a, B: Backend, T: Element> {
+pub struct Matrix<'a, B: Runtime, T: Element> {
     /// The buffer that holds the matrix.
     pub(crate) buffer: &'a B::Buffer<T>,
     /// The element at row 0, column 0.
@@ -46,7 +46,7 @@ pub struct Matrix<'a, B: Backend, T: Element> {
 }
 
 /// `matrix[rows, columns]` whose columns are contiguous, written by a kernel.
-pub struct MatrixMut<'a, B: Backend, T: Element> {
+pub struct MatrixMut<'a, B: Runtime, T: Element> {
     /// The buffer that holds the matrix.
     pub(crate) buffer: &'a mut B::Buffer<T>,
     /// The element at row 0, column 0.
@@ -59,18 +59,18 @@ pub struct MatrixMut<'a, B: Backend, T: Element> {
     pub(crate) row_stride: usize,
 }
 
-impl<B: Backend, T: Element> Clone for Slice<'_, B, T> {
+impl<B: Runtime, T: Element> Clone for Slice<'_, B, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<B: Backend, T: Element> Copy for Slice<'_, B, T> {}
-impl<B: Backend, T: Element> Clone for Matrix<'_, B, T> {
+impl<B: Runtime, T: Element> Copy for Slice<'_, B, T> {}
+impl<B: Runtime, T: Element> Clone for Matrix<'_, B, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<B: Backend, T: Element> Copy for Matrix<'_, B, T> {}
+impl<B: Runtime, T: Element> Copy for Matrix<'_, B, T> {}
 
 fn check_end(what: &'static str, end: Option<usize>, capacity: usize) -> Result<()> {
     match end {
@@ -100,7 +100,7 @@ fn matrix_end(
     start.checked_add(last_row)?.checked_add(last_column)?.checked_add(1)
 }
 
-impl<'a, B: Backend, T: Element> Slice<'a, B, T> {
+impl<'a, B: Runtime, T: Element> Slice<'a, B, T> {
     /// `elements` elements of `buffer` from `start`.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl<'a, B: Backend, T: Element> Slice<'a, B, T> {
     }
 }
 
-impl<'a, B: Backend, T: Element> SliceMut<'a, B, T> {
+impl<'a, B: Runtime, T: Element> SliceMut<'a, B, T> {
     /// `elements` elements of `buffer` from `start`.
     ///
     /// # Errors
@@ -199,7 +199,7 @@ impl<'a, B: Backend, T: Element> SliceMut<'a, B, T> {
     }
 }
 
-impl<'a, B: Backend, T: Element> Matrix<'a, B, T> {
+impl<'a, B: Runtime, T: Element> Matrix<'a, B, T> {
     /// `matrix[rows, columns]` from element `start` of `buffer`, with strides in elements.
     ///
     /// # Errors
@@ -268,7 +268,7 @@ impl<'a, B: Backend, T: Element> Matrix<'a, B, T> {
     }
 }
 
-impl<'a, B: Backend, T: Element> MatrixMut<'a, B, T> {
+impl<'a, B: Runtime, T: Element> MatrixMut<'a, B, T> {
     /// `matrix[rows, columns]` from element `start` of `buffer`, its rows `row_stride` apart.
     ///
     /// # Errors

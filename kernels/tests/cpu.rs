@@ -13,7 +13,7 @@ use bodies::agreement::Transcript;
 use bodies::arm::{Arm, agree};
 use bodies::every_body;
 use tidemill_kernels::cpu::InstructionSet;
-use tidemill_kernels::{Backend, Cpu};
+use tidemill_kernels::{Cpu, Runtime};
 
 /// The arms that this machine can run; says, once and past the capture of test output, which not.
 fn arms() -> Vec<Arm<Cpu>> {

@@ -2,7 +2,7 @@
 
 use tidemill::kernels::backend::Output;
 use tidemill::kernels::shape::GrainRows;
-use tidemill::kernels::{Backend, Slice, SliceMut};
+use tidemill::kernels::{Backend, Runtime, Slice, SliceMut};
 use tidemill::model::{
     Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
     Parameters, Trainable,
@@ -12,7 +12,7 @@ const WIDTH: usize = 4;
 pub const VOCAB: usize = 67;
 
 /// `tokens[b (t + 1)]` on the device, and the row of each.
-type Found<B> = (<B as Backend>::Buffer<u32>, <B as Backend>::Buffer<f32>);
+type Found<B> = (<B as Runtime>::Buffer<u32>, <B as Runtime>::Buffer<f32>);
 
 /// The loss of a sample is the sum of what its tokens find in a table.
 pub struct Lookup {

@@ -1,6 +1,6 @@
 //! What kernels are told beside their views and shapes: named fields instead of long lists of arguments.
 
-use super::Backend;
+use super::Runtime;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Whether a matrix product replaces its output or adds to it.
@@ -32,7 +32,7 @@ pub enum Gelu {
 }
 
 /// The rows that a layer norm is of.
-pub enum NormInput<'a, B: Backend> {
+pub enum NormInput<'a, B: Runtime> {
     /// `x[rows, d]` of the fp32 residual stream.
     Residual(Matrix<'a, B, f32>),
     /// `x[rows, d]` of activations.
@@ -40,7 +40,7 @@ pub enum NormInput<'a, B: Backend> {
 }
 
 /// Where the backward layer norm finds dy and leaves dx: of the same kind as the [`NormInput`].
-pub enum NormGradient<'a, B: Backend> {
+pub enum NormGradient<'a, B: Runtime> {
     /// That of [`NormInput::Residual`].
     Residual {
         /// `dx[rows, d]` is added to.
@@ -52,7 +52,7 @@ pub enum NormGradient<'a, B: Backend> {
     InPlace(MatrixMut<'a, B, B::Activation>),
 }
 
-impl<B: Backend> NormGradient<'_, B> {
+impl<B: Runtime> NormGradient<'_, B> {
     /// Whether this is where the gradient of `x` belongs.
     pub(crate) fn is_of(&self, x: &NormInput<'_, B>) -> bool {
         matches!(self, Self::Residual { .. }) == matches!(x, NormInput::Residual(_))
@@ -60,7 +60,7 @@ impl<B: Backend> NormGradient<'_, B> {
 }
 
 /// Inputs of the causal convolution that forward and backward share.
-pub struct ConvInputs<'a, B: Backend> {
+pub struct ConvInputs<'a, B: Runtime> {
     /// `x[b t, e]`
     pub x: Matrix<'a, B, B::Activation>,
     /// `weight[e, k]`, row-major.
@@ -72,7 +72,7 @@ pub struct ConvInputs<'a, B: Backend> {
 }
 
 /// Inputs of the selective scan that forward and backward share.
-pub struct ScanInputs<'a, B: Backend> {
+pub struct ScanInputs<'a, B: Runtime> {
     /// `delta_raw[b t, e]`: dt_proj's product, before its bias and softplus.
     pub delta_raw: Matrix<'a, B, B::Activation>,
     /// `delta_bias[e]`.
@@ -92,7 +92,7 @@ pub struct ScanInputs<'a, B: Backend> {
 }
 
 /// Outputs of the backward selective scan.
-pub struct ScanGradients<'a, B: Backend> {
+pub struct ScanGradients<'a, B: Runtime> {
     /// `ddelta_raw[b t, e]`.
     pub ddelta_raw: MatrixMut<'a, B, B::Activation>,
     /// `dx[b t, e]`.
@@ -110,7 +110,7 @@ pub struct ScanGradients<'a, B: Backend> {
 }
 
 /// What attention reads, forward and backward.
-pub struct AttentionInputs<'a, B: Backend> {
+pub struct AttentionInputs<'a, B: Runtime> {
     /// `q[b t, h p]`: head h in columns `h p .. (h + 1) p`.
     pub q: Matrix<'a, B, B::Activation>,
     /// `k[b t, h p]`
@@ -123,15 +123,15 @@ pub struct AttentionInputs<'a, B: Backend> {
     pub starts: Option<Slice<'a, B, u32>>,
 }
 
-impl<B: Backend> Clone for AttentionInputs<'_, B> {
+impl<B: Runtime> Clone for AttentionInputs<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<B: Backend> Copy for AttentionInputs<'_, B> {}
+impl<B: Runtime> Copy for AttentionInputs<'_, B> {}
 
 /// The keys and values of everything that sequences have seen, for generation.
-pub struct KeyValueCache<'a, B: Backend> {
+pub struct KeyValueCache<'a, B: Runtime> {
     /// `keys[b, capacity, h p]`
     pub keys: Slice<'a, B, B::Activation>,
     /// `values[b, capacity, h p]`

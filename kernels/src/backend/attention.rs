@@ -1,0 +1,64 @@
+//! Attention, for training and from a cache.
+
+use super::{AttentionInputs, KeyValueCache, Runtime};
+use crate::error::Result;
+use crate::shape::AttentionShape;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+/// Causal attention of several heads. See the [module](super) for what every kernel promises.
+pub trait Attention: Runtime {
+    /// Causal attention of every head over each sample by itself (Vaswani et al., 2017), in tiles with an online softmax
+    /// (Milakov and Gimelshein, 2018; Dao et al., 2022), so that memory is linear in t:
+    ///
+    /// ```text
+    /// s_ij  = scale q_i . k_j - slope (i - j)        j from max(start_i, i - window + 1) to i
+    /// out_i = sum over j of exp(s_ij - log_sum_exp_i) v_j,    log_sum_exp_i = log(sum over j of exp(s_ij))
+    /// ```
+    ///
+    /// Writes `out[b t, h p]` and `log_sum_exp[b, h, t]`. Keys are taken in tiles that begin at whole multiples of one size,
+    /// counted from the sample's first position: a query's bits depend on the keys and values that it sees alone.
+    fn attention_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        log_sum_exp: SliceMut<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()>;
+
+    /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
+    /// v. Probabilities are formed again from `log_sum_exp`.
+    #[allow(clippy::too_many_arguments)]
+    fn attention_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        dqkv: MatrixMut<'_, Self, Self::Activation>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        out: Matrix<'_, Self, Self::Activation>,
+        log_sum_exp: Slice<'_, Self, f32>,
+        inputs: AttentionInputs<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()>;
+
+    /// `cache[b, past[b] + i, w] = rows[b t, w]` for the t new positions i of each sample: keys or values enter a cache.
+    fn append_to_cache(
+        &self,
+        stream: &mut Self::DeviceStream,
+        cache: SliceMut<'_, Self, Self::Activation>,
+        rows: Matrix<'_, Self, Self::Activation>,
+        past: Slice<'_, Self, u32>,
+        capacity: usize,
+    ) -> Result<()>;
+
+    /// [`attention_forward`](Self::attention_forward) for generation: row i of sample b of `q[b t, h p]` stands at position
+    /// `past[b] + i` and sees the keys of its cache up to that position. The same bits as in one forward pass over
+    /// everything.
+    fn attention_cached(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        q: Matrix<'_, Self, Self::Activation>,
+        cache: KeyValueCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()>;
+}

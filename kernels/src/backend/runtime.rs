@@ -1,0 +1,179 @@
+//! What runs kernels: memory, order and time, whatever the kernels are.
+//!
+//! A runtime allocates opaque [`Buffer`](Runtime::Buffer)s, runs kernels in order on a
+//! [`DeviceStream`](Runtime::DeviceStream), and moves bytes to and from the host only where a caller says so
+//! ([`write`](Runtime::write), [`read`](Runtime::read)). Kernels of one device stream run in the order of the calls; on a GPU a
+//! call returns before the kernel has run, so an error of a kernel may be answered by a later call on the same device stream.
+
+use super::element::{ActivationElement, Element};
+use crate::error::Result;
+use crate::view::{Slice, SliceMut};
+
+/// Where the buffers of a backend lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryPlace {
+    /// In the host's memory: reading and writing them are copies within it.
+    Host,
+    /// In a memory of the device's own: every read waits for the device, and bytes cross a bus.
+    Device,
+}
+
+/// What two workers must have in common for their bits to agree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceKind {
+    /// `cpu`, `cuda` or `rocm`.
+    pub backend: String,
+    /// `x86-64-fma`, `sm_90a`, `gfx942` ...
+    pub architecture: String,
+    /// [`NUMERICS_VERSION`](super::NUMERICS_VERSION) of the kernels.
+    pub numerics_version: u32,
+    /// The matrix library and its version.
+    pub matrix_library: String,
+}
+
+/// What a kernel took, all its launches together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelTime {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// How often it was launched.
+    pub launches: u64,
+    /// Device time.
+    pub milliseconds: f64,
+}
+
+/// The memory of a device, the order of its work, and what it tells of both.
+pub trait Runtime: Send + Sync + Sized + 'static {
+    /// Element type of activations and of the weights that matrix products read: the precision.
+    type Activation: ActivationElement;
+    /// Device memory holding elements of one type.
+    type Buffer<T: Element>: Send + Sync;
+    /// An in-order queue of kernels and the scratch memory that they use.
+    type DeviceStream: Send;
+    /// A point in a device stream.
+    type Event: Send;
+    /// Kernels that were recorded to be enqueued together; [`Infallible`](std::convert::Infallible) where none can be.
+    type Graph: Send;
+    /// The copies of the parameters that matrix products read where activations have another type than the fp32 masters.
+    /// Where they have not it holds nothing, and the masters serve.
+    type ComputeWeights: Send + Sync;
+
+    /// What this device must have in common with its peers.
+    fn device_kind(&self) -> DeviceKind;
+
+    /// Bytes of the device's own memory that are free now; `None` where buffers lie in host memory.
+    fn free_memory_bytes(&self) -> Result<Option<usize>>;
+
+    /// Where buffers lie.
+    fn memory(&self) -> MemoryPlace;
+
+    /// A new device stream.
+    fn device_stream(&self) -> Result<Self::DeviceStream>;
+
+    /// `elements` zeros.
+    fn allocate<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        elements: usize,
+    ) -> Result<Self::Buffer<T>>;
+
+    /// The number of elements of a buffer.
+    fn elements<T: Element>(buffer: &Self::Buffer<T>) -> usize;
+
+    /// Room for copies of `elements` parameters in activation precision; none where the masters serve.
+    fn compute_weights(
+        &self,
+        stream: &mut Self::DeviceStream,
+        elements: usize,
+    ) -> Result<Self::ComputeWeights>;
+
+    /// Rounds `elements` of the masters from `start` into `weights`, where there are copies.
+    fn refresh_compute_weights(
+        &self,
+        stream: &mut Self::DeviceStream,
+        weights: &mut Self::ComputeWeights,
+        master: &Self::Buffer<f32>,
+        start: usize,
+        elements: usize,
+    ) -> Result<()>;
+
+    /// The buffer that matrix products read weights from: a parameter stands at the same element as
+    /// in `master`.
+    fn compute_buffer<'a>(
+        master: &'a Self::Buffer<f32>,
+        weights: &'a Self::ComputeWeights,
+    ) -> &'a Self::Buffer<Self::Activation>;
+
+    /// Copies from the host; `host` may be reused when the call returns.
+    fn write<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        host: &[T],
+    ) -> Result<()>;
+
+    /// Copies to the host; waits for everything before it on the device stream.
+    fn read<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        host: &mut [T],
+        from: Slice<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// `out = from`, on the device.
+    fn copy<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// `out = 0`.
+    fn fill_zero<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// The point after everything enqueued so far.
+    fn record(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
+
+    /// Whether the device has reached `event`.
+    fn is_complete(&self, event: &Self::Event) -> Result<bool>;
+
+    /// Waits until the device has reached `event`.
+    fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// Milliseconds between two points of one device stream, both of which the device has reached.
+    fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64>;
+
+    /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them
+    /// all at once as often as they are wanted. `None` on a device where that saves nothing: then they are enqueued as usual.
+    ///
+    /// What is recorded runs on the buffers that it was recorded with. The same calls must have run once before, so that all
+    /// scratch memory is there and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics.
+    ///
+    /// # Errors
+    /// What `enqueue` answers; [`KernelError::NotRecordable`](crate::KernelError::NotRecordable) for what it may not do: allocate,
+    /// read or write from the host, record events or graphs, or need scratch memory or kernels that are not there yet.
+    fn record_graph(
+        &self,
+        stream: &mut Self::DeviceStream,
+        enqueue: &mut dyn FnMut(&mut Self::DeviceStream) -> Result<()>,
+    ) -> Result<Option<Self::Graph>>;
+
+    /// Enqueues what was recorded on the same device stream.
+    ///
+    /// # Errors
+    /// Another device stream than that of the recording. A fault of a kernel in the graph, such as a token outside the
+    /// vocabulary, is answered by the next read.
+    fn replay(&self, stream: &mut Self::DeviceStream, graph: &Self::Graph) -> Result<()>;
+
+    /// Starts to note the device time of every kernel; a device that cannot tell notes nothing.
+    fn start_profile(&self) {}
+
+    /// Ends what [`start_profile`](Self::start_profile) began: device time by kernel, the longest first.
+    fn finish_profile(&self) -> Result<Vec<KernelTime>> {
+        Ok(Vec::new())
+    }
+}

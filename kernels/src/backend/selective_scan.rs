@@ -1,0 +1,56 @@
+//! The selective scan.
+
+use super::{Runtime, ScanGradients, ScanInputs};
+use crate::error::Result;
+use crate::shape::ScanShape;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+/// The selective scan of Mamba. See the [module](super) for what every kernel promises.
+pub trait SelectiveScan: Runtime {
+    /// The fp32 elements that [`selective_scan_forward`](Self::selective_scan_forward) saves for the
+    /// backward scan; what they mean is the backend's own matter.
+    fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize;
+
+    /// Selective scan with softplus, skip and gate (Gu and Dao, 2023, algorithm 2):
+    ///
+    /// ```text
+    /// delta = softplus(delta_raw + delta_bias)
+    /// h_t   = exp(delta_t A) h_{t-1} + delta_t B_t x_t,      A = -exp(a_log), h_0 = 0 for every sample and document
+    /// y_t   = C_t . h_t + D x_t
+    /// out_t = y_t * silu(z_t)
+    /// ```
+    fn selective_scan_forward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        saved: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()>;
+
+    /// The gradients of [`selective_scan_forward`](Self::selective_scan_forward); states are
+    /// recomputed chunk by chunk, never held as `[b, t, e, n]`. `regated[b t, e]`, where given,
+    /// receives the forward output again, so that a caller need not keep it.
+    #[allow(clippy::too_many_arguments)]
+    fn selective_scan_backward(
+        &self,
+        stream: &mut Self::DeviceStream,
+        gradients: ScanGradients<'_, Self>,
+        regated: Option<MatrixMut<'_, Self, Self::Activation>>,
+        dout: Matrix<'_, Self, Self::Activation>,
+        inputs: ScanInputs<'_, Self>,
+        saved: Slice<'_, Self, f32>,
+        shape: ScanShape,
+    ) -> Result<()>;
+
+    /// One position of the selective scan for generation: `shape.sequences.positions` is 1 and
+    /// `state[b, e, n]` is moved on.
+    fn selective_scan_step(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()>;
+}

@@ -1,0 +1,82 @@
+//! [`CausalConv1d`] for [`Cpu`].
+
+use crate::backend::{CausalConv1d, ConvInputs};
+use crate::cpu::conv::{self, ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
+use crate::cpu::conv_backward::{self, causal_conv1d_silu_backward};
+use crate::cpu::rows::{Rows, RowsMut, exactly_mut, one_position};
+use crate::cpu::{Cpu, DeviceStream};
+use crate::error::{KernelError, Result};
+use crate::shape::ConvShape;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+impl CausalConv1d for Cpu {
+    fn causal_conv1d_silu_forward(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        inputs: ConvInputs<'_, Self>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_forward";
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
+        let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
+        let inputs = conv::Inputs::new(KERNEL, inputs, &shape)?;
+        causal_conv1d_silu_forward(stream, self.dispatch, out, inputs, shape)
+    }
+
+    fn causal_conv1d_silu_backward(
+        &self,
+        stream: &mut DeviceStream,
+        dx: MatrixMut<'_, Self, f32>,
+        dweight: SliceMut<'_, Self, f32>,
+        dbias: Option<SliceMut<'_, Self, f32>>,
+        dout: Matrix<'_, Self, f32>,
+        inputs: ConvInputs<'_, Self>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_backward";
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
+        let grains = shape.grains().grains();
+        if dbias.is_some() != inputs.bias.is_some() {
+            let presence = |present| if present { "present" } else { "absent" };
+            let (expected, found) = (presence(inputs.bias.is_some()), presence(dbias.is_some()));
+            return Err(KernelError::shape(KERNEL, "dbias", expected, found));
+        }
+        let dx = RowsMut::new(KERNEL, "dx", dx, rows, channels)?;
+        let dweight = exactly_mut(KERNEL, "dweight", dweight, grains * channels * shape.width())?;
+        let dbias = match dbias {
+            Some(dbias) => Some(exactly_mut(KERNEL, "dbias", dbias, grains * channels)?),
+            None => None,
+        };
+        let read = conv_backward::BackwardInputs {
+            dout: Rows::new(KERNEL, "dout", dout, rows, channels)?,
+            inputs: conv::Inputs::new(KERNEL, inputs, &shape)?,
+        };
+        let parameters = conv_backward::ParameterGradients { dweight, dbias };
+        causal_conv1d_silu_backward(stream, self.dispatch, dx, parameters, read, shape)
+    }
+
+    fn causal_conv1d_silu_step(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        state: SliceMut<'_, Self, f32>,
+        x: Matrix<'_, Self, f32>,
+        weight: Slice<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
+        shape: ConvShape,
+    ) -> Result<()> {
+        const KERNEL: &str = "causal_conv1d_silu_step";
+        one_position(KERNEL, shape.sequences().positions())?;
+        let (rows, channels) = (shape.sequences().rows(), shape.channels());
+        let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
+        let held = rows * channels * (shape.width() - 1);
+        let state = exactly_mut(KERNEL, "state", state, held)?;
+        let x = Rows::new(KERNEL, "x", x, rows, channels)?;
+        let taps = Taps::new(KERNEL, weight, bias, &shape)?;
+        let (_, arranged) = stream.with_scratch(tap_lanes(&shape))?;
+        taps.arrange(arranged, &shape);
+        self.dispatch.run(ConvStep { out, state, x, taps: arranged, shape });
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! [`Runtime`] for [`Gpu`]: what the driver gives, in the types of the [backend](crate::backend).
+
+use crate::backend::{DeviceKind, Element, KernelTime, MemoryPlace, NUMERICS_VERSION, Runtime};
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::Driver;
+use crate::gpu::precision::{Copies, Precision};
+use crate::gpu::recording::{GpuGraph, Recording};
+use crate::gpu::{Gpu, GpuBuffer, GpuStream};
+use crate::view::{Slice, SliceMut};
+
+fn same_elements(kernel: &'static str, expected: usize, found: usize) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(KernelError::shape(kernel, "from", format!("{expected} elements"), found))
+}
+
+impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
+    type Activation = P::Activation;
+    type Buffer<T: Element> = GpuBuffer<D, T>;
+    type DeviceStream = GpuStream<D>;
+    type Event = D::Event;
+    type Graph = GpuGraph<D>;
+    type ComputeWeights = Copies<D, P::Activation>;
+
+    /// The matrix library chooses by the number of multiprocessors too, so that stands beside its version.
+    fn device_kind(&self) -> DeviceKind {
+        let device = self.driver.properties();
+        let (library, multiprocessors) = (&device.matrix_library, device.multiprocessors);
+        DeviceKind {
+            backend: device.backend.to_owned(),
+            architecture: device.architecture.clone(),
+            numerics_version: NUMERICS_VERSION,
+            matrix_library: format!("{library}, {multiprocessors} multiprocessors"),
+        }
+    }
+
+    fn free_memory_bytes(&self) -> Result<Option<usize>> {
+        Ok(Some(self.driver.memory_bytes()?[0]))
+    }
+
+    fn memory(&self) -> MemoryPlace {
+        MemoryPlace::Device
+    }
+
+    fn device_stream(&self) -> Result<GpuStream<D>> {
+        GpuStream::new(&self.driver)
+    }
+
+    fn allocate<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        elements: usize,
+    ) -> Result<GpuBuffer<D, T>> {
+        GpuBuffer::zeroed(&self.driver, stream, elements)
+    }
+
+    fn elements<T: Element>(buffer: &GpuBuffer<D, T>) -> usize {
+        buffer.elements()
+    }
+
+    fn compute_weights(
+        &self,
+        stream: &mut GpuStream<D>,
+        elements: usize,
+    ) -> Result<Copies<D, P::Activation>> {
+        if size_of::<P::Activation>() == size_of::<f32>() {
+            return Ok(Copies(None));
+        }
+        Ok(Copies(Some(GpuBuffer::zeroed(&self.driver, stream, elements)?)))
+    }
+
+    fn refresh_compute_weights(
+        &self,
+        stream: &mut GpuStream<D>,
+        weights: &mut Copies<D, P::Activation>,
+        master: &GpuBuffer<D, f32>,
+        start: usize,
+        elements: usize,
+    ) -> Result<()> {
+        let Some(copies) = &mut weights.0 else { return Ok(()) };
+        let out = SliceMut::new(copies, start, elements)?;
+        self.launch_round(stream, out, Slice::new(master, start, elements)?)
+    }
+
+    fn compute_buffer<'a>(
+        master: &'a GpuBuffer<D, f32>,
+        weights: &'a Copies<D, P::Activation>,
+    ) -> &'a GpuBuffer<D, P::Activation> {
+        P::compute(master, weights)
+    }
+
+    fn write<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, T>,
+        host: &[T],
+    ) -> Result<()> {
+        if out.elements != host.len() {
+            let expected = format!("{} elements", host.len());
+            return Err(KernelError::shape("write", "out", expected, out.elements));
+        }
+        let offset = out.start * size_of::<T>();
+        let queue = stream.queue_outside_recordings("writing from the host")?;
+        self.driver.upload(queue, out.buffer.memory_mut(), offset, bytemuck::cast_slice(host))
+    }
+
+    fn read<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        host: &mut [T],
+        from: Slice<'_, Self, T>,
+    ) -> Result<()> {
+        same_elements("read", host.len(), from.elements)?;
+        let offset = from.start * size_of::<T>();
+        let queue = stream.queue_outside_recordings("reading to the host")?;
+        let host = bytemuck::cast_slice_mut(host);
+        self.driver.download(queue, host, from.buffer.memory(), offset)?;
+        stream.check(&self.driver)
+    }
+
+    fn copy<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, T>,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()> {
+        same_elements("copy", out.elements, from.elements)?;
+        let bytes = out.elements * size_of::<T>();
+        let to = (out.buffer.memory_mut(), out.start * size_of::<T>());
+        let from = (from.buffer.memory(), from.start * size_of::<T>());
+        self.profile.note(&self.driver, stream, "copy", |stream| {
+            self.driver.copy(stream.queue_mut(), to, from, bytes)
+        })
+    }
+
+    fn fill_zero<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, T>,
+    ) -> Result<()> {
+        let (offset, bytes) = (out.start * size_of::<T>(), out.elements * size_of::<T>());
+        let memory = out.buffer.memory_mut();
+        self.profile.note(&self.driver, stream, "fill_zero", |stream| {
+            self.driver.fill_zero(stream.queue_mut(), memory, offset, bytes)
+        })
+    }
+
+    fn record(&self, stream: &mut GpuStream<D>) -> Result<D::Event> {
+        self.driver.record(stream.queue_outside_recordings("an event")?)
+    }
+
+    fn is_complete(&self, event: &D::Event) -> Result<bool> {
+        self.driver.is_complete(event)
+    }
+
+    fn wait(&self, event: &D::Event) -> Result<()> {
+        self.driver.wait(event)
+    }
+
+    fn elapsed_milliseconds(&self, from: &D::Event, to: &D::Event) -> Result<f64> {
+        self.driver.elapsed_milliseconds(from, to).map(f64::from)
+    }
+
+    fn record_graph(
+        &self,
+        stream: &mut GpuStream<D>,
+        enqueue: &mut dyn FnMut(&mut GpuStream<D>) -> Result<()>,
+    ) -> Result<Option<GpuGraph<D>>> {
+        if !self.driver.has_graphs() {
+            return Ok(None);
+        }
+        let mut recording = Recording::begin(&self.driver, stream)?;
+        enqueue(recording.stream())?;
+        recording.end().map(Some)
+    }
+
+    fn replay(&self, stream: &mut GpuStream<D>, graph: &GpuGraph<D>) -> Result<()> {
+        self.profile
+            .note(&self.driver, stream, "graph", |stream| graph.replay(&self.driver, stream))
+    }
+
+    fn start_profile(&self) {
+        self.profile.start();
+    }
+
+    fn finish_profile(&self) -> Result<Vec<KernelTime>> {
+        self.profile.finish(&self.driver)
+    }
+}

@@ -1,0 +1,50 @@
+//! [`SelectiveScan`] for [`Gpu`].
+
+use crate::backend::{ScanGradients, ScanInputs, SelectiveScan};
+use crate::error::Result;
+use crate::gpu::driver::Driver;
+use crate::gpu::precision::Precision;
+use crate::gpu::{Gpu, GpuStream};
+use crate::shape::ScanShape;
+use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
+
+impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
+    fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize {
+        self.scan_saved_elements(shape)
+    }
+
+    fn selective_scan_forward(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        saved: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_forward(stream, out, saved, inputs, shape)
+    }
+
+    fn selective_scan_backward(
+        &self,
+        stream: &mut GpuStream<D>,
+        gradients: ScanGradients<'_, Self>,
+        regated: Option<MatrixMut<'_, Self, P::Activation>>,
+        dout: Matrix<'_, Self, P::Activation>,
+        inputs: ScanInputs<'_, Self>,
+        saved: Slice<'_, Self, f32>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_backward(stream, gradients, regated, dout, inputs, saved, shape)
+    }
+
+    fn selective_scan_step(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        state: SliceMut<'_, Self, f32>,
+        inputs: ScanInputs<'_, Self>,
+        shape: ScanShape,
+    ) -> Result<()> {
+        self.launch_selective_scan_step(stream, out, state, inputs, shape)
+    }
+}
