@@ -54,6 +54,36 @@ fn json_is_alone_on_standard_output() {
     assert!(trained["tokens_per_second"].as_f64().unwrap() > 0.0);
 }
 
+/// What `bench generate` printed once is printed again, to the byte, and the same picture drawn.
+#[test]
+fn an_earlier_measurement_is_drawn_again() {
+    let bench = Workbench::new();
+    let generate = |arguments: &[&str]| {
+        bench.tidemill(&[&["bench", "generate", "--format", "json"], arguments].concat())
+    };
+    let lengths = ["--prompt-tokens", "5", "--new-tokens", "3", "--batches", "3,1"];
+    let measured = generate(&[&lengths[..], &["--plot", "p.svg"]].concat()).expect(0).stdout;
+    std::fs::write(bench.path("p.json"), &measured).unwrap();
+    let again = generate(&["--from", "p.json", "--plot", "again.svg"]).expect(0).stdout;
+    assert_eq!(again, measured);
+    let [first, second] =
+        ["p.svg", "again.svg"].map(|name| std::fs::read_to_string(bench.path(name)).unwrap());
+    assert_eq!(first, second);
+    assert_eq!(first.matches("<circle").count(), 4, "two sizes in two charts");
+    let tokens = r#""decode_tokens_per_second":1e308"#;
+    let (before, after) = measured.split_once(r#""decode_tokens_per_second":"#).unwrap();
+    let after = after.split_once(',').unwrap().1;
+    std::fs::write(bench.path("huge.json"), format!("{before}{tokens},{after}")).unwrap();
+    generate(&["--from", "huge.json", "--plot", "huge.svg"]).expect(0);
+    let huge = std::fs::read_to_string(bench.path("huge.svg")).unwrap();
+    assert_eq!(huge.matches("<circle").count(), 3, "what nothing can measure is not drawn");
+    generate(&["--from", "p.json", "--batches", "1"]).refused(2, &["--from", "--batches"]);
+    generate(&["--from", "p.json", "--backend", "cpu"]).refused(2, &["--from", "--backend"]);
+    generate(&["--from", "none.json"]).refused(1, &["none.json"]);
+    std::fs::write(bench.path("p.json"), "{}").unwrap();
+    generate(&["--from", "p.json"]).refused(1, &["p.json", "device"]);
+}
+
 /// The same as text, for people: standard error has the progress, standard output the result.
 #[test]
 fn words_for_people() {

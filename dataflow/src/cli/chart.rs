@@ -1,68 +1,25 @@
 //! Charts of lines over logarithmic axes, as SVG and as PNG.
 //!
-//! A chart is first laid out as a list of [`Shape`]s, which both kinds of files are then made of. The font is part of the
-//! program, so that a picture looks the same everywhere and no library of the system's is needed.
-
-mod png;
-mod svg;
+//! The font is part of the program, so that a picture looks the same everywhere and no library of the system's is needed.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::{FontDesc, register_font};
 
-/// A color, red, green and blue.
-pub(crate) type Color = [u8; 3];
+/// The name that the font is known by, in SVG too: a viewer without the first takes the second.
+const FONT: &str = "DejaVu Sans, sans-serif";
+const INK: RGBColor = RGBColor(34, 34, 34);
+const GRID: RGBColor = RGBColor(221, 221, 221);
+const COLORS: [RGBColor; 4] =
+    [RGBColor(0, 102, 170), RGBColor(204, 85, 0), RGBColor(17, 119, 51), RGBColor(136, 34, 85)];
 
-const INK: Color = [34, 34, 34];
-const GRID: Color = [221, 221, 221];
-const COLORS: [Color; 4] = [[0, 102, 170], [204, 85, 0], [17, 119, 51], [136, 34, 85]];
-
-/// Pixels of one chart.
-const CHART: [f64; 2] = [600.0, 460.0];
-/// Pixels above the first chart, for the title of all.
-const HEADING: f64 = 40.0;
-/// Pixels left of, above, right of and below the lines of a chart.
-const MARGINS: [f64; 4] = [70.0, 40.0, 20.0, 50.0];
-/// Pixels of letters.
-const LETTERS: f64 = 13.0;
-
-/// Where text stands from its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Anchor {
-    Start,
-    Middle,
-    End,
-}
-
-/// What pictures are made of; places are pixels from the upper left.
-#[derive(Clone, Debug)]
-enum Shape {
-    Line {
-        from: [f64; 2],
-        to: [f64; 2],
-        width: f64,
-        color: Color,
-    },
-    Dot {
-        at: [f64; 2],
-        radius: f64,
-        color: Color,
-    },
-    /// `at` is on the line that letters stand on.
-    Text {
-        at: [f64; 2],
-        size: f64,
-        anchor: Anchor,
-        words: String,
-    },
-}
-
-/// Shapes on white.
-struct Picture {
-    width: f64,
-    height: f64,
-    shapes: Vec<Shape>,
-}
+/// Width of one chart and height of a picture.
+const SIZE: [u32; 2] = [600, 500];
+/// The most batch sizes, or other values of x, that are written below a chart.
+const X_LABELS: f64 = 14.0;
 
 /// One line of a chart.
 pub(crate) struct Series {
@@ -75,6 +32,7 @@ pub(crate) struct Series {
 pub(crate) struct Chart {
     pub title: String,
     pub x_name: String,
+    pub y_name: String,
     pub series: Vec<Series>,
 }
 
@@ -104,115 +62,158 @@ pub(crate) fn parse_path(text: &str) -> Result<PathBuf, String> {
 
 /// Draws `charts` beside each other into `path`, whose ending [`parse_path`] has seen.
 pub(crate) fn draw(title: &str, charts: &[Chart], path: &Path) -> anyhow::Result<()> {
-    let picture = lay_out(title, charts);
+    register_font(FONT, FontStyle::Normal, dejavu::sans::regular())
+        .map_err(|_| anyhow!("reading the font failed"))?;
     let bytes = match ending(path) {
-        Some(Ending::Png) => png::encode(&picture)?,
-        Some(Ending::Svg) | None => svg::encode(&picture).into_bytes(),
+        Some(Ending::Png) => png(title, charts)?,
+        Some(Ending::Svg) | None => svg(title, charts)?.into_bytes(),
     };
     std::fs::write(path, bytes).with_context(|| format!("writing {} failed", path.display()))
 }
 
-fn lay_out(title: &str, charts: &[Chart]) -> Picture {
-    let width = CHART[0] * charts.len() as f64;
-    let heading = Shape::Text {
-        at: [width / 2.0, HEADING - 12.0],
-        size: 17.0,
-        anchor: Anchor::Middle,
-        words: title.to_owned(),
-    };
-    let mut shapes = vec![heading];
-    for (index, chart) in charts.iter().enumerate() {
-        let plot = Plot::new(chart, CHART[0] * index as f64);
-        plot.axes(chart, &mut shapes);
-        plot.lines(chart, &mut shapes);
-    }
-    Picture { width, height: HEADING + CHART[1], shapes }
+fn svg(title: &str, charts: &[Chart]) -> anyhow::Result<String> {
+    let canvas = Canvas { pixels: 1, raised: 0 };
+    let mut text = String::new();
+    let backend = SVGBackend::with_string(&mut text, canvas.size(charts));
+    canvas.picture(&backend.into_drawing_area(), title, charts)?;
+    Ok(text)
 }
 
-/// Where the points of one chart lie.
-struct Plot {
-    /// Least and largest of x, then of y.
-    ranges: [[f64; 2]; 2],
-    /// Left and right, then lower and upper edge.
-    edges: [[f64; 2]; 2],
+fn png(title: &str, charts: &[Chart]) -> anyhow::Result<Vec<u8>> {
+    // Twice as fine as a screen, for printing and for screens of small pixels.
+    let canvas = Canvas { pixels: 2, raised: 7 };
+    let (width, height) = canvas.size(charts);
+    let mut colors = vec![0; 3 * (width * height) as usize];
+    let backend = BitMapBackend::with_buffer(&mut colors, (width, height));
+    canvas.picture(&backend.into_drawing_area(), title, charts)?;
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.write_header()?.write_image_data(&colors)?;
+    Ok(bytes)
 }
 
-impl Plot {
-    fn new(chart: &Chart, left: f64) -> Self {
-        let range = |axis: usize| {
-            let values = chart.series.iter().flat_map(|series| &series.points);
-            let [low, high] = values.fold([f64::MAX, f64::MIN], |[low, high], point| {
-                [low.min(point[axis]), high.max(point[axis])]
-            });
-            if low > high { [1.0, 2.0] } else { [low, high] }
-        };
-        let [x, y] = [range(0), range(1)];
-        let [before, above, after, below] = MARGINS;
-        Self {
-            // Room above the lines for their names.
-            ranges: [[x[0] / 1.1, x[1] * 1.1], [y[0] / 1.4, y[1] * 2.5]],
-            edges: [
-                [left + before, left + CHART[0] - after],
-                [HEADING + CHART[1] - below, HEADING + above],
-            ],
-        }
+/// Draws with lengths that are given in units of some pixels each.
+#[derive(Clone, Copy)]
+struct Canvas {
+    pixels: u32,
+    /// How many pixels too high labels come out: plotters takes an outline's height for that of its letters.
+    raised: i32,
+}
+
+impl Canvas {
+    fn size(self, charts: &[Chart]) -> (u32, u32) {
+        (SIZE[0] * charts.len() as u32 * self.pixels, SIZE[1] * self.pixels)
     }
 
-    fn place(&self, axis: usize, value: f64) -> f64 {
-        let [low, high] = self.ranges[axis];
-        let [from, to] = self.edges[axis];
-        from + (to - from) * (value / low).ln() / (high / low).ln()
+    /// Letters as high as `height` between two lines of them.
+    fn font(self, height: u32) -> TextStyle<'static> {
+        FontDesc::from((FONT, height * self.pixels)).color(&INK)
     }
 
-    fn axes(&self, chart: &Chart, shapes: &mut Vec<Shape>) {
-        let [[left, right], [lower, upper]] = self.edges;
-        let line = |from, to, color| Shape::Line { from, to, width: 1.0, color };
-        let text = |at, anchor, words| Shape::Text { at, size: LETTERS, anchor, words };
-        for tick in ticks(self.ranges[0], &[1.0, 2.0, 4.0, 8.0], 16.0) {
-            let x = self.place(0, tick);
-            shapes.push(line([x, lower], [x, upper], GRID));
-            shapes.push(text([x, lower + 18.0], Anchor::Middle, tick.to_string()));
+    fn picture<D>(
+        self,
+        root: &DrawingArea<D, Shift>,
+        title: &str,
+        charts: &[Chart],
+    ) -> anyhow::Result<()>
+    where
+        D: DrawingBackend,
+        D::ErrorType: 'static,
+    {
+        root.fill(&WHITE)?;
+        let root = root.margin(8 * self.pixels, 0, 0, 0);
+        let below = root.titled(title, self.font(21))?;
+        for (area, chart) in below.split_evenly((1, charts.len())).iter().zip(charts) {
+            self.chart(area, chart)?;
         }
-        for tick in ticks(self.ranges[1], &[1.0, 2.0, 5.0], 10.0) {
-            let y = self.place(1, tick);
-            shapes.push(line([left, y], [right, y], GRID));
-            shapes.push(text([left - 8.0, y + 4.0], Anchor::End, tick.to_string()));
-        }
-        shapes.push(line([left, lower], [right, lower], INK));
-        shapes.push(line([left, lower], [left, upper], INK));
-        let middle = (left + right) / 2.0;
-        shapes.push(text([middle, lower + 38.0], Anchor::Middle, chart.x_name.clone()));
-        let at = [middle, upper - 12.0];
-        let words = chart.title.clone();
-        shapes.push(Shape::Text { at, size: 15.0, anchor: Anchor::Middle, words });
+        Ok(root.present()?)
     }
 
-    fn lines(&self, chart: &Chart, shapes: &mut Vec<Shape>) {
-        let [left, upper] = [self.edges[0][0], self.edges[1][1]];
-        for (index, (series, color)) in chart.series.iter().zip(COLORS).enumerate() {
-            let points = series.points.iter().map(|[x, y]| [self.place(0, *x), self.place(1, *y)]);
-            let points: Vec<[f64; 2]> = points.collect();
-            for pair in points.windows(2) {
-                shapes.push(Shape::Line { from: pair[0], to: pair[1], width: 2.0, color });
-            }
-            shapes.extend(points.iter().map(|&at| Shape::Dot { at, radius: 3.5, color }));
-            let y = upper + 16.0 + 20.0 * index as f64;
-            let [from, to] = [[left + 12.0, y - 4.0], [left + 36.0, y - 4.0]];
-            shapes.push(Shape::Line { from, to, width: 2.0, color });
-            let (at, words) = ([left + 44.0, y], series.name.clone());
-            shapes.push(Shape::Text { at, size: LETTERS, anchor: Anchor::Start, words });
+    fn chart<D>(self, area: &DrawingArea<D, Shift>, chart: &Chart) -> anyhow::Result<()>
+    where
+        D: DrawingBackend,
+        D::ErrorType: 'static,
+    {
+        let Self { pixels, raised } = self;
+        let [x, y] = [chart.range(0), chart.range(1)];
+        // Room above the lines for their names.
+        let ([left, right], [lower, upper]) = ([x[0] / 1.1, x[1] * 1.1], [y[0] / 1.4, y[1] * 2.5]);
+        let mut context = ChartBuilder::on(area)
+            .caption(&chart.title, self.font(18))
+            .margin(10 * pixels)
+            .margin_right(18 * pixels)
+            .x_label_area_size(46 * pixels)
+            .y_label_area_size(64 * pixels)
+            .build_cartesian_2d(
+                (left..right).log_scale().with_key_points(chart.x_ticks([left, right])),
+                (lower..upper).log_scale().with_key_points(ticks([lower, upper])),
+            )?;
+        context
+            .configure_mesh()
+            .axis_style(INK.stroke_width(pixels))
+            .bold_line_style(GRID.stroke_width(pixels))
+            .label_style(self.font(15))
+            .axis_desc_style(self.font(16))
+            .set_all_tick_mark_size(6 * pixels)
+            .y_label_offset(raised)
+            .x_label_formatter(&f64::to_string)
+            .y_label_formatter(&f64::to_string)
+            .x_desc(&chart.x_name)
+            .y_desc(&chart.y_name)
+            .draw()?;
+        for (series, color) in chart.series.iter().zip(COLORS.into_iter().cycle()) {
+            let style = color.filled().stroke_width(2 * pixels);
+            let points = series.points.iter().map(|&[x, y]| (x, y));
+            let length = 24 * pixels as i32;
+            let line =
+                move |(x, y)| PathElement::new([(x, y - raised), (x + length, y - raised)], style);
+            context
+                .draw_series(LineSeries::new(points, style).point_size(4 * pixels))?
+                .label(&series.name)
+                .legend(line);
         }
+        context
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .margin(10 * pixels)
+            .legend_area_size(30 * pixels)
+            .background_style(WHITE)
+            .border_style(GRID.stroke_width(pixels))
+            .label_font(self.font(16))
+            .draw()?;
+        Ok(())
     }
 }
 
-/// `steps` times powers of `base` inside of `range`.
-fn ticks([low, high]: [f64; 2], steps: &[f64], base: f64) -> Vec<f64> {
-    let exponents = (low.log(base).floor() as i32)..=(high.log(base).floor() as i32);
+impl Chart {
+    fn values(&self, axis: usize) -> impl Iterator<Item = f64> {
+        self.series.iter().flat_map(|series| &series.points).map(move |point| point[axis])
+    }
+
+    /// Least and largest.
+    fn range(&self, axis: usize) -> [f64; 2] {
+        let low = self.values(axis).reduce(f64::min).unwrap_or(1.0);
+        [low, self.values(axis).reduce(f64::max).unwrap_or(2.0)]
+    }
+
+    /// The values of x, without those that are too close to the one before to be read.
+    fn x_ticks(&self, [left, right]: [f64; 2]) -> Vec<f64> {
+        let apart = (right / left).powf(1.0 / X_LABELS);
+        let mut ticks: Vec<f64> = self.values(0).collect();
+        ticks.sort_by(f64::total_cmp);
+        ticks.dedup_by(|next, kept| *next < *kept * apart);
+        ticks
+    }
+}
+
+/// One, two and five times powers of ten inside of a range.
+fn ticks([low, high]: [f64; 2]) -> Vec<f64> {
+    let exponents = (low.log10().floor() as i32)..=(high.log10().floor() as i32);
     let tick = |exponent: i32| {
         // Below 1, powers are divided by, which is exact where it can be.
-        let power = base.powi(exponent.abs());
-        let scaled = move |step: &f64| if exponent < 0 { step / power } else { step * power };
-        steps.iter().map(scaled).collect::<Vec<_>>()
+        let power = 10_f64.powi(exponent.abs());
+        [1.0, 2.0, 5.0].map(|step| if exponent < 0 { step / power } else { step * power })
     };
     exponents.flat_map(tick).filter(|tick| (low..=high).contains(tick)).collect()
 }
@@ -221,44 +222,113 @@ fn ticks([low, high]: [f64; 2], steps: &[f64], base: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn charts() -> [Chart; 1] {
+    fn charts() -> [Chart; 2] {
         let line = |name: &str, points: &[[f64; 2]]| Series {
             name: name.to_owned(),
             points: points.to_vec(),
         };
-        [Chart {
-            title: "seconds".to_owned(),
+        let chart = |title: &str, series| Chart {
+            title: title.to_owned(),
             x_name: "prompts <at once>".to_owned(),
-            series: vec![line("a & b", &[[1.0, 0.3], [128.0, 700.0]]), line("none", &[])],
-        }]
+            y_name: "seconds".to_owned(),
+            series,
+        };
+        let rising = line("a & b", &[[1.0, 0.3], [8.0, 9.0], [64.0, 700.0]]);
+        let falling = line("c", &[[1.0, 200.0], [8.0, 20.0]]);
+        [chart("both", vec![rising, falling]), chart("neither", vec![line("none", &[])])]
+    }
+
+    fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
+        element.split_once(&format!(" {name}=\"")).unwrap().1.split_once('"').unwrap().0
+    }
+
+    /// The dots of an SVG: x, y and color.
+    fn dots(text: &str) -> Vec<(f64, f64, &str)> {
+        let number = |element, name| attribute(element, name).parse().unwrap();
+        let circles = text.lines().filter(|line| line.starts_with("<circle"));
+        let dot = |circle| (number(circle, "cx"), number(circle, "cy"), attribute(circle, "fill"));
+        circles.map(dot).collect()
+    }
+
+    fn drawn(name: &str) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = parse_path(folder.path().join(name).to_str().unwrap()).unwrap();
+        draw("title", &charts(), &path).unwrap();
+        std::fs::read(path).unwrap()
     }
 
     #[test]
     fn ticks_are_round_numbers_inside() {
-        assert_eq!(
-            ticks([0.9, 140.0], &[1.0, 2.0, 4.0, 8.0], 16.0),
-            [1., 2., 4., 8., 16., 32., 64., 128.]
-        );
-        assert_eq!(ticks([0.15, 3.0], &[1.0, 2.0, 5.0], 10.0), [0.2, 0.5, 1.0, 2.0]);
+        assert_eq!(ticks([0.15, 3.0]), [0.2, 0.5, 1.0, 2.0]);
+        assert_eq!(ticks([7.0, 120.0]), [10.0, 20.0, 50.0, 100.0]);
     }
 
     #[test]
-    fn a_picture_is_whole_in_both_kinds() {
-        let folder = tempfile::tempdir().unwrap();
-        let [svg, png] = ["p.svg", "p.png"]
-            .map(|name| parse_path(folder.path().join(name).to_str().unwrap()).unwrap());
-        draw("title", &charts(), &svg).unwrap();
-        let text = std::fs::read_to_string(&svg).unwrap();
+    fn sizes_are_ticks_where_they_can_be_read() {
+        let [chart, _] = charts();
+        assert_eq!(chart.x_ticks([0.9, 70.0]), [1.0, 8.0, 64.0]);
+        assert_eq!(chart.x_ticks([1e-40, 1e40]), [1.0]);
+    }
+
+    #[test]
+    fn svg_has_every_point_line_and_word() {
+        let text = String::from_utf8(drawn("p.svg")).unwrap();
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"));
-        for part in [">title<", ">a &amp; b<", ">prompts &lt;at once&gt;<", ">128<", "<circle"] {
-            assert!(text.contains(part), "{part} is not in {text}");
+        let words = ["title", "both", "a &amp; b", "c", "none", "neither", "seconds"];
+        for word in words.into_iter().chain(["prompts &lt;at once&gt;", "1", "8", "64", "500"]) {
+            assert!(text.lines().any(|line| line == word), "{word} is not in {text}");
         }
-        draw("title", &charts(), &png).unwrap();
-        let bytes = std::fs::read(&png).unwrap();
-        assert!(
-            bytes.starts_with(b"\x89PNG\r\n\x1a\n") && bytes.ends_with(b"IEND\xae\x42\x60\x82")
-        );
-        assert_eq!(bytes[16..24], [0, 0, 2, 88, 0, 0, 1, 244], "600 by 500");
+        let [blue, red] = ["#0066AA", "#CC5500"];
+        let dots = dots(&text);
+        let colors: Vec<&str> = dots.iter().map(|dot| dot.2).collect();
+        assert_eq!(colors, [blue, blue, blue, red, red]);
+        let [across, down] = [|dot: &(f64, f64, &str)| dot.0, |dot: &(f64, f64, &str)| dot.1];
+        let x: Vec<f64> = dots.iter().map(across).collect();
+        assert!((x[1] - x[0] - (x[2] - x[1])).abs() <= 1.0 && x[0] < x[1], "{x:?}");
+        assert_eq!((x[0], x[1]), (x[3], x[4]));
+        let y: Vec<f64> = dots.iter().map(down).collect();
+        assert!(y[0] > y[1] && y[1] > y[2] && y[4] > y[3], "up is more: {y:?}");
+        for (color, points) in [(blue, &dots[..3]), (red, &dots[3..])] {
+            let joined: String = points.iter().map(|dot| format!("{},{} ", dot.0, dot.1)).collect();
+            let stroke =
+                |line: &&str| line.contains("<polyline") && attribute(line, "stroke") == color;
+            let lines: Vec<&str> =
+                text.lines().filter(stroke).map(|line| attribute(line, "points")).collect();
+            assert!(lines.contains(&&*joined), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn png_has_every_point_where_svg_has_it() {
+        let text = String::from_utf8(drawn("p.svg")).unwrap();
+        let bytes = drawn("p.png");
+        let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
+        let mut colors = vec![0; reader.output_buffer_size().unwrap()];
+        let frame = reader.next_frame(&mut colors).unwrap();
+        assert_eq!((frame.width, frame.height), (2400, 1000));
+        let nearest = |x: usize, y: usize| {
+            let at = 3 * (y * 2400 + x);
+            let distance = |color: &RGBColor| {
+                let channels = [color.0, color.1, color.2];
+                channels.iter().zip(&colors[at..]).map(|(a, b)| a.abs_diff(*b)).max()
+            };
+            let RGBColor(red, green, blue) =
+                [INK, GRID, WHITE].into_iter().chain(COLORS).min_by_key(distance).unwrap();
+            format!("#{red:02X}{green:02X}{blue:02X}")
+        };
+        let dots = dots(&text);
+        assert_eq!(dots.len(), 5);
+        for (x, y, color) in dots {
+            let [x, y] = [x, y].map(|place| 2 * place as usize);
+            let height = |x| (y - 32..=y + 32).filter(|&y| nearest(x, y) == color).count();
+            let height = (x - 8..=x + 8).map(height).max().unwrap();
+            assert!((13..=18).contains(&height), "{x} {y}: a dot, not a line of {height} pixels");
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_written_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
         assert!(draw("t", &charts(), &folder.path().join("none/p.png")).is_err());
         assert!(parse_path("p.jpg").is_err() && parse_path("svg").is_err());
     }

@@ -5,11 +5,12 @@
 //! the last token.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::generation::{
     GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, generate_batch,
@@ -24,6 +25,12 @@ use crate::cli::exit::ExitCode;
 use crate::cli::output::{note_line, result_line};
 use crate::device::{Devices, WithBackend};
 use crate::error::JobError;
+
+/// What a result of earlier has been measured with.
+const MEASURED: [&str; 7] =
+    ["preset", "against", "prompt_tokens", "new_tokens", "batches", "threads", "DeviceArguments"];
+/// What is drawn: beyond lie only numbers that nothing measured, and the ends of what axes can show.
+const DRAWN: RangeInclusive<f64> = 1e-12..=1e12;
 
 /// Flags of `tidemill bench generate`.
 #[derive(Debug, Args)]
@@ -53,6 +60,9 @@ pub(crate) struct GenerateBench {
     threads: Option<NonZeroUsize>,
     #[command(flatten)]
     device: DeviceArguments,
+    /// Measure nothing: print and draw what `--format json` printed once.
+    #[arg(long, value_name = "FILE", conflicts_with_all = MEASURED)]
+    from: Option<PathBuf>,
     /// Also draw the measurements, as SVG or PNG by the file's name.
     #[arg(long, value_name = "FILE", num_args = 1.., value_parser = chart::parse_path)]
     plot: Vec<PathBuf>,
@@ -62,7 +72,7 @@ pub(crate) struct GenerateBench {
 }
 
 /// All that was measured.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Report {
     device: String,
     prompt_tokens: usize,
@@ -71,7 +81,7 @@ struct Report {
 }
 
 /// What was measured of one model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct ModelReport {
     preset: String,
     parameters: usize,
@@ -79,14 +89,14 @@ struct ModelReport {
 }
 
 /// What was measured at one batch size.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Row {
     batch: usize,
     #[serde(flatten)]
     result: Outcome,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(untagged)]
 enum Outcome {
     Measured(Measured),
@@ -96,7 +106,7 @@ enum Outcome {
     },
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 struct Measured {
     /// From the prompts on the host to the last token.
     seconds: f64,
@@ -109,27 +119,46 @@ struct Measured {
 }
 
 pub(crate) fn run(bench: &GenerateBench) -> anyhow::Result<ExitCode> {
-    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let threads = bench.threads.unwrap_or(cores);
-    let presets = [Some(&bench.preset), bench.against.as_ref()].into_iter().flatten();
-    let models = presets.clone().map(|preset| build(preset)).collect::<anyhow::Result<Vec<_>>>()?;
-    let mut report = Report {
-        device: String::new(),
-        prompt_tokens: bench.prompt_tokens.get(),
-        new_tokens: bench.new_tokens.get(),
-        models: Vec::new(),
+    let report = match &bench.from {
+        Some(path) => Report::read(path)?,
+        None => Report::measure(bench)?,
     };
-    for (preset, model) in presets.zip(models) {
-        // Each opens the device by itself, so that it finds its memory empty.
-        let smaller = Some("use a smaller --preset");
-        let measuring = Measuring { bench, preset, model: &model };
-        let (device, measured) = bench.device.open_one(threads, smaller, measuring)?;
-        report.device = device;
-        report.models.push(measured);
-    }
     draw(&report, &bench.plot)?;
     print(&report, bench.format)?;
     Ok(ExitCode::SUCCESS)
+}
+
+impl Report {
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| JobError::file("reading", path, error))?;
+        serde_json::from_str(&text).map_err(|error| {
+            JobError::Config { origin: path.display().to_string(), what: error.to_string() }.into()
+        })
+    }
+
+    fn measure(bench: &GenerateBench) -> anyhow::Result<Self> {
+        let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let threads = bench.threads.unwrap_or(cores);
+        let presets = [Some(&bench.preset), bench.against.as_ref()].into_iter().flatten();
+        let models =
+            presets.clone().map(|preset| build(preset)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut report = Self {
+            device: String::new(),
+            prompt_tokens: bench.prompt_tokens.get(),
+            new_tokens: bench.new_tokens.get(),
+            models: Vec::new(),
+        };
+        for (preset, model) in presets.zip(models) {
+            // Each opens the device by itself, so that it finds its memory empty.
+            let smaller = Some("use a smaller --preset");
+            let measuring = Measuring { bench, preset, model: &model };
+            let (device, measured) = bench.device.open_one(threads, smaller, measuring)?;
+            report.device = device;
+            report.models.push(measured);
+        }
+        Ok(report)
+    }
 }
 
 fn build(preset: &str) -> anyhow::Result<Model> {
@@ -142,14 +171,15 @@ fn build(preset: &str) -> anyhow::Result<Model> {
 
 /// Draws seconds and decoded tokens a second by batch.
 fn draw(report: &Report, paths: &[PathBuf]) -> anyhow::Result<()> {
-    let chart = |title: &str, value: fn(&Measured) -> f64| Chart {
+    let chart = |title: &str, unit: &str, value: fn(&Measured) -> f64| Chart {
         title: title.to_owned(),
-        x_name: "prompts at once".to_owned(),
+        x_name: "batch size (prompts at once)".to_owned(),
+        y_name: unit.to_owned(),
         series: report.models.iter().map(|model| model.series(value)).collect(),
     };
     let charts = [
-        chart("seconds from prompt to last token", |measured| measured.seconds),
-        chart("decoded tokens a second", |measured| measured.decode_tokens_per_second),
+        chart("Time from prompt to last token", "seconds", |measured| measured.seconds),
+        chart("Decoding", "tokens / second", |measured| measured.decode_tokens_per_second),
     ];
     let Report { device, prompt_tokens, new_tokens, .. } = report;
     let title = format!("{prompt_tokens} tokens in, {new_tokens} out, on {device}");
@@ -167,7 +197,11 @@ impl ModelReport {
             Some(row) => format!("{} (out of memory from {})", self.preset, row.batch),
             None => self.preset.clone(),
         };
-        let points = self.rows.iter().filter_map(point).filter(|[_, value]| *value > 0.0);
+        let points = self
+            .rows
+            .iter()
+            .filter_map(point)
+            .filter(|point| point.iter().all(|value| DRAWN.contains(value)));
         Series { name, points: points.collect() }
     }
 }
