@@ -84,6 +84,36 @@ fn an_earlier_measurement_is_drawn_again() {
     generate(&["--from", "p.json"]).refused(1, &["p.json", "device"]);
 }
 
+/// `bench kernels` measures what its help lists.
+#[test]
+fn every_kernel_is_measured() {
+    let bench = Workbench::new();
+    let help = bench.tidemill(&["bench", "kernels", "--help"]).expect(0).stdout;
+    let listed: Vec<&str> = help.split([' ', ',', '\n']).collect();
+    let sizes = ["--backend", "cpu", "--shape", "1,8,128,4", "--repeats", "1", "--format", "json"];
+    let rows = bench.tidemill(&[&["bench", "kernels"], &sizes[..]].concat()).expect(0).json();
+    let rows: Vec<[&str; 2]> = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .inspect(|row| assert!(row["milliseconds"].as_f64().unwrap() > 0.0, "{row}"))
+        .map(|row| ["kernel", "direction"].map(|key| row[key].as_str().unwrap()))
+        .collect();
+    let in_training = ["selective_scan", "causal_conv1d_silu", "attention", "rms_norm"];
+    let variants = ["selective_scan_documents", "causal_conv1d_silu_documents", "attention_alibi"];
+    let transformer = ["layer_norm", "gelu", "bias", "embedding"];
+    for kernel in in_training.into_iter().chain(variants).chain(transformer) {
+        assert!(listed.contains(&kernel), "{kernel} is not in {help}");
+        for direction in ["forward", "backward"] {
+            assert!(rows.contains(&[kernel, direction]), "{kernel} {direction}: {rows:?}");
+        }
+    }
+    for kernel in ["cross_entropy", "adamw", "accumulate", "sums_of_squares", "matmul"] {
+        assert!(listed.contains(&kernel), "{kernel} is not in {help}");
+        assert!(rows.iter().any(|row| row[0] == kernel), "{kernel}: {rows:?}");
+    }
+}
+
 /// The same as text, for people: standard error has the progress, standard output the result.
 #[test]
 fn words_for_people() {

@@ -6,6 +6,7 @@
 //! two events, the median of many runs after one that is not counted.
 
 mod attention;
+mod feed_forward;
 mod measure;
 mod products;
 mod rows;
@@ -16,9 +17,9 @@ use std::num::NonZeroUsize;
 
 use clap::Args;
 use serde::Serialize;
-use tidemill_kernels::{Backend, KernelError, MemoryPlace};
+use tidemill_kernels::{Backend, Cpu, KernelError, MemoryPlace};
 
-use self::measure::{Bench, Ceilings, Measurement};
+use self::measure::{Bench, Ceilings, Measured};
 use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::output::{note_line, result_line};
@@ -27,8 +28,7 @@ use crate::device::{Devices, WithBackend};
 /// Flags of `tidemill bench kernels`.
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBench {
-    /// Kernels whose names contain one of these words; all by default.
-    #[arg(long = "kernel", value_name = "WORD")]
+    #[arg(long = "kernel", value_name = "WORD", help = kernels_help())]
     kernels: Vec<String>,
     /// Sequences: samples, positions, inner width and states; by default shapes that fill the device.
     #[arg(long = "shape", value_name = "B,T,E,N", value_parser = SequenceSize::parse)]
@@ -115,15 +115,21 @@ struct Measuring<'a> {
     bench: &'a KernelsBench,
 }
 
-type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Result<Vec<Measurement>, KernelError>;
+type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 11] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 17] {
     [
         ("selective_scan", sequences::selective_scan),
+        ("selective_scan_documents", sequences::selective_scan_documents),
         ("causal_conv1d_silu", sequences::causal_conv1d_silu),
+        ("causal_conv1d_silu_documents", sequences::causal_conv1d_silu_documents),
         ("attention", attention::attention),
+        ("attention_alibi", attention::attention_alibi),
         ("rms_norm", rows::rms_norm),
+        ("layer_norm", rows::layer_norm),
+        ("gelu", feed_forward::gelu),
+        ("bias", feed_forward::bias),
         ("embedding", rows::embedding),
         ("cross_entropy", rows::cross_entropy),
         ("adamw", rows::adamw),
@@ -132,6 +138,12 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 11] {
         ("matmul", products::forward),
         ("weight_gradient", products::weight_gradients),
     ]
+}
+
+/// What help says of `--kernel`.
+fn kernels_help() -> String {
+    let names = families::<Cpu>().map(|(name, _)| name).join(", ");
+    format!("Kernels whose names contain one of these words; all by default: {names}")
 }
 
 impl WithBackend for Measuring<'_> {
@@ -185,8 +197,11 @@ fn print(
         ceilings.gigabytes_per_second,
         ceilings.teraflops
     )?;
+    let widest = |word: fn(&ResultLine) -> &str| lines.iter().map(|line| word(line).len()).max();
+    let [kernels, shapes] = [widest(|line| line.kernel), widest(|line| &line.shape)]
+        .map(|most| most.unwrap_or(0).max(6));
     result_line!(
-        "{:<20} {:<26} {:<9} {:>9} {:>8} {:>8} {:>9}",
+        "{:<kernels$} {:<shapes$} {:<9} {:>9} {:>8} {:>8} {:>9}",
         "kernel",
         "shape",
         "direction",
@@ -197,7 +212,7 @@ fn print(
     )?;
     for line in lines {
         result_line!(
-            "{:<20} {:<26} {:<9} {:>9.4} {:>8.0} {:>8.1} {:>8.0}%",
+            "{:<kernels$} {:<shapes$} {:<9} {:>9.4} {:>8.0} {:>8.1} {:>8.0}%",
             line.kernel,
             line.shape,
             line.direction,

@@ -5,7 +5,7 @@ use tidemill_kernels::shape::{AttentionShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
 use super::SequenceSize;
-use super::measure::{Bench, Measurement, Work};
+use super::measure::{Bench, Measured, Measurement, Work};
 
 /// The heads of a model of width d, and how wide they are: 64 in small models, 128 in others.
 fn heads(width: usize) -> [usize; 2] {
@@ -13,10 +13,31 @@ fn heads(width: usize) -> [usize; 2] {
     [(width / head_width).max(1), head_width]
 }
 
-pub(super) fn attention<B: Backend>(
+/// What scores depend on beside queries and keys.
+#[derive(Clone, Copy)]
+enum Positions {
+    /// Nothing: the model has positions of its own.
+    Elsewhere,
+    Alibi,
+}
+
+pub(super) fn attention<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    measure(bench, size, "attention", Positions::Elsewhere)
+}
+
+pub(super) fn attention_alibi<B: Backend>(
     bench: &mut Bench<'_, B>,
     size: SequenceSize,
-) -> Result<Vec<Measurement>, KernelError> {
+) -> Measured {
+    measure(bench, size, "attention_alibi", Positions::Alibi)
+}
+
+fn measure<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+    kernel: &'static str,
+    scores: Positions,
+) -> Measured {
     let SequenceSize { samples, positions, .. } = size;
     let rows = size.rows();
     let [heads, head_width] = heads(size.width());
@@ -25,7 +46,10 @@ pub(super) fn attention<B: Backend>(
     let shape = AttentionShape::new(sequences, heads, head_width, scale, None)?;
     let width = shape.width();
     let qkv = bench.activations(rows * 3 * width)?;
-    let slopes = bench.floats(heads, [0.004, 0.5])?;
+    let slopes = match scores {
+        Positions::Elsewhere => None,
+        Positions::Alibi => Some(bench.floats(heads, [0.004, 0.5])?),
+    };
     let dout = bench.activations(rows * width)?;
     let mut out = bench.room::<B::Activation>(rows * width)?;
     let mut log_sum_exp = bench.room::<f32>(rows * heads)?;
@@ -36,7 +60,7 @@ pub(super) fn attention<B: Backend>(
             q: qkv.columns(0, width)?,
             k: qkv.columns(width, width)?,
             v: qkv.columns(2 * width, width)?,
-            slopes: Some(Slice::all(&slopes)),
+            slopes: slopes.as_ref().map(Slice::all),
             starts: None,
         })
     };
@@ -60,7 +84,7 @@ pub(super) fn attention<B: Backend>(
     let pairs = (samples * heads) as f64 * positions as f64 * (positions + 1) as f64 / 2.0;
     let product = 2.0 * pairs * head_width as f64;
     let line = |direction, milliseconds, matrices: f64, products: f64| Measurement {
-        kernel: "attention",
+        kernel,
         direction,
         shape: format!("({samples}, {heads} heads, {positions}, {head_width})"),
         work: Work { bytes: matrices * elements, operations: products * product },

@@ -23,6 +23,15 @@ pub(super) struct Work {
     pub(super) operations: f64,
 }
 
+impl Work {
+    pub(super) fn bytes(bytes: f64) -> Self {
+        Self { bytes, operations: 0.0 }
+    }
+}
+
+/// The rows of a family of kernels.
+pub(super) type Measured = Result<Vec<Measurement>, KernelError>;
+
 /// A kernel at a size.
 #[derive(Debug)]
 pub(super) struct Measurement {
@@ -83,6 +92,17 @@ impl<'a, B: Backend> Bench<'a, B> {
         };
         let values: Vec<u32> = (0..elements).map(|_| token(self)).collect();
         self.buffer(&values)
+    }
+
+    /// Where the document of each row begins, all documents being of `document` positions.
+    pub(super) fn document_starts(
+        &mut self,
+        [samples, positions]: [usize; 2],
+        document: usize,
+    ) -> Result<B::Buffer<u32>, KernelError> {
+        let starts = (0..positions).map(|position| (position - position % document) as u32);
+        let starts: Vec<u32> = starts.collect();
+        self.buffer(&starts.repeat(samples))
     }
 
     /// A buffer that kernels write.

@@ -2,10 +2,10 @@
 
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::shape::GrainRows;
-use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::SequenceSize;
-use super::measure::{Bench, Measurement, Work};
+use super::measure::{Bench, Measured, Measurement, Work};
 
 /// Rows of a grain whose weight gradients are measured.
 const GRAIN_ROWS: [usize; 4] = [1024, 2048, 4096, 8192];
@@ -18,10 +18,7 @@ fn weights(size: SequenceSize) -> [[usize; 2]; 4] {
 }
 
 /// `out[rows, n] = input[rows, k] weight[n, k]^T`
-pub(super) fn forward<B: Backend>(
-    bench: &mut Bench<'_, B>,
-    size: SequenceSize,
-) -> Result<Vec<Measurement>, KernelError> {
+pub(super) fn forward<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
     let rows = size.rows();
     let mut measured = Vec::new();
     for [n, k] in weights(size) {
@@ -49,7 +46,7 @@ pub(super) fn forward<B: Backend>(
 pub(super) fn weight_gradients<B: Backend>(
     bench: &mut Bench<'_, B>,
     size: SequenceSize,
-) -> Result<Vec<Measurement>, KernelError> {
+) -> Measured {
     let mut measured = Vec::new();
     for [n, k] in weights(size) {
         for rows in GRAIN_ROWS.into_iter().filter(|&rows| rows <= size.rows()) {

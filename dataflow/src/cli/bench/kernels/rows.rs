@@ -1,17 +1,11 @@
 //! Kernels over rows and over the arena of parameters: bound by bytes, all of them.
 
-use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output};
+use tidemill_kernels::backend::{AdamWStep, LogitGradient, NormGradient, NormInput, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
-use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
+use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
 
 use super::SequenceSize;
-use super::measure::{Bench, Measurement, Work};
-
-type Measured = Result<Vec<Measurement>, KernelError>;
-
-fn bytes(bytes: f64) -> Work {
-    Work { bytes, operations: 0.0 }
-}
+use super::measure::{Bench, Measured, Measurement, Work};
 
 /// Elements of a piece of the arena that fills the device.
 fn arena_elements<B: Backend>(bench: &Bench<'_, B>) -> usize {
@@ -39,8 +33,6 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
     let mut reciprocal_rms = bench.room::<f32>(rows)?;
     let mut dx = bench.room::<f32>(rows * d)?;
     let mut dweight = bench.room::<f32>(grains.grains() * d)?;
-    let elements = (rows * d) as f64;
-    let activation = bench.activation_bytes();
     let forward = bench.milliseconds(|backend, stream| {
         let y = SliceMut::all(&mut y).matrix(rows, d)?;
         let x = Slice::all(&x).matrix(rows, d)?;
@@ -59,17 +51,56 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
             shape,
         )
     })?;
-    let line = |direction, work, milliseconds| Measurement {
-        kernel: "rms_norm",
+    Ok(norm_lines("rms_norm", [rows, d], bench.activation_bytes(), [forward, backward]))
+}
+
+pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    let (rows, d) = (size.rows(), size.width());
+    let grains = GrainRows::new(rows, size.positions)?;
+    let shape = NormShape::new(grains, d, 1e-5)?;
+    let residual = bench.floats(rows * d, [-1.0, 1.0])?;
+    let (weight, bias) = (bench.floats(d, [0.5, 1.5])?, bench.floats(d, [-0.5, 0.5])?);
+    let grad_out = bench.activations(rows * d)?;
+    let mut out = bench.room::<B::Activation>(rows * d)?;
+    let mut statistics = bench.room::<f32>(2 * rows)?;
+    let mut grad_residual = bench.room::<f32>(rows * d)?;
+    let mut dweight = bench.room::<f32>(grains.grains() * d)?;
+    let mut dbias = bench.room::<f32>(grains.grains() * d)?;
+    let forward = bench.milliseconds(|backend, stream| {
+        let y = SliceMut::all(&mut out).matrix(rows, d)?;
+        let x = NormInput::Residual(Slice::all(&residual).matrix(rows, d)?);
+        let (weight, bias) = (Slice::all(&weight), Some(Slice::all(&bias)));
+        let statistics = SliceMut::all(&mut statistics);
+        backend.layer_norm_forward(stream, y, statistics, x, weight, bias, shape)
+    })?;
+    let backward = bench.milliseconds(|backend, stream| {
+        let dx = SliceMut::all(&mut grad_residual).matrix(rows, d)?;
+        let dy = Slice::all(&grad_out).matrix(rows, d)?;
+        let x = NormInput::Residual(Slice::all(&residual).matrix(rows, d)?);
+        let gradient = NormGradient::Residual { dx, dy };
+        let (dweight, dbias) = (SliceMut::all(&mut dweight), Some(SliceMut::all(&mut dbias)));
+        let (statistics, weight) = (Slice::all(&statistics), Slice::all(&weight));
+        backend.layer_norm_backward(stream, gradient, dweight, dbias, x, statistics, weight, shape)
+    })?;
+    Ok(norm_lines("layer_norm", [rows, d], bench.activation_bytes(), [forward, backward]))
+}
+
+/// Forward reads the fp32 residual stream; backward does too, and adds to its gradient.
+fn norm_lines(
+    kernel: &'static str,
+    [rows, d]: [usize; 2],
+    activation: f64,
+    [forward, backward]: [f64; 2],
+) -> Vec<Measurement> {
+    let elements = (rows * d) as f64;
+    let line = |direction, bytes_each, milliseconds| Measurement {
+        kernel,
         direction,
         shape: format!("({rows}, {d})"),
-        work,
+        work: Work::bytes(elements * bytes_each),
         milliseconds,
     };
-    Ok(vec![
-        line("forward", bytes(elements * (4.0 + activation)), forward),
-        line("backward", bytes(elements * (12.0 + activation)), backward),
-    ])
+    vec![line("forward", 4.0 + activation, forward), line("backward", 12.0 + activation, backward)]
 }
 
 pub(super) fn embedding<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
@@ -99,8 +130,8 @@ pub(super) fn embedding<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize
     };
     // Random tokens hardly repeat within a grain: nearly every row meets a row of the lane.
     Ok(vec![
-        line("forward", bytes(8.0 * elements), forward),
-        line("backward", bytes(12.0 * elements), backward),
+        line("forward", Work::bytes(8.0 * elements), forward),
+        line("backward", Work::bytes(12.0 * elements), backward),
     ])
 }
 
@@ -120,7 +151,7 @@ pub(super) fn cross_entropy<B: Backend>(bench: &mut Bench<'_, B>, size: Sequence
         kernel: "cross_entropy",
         direction: "both",
         shape: format!("({rows}, {v})"),
-        work: bytes(2.0 * bench.activation_bytes() * (rows * v) as f64),
+        work: Work::bytes(2.0 * bench.activation_bytes() * (rows * v) as f64),
         milliseconds,
     }])
 }
@@ -151,7 +182,7 @@ pub(super) fn adamw<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Me
             step,
         )
     })?;
-    let work = bytes(28.0 * elements as f64);
+    let work = Work::bytes(28.0 * elements as f64);
     Ok(vec![arena_line("adamw", "update", elements, work, milliseconds)])
 }
 
@@ -162,7 +193,7 @@ pub(super) fn accumulate<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) 
     let milliseconds = bench.milliseconds(|backend, stream| {
         backend.accumulate(stream, SliceMut::all(&mut lane), Slice::all(&gradient))
     })?;
-    let work = bytes(12.0 * elements as f64);
+    let work = Work::bytes(12.0 * elements as f64);
     Ok(vec![arena_line("accumulate", "backward", elements, work, milliseconds)])
 }
 
@@ -173,7 +204,7 @@ pub(super) fn sums_of_squares<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceS
     let milliseconds = bench.milliseconds(|backend, stream| {
         backend.sums_of_squares(stream, Slice::all(&gradient), &ends).map(drop)
     })?;
-    let work = bytes(4.0 * elements as f64);
+    let work = Work::bytes(4.0 * elements as f64);
     Ok(vec![arena_line("sums_of_squares", "update", elements, work, milliseconds)])
 }
 

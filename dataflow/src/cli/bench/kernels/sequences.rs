@@ -5,12 +5,12 @@ use tidemill_kernels::shape::{ConvShape, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, KernelError, MatrixMut, Slice, SliceMut};
 
 use super::SequenceSize;
-use super::measure::{Bench, Measurement, Work};
-
-type Measured = Result<Vec<Measurement>, KernelError>;
+use super::measure::{Bench, Measured, Measurement, Work};
 
 /// Taps of the convolution.
 const TAPS: usize = 4;
+/// Positions of a document where samples are of several.
+const DOCUMENT: usize = 256;
 
 fn line(
     kernel: &'static str,
@@ -19,13 +19,69 @@ fn line(
     bytes: f64,
     milliseconds: f64,
 ) -> Measurement {
-    Measurement { kernel, direction, shape, work: Work { bytes, operations: 0.0 }, milliseconds }
+    Measurement { kernel, direction, shape, work: Work::bytes(bytes), milliseconds }
+}
+
+/// Whether samples are measured whole.
+#[derive(Clone, Copy)]
+enum Documents {
+    Together,
+    Apart,
+}
+
+impl Documents {
+    /// Where they start, for kernels that keep them apart.
+    fn starts<B: Backend>(
+        self,
+        bench: &mut Bench<'_, B>,
+        size: SequenceSize,
+    ) -> Result<Option<B::Buffer<u32>>, KernelError> {
+        match self {
+            Self::Together => Ok(None),
+            Self::Apart => {
+                bench.document_starts([size.samples, size.positions], DOCUMENT).map(Some)
+            }
+        }
+    }
+
+    /// A shape, with how long documents are.
+    fn shape(self, shape: String) -> String {
+        match self {
+            Self::Together => shape,
+            Self::Apart => format!("{shape}, documents of {DOCUMENT}"),
+        }
+    }
+
+    /// Bytes of where they start.
+    fn bytes(self, size: SequenceSize) -> f64 {
+        match self {
+            Self::Together => 0.0,
+            Self::Apart => 4.0 * size.rows() as f64,
+        }
+    }
 }
 
 pub(super) fn selective_scan<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
+    scan(bench, size, "selective_scan", Documents::Together)
+}
+
+pub(super) fn selective_scan_documents<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+) -> Measured {
+    scan(bench, size, "selective_scan_documents", Documents::Apart)
+}
+
+fn scan<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+    kernel: &'static str,
+    documents: Documents,
+) -> Measured {
     let SequenceSize { samples, positions, inner, states } = size;
     let rows = size.rows();
     let sequences = SequenceShape::new(samples, positions)?;
+    let starts = documents.starts(bench, size)?;
     let shape = ScanShape::new(sequences, 1, inner, states)?;
     let delta_raw = bench.activations(rows * inner)?;
     let delta_bias = bench.floats(inner, [-4.6, -2.3])?;
@@ -46,7 +102,7 @@ pub(super) fn selective_scan<B: Backend>(bench: &mut Bench<'_, B>, size: Sequenc
             z: Slice::all(&xz).matrix(rows, 2 * inner)?.columns(inner, inner)?,
             a_log: Slice::all(&a_log),
             d: Slice::all(&d),
-            starts: None,
+            starts: starts.as_ref().map(Slice::all),
         })
     };
     let forward = bench.milliseconds(|backend, stream| {
@@ -78,22 +134,12 @@ pub(super) fn selective_scan<B: Backend>(bench: &mut Bench<'_, B>, size: Sequenc
     })?;
     let activation = bench.activation_bytes();
     let (wide, narrow) = ((rows * inner) as f64, (rows * 2 * states) as f64);
-    let name = format!("({samples}, {positions}, {inner}, {states})");
+    let name = documents.shape(format!("({samples}, {positions}, {inner}, {states})"));
+    let starts = documents.bytes(size);
+    let (read, both) = (4.0 * wide + narrow, 8.0 * wide + 2.0 * narrow);
     Ok(vec![
-        line(
-            "selective_scan",
-            "forward",
-            name.clone(),
-            activation * (4.0 * wide + narrow),
-            forward,
-        ),
-        line(
-            "selective_scan",
-            "backward",
-            name,
-            activation * (8.0 * wide + 2.0 * narrow),
-            backward,
-        ),
+        line(kernel, "forward", name.clone(), activation * read + starts, forward),
+        line(kernel, "backward", name, activation * both + starts, backward),
     ])
 }
 
@@ -101,8 +147,25 @@ pub(super) fn causal_conv1d_silu<B: Backend>(
     bench: &mut Bench<'_, B>,
     size: SequenceSize,
 ) -> Measured {
+    convolution(bench, size, "causal_conv1d_silu", Documents::Together)
+}
+
+pub(super) fn causal_conv1d_silu_documents<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+) -> Measured {
+    convolution(bench, size, "causal_conv1d_silu_documents", Documents::Apart)
+}
+
+fn convolution<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    size: SequenceSize,
+    kernel: &'static str,
+    documents: Documents,
+) -> Measured {
     let SequenceSize { samples, positions, inner, .. } = size;
     let rows = size.rows();
+    let starts = documents.starts(bench, size)?;
     let shape = ConvShape::new(SequenceShape::new(samples, positions)?, 1, inner, TAPS)?;
     let xz = bench.activations(rows * 2 * inner)?;
     let dout = bench.activations(rows * inner)?;
@@ -117,7 +180,7 @@ pub(super) fn causal_conv1d_silu<B: Backend>(
             x: Slice::all(&xz).matrix(rows, 2 * inner)?.columns(0, inner)?,
             weight: Slice::all(&weight),
             bias: Some(Slice::all(&bias)),
-            starts: None,
+            starts: starts.as_ref().map(Slice::all),
         })
     };
     let forward = bench.milliseconds(|backend, stream| {
@@ -137,9 +200,10 @@ pub(super) fn causal_conv1d_silu<B: Backend>(
         )
     })?;
     let elements = bench.activation_bytes() * (rows * inner) as f64;
-    let name = format!("({samples}, {positions}, {inner}), x inside xz");
+    let starts = documents.bytes(size);
+    let name = documents.shape(format!("({samples}, {positions}, {inner}), x inside xz"));
     Ok(vec![
-        line("causal_conv1d_silu", "forward", name.clone(), 2.0 * elements, forward),
-        line("causal_conv1d_silu", "backward", name, 3.0 * elements, backward),
+        line(kernel, "forward", name.clone(), 2.0 * elements + starts, forward),
+        line(kernel, "backward", name, 3.0 * elements + starts, backward),
     ])
 }
