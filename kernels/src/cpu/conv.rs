@@ -89,6 +89,9 @@ struct Forward<'a> {
     shape: ConvShape,
 }
 
+/// Positions between a row of x that is read and the one that is asked for.
+const AHEAD: usize = 4;
+
 pub(crate) fn causal_conv1d_silu_forward(
     stream: &mut DeviceStream,
     dispatch: Dispatch,
@@ -141,10 +144,12 @@ impl Forward<'_> {
                 for (tap, x) in x[..width].iter_mut().enumerate().skip(skipped) {
                     *x = self.x.row(row + 1 + tap - width);
                 }
+                let ahead = self.x.row(row + AHEAD.min(positions - 1 - position));
                 let out = self.out.row_mut(local * positions + position);
                 let blocks = out.chunks_mut(LANES).zip(self.taps.chunks_exact(width + 1));
                 for (block, (out, taps)) in blocks.enumerate() {
                     let channel = block * LANES;
+                    s.prefetch(&ahead[channel..]);
                     let mut sum = s.load(&taps[width].0);
                     for (tap, (weight, x)) in taps[..width].iter().zip(x).enumerate() {
                         if tap >= skipped {

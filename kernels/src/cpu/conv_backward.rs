@@ -152,7 +152,6 @@ impl Backward<'_> {
             for chunk in (0..positions.div_ceil(CHUNK)).rev() {
                 let range = chunk * CHUNK..((chunk + 1) * CHUNK).min(positions);
                 for block in 0..self.shape.channels().div_ceil(LANES) {
-                    self.prefetch_before(s, sample, range.start, block);
                     let mut end = range.end;
                     while end > range.start {
                         let part = self.part_before(sample, range.start, end);
@@ -177,18 +176,6 @@ impl Backward<'_> {
         let ends_document =
             end < self.shape.sequences().positions() && self.documents.begins(first_row + end, end);
         Part { sample, positions: first.max(start)..end, start, ends_document }
-    }
-
-    /// Asks for what the chunk before position `first` needs of a block of channels.
-    #[inline(always)]
-    fn prefetch_before<S: Simd>(&mut self, s: S, sample: usize, first: usize, block: usize) {
-        let channel = block * LANES;
-        let (first_row, first_out) = self.first_rows(sample);
-        for back in 1..=first.min(CHUNK) {
-            s.prefetch(&self.x.row(first_row + first - back)[channel..]);
-            s.prefetch(&self.dout.row(first_row + first - back)[channel..]);
-            s.prefetch(&self.dx.row_mut(first_out + first - back)[channel..]);
-        }
     }
 
     /// The positions of a part for one block of channels.
@@ -235,6 +222,12 @@ impl Backward<'_> {
             g[tap] = s.load(&carry[tap - 1].0);
         }
         for position in range.rev() {
+            // What the chunk before needs of these channels.
+            if let Some(before) = position.checked_sub(CHUNK) {
+                s.prefetch(&self.x.row(first + before)[channel..]);
+                s.prefetch(&self.dout.row(first + before)[channel..]);
+                s.prefetch(&self.dx.row_mut(first_out + before)[channel..]);
+            }
             for tap in (1..width).rev() {
                 x[tap] = x[tap - 1];
             }

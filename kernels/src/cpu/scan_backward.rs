@@ -201,8 +201,9 @@ impl Kernel for Backward<'_> {
             self.scratch.carry.fill(Lanes::ZERO);
             let saved = &self.read.saved[(self.first_sample + sample) * saved_elements..];
             for chunk in (0..self.layout.chunks).rev() {
-                let states = &saved[chunk * state_elements..][..state_elements];
-                self.chunk(s, sample, chunk, states, partial);
+                let (before, states) = saved.split_at(chunk * state_elements);
+                let before = &before[before.len().saturating_sub(state_elements)..];
+                self.chunk(s, sample, chunk, [&states[..state_elements], before], partial);
             }
         }
     }
@@ -226,13 +227,14 @@ struct Positions {
 }
 
 impl Backward<'_> {
+    /// One chunk, from the states saved at its start; those of the chunk before it, which comes next, are asked for.
     #[inline(always)]
     fn chunk<S: Simd>(
         &mut self,
         s: S,
         sample: usize,
         chunk: usize,
-        saved: &[f32],
+        [saved, next_saved]: [&[f32]; 2],
         partial: &mut [Lanes],
     ) {
         let ScanLayout { blocks, tiles, positions, states, .. } = self.layout;
@@ -267,17 +269,14 @@ impl Backward<'_> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
-            // What the next chunk (the one before this) needs of this block.
-            for back in 1..=range.start.min(CHUNK) {
-                for rows in [&inputs.delta_raw, &inputs.x, &inputs.z, &dout] {
-                    s.prefetch(&rows.row(first - back)[channel..]);
-                }
-                let gradients = &mut self.rows;
-                for rows in [&mut gradients.dx, &mut gradients.ddelta_raw, &mut gradients.dz] {
-                    s.prefetch(&rows.row_mut(first_out - back)[channel..]);
-                }
-            }
             for q in 0..steps {
+                // What the next chunk, the one before this, needs of this block: asked for a little at a time, as a processor
+                // that waits for two dozen lines takes no more.
+                if range.start >= CHUNK {
+                    for rows in [&inputs.delta_raw, &inputs.x, &inputs.z, &dout] {
+                        s.prefetch(&rows.row(first + q - CHUNK)[channel..]);
+                    }
+                }
                 let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
                 let (softplus, slope) = softplus_and_slope(s, s.add(raw, bias));
                 s.store(&mut at.delta[q].0, softplus);
@@ -320,6 +319,18 @@ impl Backward<'_> {
                     let y = advance(s, &mut now, &decay[q], delta_x, bc, y);
                     s.store(&mut at.y[q].0, y);
                     let dy = s.load(&at.dy[q].0);
+                    if tile_index == 0 && range.start >= CHUNK {
+                        let gradients = &mut self.rows;
+                        let row = first_out + q - CHUNK;
+                        for rows in
+                            [&mut gradients.dx, &mut gradients.ddelta_raw, &mut gradients.dz]
+                        {
+                            s.prefetch(&rows.row_mut(row)[channel..]);
+                        }
+                        if let Some(regated) = &mut gradients.regated {
+                            s.prefetch(&regated.row_mut(row)[channel..]);
+                        }
+                    }
                     let (h, dc) = (&mut h[q + 1], &mut dc[q]);
                     for_each_state!(I, {
                         s.store(&mut h[I].0, now[I]);
@@ -335,6 +346,11 @@ impl Backward<'_> {
                     g[I] = s.load(&carry[I].0);
                 });
                 for q in (0..steps).rev() {
+                    for state in [2 * q, 2 * q + 1] {
+                        if let Some(saved) = next_saved.get((offset + state) * LANES..) {
+                            s.prefetch(saved);
+                        }
+                    }
                     let delta = s.load(&at.delta[q].0);
                     let delta_x = s.mul(delta, s.load(&at.x[q].0));
                     let dy = s.load(&at.dy[q].0);

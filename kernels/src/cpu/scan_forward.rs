@@ -66,16 +66,24 @@ impl Kernel for Forward<'_> {
             saved[..state_elements].fill(0.0);
             for chunk in 0..self.layout.chunks {
                 let (now, next) = saved[chunk * state_elements..].split_at_mut(state_elements);
-                self.chunk(s, sample, chunk, now, next);
+                let (next, after) = next.split_at_mut(next.len().min(state_elements));
+                self.chunk(s, sample, chunk, now, [next, after]);
             }
         }
     }
 }
 
 impl Forward<'_> {
-    /// One chunk: from the states in `now` to those in `next`, which is empty for the last chunk.
+    /// One chunk: from the states in `now` to those in `next`, which is empty for the last chunk; `after` is written next.
     #[inline(always)]
-    fn chunk<S: Simd>(&mut self, s: S, sample: usize, chunk: usize, now: &[f32], next: &mut [f32]) {
+    fn chunk<S: Simd>(
+        &mut self,
+        s: S,
+        sample: usize,
+        chunk: usize,
+        now: &[f32],
+        [next, after]: [&mut [f32]; 2],
+    ) {
         let ScanLayout { blocks, tiles, positions, .. } = self.layout;
         let inputs = self.inputs;
         let range = self.layout.positions_of(chunk);
@@ -93,14 +101,14 @@ impl Forward<'_> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
-            // What the next chunk needs of this block.
-            for ahead in steps..steps + (positions - range.end).min(CHUNK) {
-                for rows in [&inputs.delta_raw, &inputs.x, &inputs.z] {
-                    s.prefetch(&rows.row(first + ahead)[channel..]);
-                }
-                s.prefetch(&self.out.row_mut(first_out + ahead)[channel..]);
-            }
+            // Whether the next chunk is whole: what it needs of this block is asked for a little at a time.
+            let asks = range.end + CHUNK <= positions;
             for q in 0..steps {
+                if asks {
+                    for rows in [&inputs.delta_raw, &inputs.x, &inputs.z] {
+                        s.prefetch(&rows.row(first + q + CHUNK)[channel..]);
+                    }
+                }
                 let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
                 let (softplus, _) = softplus_and_slope(s, s.add(raw, bias));
                 s.store(&mut delta[q].0, softplus);
@@ -120,6 +128,16 @@ impl Forward<'_> {
                 for q in 0..steps {
                     if beginnings >> q & 1 != 0 {
                         h = [s.splat(0.0); LANES];
+                    }
+                    if asks {
+                        if tile_index == 0 {
+                            s.prefetch(&self.out.row_mut(first_out + q + CHUNK)[channel..]);
+                        }
+                        for state in [2 * q, 2 * q + 1] {
+                            if let Some(after) = after.get((offset + state) * LANES..) {
+                                s.prefetch(after);
+                            }
+                        }
                     }
                     let delta_x = s.mul(s.load(&delta[q].0), s.load(&x[q].0));
                     let bc = Coefficients::of(self.coefficients, q, tile_index, tiles);
