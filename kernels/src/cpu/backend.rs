@@ -16,7 +16,7 @@ use super::layer_norm::{
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
-use super::row_map::{MapInputs, map_output, map_rows};
+use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
@@ -187,13 +187,12 @@ impl Backend for Cpu {
         gelu: Gelu,
     ) -> Result<()> {
         const KERNEL: &str = "gelu_forward";
-        let inputs = MapInputs::new(KERNEL, &out, [Some(x), None], bias)?;
-        let out = map_output(KERNEL, out)?;
+        let (threads, dispatch) = (stream.threads(), self.dispatch);
+        let inputs = MapInputs { x: Some(x), dout: None, bias };
         match gelu {
-            Gelu::Erf => map_rows(stream.threads(), self.dispatch, out, inputs, Value(Erf)),
-            Gelu::Tanh => map_rows(stream.threads(), self.dispatch, out, inputs, Value(Tanh)),
+            Gelu::Erf => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf)),
+            Gelu::Tanh => map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh)),
         }
-        Ok(())
     }
 
     fn gelu_backward(
@@ -206,13 +205,12 @@ impl Backend for Cpu {
         gelu: Gelu,
     ) -> Result<()> {
         const KERNEL: &str = "gelu_backward";
-        let inputs = MapInputs::new(KERNEL, &dx, [Some(x), Some(dout)], bias)?;
-        let dx = map_output(KERNEL, dx)?;
+        let (threads, dispatch) = (stream.threads(), self.dispatch);
+        let inputs = MapInputs { x: Some(x), dout: Some(dout), bias };
         match gelu {
-            Gelu::Erf => map_rows(stream.threads(), self.dispatch, dx, inputs, Gradient(Erf)),
-            Gelu::Tanh => map_rows(stream.threads(), self.dispatch, dx, inputs, Gradient(Tanh)),
+            Gelu::Erf => map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Erf)),
+            Gelu::Tanh => map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Tanh)),
         }
-        Ok(())
     }
 
     fn add_bias(
@@ -230,11 +228,8 @@ impl Backend for Cpu {
         out: MatrixMut<'_, Self, f32>,
         bias: Slice<'_, Self, f32>,
     ) -> Result<()> {
-        const KERNEL: &str = "add_bias";
-        let inputs = MapInputs::new(KERNEL, &out, [None, None], Some(bias))?;
-        let out = map_output(KERNEL, out)?;
-        map_rows(stream.threads(), self.dispatch, out, inputs, Biased);
-        Ok(())
+        let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, "add_bias", out, inputs, Biased)
     }
 
     fn bias_backward(
@@ -256,10 +251,8 @@ impl Backend for Cpu {
     ) -> Result<()> {
         const KERNEL: &str = "clamp";
         check_limit(KERNEL, limit)?;
-        let inputs = MapInputs::new(KERNEL, &out, [Some(x), None], None)?;
-        let out = map_output(KERNEL, out)?;
-        map_rows(stream.threads(), self.dispatch, out, inputs, Clamp(limit));
-        Ok(())
+        let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, KERNEL, out, inputs, Clamp(limit))
     }
 
     fn clamp_backward(
@@ -271,10 +264,8 @@ impl Backend for Cpu {
     ) -> Result<()> {
         const KERNEL: &str = "clamp_backward";
         check_limit(KERNEL, limit)?;
-        let inputs = MapInputs::new(KERNEL, &dx, [Some(x), None], None)?;
-        let dx = map_output(KERNEL, dx)?;
-        map_rows(stream.threads(), self.dispatch, dx, inputs, ClampGradient(limit));
-        Ok(())
+        let inputs = MapInputs { x: Some(x), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, KERNEL, dx, inputs, ClampGradient(limit))
     }
 
     fn cross_entropy(

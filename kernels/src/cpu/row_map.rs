@@ -22,66 +22,58 @@ pub(crate) trait Operation: Copy + Send {
     fn apply<S: Simd>(self, s: S, arguments: Arguments<S::Vector>) -> S::Vector;
 }
 
-/// What a map reads.
-#[derive(Clone, Copy)]
+/// What a map reads; x and dout that are absent are what the output holds.
+#[derive(Clone, Copy, Default)]
 pub(crate) struct MapInputs<'a> {
-    /// Absent: what the output holds.
-    pub(crate) x: Option<Rows<'a>>,
-    /// Absent: what the output holds.
-    pub(crate) dout: Option<Rows<'a>>,
-    pub(crate) bias: Option<&'a [f32]>,
+    pub(crate) x: Option<Matrix<'a, Cpu, f32>>,
+    pub(crate) dout: Option<Matrix<'a, Cpu, f32>>,
+    pub(crate) bias: Option<Slice<'a, Cpu, f32>>,
 }
 
-impl<'a> MapInputs<'a> {
-    /// x and dout, where given, must have the shape of `out`, and the bias its width.
-    pub(crate) fn new(
-        kernel: &'static str,
-        out: &MatrixMut<'_, Cpu, f32>,
-        [x, dout]: [Option<Matrix<'a, Cpu, f32>>; 2],
-        bias: Option<Slice<'a, Cpu, f32>>,
-    ) -> Result<Self> {
-        let (rows, width) = (out.rows, out.columns);
-        let checked = |what, matrix: Option<Matrix<'a, Cpu, f32>>| {
-            matrix.map(|matrix| Rows::new(kernel, what, matrix, rows, width)).transpose()
-        };
-        Ok(Self {
-            x: checked("x", x)?,
-            dout: checked("dout", dout)?,
-            bias: bias.map(|bias| exactly(kernel, "bias", bias, width)).transpose()?,
-        })
-    }
+/// [`MapInputs`] that fit the output.
+#[derive(Clone, Copy)]
+struct CheckedInputs<'a> {
+    x: Option<Rows<'a>>,
+    dout: Option<Rows<'a>>,
+    bias: Option<&'a [f32]>,
 }
 
-/// What a map writes, and its number of rows.
-pub(crate) fn map_output<'a>(
-    kernel: &'static str,
-    out: MatrixMut<'a, Cpu, f32>,
-) -> Result<(RowsMut<'a>, usize)> {
-    let (rows, width) = (out.rows, out.columns);
-    Ok((RowsMut::new(kernel, "out", out, rows, width)?, rows))
-}
-
-/// `out = operation(x + bias, dout)` for each of `rows` rows.
-pub(crate) fn map_rows<O: Operation>(
+/// `out = operation(x + bias, dout)` for each element.
+///
+/// # Errors
+/// x or dout of another shape than `out`, or a bias of another width.
+pub(crate) fn map_rows<'a, O: Operation>(
     threads: &ComputeThreads,
     dispatch: Dispatch,
-    (out, rows): (RowsMut<'_>, usize),
-    inputs: MapInputs<'_>,
+    kernel: &'static str,
+    out: MatrixMut<'_, Cpu, f32>,
+    inputs: MapInputs<'a>,
     operation: O,
-) {
+) -> Result<()> {
+    let (rows, width) = (out.rows, out.columns);
+    let checked = |what, matrix: Option<Matrix<'a, Cpu, f32>>| {
+        matrix.map(|matrix| Rows::new(kernel, what, matrix, rows, width)).transpose()
+    };
+    let inputs = CheckedInputs {
+        x: checked("x", inputs.x)?,
+        dout: checked("dout", inputs.dout)?,
+        bias: inputs.bias.map(|bias| exactly(kernel, "bias", bias, width)).transpose()?,
+    };
+    let out = RowsMut::new(kernel, "out", out, rows, width)?;
     let share = threads.share(rows);
     let parts = out.parts(share).enumerate().map(|(part, out)| {
         let first_row = part * share;
         RowMap { out, rows: share.min(rows - first_row), inputs, first_row, operation }
     });
     threads.for_each(parts, |part| dispatch.run(part));
+    Ok(())
 }
 
 /// The part's rows, whose first in the inputs is `first_row`.
 struct RowMap<'a, O> {
     out: RowsMut<'a>,
     rows: usize,
-    inputs: MapInputs<'a>,
+    inputs: CheckedInputs<'a>,
     first_row: usize,
     operation: O,
 }
@@ -91,7 +83,7 @@ impl<O: Operation> Kernel for RowMap<'_, O> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        let MapInputs { x, dout, bias } = self.inputs;
+        let CheckedInputs { x, dout, bias } = self.inputs;
         for row in 0..self.rows {
             let x = x.map(|x| x.row(self.first_row + row));
             let dout = dout.map(|dout| dout.row(self.first_row + row));
