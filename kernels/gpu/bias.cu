@@ -7,6 +7,7 @@
 #include "dialect.h"
 #include "pack.h"
 #include "row_map.h"
+#include "runs.h"
 
 template <class T, Access ACCESS>
 DEVICE void add_bias(const RowMap& arguments) {
@@ -39,7 +40,7 @@ KERNEL(clamp_backward_single, MAP_THREADS, 2, RowMap) { clamp_backward<Access::S
 
 constexpr u32 SUM_THREADS = 128;
 constexpr u32 COLUMNS = 16 / sizeof(activation);
-// Rows that a thread sums: cut from a grain's first row.
+// Rows that a thread sums.
 constexpr u32 RUN_ROWS = 32;
 // Rows that a thread has in flight.
 constexpr u32 BATCH = 8;
@@ -63,14 +64,11 @@ DEVICE void sum_run(const BiasBackward& arguments) {
     if (column >= width) return;
     const u32 count = width - column;
     const u64 run = blockIdx.x / tiles;
-    const u64 grain_row = run / arguments.runs_per_grain * arguments.rows_per_grain;
-    const u64 first_row = grain_row + run % arguments.runs_per_grain * RUN_ROWS;
-    const u64 grain_end = min(grain_row + arguments.rows_per_grain, arguments.rows);
-    const u64 last_row = min(first_row + RUN_ROWS, grain_end);
+    const Run rows = run_of_rows<RUN_ROWS>(arguments, run);
     const activation* const from = arguments.dout + column;
     Pack<COLUMNS> sum = filled<COLUMNS>(0.0f);
-    u64 row = first_row;
-    for (; row + BATCH <= last_row; row += BATCH) {
+    u64 row = rows.first_row;
+    for (; row + BATCH <= rows.last_row; row += BATCH) {
         Pack<COLUMNS> packs[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
@@ -82,7 +80,7 @@ DEVICE void sum_run(const BiasBackward& arguments) {
             for (u32 j = 0; j < COLUMNS; j++) sum.at[j] += packs[i].at[j];
         }
     }
-    for (; row < last_row; row++) {
+    for (; row < rows.last_row; row++) {
         const Pack<COLUMNS> pack =
             load<COLUMNS, ACCESS>(from + row * arguments.dout_stride, count);
 #pragma unroll

@@ -8,7 +8,7 @@ mod selective_scan;
 use crate::backend::{AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output};
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
-use crate::gpu::launch::layer_norm::{LayerNormInputs, LayerNormSaved, ParameterGradients};
+use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
 use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream};
@@ -88,7 +88,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        self.launch_rms_norm_forward(stream, y, reciprocal_rms, x, weight, shape)
+        let inputs = NormInputs { x: NormInput::Residual(x), weight, bias: None };
+        self.launch_norm_forward(stream, &norm::RMS_NORM_FORWARD, y, reciprocal_rms, inputs, shape)
     }
 
     fn rms_norm_backward(
@@ -102,7 +103,11 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        self.launch_rms_norm_backward(stream, dx, dweight, dy, x, reciprocal_rms, weight, shape)
+        let gradient = NormGradient::Residual { dx, dy };
+        let parameters = ParameterGradients { dweight, dbias: None };
+        let saved = NormSaved { x: NormInput::Residual(x), statistics: reciprocal_rms, weight };
+        let norm = &norm::RMS_NORM_BACKWARD;
+        self.launch_norm_backward(stream, norm, gradient, parameters, saved, shape)
     }
 
     fn layer_norm_forward(
@@ -115,8 +120,9 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         bias: Option<Slice<'_, Self, f32>>,
         shape: NormShape,
     ) -> Result<()> {
-        let inputs = LayerNormInputs { x, weight, bias };
-        self.launch_layer_norm_forward(stream, y, statistics, inputs, shape)
+        let norm = norm::layer_norm_forward(&x);
+        let inputs = NormInputs { x, weight, bias };
+        self.launch_norm_forward(stream, &norm, y, statistics, inputs, shape)
     }
 
     fn layer_norm_backward(
@@ -131,8 +137,9 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         shape: NormShape,
     ) -> Result<()> {
         let parameters = ParameterGradients { dweight, dbias };
-        let saved = LayerNormSaved { x, statistics, weight };
-        self.launch_layer_norm_backward(stream, gradient, parameters, saved, shape)
+        let norm = norm::layer_norm_backward(&x);
+        let saved = NormSaved { x, statistics, weight };
+        self.launch_norm_backward(stream, &norm, gradient, parameters, saved, shape)
     }
 
     fn gelu_forward(

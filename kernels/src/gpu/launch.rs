@@ -1,4 +1,4 @@
-//! Launchers: one file for each kernel source. They check views against shapes, choose the kernel by widths and strides, and
+//! Launchers, by kernel source. They check views against shapes, choose the kernel by widths and strides, and
 //! enqueue it.
 
 mod attention;
@@ -8,9 +8,9 @@ mod cross_entropy;
 mod documents;
 mod embedding;
 mod gradient_sums;
-pub(in crate::gpu) mod layer_norm;
+pub(in crate::gpu) mod norm;
 mod optimizer;
-mod rms_norm;
+mod partial_sums;
 pub(in crate::gpu) mod row_map;
 mod scan;
 mod scan_backward;

@@ -37,8 +37,10 @@ pub static HEADERS: &[Header] = &[
     },
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
+    Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
     Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },
+    Header { name: "runs.h", text: include_str!("../../gpu/runs.h") },
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
     Header { name: "scan_any.cu", text: include_str!("../../gpu/scan_any.cu") },
     Header { name: "scan_backward.cu", text: include_str!("../../gpu/scan_backward.cu") },
@@ -75,6 +77,8 @@ pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 pub static LAYER_NORM: Source = source!("layer_norm.cu");
 /// AdamW, and copies of the masters.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
+/// Gradients of parameters from the partial sums of runs of rows.
+pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 /// RMSNorm and its gradients.
 pub static RMS_NORM: Source = source!("rms_norm.cu");
 /// The forward selective scan of sixteen states.
@@ -108,6 +112,7 @@ pub static ALL: &[&Source] = &[
     &GRADIENT_SUMS,
     &LAYER_NORM,
     &OPTIMIZER,
+    &PARTIAL_SUMS,
     &RMS_NORM,
     &SCAN_FORWARD,
     &SCAN_BACKWARD,

@@ -24,6 +24,7 @@ pub mod inputs;
 pub mod layer_norm;
 pub mod matmul;
 pub mod memory;
+pub mod norm_case;
 pub mod number;
 pub mod refusals;
 pub mod rms_norm;

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::layer_norm::SumPartials;
+use super::partial_sums::Runs;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
 use crate::backend::{Element, Gelu};
@@ -11,7 +11,7 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{BIAS, GELU, Source};
-use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::gpu::{Gpu, GpuStream};
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -176,20 +176,16 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if width == 0 {
             return Ok(());
         }
-        // More rows than there are make one grain all the same.
-        let runs_per_grain = grains.rows_per_grain().min(rows).div_ceil(RUN_ROWS);
-        let last_grain = grains.range(grains.grains() - 1);
-        let runs = (grains.grains() - 1) * runs_per_grain + last_grain.len().div_ceil(RUN_ROWS);
-        let partial_bytes = runs * width * size_of::<f32>();
-        let partials = stream.scratch(&self.driver, ScratchSlot::First, partial_bytes)?;
+        let runs = Runs::new(KERNEL, grains, RUN_ROWS, width)?;
+        let sums = self.partial_sums(stream, [dbias.address(), Address::NULL], runs)?;
         let arguments = BiasBackward {
-            partials,
+            partials: sums.partials[0],
             dout: dout.address(),
             dout_stride,
-            rows: rows as u64,
-            rows_per_grain: grains.rows_per_grain().min(rows) as u64,
-            runs_per_grain: size32(KERNEL, "runs of rows", runs_per_grain)?,
-            width: size32(KERNEL, "width", width)?,
+            rows: runs.rows,
+            rows_per_grain: runs.rows_per_grain,
+            runs_per_grain: runs.runs_per_grain,
+            width: runs.width,
         };
         let columns = columns::<P::Activation>();
         let access = if width.is_multiple_of(columns) {
@@ -200,20 +196,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         let name = access.choose("bias_backward_wide", "bias_backward_single");
         let tiles = width.div_ceil(SUM_THREADS as usize * columns);
-        let launch = blocks(KERNEL, runs * tiles, SUM_THREADS)?;
+        let launch = blocks(KERNEL, runs.runs * tiles, SUM_THREADS)?;
         // SAFETY: dout was checked; there is a partial sum for each run of rows.
         unsafe { self.launch(stream, &BIAS, name, launch, arguments) }?;
-        let sums = SumPartials {
-            dweight: dbias.address(),
-            dbias: Address::NULL,
-            weight_partials: partials,
-            bias_partials: Address::NULL,
-            runs: runs as u64,
-            elements: (grains.grains() * width) as u64,
-            runs_per_grain: arguments.runs_per_grain,
-            width: arguments.width,
-        };
         // SAFETY: `dbias` holds every grain's; `runs` partial sums were just formed.
-        unsafe { self.launch_sum_partials(stream, sums) }
+        unsafe { self.launch_sum_partials(stream, KERNEL, &sums) }
     }
 }

@@ -1,0 +1,16 @@
+// Runs of rows: what one team or thread sums of the gradients of parameters, before partial_sums.cu adds the runs of a grain.
+#pragma once
+
+struct Run {
+    u64 first_row;
+    u64 last_row;  // one past it
+};
+
+// Run `run` of `ROWS` rows at the most. Runs are cut from a grain's first row, so that they do not depend on other grains.
+template <u32 ROWS, class Arguments>
+DEVICE Run run_of_rows(const Arguments& arguments, u64 run) {
+    const u64 grain_row = run / arguments.runs_per_grain * arguments.rows_per_grain;
+    const u64 first_row = grain_row + run % arguments.runs_per_grain * ROWS;
+    const u64 grain_end = min(grain_row + arguments.rows_per_grain, arguments.rows);
+    return {first_row, min(first_row + ROWS, grain_end)};
+}

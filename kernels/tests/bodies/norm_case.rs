@@ -1,0 +1,277 @@
+//! Norms, of either kind: their cases, and what holds for the rows of all of them.
+
+use std::ops::Range;
+
+use tidemill_kernels::Backend;
+use tidemill_kernels::backend::{NormGradient, NormInput};
+use tidemill_kernels::shape::{GrainRows, NormShape};
+
+use super::agreement::{Transcript, assert_same_bits};
+use super::arm::{Arm, Sizes};
+use super::device::{Device, Layout, MARGINS, Placed};
+use super::inputs::Inputs;
+use super::number::Number;
+
+/// Which norm, of what, and whether it has a bias.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub norm: Norm,
+    pub input: Input,
+    pub biased: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norm {
+    /// Of the residual stream, without a bias.
+    Rms,
+    Layer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    Residual,
+    Activation,
+}
+
+impl Kind {
+    /// Statistics of a row.
+    fn statistics(self) -> usize {
+        match self.norm {
+            Norm::Rms => 1,
+            Norm::Layer => 2,
+        }
+    }
+}
+
+/// The inputs of a norm, forward and backward.
+pub struct Case {
+    pub x: Vec<f32>,
+    pub weight: Vec<f32>,
+    pub bias: Option<Vec<f32>>,
+    pub dy: Vec<f32>,
+    /// What `dx` of the residual stream holds before the backward norm adds to it.
+    pub residual: Vec<f32>,
+}
+
+impl Case {
+    /// The deviations of x are about `magnitude`; around a mean as large, where the norm takes that away.
+    pub fn new<T: Number>(
+        inputs: &mut Inputs,
+        kind: Kind,
+        [rows, width]: [usize; 2],
+        magnitude: f32,
+    ) -> Self {
+        let (low, high) = match kind.norm {
+            Norm::Rms => (-magnitude, magnitude),
+            Norm::Layer => (-magnitude, 2.0 * magnitude),
+        };
+        Self {
+            x: match kind.input {
+                Input::Residual => inputs.uniform(rows * width, low, high),
+                Input::Activation => inputs.uniform_of::<T>(rows * width, low, high),
+            },
+            weight: inputs.uniform(width, 0.5, 1.5),
+            bias: kind.biased.then(|| inputs.uniform(width, -1.0, 1.0)),
+            dy: inputs.uniform_of::<T>(rows * width, -1.0, 1.0),
+            residual: inputs.uniform(rows * width, -1.0, 1.0),
+        }
+    }
+
+    /// The case of some rows alone.
+    fn rows(&self, rows: Range<usize>) -> Self {
+        let width = self.weight.len();
+        let elements = rows.start * width..rows.end * width;
+        Self {
+            x: self.x[elements.clone()].to_vec(),
+            weight: self.weight.clone(),
+            bias: self.bias.clone(),
+            dy: self.dy[elements.clone()].to_vec(),
+            residual: self.residual[elements].to_vec(),
+        }
+    }
+}
+
+/// The results of a norm, forward and backward.
+pub struct Results {
+    pub y: Vec<f32>,
+    /// One value of each row after the other.
+    pub statistics: Vec<f32>,
+    pub dx: Vec<f32>,
+    pub dweight: Vec<f32>,
+    pub dbias: Option<Vec<f32>>,
+}
+
+impl Results {
+    /// The statistics of `range` of all rows.
+    fn statistics_of(&self, range: Range<usize>, rows: usize) -> Vec<f32> {
+        self.statistics.chunks(rows).flat_map(|values| values[range.clone()].to_vec()).collect()
+    }
+}
+
+/// A matrix of either kind.
+enum Either<B: Backend<Activation: Number>> {
+    Fp32(Placed<B, f32>),
+    Activation(Placed<B, B::Activation>),
+}
+
+impl<B: Backend<Activation: Number>> Either<B> {
+    fn new(device: &mut Device<'_, B>, input: Input, layout: Layout, values: &[f32]) -> Self {
+        match input {
+            Input::Residual => Self::Fp32(Placed::new(device, layout, values)),
+            Input::Activation => Self::Activation(Placed::new(device, layout, values)),
+        }
+    }
+
+    fn input(&self) -> NormInput<'_, B> {
+        match self {
+            Self::Fp32(x) => NormInput::Residual(x.matrix()),
+            Self::Activation(x) => NormInput::Activation(x.matrix()),
+        }
+    }
+
+    fn gradient<'a>(&'a mut self, dy: &'a Placed<B, B::Activation>) -> NormGradient<'a, B> {
+        match self {
+            Self::Fp32(dx) => NormGradient::Residual { dx: dx.matrix_mut(), dy: dy.matrix() },
+            Self::Activation(dx) => NormGradient::InPlace(dx.matrix_mut()),
+        }
+    }
+
+    fn read(&self, device: &mut Device<'_, B>) -> Vec<f32> {
+        match self {
+            Self::Fp32(x) => x.read(device),
+            Self::Activation(x) => x.read(device),
+        }
+    }
+}
+
+pub fn run<B: Backend<Activation: Number>>(
+    device: &mut Device<'_, B>,
+    label: &str,
+    kind: Kind,
+    case: &Case,
+    shape: NormShape,
+) -> Results {
+    let (rows, width) = (shape.grains().rows(), shape.width());
+    let strided = Layout::inside_wider(rows, width);
+    let packed = Layout::packed(rows, width);
+    let of_grains = Layout::packed(shape.grains().grains(), width);
+    let x = Either::new(device, kind.input, strided, &case.x);
+    let weight = Placed::<B>::new(device, Layout::range(width), &case.weight);
+    let bias = case.bias.as_ref().map(|bias| Placed::<B>::new(device, Layout::range(width), bias));
+    let dy = Placed::new(device, packed, &case.dy);
+    let mut y = Placed::poisoned(device, packed);
+    let mut statistics = Placed::<B>::poisoned(device, Layout::range(kind.statistics() * rows));
+    let held = if kind.input == Input::Residual { &case.residual } else { &case.dy };
+    let mut dx = Either::new(device, kind.input, strided, held);
+    let mut dweight = Placed::<B>::poisoned(device, of_grains);
+    let mut dbias = kind.biased.then(|| Placed::<B>::poisoned(device, of_grains));
+    let (backend, stream) = (device.backend, &mut device.stream);
+    let forward = match (kind.norm, x.input()) {
+        (Norm::Rms, NormInput::Residual(x)) => backend.rms_norm_forward(
+            stream,
+            y.matrix_mut(),
+            statistics.slice_mut(),
+            x,
+            weight.slice(),
+            shape,
+        ),
+        (_, x) => backend.layer_norm_forward(
+            stream,
+            y.matrix_mut(),
+            statistics.slice_mut(),
+            x,
+            weight.slice(),
+            bias.as_ref().map(Placed::slice),
+            shape,
+        ),
+    };
+    forward.expect(label);
+    let backward = match (kind.norm, dx.gradient(&dy), x.input()) {
+        (Norm::Rms, NormGradient::Residual { dx, dy }, NormInput::Residual(x)) => backend
+            .rms_norm_backward(
+                stream,
+                dx,
+                dweight.slice_mut(),
+                dy,
+                x,
+                statistics.slice(),
+                weight.slice(),
+                shape,
+            ),
+        (_, gradient, x) => backend.layer_norm_backward(
+            stream,
+            gradient,
+            dweight.slice_mut(),
+            dbias.as_mut().map(Placed::slice_mut),
+            x,
+            statistics.slice(),
+            weight.slice(),
+            shape,
+        ),
+    };
+    backward.expect(label);
+    Results {
+        y: y.read(device),
+        statistics: statistics.read(device),
+        dx: dx.read(device),
+        dweight: dweight.read(device),
+        dbias: dbias.map(|dbias| dbias.read(device)),
+    }
+}
+
+/// Rows, and rows of a grain; where time is short, `many` is the largest.
+pub fn row_counts(sizes: Sizes, width: usize, many: (usize, usize)) -> Vec<(usize, usize)> {
+    if width > 768 {
+        return vec![(1, 1), (3, 2)];
+    }
+    let full = [1, 2, 7, 33].iter().flat_map(|&rows| [1, 2, 4].map(|of_grain| (rows, of_grain)));
+    sizes.choose(full.chain([(150, 140)]).collect(), vec![(1, 1), (7, 2), many])
+}
+
+/// A row's bits do not depend on the rows beside it or on what a row lies in, nor a grain's gradients on the other grains.
+pub fn rows_are_independent<B: Backend<Activation: Number>>(
+    arm: &Arm<B>,
+    kinds: [Kind; 3],
+) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for ((seed, width), kind) in [(1, 3), (2, 40), (3, 768)].into_iter().zip(kinds) {
+        let rows = 11;
+        let grains = GrainRows::new(rows, 4).unwrap();
+        let shape = NormShape::new(grains, width, 1e-5).unwrap();
+        let label = format!("{kind:?} {shape:?} seed {seed}");
+        let case = Case::new::<B::Activation>(&mut Inputs::new(seed), kind, [rows, width], 1.0);
+        device.margin = MARGINS[1];
+        let unaligned = run(&mut device, &label, kind, &case, shape);
+        device.margin = MARGINS[0];
+        let whole = run(&mut device, &label, kind, &case, shape);
+        assert_same_bits(&label, &unaligned.y, &whole.y);
+        assert_same_bits(&label, &unaligned.dx, &whole.dx);
+        assert_same_bits(&label, &unaligned.dweight, &whole.dweight);
+        transcript.record(&label, &whole.y);
+        transcript.record(&label, &whole.dweight);
+        let mut assert_alone = |label: &str, range: Range<usize>| {
+            let of_range = GrainRows::new(range.len(), grains.rows_per_grain()).unwrap();
+            let shape = NormShape::new(of_range, shape.width(), shape.eps()).unwrap();
+            let part = run(&mut device, label, kind, &case.rows(range.clone()), shape);
+            let elements = range.start * width..range.end * width;
+            assert_same_bits(label, &part.y, &whole.y[elements.clone()]);
+            assert_same_bits(label, &part.dx, &whole.dx[elements]);
+            assert_same_bits(label, &part.statistics, &whole.statistics_of(range, rows));
+            part
+        };
+        for grain in 0..grains.grains() {
+            let label = format!("{label} grain {grain}");
+            let part = assert_alone(&label, grains.range(grain));
+            let of_grain = grain * width..(grain + 1) * width;
+            assert_same_bits(&label, &part.dweight, &whole.dweight[of_grain.clone()]);
+            if let (Some(part), Some(whole)) = (&part.dbias, &whole.dbias) {
+                assert_same_bits(&label, part, &whole[of_grain]);
+            }
+        }
+        for row in 0..rows {
+            assert_alone(&format!("{label} row {row}"), row..row + 1);
+        }
+    }
+    transcript
+}
