@@ -67,6 +67,11 @@ impl<B: Backend> LoadedModel<B> {
         self.eos_token
     }
 
+    /// How many positions the model has learned, where it has learned some: prompt and answer are no longer.
+    pub fn learned_positions(&self) -> Option<usize> {
+        self.model.positions().map(|learned| learned.count)
+    }
+
     /// How many sequences of up to `positions` tokens are best worked on at once: as many as take half of what memory of the
     /// device is free, and few enough that none wait long for the others.
     ///
@@ -75,15 +80,17 @@ impl<B: Backend> LoadedModel<B> {
     pub fn sequences_at_once(&self, positions: usize) -> Result<usize> {
         let free = self.backend.free_memory_bytes().map_err(ModelError::from)?;
         let bytes = free.map_or(HOST_BYTES, |free| free / 2);
+        let positions = positions.min(self.learned_positions().unwrap_or(positions));
         let bodies = self.model.bodies().iter();
         let each = bodies.map(|body| Incremental::<B>::state_bytes(body, positions)).sum::<usize>();
         Ok((bytes / each.max(1)).clamp(1, MOST_SEQUENCES))
     }
 
-    /// Continues `prompt`; `on_token` sees each new token as it is chosen. Returns the new tokens.
+    /// Continues `prompt`; `on_token` sees each new token as it is chosen. Returns the new tokens, which end where the learned
+    /// positions do.
     ///
     /// # Errors
-    /// An empty prompt, a token outside the vocabulary, or a setting that chooses nothing.
+    /// A prompt that [`check_prompt`](Self::check_prompt) refuses, or a setting that chooses nothing.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -118,34 +125,17 @@ impl<B: Backend> LoadedModel<B> {
     /// Says what is wrong with a prompt.
     ///
     /// # Errors
-    /// An empty prompt, or a token outside the vocabulary.
+    /// An empty prompt, one longer than the learned positions, or a token outside the vocabulary.
     pub fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
-        if prompt.is_empty() {
-            return Err(ModelError::config("prompt", "at least 1 token", "none").into());
-        }
-        self.check_tokens(prompt)
+        Ok(self.model.check_prompt(prompt)?)
     }
 
     /// Says what is wrong with a text that is to be scored.
     ///
     /// # Errors
-    /// Fewer than two tokens, or a token outside the vocabulary.
+    /// Fewer than two tokens, more than there are learned positions for, or a token outside the vocabulary.
     pub fn check_text(&self, tokens: &[u32]) -> Result<()> {
-        if tokens.len() < 2 {
-            return Err(ModelError::config("tokens", "at least 2", tokens.len()).into());
-        }
-        self.check_tokens(tokens)
-    }
-
-    fn check_tokens(&self, tokens: &[u32]) -> Result<()> {
-        let vocab_size = self.model.vocab_size();
-        match tokens.iter().position(|token| *token as usize >= vocab_size) {
-            None => Ok(()),
-            Some(index) => {
-                let what = format!("position {index}");
-                Err(ModelError::Token { what, token: tokens[index], vocab_size }.into())
-            }
-        }
+        Ok(self.model.check_text(tokens)?)
     }
 
     /// Opens a scorer of up to `sequences` texts at once, of up to `positions` tokens each.

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::error::{ModelError, Result};
 use crate::gpt_neo::GptNeoConfig;
+use crate::hugging_face::keys::Keys;
 use crate::hugging_face::{CONFIG_FILE, read_json};
 use crate::hybrid::HybridConfig;
 use crate::language_model::LanguageModel;
@@ -95,17 +96,20 @@ impl ModelConfig {
     /// A value of a wrong type or size, an unknown kind of model, or a feature that this crate cannot run: each named
     /// with the file.
     pub fn parse(path: &Path, value: &Value) -> Result<Self> {
+        let keys = Keys::of(path, value)?;
         match value.get("model_type").and_then(Value::as_str) {
             Some("mpt") => MptConfig::parse(path, value).map(Self::Mpt),
             Some("gpt_neo") => GptNeoConfig::parse(path, value).map(Self::GptNeo),
             Some("tidemill_hybrid") => HybridConfig::parse(path, value).map(Self::Hybrid),
             Some("mamba") => MambaConfig::parse(path, value).map(Self::Mamba),
-            Some(other) => {
-                let expected = "\"mamba\", \"mpt\", \"gpt_neo\" or \"tidemill_hybrid\"";
-                let what = format!("model_type: expected {expected}, found \"{other}\"");
-                Err(ModelError::format(path, what))
+            // The original form of Mamba names none.
+            None if !keys.has("model_type") && keys.has("n_layer") => {
+                MambaConfig::parse(path, value).map(Self::Mamba)
             }
-            None => MambaConfig::parse(path, value).map(Self::Mamba),
+            _ => {
+                let expected = "\"mamba\", \"mpt\", \"gpt_neo\" or \"tidemill_hybrid\"";
+                Err(keys.wrong("model_type", expected))
+            }
         }
     }
 
@@ -260,17 +264,30 @@ pub(crate) fn check_norm_eps(eps: f64) -> Result<()> {
     Ok(())
 }
 
+/// What a file calls heads and the width that they share.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadKeys {
+    pub heads: &'static str,
+    pub width: &'static str,
+}
+
 /// The width of a head of `n_heads` that share `d_model`.
 pub(crate) fn head_width(d_model: usize, n_heads: usize) -> Result<usize> {
+    head_width_of(HeadKeys { heads: "n_heads", width: "d_model" }, d_model, n_heads)
+}
+
+/// [`head_width`], with complaints that use the names of a file.
+pub(crate) fn head_width_of(keys: HeadKeys, d_model: usize, n_heads: usize) -> Result<usize> {
     const MOST: usize = tidemill_kernels::shape::MOST_HEAD_WIDTH;
+    let HeadKeys { heads, width } = keys;
     if n_heads == 0 || !d_model.is_multiple_of(n_heads) {
-        let expected = format!("a divisor of d_model, which is {d_model}");
-        return Err(ModelError::config("n_heads", expected, n_heads));
+        let expected = format!("a divisor of {width}, which is {d_model}");
+        return Err(ModelError::config(heads, expected, n_heads));
     }
-    let width = d_model / n_heads;
-    if width > MOST {
-        let expected = format!("heads of at most {MOST} columns, of a d_model of {d_model}");
-        return Err(ModelError::config("n_heads", expected, n_heads));
+    let columns = d_model / n_heads;
+    if columns > MOST {
+        let expected = format!("heads of at most {MOST} columns, of a {width} of {d_model}");
+        return Err(ModelError::config(heads, expected, n_heads));
     }
-    Ok(width)
+    Ok(columns)
 }

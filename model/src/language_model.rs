@@ -15,6 +15,7 @@ mod assemble;
 mod batch;
 mod positions;
 mod saved;
+mod tokens;
 
 pub use assemble::{NewPositions, Stem, VOCABULARY_ROW_MULTIPLE};
 pub use positions::Positions;

@@ -7,7 +7,7 @@ use tidemill_kernels::backend::{LogitGradient, Output};
 use tidemill_kernels::shape::CrossEntropyShape;
 use tidemill_kernels::{Backend, IGNORED_TARGET, Slice, SliceMut};
 
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 use crate::generation::{Incremental, Sequences, table_rows};
 use crate::language_model::LanguageModel;
 use crate::layer_block::LayerBlock;
@@ -54,7 +54,8 @@ impl<'m, B: Backend, Body: Incremental<B>> Scorer<'m, B, Body> {
     /// `log p(tokens[i + 1] | tokens[..= i])` in nats, for every i: one number fewer than tokens.
     ///
     /// # Errors
-    /// Fewer than two tokens or more than there is room for, a token outside the vocabulary, or a device that fails.
+    /// Fewer than two tokens, more than there is room for or the model has positions for, a token outside the vocabulary, or a
+    /// device that fails.
     pub fn log_probabilities(
         &mut self,
         device: &mut Device<'_, B>,
@@ -73,16 +74,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Scorer<'m, B, Body> {
         device: &mut Device<'_, B>,
         texts: &[&[u32]],
     ) -> Result<Vec<Vec<f32>>> {
-        let vocab_size = self.sequences.model().vocab_size();
-        for text in texts {
-            if text.len() < 2 {
-                return Err(ModelError::config("tokens", "at least 2", text.len()));
-            }
-            if let Some(index) = text.iter().position(|token| *token as usize >= vocab_size) {
-                let what = format!("position {index}");
-                return Err(ModelError::Token { what, token: text[index], vocab_size });
-            }
-        }
+        texts.iter().try_for_each(|text| self.sequences.model().check_text(text))?;
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&place| std::cmp::Reverse(texts[place].len()));
         let mut scores = vec![Vec::new(); texts.len()];

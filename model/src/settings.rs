@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
-use crate::family::{Family, ModelConfig};
+use crate::family::{Family, ModelConfig, check_sizes};
 use crate::gpt_neo::GptNeoConfig;
 use crate::hybrid::{HybridConfig, LayerPattern};
 use crate::language_model::Recompute;
@@ -141,6 +141,9 @@ impl ModelSettings {
         };
         let expected = format!("no such size for a {} model", start.kind().name());
         self.refuse_keys(keys::of(start.kind()), &expected)?;
+        if let Some(expansion) = self.expansion {
+            check_sizes(&[("expansion", expansion, 1..=64)]).map_err(in_table)?;
+        }
         let data_vocab_size = data_vocab_size.map(|size| size as usize);
         let vocab_size = self.vocab_size.or(data_vocab_size).unwrap_or(start.vocab_size());
         let config = self.over(start, vocab_size);
@@ -419,6 +422,7 @@ mod tests {
                 r#""alibi": true"#,
                 "model.alibi: expected no such size for a gpt_neo model, found true",
             ),
+            ("gpt-neo-125m", r#""expansion": 0"#, "model.expansion: expected 1 to 64, found 0"),
             (
                 "mpt-10m",
                 r#""n_heads": 3"#,

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use tidemill_kernels::Backend;
+use tidemill_model::ModelError;
 use tidemill_model::generation::{GenerationSettings, Prompt, SamplingSettings};
 
 use self::answers::{Answers, Stream};
 use super::Format;
 use super::device::DeviceArguments;
+use super::output::note_line;
 use super::progress::CountProgress;
-use super::requests::{Encoder, Request, Requests, TextKey};
+use super::requests::{Encoder, Request, Requests, TextKey, note_nothing_asked};
 use super::tokenizer::TextTokenizer;
 use crate::cli::exit::ExitCode;
 use crate::device::{Devices, WithBackend};
@@ -30,16 +32,16 @@ pub(crate) struct GenerateArguments {
     #[command(flatten)]
     asked: Asked,
     /// How many prompts of --input to continue at a time; by default as many as memory is good for, up to 32.
-    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "tokens"])]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with_all = ["prompt", "tokens"])]
     batch: Option<NonZeroUsize>,
-    /// How many tokens to add at most.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    /// How many tokens to add at most; fewer where a model's learned positions end before.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 128)]
     max_new_tokens: usize,
     /// 0 takes the likeliest token; higher is more varied.
     #[arg(long, value_name = "T", allow_negative_numbers = true, default_value_t = 1.0)]
     temperature: f64,
     /// Sample from the K likeliest tokens only; 0 for all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, default_value_t = 0)]
     top_k: usize,
     /// Sample from the likeliest tokens that together have probability P.
     #[arg(long, value_name = "P", allow_negative_numbers = true, default_value_t = 1.0)]
@@ -51,7 +53,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "R", allow_negative_numbers = true, default_value_t = 1.0)]
     repetition_penalty: f64,
     /// Seeds the sampling.
-    #[arg(long, value_name = "S", default_value_t = 0)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
     /// Go on past the end-of-sequence token.
     #[arg(long)]
@@ -79,7 +81,7 @@ struct Asked {
 }
 
 impl GenerateArguments {
-    fn settings(&self, eos_token: Option<u32>) -> anyhow::Result<GenerationSettings> {
+    fn sampling(&self) -> anyhow::Result<SamplingSettings> {
         let sampling = SamplingSettings {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -88,32 +90,48 @@ impl GenerateArguments {
             repetition_penalty: self.repetition_penalty,
             seed: self.seed,
         };
-        sampling.check()?;
-        let stop_token = if self.ignore_eos { None } else { eos_token };
-        Ok(GenerationSettings { max_new_tokens: self.max_new_tokens, stop_token, sampling })
+        sampling.check().map_err(as_flag)?;
+        Ok(sampling)
+    }
+}
+
+/// Names a setting by its flag.
+fn as_flag(error: ModelError) -> ModelError {
+    match error {
+        ModelError::Config { key, expected, found } => {
+            ModelError::Config { key: format!("--{}", key.replace('_', "-")), expected, found }
+        }
+        other => other,
     }
 }
 
 pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let smaller = arguments.asked.input.as_ref().map(|_| "lower --batch");
-    arguments.device.open_one(threads, smaller, Generate(arguments))
+    let sampling = arguments.sampling()?;
+    arguments.device.open_one(threads, smaller, Generate { arguments, sampling })
 }
 
 /// Prompts that wait for a device.
-struct Generate<'a>(&'a GenerateArguments);
+struct Generate<'a> {
+    arguments: &'a GenerateArguments,
+    sampling: SamplingSettings,
+}
 
 impl WithBackend for Generate<'_> {
     type Output = anyhow::Result<ExitCode>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let model = LoadedModel::open(&self.0.model, Arc::clone(devices.first()))?;
+        let Self { arguments, sampling } = self;
+        let model = LoadedModel::open(&arguments.model, Arc::clone(devices.first()))?;
         let tokenizer = TextTokenizer::beside(model.folder())?;
-        let settings = self.0.settings(model.eos_token())?;
-        let answers = Answers::new(tokenizer.as_ref(), self.0.format);
-        match &self.0.asked.input {
-            Some(_) => write_many(self.0, model, tokenizer.as_ref(), &settings, &answers)?,
-            None => write_one(self.0, model, tokenizer.as_ref(), &settings, &answers)?,
+        let stop_token = if arguments.ignore_eos { None } else { model.eos_token() };
+        let max_new_tokens = arguments.max_new_tokens;
+        let settings = GenerationSettings { max_new_tokens, stop_token, sampling };
+        let answers = Answers::new(tokenizer.as_ref(), arguments.format);
+        match &arguments.asked.input {
+            Some(_) => write_many(arguments, model, tokenizer.as_ref(), &settings, &answers)?,
+            None => write_one(arguments, model, tokenizer.as_ref(), &settings, &answers)?,
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -134,8 +152,30 @@ fn write_one<B: Backend>(
         _ => bail!("--prompt, --tokens or --input is required"),
     };
     let mut stream = Stream::new(answers);
-    model.generate(&prompt, settings, |token| stream.push(token))?;
-    stream.finish()
+    let written = model.generate(&prompt, settings, |token| stream.push(token))?;
+    stream.finish()?;
+    note_cut_answers(&model, settings, usize::from(is_cut(&written, settings)), 1);
+    Ok(())
+}
+
+/// Whether an answer has ended where the model's learned positions do.
+fn is_cut(written: &[u32], settings: &GenerationSettings) -> bool {
+    let stopped = settings.stop_token.is_some() && written.last().copied() == settings.stop_token;
+    written.len() < settings.max_new_tokens && !stopped
+}
+
+fn note_cut_answers<B: Backend>(
+    model: &LoadedModel<B>,
+    settings: &GenerationSettings,
+    cut: usize,
+    answers: usize,
+) {
+    if let (Some(positions), 1..) = (model.learned_positions(), cut) {
+        let asked = settings.max_new_tokens;
+        note_line!(
+            "note: the model has {positions} positions, so {cut} of {answers} answers ended before {asked} new tokens"
+        );
+    }
 }
 
 /// Each answer is printed when its batch is done, in the order of the prompts.
@@ -156,11 +196,15 @@ fn write_many<B: Backend>(
             Ok(request)
         })
         .collect::<anyhow::Result<Vec<Request>>>()?;
+    if requests.is_empty() {
+        note_nothing_asked(path);
+    }
     let longest = requests.iter().map(|request| request.tokens.len()).max().unwrap_or(0);
     let at_once = match arguments.batch {
         Some(batch) => batch.get(),
         None => model.sequences_at_once(longest.saturating_add(settings.max_new_tokens))?,
     };
+    let mut cut = 0;
     let mut progress = CountProgress::new(requests.len() as u64, "prompts", "tokens");
     for (batch, requests) in requests.chunks(at_once).enumerate() {
         let prompts: Vec<Prompt<'_>> = (batch * at_once..)
@@ -168,11 +212,13 @@ fn write_many<B: Backend>(
             .map(|(index, request)| Prompt { tokens: &request.tokens, index: index as u64 })
             .collect();
         let written = model.generate_batch(&prompts, settings, |_, _| progress.item())?;
+        cut += written.iter().filter(|tokens| is_cut(tokens, settings)).count();
         for (request, tokens) in requests.iter().zip(&written) {
             progress.suspend(|| answers.print(request, tokens))?;
         }
         progress.advance(requests.len() as u64);
     }
     progress.finish();
+    note_cut_answers(&model, settings, cut, requests.len());
     Ok(())
 }

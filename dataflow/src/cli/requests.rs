@@ -5,10 +5,11 @@ use std::io::{BufRead, BufReader, Lines};
 use std::iter::Enumerate;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::output::note_line;
 use super::tokenizer::TextTokenizer;
 
 /// What text is called in a file of requests.
@@ -66,6 +67,11 @@ impl Encoder<'_> {
     }
 }
 
+/// Says that a file asks for nothing, which is no error.
+pub(crate) fn note_nothing_asked(path: &Path) {
+    note_line!("note: {} has no line that asks for anything", path.display());
+}
+
 impl<'a> Requests<'a> {
     /// Opens `path`.
     ///
@@ -82,9 +88,14 @@ impl<'a> Requests<'a> {
             TextKey::Prompt => "prompt",
             TextKey::Text => "text",
         };
-        let line: Line = serde_json::from_str(line).with_context(|| {
-            format!("{place}: expected {{\"tokens\": [...]}} or {{\"{word}\": \"...\"}}")
-        })?;
+        let expected =
+            format!("{place}: expected {{\"tokens\": [...]}} or {{\"{word}\": \"...\"}}");
+        // A list would be taken for the values of the keys.
+        if !line.trim_start().starts_with('{') {
+            bail!("{expected}, found no JSON object");
+        }
+        let line: Line = serde_json::from_str(line)
+            .map_err(|error| anyhow!("{expected}: {}", at_column(&error)))?;
         let (text, other) = match self.key {
             TextKey::Prompt => (line.prompt, line.text),
             TextKey::Text => (line.text, line.prompt),
@@ -98,6 +109,15 @@ impl<'a> Requests<'a> {
             _ => bail!("{place}: expected one of tokens and {word}"),
         };
         Ok(Request { place, id: line.id, tokens })
+    }
+}
+
+/// What is wrong with a line, which is the first of the JSON and another of the file.
+fn at_column(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rsplit_once(" at line ") {
+        Some((what, _)) => format!("{what} at column {}", error.column()),
+        None => text,
     }
 }
 

@@ -11,7 +11,7 @@ use tidemill_kernels::Backend;
 use super::device::DeviceArguments;
 use super::output::result_line;
 use super::progress::CountProgress;
-use super::requests::{Encoder, Request, Requests, TextKey};
+use super::requests::{Encoder, Request, Requests, TextKey, note_nothing_asked};
 use super::tokenizer::TextTokenizer;
 use crate::cli::exit::ExitCode;
 use crate::device::{Devices, WithBackend};
@@ -30,7 +30,7 @@ pub(crate) struct ScoreArguments {
     #[arg(long, value_name = "FILE.jsonl")]
     input: PathBuf,
     /// How many lines to score at a time; by default as many as memory is good for, up to 32.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     batch: Option<NonZeroUsize>,
     #[command(flatten)]
     device: DeviceArguments,
@@ -60,7 +60,10 @@ fn score_on<B: Backend>(
     let folder = model.folder().to_owned();
     let tokenizer = TextTokenizer::beside(&folder)?;
     let encoder = Encoder { tokenizer: tokenizer.as_ref(), folder: &folder };
-    let mut requests = Requests::open(&arguments.input, TextKey::Text, encoder)?;
+    let mut requests = Requests::open(&arguments.input, TextKey::Text, encoder)?.peekable();
+    if requests.peek().is_none() {
+        note_nothing_asked(&arguments.input);
+    }
     let lines = arguments.batch.map_or(LINES_AT_ONCE, NonZeroUsize::get);
     let mut progress = CountProgress::new(0, "lines", "tokens");
     loop {

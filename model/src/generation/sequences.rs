@@ -151,6 +151,11 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         Ok(())
     }
 
+    /// Whether there is no room for another token of `sequence`.
+    pub(crate) fn is_full(&self, sequence: usize) -> bool {
+        self.lengths[sequence] as usize >= self.room.positions
+    }
+
     /// Forgets all sequences but some: `kept[i]`, ascending, becomes sequence i.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ use tidemill_kernels::Backend;
 
 use crate::error::{ModelError, Result};
 use crate::generation::{GenerationSettings, Incremental, Sampler, Sequences};
+use crate::language_model::LanguageModel;
 use crate::trainable::Device;
 
 /// Logits that are worth a thread of their own to choose from: a thread's start takes as long as some thousands.
@@ -21,11 +22,11 @@ pub struct Prompt<'a> {
     pub index: u64,
 }
 
-/// Continues `prompt`; returns the new tokens alone. `sequences` forgets what it held; `on_token` sees each new token as it
-/// is chosen.
+/// Continues `prompt`; returns the new tokens alone, which end where the model's learned positions do. `sequences` forgets
+/// what it held; `on_token` sees each new token as it is chosen.
 ///
 /// # Errors
-/// An empty prompt or one that there is no room for, a token outside the vocabulary, a setting that chooses nothing, logits
+/// An empty prompt or one that there is no room or are no positions for, a token outside the vocabulary, a setting that chooses nothing, logits
 /// that are not finite, or a device that fails.
 pub fn generate<B: Backend, Body: Incremental<B>>(
     device: &mut Device<'_, B>,
@@ -44,7 +45,7 @@ pub fn generate<B: Backend, Body: Incremental<B>>(
 /// `on_token` sees each new token with the place of its prompt in `prompts`.
 ///
 /// Sequences that have ended are computed on with the others, and what they say is ignored, until half of them have: then the
-/// rest move together. Moving costs a copy of everything remembered and a new recording, which is so paid but a few times.
+/// rest move together, or earlier where one has no room left. Moving costs a copy of everything remembered and a new recording, which is so paid but a few times.
 ///
 /// # Errors
 /// As [`generate`]; more prompts than there is room for.
@@ -59,7 +60,7 @@ pub fn generate_batch<B: Backend, Body: Incremental<B>>(
     let mut writers = prompts
         .iter()
         .enumerate()
-        .map(|(place, prompt)| Writer::new(place, prompt, settings, vocab_size))
+        .map(|(place, prompt)| Writer::new(place, prompt, settings, sequences.model()))
         .collect::<Result<Vec<_>>>()?;
     writers.sort_by_key(|writer| std::cmp::Reverse(prompts[writer.place].tokens.len()));
     let mut written = vec![Vec::new(); prompts.len()];
@@ -70,7 +71,9 @@ pub fn generate_batch<B: Backend, Body: Incremental<B>>(
     let tokens: Vec<_> = writers.iter().map(|writer| prompts[writer.place].tokens).collect();
     sequences.check(&tokens)?;
     // The last new token is nobody's past.
-    let longest = tokens[0].len() + settings.max_new_tokens.saturating_sub(1);
+    let lengths = writers.iter().zip(&tokens);
+    let lengths = lengths.map(|(writer, tokens)| tokens.len() + writer.most.saturating_sub(1));
+    let longest = lengths.max().unwrap_or(0);
     if longest > sequences.room().positions {
         let expected = format!("at most {}", sequences.room().positions);
         return Err(ModelError::config("tokens of prompt and answer", expected, longest));
@@ -85,14 +88,15 @@ pub fn generate_batch<B: Backend, Body: Incremental<B>>(
             let tokens = &mut written[writer.place];
             tokens.push(writer.token);
             on_token(writer.place, writer.token);
-            writer.done = tokens.len() == settings.max_new_tokens
-                || settings.stop_token == Some(writer.token);
+            writer.done = tokens.len() == writer.most || settings.stop_token == Some(writer.token);
         }
         let unfinished = writers.iter().filter(|writer| !writer.done).count();
         if unfinished == 0 {
             return Ok(written);
         }
-        if unfinished * 2 <= writers.len() {
+        // One that has ended at the model's last position cannot be computed on.
+        let is_full = |(place, writer): (usize, &Writer)| writer.done && sequences.is_full(place);
+        if unfinished * 2 <= writers.len() || writers.iter().enumerate().any(is_full) {
             let places = writers.iter().enumerate().filter(|(_, writer)| !writer.done);
             let kept: Vec<usize> = places.map(|(place, _)| place).collect();
             sequences.keep(device, &kept)?;
@@ -109,24 +113,26 @@ struct Writer {
     /// Its place in the prompts.
     place: usize,
     sampler: Sampler,
+    /// New tokens at most.
+    most: usize,
     /// The newest token.
     token: u32,
     done: bool,
 }
 
 impl Writer {
-    fn new(
+    fn new<Body>(
         place: usize,
         prompt: &Prompt<'_>,
         settings: &GenerationSettings,
-        vocab_size: usize,
+        model: &LanguageModel<Body>,
     ) -> Result<Self> {
-        if prompt.tokens.is_empty() {
-            return Err(ModelError::config("prompt", "at least 1 token", "none"));
-        }
-        let mut sampler = Sampler::new(settings.sampling.clone(), prompt.index, vocab_size)?;
+        model.check_prompt(prompt.tokens)?;
+        let mut sampler =
+            Sampler::new(settings.sampling.clone(), prompt.index, model.vocab_size())?;
         sampler.saw(prompt.tokens);
-        Ok(Self { place, sampler, token: 0, done: false })
+        let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
+        Ok(Self { place, sampler, most, token: 0, done: false })
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<()> {

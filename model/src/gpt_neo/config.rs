@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::error::{ModelError, Result};
-use crate::family::{SpecialTokens, check_norm_eps, check_sizes, head_width, period};
+use crate::family::{
+    HeadKeys, SpecialTokens, check_norm_eps, check_sizes, head_width, head_width_of, period,
+};
 use crate::hugging_face::keys::Keys;
 
 /// A GPT-Neo language model.
@@ -111,10 +113,13 @@ impl GptNeoConfig {
         let n_layers = keys.size("num_layers", Some(24), 1..=1 << 12)?;
         let types = keys.value("attention_types");
         let reaches = types.map_or_else(|| Some(Self::new(1, 1, 1, 1).reaches), reaches);
-        let reaches = reaches.filter(|reaches| types.is_none() || reaches.len() == n_layers);
-        let expected = "lists of \"global\" and \"local\" with how often each repeats, together as \
-                        many as num_layers";
+        let expected = "lists of \"global\" and \"local\" with how often each repeats";
         let reaches = reaches.ok_or_else(|| keys.wrong("attention_types", expected))?;
+        if types.is_some() && reaches.len() != n_layers {
+            let expected = format!("as many layers as num_layers, which is {n_layers}");
+            let error = ModelError::config("attention_types", expected, reaches.len());
+            return Err(keys.refused(error));
+        }
         let ids = |key| if keys.has(key) { keys.token(key) } else { Ok(Some(50_256)) };
         let config = Self {
             vocab_size: keys.size("vocab_size", Some(50_257), 1..=1 << 24)?,
@@ -133,13 +138,25 @@ impl GptNeoConfig {
                 pad: keys.token("pad_token_id")?,
             },
         };
-        config.check().map_err(|error| keys.refused(error))?;
+        let names = HeadKeys { heads: "num_heads", width: "hidden_size" };
+        head_width_of(names, d_model, config.n_heads)
+            .and_then(|_| config.check())
+            .map_err(|error| keys.refused(error))?;
+        // Where a file has both, transformers believes this one.
+        if keys.value("attention_layers").is_some_and(|layers| *layers != config.layer_names()) {
+            return Err(keys.wrong("attention_layers", "the layers of attention_types"));
+        }
         Ok(config)
+    }
+
+    /// How far each block sees, as files write it.
+    fn layer_names(&self) -> Value {
+        (0..self.n_layers).map(|layer| self.reach(layer).name()).collect()
     }
 
     /// The `config.json` of this model, with every key that transformers reads.
     pub fn to_json(&self) -> Value {
-        let layers: Vec<_> = (0..self.n_layers).map(|layer| self.reach(layer).name()).collect();
+        let layers = self.layer_names();
         json!({
             "activation_function": "gelu_new",
             "architectures": ["GPTNeoForCausalLM"],
@@ -229,11 +246,21 @@ mod tests {
     fn what_cannot_run_is_named() {
         for (config, expected) in [
             (json!({"activation_function": "relu"}), "activation_function: expected \"gelu_new\""),
-            (json!({"attention_types": [[["global"], 2]]}), "attention_types: expected lists"),
+            (
+                json!({"attention_types": [[["global"], 2]]}),
+                "attention_types: expected as many layers as num_layers, which is 24, found 2",
+            ),
+            (
+                json!({"num_layers": 2, "attention_layers": ["local", "global"]}),
+                "attention_layers: expected the layers of attention_types, found a list",
+            ),
             (json!({"attention_types": [[["near"], 24]]}), "attention_types: expected lists"),
             (json!({"attention_types": 3}), "attention_types: expected lists"),
             (json!({"window_size": 0}), "window_size: expected a whole number"),
-            (json!({"num_heads": 7}), "n_heads: expected a divisor of d_model"),
+            (
+                json!({"num_heads": 7}),
+                "num_heads: expected a divisor of hidden_size, which is 2048, found 7",
+            ),
         ] {
             let error = parse(&config).expect_err("refused").to_string();
             assert!(error.starts_with(&format!("m/config.json: {expected}")), "{error}");

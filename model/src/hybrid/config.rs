@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::family::{SpecialTokens, check_sizes, head_width};
+use crate::family::{HeadKeys, SpecialTokens, check_sizes, head_width, head_width_of};
 use crate::hugging_face::keys::Keys;
 use crate::mamba::MambaConfig;
 
@@ -133,7 +133,10 @@ impl HybridConfig {
             n_heads: keys.size("num_attention_heads", None, 1..=1 << 18)?,
             expansion: keys.size("expansion_ratio", None, 1..=64)?,
         };
-        config.check().map_err(|error| keys.refused(error))?;
+        let names = HeadKeys { heads: "num_attention_heads", width: "hidden_size" };
+        head_width_of(names, config.mamba.d_model, config.n_heads)
+            .and_then(|_| config.check())
+            .map_err(|error| keys.refused(error))?;
         Ok(config)
     }
 
@@ -182,6 +185,12 @@ mod tests {
         wrong["layer_pattern"] = json!("mxa");
         let error = HybridConfig::parse(path, &wrong).expect_err("refused").to_string();
         assert_eq!(error, "m/config.json: layer_pattern: expected letters m and a, found \"mxa\"");
+        let mut wrong = config.to_json();
+        wrong["num_attention_heads"] = json!(5);
+        let error = HybridConfig::parse(path, &wrong).expect_err("refused").to_string();
+        let expected =
+            "num_attention_heads: expected a divisor of hidden_size, which is 12, found 5";
+        assert_eq!(error, format!("m/config.json: {expected}"));
     }
 
     #[test]

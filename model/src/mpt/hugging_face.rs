@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::family::SpecialTokens;
 use crate::hugging_face::keys::Keys;
 use crate::mpt::config::{INVERSE_ROOT_OF_WIDTH, LogitScale, MptConfig, MptPositions};
@@ -32,6 +32,10 @@ impl MptConfig {
         let logit_scale = match keys.value("logit_scale") {
             Some(Value::String(name)) if name == INVERSE_ROOT_OF_WIDTH => {
                 Some(LogitScale::InverseRootOfWidth)
+            }
+            Some(Value::String(_)) => {
+                let expected = format!("a number above 0 or \"{INVERSE_ROOT_OF_WIDTH}\"");
+                return Err(keys.wrong("logit_scale", &expected));
             }
             _ => keys.positive_or_none("logit_scale")?.map(LogitScale::Number),
         };
@@ -57,6 +61,10 @@ impl MptConfig {
                 pad: keys.token("pad_token_id")?,
             },
         };
+        refuse_present(&keys, &["block_overrides", "final_logit_softcapping"])?;
+        if let Some(mlp) = keys.object("ffn_config")? {
+            check_mlp(&mlp)?;
+        }
         match keys.object("attn_config")? {
             Some(attention) => config.read_attention(&attention)?,
             None => config.positions = MptPositions::Alibi { most: 8.0 },
@@ -75,6 +83,12 @@ impl MptConfig {
             if keys.flag(switch, false)? {
                 return Err(keys.wrong(switch, "false"));
             }
+        }
+        refuse_present(keys, &["attn_logit_softcapping", "kv_dim"])?;
+        match keys.value("flex_attn_mod_list") {
+            Some(Value::Array(list)) if list.is_empty() => {}
+            None => {}
+            Some(_) => return Err(keys.wrong("flex_attn_mod_list", "an empty list")),
         }
         if keys.number("sliding_window_size", -1.0)? != -1.0 {
             return Err(keys.wrong("sliding_window_size", "-1 (no window)"));
@@ -147,6 +161,32 @@ impl MptConfig {
     }
 }
 
+/// Refuses keys that change what a model computes, whatever they say.
+fn refuse_present(keys: &Keys<'_>, absent: &[&str]) -> Result<()> {
+    match absent.iter().find(|key| keys.value(key).is_some()) {
+        Some(key) => Err(keys.wrong(key, "nothing or null")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses MLPs of other kinds in `ffn_config`.
+fn check_mlp(keys: &Keys<'_>) -> Result<()> {
+    if keys.text("ffn_type", "mptmlp")? != "mptmlp" {
+        return Err(keys.wrong("ffn_type", "\"mptmlp\""));
+    }
+    if let Some(activation) = keys.object("ffn_act_fn")? {
+        for (key, expected) in [("name", "gelu"), ("approximate", "none")] {
+            let found = activation.text(key, expected)?;
+            if found != expected {
+                let key = format!("ffn_act_fn.{key}");
+                let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
+                return Err(keys.refused(ModelError::config(key, expected, found)));
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A number as transformers' config wants it: whole where it is.
 fn whole(number: f64) -> Value {
     if number.fract() == 0.0 && number < 1e9 { json!(number as u64) } else { json!(number) }
@@ -205,7 +245,33 @@ mod tests {
             (json!({"attn_config": {"prefix_lm": true}}), "prefix_lm: expected false"),
             (json!({"attn_config": {"sliding_window_size": 128}}), "sliding_window_size: expected"),
             (json!({"n_heads": 5}), "n_heads: expected a divisor of d_model, which is 2048"),
-            (json!({"logit_scale": "half"}), "logit_scale: expected a number"),
+            (
+                json!({"logit_scale": "half"}),
+                "logit_scale: expected a number above 0 or \"inv_sqrt_d_model\", found \"half\"",
+            ),
+            (json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping: expected nothing"),
+            (
+                json!({"block_overrides": {"order": []}}),
+                "block_overrides: expected nothing or null",
+            ),
+            (json!({"ffn_config": {"ffn_type": "mptglu"}}), "ffn_type: expected \"mptmlp\""),
+            (
+                json!({"ffn_config": {"ffn_type": "mptmlp", "ffn_act_fn": {"name": "silu"}}}),
+                "ffn_act_fn.name: expected \"gelu\", found \"silu\"",
+            ),
+            (
+                json!({"ffn_config": {"ffn_act_fn": {"name": "gelu", "approximate": "tanh"}}}),
+                "ffn_act_fn.approximate: expected \"none\", found \"tanh\"",
+            ),
+            (json!({"attn_config": {"rope": true}}), "rope: expected false"),
+            (
+                json!({"attn_config": {"attn_logit_softcapping": 50.0}}),
+                "attn_logit_softcapping: expected nothing or null",
+            ),
+            (
+                json!({"attn_config": {"flex_attn_mod_list": [{"mod_name": "local"}]}}),
+                "flex_attn_mod_list: expected an empty list",
+            ),
             (json!({"d_model": "wide"}), "d_model: expected a whole number"),
         ] {
             let error = parse(&config).expect_err("refused").to_string();

@@ -21,8 +21,9 @@ fn positions<B>(arm: &Arm<B>) -> usize {
     arm.sizes.choose(2, 1) * PIECE_POSITIONS + 7
 }
 
-/// Small models of odd sizes; their initial weights, made larger so that the state matters.
-fn models<B: Backend>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
+/// Small models of odd sizes, with `count` positions where they learn some; their initial weights, made larger so that the
+/// state matters.
+fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(Mamba, Vec<f32>)> {
     let odd = MambaConfig { d_state: 5, d_conv: 3, dt_rank: 2, ..MambaConfig::new(61, 13, 2) };
     let untied = MambaConfig { tie_embeddings: false, ..MambaConfig::new(40, 24, 1) };
     // One tap has no past to remember, and there is no bias.
@@ -42,8 +43,8 @@ fn models<B: Backend>(arm: &Arm<B>) -> Vec<(Mamba, Vec<f32>)> {
     let mut attention: Vec<_> = attention_models().into_iter().map(|(_, config)| config).collect();
     for config in &mut attention {
         match config {
-            ModelConfig::Mpt(config) => config.max_seq_len = ROOM,
-            ModelConfig::GptNeo(config) => config.max_seq_len = ROOM,
+            ModelConfig::Mpt(config) => config.max_seq_len = count,
+            ModelConfig::GptNeo(config) => config.max_seq_len = count,
             _ => {}
         }
     }
@@ -62,7 +63,16 @@ fn for_each_model<B: Backend>(
     arm: &Arm<B>,
     body: impl Fn(&mut Device<'_, B>, &Mamba, &Parameters<B>),
 ) {
-    for (model, arena) in models(arm) {
+    for_each_model_of(arm, ROOM, body);
+}
+
+/// Runs `body` for every model, those with learned positions having `count` of them.
+fn for_each_model_of<B: Backend>(
+    arm: &Arm<B>,
+    count: usize,
+    body: impl Fn(&mut Device<'_, B>, &Mamba, &Parameters<B>),
+) {
+    for (model, arena) in models(arm, count) {
         arm.with_parameters(&model, &arena, |device, parameters| body(device, &model, parameters));
     }
 }
@@ -274,6 +284,49 @@ pub fn writing_stops_and_repeats<B: Backend>(arm: &Arm<B>) {
         assert_eq!(write(&settings(5, Some(stop))), written[..=end]);
         let none = GenerationSettings { max_new_tokens: 0, ..settings(5, None) };
         assert!(write(&none).is_empty());
+    });
+}
+
+/// A sequence ends where learned positions do, and others of its batch go on; without such positions none ends.
+pub fn answers_end_with_the_positions<B: Backend>(arm: &Arm<B>) {
+    const COUNT: usize = 12;
+    for_each_model_of(arm, COUNT, |device, model, parameters| {
+        let prompt = |length| text(length, model.vocab_size());
+        let prompts = [5, COUNT, 1, COUNT - 2, 3].map(prompt);
+        let settings = GenerationSettings {
+            max_new_tokens: 9,
+            stop_token: None,
+            sampling: SamplingSettings { seed: 3, ..Default::default() },
+        };
+        let mut sequences = Sequences::new(device, model, parameters, 5, 3 * COUNT).expect("fits");
+        let mut write = |places: &[usize]| {
+            let prompt = |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
+            let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
+            generate_batch(device, &mut sequences, &asked, &settings, |_, _| ()).expect("writes")
+        };
+        let together = write(&[0, 1, 2, 3, 4]);
+        let lengths: Vec<usize> = together.iter().map(Vec::len).collect();
+        let learned = model.positions().is_some();
+        assert_eq!(lengths, if learned { [8, 1, 9, 3, 9] } else { [9; 5] });
+        let alone: Vec<Vec<u32>> = (0..5).map(|place| write(&[place]).remove(0)).collect();
+        assert_eq!(together, alone);
+
+        let long = text(COUNT + 2, model.vocab_size());
+        let mut scorer = Scorer::new(device, model, parameters, 1, 3 * COUNT).expect("fits");
+        scorer.log_probabilities(device, &long[..COUNT + 1]).expect("the last has no position");
+        let score = scorer.log_probabilities(device, &long).map(|_| ());
+        let mut generate =
+            |prompt| generate(device, &mut sequences, prompt, &settings, |_| ()).map(|_| ());
+        let answer = generate(&long[..COUNT + 1]);
+        for (result, expected) in [
+            (score, "tokens: expected at most 13 tokens, as the model has 12 positions, found 14"),
+            (answer, "prompt: expected at most 12 tokens, as the model has 12 positions, found 13"),
+        ] {
+            match result {
+                Ok(()) => assert!(!learned, "{expected}"),
+                Err(error) => assert!(learned && error.to_string() == expected, "{error}"),
+            }
+        }
     });
 }
 

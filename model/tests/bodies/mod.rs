@@ -45,6 +45,7 @@ macro_rules! every_body {
             answers_depend_on_nothing_else: bodies::generation::answers_depend_on_nothing_else;
             how_tokens_are_cut_changes_no_bit: bodies::generation::cuts_change_no_bit;
             writing_stops_and_repeats: bodies::generation::writing_stops_and_repeats;
+            answers_end_with_the_positions: bodies::generation::answers_end_with_the_positions;
             wrong_text_is_an_error: bodies::generation::wrong_text_is_an_error;
             log_probabilities_are_those_of_transformers: bodies::transformers::log_probabilities;
             greedy_tokens_are_those_of_transformers: bodies::transformers::greedy_tokens;
