@@ -112,7 +112,7 @@ impl SequenceShape {
     }
 }
 
-/// RMSNorm over rows of `width` elements (Zhang and Sennrich, 2019).
+/// A norm over rows of `width` elements: RMSNorm (Zhang and Sennrich, 2019) or layer norm (Ba et al., 2016).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormShape {
     grains: GrainRows,
@@ -121,16 +121,28 @@ pub struct NormShape {
 }
 
 impl NormShape {
-    /// A norm over `grains.rows()` rows of `width` elements.
+    /// An RMSNorm over `grains.rows()` rows of `width` elements.
     ///
     /// # Errors
     /// A width of zero, more elements than can be counted, or an `eps` that is negative or not finite.
-    pub fn new(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
-        at_least_one("rms_norm", "width", width)?;
+    pub fn rms(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
+        Self::new("rms_norm", grains, width, eps)
+    }
+
+    /// A layer norm over `grains.rows()` rows of `width` elements.
+    ///
+    /// # Errors
+    /// As of [`rms`](Self::rms).
+    pub fn layer(grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
+        Self::new("layer_norm", grains, width, eps)
+    }
+
+    fn new(kernel: &'static str, grains: GrainRows, width: usize, eps: f32) -> Result<Self> {
+        at_least_one(kernel, "width", width)?;
         if !(eps.is_finite() && eps >= 0.0) {
-            return Err(KernelError::shape("rms_norm", "eps", "a finite number >= 0", eps));
+            return Err(KernelError::shape(kernel, "eps", "a finite number >= 0", eps));
         }
-        countable("rms_norm", "elements", &[grains.rows(), width])?;
+        countable(kernel, "elements", &[grains.rows(), width])?;
         Ok(Self { grains, width, eps })
     }
 
@@ -144,7 +156,7 @@ impl NormShape {
         self.width
     }
 
-    /// Added to the mean square before the root.
+    /// Added to the mean square, or to the variance, before the root.
     pub fn eps(self) -> f32 {
         self.eps
     }

@@ -18,9 +18,11 @@ fn sizes_of_zero_and_unsupported_sizes_are_refused() {
     assert_refused(SequenceShape::new(0, 1));
     assert_refused(SequenceShape::new(1, 0));
     let grains = GrainRows::new(5, 2).unwrap();
-    assert_refused(NormShape::new(grains, 0, 1e-5));
-    for eps in [-1e-5, f32::NAN, f32::INFINITY] {
-        assert_refused(NormShape::new(grains, 4, eps));
+    for norm in [NormShape::rms, NormShape::layer] {
+        assert_refused(norm(grains, 0, 1e-5));
+        for eps in [-1e-5, f32::NAN, f32::INFINITY] {
+            assert_refused(norm(grains, 4, eps));
+        }
     }
     assert_refused(ConvShape::new(sequences, 0, 4, 4));
     assert_refused(ConvShape::new(sequences, 1, 0, 4));
@@ -40,7 +42,7 @@ fn sizes_of_zero_and_unsupported_sizes_are_refused() {
 fn sizes_that_cannot_be_counted_are_refused() {
     let many = usize::MAX / 2;
     assert_refused(SequenceShape::new(many, 3));
-    assert_refused(NormShape::new(GrainRows::new(many, 2).unwrap(), 3, 1e-5));
+    assert_refused(NormShape::rms(GrainRows::new(many, 2).unwrap(), 3, 1e-5));
     let sequences = SequenceShape::new(1 << 20, 1 << 20).unwrap();
     assert_refused(ConvShape::new(sequences, 1, 1 << 20, 4));
     assert_refused(ConvShape::new(sequences, 1, many, 4));
@@ -85,4 +87,9 @@ fn errors_say_what_was_expected_and_what_was_found() {
     let error = CrossEntropyShape::new(3, 50_280, 50_277).unwrap_err();
     let text = "cross_entropy: row stride: expected at least 50280, found 50277";
     assert_eq!(error.to_string(), text);
+    let grains = GrainRows::new(5, 2).unwrap();
+    let text = "layer_norm: width: expected at least 1, found 0";
+    assert_eq!(NormShape::layer(grains, 0, 1e-5).unwrap_err().to_string(), text);
+    let text = "rms_norm: eps: expected a finite number >= 0, found -1";
+    assert_eq!(NormShape::rms(grains, 4, -1.0).unwrap_err().to_string(), text);
 }

@@ -121,7 +121,11 @@ impl Norm {
     }
 
     fn shape(&self, grains: GrainRows) -> Result<NormShape> {
-        Ok(NormShape::new(grains, self.width, self.eps)?)
+        let shape = match self.kind {
+            NormKind::RootMeanSquare => NormShape::rms,
+            NormKind::Layer => NormShape::layer,
+        };
+        Ok(shape(grains, self.width, self.eps)?)
     }
 
     /// Writes `normed[rows, d]`.

@@ -219,7 +219,8 @@ impl Backend for Cpu {
         out: MatrixMut<'_, Self, f32>,
         bias: Slice<'_, Self, f32>,
     ) -> Result<()> {
-        self.add_bias_f32(stream, out, bias)
+        let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
+        map_rows(stream.threads(), self.dispatch, "add_bias", out, inputs, Biased)
     }
 
     fn add_bias_f32(
@@ -229,7 +230,7 @@ impl Backend for Cpu {
         bias: Slice<'_, Self, f32>,
     ) -> Result<()> {
         let inputs = MapInputs { bias: Some(bias), ..MapInputs::default() };
-        map_rows(stream.threads(), self.dispatch, "add_bias", out, inputs, Biased)
+        map_rows(stream.threads(), self.dispatch, "add_bias_f32", out, inputs, Biased)
     }
 
     fn bias_backward(

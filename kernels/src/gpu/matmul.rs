@@ -117,6 +117,11 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 return Err(KernelError::shape(KERNEL, what, grains.rows(), found));
             }
         }
+        let (expected, found) = ([grad_out.columns, input.columns], [lane.rows, lane.columns]);
+        if found != expected {
+            let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
+            return Err(KernelError::shape(KERNEL, "lane", expected, found));
+        }
         for grain in 0..grains.grains() {
             let rows = grains.range(grain);
             let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();

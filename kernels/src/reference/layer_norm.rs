@@ -93,7 +93,7 @@ mod tests {
     fn backward_agrees_with_central_differences() {
         for (rows, rows_per_grain, width) in [(1, 1, 1), (5, 2, 7), (3, 3, 3)] {
             let grains = GrainRows::new(rows, rows_per_grain).unwrap();
-            let shape = NormShape::new(grains, width, 1e-3).unwrap();
+            let shape = NormShape::layer(grains, width, 1e-3).unwrap();
             let (x, weight, bias) = (wave(1.0, rows * width), wave(2.0, width), wave(4.0, width));
             let dy = wave(3.0, rows * width);
             let gradients = backward(&dy, &x, &weight, shape);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_row_becomes_its_deviations() {
-        let shape = NormShape::new(GrainRows::new(1, 1).unwrap(), 2, 0.0).unwrap();
+        let shape = NormShape::layer(GrainRows::new(1, 1).unwrap(), 2, 0.0).unwrap();
         let outputs = forward(&[5.0, -1.0], &[1.0, 2.0], Some(&[0.5, 0.25]), shape);
         assert_eq!(outputs.y, [1.5, -1.75]);
         assert_eq!((outputs.means, outputs.reciprocal_deviations), (vec![2.0], vec![1.0 / 3.0]));

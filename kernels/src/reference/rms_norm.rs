@@ -71,7 +71,7 @@ mod tests {
     fn backward_agrees_with_central_differences() {
         for (rows, rows_per_grain, width) in [(1, 1, 1), (5, 2, 7), (3, 3, 3)] {
             let grains = GrainRows::new(rows, rows_per_grain).unwrap();
-            let shape = NormShape::new(grains, width, 1e-3).unwrap();
+            let shape = NormShape::rms(grains, width, 1e-3).unwrap();
             let (x, weight) = (wave(1.0, rows * width), wave(2.0, width));
             let dy = wave(3.0, rows * width);
             let gradients = backward(&dy, &x, &weight, shape);
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_row_of_equal_elements_becomes_its_signs() {
-        let shape = NormShape::new(GrainRows::new(1, 1).unwrap(), 2, 0.0).unwrap();
+        let shape = NormShape::rms(GrainRows::new(1, 1).unwrap(), 2, 0.0).unwrap();
         let outputs = forward(&[3.0, -3.0], &[1.0, 2.0], shape);
         assert_eq!(outputs.y, [1.0, -2.0]);
     }

@@ -7,7 +7,9 @@ use super::arm::Arm;
 use super::attention_case::attention_shape;
 use super::device::assert_shape_error;
 use super::number::Number;
-use super::refusals::{Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one};
+use super::refusal_case::{
+    Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one,
+};
 
 /// Rows and columns of q, k and v, then the elements of slopes and starts.
 type InputSizes = [usize; 8];

@@ -11,7 +11,9 @@ use super::device::{Device, MARGINS, assert_shape_error};
 use super::inputs::{Inputs, wide};
 use super::norm_case::{self, Case, Input, Kind, Norm, Results, row_counts, run};
 use super::number::Number;
-use super::refusals::{Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one};
+use super::refusal_case::{
+    Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one,
+};
 
 const KINDS: [Kind; 3] = [
     Kind { norm: Norm::Layer, input: Input::Residual, biased: true },
@@ -32,7 +34,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
                 seed += 1;
                 device.margin = MARGINS[seed as usize % 2];
                 let grains = GrainRows::new(rows, rows_per_grain).unwrap();
-                let shape = NormShape::new(grains, width, 1e-5).unwrap();
+                let shape = NormShape::layer(grains, width, 1e-5).unwrap();
                 let label = format!("{kind:?} {shape:?} magnitude {magnitude} seed {seed}");
                 let inputs = &mut Inputs::new(seed);
                 let case = Case::new::<B::Activation>(inputs, kind, [rows, width], magnitude);
@@ -132,7 +134,7 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Tra
 /// Shapes that do not fit a norm of 5 rows of 4 in grains of 2, and gradients of another kind than their input.
 pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
-    let shape = NormShape::new(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();
+    let shape = NormShape::layer(GrainRows::new(5, 2).unwrap(), 4, 1e-5).unwrap();
     for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 10, 4, 4]) {
         let [rows, width, x_rows, x_width, statistics, weight, bias] = sizes;
         for input in [Input::Residual, Input::Activation] {

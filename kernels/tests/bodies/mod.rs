@@ -26,12 +26,14 @@ pub mod matmul;
 pub mod memory;
 pub mod norm_case;
 pub mod number;
+pub mod refusal_case;
 pub mod refusals;
 pub mod rms_norm;
 pub mod row_maps;
 pub mod scan_case;
 pub mod selective_scan;
 pub mod selective_scan_step;
+pub mod sequence_refusals;
 pub mod views;
 pub mod weight_gradient;
 
@@ -94,10 +96,10 @@ macro_rules! every_body {
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;
                 layer_norm_refuses_shapes: bodies::layer_norm::refuses_shapes;
                 row_maps_refuse_shapes: bodies::row_maps::refuse_shapes;
-                causal_conv1d_refuses_shapes: bodies::refusals::causal_conv1d;
-                causal_conv1d_step_refuses_shapes: bodies::refusals::causal_conv1d_step;
-                selective_scan_refuses_shapes: bodies::refusals::selective_scan;
-                selective_scan_step_refuses_shapes: bodies::refusals::selective_scan_step;
+                causal_conv1d_refuses_shapes: bodies::sequence_refusals::causal_conv1d;
+                causal_conv1d_step_refuses_shapes: bodies::sequence_refusals::causal_conv1d_step;
+                selective_scan_refuses_shapes: bodies::sequence_refusals::selective_scan;
+                selective_scan_step_refuses_shapes: bodies::sequence_refusals::selective_scan_step;
                 cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
                 updates_refuse_shapes: bodies::refusals::updates;
             }

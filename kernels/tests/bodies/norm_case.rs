@@ -27,6 +27,16 @@ pub enum Norm {
     Layer,
 }
 
+impl Norm {
+    fn shape(self, grains: GrainRows, width: usize) -> NormShape {
+        let shape = match self {
+            Self::Rms => NormShape::rms,
+            Self::Layer => NormShape::layer,
+        };
+        shape(grains, width, 1e-5).unwrap()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
     Residual,
@@ -238,7 +248,7 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
     for ((seed, width), kind) in [(1, 3), (2, 40), (3, 768)].into_iter().zip(kinds) {
         let rows = 11;
         let grains = GrainRows::new(rows, 4).unwrap();
-        let shape = NormShape::new(grains, width, 1e-5).unwrap();
+        let shape = kind.norm.shape(grains, width);
         let label = format!("{kind:?} {shape:?} seed {seed}");
         let case = Case::new::<B::Activation>(&mut Inputs::new(seed), kind, [rows, width], 1.0);
         device.margin = MARGINS[1];
@@ -252,7 +262,7 @@ pub fn rows_are_independent<B: Backend<Activation: Number>>(
         transcript.record(&label, &whole.dweight);
         let mut assert_alone = |label: &str, range: Range<usize>| {
             let of_range = GrainRows::new(range.len(), grains.rows_per_grain()).unwrap();
-            let shape = NormShape::new(of_range, shape.width(), shape.eps()).unwrap();
+            let shape = kind.norm.shape(of_range, width);
             let part = run(&mut device, label, kind, &case.rows(range.clone()), shape);
             let elements = range.start * width..range.end * width;
             assert_same_bits(label, &part.y, &whole.y[elements.clone()]);

@@ -24,7 +24,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
                 seed += 1;
                 device.margin = MARGINS[seed as usize % 2];
                 let grains = GrainRows::new(rows, rows_per_grain).unwrap();
-                let shape = NormShape::new(grains, width, 1e-5).unwrap();
+                let shape = NormShape::rms(grains, width, 1e-5).unwrap();
                 let label = format!("rms_norm {shape:?} magnitude {magnitude} seed {seed}");
                 let inputs = &mut Inputs::new(seed);
                 let case = Case::new::<B::Activation>(inputs, KIND, [rows, width], magnitude);

@@ -12,7 +12,9 @@ use super::arm::Arm;
 use super::device::{Device, Layout, MARGINS, Placed, assert_shape_error};
 use super::inputs::{Inputs, wide};
 use super::number::Number;
-use super::refusals::{Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one};
+use super::refusal_case::{
+    Bench, assert_answer, matrix, matrix_mut, slice, slice_mut, wrong_by_one,
+};
 
 /// Rows and columns: of one element, odd, and beyond a block's columns.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [5, 16], [9, 129], [2, 2056], [6, 1088]];

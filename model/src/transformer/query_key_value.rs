@@ -124,7 +124,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
                 NormInput::Activation(input.columns(index * width, width)?),
                 pass.parameters.vector(&norm.weight)?,
                 bias.transpose()?,
-                NormShape::new(pass.grains, width, norm.eps)?,
+                NormShape::layer(pass.grains, width, norm.eps)?,
             )?;
         }
         Ok(())
@@ -183,7 +183,7 @@ impl<B: Backend> QueryKeyValueScratch<B> {
                     NormInput::Activation(input.columns(index * width, width)?),
                     Slice::new(statistics, index * 2 * rows, 2 * rows)?,
                     pass.parameters.vector(&norm.weight)?,
-                    NormShape::new(pass.grains, width, norm.eps)?,
+                    NormShape::layer(pass.grains, width, norm.eps)?,
                 )?;
                 let places = [(Some(&norm.weight), &*weight_gradients)];
                 for (place, gradients) in

@@ -26,7 +26,7 @@ fn vocab_size<B: Backend>(bench: &Bench<'_, B>) -> usize {
 pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
     let (rows, d) = (size.rows(), size.width());
     let grains = GrainRows::new(rows, size.positions)?;
-    let shape = NormShape::new(grains, d, 1e-5)?;
+    let shape = NormShape::rms(grains, d, 1e-5)?;
     let (x, weight) = (bench.floats(rows * d, [-1.0, 1.0])?, bench.floats(d, [0.5, 1.5])?);
     let dy = bench.activations(rows * d)?;
     let mut y = bench.room::<B::Activation>(rows * d)?;
@@ -57,7 +57,7 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
 pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
     let (rows, d) = (size.rows(), size.width());
     let grains = GrainRows::new(rows, size.positions)?;
-    let shape = NormShape::new(grains, d, 1e-5)?;
+    let shape = NormShape::layer(grains, d, 1e-5)?;
     let residual = bench.floats(rows * d, [-1.0, 1.0])?;
     let (weight, bias) = (bench.floats(d, [0.5, 1.5])?, bench.floats(d, [-0.5, 0.5])?);
     let grad_out = bench.activations(rows * d)?;
