@@ -141,8 +141,10 @@ impl Report {
         let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let threads = bench.threads.unwrap_or(cores);
         let presets = [Some(&bench.preset), bench.against.as_ref()].into_iter().flatten();
-        let models =
-            presets.clone().map(|preset| build(preset)).collect::<anyhow::Result<Vec<_>>>()?;
+        let models = presets
+            .clone()
+            .map(|preset| build(bench, preset))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let mut report = Self {
             device: String::new(),
             prompt_tokens: bench.prompt_tokens.get(),
@@ -161,12 +163,20 @@ impl Report {
     }
 }
 
-fn build(preset: &str) -> anyhow::Result<Model> {
+fn build(bench: &GenerateBench, preset: &str) -> anyhow::Result<Model> {
     let settings = ModelSettings { preset: Some(preset.to_owned()), ..Default::default() };
     let ResolvedModel::New(config) = settings.resolve(None)? else {
         return Err(JobError::value("--preset", "a preset", preset).into());
     };
-    Ok(Model::new(&config)?)
+    let model = Model::new(&config)?;
+    let (prompt, new) = (bench.prompt_tokens.get(), bench.new_tokens.get());
+    let most = model.most_new_tokens(prompt, new);
+    if most < new {
+        let expected =
+            format!("at most {most} after {prompt} tokens of prompt, by {preset}'s positions");
+        return Err(JobError::value("--new-tokens", expected, new).into());
+    }
+    Ok(model)
 }
 
 /// Draws seconds and decoded tokens a second by batch.
