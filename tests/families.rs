@@ -7,7 +7,7 @@ use crate::support::workbench::{causes, config};
 use crate::support::{Job, Workbench, assert_same};
 
 /// The `[model]` tables: heads that are no power of two, windows shorter than samples, every switch once.
-const MODELS: [(&str, &str); 4] = [
+pub const MODELS: [(&str, &str); 4] = [
     (
         "mpt",
         "kind = \"mpt\"\nd_model = 18\nn_layers = 2\nn_heads = 3\nexpansion = 3\nmax_seq_len = 64\nalibi = true\n\
@@ -30,7 +30,7 @@ const MODELS: [(&str, &str); 4] = [
 ];
 
 /// The config of the workbench with another `[model]` table.
-fn with_model(table: &str) -> String {
+pub fn with_model(table: &str) -> String {
     let config = config();
     let start = config.find("[model]").expect("a table");
     let end = config.find("[data]").expect("a table");

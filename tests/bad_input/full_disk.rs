@@ -1,0 +1,84 @@
+//! Disks that are full, and readers that are gone.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::training;
+use crate::support::outcome::files;
+use crate::support::{Running, Workbench};
+
+/// A file that may not grow beyond a limit is a disk that is full: the checkpoint is not there, older ones are, and
+/// with room the run goes on as if nothing had been.
+#[test]
+fn a_full_disk() {
+    let bench = Workbench::new();
+    training(&bench, &["--set", "run.dir=reference"]).expect(0);
+    let reference = bench.outcome("reference");
+    let bytes = |name: &str| reference.latest()[name].len();
+    // In blocks of 512 bytes: room for the model but not for the optimizer's state.
+    let blocks = (bytes("model.safetensors") + bytes("optimizer.safetensors")) / 2 / 512;
+    for (index, world) in [["-n", "1"], ["-n", "2"]].into_iter().enumerate() {
+        let dir = format!("full-{index}");
+        let run_dir = format!("run.dir={dir}");
+        let begun = ["--set", &run_dir, "--set", "run.steps=3", "--set", "schedule.steps=5"];
+        training(&bench, &begun).expect(0);
+        let before = files(&bench.path(&dir).join("checkpoints"));
+        assert_eq!(before.len(), 2 * 5, "{:?}", before.keys());
+        let line = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+        let limited = [
+            &["train", "run.toml", "-w", "1", "--set", &run_dir, "--set", "checkpoint.keep=2"],
+            &world[..],
+        ]
+        .concat();
+        let full = Running::start_in_shell(bench.folder(), &line, &limited).finish().expect(1);
+        let said: Vec<&str> =
+            full.stderr.lines().filter(|line| line.starts_with("tidemill: ")).collect();
+        assert!(said.len() == 1 && said[0].contains("optimizer.safetensors"), "{full:?}");
+        assert!(files(&bench.path(&dir).join("checkpoints")) == before, "older checkpoints");
+        assert_eq!(
+            folders(&bench.path(&dir).join("checkpoints")),
+            ["step-00000002", "step-00000003"]
+        );
+        training(&bench, &["--set", &run_dir]).expect(0);
+        let resumed = bench.outcome(&dir);
+        assert_eq!(resumed.steps, reference.steps);
+        assert_eq!(resumed.latest(), reference.latest());
+    }
+}
+
+fn folders(path: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Standard output on a full disk is an error like any other; a pipe that nobody reads any more is none.
+#[test]
+fn standard_output_that_takes_nothing() {
+    let bench = Workbench::new();
+    training(&bench, &[]).expect(0);
+    bench.write("input.jsonl", "{\"tokens\": [1, 2, 3]}\n");
+    let commands: BTreeMap<&str, &[&str]> = BTreeMap::from([
+        ("inspect", &["inspect", "data"][..]),
+        ("inspect json", &["inspect", "run", "--format", "json"]),
+        ("config", &["train", "run.toml", "--print-config"]),
+        ("train", &["train", "run.toml", "-w", "1"]),
+        ("generate", &["generate", "--model", "run", "--tokens", "1", "--max-new-tokens", "3"]),
+        ("generate json", &["generate", "--model", "run", "--tokens", "1", "--format", "json"]),
+        ("score", &["score", "--model", "run", "--input", "input.jsonl"]),
+        ("bench data", &["bench", "data", "data", "--seconds", "0.01"]),
+    ]);
+    for (what, arguments) in commands {
+        let to = |line: &str| Running::start_in_shell(bench.folder(), line, arguments).finish();
+        let full = to("exec \"$@\" > /dev/full").expect(1);
+        let said = full.stderr.lines().filter(|line| line.starts_with("tidemill: ")).count();
+        assert!(said == 1 && full.stderr.contains("No space left"), "{what}: {full:?}");
+        to("exec \"$@\" 2> /dev/full").expect(0);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let closed =
+            Running::start_into(writer.into(), bench.folder(), arguments).finish().expect(0);
+        assert!(!closed.stderr.contains("tidemill: "), "{what}: {closed:?}");
+    }
+}
