@@ -84,6 +84,22 @@ fn an_earlier_measurement_is_drawn_again() {
     generate(&["--from", "p.json"]).refused(1, &["p.json", "device"]);
 }
 
+/// A step of attention reads the keys and values of every sequence: memory is measured while they are held.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_of_generation_grows_by_what_sequences_remember() {
+    let bench = Workbench::new();
+    let sizes = ["--prompt-tokens", "62", "--new-tokens", "2", "--batches", "1,64"];
+    let arguments = ["bench", "generate", "--preset", "mpt-10m", "--format", "json"];
+    let measured = bench.tidemill(&[&arguments[..], &sizes, &["--backend", "cpu"]].concat());
+    let measured = measured.expect(0).json();
+    let memory = |row: usize| measured["models"][0]["rows"][row]["memory_bytes"].as_u64().unwrap();
+    // Layers, keys and values, width, bytes of a number.
+    let position = 8 * 2 * 256 * 4;
+    let remembered = 63 * 64 * position;
+    assert!(memory(1) > memory(0) + remembered, "{measured}");
+}
+
 /// `bench kernels` measures what its help lists.
 #[test]
 fn every_kernel_is_measured() {

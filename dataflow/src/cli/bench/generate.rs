@@ -278,12 +278,11 @@ impl WithBackend for Measuring<'_> {
         for batch in batches {
             let measured = measure(&mut device, bench, model, &parameters, batch);
             let result = match measured {
-                Ok(times) => {
-                    let free = backend.free_memory_bytes()?;
+                Ok((times, held)) => {
                     let taken = free_before
-                        .zip(free)
+                        .zip(held.free)
                         .map(|(before, now)| before.saturating_sub(now) as u64);
-                    Outcome::Measured(times.measured(bench, batch, taken.or_else(resident_bytes)))
+                    Outcome::Measured(times.measured(bench, batch, taken.or(held.resident)))
                 }
                 Err(ModelError::Kernel(KernelError::OutOfMemory { .. })) => {
                     Outcome::OutOfMemory { out_of_memory: true }
@@ -297,6 +296,14 @@ impl WithBackend for Measuring<'_> {
         let parameters = model.layout().parameters();
         Ok((devices.in_words(), ModelReport { preset: preset.to_owned(), parameters, rows }))
     }
+}
+
+/// Memory while sequences are held.
+struct Held {
+    /// Bytes of the device that are free, where it has memory of its own.
+    free: Option<usize>,
+    /// Bytes of this process in host memory.
+    resident: Option<u64>,
 }
 
 /// When what was done.
@@ -325,7 +332,7 @@ fn measure<B: Backend>(
     model: &Model,
     parameters: &Parameters<B>,
     batch: usize,
-) -> Result<Times, ModelError> {
+) -> Result<(Times, Held), ModelError> {
     let (prompt_tokens, new_tokens) = (bench.prompt_tokens.get(), bench.new_tokens.get());
     let positions = prompt_tokens.saturating_add(new_tokens);
     let mut sequences = Sequences::new(device, model, parameters, batch, positions)?;
@@ -347,10 +354,13 @@ fn measure<B: Backend>(
             }
         };
         generate_batch(device, &mut sequences, &prompts, &settings, on_token)?;
-        Ok(Times { prompt, all: started.elapsed() })
+        Ok::<_, ModelError>(Times { prompt, all: started.elapsed() })
     };
     write(prompt_tokens.min(PIECE_POSITIONS), new_tokens.min(4))?;
-    write(prompt_tokens, new_tokens)
+    let times = write(prompt_tokens, new_tokens)?;
+    // While what the sequences remember is still held.
+    let held = Held { free: device.backend.free_memory_bytes()?, resident: resident_bytes() };
+    Ok((times, held))
 }
 
 /// A prompt that no other is.
