@@ -14,7 +14,7 @@ const ALIGNMENT: usize = 64;
 /// A large page of x86-64 and of most arm64 systems.
 const LARGE_PAGE: usize = 2 << 20;
 /// Buffers of at least as many bytes lie in large pages. Rows of a matrix are often a page apart, and a processor that looks
-/// up every row's page takes an eighth longer to train.
+/// up every row's page trains a tenth slower.
 const LARGE_BUFFER: usize = LARGE_PAGE / 2;
 
 /// Elements in host memory, aligned to 64 bytes; it derefs to a slice.
