@@ -149,7 +149,7 @@ impl Forward<'_> {
                 let blocks = out.chunks_mut(LANES).zip(self.taps.chunks_exact(width + 1));
                 for (block, (out, taps)) in blocks.enumerate() {
                     let channel = block * LANES;
-                    s.prefetch(&ahead[channel..]);
+                    s.prefetch(ahead[channel..].as_ptr());
                     let mut sum = s.load(&taps[width].0);
                     for (tap, (weight, x)) in taps[..width].iter().zip(x).enumerate() {
                         if tap >= skipped {

@@ -223,11 +223,10 @@ impl Backward<'_> {
         }
         for position in range.rev() {
             // What the chunk before needs of these channels.
-            if let Some(before) = position.checked_sub(CHUNK) {
-                s.prefetch(&self.x.row(first + before)[channel..]);
-                s.prefetch(&self.dout.row(first + before)[channel..]);
-                s.prefetch(&self.dx.row_mut(first_out + before)[channel..]);
-            }
+            let before = position.wrapping_sub(CHUNK);
+            s.prefetch(self.x.address(first.wrapping_add(before), channel));
+            s.prefetch(self.dout.address(first.wrapping_add(before), channel));
+            s.prefetch(self.dx.address(first_out.wrapping_add(before), channel));
             for tap in (1..width).rev() {
                 x[tap] = x[tap - 1];
             }

@@ -20,9 +20,10 @@ pub fn add_assign(out: &mut [f32], x: &[f32]) {
     Dispatch::best().run(AddAssign { out, x });
 }
 
-struct AddAssign<'a> {
-    out: &'a mut [f32],
-    x: &'a [f32],
+/// [`add_assign`] as a kernel.
+pub(crate) struct AddAssign<'a> {
+    pub(crate) out: &'a mut [f32],
+    pub(crate) x: &'a [f32],
 }
 
 impl Kernel for AddAssign<'_> {

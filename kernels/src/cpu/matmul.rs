@@ -12,6 +12,7 @@ use super::Cpu;
 use super::InstructionSet;
 use super::device_stream::ComputeThreads;
 use super::dispatch::Dispatch;
+use super::elementwise::AddAssign;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut};
@@ -24,10 +25,31 @@ struct Operand {
     column_stride: isize,
 }
 
+/// Where rows of an output begin: element (i, j) at `start + i * row_stride + j`.
+#[derive(Clone, Copy)]
+struct Target {
+    start: *mut f32,
+    row_stride: isize,
+}
+
+impl Target {
+    /// The same rows from element (row, column) on.
+    ///
+    /// # Safety
+    /// The element lies in the output, or one past its end.
+    #[inline(always)]
+    unsafe fn from(self, row: usize, column: usize) -> Self {
+        let offset = row as isize * self.row_stride + column as isize;
+        // SAFETY: the caller's promise.
+        Self { start: unsafe { self.start.offset(offset) }, ..self }
+    }
+}
+
 /// A part of a product: `out[rows, columns] (+)= a[rows, k] b[k, columns]`.
 struct Part {
-    out: *mut f32,
-    out_row_stride: isize,
+    out: Target,
+    /// Where the product, once it is whole, is added; then `out` is scratch memory, and overwritten or left as it is.
+    sum: Option<Target>,
     a: Operand,
     b: Operand,
     rows: usize,
@@ -36,20 +58,20 @@ struct Part {
     beta: f32,
 }
 
-// SAFETY: the parts of one product write disjoint elements of an output that `matmul` borrows
+// SAFETY: the parts of one product write disjoint elements of outputs that `multiply` borrows
 // exclusively, and only read their operands, until `ComputeThreads::for_each` has returned.
 unsafe impl Send for Part {}
 
 impl Part {
     /// # Safety
     /// All elements that the sizes and strides reach may be read, and those of the output written, by this thread alone.
-    unsafe fn multiply(&self, set: InstructionSet) {
+    unsafe fn multiply(&self, dispatch: Dispatch) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's promise; an instruction set that is dispatched to is available.
-        if set == InstructionSet::Avx512 && unsafe { avx512::product(self) } {
+        if dispatch.instruction_set() == InstructionSet::Avx512 && unsafe { avx512::product(self) }
+        {
             return;
         }
-        let _ = set;
         // SAFETY: the caller's promise.
         unsafe {
             matrixmultiply::sgemm(
@@ -64,10 +86,19 @@ impl Part {
                 self.b.row_stride,
                 self.b.column_stride,
                 self.beta,
-                self.out,
-                self.out_row_stride,
+                self.out.start,
+                self.out.row_stride,
                 1,
             );
+        }
+        let Some(sum) = self.sum else { return };
+        for row in 0..self.rows {
+            // SAFETY: these are rows of the part, and the sum is not the scratch memory.
+            unsafe {
+                let sum = std::slice::from_raw_parts_mut(sum.from(row, 0).start, self.columns);
+                let product = std::slice::from_raw_parts(self.out.from(row, 0).start, self.columns);
+                dispatch.run(AddAssign { out: sum, x: product });
+            }
         }
     }
 }
@@ -83,6 +114,41 @@ pub(crate) fn matmul(
     b: Matrix<'_, Cpu, f32>,
     output: Output,
 ) -> Result<()> {
+    let beta = match output {
+        Output::Overwrite => 0.0,
+        Output::Add => 1.0,
+    };
+    multiply(threads, dispatch, out, None, a, b, beta)
+}
+
+/// `sum += a b`, the product as [`matmul`] forms it, added when it is whole: not what [`Output::Add`] does, which adds block
+/// by block. `scratch` is as large as the sum.
+pub(crate) fn matmul_added(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    sum: MatrixMut<'_, Cpu, f32>,
+    scratch: MatrixMut<'_, Cpu, f32>,
+    a: Matrix<'_, Cpu, f32>,
+    b: Matrix<'_, Cpu, f32>,
+) -> Result<()> {
+    let found = (sum.rows, sum.columns);
+    if found != (scratch.rows, scratch.columns) {
+        let expected = format!("[{}, {}]", scratch.rows, scratch.columns);
+        let found = format!("[{}, {}]", found.0, found.1);
+        return Err(KernelError::shape("matmul_added", "sum", expected, found));
+    }
+    multiply(threads, dispatch, scratch, Some(sum), a, b, 0.0)
+}
+
+fn multiply(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    out: MatrixMut<'_, Cpu, f32>,
+    sum: Option<MatrixMut<'_, Cpu, f32>>,
+    a: Matrix<'_, Cpu, f32>,
+    b: Matrix<'_, Cpu, f32>,
+    beta: f32,
+) -> Result<()> {
     let (rows, k, columns) = (out.rows, a.columns, out.columns);
     let shape = |rows, columns| format!("[{rows}, {columns}]");
     if a.rows != rows {
@@ -95,22 +161,15 @@ pub(crate) fn matmul(
     if rows == 0 || columns == 0 {
         return Ok(());
     }
-    let stride = signed(out.row_stride)?;
     let whole = Part {
-        out: {
-            let end = out.start + (rows - 1) * out.row_stride + columns;
-            out.buffer[out.start..end].as_mut_ptr()
-        },
-        out_row_stride: stride,
+        out: target(out)?,
+        sum: sum.map(target).transpose()?,
         a: operand(a)?,
         b: operand(b)?,
         rows,
         k,
         columns,
-        beta: match output {
-            Output::Overwrite => 0.0,
-            Output::Add => 1.0,
-        },
+        beta,
     };
     // The longer side is divided: each thread packs the whole of the other operand.
     let along_rows = rows >= columns;
@@ -119,32 +178,33 @@ pub(crate) fn matmul(
     let parts = (0..items).step_by(share).map(|first| {
         let count = share.min(items - first);
         // SAFETY: `first` is less than the number of rows or columns, so each pointer stays inside the
-        // slice that `operand` or the lines above have checked its matrix to lie in.
+        // slice that `operand` or `target` has checked its matrix to lie in.
         unsafe {
+            let from = |row, column| {
+                (whole.out.from(row, column), whole.sum.map(|sum| sum.from(row, column)))
+            };
             if along_rows {
-                let (first, a) = (first as isize, whole.a);
+                let (out, sum) = from(first, 0);
+                let a = whole.a;
                 Part {
-                    out: whole.out.offset(first * whole.out_row_stride),
-                    a: Operand { start: a.start.offset(first * a.row_stride), ..a },
+                    out,
+                    sum,
+                    a: Operand { start: a.start.offset(first as isize * a.row_stride), ..a },
                     rows: count,
                     ..whole
                 }
             } else {
+                let (out, sum) = from(0, first);
                 let b = whole.b;
                 let start = b.start.offset(first as isize * b.column_stride);
-                Part {
-                    out: whole.out.add(first),
-                    b: Operand { start, ..b },
-                    columns: count,
-                    ..whole
-                }
+                Part { out, sum, b: Operand { start, ..b }, columns: count, ..whole }
             }
         }
     });
     threads.for_each(parts, |part| {
-        // SAFETY: `operand` and the lines above have checked that every element that the sizes and
-        // strides reach lies in its buffer, and the output is borrowed exclusively, its parts disjoint.
-        unsafe { part.multiply(dispatch.instruction_set()) };
+        // SAFETY: `operand` and `target` have checked that every element that the sizes and strides reach
+        // lies in its buffer, and the outputs are borrowed exclusively, their parts disjoint.
+        unsafe { part.multiply(dispatch) };
     });
     Ok(())
 }
@@ -161,6 +221,13 @@ fn operand(matrix: Matrix<'_, Cpu, f32>) -> Result<Operand> {
         row_stride: signed(row_stride)?,
         column_stride: signed(column_stride)?,
     })
+}
+
+/// The output, which has elements, its extent checked against its buffer.
+fn target(matrix: MatrixMut<'_, Cpu, f32>) -> Result<Target> {
+    let MatrixMut { buffer, start, rows, columns, row_stride } = matrix;
+    let end = start + (rows - 1) * row_stride + columns;
+    Ok(Target { start: buffer[start..end].as_mut_ptr(), row_stride: signed(row_stride)? })
 }
 
 fn signed(stride: usize) -> Result<isize> {
@@ -205,7 +272,7 @@ mod tests {
         Ok(())
     }
 
-    /// A product whose operands lie in every way, against chains written out.
+    /// A product whose operands lie in every way, against chains written out; without an output, it is added when it is whole.
     fn chains(dispatch: Dispatch, [rows, k, columns]: [usize; 3]) -> Result<()> {
         let mut bits = 17_u32;
         let mut next = || {
@@ -224,7 +291,9 @@ mod tests {
         for ((a_strides, b_strides), output) in strides(rows, k)
             .into_iter()
             .flat_map(|a| strides(k, columns).map(|b| (a, b)))
-            .flat_map(|strides| [Output::Overwrite, Output::Add].map(|output| (strides, output)))
+            .flat_map(|strides| {
+                [Some(Output::Overwrite), Some(Output::Add), None].map(|output| (strides, output))
+            })
         {
             let a = fill(extent(rows, k, a_strides))?;
             let b = fill(extent(k, columns, b_strides))?;
@@ -242,15 +311,23 @@ mod tests {
                         a.mul_add(b[k * b_strides.0 + column * b_strides.1], sum)
                     })
                 };
-                let start = (output == Output::Add).then_some(*expected);
                 let blocks = (0..k).step_by(BLOCK).map(chain);
-                *expected = start.into_iter().chain(blocks).reduce(|x, y| x + y).unwrap();
+                let start = (output == Some(Output::Add)).then_some(*expected);
+                let product = start.into_iter().chain(blocks).reduce(|x, y| x + y).unwrap();
+                *expected = if output.is_none() { *expected + product } else { product };
             }
             let threads = ComputeThreads::new(NonZeroUsize::MIN)?;
             let a = Matrix::new(&a, 0, rows, k, a_strides.0, a_strides.1)?;
             let b = Matrix::new(&b, 0, k, columns, b_strides.0, b_strides.1)?;
             let view = MatrixMut::new(&mut out, 0, rows, columns, stride)?;
-            matmul(&threads, dispatch, view, a, b, output)?;
+            match output {
+                Some(output) => matmul(&threads, dispatch, view, a, b, output)?,
+                None => {
+                    let mut scratch = fill(rows * (columns + 1))?;
+                    let scratch = MatrixMut::new(&mut scratch, 0, rows, columns, columns + 1)?;
+                    matmul_added(&threads, dispatch, view, scratch, a, b)?;
+                }
+            }
             for (i, (out, expected)) in out.iter().zip(expected).enumerate() {
                 let label = format!(
                     "[{rows}, {k}] {a_strides:?} [{k}, {columns}] {b_strides:?} {output:?}: {i}"

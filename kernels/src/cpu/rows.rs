@@ -1,6 +1,7 @@
 //! Views as slices: where a kernel's shapes are checked, and where it divides its rows into parts.
 
 use super::Cpu;
+use super::simd::LANES;
 use crate::backend::Element;
 use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -40,7 +41,13 @@ impl<'a> Rows<'a> {
         }
         let end = matrix_end(matrix.start, rows, columns, matrix.row_stride);
         let elements = &matrix.buffer[matrix.start..end];
-        Ok(Self { elements, stride: matrix.row_stride, columns })
+        // The stride of a single row may be anything.
+        let stride = if rows > 1 { matrix.row_stride } else { columns };
+        if stride < columns {
+            let found = format!("a row stride of {stride}");
+            return Err(KernelError::shape(kernel, what, "rows that do not overlap", found));
+        }
+        Ok(Self { elements, stride, columns })
     }
 
     /// `rows` rows of `columns` elements that follow each other without a gap, in the elements of a slice.
@@ -57,6 +64,30 @@ impl<'a> Rows<'a> {
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &'a [f32] {
         &self.elements[row * self.stride..][..self.columns]
+    }
+
+    /// A vector's elements from `column` on, or as many as there are, of each of `count` rows from `first` on.
+    #[inline(always)]
+    pub(crate) fn vectors(
+        &self,
+        first: usize,
+        count: usize,
+        column: usize,
+    ) -> impl Iterator<Item = &'a [f32]> + use<'a> {
+        let (width, stride) = (LANES.min(self.columns - column), self.stride);
+        let mut rest = &self.elements[first * stride + column..];
+        (0..count).map(move |_| {
+            let vector = &rest[..width];
+            rest = rest.get(stride..).unwrap_or_default();
+            vector
+        })
+    }
+
+    /// Where (row, column) is, or would be.
+    #[inline(always)]
+    pub(crate) fn address(&self, row: usize, column: usize) -> *const f32 {
+        let offset = row.wrapping_mul(self.stride).wrapping_add(column);
+        self.elements.as_ptr().wrapping_add(offset)
     }
 }
 
@@ -80,6 +111,31 @@ impl<'a> RowsMut<'a> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, row: usize) -> &mut [f32] {
         &mut self.elements[row * self.stride..][..self.columns]
+    }
+
+    /// A vector's elements from `column` on, or as many as there are, of each of `count` rows from `first` on.
+    #[inline(always)]
+    pub(crate) fn vectors_mut(
+        &mut self,
+        first: usize,
+        count: usize,
+        column: usize,
+    ) -> impl Iterator<Item = &mut [f32]> {
+        let (width, stride) = (LANES.min(self.columns - column), self.stride);
+        let mut rest = &mut self.elements[first * stride + column..];
+        (0..count).map(move |_| {
+            let next = stride.min(rest.len());
+            let (row, after) = std::mem::take(&mut rest).split_at_mut(next);
+            rest = after;
+            &mut row[..width]
+        })
+    }
+
+    /// Where (row, column) is, or would be.
+    #[inline(always)]
+    pub(crate) fn address(&self, row: usize, column: usize) -> *const f32 {
+        let offset = row.wrapping_mul(self.stride).wrapping_add(column);
+        self.elements.as_ptr().wrapping_add(offset)
     }
 
     /// The elements from row 0, column 0 to the last row's last column, and how far apart rows are.

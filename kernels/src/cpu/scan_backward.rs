@@ -226,7 +226,7 @@ struct Positions {
     gha: [Lanes; CHUNK],
 }
 
-impl Backward<'_> {
+impl<'a> Backward<'a> {
     /// One chunk, from the states saved at its start; those of the chunk before it, which comes next, are asked for.
     #[inline(always)]
     fn chunk<S: Simd>(
@@ -240,7 +240,7 @@ impl Backward<'_> {
         let ScanLayout { blocks, tiles, positions, states, .. } = self.layout;
         let BackwardInputs { dout, inputs, .. } = self.read;
         let range = self.layout.positions_of(chunk);
-        let steps = range.len();
+        let steps = range.len().min(CHUNK);
         let first_out = sample * positions + range.start;
         let first = self.first_sample * positions + first_out;
         let Scratch { decay, h, dc, db, carry, coefficients } = &mut self.scratch;
@@ -269,25 +269,28 @@ impl Backward<'_> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
-            for q in 0..steps {
+            // In loops of their own, whose operations are few enough for a processor to see those of the next positions too.
+            let vectors = |rows: &Rows<'a>| (0..CHUNK).zip(rows.vectors(first, steps, channel));
+            for (q, raw) in vectors(&inputs.delta_raw) {
                 // What the next chunk, the one before this, needs of this block: asked for a little at a time, as a processor
                 // that waits for two dozen lines takes no more.
-                if range.start >= CHUNK {
-                    for rows in [&inputs.delta_raw, &inputs.x, &inputs.z, &dout] {
-                        s.prefetch(&rows.row(first + q - CHUNK)[channel..]);
-                    }
+                for rows in [&inputs.delta_raw, &inputs.x, &inputs.z, &dout] {
+                    s.prefetch(rows.address((first + q).wrapping_sub(CHUNK), channel));
                 }
-                let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
-                let (softplus, slope) = softplus_and_slope(s, s.add(raw, bias));
+                let (softplus, slope) = softplus_and_slope(s, s.add(s.load_row(raw), bias));
                 s.store(&mut at.delta[q].0, softplus);
                 s.store(&mut at.slope[q].0, slope);
-                let x = s.load_row(&inputs.x.row(first + q)[channel..]);
+            }
+            for (q, x) in vectors(&inputs.x) {
+                let x = s.load_row(x);
                 s.store(&mut at.x[q].0, x);
                 s.store(&mut at.y[q].0, s.mul(skip, x));
-                let z = s.load_row(&inputs.z.row(first + q)[channel..]);
+            }
+            for ((q, z), (_, dout)) in vectors(&inputs.z).zip(vectors(&dout)) {
+                let z = s.load_row(z);
                 let sigmoid = sigmoid(s, z);
                 let silu = s.mul(z, sigmoid);
-                let dout = s.load_row(&dout.row(first + q)[channel..]);
+                let dout = s.load_row(dout);
                 s.store(&mut at.silu[q].0, silu);
                 s.store(&mut at.dy[q].0, s.mul(dout, silu));
                 let silu_slope = s.mul(sigmoid, s.mul_add(z, s.sub(one, sigmoid), one));
@@ -319,16 +322,14 @@ impl Backward<'_> {
                     let y = advance(s, &mut now, &decay[q], delta_x, bc, y);
                     s.store(&mut at.y[q].0, y);
                     let dy = s.load(&at.dy[q].0);
-                    if tile_index == 0 && range.start >= CHUNK {
-                        let gradients = &mut self.rows;
-                        let row = first_out + q - CHUNK;
-                        for rows in
-                            [&mut gradients.dx, &mut gradients.ddelta_raw, &mut gradients.dz]
-                        {
-                            s.prefetch(&rows.row_mut(row)[channel..]);
+                    if tile_index == 0 {
+                        let RowGradients { dx, ddelta_raw, dz, regated, .. } = &self.rows;
+                        let row = (first_out + q).wrapping_sub(CHUNK);
+                        for rows in [dx, ddelta_raw, dz] {
+                            s.prefetch(rows.address(row, channel));
                         }
-                        if let Some(regated) = &mut gradients.regated {
-                            s.prefetch(&regated.row_mut(row)[channel..]);
+                        if let Some(regated) = regated {
+                            s.prefetch(regated.address(row, channel));
                         }
                     }
                     let (h, dc) = (&mut h[q + 1], &mut dc[q]);
@@ -347,9 +348,7 @@ impl Backward<'_> {
                 });
                 for q in (0..steps).rev() {
                     for state in [2 * q, 2 * q + 1] {
-                        if let Some(saved) = next_saved.get((offset + state) * LANES..) {
-                            s.prefetch(saved);
-                        }
+                        s.prefetch(next_saved.as_ptr().wrapping_add((offset + state) * LANES));
                     }
                     let delta = s.load(&at.delta[q].0);
                     let delta_x = s.mul(delta, s.load(&at.x[q].0));
@@ -385,21 +384,27 @@ impl Backward<'_> {
             let mut dd_sum = s.load(&dd[block].0);
             let mut bias_sum = s.load(&ddelta_bias[block].0);
             for q in (0..steps).rev() {
-                let row = first_out + q;
-                let (x, dy) = (s.load(&at.x[q].0), s.load(&at.dy[q].0));
-                let (y, gb) = (s.load(&at.y[q].0), s.load(&at.gb[q].0));
+                let (x, dy, gb) = (&at.x[q].0, &at.dy[q].0, &mut at.gb[q].0);
+                let (x, dy, sum) = (s.load(x), s.load(dy), s.load(gb));
                 dd_sum = s.mul_add(dy, x, dd_sum);
-                let dx = s.mul_add(s.load(&at.delta[q].0), gb, s.mul(dy, skip));
-                s.store_row(&mut self.rows.dx.row_mut(row)[channel..], dx);
-                let ddelta = s.mul_add(s.load(&at.gha[q].0), ln_2, s.mul(x, gb));
+                s.store(gb, s.mul_add(s.load(&at.delta[q].0), sum, s.mul(dy, skip)));
+                let gha = &mut at.gha[q].0;
+                let ddelta = s.mul_add(s.load(gha), ln_2, s.mul(x, sum));
                 let ddelta_raw = s.mul(ddelta, s.load(&at.slope[q].0));
                 bias_sum = s.add(bias_sum, ddelta_raw);
-                s.store_row(&mut self.rows.ddelta_raw.row_mut(row)[channel..], ddelta_raw);
-                let dz = s.mul(s.load(&at.gate[q].0), y);
-                s.store_row(&mut self.rows.dz.row_mut(row)[channel..], dz);
-                if let Some(regated) = &mut self.rows.regated {
-                    let gated = s.mul(y, s.load(&at.silu[q].0));
-                    s.store_row(&mut regated.row_mut(row)[channel..], gated);
+                s.store(gha, ddelta_raw);
+            }
+            let RowGradients { ddelta_raw, dx, dz, regated, .. } = &mut self.rows;
+            for (rows, values) in [(dx, &at.gb), (ddelta_raw, &at.gha)] {
+                for (row, value) in rows.vectors_mut(first_out, steps, channel).zip(values) {
+                    s.store_row(row, s.load(&value.0));
+                }
+            }
+            for (rows, factors) in [(Some(dz), &at.gate), (regated.as_mut(), &at.silu)] {
+                let Some(rows) = rows else { continue };
+                let rows = rows.vectors_mut(first_out, steps, channel);
+                for (row, (y, factor)) in rows.zip(at.y.iter().zip(factors)) {
+                    s.store_row(row, s.mul(s.load(&y.0), s.load(&factor.0)));
                 }
             }
             s.store(&mut dd[block].0, dd_sum);

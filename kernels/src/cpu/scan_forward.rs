@@ -3,7 +3,7 @@
 use super::device_stream::DeviceStream;
 use super::dispatch::{Dispatch, Kernel};
 use super::exponential::{sigmoid, softplus_and_slope};
-use super::rows::RowsMut;
+use super::rows::{Rows, RowsMut};
 use super::scan::{
     CHUNK, Coefficients, Inputs, PrepareDecay, ScanLayout, advance, decays, for_each_state, tile,
 };
@@ -73,7 +73,7 @@ impl Kernel for Forward<'_> {
     }
 }
 
-impl Forward<'_> {
+impl<'a> Forward<'a> {
     /// One chunk: from the states in `now` to those in `next`, which is empty for the last chunk; `after` is written next.
     #[inline(always)]
     fn chunk<S: Simd>(
@@ -87,7 +87,7 @@ impl Forward<'_> {
         let ScanLayout { blocks, tiles, positions, .. } = self.layout;
         let inputs = self.inputs;
         let range = self.layout.positions_of(chunk);
-        let steps = range.len();
+        let steps = range.len().min(CHUNK);
         let first_out = sample * positions + range.start;
         let first = self.first_sample * positions + first_out;
         Coefficients::gather(self.coefficients, inputs.bc, first, steps, &self.layout);
@@ -101,18 +101,15 @@ impl Forward<'_> {
             let channel = block * LANES;
             let bias = s.load_row(&inputs.delta_bias[channel..]);
             let skip = s.load_row(&inputs.d[channel..]);
-            // Whether the next chunk is whole: what it needs of this block is asked for a little at a time.
-            let asks = range.end + CHUNK <= positions;
-            for q in 0..steps {
-                if asks {
-                    for rows in [&inputs.delta_raw, &inputs.x, &inputs.z] {
-                        s.prefetch(&rows.row(first + q + CHUNK)[channel..]);
-                    }
+            let rows = |rows: &Rows<'a>| rows.vectors(first, steps, channel);
+            for (q, (raw, v)) in (0..CHUNK).zip(rows(&inputs.delta_raw).zip(rows(&inputs.x))) {
+                // What the next chunk needs of this block: asked for a little at a time.
+                for rows in [&inputs.delta_raw, &inputs.x, &inputs.z] {
+                    s.prefetch(rows.address(first + q + CHUNK, channel));
                 }
-                let raw = s.load_row(&inputs.delta_raw.row(first + q)[channel..]);
-                let (softplus, _) = softplus_and_slope(s, s.add(raw, bias));
+                let (softplus, _) = softplus_and_slope(s, s.add(s.load_row(raw), bias));
                 s.store(&mut delta[q].0, softplus);
-                let v = s.load_row(&inputs.x.row(first + q)[channel..]);
+                let v = s.load_row(v);
                 s.store(&mut x[q].0, v);
                 s.store(&mut y[q].0, s.mul(skip, v));
             }
@@ -129,15 +126,11 @@ impl Forward<'_> {
                     if beginnings >> q & 1 != 0 {
                         h = [s.splat(0.0); LANES];
                     }
-                    if asks {
-                        if tile_index == 0 {
-                            s.prefetch(&self.out.row_mut(first_out + q + CHUNK)[channel..]);
-                        }
-                        for state in [2 * q, 2 * q + 1] {
-                            if let Some(after) = after.get((offset + state) * LANES..) {
-                                s.prefetch(after);
-                            }
-                        }
+                    if tile_index == 0 {
+                        s.prefetch(self.out.address(first_out + q + CHUNK, channel));
+                    }
+                    for state in [2 * q, 2 * q + 1] {
+                        s.prefetch(after.as_ptr().wrapping_add((offset + state) * LANES));
                     }
                     let delta_x = s.mul(s.load(&delta[q].0), s.load(&x[q].0));
                     let bc = Coefficients::of(self.coefficients, q, tile_index, tiles);
@@ -153,10 +146,10 @@ impl Forward<'_> {
                     }
                 }
             }
-            for (q, y) in y[..steps].iter().enumerate() {
-                let z = s.load_row(&inputs.z.row(first + q)[channel..]);
-                let gated = s.mul(s.load(&y.0), s.mul(z, sigmoid(s, z)));
-                s.store_row(&mut self.out.row_mut(first_out + q)[channel..], gated);
+            let out = self.out.vectors_mut(first_out, steps, channel);
+            for ((out, z), y) in out.zip(rows(&inputs.z)).zip(&y) {
+                let z = s.load_row(z);
+                s.store_row(out, s.mul(s.load(&y.0), s.mul(z, sigmoid(s, z))));
             }
         }
     }

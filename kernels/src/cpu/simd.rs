@@ -126,11 +126,11 @@ pub(crate) trait Simd: Copy {
         greatest
     }
 
-    /// Asks for the beginning of `row` ahead of its use. Rows of a strided matrix lie on pages of their own, across which
-    /// no hardware reads ahead.
+    /// Asks for the cache line at `address`, which may be any, ahead of its use. Rows of a strided matrix lie on pages of their
+    /// own, across which no hardware reads ahead.
     #[inline(always)]
-    fn prefetch(self, row: &[f32]) {
-        let _ = row;
+    fn prefetch(self, address: *const f32) {
+        let _ = address;
     }
 
     /// The first sixteen elements of `row`; lanes past its end are `padding`.

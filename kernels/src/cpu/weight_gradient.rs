@@ -1,14 +1,12 @@
 //! The gradient of a weight, added to its lane grain by grain.
 //!
-//! A product that added to the lane itself would round otherwise wherever `matrixmultiply` cuts the rows of
-//! a grain into several blocks; so each grain's product is formed in the device stream's scratch memory.
+//! A product that added to the lane block by block would round otherwise wherever the rows of a grain are several blocks; so
+//! the blocks are summed first, all but the last of them in the device stream's scratch memory.
 
 use super::device_stream::DeviceStream;
 use super::dispatch::Dispatch;
-use super::elementwise::accumulate;
-use super::matmul::matmul;
+use super::matmul::matmul_added;
 use super::{Cpu, rows};
-use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, SliceMut};
@@ -33,22 +31,14 @@ pub(crate) fn weight_gradient_add(
     if elements == 0 {
         return Ok(());
     }
-    let MatrixMut { buffer, start, row_stride, .. } = lane;
-    let lane = &mut buffer[start..start + (m - 1) * row_stride + k];
-    // Rows that follow each other without a gap are one piece.
-    let whole = m == 1 || row_stride == k;
-    let (piece, stride) = if whole { (elements, elements) } else { (k, row_stride) };
     let (threads, gradient) = stream.with_weight_gradient(elements)?;
+    let mut lane = lane;
     for grain in 0..grains.grains() {
         let rows = grains.range(grain);
         let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();
         let input = input.rows(rows.start, rows.len())?;
-        let out = SliceMut::new(gradient, 0, elements)?.matrix(m, k)?;
-        matmul(threads, dispatch, out, grad_out, input, Output::Overwrite)?;
-        let gradients = gradient[..elements].chunks_exact(piece);
-        for (lane, gradient) in lane.chunks_mut(stride).zip(gradients) {
-            accumulate(threads, dispatch, &mut lane[..piece], gradient)?;
-        }
+        let scratch = SliceMut::new(gradient, 0, elements)?.matrix(m, k)?;
+        matmul_added(threads, dispatch, lane.reborrow(), scratch, grad_out, input)?;
     }
     Ok(())
 }

@@ -220,7 +220,7 @@ pub(super) fn transpose_rows<S: Simd>(
 pub(super) fn prefetch_rows<S: Simd>(s: S, rows: Rows<'_>, range: Range<usize>) {
     for row in range {
         for line in rows.row(row).chunks(LANES) {
-            s.prefetch(line);
+            s.prefetch(line.as_ptr());
         }
     }
 }

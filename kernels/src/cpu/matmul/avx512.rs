@@ -19,8 +19,8 @@ use std::cell::RefCell;
 use self::ahead::Ahead;
 use self::few_rows::few_rows;
 use self::pack::{Lines, pack_columns, pack_rows};
-use self::tile::{Tile, TileRows, Upcoming, tile};
-use super::{Operand, Part};
+use self::tile::{Tile, TileRows, Upcoming};
+use super::{Operand, Part, Target};
 use crate::cpu::Buffer;
 use crate::error::Result;
 
@@ -32,7 +32,9 @@ const LANES: usize = 16;
 const ROWS: usize = 12;
 const COLUMNS: usize = 2 * LANES;
 /// Rows and columns that are packed at once: a quarter of a megabyte of a, one of b.
-const PANEL_ROWS: usize = 22 * ROWS;
+const PANEL_ROWS: usize = 43 * ROWS;
+/// Rows of a that are packed together where rows lie side by side: whole cache lines.
+const ROWS_OF_LINES: usize = 4 * ROWS;
 const PANEL_COLUMNS: usize = 1024;
 /// Products of at most as many rows do not pack.
 const FEW_ROWS: usize = 8;
@@ -124,17 +126,23 @@ unsafe fn packed_product(part: &Part, packed: &mut Packed) {
             for first_row in (0..part.rows).step_by(PANEL_ROWS) {
                 // SAFETY: offsets below the part's sizes.
                 unsafe {
-                    let out = part.out.offset(first_row as isize * part.out_row_stride);
+                    let target = |target: Target| target.from(first_row, first_column);
+                    let (out, sum) = (target(part.out), part.sum.map(target));
+                    let (to, before) = match sum.filter(|_| first_k + BLOCK >= part.k) {
+                        None => (out, None),
+                        Some(sum) => (sum, (first_k > 0).then_some(out)),
+                    };
                     let panel = Panel {
-                        out: out.add(first_column),
-                        out_row_stride: part.out_row_stride,
+                        to,
+                        adds: adds || part.sum.is_some_and(|_| first_k + BLOCK >= part.k),
+                        before,
                         a: part.a.from(first_row, first_k),
                         b: part.b.from(first_k, first_column),
                         k: BLOCK.min(part.k - first_k),
                         rows: PANEL_ROWS.min(part.rows - first_row),
                         columns,
-                        adds,
                         packs_b: first_row == 0,
+                        keeps_b: part.rows > PANEL_ROWS,
                     };
                     panel.multiply(packed);
                 }
@@ -146,17 +154,20 @@ unsafe fn packed_product(part: &Part, packed: &mut Packed) {
 
 /// A panel of rows by a panel of columns, over one block of k.
 struct Panel {
-    out: *mut f32,
-    out_row_stride: isize,
+    to: Target,
+    /// Whether sums are added to what is there, or replace it.
+    adds: bool,
+    /// Sums of earlier blocks that lie elsewhere, which these are added to first.
+    before: Option<Target>,
     a: Operand,
     b: Operand,
     k: usize,
     rows: usize,
     columns: usize,
-    /// Whether sums are added to the output, or replace it.
-    adds: bool,
     /// Whether these are the first rows to meet the columns.
     packs_b: bool,
+    /// Whether other rows meet the columns later.
+    keeps_b: bool,
 }
 
 impl Panel {
@@ -168,11 +179,13 @@ impl Panel {
         let tiles = rows.div_ceil(ROWS);
         // Rows that are read once need not be packed.
         let reads_a = self.a.column_stride == 1 && columns <= COLUMNS;
-        let mut upcoming = Upcoming { a: Ahead::nothing(), b: Ahead::nothing(), b_share: 0 };
+        let together = if self.a.row_stride == 1 { ROWS_OF_LINES } else { ROWS };
+        let mut upcoming = Upcoming::nothing();
         for column in (0..columns).step_by(COLUMNS) {
             // SAFETY: slivers lie one after the other in a panel's memory, and offsets are below the panel's sizes.
             unsafe {
-                let b = packed.b.as_mut_ptr().add(column * k);
+                let kept = if self.keeps_b { column * k } else { 0 };
+                let b = packed.b.as_mut_ptr().add(kept);
                 if self.packs_b {
                     pack_columns(b, self.b.from(0, column), k, COLUMNS.min(columns - column));
                     upcoming.b = self.columns_ahead(column + COLUMNS);
@@ -182,29 +195,26 @@ impl Panel {
                     let count = ROWS.min(rows - row);
                     let from = self.a.from(row, 0);
                     let a = packed.a.as_mut_ptr().add(row * k);
-                    if column == 0 {
+                    if column == 0 && row.is_multiple_of(together) {
                         if !reads_a {
-                            pack_rows(a, from, k, count);
+                            pack_rows(a, from, k, together.min(rows - row));
                         }
-                        upcoming.a = self.rows_ahead(row + ROWS);
+                        upcoming.a = self.rows_ahead(row + together, together);
+                        upcoming.a_share = upcoming.a.share(together / ROWS);
                     }
                     let a = if reads_a {
                         TileRows::Unpacked(from.start, from.row_stride)
                     } else {
                         TileRows::Packed(a)
                     };
-                    let to = Tile {
-                        out: self.out.offset(row as isize * self.out_row_stride).add(column),
-                        row_stride: self.out_row_stride,
+                    let tile = Tile {
+                        to: self.to.from(row, column),
+                        adds: self.adds,
+                        before: self.before.map(|before| before.from(row, column)),
                         rows: count,
                         columns: columns - column,
-                        adds: self.adds,
                     };
-                    if columns - column > LANES {
-                        tile::<2>(to, a, b, k, &mut upcoming);
-                    } else {
-                        tile::<1>(to, a, b, k, &mut upcoming);
-                    }
+                    tile.sum(a, b, k, &mut upcoming);
                 }
             }
         }
@@ -220,13 +230,13 @@ impl Panel {
         Ahead::lines(lines, COLUMNS.min(self.columns - column), self.k)
     }
 
-    /// The rows from `row` on that are packed or read next.
-    fn rows_ahead(&self, row: usize) -> Ahead {
+    /// The `count` rows from `row` on that are packed or read next.
+    fn rows_ahead(&self, row: usize, count: usize) -> Ahead {
         if row >= self.rows {
             return Ahead::nothing();
         }
         // SAFETY: the row is the panel's.
         let lines = Lines::rows(unsafe { self.a.from(row, 0) });
-        Ahead::lines(lines, ROWS.min(self.rows - row), self.k)
+        Ahead::lines(lines, count.min(self.rows - row), self.k)
     }
 }

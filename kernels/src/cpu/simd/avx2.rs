@@ -40,8 +40,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch(self, row: &[f32]) {
-        available!(_mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast()));
+    fn prefetch(self, address: *const f32) {
+        available!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
     }
 
     #[inline(always)]

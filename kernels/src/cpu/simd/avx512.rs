@@ -37,8 +37,8 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, row: &[f32]) {
-        available!(_mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast()));
+    fn prefetch(self, address: *const f32) {
+        available!(_mm_prefetch::<_MM_HINT_T0>(address.cast()));
     }
 
     #[inline(always)]
@@ -49,6 +49,23 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES], v: __m512) {
         available!(_mm512_storeu_ps(to.as_mut_ptr(), v));
+    }
+
+    /// Masked where the row ends: a call of `memcpy`, even one that never runs, would keep no register of the loop around it.
+    #[inline(always)]
+    fn load_row_or(self, row: &[f32], padding: f32) -> __m512 {
+        available!(match row.first_chunk() {
+            Some(whole) => self.load(whole),
+            None => _mm512_mask_loadu_ps(self.splat(padding), lanes_of(row), row.as_ptr()),
+        })
+    }
+
+    #[inline(always)]
+    fn store_row(self, row: &mut [f32], v: __m512) {
+        available!(match row.first_chunk_mut() {
+            Some(whole) => self.store(whole, v),
+            None => _mm512_mask_storeu_ps(row.as_mut_ptr(), lanes_of(row), v),
+        })
     }
 
     #[inline(always)]
@@ -183,6 +200,12 @@ impl Simd for Avx512 {
         });
         lanes
     }
+}
+
+/// The lanes that a row of less than sixteen elements fills.
+#[inline(always)]
+fn lanes_of(row: &[f32]) -> __mmask16 {
+    (1 << row.len()) - 1
 }
 
 /// The transpose of a 16 x 16 tile: first pairs of rows are mingled, then pairs of pairs, then quarters of registers.

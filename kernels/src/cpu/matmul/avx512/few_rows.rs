@@ -36,7 +36,7 @@ unsafe fn rows<const R: usize>(part: &Part) {
         let mut adds = part.beta != 0.0;
         // SAFETY: as the caller's; lanes past the last column are masked, and these are columns and blocks of k of the part.
         unsafe {
-            let out = |row: usize| part.out.offset(row as isize * part.out_row_stride).add(column);
+            let out = |row: usize| part.out.from(row, column).start;
             if adds {
                 for (row, total) in total.iter_mut().enumerate() {
                     *total = _mm512_maskz_loadu_ps(first(lanes), out(row));
@@ -52,7 +52,14 @@ unsafe fn rows<const R: usize>(part: &Part) {
                 adds = true;
             }
             for (row, &total) in total.iter().enumerate() {
-                _mm512_mask_storeu_ps(out(row), first(lanes), total);
+                match part.sum {
+                    None => _mm512_mask_storeu_ps(out(row), first(lanes), total),
+                    Some(sum) => {
+                        let sum = sum.from(row, column).start;
+                        let total = _mm512_add_ps(_mm512_maskz_loadu_ps(first(lanes), sum), total);
+                        _mm512_mask_storeu_ps(sum, first(lanes), total);
+                    }
+                }
             }
         }
     }
