@@ -120,6 +120,17 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         from: Slice<'_, Self, T>,
     ) -> Result<()>;
 
+    /// [`read`](Self::read) to memory of its own.
+    fn to_vec<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        from: Slice<'_, Self, T>,
+    ) -> Result<Vec<T>> {
+        let mut host = vec![T::zeroed(); from.elements];
+        self.read(stream, &mut host, from)?;
+        Ok(host)
+    }
+
     /// `out = from`, on the device.
     fn copy<T: Element>(
         &self,

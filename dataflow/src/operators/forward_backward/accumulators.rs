@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use tidemill_collective::{ChunkPlan, Node, Tree};
-use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
 use crate::cluster::Failure;
@@ -36,8 +36,8 @@ pub(super) trait FinishedChunks {
 /// What becomes of a finished node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FinishedSums {
-    /// It is copied to the host, so many chunks at a time.
-    Copied { chunks_per_read: usize },
+    /// It is copied to the host from such memory, so many chunks at a time.
+    Copied { from: MemoryPlace, chunks: usize },
     /// It stays where it is.
     Resident,
 }
@@ -213,7 +213,7 @@ impl<B: Backend> LaneSink<'_, B> {
         }
         let chunks = self.map.chunks.of_segment(self.map.layout.uses()[use_index].segment);
         let batch = match self.map.finished {
-            FinishedSums::Copied { chunks_per_read } => chunks_per_read,
+            FinishedSums::Copied { chunks, .. } => chunks,
             FinishedSums::Resident => chunks.len(),
         };
         for first in chunks.clone().step_by(batch.max(1)) {
@@ -236,22 +236,30 @@ fn finished_chunks<B: Backend>(
     sums: Slice<'_, B, f32>,
 ) -> tidemill_model::Result<Vec<(usize, FinishedValues)>> {
     let place = |chunk| map.chunks.in_segment(chunk);
-    if map.finished == FinishedSums::Resident {
-        let resident = |chunk| (chunk, FinishedValues::Resident(place(chunk).len()));
-        return Ok(chunks.map(resident).collect());
+    let host = |(chunk, values)| (chunk, FinishedValues::Host(values));
+    let Device { backend, stream } = device;
+    match map.finished {
+        FinishedSums::Resident => {
+            let resident = |chunk| (chunk, FinishedValues::Resident(place(chunk).len()));
+            Ok(chunks.map(resident).collect())
+        }
+        FinishedSums::Copied { from: MemoryPlace::Host, .. } => chunks
+            .map(|chunk| {
+                let Range { start, end } = place(chunk);
+                Ok(host((chunk, backend.to_vec(stream, sums.sub(start, end - start)?)?)))
+            })
+            .collect(),
+        // Waiting for a device takes longer than copying a chunk: they are read together and cut here.
+        FinishedSums::Copied { from: MemoryPlace::Device, .. } => {
+            let (start, end) = (place(chunks.start).start, place(chunks.end - 1).end);
+            let values = backend.to_vec(stream, sums.sub(start, end - start)?)?;
+            let cut = |chunk| {
+                let inside = place(chunk);
+                (chunk, values[inside.start - start..inside.end - start].to_vec())
+            };
+            Ok(chunks.map(cut).map(host).collect())
+        }
     }
-    let (start, end) = (place(chunks.start).start, place(chunks.end - 1).end);
-    let mut values = vec![0.0; end - start];
-    device.backend.read(device.stream, &mut values, sums.sub(start, end - start)?)?;
-    if chunks.len() == 1 {
-        return Ok(vec![(chunks.start, FinishedValues::Host(values))]);
-    }
-    let cut = |chunk| {
-        let inside = place(chunk);
-        let values = values[inside.start - start..inside.end - start].to_vec();
-        (chunk, FinishedValues::Host(values))
-    };
-    Ok(chunks.map(cut).collect())
 }
 
 impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {

@@ -23,6 +23,9 @@ use crate::operators::samples::Grain;
 /// Chunks that are copied from a device's memory in one read: 16 MiB, which takes much longer than waiting for the
 /// device does.
 const CHUNKS_PER_READ: usize = 64;
+/// Chunks that are copied from host memory before they leave: few enough that others work on them soon, but every message wakes
+/// two threads.
+const CHUNKS_PER_MESSAGE: usize = 16;
 
 /// What the device thread is told.
 pub(super) enum DeviceJob {
@@ -104,11 +107,11 @@ pub(super) fn run<B: Backend, M: Trainable<B>>(
         (Some(residence), _) => (Home::Shared(residence), FinishedSums::Resident),
         (None, memory) => {
             let replica = Replica::new(&*parts.backend, parts.model.layout(), &initial)?;
-            let chunks_per_read = match memory {
-                MemoryPlace::Host => 1,
+            let chunks = match memory {
+                MemoryPlace::Host => CHUNKS_PER_MESSAGE,
                 MemoryPlace::Device => CHUNKS_PER_READ,
             };
-            (Home::Own(Box::new(replica)), FinishedSums::Copied { chunks_per_read })
+            (Home::Own(Box::new(replica)), FinishedSums::Copied { from: memory, chunks })
         }
     };
     drop(initial);

@@ -203,9 +203,9 @@ impl<B: Backend> ResidentShard<B> {
         let ResidentState { replica, moments: [exp_avg, exp_avg_sq], .. } = state;
         let mut device = Device { backend: &*self.backend, stream: &mut replica.stream };
         let range = self.chunk(chunk).range.clone();
-        let mut values = vec![0.0; range.len()];
         let moment = match part {
             StatePart::Parameter => {
+                let mut values = vec![0.0; range.len()];
                 replica.parameters.read(&mut device, range.start, &mut values)?;
                 return Ok(values);
             }
@@ -213,8 +213,7 @@ impl<B: Backend> ResidentShard<B> {
             StatePart::ExpAvgSq => exp_avg_sq,
         };
         let from = Slice::new(moment, range.start, range.len())?;
-        device.backend.read(device.stream, &mut values, from)?;
-        Ok(values)
+        Ok(device.backend.to_vec(device.stream, from)?)
     }
 }
 

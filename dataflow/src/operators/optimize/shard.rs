@@ -34,6 +34,10 @@ pub(super) enum ShardReply {
     Snapshot { chunk: usize, part: StatePart, values: Vec<f32> },
 }
 
+/// Replies that leave together, where as many jobs came together: few enough that others work on them soon, but every message
+/// wakes a thread.
+const REPLIES_PER_MESSAGE: usize = 8;
+
 /// Everything that an optimizer thread starts from.
 pub(super) struct ShardParts<B: Backend> {
     pub(super) backend: Arc<B>,
@@ -87,10 +91,18 @@ pub(super) fn run<B: Backend>(
     replies: &Replies<Vec<ShardReply>>,
 ) -> Result<(), Failure> {
     let mut shard = Shard::new(parts)?;
-    for job in jobs.iter().flatten() {
-        let reply = shard.run(job)?;
-        if replies.send(vec![reply]).is_err() {
-            break;
+    for jobs in jobs.iter() {
+        let mut ready = Vec::new();
+        for job in jobs {
+            ready.push(shard.run(job)?);
+            if ready.len() == REPLIES_PER_MESSAGE
+                && replies.send(std::mem::take(&mut ready)).is_err()
+            {
+                return Ok(());
+            }
+        }
+        if !ready.is_empty() && replies.send(ready).is_err() {
+            return Ok(());
         }
     }
     Ok(())
@@ -200,10 +212,8 @@ impl<B: Backend> Shard<B> {
 
     fn read(&mut self, chunk: usize, part: StatePart) -> Result<Vec<f32>, Failure> {
         let (start, range) = self.place(chunk)?;
-        let mut values = vec![0.0; range.len()];
         let from = Slice::new(&self.state[part as usize], start, range.len())?;
-        self.backend.read(&mut self.stream, &mut values, from)?;
-        Ok(values)
+        Ok(self.backend.to_vec(&mut self.stream, from)?)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use crate::backend::{DeviceKind, Element, MemoryPlace, NUMERICS_VERSION, Runtime};
-use crate::cpu::rows::{elements_mut, exactly, exactly_mut};
+use crate::cpu::rows::{elements, elements_mut, exactly, exactly_mut};
 use crate::cpu::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::error::Result;
 use crate::view::{Slice, SliceMut};
@@ -90,6 +90,11 @@ impl Runtime for Cpu {
     ) -> Result<()> {
         host.copy_from_slice(exactly("read", "from", from, host.len())?);
         Ok(())
+    }
+
+    /// One pass: nothing is zeroed first.
+    fn to_vec<T: Element>(&self, _: &mut DeviceStream, from: Slice<'_, Self, T>) -> Result<Vec<T>> {
+        Ok(elements(from).to_vec())
     }
 
     fn copy<T: Element>(
