@@ -272,6 +272,16 @@ fn many_prompts_at_once() {
     assert_eq!(drawn(&["--batch", "1"]), three);
     assert_eq!(drawn(&[]), three);
     assert_ne!(three, greedy);
+    // What a prompt draws does not depend on its line; one that is asked again draws anew.
+    let alone = generate(&["--tokens", "109", "--seed", "5", "--min-p", "0.01"]);
+    assert_eq!(alone, three[3..]);
+    bench.write("prompts.jsonl", [prompts[4], prompts[0], prompts[4], prompts[1]].join("\n"));
+    for batch in ["1", "3"] {
+        let moved = drawn(&["--batch", batch]);
+        assert_eq!([&moved[0], &moved[1], &moved[3]], [&three[3], &three[0], &three[1]]);
+        assert_ne!(moved[2], moved[0], "equal prompts draw apart");
+    }
+    bench.write("prompts.jsonl", prompts.join("\n"));
     // For people, each under its name.
     let arguments = ["generate", "--model", "run", "--input", "prompts.jsonl"];
     let words = bench.tidemill(&arguments).expect(0).stdout;

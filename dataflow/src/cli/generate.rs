@@ -2,6 +2,7 @@
 
 mod answers;
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub(crate) struct GenerateArguments {
     /// Above 1, tokens that have appeared become less likely.
     #[arg(long, value_name = "R", allow_negative_numbers = true, default_value_t = 1.0)]
     repetition_penalty: f64,
-    /// Seeds the sampling.
+    /// Seeds the sampling. A prompt of --input draws what it draws alone; one that is asked again, other tokens.
     #[arg(long, value_name = "S", allow_negative_numbers = true, default_value_t = 0)]
     seed: u64,
     /// Go on past the end-of-sequence token.
@@ -204,14 +205,11 @@ fn write_many<B: Backend>(
         Some(batch) => batch.get(),
         None => model.sequences_at_once(longest.saturating_add(settings.max_new_tokens))?,
     };
+    let prompts = prompts(&requests);
     let mut cut = 0;
     let mut progress = CountProgress::new(requests.len() as u64, "prompts", "tokens");
-    for (batch, requests) in requests.chunks(at_once).enumerate() {
-        let prompts: Vec<Prompt<'_>> = (batch * at_once..)
-            .zip(requests)
-            .map(|(index, request)| Prompt { tokens: &request.tokens, index: index as u64 })
-            .collect();
-        let written = model.generate_batch(&prompts, settings, |_, _| progress.item())?;
+    for (prompts, requests) in prompts.chunks(at_once).zip(requests.chunks(at_once)) {
+        let written = model.generate_batch(prompts, settings, |_, _| progress.item())?;
         cut += written.iter().filter(|tokens| is_cut(tokens, settings)).count();
         for (request, tokens) in requests.iter().zip(&written) {
             progress.suspend(|| answers.print(request, tokens))?;
@@ -221,4 +219,16 @@ fn write_many<B: Backend>(
     progress.finish();
     note_cut_answers(&model, settings, cut, requests.len());
     Ok(())
+}
+
+/// Each numbered by the equal ones before it: those draw apart, and no other line changes what a prompt draws.
+fn prompts(requests: &[Request]) -> Vec<Prompt<'_>> {
+    let mut asked: HashMap<&[u32], u64> = HashMap::new();
+    let mut prompts = Vec::with_capacity(requests.len());
+    for Request { tokens, .. } in requests {
+        let times = asked.entry(tokens).or_default();
+        prompts.push(Prompt { tokens, index: *times });
+        *times += 1;
+    }
+    prompts
 }

@@ -25,7 +25,7 @@ pub struct SamplingSettings {
     /// Logits of tokens that have been seen, in the prompt too, are divided by it where positive and multiplied by
     /// it where negative; 1 for none (CTRL, Keskar et al., 2019).
     pub repetition_penalty: f64,
-    /// Seeds the draws. Each sequence of a batch draws from a stream of its own.
+    /// Seeds the draws. A prompt's [`index`](super::Prompt::index) says which of the seed's streams they come from.
     pub seed: u64,
 }
 
@@ -88,15 +88,15 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for sequence `sequence` of a batch, over a vocabulary of `vocab_size` tokens. What it draws depends on its
-    /// settings, on `sequence` and on the logits alone: not on which others the batch holds.
+    /// A sampler that draws from stream `index` of its seed, over a vocabulary of `vocab_size` tokens. What it draws depends
+    /// on its settings, on `index` and on the logits alone: not on which other sequences a batch holds.
     ///
     /// # Errors
     /// A setting that chooses nothing.
-    pub fn new(settings: SamplingSettings, sequence: u64, vocab_size: usize) -> Result<Self> {
+    pub fn new(settings: SamplingSettings, index: u64, vocab_size: usize) -> Result<Self> {
         settings.check()?;
         let mut random = ChaCha8Rng::seed_from_u64(settings.seed);
-        random.set_stream(sequence);
+        random.set_stream(index);
         Ok(Self { settings, random, seen: vec![false; vocab_size], candidates: Vec::new() })
     }
 

@@ -18,7 +18,8 @@ const LOGITS_PER_THREAD: usize = 1 << 17;
 pub struct Prompt<'a> {
     /// At least one token.
     pub tokens: &'a [u32],
-    /// The prompt's place in all that is asked for: it says which draws are the prompt's, whatever it is batched with.
+    /// Which of the seed's streams of draws is the prompt's, whatever it is batched with: how often the same tokens were
+    /// asked before, so that equal prompts draw apart, and any other draws what it would alone, which is 0.
     pub index: u64,
 }
 
