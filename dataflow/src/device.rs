@@ -14,7 +14,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_kernels::{Backend, Cpu, DeviceKind};
+use tidemill_kernels::{Backend, Cpu, DeviceKind, MemoryPlace};
 use tidemill_model::ModelError;
 
 use crate::checkpoint::device_keys;
@@ -266,6 +266,14 @@ impl DeviceChoice {
         let threads = NonZeroUsize::new(settings.threads)
             .ok_or_else(|| JobError::value("device.threads", "at least 1", 0))?;
         Ok(Self { platform, precision: settings.precision, threads })
+    }
+
+    /// Whose memory it takes.
+    pub fn memory(&self) -> MemoryPlace {
+        match self.platform {
+            Platform::Cpu => MemoryPlace::Host,
+            Platform::Cuda { .. } => MemoryPlace::Device,
+        }
     }
 
     /// How many workers of this machine have something to compute on of their own: its cores, or its GPUs.

@@ -1,7 +1,7 @@
 //! What is asked of a model: prompts, texts and how to choose.
 
 use super::{train_family, training};
-use crate::support::{Finished, Workbench};
+use crate::support::{Finished, Running, Workbench};
 
 /// Broken lines are named by number; what was scored before them has been printed.
 #[test]
@@ -17,7 +17,8 @@ fn lines_to_score() {
         ("{\"tokens\": [1, 2", "line 3"),
         ("{\"tokens\": [1, \"x\"]}", "line 3"),
         ("{\"tokens\": [1, -2]}", "line 3"),
-        ("{\"token\": [1, 2]}", "`token`"),
+        ("{\"token\": [1, 2]}", "unknown field `token`, expected one of `tokens`, `text`, `id`"),
+        ("{\"prompt\": \"x\"}", "unknown field `prompt`, expected one of `tokens`, `text`, `id`"),
         ("{}", "expected one of tokens and text"),
         ("{\"tokens\": [1, 2], \"text\": \"x\"}", "expected one of tokens and text"),
         ("{\"tokens\": [1, 2, 259]}", "259"),
@@ -52,7 +53,8 @@ fn prompts_to_continue() {
         ("[[1, 2], null, null, null]", "found no JSON object"),
         ("{\"tokens\": []}", "prompt: expected at least 1 token, found none"),
         ("{\"prompt\": \"\"}", "prompt: expected at least 1 token, found none"),
-        ("{\"text\": \"x\"}", "expected one of tokens and prompt"),
+        ("{\"text\": \"x\"}", "unknown field `text`, expected one of `tokens`, `prompt`, `id`"),
+        ("{\"token\": [1]}", "unknown field `token`, expected one of `tokens`, `prompt`, `id`"),
         ("{\"tokens\": [1], \"prompt\": \"x\"}", "expected one of tokens and prompt"),
         ("{\"tokens\": [1, 259]}", "position 1: token 259"),
         ("{\"id\": 3}", "expected one of tokens and prompt"),
@@ -150,6 +152,27 @@ fn positions_that_are_not_learned() {
         assert_eq!(finished.stderr, "", "{family}");
         write_letters(&bench, "text", &[99]);
         bench.tidemill(&["score", "--model", &model, "--input", "input.jsonl"]).expect(0);
+    }
+}
+
+/// What there is no memory for is told with what would need less; on the CPU there is no other way to compute it.
+#[test]
+fn answers_without_room() {
+    let bench = Workbench::new();
+    let model = train_family(&bench, "mpt");
+    bench.write("input.jsonl", "{\"tokens\": [1]}");
+    let much = ["--max-new-tokens", "1000000000000000", "--backend", "cpu"];
+    for (asked, smaller) in [
+        (["--tokens", "1"], "lower --max-new-tokens: "),
+        (["--input", "input.jsonl"], "lower --batch or --max-new-tokens: "),
+    ] {
+        let arguments = [&["generate", "--model", &model], &asked[..], &much].concat();
+        // 64 GiB of addresses, which the keys of 4 billion positions exceed on a machine of any size.
+        let limited = "ulimit -v 67108864; exec \"$@\"";
+        let line = format!("tidemill: this does not fit into the device's memory: {smaller}");
+        Running::start_in_shell(bench.folder(), limited, &arguments)
+            .finish()
+            .refused(1, &[&line, "on the CPU failed: out of memory"]);
     }
 }
 

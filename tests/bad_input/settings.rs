@@ -138,6 +138,13 @@ fn flags() {
         1,
         &["--new-tokens: expected at most 2 after 2047 tokens", "gpt-neo-125m", "found 3"],
     );
+    let long = ["bench", "train", "--preset", "mpt-125m", "--seq-len", "4096"];
+    bench
+        .tidemill(&long)
+        .refused(1, &["--seq-len: expected at most 2048, the positions of mpt-125m, found 4096"]);
+    let kernels = ["bench", "kernels", "--kernel", "adamw", "--kernel", "nope"];
+    let expected = "--kernel: expected a word of one of selective_scan, selective_scan_documents, ";
+    bench.tidemill(&kernels).refused(1, &[expected, "weight_gradient, found \"nope\""]);
     let hosts = |content: &str, index: &str, parts: &[&str]| {
         bench.write("hosts", content);
         let arguments = ["train", "run.toml", "-p", index, "--hosts", "hosts", "-w", "1"];

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::num::NonZeroUsize;
 
 use clap::Args;
+use tidemill_kernels::MemoryPlace;
 
 use crate::cluster::ClusterError;
 use crate::device::{
@@ -34,14 +35,14 @@ impl DeviceArguments {
             .map_err(by_flag)
     }
 
-    /// Runs `code` on one device; `smaller` is what would need less memory, if anything.
+    /// Runs `code` on one device; `smaller` is what would need less memory.
     ///
     /// # Errors
     /// As [`choice`](Self::choice), a device that cannot be opened, or what `code` answers.
     pub(crate) fn open_one<T, W>(
         self,
         threads: NonZeroUsize,
-        smaller: Option<&str>,
+        smaller: &str,
         code: W,
     ) -> anyhow::Result<T>
     where
@@ -50,7 +51,7 @@ impl DeviceArguments {
         self.open(&self.choice(threads)?, LocalWorkers::alone(1), smaller, code)
     }
 
-    /// Runs `code` on the devices of `workers`; `smaller` is what would need less memory, if anything.
+    /// Runs `code` on the devices of `workers`; `smaller` is what would need less memory.
     ///
     /// # Errors
     /// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
@@ -58,24 +59,27 @@ impl DeviceArguments {
         self,
         choice: &DeviceChoice,
         workers: LocalWorkers,
-        smaller: Option<&str>,
+        smaller: &str,
         code: W,
     ) -> anyhow::Result<T>
     where
         W: WithBackend<Output = anyhow::Result<T>>,
     {
         let opened = choice.open(workers, code).map_err(|error| by_flag(error).into());
-        opened.flatten().map_err(|error| self.advise(error, smaller))
+        opened.flatten().map_err(|error| self.advise(error, smaller, choice.memory()))
     }
 
-    fn advise(self, error: anyhow::Error, smaller: Option<&str>) -> anyhow::Error {
+    fn advise(self, error: anyhow::Error, smaller: &str, memory: MemoryPlace) -> anyhow::Error {
         let Some(refusal) = Refusal::of(error.as_ref()) else { return error };
-        let narrower = match self.precision {
-            Precision::Fp32 => Some("use --precision bf16"),
-            Precision::Bf16 => None,
+        // The CPU has no other precision, and there is no other device to send anyone to.
+        let other: &[&str] = match (memory, self.precision) {
+            (MemoryPlace::Host, _) => &[],
+            (MemoryPlace::Device, Precision::Fp32) => {
+                &["use --precision bf16", "use --backend cpu"]
+            }
+            (MemoryPlace::Device, Precision::Bf16) => &["use --backend cpu"],
         };
-        let ways = [smaller, narrower, Some("use --backend cpu")];
-        let room = ways.into_iter().flatten().collect::<Vec<_>>().join(", or ");
+        let room = [&[smaller], other].concat().join(", or ");
         let cause = match error.downcast::<ClusterError>() {
             Ok(error) => cause_alone(error),
             Err(error) => Box::<dyn Error + Send + Sync>::from(error).into(),
@@ -118,24 +122,25 @@ mod tests {
 
     #[test]
     fn a_device_without_room_is_told_with_flags() {
-        let said = |precision, smaller| {
+        let said = |backend, precision, memory| {
             let full = KernelError::OutOfMemory { bytes: 7, device: "NVIDIA H200".to_owned() };
             let (who, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
             let error = ClusterError::Failed { who, exit_class, cause: Arc::new(full) };
-            let arguments = DeviceArguments { backend: BackendChoice::Auto, precision };
-            one_line(arguments.advise(error.into(), smaller).as_ref())
+            let arguments = DeviceArguments { backend, precision };
+            one_line(arguments.advise(error.into(), "shorten it", memory).as_ref())
         };
-        let reason = "allocating 7 bytes on NVIDIA H200 failed: out of memory";
-        assert_eq!(
-            said(Precision::Fp32, Some("shorten it")),
-            format!(
-                "this does not fit into the device's memory: \
-                 shorten it, or use --precision bf16, or use --backend cpu: {reason}"
-            )
-        );
-        assert_eq!(
-            said(Precision::Bf16, None),
-            format!("this does not fit into the device's memory: use --backend cpu: {reason}")
-        );
+        let line = |ways: &str| {
+            let reason = "allocating 7 bytes on NVIDIA H200 failed: out of memory";
+            format!("this does not fit into the device's memory: {ways}: {reason}")
+        };
+        let (auto, device) = (BackendChoice::Auto, MemoryPlace::Device);
+        let ways = "shorten it, or use --precision bf16, or use --backend cpu";
+        assert_eq!(said(auto, Precision::Fp32, device), line(ways));
+        let ways = "shorten it, or use --backend cpu";
+        assert_eq!(said(auto, Precision::Bf16, device), line(ways));
+        // The CPU has neither bf16 nor another device to go to, whether it was asked for or found.
+        for backend in [auto, BackendChoice::Cpu] {
+            assert_eq!(said(backend, Precision::Fp32, MemoryPlace::Host), line("shorten it"));
+        }
     }
 }

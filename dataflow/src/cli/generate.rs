@@ -108,7 +108,10 @@ fn as_flag(error: ModelError) -> ModelError {
 
 pub(crate) fn run(arguments: &GenerateArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let smaller = arguments.asked.input.as_ref().map(|_| "lower --batch");
+    let smaller = match arguments.asked.input {
+        Some(_) => "lower --batch or --max-new-tokens",
+        None => "lower --max-new-tokens",
+    };
     let sampling = arguments.sampling()?;
     arguments.device.open_one(threads, smaller, Generate { arguments, sampling })
 }

@@ -29,13 +29,41 @@ pub(crate) struct Request {
     pub tokens: Vec<u32>,
 }
 
+/// A line that may hold `text`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct TextLine {
     tokens: Option<Vec<u32>>,
-    prompt: Option<String>,
     text: Option<String>,
     id: Option<Value>,
+}
+
+/// The same, where text is a `prompt`: an error names the keys that the command takes, and no other's.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PromptLine {
+    tokens: Option<Vec<u32>>,
+    prompt: Option<String>,
+    id: Option<Value>,
+}
+
+impl TextKey {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Prompt => "prompt",
+            Self::Text => "text",
+        }
+    }
+
+    fn read(self, line: &str) -> serde_json::Result<TextLine> {
+        match self {
+            Self::Prompt => {
+                let PromptLine { tokens, prompt, id } = serde_json::from_str(line)?;
+                Ok(TextLine { tokens, text: prompt, id })
+            }
+            Self::Text => serde_json::from_str(line),
+        }
+    }
 }
 
 /// The requests of a file, in order; blank lines are none.
@@ -84,25 +112,18 @@ impl<'a> Requests<'a> {
     }
 
     fn parse(&self, place: String, line: &str) -> anyhow::Result<Request> {
-        let word = match self.key {
-            TextKey::Prompt => "prompt",
-            TextKey::Text => "text",
-        };
+        let word = self.key.word();
         let expected =
             format!("{place}: expected {{\"tokens\": [...]}} or {{\"{word}\": \"...\"}}");
         // A list would be taken for the values of the keys.
         if !line.trim_start().starts_with('{') {
             bail!("{expected}, found no JSON object");
         }
-        let line: Line = serde_json::from_str(line)
-            .map_err(|error| anyhow!("{expected}: {}", at_column(&error)))?;
-        let (text, other) = match self.key {
-            TextKey::Prompt => (line.prompt, line.text),
-            TextKey::Text => (line.text, line.prompt),
-        };
-        let tokens = match (line.tokens, text, other) {
-            (Some(tokens), None, None) => tokens,
-            (None, Some(text), None) => {
+        let read = self.key.read(line);
+        let line = read.map_err(|error| anyhow!("{expected}: {}", at_column(&error)))?;
+        let tokens = match (line.tokens, line.text) {
+            (Some(tokens), None) => tokens,
+            (None, Some(text)) => {
                 let instead = format!("give tokens, not {word}");
                 self.encoder.encode(&text, &instead).with_context(|| place.clone())?
             }

@@ -39,7 +39,7 @@ pub(crate) struct ScoreArguments {
 pub(crate) fn run(arguments: &ScoreArguments) -> anyhow::Result<ExitCode> {
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let shorter = "lower --batch, or shorten the longest line of --input";
-    arguments.device.open_one(threads, Some(shorter), Score(arguments))
+    arguments.device.open_one(threads, shorter, Score(arguments))
 }
 
 /// Lines that wait for a device.

@@ -153,7 +153,7 @@ impl Report {
         };
         for (preset, model) in presets.zip(models) {
             // Each opens the device by itself, so that it finds its memory empty.
-            let smaller = Some("use a smaller --preset");
+            let smaller = "use a smaller --preset";
             let measuring = Measuring { bench, preset, model: &model };
             let (device, measured) = bench.device.open_one(threads, smaller, measuring)?;
             report.device = device;

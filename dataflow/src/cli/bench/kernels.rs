@@ -24,13 +24,16 @@ use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::output::{note_line, result_line};
 use crate::device::{Devices, WithBackend};
+use crate::error::JobError;
 
 /// Flags of `tidemill bench kernels`.
 #[derive(Debug, Args)]
 pub(crate) struct KernelsBench {
     #[arg(long = "kernel", value_name = "WORD", help = kernels_help())]
     kernels: Vec<String>,
-    /// Sequences: samples, positions, inner width and states; by default shapes that fill the device.
+    /// Sequences: samples, positions, inner width and states; by default shapes that fill the device. Half of E is a
+    /// block's width D; attention's heads are 64 columns wide where D is below 1024, else 128, as many as D has room for and
+    /// at least one.
     #[arg(long = "shape", value_name = "B,T,E,N", value_parser = SequenceSize::parse)]
     shapes: Vec<SequenceSize>,
     /// Runs of which the median is taken.
@@ -107,8 +110,14 @@ struct ResultLine {
 }
 
 pub(crate) fn run(bench: &KernelsBench) -> anyhow::Result<ExitCode> {
+    let names = families::<Cpu>().map(|(name, _)| name);
+    let nameless = |word: &&String| !names.iter().any(|name| name.contains(word.as_str()));
+    if let Some(word) = bench.kernels.iter().find(nameless) {
+        let expected = format!("a word of one of {}", names.join(", "));
+        return Err(JobError::value("--kernel", expected, format!("{word:?}")).into());
+    }
     let smaller = "give smaller sizes with --shape";
-    bench.device.open_one(bench.threads, Some(smaller), Measuring { bench })
+    bench.device.open_one(bench.threads, smaller, Measuring { bench })
 }
 
 struct Measuring<'a> {

@@ -80,6 +80,12 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     let ResolvedModel::New(config) = settings.resolve(None)? else {
         return Err(JobError::value("--preset", "a preset", &bench.preset).into());
     };
+    if let Some(most) = config.learned_positions()
+        && bench.seq_len.get() > most
+    {
+        let expected = format!("at most {most}, the positions of {}", bench.preset);
+        return Err(JobError::value("--seq-len", expected, bench.seq_len).into());
+    }
     let batch = BatchSettings {
         samples_per_step: bench.samples_per_step,
         lanes: bench.lanes,
@@ -98,7 +104,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     };
     let workers_here = LocalWorkers::alone(workers);
     let Measured { device, reports, device_memory_bytes, profile } =
-        bench.device.open(&device, workers_here, Some(&smaller), measurement)?;
+        bench.device.open(&device, workers_here, &smaller, measurement)?;
     let (first, last) = (reports.first(), reports.last());
     let (Some((first, started)), Some((last, ended))) = (first, last) else {
         anyhow::bail!("no step was reported");
