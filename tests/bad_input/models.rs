@@ -115,6 +115,12 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
     ("hybrid", "/layer_pattern", "\"mxa\"", "layer_pattern: expected letters m and a, found"),
     (
         "hybrid",
+        "/layer_pattern",
+        "\"mmmma\"",
+        "layer_pattern: expected an m and an a among the kinds of 4 layers, found only m",
+    ),
+    (
+        "hybrid",
         "/num_attention_heads",
         "5",
         "num_attention_heads: expected a divisor of hidden_size",

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::family::{HeadKeys, SpecialTokens, check_sizes, head_width, head_width_of};
 use crate::hugging_face::keys::Keys;
 use crate::mamba::MambaConfig;
@@ -43,6 +43,18 @@ impl LayerPattern {
     /// The kind of block `layer`.
     pub fn kind(&self, layer: usize) -> LayerKind {
         self.0[layer % self.0.len()]
+    }
+
+    /// Refuses a pattern by which `layers` are all of one kind: no hybrid, and attention alone would have no positions.
+    fn check(&self, layers: usize) -> Result<()> {
+        let has = |kind| (0..layers.min(self.0.len())).any(|layer| self.kind(layer) == kind);
+        let only = match (has(LayerKind::Mamba), has(LayerKind::Attention)) {
+            (true, true) => return Ok(()),
+            (true, false) => "only m",
+            (false, _) => "only a",
+        };
+        let expected = format!("an m and an a among the kinds of {layers} layers");
+        Err(ModelError::config("layer_pattern", expected, only))
     }
 }
 
@@ -94,12 +106,12 @@ impl HybridConfig {
     /// Refuses sizes that no model can have.
     ///
     /// # Errors
-    /// [`ModelError::Config`](crate::ModelError::Config) naming the first key whose value is out of bounds.
+    /// [`ModelError::Config`] naming the first key whose value is out of bounds.
     pub fn check(&self) -> Result<()> {
         self.mamba.check()?;
         check_sizes(&[("expansion", self.expansion, 1..=64)])?;
         head_width(self.mamba.d_model, self.n_heads)?;
-        Ok(())
+        self.pattern.check(self.mamba.n_layers)
     }
 
     /// The config that the JSON of the file `path` gives.
@@ -191,6 +203,26 @@ mod tests {
         let expected =
             "num_attention_heads: expected a divisor of hidden_size, which is 12, found 5";
         assert_eq!(error, format!("m/config.json: {expected}"));
+    }
+
+    #[test]
+    fn layers_are_of_both_kinds() {
+        let config = |pattern: &str, layers| HybridConfig {
+            mamba: MambaConfig::new(59, 12, layers),
+            pattern: pattern.parse().expect("a pattern"),
+            n_heads: 3,
+            expansion: 2,
+        };
+        for (pattern, layers) in [("ma", 2), ("ma", 9), ("mma", 3), ("aam", 3)] {
+            config(pattern, layers).check().expect(pattern);
+        }
+        for (pattern, layers, found) in
+            [("m", 5, "m"), ("mma", 2, "m"), ("a", 1, "a"), ("am", 1, "a")]
+        {
+            let error = config(pattern, layers).check().expect_err(pattern).to_string();
+            let expected = format!("an m and an a among the kinds of {layers} layers");
+            assert_eq!(error, format!("layer_pattern: expected {expected}, found only {found}"));
+        }
     }
 
     #[test]
