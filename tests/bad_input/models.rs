@@ -100,6 +100,14 @@ const CONFIGS: &[(&str, &str, &str, &str)] = &[
     ("mpt", "/attn_config/alibi_bias_max", "0", "alibi_bias_max: expected a finite number above 0"),
     ("mpt", "/attn_config/prefix_lm", "true", "prefix_lm: expected false, found true"),
     ("mpt", "/attn_config/rope", "true", "rope: expected false, found true"),
+    ("mpt", "/attn_config/attn_uses_sequence_id", "true", "attn_uses_sequence_id: expected false"),
+    ("mpt", "/attn_config/attn_pdrop", "0.1", "attn_pdrop: expected 0 (no dropout), found 0.1"),
+    (
+        "mpt",
+        "/embedding_fraction",
+        "0.5",
+        "embedding_fraction: expected 1 (the whole of a gradient)",
+    ),
     ("gpt-neo", "/num_heads", "5", "num_heads: expected a divisor of hidden_size, which is 12"),
     ("gpt-neo", "/activation_function", "\"relu\"", "activation_function: expected \"gelu_new\""),
     (

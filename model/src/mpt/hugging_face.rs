@@ -15,7 +15,7 @@ use crate::hugging_face::keys::Keys;
 use crate::mpt::config::{INVERSE_ROOT_OF_WIDTH, LogitScale, MptConfig, MptPositions};
 
 /// Keys of `attn_config` that must be switched off.
-const SWITCHES: [&str; 3] = ["prefix_lm", "qk_gn", "rope"];
+const SWITCHES: [&str; 4] = ["attn_uses_sequence_id", "prefix_lm", "qk_gn", "rope"];
 
 impl MptConfig {
     /// The config that the JSON of the file `path` gives.
@@ -62,6 +62,12 @@ impl MptConfig {
             },
         };
         refuse_present(&keys, &["block_overrides", "final_logit_softcapping"])?;
+        for dropout in ["emb_pdrop", "resid_pdrop"] {
+            refuse_dropout(&keys, dropout)?;
+        }
+        if keys.number("embedding_fraction", 1.0)? != 1.0 {
+            return Err(keys.wrong("embedding_fraction", "1 (the whole of a gradient)"));
+        }
         if let Some(mlp) = keys.object("ffn_config")? {
             check_mlp(&mlp)?;
         }
@@ -85,6 +91,7 @@ impl MptConfig {
             }
         }
         refuse_present(keys, &["attn_logit_softcapping", "kv_dim"])?;
+        refuse_dropout(keys, "attn_pdrop")?;
         match keys.value("flex_attn_mod_list") {
             Some(Value::Array(list)) if list.is_empty() => {}
             None => {}
@@ -167,6 +174,11 @@ fn refuse_present(keys: &Keys<'_>, absent: &[&str]) -> Result<()> {
         Some(key) => Err(keys.wrong(key, "nothing or null")),
         None => Ok(()),
     }
+}
+
+/// Refuses a dropout, which this crate never trains with: all published models have none.
+fn refuse_dropout(keys: &Keys<'_>, key: &str) -> Result<()> {
+    if keys.number(key, 0.0)? == 0.0 { Ok(()) } else { Err(keys.wrong(key, "0 (no dropout)")) }
 }
 
 /// Refuses MLPs of other kinds in `ffn_config`.
@@ -273,6 +285,18 @@ mod tests {
                 "flex_attn_mod_list: expected an empty list",
             ),
             (json!({"d_model": "wide"}), "d_model: expected a whole number"),
+            (json!({"embedding_fraction": 0.1}), "embedding_fraction: expected 1 (the whole of a"),
+            (json!({"embedding_fraction": "all"}), "embedding_fraction: expected a number"),
+            (json!({"emb_pdrop": 0.1}), "emb_pdrop: expected 0 (no dropout), found 0.1"),
+            (json!({"resid_pdrop": 0.1}), "resid_pdrop: expected 0 (no dropout), found 0.1"),
+            (
+                json!({"attn_config": {"attn_pdrop": 0.1}}),
+                "attn_pdrop: expected 0 (no dropout), found 0.1",
+            ),
+            (
+                json!({"attn_config": {"attn_uses_sequence_id": true}}),
+                "attn_uses_sequence_id: expected false, found true",
+            ),
         ] {
             let error = parse(&config).expect_err("refused").to_string();
             assert!(error.starts_with(&format!("m/config.json: {expected}")), "{error}");
