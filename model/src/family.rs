@@ -1,6 +1,22 @@
 //! The families of models: each is a config that lists [`LayerBlock`]s.
 //!
 //! [`Family`] is what a config does; [`ModelConfig`] is any of them, as a folder or a `[model]` table names it.
+//!
+//! To add a family, whose blocks are [`LayerBlock`]s:
+//!
+//! 1. One file lists its blocks: a config with its sizes, the `config.json` that it reads (`parse`) and writes (`to_json`),
+//!    and its `check`; [`Family::build`] names the tensors and gives a block for each layer to `Model::assemble`.
+//!    [`gpt_neo`](crate::gpt_neo) is the shortest to follow.
+//! 2. Here, a variant of [`ModelConfig`], which the compiler then asks for in every match; its `model_type` in
+//!    [`ModelConfig::parse`], whose last arm names them all.
+//! 3. In [`settings`](crate::settings), a [`ModelKind`], what a table lays over its sizes and the table that a run writes
+//!    down; in `settings/keys.rs`, its name and its keys. A key that no family has yet is a field of
+//!    [`ModelSettings`](crate::ModelSettings) and a row of `given`.
+//! 4. In [`preset`](crate::preset), the sizes that have a name, if any.
+//! 5. In the tests, a model of odd sizes among `model/tests/bodies/families.rs`, which then goes through every body, and a
+//!    table among `tests/families.rs`, which then trains, resumes and is elastic to the bit.
+//!
+//! A new kind of block is first a variant of [`LayerBlock`], and its state one of [`generation`](crate::generation).
 
 use std::path::Path;
 

@@ -1,4 +1,6 @@
-//! The parameters of a Mamba model: their names, shapes, uses and first values. No device is needed.
+//! What every family's layout is made of, seen at a Mamba: segments, uses, a tied head, first values that other layers do not
+//! change; and the names and shapes of Mamba's tensors. Those of the other families are held against files of transformers
+//! in `bodies/transformers.rs`. No device is needed.
 
 use tidemill_model::{Decay, Mamba, MambaConfig};
 

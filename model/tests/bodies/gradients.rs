@@ -1,4 +1,4 @@
-//! Gradients of a Mamba model agree with differences of its loss, and with those of another device, tensor by tensor.
+//! Gradients of Mamba and of the families with attention agree with differences of its loss, and with those of another device, tensor by tensor.
 
 use std::num::NonZeroUsize;
 
