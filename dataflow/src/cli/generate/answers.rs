@@ -2,13 +2,12 @@
 
 use std::io::Write;
 
-use anyhow::Context;
 use serde_json::{Value, json};
 
 use crate::cli::Format;
-use crate::cli::output::{OUTPUT_FAILED, result_line};
+use crate::cli::output::result_line;
 use crate::cli::requests::Request;
-use crate::cli::tokenizer::TextTokenizer;
+use crate::cli::tokenizer::{TextStream, TextTokenizer};
 
 /// Shows answers: as text, or as tokens where there is no tokenizer; or as JSON with both.
 pub(super) struct Answers<'a> {
@@ -60,39 +59,35 @@ impl<'a> Answers<'a> {
 pub(super) struct Stream<'a> {
     answers: &'a Answers<'a>,
     tokens: Vec<u32>,
-    /// Bytes of its text that have been shown.
-    shown: usize,
+    /// What is shown before the end: text, where there is a tokenizer.
+    text: Option<TextStream<'a>>,
 }
 
 impl<'a> Stream<'a> {
     pub(super) fn new(answers: &'a Answers<'a>) -> Self {
-        Self { answers, tokens: Vec::new(), shown: 0 }
+        let tokenizer = answers.tokenizer.filter(|_| answers.format == Format::Text);
+        let text = tokenizer.map(TextTokenizer::text_stream);
+        Self { answers, tokens: Vec::new(), text }
     }
 
     /// Shows text up to the last complete character.
     pub(super) fn push(&mut self, token: u32) {
         self.tokens.push(token);
-        if self.answers.format == Format::Text
-            && let Ok(Some(text)) = self.answers.text(&self.tokens)
-            && !text.ends_with('\u{fffd}')
-            && let Some(new) = text.get(self.shown..)
+        if let Some(text) = &mut self.text
+            && let Ok(Some(part)) = text.push(token)
         {
             let mut out = std::io::stdout().lock();
             // A pipe that nobody reads is told of at the end.
-            let _ = write!(out, "{new}").and_then(|()| out.flush());
-            self.shown = text.len();
+            let _ = write!(out, "{part}").and_then(|()| out.flush());
         }
     }
 
     /// Shows the rest.
     pub(super) fn finish(self) -> anyhow::Result<()> {
-        match self.answers.format {
-            Format::Json => result_line!("{}", self.answers.json(&self.tokens)?),
-            Format::Text => {
-                let words = self.answers.words(&self.tokens)?;
-                let mut out = std::io::stdout().lock();
-                writeln!(out, "{}", words.get(self.shown..).unwrap_or("")).context(OUTPUT_FAILED)
-            }
+        match (self.answers.format, self.text) {
+            (Format::Json, _) => result_line!("{}", self.answers.json(&self.tokens)?),
+            (Format::Text, Some(text)) => result_line!("{}", text.rest()?),
+            (Format::Text, None) => result_line!("{}", self.answers.words(&self.tokens)?),
         }
     }
 }
