@@ -8,7 +8,9 @@ use tidemill_model::{
 };
 
 use super::arm::Arm;
-use super::lane::{Walk, bits, loss_bits, moved_parameters, odd_config, run_lane, tokens};
+use super::lane::{
+    Walk, bits, loss_bits, moved_parameters, odd_config, run_lane_of_documents, tokens,
+};
 
 /// Heads that are no power of two, blocks with and without windows, every switch of MPT both ways.
 pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
@@ -40,26 +42,36 @@ pub fn attention_models() -> Vec<(&'static str, ModelConfig)> {
 }
 
 /// The models of [`attention_models`], and a Mamba.
-fn models() -> impl Iterator<Item = (&'static str, Model)> {
-    let mamba = ("mamba", odd_config().into());
-    let all = [mamba].into_iter().chain(attention_models());
-    all.map(|(name, config)| (name, Model::new(&config).expect(name)))
+pub fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
+    [("mamba", odd_config().into())].into_iter().chain(attention_models())
 }
 
-/// Blocks that run forward again before backward leave the same bits.
+/// Blocks that run forward again before backward leave the same bits, where samples are one text and where they are several.
 pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(37, 11);
     let walk = Walk { samples: 3, positions, samples_per_grain: 2, grains_per_microbatch: 2 };
-    for (name, model) in models() {
+    for (name, mut config) in models() {
+        // At least two blocks of each kind: one alone keeps its own.
+        match &mut config {
+            ModelConfig::Mpt(config) => config.n_layers = 2,
+            ModelConfig::Hybrid(config) => config.mamba.n_layers = 5,
+            _ => {}
+        }
+        let model = Model::new(&config).expect(name);
         let arena = moved_parameters(&model, 0.3);
         let tokens = tokens(9, walk.samples, positions, model.vocab_size());
-        let run = |model: &Model| {
-            let (losses, gradients) = run_lane(arm, model, &arena, &tokens, walk);
+        let run = |model: &Model, document_end| {
+            let (losses, gradients) =
+                run_lane_of_documents(arm, model, &arena, &tokens, walk, document_end);
             (loss_bits(&losses), bits(&gradients))
         };
-        let kept = run(&model);
+        let ends = [None, Some(0)];
+        let kept = ends.map(|end| run(&model, end));
+        assert!(kept[0] != kept[1], "{}: {name}: one document", arm.name);
         let model = model.with_recompute(Recompute::Block);
-        assert!(run(&model) == kept, "{}: {name}: other bits", arm.name);
+        for (end, kept) in ends.into_iter().zip(kept) {
+            assert!(run(&model, end) == kept, "{}: {name}, {end:?}: other bits", arm.name);
+        }
     }
 }
 

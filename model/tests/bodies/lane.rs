@@ -106,13 +106,25 @@ pub struct Walk {
     pub grains_per_microbatch: usize,
 }
 
-/// Losses and gradient arena of one lane of `tokens`.
+/// Losses and gradient arena of one lane of `tokens`, each sample one text.
 pub fn run_lane<B: Backend>(
     arm: &Arm<B>,
     model: &Mamba,
     arena: &[f32],
     tokens: &[u32],
     walk: Walk,
+) -> (Vec<GrainLoss>, Vec<f32>) {
+    run_lane_of_documents(arm, model, arena, tokens, walk, None)
+}
+
+/// [`run_lane`], where `document_end` ends documents that see nothing of each other.
+pub fn run_lane_of_documents<B: Backend>(
+    arm: &Arm<B>,
+    model: &Mamba,
+    arena: &[f32],
+    tokens: &[u32],
+    walk: Walk,
+    document_end: Option<u32>,
 ) -> (Vec<GrainLoss>, Vec<f32>) {
     arm.with_parameters(model, arena, |device, parameters| {
         let mut lane = Lane::new(device, model.layout());
@@ -124,7 +136,7 @@ pub fn run_lane<B: Backend>(
         for tokens in tokens.chunks(samples * (positions + 1)) {
             let samples = tokens.len() / (positions + 1);
             let microbatch =
-                Microbatch { tokens, samples, positions, samples_per_grain, document_end: None };
+                Microbatch { tokens, samples, positions, samples_per_grain, document_end };
             let run =
                 model.forward_backward(device, &mut workspace, parameters, microbatch, &mut lane);
             losses.extend(run.expect("forward and backward"));
