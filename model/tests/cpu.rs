@@ -6,10 +6,11 @@ use std::num::NonZeroUsize;
 
 use bodies::arm::Arm;
 use bodies::every_body;
+use bodies::families::attention_models;
 use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
 use tidemill_kernels::Cpu;
 use tidemill_kernels::cpu::InstructionSet;
-use tidemill_model::{Mamba, MambaConfig};
+use tidemill_model::{MambaConfig, Model};
 
 fn threads(count: usize) -> Arm<Cpu> {
     let count = NonZeroUsize::new(count).expect("threads");
@@ -33,15 +34,6 @@ every_body!(tests);
 fn threads_and_vector_width_change_no_bit() {
     let mut config = MambaConfig::new(259, 48, 2);
     config.d_state = 5;
-    let model = Mamba::new(&config).expect("a model");
-    let arena = moved_parameters(&model, 0.1);
-    let walk = Walk { samples: 4, positions: 301, samples_per_grain: 3, grains_per_microbatch: 2 };
-    let tokens = tokens(11, walk.samples, walk.positions, config.vocab_size);
-    let run = |arm: &Arm<Cpu>| {
-        let (losses, gradients) = run_lane(arm, &model, &arena, &tokens, walk);
-        (loss_bits(&losses), bits(&gradients))
-    };
-    let expected = run(&threads(1));
     let mut others = vec![threads(2), threads(3)];
     for set in InstructionSet::ALL {
         if !set.is_available() {
@@ -51,7 +43,21 @@ fn threads_and_vector_width_change_no_bit() {
         let backend = Cpu::with_instruction_set(NonZeroUsize::MIN, set).expect("available");
         others.push(Arm::new(set.name(), backend));
     }
-    for arm in &others {
-        assert!(run(arm) == expected, "{} gave other bits", arm.name);
+    // Positions are more than two tiles of keys, and no whole number of them.
+    let models = [("mamba", config.into(), 301)].into_iter();
+    let models = models.chain(attention_models().into_iter().map(|(name, of)| (name, of, 157)));
+    for (name, config, positions) in models {
+        let model = Model::new(&config).expect(name);
+        let arena = moved_parameters(&model, 0.1);
+        let walk = Walk { samples: 4, positions, samples_per_grain: 3, grains_per_microbatch: 2 };
+        let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());
+        let run = |arm: &Arm<Cpu>| {
+            let (losses, gradients) = run_lane(arm, &model, &arena, &tokens, walk);
+            (loss_bits(&losses), bits(&gradients))
+        };
+        let expected = run(&threads(1));
+        for arm in &others {
+            assert!(run(arm) == expected, "{name}: {} gave other bits", arm.name);
+        }
     }
 }

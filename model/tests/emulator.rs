@@ -4,11 +4,12 @@ mod bodies;
 
 use bodies::arm::Arm;
 use bodies::every_body;
-use bodies::lane::{Walk, bits, loss_bits, moved_parameters, odd_config, run_lane, tokens};
+use bodies::families::models;
+use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu};
-use tidemill_model::Mamba;
+use tidemill_model::Model;
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
     let emulator = Emulator::new(EmulatorSettings { warp, seed }).expect("a width of warps");
@@ -37,18 +38,20 @@ every_body!(tests);
 
 /// The order in which threads take their turns changes no bit.
 fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
-    let config = odd_config();
-    let model = Mamba::new(&config).expect("an odd model");
-    let arena = moved_parameters(&model, 0.3);
     let walk = Walk { samples: 3, positions: 23, samples_per_grain: 2, grains_per_microbatch: 1 };
-    let tokens = tokens(11, walk.samples, walk.positions, config.vocab_size);
-    let run = |seed| {
-        let (losses, gradients) = run_lane(&arm::<P>(warp, seed), &model, &arena, &tokens, walk);
-        (loss_bits(&losses), bits(&gradients))
-    };
-    let expected = run(0);
-    for seed in [1, 0x7469_6465] {
-        assert!(run(seed) == expected, "seed {seed} gave other bits");
+    for (name, config) in models() {
+        let model = Model::new(&config).expect(name);
+        let arena = moved_parameters(&model, 0.3);
+        let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());
+        let run = |seed| {
+            let arm = arm::<P>(warp, seed);
+            let (losses, gradients) = run_lane(&arm, &model, &arena, &tokens, walk);
+            (loss_bits(&losses), bits(&gradients))
+        };
+        let expected = run(0);
+        for seed in [1, 0x7469_6465] {
+            assert!(run(seed) == expected, "{name}: seed {seed} gave other bits");
+        }
     }
 }
 
