@@ -1,10 +1,11 @@
 //! Every family of models trains, resumes and is elastic to the bit, and what it leaves can be used.
 //!
 //! [`elastic`](super::elastic) says it of Mamba, in every way there is; here each other family goes through one run cut at a
-//! checkpoint, with other workers, microbatches and memory.
+//! checkpoint, with other workers, microbatches and memory, through runs of two threads and of two processes, and through
+//! runs whose documents are apart.
 
 use crate::support::workbench::{causes, config};
-use crate::support::{Job, Workbench, assert_same};
+use crate::support::{Job, Outcome, Workbench, assert_same};
 
 /// The `[model]` tables: heads that are no power of two, windows shorter than samples, every switch once.
 pub const MODELS: [(&str, &str); 4] = [
@@ -37,31 +38,85 @@ pub fn with_model(table: &str) -> String {
     format!("{}[model]\n{table}\n\n{}", &config[..start], &config[end..])
 }
 
+/// Runs of one of [`MODELS`], each in a folder of its own.
+struct Runs<'a> {
+    bench: &'a Workbench,
+    name: &'a str,
+    config: String,
+}
+
+impl<'a> Runs<'a> {
+    fn new(bench: &'a Workbench, (name, table): (&'a str, &str)) -> Self {
+        let config = with_model(table);
+        bench.write(&format!("{name}.toml"), &config);
+        Self { bench, name, config }
+    }
+
+    fn folder(&self, dir: &str) -> String {
+        format!("{}-{dir}", self.name)
+    }
+
+    /// Trains with the library.
+    fn train(&self, dir: &str, workers: usize, set: &[&str]) -> Outcome {
+        let dir = self.folder(dir);
+        self.bench
+            .try_train_with(&self.config, Job { dir: &dir, workers, set })
+            .unwrap_or_else(|error| panic!("{}: {}", self.name, causes(&error)));
+        self.bench.outcome(&dir)
+    }
+
+    /// Trains with two processes of one worker each.
+    fn train_in_two_processes(&self, set: &[&str]) -> Outcome {
+        let dir = self.folder("processes");
+        let (config, run_dir) = (format!("{}.toml", self.name), format!("run.dir={dir}"));
+        let set = set.iter().copied().chain([run_dir.as_str()]);
+        let mut arguments = vec!["train", &config, "-n", "2", "-w", "1"];
+        arguments.extend(set.flat_map(|assignment| ["--set", assignment]));
+        self.bench.tidemill(&arguments).expect(0);
+        self.bench.outcome(&dir)
+    }
+}
+
 #[test]
 fn every_family_is_elastic_and_resumes() {
     let bench = Workbench::new();
-    for (name, table) in MODELS {
-        let config = with_model(table);
-        let train = |dir: &str, workers, set: &[&str]| {
-            let dir = format!("{name}-{dir}");
-            let job = Job { dir: &dir, workers, set };
-            bench
-                .try_train_with(&config, job)
-                .unwrap_or_else(|error| panic!("{name}: {}", causes(&error)));
-            bench.outcome(&dir)
-        };
-        let keep = "checkpoint.keep=9";
-        let reference = train("reference", 1, &[keep]);
+    for model in MODELS {
+        let runs = Runs::new(&bench, model);
+        let (name, keep) = (runs.name, "checkpoint.keep=9");
+        let reference = runs.train("reference", 1, &[keep]);
         assert!(reference.loss(4) < reference.loss(0) - 0.05, "{name}: {:?}", reference.steps);
-        train("run", 2, &[keep, "schedule.steps=5", "run.steps=2"]);
+        runs.train("run", 2, &[keep, "schedule.steps=5", "run.steps=2"]);
         let set = [keep, "batch.microbatch_grains=3", "model.recompute=block"];
-        assert_same(&train("run", 3, &set), &reference, name);
-        let dir = format!("{name}-run");
+        assert_same(&runs.train("run", 3, &set), &reference, name);
+        let threads = runs.train("threads", 1, &[keep, "device.threads=2"]);
+        assert_same(&threads, &reference, &format!("{name}: two threads"));
+        let processes = runs.train_in_two_processes(&[keep]);
+        assert_same(&processes, &reference, &format!("{name}: two processes"));
+        let dir = runs.folder("run");
         let generate =
             ["generate", "--model", &dir, "--prompt", "the tide", "--max-new-tokens", "4"];
         bench.tidemill(&generate).expect(0);
         let facts = bench.tidemill(&["inspect", &dir]);
         facts.expect(0);
+    }
+}
+
+/// The same, where documents of a sample see nothing of each other.
+#[test]
+fn every_family_is_elastic_with_documents_apart() {
+    let bench = Workbench::new();
+    for model in MODELS {
+        let runs = Runs::new(&bench, model);
+        let (name, reset) = (runs.name, "data.document_boundaries=reset");
+        let reference = runs.train("reference", 1, &[reset]);
+        assert!(reference.loss(4) < reference.loss(0) - 0.05, "{name}: {:?}", reference.steps);
+        // What follows the end of a document is not predicted.
+        let tokens = reference.steps[4][4];
+        assert!(tokens < 5 * 45 * 17 && tokens > 4 * 45 * 17, "{name}: {tokens} tokens");
+        let set = [reset, "batch.microbatch_grains=3", "model.recompute=block", "device.threads=2"];
+        assert_same(&runs.train("run", 3, &set), &reference, name);
+        let processes = runs.train_in_two_processes(&[reset, "batch.microbatch_grains=1"]);
+        assert_same(&processes, &reference, &format!("{name}: two processes"));
     }
 }
 
