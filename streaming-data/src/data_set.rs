@@ -10,6 +10,7 @@
 
 use std::{
     fs,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -21,11 +22,14 @@ use crate::{
     hash::{ContentHash, ContentHasher},
     index::{INDEX_FILE, Index, fingerprint},
     order::{CanonicalOrder, SampleId, ShuffleSettings},
-    shard::{DecodedRows, Footer, RowRule, Shard},
+    shard::{DecodedTokens, Footer, Pieces, RowRule, Scratch, Shard},
 };
 
 /// Memory for footers that may be needed again; one takes about 1 KB per row group.
 const FOOTERS_BYTES: usize = 32 << 20;
+
+/// Memory for the places of pages, and for dictionaries, of which one may take 256 KiB.
+const PIECES_BYTES: usize = 32 << 20;
 
 /// A data set; see the [module](self).
 #[derive(Clone)]
@@ -45,6 +49,16 @@ struct Content {
     samples: u64,
     shards: Vec<Shard>,
     footers: BoundedCache<usize, Footer>,
+    /// By shard and row group.
+    pieces: BoundedCache<(usize, usize), Pieces>,
+}
+
+/// What is decoded at once: a piece of a row group of a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) shard: usize,
+    pub(crate) group: usize,
+    pub(crate) piece: usize,
 }
 
 impl DataSet {
@@ -164,10 +178,24 @@ impl DataSet {
     pub fn sample(&self, sample: SampleId) -> Result<Vec<u32>, DataError> {
         let shard = &self.shards()[sample.shard];
         assert!(sample.row < shard.samples(), "no row {} in {:?}", sample.row, shard);
+        let mut scratch = Scratch::default();
         let footer = self.footer(sample.shard)?;
         let (group, first_row) = footer.group_of(sample.row);
-        let rows = self.decode(sample.shard, &footer, group)?;
-        Ok(rows.row((sample.row - first_row) as usize))
+        let row = sample.row - first_row;
+        let pieces = self.pieces(sample.shard, &footer, group, &mut scratch)?;
+        let mut tokens = Vec::with_capacity(self.content.row_tokens);
+        for piece in pieces.of_row(row) {
+            let place = Place { shard: sample.shard, group, piece };
+            let decoded = self.decode(place, &footer, &pieces, &mut scratch)?;
+            decoded.copy_to(self.places_of(row), &mut tokens);
+        }
+        Ok(tokens)
+    }
+
+    /// Places of a row's tokens among those of its row group.
+    pub(crate) fn places_of(&self, row: u64) -> Range<u64> {
+        let row_tokens = self.content.row_tokens as u64;
+        row * row_tokens..(row + 1) * row_tokens
     }
 
     /// The footer of a shard, whose content is verified before.
@@ -175,14 +203,30 @@ impl DataSet {
         self.content.footers.get_or_load(shard, || self.shards()[shard].open(self.row_rule()))
     }
 
-    /// The rows of a row group.
-    pub(crate) fn decode(
+    /// How a row group is decoded.
+    pub(crate) fn pieces(
         &self,
         shard: usize,
         footer: &Footer,
         group: usize,
-    ) -> Result<DecodedRows, DataError> {
-        footer.decode(self.shards()[shard].path(), group, self.row_rule())
+        scratch: &mut Scratch,
+    ) -> Result<Arc<Pieces>, DataError> {
+        self.content.pieces.get_or_load((shard, group), || {
+            footer.pieces(self.shards()[shard].path(), group, self.row_rule(), scratch)
+        })
+    }
+
+    /// The tokens of a piece of a row group.
+    pub(crate) fn decode(
+        &self,
+        place: Place,
+        footer: &Footer,
+        pieces: &Pieces,
+        scratch: &mut Scratch,
+    ) -> Result<DecodedTokens, DataError> {
+        let Place { shard, group, piece } = place;
+        let path = self.shards()[shard].path();
+        footer.decode(path, group, pieces, piece, self.row_rule(), scratch)
     }
 
     fn row_rule(&self) -> RowRule {
@@ -225,6 +269,7 @@ fn open_indexed(path: &Path) -> Result<Content, DataError> {
         samples,
         shards,
         footers: BoundedCache::new(FOOTERS_BYTES),
+        pieces: BoundedCache::new(PIECES_BYTES),
     })
 }
 
@@ -260,6 +305,7 @@ fn open_unindexed(path: &Path) -> Result<Content, DataError> {
         samples: shards.iter().map(Shard::samples).sum(),
         shards,
         footers: BoundedCache::new(FOOTERS_BYTES),
+        pieces: BoundedCache::new(PIECES_BYTES),
     })
 }
 

@@ -1,18 +1,19 @@
 //! Samples in a planned order, decoded ahead of their consumer on threads.
 //!
-//! A [`Decoder`] is made once per process: its threads, its memory and its cache of decoded row
-//! groups are shared by all [`Reader`]s made from it, so that workers which read neighbouring parts
-//! of the same windows do not decode the same row group again and again. A reader follows a *plan*:
+//! A [`Decoder`] is made once per process: its threads, its memory and its cache of decoded pieces
+//! of row groups are shared by all [`Reader`]s made from it, so that workers which read neighbouring
+//! parts of the same windows do not decode the same pages again and again. A reader follows a *plan*:
 //! ranges of positions in the canonical order, usually one range per step and worker.
 //!
 //! Contract:
 //! - A reader yields exactly the samples of its plan, in its order, for any number of threads, any
 //!   memory bound and whatever other readers do. An error comes at the place of the sample that
 //!   could not be read; after it the reader is at its end.
-//! - Memory: three quarters of `memory_bytes` hold decoded row groups, one quarter holds samples
-//!   that wait for their readers, shared evenly. Beyond the bound, each thread may hold the row
-//!   group that it is decoding, and each reader at least one batch (up to 128 KiB, or one sample).
-//!   A window shuffle wants the row groups of two windows to fit:
+//! - Memory: three quarters of `memory_bytes` hold decoded pieces of row groups (a page or a few;
+//!   the whole row group where a column is of an uncommon form), one quarter holds samples that
+//!   wait for their readers, shared evenly. Beyond the bound, each thread may hold the piece that
+//!   it is decoding, and each reader at least one batch (up to 128 KiB, or one sample). A window
+//!   shuffle wants the samples of two windows to fit:
 //!   `2 * window_samples * (seq_len + 1) * 2` bytes for a vocabulary of up to 65,536.
 //! - A shard with a hash in its index is verified before its first sample is decoded, once per
 //!   data set.

@@ -19,11 +19,13 @@ use crate::{error::DataError, hash::ContentHash};
 mod chunk;
 mod decode;
 mod footer;
-mod plain;
+mod pages;
 mod tokens;
 
+pub(crate) use decode::Pieces;
 pub(crate) use footer::Footer;
-pub(crate) use tokens::DecodedRows;
+pub(crate) use pages::Scratch;
+pub(crate) use tokens::DecodedTokens;
 
 /// A shard of a data set.
 #[derive(Debug)]

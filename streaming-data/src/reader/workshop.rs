@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     cache::BoundedCache,
-    data_set::DataSet,
+    data_set::{DataSet, Place},
     error::DataError,
     order::CanonicalOrder,
-    shard::{DecodedRows, panic_text},
+    shard::{DecodedTokens, Scratch, panic_text},
 };
 
 /// Samples are handed over in batches of about this size.
@@ -30,8 +30,7 @@ const BATCH_BYTES: usize = 128 << 10;
 pub(super) struct Workshop {
     data_set: DataSet,
     order: CanonicalOrder,
-    /// Row groups by shard and number.
-    decoded: BoundedCache<(usize, usize), DecodedRows>,
+    decoded: BoundedCache<Place, DecodedTokens>,
     batch_samples: u64,
     /// Batches that may wait or be in work, over all readers.
     batches: usize,
@@ -140,10 +139,12 @@ impl Workshop {
 
     /// The life of a thread.
     pub(super) fn work(&self) {
+        let mut scratch = Scratch::default();
         while let Some(call) = self.next_call() {
             match call {
                 Call::Task(task) => {
-                    let samples = caught(|| self.decode(&task.positions)).and_then(|made| made);
+                    let samples =
+                        caught(|| self.decode(&task.positions, &mut scratch)).and_then(|made| made);
                     self.finish(&task, samples);
                 }
                 Call::Tell(reader, wake) => self.tell(reader, &wake),
@@ -165,16 +166,27 @@ impl Workshop {
         }
     }
 
-    fn decode(&self, positions: &[Range<u64>]) -> Result<Vec<Sample>, DataError> {
+    fn decode(
+        &self,
+        positions: &[Range<u64>],
+        scratch: &mut Scratch,
+    ) -> Result<Vec<Sample>, DataError> {
         let mut samples = Vec::with_capacity(self.batch_samples as usize);
         for position in positions.iter().cloned().flatten() {
             let id = self.order.sample_at(position);
             let footer = self.data_set.footer(id.shard)?;
             let (group, first_row) = footer.group_of(id.row);
-            let rows = self.decoded.get_or_load((id.shard, group), || {
-                self.data_set.decode(id.shard, &footer, group)
-            })?;
-            samples.push(Sample { position, tokens: rows.row((id.row - first_row) as usize) });
+            let row = id.row - first_row;
+            let pieces = self.data_set.pieces(id.shard, &footer, group, scratch)?;
+            let mut tokens = Vec::with_capacity(self.data_set.seq_len() + 1);
+            for piece in pieces.of_row(row) {
+                let place = Place { shard: id.shard, group, piece };
+                let decoded = self.decoded.get_or_load(place, || {
+                    self.data_set.decode(place, &footer, &pieces, scratch)
+                })?;
+                decoded.copy_to(self.data_set.places_of(row), &mut tokens);
+            }
+            samples.push(Sample { position, tokens });
         }
         Ok(samples)
     }

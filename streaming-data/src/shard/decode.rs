@@ -1,10 +1,11 @@
-//! A row group to checked tokens.
+//! Row groups to checked tokens, piece by piece.
 //!
-//! [`Footer::decode`] takes the short way of [`super::plain`] where a column allows it, which is
-//! how `prepare` writes. This file is the long way, through Arrow, for every other column, and it is
-//! what finds out and says what is wrong with a damaged one.
+//! [`Footer::pieces`] finds out how a row group can be decoded: by a page or a few at a time, the
+//! short way of [`super::pages`], where the column allows it, which is how `prepare` and most other
+//! writers write. This file is the long way, a whole row group through Arrow, for every other
+//! column, and it is what finds out and says what is wrong with a damaged one.
 
-use std::path::Path;
+use std::{fs::File, ops::Range, path::Path};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, OffsetSizeTrait, PrimitiveArray},
@@ -21,26 +22,81 @@ use parquet::{
 use super::{
     Footer, RowRule,
     chunk::{Chunk, column_range},
-    guarded, plain,
-    tokens::{DecodedRows, Outside, TokenElement},
+    guarded,
+    pages::{self, PageDirectory, Scratch},
+    tokens::{DecodedTokens, Outside, TokenElement},
 };
-use crate::{error::DataError, index::TOKENS_COLUMN};
+use crate::{cache::Weigh, error::DataError, index::TOKENS_COLUMN};
+
+/// How a row group is decoded.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    rows: u64,
+    row_tokens: u64,
+    /// None where it is decoded whole.
+    directory: Option<PageDirectory>,
+}
+
+impl Pieces {
+    /// Those pieces that hold a row of the row group, one after the other.
+    pub(crate) fn of_row(&self, row: u64) -> Range<usize> {
+        self.directory.as_ref().map_or(0..1, |directory| directory.pieces_of(row))
+    }
+
+    /// Places of a piece's tokens among those of the row group.
+    fn places(&self, piece: usize) -> Range<u64> {
+        let whole = 0..self.rows * self.row_tokens;
+        self.directory.as_ref().map_or(whole, |directory| directory.places(piece))
+    }
+}
+
+impl Weigh for Pieces {
+    fn weight_bytes(&self) -> usize {
+        size_of::<Pieces>() + self.directory.as_ref().map_or(0, Weigh::weight_bytes)
+    }
+}
 
 impl Footer {
-    /// Reads and decodes a row group, checking every row and token.
-    pub(crate) fn decode(
+    /// Finds out how a row group is decoded.
+    pub(crate) fn pieces(
         &self,
         path: &Path,
         group: usize,
         rule: RowRule,
-    ) -> Result<DecodedRows, DataError> {
-        let chunk = self.read_chunk(path, group)?;
-        let plain =
-            guarded("decode", path, || plain::decode(&chunk, &self.plain_column(group), rule))?;
-        match plain {
-            Some(rows) => Ok(rows),
-            None => self.decode_through_arrow(path, group, rule, chunk),
+        scratch: &mut Scratch,
+    ) -> Result<Pieces, DataError> {
+        let directory = PageDirectory::find(
+            self.column(group),
+            rule,
+            &|range, out| read(path, range, out),
+            scratch,
+        )?;
+        let (rows, row_tokens) = (self.group_rows(group) as u64, rule.row_tokens as u64);
+        Ok(Pieces { rows, row_tokens, directory })
+    }
+
+    /// Reads and decodes a piece of a row group, checking every row and token.
+    pub(crate) fn decode(
+        &self,
+        path: &Path,
+        group: usize,
+        pieces: &Pieces,
+        piece: usize,
+        rule: RowRule,
+        scratch: &mut Scratch,
+    ) -> Result<DecodedTokens, DataError> {
+        if let Some(directory) = &pieces.directory {
+            let read = |range, out: &mut Vec<u8>| read(path, range, out);
+            if let Some(tokens) = directory.decode(piece, &read, scratch)? {
+                return Ok(tokens);
+            }
         }
+        let tokens = self.decode_through_arrow(path, group, rule)?;
+        // A piece that is not simple among others that are.
+        Ok(match &pieces.directory {
+            Some(_) => tokens.cut(pieces.places(piece)),
+            None => tokens,
+        })
     }
 
     /// Tokens in the first row of the file.
@@ -65,8 +121,8 @@ impl Footer {
         Chunk::read(path, guarded("read", path, || column_range(column))?)
     }
 
-    fn plain_column(&self, group: usize) -> plain::Column<'_> {
-        plain::Column {
+    pub(super) fn column(&self, group: usize) -> pages::Column<'_> {
+        pages::Column {
             metadata: self.metadata.metadata().row_group(group).column(self.leaf),
             element: &self.element,
             rows: self.group_rows(group),
@@ -95,28 +151,40 @@ impl Footer {
         path: &Path,
         group: usize,
         rule: RowRule,
-        chunk: Chunk,
-    ) -> Result<DecodedRows, DataError> {
+    ) -> Result<DecodedTokens, DataError> {
+        let chunk = self.read_chunk(path, group)?;
         let expected_rows = self.group_rows(group);
         let arrays: Vec<ArrayRef> =
             guarded("decode", path, || self.arrays(chunk, group, expected_rows.max(1))?.collect())?;
         let start = self.group_start(group);
-        let mut rows = DecodedRows::with_capacity(expected_rows, rule);
+        let capacity = arrays.iter().map(|array| array.len() * rule.row_tokens).sum();
+        let mut tokens = DecodedTokens::with_capacity(0, capacity, rule);
+        let mut rows = 0;
         for array in &arrays {
-            let first_row = start + rows.rows() as u64;
+            let first_row = start + rows as u64;
+            rows += array.len();
             let place = Place { path, first_row, rule };
             let elements = match array.data_type() {
                 DataType::FixedSizeList(..) => place.elements_of_fixed_size_list(array)?,
                 DataType::LargeList(_) => place.elements_of_list::<i64>(array)?,
                 _ => place.elements_of_list::<i32>(array)?,
             };
-            place.append(&elements, &mut rows)?;
+            place.append(&elements, &mut tokens)?;
         }
-        if rows.rows() != expected_rows {
+        if rows != expected_rows {
             return guarded("decode", path, || Err(short_of_rows()));
         }
-        Ok(rows)
+        Ok(tokens)
     }
+}
+
+/// Reads a range of the file into `out`.
+fn read(path: &Path, range: Range<u64>, out: &mut Vec<u8>) -> Result<(), DataError> {
+    use std::io::{Read, Seek, SeekFrom};
+    let mut file = File::open(path).map_err(DataError::io("open shard", path))?;
+    file.seek(SeekFrom::Start(range.start)).map_err(DataError::io("read shard", path))?;
+    out.resize((range.end - range.start) as usize, 0);
+    file.read_exact(out).map_err(DataError::io("read shard", path))
 }
 
 fn short_of_rows() -> ParquetError {
@@ -179,19 +247,19 @@ impl Place<'_> {
         Ok(list.values().slice(start, list.len() * self.rule.row_tokens))
     }
 
-    fn append(&self, elements: &ArrayRef, rows: &mut DecodedRows) -> Result<(), DataError> {
+    fn append(&self, elements: &ArrayRef, tokens: &mut DecodedTokens) -> Result<(), DataError> {
         if let Some(at) = (0..elements.len()).find(|&at| elements.is_null(at)) {
             return Err(self.null(at / self.rule.row_tokens));
         }
         match elements.data_type() {
-            DataType::Int8 => self.append_as::<Int8Type>(elements, rows),
-            DataType::Int16 => self.append_as::<Int16Type>(elements, rows),
-            DataType::Int32 => self.append_as::<Int32Type>(elements, rows),
-            DataType::Int64 => self.append_as::<Int64Type>(elements, rows),
-            DataType::UInt8 => self.append_as::<UInt8Type>(elements, rows),
-            DataType::UInt16 => self.append_as::<UInt16Type>(elements, rows),
-            DataType::UInt32 => self.append_as::<UInt32Type>(elements, rows),
-            DataType::UInt64 => self.append_as::<UInt64Type>(elements, rows),
+            DataType::Int8 => self.append_as::<Int8Type>(elements, tokens),
+            DataType::Int16 => self.append_as::<Int16Type>(elements, tokens),
+            DataType::Int32 => self.append_as::<Int32Type>(elements, tokens),
+            DataType::Int64 => self.append_as::<Int64Type>(elements, tokens),
+            DataType::UInt8 => self.append_as::<UInt8Type>(elements, tokens),
+            DataType::UInt16 => self.append_as::<UInt16Type>(elements, tokens),
+            DataType::UInt32 => self.append_as::<UInt32Type>(elements, tokens),
+            DataType::UInt64 => self.append_as::<UInt64Type>(elements, tokens),
             other => Err(DataError::Column {
                 path: self.path.to_owned(),
                 found: format!("column {TOKENS_COLUMN} of lists of {other}"),
@@ -203,10 +271,10 @@ impl Place<'_> {
     fn append_as<T: ArrowPrimitiveType<Native: TokenElement>>(
         &self,
         elements: &ArrayRef,
-        rows: &mut DecodedRows,
+        tokens: &mut DecodedTokens,
     ) -> Result<(), DataError> {
         let elements: &PrimitiveArray<T> = elements.as_primitive();
-        rows.append(elements.values().iter().copied()).map_err(|Outside { at, token }| {
+        tokens.append(elements.values().iter().copied()).map_err(|Outside { at, token }| {
             DataError::Token {
                 path: self.path.to_owned(),
                 row: self.first_row + (at / self.rule.row_tokens) as u64,

@@ -1,21 +1,25 @@
-//! Decoded rows, in the narrowest form that holds them, and the check that they are tokens.
+//! Decoded tokens, in the narrowest form that holds them, and the check that they are tokens.
+
+use std::ops::Range;
 
 use super::RowRule;
 use crate::cache::Weigh;
 
-/// The rows of one row group, `tokens[rows, row_tokens]`.
+/// Consecutive tokens of one row group.
 ///
 /// Two bytes a token where the vocabulary allows: it halves what a window costs in memory.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct DecodedRows {
-    row_tokens: usize,
+pub(crate) struct DecodedTokens {
+    /// Place of the first among the tokens of its row group.
+    first: u64,
     /// The largest token.
     last: u32,
     tokens: Tokens,
 }
 
+/// Tokens in one of two forms.
 #[derive(Debug, PartialEq, Eq)]
-enum Tokens {
+pub(super) enum Tokens {
     Narrow(Vec<u16>),
     Wide(Vec<u32>),
 }
@@ -27,17 +31,16 @@ pub(crate) struct Outside {
     pub(crate) token: i128,
 }
 
-impl DecodedRows {
-    /// No rows yet, room for some.
-    pub(crate) fn with_capacity(rows: usize, rule: RowRule) -> DecodedRows {
-        let (row_tokens, last) = (rule.row_tokens, rule.last_token());
-        let capacity = rows * row_tokens;
+impl DecodedTokens {
+    /// No tokens yet, the first of which is to be token `first` of its row group; room for some.
+    pub(crate) fn with_capacity(first: u64, capacity: usize, rule: RowRule) -> DecodedTokens {
+        let last = rule.last_token();
         let tokens = if last <= u32::from(u16::MAX) {
             Tokens::Narrow(Vec::with_capacity(capacity))
         } else {
             Tokens::Wide(Vec::with_capacity(capacity))
         };
-        DecodedRows { row_tokens, last, tokens }
+        DecodedTokens { first, last, tokens }
     }
 
     /// Tokens so far.
@@ -48,18 +51,48 @@ impl DecodedRows {
         }
     }
 
-    /// Rows so far.
-    pub(crate) fn rows(&self) -> usize {
-        self.len() / self.row_tokens
+    /// Their places in the row group.
+    pub(crate) fn places(&self) -> Range<u64> {
+        self.first..self.first + self.len() as u64
     }
 
-    /// A copy of a row.
-    pub(crate) fn row(&self, row: usize) -> Vec<u32> {
-        let places = row * self.row_tokens..(row + 1) * self.row_tokens;
-        match &self.tokens {
-            Tokens::Narrow(tokens) => tokens[places].iter().map(|&t| u32::from(t)).collect(),
-            Tokens::Wide(tokens) => tokens[places].to_vec(),
+    /// Appends a copy of those tokens to `out` that stand at the places, and returns how many.
+    pub(crate) fn copy_to(&self, places: Range<u64>, out: &mut Vec<u32>) -> usize {
+        let held = self.places();
+        let (start, end) = (places.start.max(held.start), places.end.min(held.end));
+        if start >= end {
+            return 0;
         }
+        let range = (start - self.first) as usize..(end - self.first) as usize;
+        let count = range.len();
+        match &self.tokens {
+            Tokens::Narrow(tokens) => out.extend(tokens[range].iter().map(|&t| u32::from(t))),
+            Tokens::Wide(tokens) => out.extend_from_slice(&tokens[range]),
+        }
+        count
+    }
+
+    /// Only those tokens that stand at the places.
+    pub(crate) fn cut(self, places: Range<u64>) -> DecodedTokens {
+        let held = self.places();
+        let start = places.start.clamp(held.start, held.end);
+        let end = places.end.clamp(start, held.end);
+        let range = (start - self.first) as usize..(end - self.first) as usize;
+        let tokens = match self.tokens {
+            Tokens::Narrow(tokens) => Tokens::Narrow(tokens[range].to_vec()),
+            Tokens::Wide(tokens) => Tokens::Wide(tokens[range].to_vec()),
+        };
+        DecodedTokens { first: start, last: self.last, tokens }
+    }
+
+    /// The tokens alone.
+    pub(super) fn into_tokens(self) -> Tokens {
+        self.tokens
+    }
+
+    /// The tokens; what is appended must be in the vocabulary.
+    pub(super) fn tokens_mut(&mut self) -> &mut Tokens {
+        &mut self.tokens
     }
 
     /// Appends tokens that must all be in the vocabulary; none when one is not.
@@ -86,9 +119,9 @@ impl DecodedRows {
     }
 }
 
-impl Weigh for DecodedRows {
+impl Weigh for DecodedTokens {
     fn weight_bytes(&self) -> usize {
-        size_of::<DecodedRows>()
+        size_of::<DecodedTokens>()
             + match &self.tokens {
                 Tokens::Narrow(tokens) => 2 * tokens.capacity(),
                 Tokens::Wide(tokens) => 4 * tokens.capacity(),
@@ -154,12 +187,12 @@ impl TokenElement for u64 {
 mod tests {
     use super::*;
 
-    fn no_rows(vocab_size: Option<u32>) -> DecodedRows {
-        DecodedRows::with_capacity(2, RowRule { row_tokens: 3, vocab_size })
+    fn no_tokens(vocab_size: Option<u32>) -> DecodedTokens {
+        DecodedTokens::with_capacity(12, 6, RowRule { row_tokens: 3, vocab_size })
     }
 
     fn outside<E: TokenElement>(elements: &[E], vocab_size: Option<u32>) -> Option<(usize, i128)> {
-        let mut rows = no_rows(vocab_size);
+        let mut rows = no_tokens(vocab_size);
         rows.append([0_u8, 0].into_iter()).unwrap();
         let result = rows.append(elements.iter().copied());
         assert_eq!(rows.len(), if result.is_ok() { 2 + elements.len() } else { 2 });
@@ -185,14 +218,24 @@ mod tests {
     }
 
     #[test]
-    fn rows_come_back_from_both_forms() {
+    fn tokens_come_back_from_both_forms() {
         for (vocab_size, token_bytes) in [(Some(0x1_0000), 2), (Some(0x1_0001), 4), (None, 4)] {
-            let mut rows = no_rows(vocab_size);
-            rows.append([1_i64, 2, 3, 4].into_iter()).unwrap();
-            rows.append([5_u16, 65_535].into_iter()).unwrap();
-            assert_eq!(rows.rows(), 2);
-            assert_eq!([rows.row(0), rows.row(1)], [vec![1, 2, 3], vec![4, 5, 65_535]]);
-            assert_eq!(rows.weight_bytes(), size_of::<DecodedRows>() + 6 * token_bytes);
+            let mut decoded = no_tokens(vocab_size);
+            decoded.append([1_i64, 2, 3, 4].into_iter()).unwrap();
+            decoded.append([5_u16, 65_535].into_iter()).unwrap();
+            assert_eq!(decoded.weight_bytes(), size_of::<DecodedTokens>() + 6 * token_bytes);
+            let copy = |decoded: &DecodedTokens, places| {
+                let mut out = vec![9];
+                assert_eq!(decoded.copy_to(places, &mut out), out.len() - 1);
+                out.split_off(1)
+            };
+            assert_eq!(decoded.places(), 12..18);
+            assert_eq!(copy(&decoded, 0..100), [1, 2, 3, 4, 5, 65_535]);
+            assert_eq!(copy(&decoded, 9..14), [1, 2]);
+            assert_eq!(copy(&decoded, 16..19), [5, 65_535]);
+            assert!(copy(&decoded, 0..12).is_empty() && copy(&decoded, 18..20).is_empty());
+            let cut = decoded.cut(10..15);
+            assert_eq!((cut.places(), copy(&cut, 0..100)), (12..15, vec![1, 2, 3]));
         }
     }
 }
