@@ -49,8 +49,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::DataError;
 
 mod permutation;
+mod shares;
 
 pub use permutation::{Key, Permutation};
+pub use shares::Shares;
 
 /// How the samples of an epoch are permuted; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
