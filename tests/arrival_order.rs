@@ -38,19 +38,21 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
     let data = format!("data.dataset={:?}", bench.path("data"));
     let config = RunConfig::parse(CONFIG, "run.toml", &[data]).unwrap();
     let run = ResolvedRun::new(config, 1).unwrap();
-    let order = run.data_set.order(run.shuffle()).unwrap();
     let layout: &Layout = Trainable::<Cpu>::layout(run.model.as_ref());
     let backend = Cpu::new(NonZeroUsize::MIN).unwrap();
     let mut stream = backend.device_stream().unwrap();
     let mut device = Device { backend: &backend, stream: &mut stream };
     let initial = Trainable::<Cpu>::initialize(run.model.as_ref(), run.config.run.seed);
     let parameters = Parameters::from_host(&mut device, layout, &initial).unwrap();
-    let (positions, samples_per_grain) = (run.data_set.seq_len(), run.batch.grain_samples());
+    let (positions, samples_per_grain) = (run.data.seq_len(), run.batch.grain_samples());
     let mut lane = |index: usize| {
         let samples = run.batch.lane_samples(index);
         let tokens: Vec<u32> = samples
             .clone()
-            .flat_map(|sample| run.data_set.sample(order.sample_at(sample as u64)).unwrap())
+            .flat_map(|sample| {
+                let mixed = run.data.sample_at(sample as u64);
+                run.data.data_set(mixed.part).sample(mixed.sample).unwrap()
+            })
             .collect();
         let samples = samples.len();
         let shape = MicrobatchShape { samples, positions, samples_per_grain };

@@ -10,6 +10,7 @@
 //! | [`arrival_order`] | those bits can tell one order of summation from another |
 //! | [`documents`] | all of it holds where documents of a sample see nothing of each other |
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
+//! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
@@ -24,6 +25,7 @@ mod elastic;
 mod failure;
 mod families;
 mod kill_and_resume;
+mod mixing;
 mod program;
 mod resume_rules;
 mod support;

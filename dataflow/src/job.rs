@@ -5,6 +5,7 @@
 //! folder that holds a checkpoint is gone on with.
 
 pub mod config;
+pub mod data;
 mod journal;
 mod memory;
 mod open_run;

@@ -16,9 +16,10 @@
 //!     window_samples: NonZeroU64::new(4096).unwrap(),
 //!     seed: 17,
 //! };
+//! let fingerprint = ContentHash::of(b"data");
 //! let stream =
-//!     StreamIdentity { fingerprint: ContentHash::of(b"data"), samples: 90, seq_len: 512, shuffle };
-//! let saved = Cursor { position: 3200, stream };
+//!     StreamIdentity { fingerprint, samples: 90, seq_len: 512, shuffle, parts: Vec::new() };
+//! let saved = Cursor { position: 3200, stream: stream.clone() };
 //!
 //! let now = StreamIdentity { shuffle: ShuffleSettings { seed: 18, ..shuffle }, ..stream };
 //! let message = saved.check_resume(&now).unwrap_err().to_string();
@@ -37,7 +38,7 @@ use crate::{
 };
 
 /// Everything that the samples of a stream depend on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamIdentity {
     /// Identity of the data set; never its path.
     pub fingerprint: ContentHash,
@@ -47,10 +48,28 @@ pub struct StreamIdentity {
     pub seq_len: usize,
     /// How the samples are ordered.
     pub shuffle: ShuffleSettings,
+    /// The parts of a mixture; none of one data set alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartIdentity>,
+}
+
+/// What the samples of a mixture depend on in one of its parts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartIdentity {
+    /// What the part is called; it may change.
+    pub name: String,
+    /// How much of it is read, as it was asked for: `proportion = 0.7`.
+    pub amount: String,
+    /// Its turns in a round of all parts' turns, which is what that means beside the others.
+    pub share: u64,
+    /// Samples in its data set.
+    pub samples: u64,
+    /// Identity of its data set.
+    pub fingerprint: ContentHash,
 }
 
 /// The place at which a stream stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     /// The next position to read, over all epochs.
     pub position: u64,
@@ -73,11 +92,25 @@ impl Cursor {
     /// [`DataError::ResumeMismatch`], naming the first difference with both values.
     pub fn check_resume(&self, now: &StreamIdentity) -> Result<(), DataError> {
         let saved = &self.stream;
-        let same = |key, saved: &dyn ToString, now: &dyn ToString| {
-            let (saved, now) = (saved.to_string(), now.to_string());
+        let same = |key: &str, saved: &dyn ToString, now: &dyn ToString| {
+            let (saved, now, key) = (saved.to_string(), now.to_string(), key.to_owned());
             if saved == now { Ok(()) } else { Err(DataError::ResumeMismatch { key, saved, now }) }
         };
         same("seq_len", &saved.seq_len, &now.seq_len)?;
+        same("number of streams", &saved.parts.len().max(1), &now.parts.len().max(1))?;
+        // What was written counts only where it means other shares: 7 and 3 are 0.7 and 0.3.
+        let shares = |stream: &StreamIdentity| -> Vec<u64> {
+            stream.parts.iter().map(|part| part.share).collect()
+        };
+        let are_shares_equal = shares(saved) == shares(now);
+        for (saved, now) in saved.parts.iter().zip(&now.parts) {
+            let key = |what| format!("streams.{}.{what}", now.name);
+            same(&key("samples"), &saved.samples, &now.samples)?;
+            same(&key("fingerprint"), &saved.fingerprint, &now.fingerprint)?;
+            if !are_shares_equal {
+                same(&key("amount"), &saved.amount, &now.amount)?;
+            }
+        }
         same("samples", &saved.samples, &now.samples)?;
         same("fingerprint", &saved.fingerprint, &now.fingerprint)?;
         same("shuffle", &saved.shuffle.order, &now.shuffle.order)?;
@@ -103,7 +136,8 @@ mod tests {
             seed: 17,
         };
         let fingerprint = ContentHash::of(b"one");
-        let stream = StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle };
+        let stream =
+            StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle, parts: Vec::new() };
         Cursor { position: 1234, stream }
     }
 
@@ -125,7 +159,7 @@ mod tests {
         let saved = cursor();
         saved.check_resume(&saved.stream).unwrap();
         for (was, is, change) in cases {
-            let mut now = saved.stream;
+            let mut now = saved.stream.clone();
             change(&mut now);
             let message = saved.check_resume(&now).unwrap_err().to_string();
             assert!(message.contains(was) && message.contains(is), "{message}");
@@ -133,10 +167,45 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_part_of_a_mixture_is_named() {
+        let part = |name: &str, share| PartIdentity {
+            name: name.to_owned(),
+            amount: format!("proportion = 0.{share}"),
+            share,
+            samples: 50,
+            fingerprint: ContentHash::of(name.as_bytes()),
+        };
+        let mut saved = cursor();
+        saved.stream.parts = vec![part("web", 7), part("code", 3)];
+        saved.check_resume(&saved.stream).unwrap();
+        let message = |change: fn(&mut Vec<PartIdentity>)| {
+            let mut now = saved.stream.clone();
+            change(&mut now.parts);
+            saved.check_resume(&now).map_err(|error| error.to_string())
+        };
+        let shares = message(|parts| {
+            parts[1].share = 2;
+            parts[1].amount = "proportion = 0.2".to_owned();
+        });
+        let shares = shares.unwrap_err();
+        assert!(shares.contains("streams.code.amount was proportion = 0.3"), "{shares}");
+        message(|parts| parts[1].amount = "proportion = 0.30".to_owned()).unwrap();
+        let data = message(|parts| parts[1].fingerprint = ContentHash::of(b"other")).unwrap_err();
+        assert!(data.contains("streams.code.fingerprint was"), "{data}");
+        let longer = message(|parts| parts[0].samples = 51).unwrap_err();
+        assert!(longer.contains("streams.web.samples was 50"), "{longer}");
+        let fewer = message(|parts| parts.truncate(1)).unwrap_err();
+        assert!(fewer.contains("number of streams was 2") && fewer.contains("is 1"), "{fewer}");
+        message(|parts| parts[0].name = "renamed".to_owned()).unwrap();
+        let text = serde_json::to_string(&saved).unwrap();
+        assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), saved);
+    }
+
+    #[test]
     fn settings_that_the_order_does_not_use_may_change() {
         let mut saved = cursor();
         saved.stream.shuffle.order = ShuffleOrder::None;
-        let mut now = saved.stream;
+        let mut now = saved.stream.clone();
         now.shuffle.seed = 5;
         now.shuffle.window_samples = std::num::NonZeroU64::MIN;
         saved.check_resume(&now).unwrap();

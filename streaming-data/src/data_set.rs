@@ -17,7 +17,6 @@ use std::{
 
 use crate::{
     cache::BoundedCache,
-    cursor::StreamIdentity,
     error::DataError,
     hash::{ContentHash, ContentHasher},
     index::{INDEX_FILE, Index, fingerprint},
@@ -155,16 +154,6 @@ impl DataSet {
     pub fn order(&self, settings: ShuffleSettings) -> Result<CanonicalOrder, DataError> {
         let samples: Vec<u64> = self.shards().iter().map(Shard::samples).collect();
         CanonicalOrder::new(&samples, settings)
-    }
-
-    /// What a stream of these samples depends on, for a [`Cursor`](crate::cursor::Cursor).
-    pub fn identity(&self, shuffle: ShuffleSettings) -> StreamIdentity {
-        StreamIdentity {
-            fingerprint: self.fingerprint(),
-            samples: self.samples(),
-            seq_len: self.seq_len(),
-            shuffle,
-        }
     }
 
     /// The tokens of one sample, decoded by the caller's thread: for looking at a data set. To

@@ -222,11 +222,23 @@ pub enum DataError {
         expected: &'static str,
     },
 
+    /// Data sets cannot be mixed.
+    #[error("cannot mix data sets: {part} has {found}, expected {expected}")]
+    Mixture {
+        /// The name of the part.
+        part: String,
+        /// What was found.
+        found: String,
+        /// What must be.
+        expected: String,
+    },
+
     /// What identifies a stream has changed since its cursor was saved.
     #[error("cannot resume the data stream: {key} was {saved} when it was saved and is {now} now")]
     ResumeMismatch {
-        /// What differs: `fingerprint`, `samples`, `seq_len`, `shuffle`, `window_samples`, `seed`.
-        key: &'static str,
+        /// What differs: `fingerprint`, `samples`, `seq_len`, `shuffle`, `window_samples`, `seed`,
+        /// or something of a part of a mixture, as in `streams.web.share`.
+        key: String,
         /// Its saved value.
         saved: String,
         /// Its new value.

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`data_set`] | a folder of shards, with or without an index, opened |
 //! | [`order`] | the canonical order: position -> sample, computed for any position at once |
+//! | [`mixture`] | what is read: one data set, or several mixed in exact shares |
 //! | [`reader`] | samples of planned positions, decoded ahead on threads under a memory bound |
 //! | [`cursor`] | where a stream is, and whether another stream may go on from there |
 //! | [`prepare`] | documents to shards |
@@ -27,6 +28,7 @@ pub mod data_set;
 pub mod error;
 pub mod hash;
 pub mod index;
+pub mod mixture;
 pub mod order;
 pub mod prepare;
 pub mod reader;
@@ -34,5 +36,6 @@ mod shard;
 
 pub use data_set::DataSet;
 pub use error::DataError;
+pub use mixture::Mixture;
 pub use reader::Sample;
 pub use shard::Shard;

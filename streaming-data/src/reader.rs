@@ -1,6 +1,6 @@
 //! Samples in a planned order, decoded ahead of their consumer on threads.
 //!
-//! A [`Decoder`] is made once per process: its threads, its memory and its cache of decoded pieces
+//! A [`Decoder`] of a [`Mixture`] is made once per process: its threads, its memory and its cache of decoded pieces
 //! of row groups are shared by all [`Reader`]s made from it, so that workers which read neighbouring
 //! parts of the same windows do not decode the same pages again and again. A reader follows a *plan*:
 //! ranges of positions in the canonical order, usually one range per step and worker.
@@ -18,13 +18,13 @@
 //! - A shard with a hash in its index is verified before its first sample is decoded, once per
 //!   data set.
 //! - Dropping a reader withdraws its plan; dropping the last reader and decoder ends the threads,
-//!   after the row group in hand, without waiting for them.
+//!   after the piece in hand, without waiting for them.
 //!
 //! ```
 //! # use std::{num::NonZeroU64, sync::Arc};
 //! # use arrow::{array::*, datatypes::*};
 //! use tidemill_streaming_data::{
-//!     DataSet,
+//!     DataSet, Mixture,
 //!     order::{ShuffleOrder, ShuffleSettings},
 //!     reader::{Decoder, DecoderSettings},
 //! };
@@ -45,12 +45,12 @@
 //! let data_set = DataSet::open(folder.path())?;
 //! assert_eq!((data_set.samples(), data_set.seq_len()), (100, 4));
 //!
-//! let order = data_set.order(ShuffleSettings {
+//! let shuffle = ShuffleSettings {
 //!     order: ShuffleOrder::Window,
 //!     window_samples: NonZeroU64::new(64).unwrap(),
 //!     seed: 17,
-//! })?;
-//! let decoder = Decoder::new(data_set, order, DecoderSettings::default())?;
+//! };
+//! let decoder = Decoder::new(Mixture::of(data_set, shuffle)?, DecoderSettings::default())?;
 //!
 //! // Steps of 8 samples, of which this worker reads the second half: for ever, so take some.
 //! let plan = (0..).map(|step| step * 8 + 4..step * 8 + 8);
@@ -64,13 +64,15 @@
 
 use std::{num::NonZeroUsize, ops::Range, sync::Arc, task::Poll, thread, vec};
 
-use crate::{data_set::DataSet, error::DataError, order::CanonicalOrder};
+use crate::{error::DataError, mixture::Mixture};
 
 mod queue;
+mod samples;
 mod workshop;
 
 use queue::Taken;
-use workshop::Workshop;
+use samples::Samples;
+use workshop::{Bounds, Work, Workshop};
 
 /// One sample of a stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,17 +102,67 @@ impl Default for DecoderSettings {
 /// Decodes for the readers of a process; see the [module](self). Clones are the same decoder.
 #[derive(Clone)]
 pub struct Decoder {
-    owner: Arc<Owner>,
+    owner: Arc<Owner<Samples>>,
 }
 
 /// Held by decoders and readers, not by threads: its end is the end of the threads.
-struct Owner {
-    workshop: Arc<Workshop>,
+struct Owner<W: Work> {
+    workshop: Arc<Workshop<W>>,
 }
 
-impl Drop for Owner {
+impl<W: Work> Owner<W> {
+    /// Starts the threads.
+    fn start(work: W, bounds: Bounds, threads: NonZeroUsize) -> Result<Arc<Owner<W>>, DataError> {
+        let workshop = Arc::new(Workshop::new(work, bounds));
+        // Made before the threads: if one fails to start, those before it end with this.
+        let owner = Arc::new(Owner { workshop: Arc::clone(&workshop) });
+        for number in 0..threads.get() {
+            let workshop = Arc::clone(&workshop);
+            let name = format!("tidemill-decode-{number}");
+            thread::Builder::new()
+                .name(name.clone())
+                .spawn(move || workshop.do_work())
+                .map_err(DataError::io("start the thread", name))?;
+        }
+        Ok(owner)
+    }
+
+    /// A reader of a plan, and what to call when it has something again.
+    fn reader(
+        self: &Arc<Self>,
+        plan: queue::Plan,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Reader<W::Item> {
+        let id = self.workshop.enter(plan, Arc::new(wake));
+        let supply = Arc::clone(self) as Arc<dyn Supply<W::Item>>;
+        Reader { supply, id, batch: Vec::new().into_iter(), at_end: false }
+    }
+}
+
+impl<W: Work> Drop for Owner<W> {
     fn drop(&mut self) {
         self.workshop.close();
+    }
+}
+
+/// Where a reader gets its items, whatever makes them.
+trait Supply<T>: Send + Sync {
+    fn try_take(&self, reader: u64) -> Poll<Taken<T>>;
+    fn take(&self, reader: u64) -> Taken<T>;
+    fn leave(&self, reader: u64);
+}
+
+impl<W: Work> Supply<W::Item> for Owner<W> {
+    fn try_take(&self, reader: u64) -> Poll<Taken<W::Item>> {
+        self.workshop.try_take(reader)
+    }
+
+    fn take(&self, reader: u64) -> Taken<W::Item> {
+        self.workshop.take(reader)
+    }
+
+    fn leave(&self, reader: u64) {
+        self.workshop.leave(reader);
     }
 }
 
@@ -118,41 +170,15 @@ impl Decoder {
     /// Starts the threads. Nothing is read before there is a reader.
     ///
     /// # Errors
-    /// [`DataError::Order`] when the order is that of another data set, [`DataError::Io`] when a
-    /// thread cannot be started.
-    pub fn new(
-        data_set: DataSet,
-        order: CanonicalOrder,
-        settings: DecoderSettings,
-    ) -> Result<Decoder, DataError> {
-        if order.samples() != data_set.samples() {
-            return Err(DataError::Order {
-                shards: data_set.shards().len(),
-                found: format!(
-                    "{} samples, and an order of {}",
-                    data_set.samples(),
-                    order.samples()
-                ),
-                expected: "the order of this data set",
-            });
-        }
-        let path = data_set.path().to_owned();
-        let workshop = Arc::new(Workshop::new(data_set, order, settings.memory_bytes));
-        // Made before the threads: if one fails to start, those before it end with this.
-        let owner = Arc::new(Owner { workshop: Arc::clone(&workshop) });
-        for number in 0..settings.threads.get() {
-            let workshop = Arc::clone(&workshop);
-            thread::Builder::new()
-                .name(format!("tidemill-decode-{number}"))
-                .spawn(move || workshop.work())
-                .map_err(DataError::io("start a thread to decode", &path))?;
-        }
-        Ok(Decoder { owner })
+    /// [`DataError::Io`] when a thread cannot be started.
+    pub fn new(mixture: Mixture, settings: DecoderSettings) -> Result<Decoder, DataError> {
+        let (samples, bounds) = Samples::new(mixture, settings.memory_bytes);
+        Ok(Decoder { owner: Owner::start(samples, bounds, settings.threads)? })
     }
 
-    /// The data set that is decoded.
-    pub fn data_set(&self) -> &DataSet {
-        self.owner.workshop.data_set()
+    /// What is decoded.
+    pub fn mixture(&self) -> &Mixture {
+        self.owner.workshop.work().mixture()
     }
 
     /// A reader of the positions of a plan, one range after the other.
@@ -175,45 +201,43 @@ impl Decoder {
     where
         P: IntoIterator<Item = Range<u64>, IntoIter: Send + 'static>,
     {
-        let id = self.owner.workshop.enter(Box::new(plan.into_iter()), Arc::new(wake));
-        Reader { owner: Arc::clone(&self.owner), id, batch: Vec::new().into_iter(), at_end: false }
+        self.owner.reader(Box::new(plan.into_iter()), wake)
     }
 }
 
-/// An iterator over the samples of a plan; see the [module](self).
-pub struct Reader {
-    owner: Arc<Owner>,
+/// An iterator over what a plan asks for; see the [module](self).
+pub struct Reader<T = Sample> {
+    supply: Arc<dyn Supply<T>>,
     id: u64,
-    /// Samples that were taken from the decoder and not yet yielded.
-    batch: vec::IntoIter<Sample>,
+    /// Items that were taken from the decoder and not yet yielded.
+    batch: vec::IntoIter<T>,
     at_end: bool,
 }
 
-impl Reader {
-    /// The next sample if it is ready, without blocking. `Ready(None)` is the end of the plan,
-    /// or what follows an error.
+impl<T> Reader<T> {
+    /// The next item if it is ready, without blocking. `Ready(None)` is the end of the plan, or
+    /// what follows an error.
     ///
     /// # Errors
     /// What is wrong with the shard or row of the sample; [`DataError::DecodingPanic`] when a
     /// thread, the plan or the wake callback panicked.
-    pub fn try_next(&mut self) -> Poll<Option<Result<Sample, DataError>>> {
-        if let Some(sample) = self.batch.next() {
-            return Poll::Ready(Some(Ok(sample)));
+    pub fn try_next(&mut self) -> Poll<Option<Result<T, DataError>>> {
+        if let Some(item) = self.batch.next() {
+            return Poll::Ready(Some(Ok(item)));
         }
         if self.at_end {
             return Poll::Ready(None);
         }
-        let taken = self.owner.workshop.try_take(self.id);
-        match taken {
+        match self.supply.try_take(self.id) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(taken) => Poll::Ready(self.accept(taken)),
         }
     }
 
-    fn accept(&mut self, taken: Taken) -> Option<Result<Sample, DataError>> {
+    fn accept(&mut self, taken: Taken<T>) -> Option<Result<T, DataError>> {
         match taken {
-            Taken::Batch(samples) => {
-                self.batch = samples.into_iter();
+            Taken::Batch(items) => {
+                self.batch = items.into_iter();
                 self.batch.next().map(Ok)
             }
             Taken::Failure(error) => {
@@ -228,24 +252,24 @@ impl Reader {
     }
 }
 
-impl Iterator for Reader {
-    type Item = Result<Sample, DataError>;
+impl<T> Iterator for Reader<T> {
+    type Item = Result<T, DataError>;
 
-    /// The next sample, waiting for it.
-    fn next(&mut self) -> Option<Result<Sample, DataError>> {
+    /// The next item, waiting for it.
+    fn next(&mut self) -> Option<Result<T, DataError>> {
         match self.try_next() {
             Poll::Ready(next) => next,
             Poll::Pending => {
-                let taken = self.owner.workshop.take(self.id);
+                let taken = self.supply.take(self.id);
                 self.accept(taken)
             }
         }
     }
 }
 
-impl Drop for Reader {
+impl<T> Drop for Reader<T> {
     fn drop(&mut self) {
-        self.owner.workshop.leave(self.id);
+        self.supply.leave(self.id);
     }
 }
 
@@ -265,7 +289,10 @@ mod tests {
     use parquet::arrow::ArrowWriter;
 
     use super::*;
-    use crate::order::{ShuffleOrder, ShuffleSettings};
+    use crate::{
+        data_set::DataSet,
+        order::{ShuffleOrder, ShuffleSettings},
+    };
 
     #[test]
     fn threads_end_with_the_last_decoder_and_reader() {
@@ -286,9 +313,8 @@ mod tests {
                 window_samples: NonZeroU64::MIN,
                 seed: 1,
             };
-            let order = data_set.order(settings).unwrap();
-            let decoder =
-                Decoder::new(data_set.clone(), order, DecoderSettings::default()).unwrap();
+            let mixture = Mixture::of(data_set.clone(), settings).unwrap();
+            let decoder = Decoder::new(mixture, DecoderSettings::default()).unwrap();
             let workshop = Arc::downgrade(&decoder.owner.workshop);
             let mut reader = decoder.reader(once(0..u64::MAX));
             drop(decoder);

@@ -21,7 +21,7 @@ use support::{
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    DataError, DataSet,
+    DataError, DataSet, Mixture,
     index::INDEX_FILE,
     order::{ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
@@ -35,10 +35,10 @@ fn read_all(folder: &Path) -> Result<u64, DataError> {
     let data_set = DataSet::open(folder)?;
     let settings =
         ShuffleSettings { order: ShuffleOrder::None, window_samples: NonZeroU64::MIN, seed: 0 };
-    let order = data_set.order(settings)?;
     let samples = data_set.samples();
+    let mixture = Mixture::of(data_set, settings)?;
     let settings = DecoderSettings { threads: NonZeroUsize::MIN, memory_bytes: 1 << 20 };
-    let decoder = Decoder::new(data_set, order, settings)?;
+    let decoder = Decoder::new(mixture, settings)?;
     let mut reader = decoder.reader(once(0..samples));
     let mut read = 0;
     for sample in reader.by_ref() {

@@ -16,7 +16,7 @@ use std::{
 
 use support::{Form, ListKind, example_row, indexed_example, write_example};
 use tidemill_streaming_data::{
-    DataError, DataSet,
+    DataError, DataSet, Mixture,
     order::{CanonicalOrder, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings, Reader, Sample},
 };
@@ -34,8 +34,8 @@ fn shuffle(order: ShuffleOrder) -> ShuffleSettings {
 fn decoder(data_set: &DataSet, order: ShuffleOrder, threads: usize, memory: usize) -> Decoder {
     let settings =
         DecoderSettings { threads: NonZeroUsize::new(threads).unwrap(), memory_bytes: memory };
-    let order = data_set.order(shuffle(order)).unwrap();
-    Decoder::new(data_set.clone(), order, settings).unwrap()
+    let mixture = Mixture::of(data_set.clone(), shuffle(order)).unwrap();
+    Decoder::new(mixture, settings).unwrap()
 }
 
 /// What a plan must yield, from the rows that were written.
@@ -257,13 +257,4 @@ fn a_panic_on_a_thread_is_an_error_of_the_reader_and_of_no_other() {
     assert_eq!(failure, "a decoding thread panicked: cannot wake");
 
     assert_eq!(read(decoder.reader(once(0..100))).len(), 100);
-}
-
-#[test]
-fn an_order_of_other_samples_is_refused() {
-    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
-    let data_set = DataSet::open(folder.path()).unwrap();
-    let order = CanonicalOrder::new(&[3, 4], shuffle(ShuffleOrder::Full)).unwrap();
-    let error = Decoder::new(data_set, order, DecoderSettings::default()).err().unwrap();
-    assert!(error.to_string().contains("55 samples, and an order of 7"), "{error}");
 }

@@ -136,10 +136,10 @@ impl Workbench {
 
     /// Trains with the library by another config.
     pub fn try_train_with(&self, config: &str, job: Job<'_>) -> Result<TrainSummary, JobError> {
-        let mut set = vec![
-            format!("run.dir={:?}", self.path(job.dir)),
-            format!("data.dataset={:?}", self.path("data")),
-        ];
+        let mut set = vec![format!("run.dir={:?}", self.path(job.dir))];
+        if !config.contains("data.streams") {
+            set.push(format!("data.dataset={:?}", self.path("data")));
+        }
         set.extend(job.set.iter().map(|&assignment| assignment.to_owned()));
         let config = RunConfig::parse(config, "run.toml", &set)?;
         train(ResolvedRun::new(config, job.workers)?, TrainOptions::threads(job.workers))

@@ -159,7 +159,8 @@ pub(super) mod tests {
             seed: 17,
         };
         let fingerprint = ContentHash::of(b"samples");
-        let stream = StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle };
+        let stream =
+            StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle, parts: Vec::new() };
         TrainerState::new(step, 10 * step, Cursor { position: 4 * step, stream })
     }
 

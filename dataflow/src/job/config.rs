@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use tidemill_model::ModelSettings;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::ScheduleSettings;
-use tidemill_streaming_data::order::ShuffleOrder;
 
+use super::data::DataSettings;
 use crate::batch::BatchSettings;
 use crate::device::DeviceSettings;
 use crate::error::{JobError, Result};
@@ -76,63 +76,6 @@ fn default_seed() -> u64 {
 
 fn default_peer_deadline_seconds() -> f64 {
     30.0
-}
-
-/// `[data]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataSettings {
-    /// The data set's folder.
-    pub dataset: PathBuf,
-    /// The canonical order of samples.
-    #[serde(default = "default_shuffle")]
-    pub shuffle: ShuffleOrder,
-    /// Samples of one window of `shuffle = "window"`.
-    #[serde(default = "default_window_samples")]
-    pub window_samples: u64,
-    /// Memory for decoded samples, per process, in MiB; those of the steps that are read ahead come on top.
-    #[serde(default = "default_cache_mib")]
-    pub cache_mib: u64,
-    /// Steps whose samples are read ahead; never numerics.
-    #[serde(default = "default_read_ahead_steps")]
-    pub read_ahead_steps: u64,
-    /// Whether the documents of a sample see each other.
-    #[serde(default)]
-    pub document_boundaries: DocumentBoundaries,
-}
-
-/// What happens where a sample goes on with another document, after the token that ends one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DocumentBoundaries {
-    /// Nothing: a sample is one text.
-    #[default]
-    Ignore,
-    /// The model begins anew, and the first token of a document is not predicted.
-    Reset,
-}
-
-impl DataSettings {
-    /// `cache_mib` in bytes.
-    pub(super) fn cache_bytes(&self) -> usize {
-        usize::try_from(self.cache_mib << 20).unwrap_or(usize::MAX)
-    }
-}
-
-fn default_shuffle() -> ShuffleOrder {
-    ShuffleOrder::Window
-}
-
-fn default_window_samples() -> u64 {
-    16_384
-}
-
-fn default_cache_mib() -> u64 {
-    256
-}
-
-fn default_read_ahead_steps() -> u64 {
-    2
 }
 
 /// `[checkpoint]`.
@@ -226,11 +169,7 @@ impl RunConfig {
         let valid = (0.1..=86_400.0).contains(peer_deadline_seconds);
         expect(valid, "run.peer_deadline_seconds", "0.1 to 86400", peer_deadline_seconds)?;
         expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder", "\"\"")?;
-        expect(self.data.window_samples > 0, "data.window_samples", "at least 1", 0)?;
-        let cache_mib = self.data.cache_mib;
-        expect((1..=1 << 24).contains(&cache_mib), "data.cache_mib", "1 to 16777216", cache_mib)?;
-        let steps = self.data.read_ahead_steps;
-        expect((1..=1024).contains(&steps), "data.read_ahead_steps", "1 to 1024", steps)?;
+        self.data.check()?;
         expect(self.checkpoint.every_steps > 0, "checkpoint.every_steps", "at least 1", 0)?;
         expect(self.checkpoint.keep > 0, "checkpoint.keep", "at least 1", 0)?;
         if let Some(evaluation) = &self.evaluation {
@@ -249,7 +188,13 @@ impl RunConfig {
     }
 }
 
-fn expect(holds: bool, key: &str, expected: &str, found: impl std::fmt::Display) -> Result<()> {
+/// An error that names the key, where a rule does not hold.
+pub(super) fn expect(
+    holds: bool,
+    key: &str,
+    expected: &str,
+    found: impl std::fmt::Display,
+) -> Result<()> {
     if holds { Ok(()) } else { Err(JobError::value(key, expected, found)) }
 }
 

@@ -1,7 +1,6 @@
 //! What a `RUN.toml` comes to, once its data set and its model are known.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +8,12 @@ use std::time::Duration;
 use serde_json::Value;
 use tidemill_kernels::DeviceKind;
 use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
-use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+use tidemill_streaming_data::{DataSet, Mixture};
 
-use super::config::{DocumentBoundaries, RunConfig};
+use super::config::RunConfig;
+use super::data::DocumentBoundaries;
 use super::memory::PlanMemory;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
@@ -29,9 +29,9 @@ pub struct ResolvedRun {
     /// What computes.
     pub device: DeviceChoice,
     /// What is trained on.
-    pub data_set: DataSet,
+    pub data: Mixture,
     /// What is evaluated, and how many of its samples.
-    pub evaluation: Option<(DataSet, u64)>,
+    pub evaluation: Option<(Mixture, u64)>,
     /// What is trained.
     pub model: Arc<Model>,
     /// The folder that the initial parameters come from; they are drawn where there is none.
@@ -60,10 +60,10 @@ impl ResolvedRun {
     /// The first thing that is wrong, by key or file.
     pub fn for_workers(mut config: RunConfig, workers: LocalWorkers) -> Result<Self> {
         let device = DeviceChoice::new(&config.device)?;
-        let data_set = DataSet::open(&config.data.dataset)?;
-        let document_end = document_end(&config, &data_set)?;
-        let evaluation = open_evaluation(&config, &data_set)?;
-        let (model_config, weights_from) = resolve_model(&config.model, &data_set)?;
+        let data = config.data.open(config.run.seed)?;
+        let document_end = document_end(&config, &data)?;
+        let evaluation = open_evaluation(&config, &data)?;
+        let (model_config, weights_from) = resolve_model(&config.model, &data)?;
         let recompute = config.model.recompute.unwrap_or_default();
         let model = Arc::new(Model::new(&model_config)?.with_recompute(recompute));
         let memory = match config.batch.microbatch_grains {
@@ -72,7 +72,7 @@ impl ResolvedRun {
                 let plan = PlanMemory {
                     model: &model,
                     batch: &config.batch,
-                    positions: data_set.seq_len(),
+                    positions: data.seq_len(),
                     workers: workers.here,
                     workers_per_device: workers.here.div_ceil(device.places()),
                 };
@@ -82,7 +82,7 @@ impl ResolvedRun {
             }
         };
         let batch = config.batch.plan(memory)?;
-        let steps = steps(&config, &data_set, &batch);
+        let steps = steps(&config, &data, &batch);
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
         }
@@ -102,7 +102,7 @@ impl ResolvedRun {
         Ok(Self {
             config,
             device,
-            data_set,
+            data,
             evaluation,
             model,
             weights_from,
@@ -112,15 +112,9 @@ impl ResolvedRun {
         })
     }
 
-    /// How samples are ordered.
-    pub fn shuffle(&self) -> ShuffleSettings {
-        shuffle(&self.config)
-    }
-
     /// The state before the first update, with every setting that may not change on resume.
     pub fn initial_state(&self, kind: &DeviceKind) -> TrainerState {
-        let identity = self.data_set.identity(self.shuffle());
-        let mut state = TrainerState::new(0, 0, Cursor::start(identity));
+        let mut state = TrainerState::new(0, 0, Cursor::start(self.data.identity()));
         state.device = device_keys(kind);
         let settings = &mut state.settings;
         let config = &self.config;
@@ -146,15 +140,14 @@ impl ResolvedRun {
             state.settings.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
         let mut insert = |key: &str, value: String| identity.insert(key.to_owned(), value);
         insert("device.backend (its kind)", kind_in_words(kind));
-        insert("data.dataset (its samples)", self.data_set.fingerprint().to_string());
+        insert("data.dataset (its samples)", self.data.fingerprint().to_string());
         insert("data.shuffle", self.config.data.shuffle.to_string());
         insert("data.window_samples", self.config.data.window_samples.to_string());
         insert("run.steps", self.steps.to_string());
         insert("checkpoint.every_steps", self.config.checkpoint.every_steps.to_string());
-        if let (Some((data_set, samples)), Some(settings)) =
-            (&self.evaluation, &self.config.evaluation)
+        if let (Some((data, samples)), Some(settings)) = (&self.evaluation, &self.config.evaluation)
         {
-            insert("evaluation.dataset (its samples)", data_set.fingerprint().to_string());
+            insert("evaluation.dataset (its samples)", data.fingerprint().to_string());
             insert("evaluation.samples", samples.to_string());
             insert("evaluation.every_steps", settings.every_steps.to_string());
         }
@@ -183,7 +176,8 @@ impl ResolvedRun {
     /// # Errors
     /// A file that cannot be read.
     pub fn tokenizer(&self) -> Result<Option<Arc<[u8]>>> {
-        let Some(path) = self.data_set.tokenizer_path() else { return Ok(None) };
+        let tokenizer = self.data.parts().iter().find_map(|part| part.data_set.tokenizer_path());
+        let Some(path) = tokenizer else { return Ok(None) };
         let bytes =
             std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
         Ok(Some(bytes.into()))
@@ -224,16 +218,8 @@ pub(super) const DOCUMENTS_KEY: &str = "data.document_boundaries";
 /// The key of the schedule's horizon among the settings of a checkpoint.
 pub(super) const HORIZON_KEY: &str = "schedule.steps";
 
-fn shuffle(config: &RunConfig) -> ShuffleSettings {
-    ShuffleSettings {
-        order: config.data.shuffle,
-        window_samples: NonZeroU64::new(config.data.window_samples).unwrap_or(NonZeroU64::MIN),
-        seed: config.run.seed,
-    }
-}
-
 /// The order in which evaluation samples are taken: as stored.
-pub(super) fn evaluation_shuffle() -> ShuffleSettings {
+fn evaluation_shuffle() -> ShuffleSettings {
     ShuffleSettings {
         order: ShuffleOrder::None,
         window_samples: ShuffleSettings::DEFAULT_WINDOW_SAMPLES,
@@ -241,7 +227,7 @@ pub(super) fn evaluation_shuffle() -> ShuffleSettings {
     }
 }
 
-fn document_end(config: &RunConfig, data: &DataSet) -> Result<Option<u32>> {
+fn document_end(config: &RunConfig, data: &Mixture) -> Result<Option<u32>> {
     match (config.data.document_boundaries, data.eos_token_id()) {
         (DocumentBoundaries::Ignore, _) => Ok(None),
         (DocumentBoundaries::Reset, Some(end)) => Ok(Some(end)),
@@ -252,32 +238,32 @@ fn document_end(config: &RunConfig, data: &DataSet) -> Result<Option<u32>> {
     }
 }
 
-fn open_evaluation(config: &RunConfig, data: &DataSet) -> Result<Option<(DataSet, u64)>> {
+fn open_evaluation(config: &RunConfig, data: &Mixture) -> Result<Option<(Mixture, u64)>> {
     let Some(settings) = &config.evaluation else { return Ok(None) };
-    let data_set = DataSet::open(&settings.dataset)?;
-    if data_set.seq_len() != data.seq_len() {
+    let found = Mixture::of(DataSet::open(&settings.dataset)?, evaluation_shuffle())?;
+    if found.seq_len() != data.seq_len() {
         let expected = format!("samples of seq_len {}, as data.dataset has", data.seq_len());
-        return Err(JobError::value("evaluation.dataset", expected, data_set.seq_len()));
+        return Err(JobError::value("evaluation.dataset", expected, found.seq_len()));
     }
-    if let (Some(found), Some(vocab_size)) = (data_set.vocab_size(), data.vocab_size())
-        && found > vocab_size
+    if let (Some(size), Some(vocab_size)) = (found.vocab_size(), data.vocab_size())
+        && size > vocab_size
     {
         let expected = format!("a vocabulary of at most {vocab_size}, as data.dataset has");
-        return Err(JobError::value("evaluation.dataset", expected, found));
+        return Err(JobError::value("evaluation.dataset", expected, size));
     }
-    let (found, end) = (data_set.eos_token_id(), data.eos_token_id());
-    if config.data.document_boundaries == DocumentBoundaries::Reset && found != end {
+    let (eos, end) = (found.eos_token_id(), data.eos_token_id());
+    if config.data.document_boundaries == DocumentBoundaries::Reset && eos != end {
         let in_words = |token: Option<u32>| token.map_or("none".to_owned(), |id| id.to_string());
         let expected = format!("an eos_token_id of {}, as data.dataset has", in_words(end));
-        return Err(JobError::value("evaluation.dataset", expected, in_words(found)));
+        return Err(JobError::value("evaluation.dataset", expected, in_words(eos)));
     }
-    let samples = settings.samples.min(data_set.samples());
-    Ok(Some((data_set, samples)))
+    let samples = settings.samples.min(found.samples());
+    Ok(Some((found, samples)))
 }
 
 fn resolve_model(
     settings: &ModelSettings,
-    data: &DataSet,
+    data: &Mixture,
 ) -> Result<(ModelConfig, Option<PathBuf>)> {
     let (config, folder) = match settings.resolve(data.vocab_size())? {
         ResolvedModel::New(mut config) => {
@@ -309,16 +295,16 @@ fn resolve_model(
     Ok((config, folder))
 }
 
-fn steps(config: &RunConfig, data_set: &DataSet, batch: &BatchPlan) -> u64 {
+fn steps(config: &RunConfig, data: &Mixture, batch: &BatchPlan) -> u64 {
     let samples_per_step = batch.samples_per_step() as u64;
     let run = &config.run;
     if let Some(steps) = run.steps {
         return steps;
     }
     if let Some(tokens) = run.tokens {
-        return tokens.div_ceil(samples_per_step * data_set.seq_len() as u64);
+        return tokens.div_ceil(samples_per_step * data.seq_len() as u64);
     }
     let epochs = run.epochs.unwrap_or(1.0);
-    let samples = (epochs * data_set.samples() as f64).ceil() as u64;
+    let samples = (epochs * data.samples() as f64).ceil() as u64;
     samples.div_ceil(samples_per_step).max(1)
 }

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-use tidemill_streaming_data::order::CanonicalOrder;
 use tidemill_streaming_data::reader::{Decoder, Reader, Sample};
 
 use crate::cluster::Failure;
@@ -15,7 +14,6 @@ use crate::operators::{SampleSource, Wake};
 /// Samples of one worker, decoded by its process's [`Decoder`].
 pub struct DecodedSamples {
     decoder: Decoder,
-    order: Arc<CanonicalOrder>,
     vocab_size: usize,
     /// One reader for each request that is not exhausted, in order.
     readers: VecDeque<Reader>,
@@ -23,20 +21,21 @@ pub struct DecodedSamples {
 }
 
 impl DecodedSamples {
-    /// Samples from `decoder`, which may serve other workers too, in the order that it decodes in,
-    /// for a model of `vocab_size` tokens.
-    pub fn new(decoder: Decoder, order: Arc<CanonicalOrder>, vocab_size: usize) -> Self {
-        Self { decoder, order, vocab_size, readers: VecDeque::new(), wake: Arc::default() }
+    /// Samples from `decoder`, which may serve other workers too, for a model of `vocab_size` tokens.
+    pub fn new(decoder: Decoder, vocab_size: usize) -> Self {
+        Self { decoder, vocab_size, readers: VecDeque::new(), wake: Arc::default() }
     }
 
     /// A data set without an index does not know its vocabulary; the model does.
     fn check(&self, sample: Sample) -> Result<Sample, JobError> {
         let outside = sample.tokens.iter().find(|&&token| token as usize >= self.vocab_size);
         let Some(&token) = outside else { return Ok(sample) };
-        let place = self.order.sample_at(sample.position);
+        let mixture = self.decoder.mixture();
+        let mixed = mixture.sample_at(sample.position);
+        let shard = &mixture.data_set(mixed.part).shards()[mixed.sample.shard];
         Err(JobError::Token {
-            path: self.decoder.data_set().shards()[place.shard].path().to_owned(),
-            row: place.row,
+            path: shard.path().to_owned(),
+            row: mixed.sample.row,
             token,
             vocab_size: self.vocab_size,
         })

@@ -7,12 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidemill_kernels::Backend;
-use tidemill_streaming_data::DataSet;
-use tidemill_streaming_data::order::ShuffleSettings;
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
-use super::resolve::{ResolvedRun, evaluation_shuffle};
-use super::worker::{Shared, SharedData, run_worker};
+use super::resolve::ResolvedRun;
+use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
 use crate::cluster::{Abort, Actor, Cluster, ClusterSettings, Failure};
 use crate::device::{Devices, LocalWorkers, Precision, WithBackend};
@@ -150,19 +148,11 @@ impl WithBackend for Train {
         cluster.identity.extend(run.identity(devices.kind()));
         cluster.peer_deadline = run.peer_deadline();
         let memory_bytes = run.config.data.cache_bytes();
-        let decode = |data_set: &DataSet, shuffle: ShuffleSettings| -> Result<SharedData> {
-            let order = data_set.order(shuffle)?;
-            let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
-            // The decoder keeps an order of its own; this one says where a position is stored.
-            let places = Arc::new(data_set.order(shuffle)?);
-            Ok((Decoder::new(data_set.clone(), order, settings)?, places))
-        };
-        let training_data = decode(&run.data_set, run.shuffle())?;
-        let evaluation_data = run
-            .evaluation
-            .as_ref()
-            .map(|(data_set, _)| decode(data_set, evaluation_shuffle()))
-            .transpose()?;
+        let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
+        let training_data = Decoder::new(run.data.clone(), settings)?;
+        let evaluation = run.evaluation.as_ref();
+        let evaluation_data =
+            evaluation.map(|(data, _)| Decoder::new(data.clone(), settings)).transpose()?;
         let (released, release) = mpsc::channel();
         let shared =
             Shared { run, devices, training_data, evaluation_data, stop, observer, released };

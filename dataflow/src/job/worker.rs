@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 
 use tidemill_collective::ChunkPlan;
 use tidemill_kernels::Backend;
-use tidemill_streaming_data::order::CanonicalOrder;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
@@ -31,20 +30,17 @@ use crate::operators::{
 pub(super) struct Shared<B> {
     pub run: ResolvedRun,
     pub devices: Devices<B>,
-    pub training_data: SharedData,
-    pub evaluation_data: Option<SharedData>,
+    pub training_data: Decoder,
+    pub evaluation_data: Option<Decoder>,
     pub stop: StopRequest,
     pub observer: Observer,
     /// Is dropped by all who have it once the run folder is let go.
     pub released: Sender<Infallible>,
 }
 
-/// The decoder of a data set, and where its positions are stored.
-pub(super) type SharedData = (Decoder, Arc<CanonicalOrder>);
-
 impl<B: Backend> Shared<B> {
-    fn source(&self, (decoder, order): &SharedData) -> DecodedSamples {
-        DecodedSamples::new(decoder.clone(), Arc::clone(order), self.run.model.vocab_size())
+    fn source(&self, decoder: &Decoder) -> DecodedSamples {
+        DecodedSamples::new(decoder.clone(), self.run.model.vocab_size())
     }
 
     /// The plan of every worker, which goes on from `start`.
@@ -58,7 +54,7 @@ impl<B: Backend> Shared<B> {
             }),
             _ => None,
         };
-        let positions = run.data_set.seq_len();
+        let positions = run.data.seq_len();
         TrainingPlan {
             first_step: start.step,
             first_tokens: start.tokens,

@@ -78,6 +78,11 @@ impl Key {
         Key(mix(seed))
     }
 
+    /// A seed for everything that is below this key.
+    pub(crate) fn seed(self) -> u64 {
+        self.0
+    }
+
     /// The key for the part `tag` (an epoch, a window, a purpose) of what this key is for.
     pub fn refine(self, tag: u64) -> Key {
         // Two rounds of mixing, between which the tag enters: keys of neighbouring seeds and tags

@@ -2,7 +2,6 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, task::Poll};
 
-use super::Sample;
 use crate::error::DataError;
 
 /// Ranges of positions to read, one after the other.
@@ -11,29 +10,38 @@ pub(super) type Plan = Box<dyn Iterator<Item = Range<u64>> + Send>;
 /// Called when a reader that had nothing ready has something.
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
+/// How the positions of a plan become batches.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BatchRule {
+    /// Most positions of a batch.
+    pub(super) samples: u64,
+    /// Whether a batch ends where a range of the plan does.
+    pub(super) ends_with_range: bool,
+}
+
 /// What a reader gets.
-pub(super) enum Taken {
+pub(super) enum Taken<T> {
     /// Never empty.
-    Batch(Vec<Sample>),
+    Batch(Vec<T>),
     Failure(DataError),
     End,
 }
 
 /// A batch in plan order.
-enum Slot {
+enum Slot<T> {
     /// A thread is at it.
     InWork,
-    Done(Result<Vec<Sample>, DataError>),
+    Done(Result<Vec<T>, DataError>),
 }
 
 /// See the [module](self).
-pub(super) struct Queue {
+pub(super) struct Queue<T> {
     plan: Plan,
     /// What is left of the plan's last range.
     range: Range<u64>,
     /// No batch follows those in `slots`.
     is_complete: bool,
-    slots: VecDeque<Slot>,
+    slots: VecDeque<Slot<T>>,
     /// Number of the batch at the front of `slots`.
     front: u64,
     /// Whether the reader has the batch before the front in its hands.
@@ -41,8 +49,8 @@ pub(super) struct Queue {
     pub(super) wake: Wake,
 }
 
-impl Queue {
-    pub(super) fn new(plan: Plan, wake: Wake) -> Queue {
+impl<T> Queue<T> {
+    pub(super) fn new(plan: Plan, wake: Wake) -> Queue<T> {
         Queue {
             plan,
             range: 0..0,
@@ -61,9 +69,9 @@ impl Queue {
     }
 
     /// Begins the next batch: its number and positions, or none at the end of the plan.
-    pub(super) fn begin(&mut self, batch_samples: u64) -> Option<(u64, Vec<Range<u64>>)> {
+    pub(super) fn begin(&mut self, batch: BatchRule) -> Option<(u64, Vec<Range<u64>>)> {
         let mut ranges = Vec::new();
-        let mut room = batch_samples;
+        let mut room = batch.samples;
         while room > 0 {
             if self.range.is_empty() {
                 match self.plan.next() {
@@ -80,6 +88,9 @@ impl Queue {
             ranges.push(self.range.start..end);
             self.range.start = end;
             room -= length;
+            if batch.ends_with_range {
+                break;
+            }
         }
         if ranges.is_empty() {
             return None;
@@ -89,12 +100,12 @@ impl Queue {
     }
 
     /// Puts a batch in its place; whether the reader, having had nothing, can go on with it.
-    pub(super) fn finish(&mut self, number: u64, samples: Result<Vec<Sample>, DataError>) -> bool {
-        if samples.is_err() {
+    pub(super) fn finish(&mut self, number: u64, items: Result<Vec<T>, DataError>) -> bool {
+        if items.is_err() {
             self.is_complete = true;
         }
         let at = (number - self.front) as usize;
-        self.slots[at] = Slot::Done(samples);
+        self.slots[at] = Slot::Done(items);
         at == 0
     }
 
@@ -111,7 +122,7 @@ impl Queue {
     }
 
     /// What the reader gets next, if it is there.
-    pub(super) fn take(&mut self) -> Poll<Taken> {
+    pub(super) fn take(&mut self) -> Poll<Taken<T>> {
         self.is_one_in_hand = false;
         match self.slots.front() {
             Some(Slot::InWork) => return Poll::Pending,
@@ -121,9 +132,9 @@ impl Queue {
         }
         self.front += 1;
         match self.slots.pop_front() {
-            Some(Slot::Done(Ok(samples))) => {
+            Some(Slot::Done(Ok(items))) => {
                 self.is_one_in_hand = true;
-                Poll::Ready(Taken::Batch(samples))
+                Poll::Ready(Taken::Batch(items))
             }
             Some(Slot::Done(Err(error))) => Poll::Ready(Taken::Failure(error)),
             Some(Slot::InWork) | None => unreachable!("the front was seen to be done"),

@@ -11,39 +11,46 @@ use std::{
     task::Poll,
 };
 
-use super::{
-    Sample,
-    queue::{Plan, Queue, Taken, Wake},
-};
-use crate::{
-    cache::BoundedCache,
-    data_set::{DataSet, Place},
-    error::DataError,
-    order::CanonicalOrder,
-    shard::{DecodedTokens, Scratch, panic_text},
-};
+use super::queue::{BatchRule, Plan, Queue, Taken, Wake};
+use crate::{error::DataError, shard::panic_text};
 
-/// Samples are handed over in batches of about this size.
-const BATCH_BYTES: usize = 128 << 10;
+/// What the threads do: positions become what readers get.
+pub(super) trait Work: Send + Sync + 'static {
+    /// What a reader gets.
+    type Item: Send + 'static;
+    /// What a thread keeps from one batch to the next.
+    type Scratch: Default;
+
+    /// Makes a batch, in the order of the positions.
+    fn make(
+        &self,
+        positions: &[Range<u64>],
+        scratch: &mut Self::Scratch,
+    ) -> Result<Vec<Self::Item>, DataError>;
+}
+
+/// How much may wait for readers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) batch: BatchRule,
+    /// Batches that may wait or be in work, over all readers.
+    pub(super) batches: usize,
+}
 
 /// See the [module](self).
-pub(super) struct Workshop {
-    data_set: DataSet,
-    order: CanonicalOrder,
-    decoded: BoundedCache<Place, DecodedTokens>,
-    batch_samples: u64,
-    /// Batches that may wait or be in work, over all readers.
-    batches: usize,
-    floor: Mutex<Floor>,
+pub(super) struct Workshop<W: Work> {
+    work: W,
+    bounds: Bounds,
+    floor: Mutex<Floor<W::Item>>,
     /// There may be work, or the workshop is closed.
-    work: Condvar,
+    has_work: Condvar,
     /// A queue has something for a reader that waits.
     ready: Condvar,
 }
 
-struct Floor {
+struct Floor<T> {
     is_closed: bool,
-    queues: BTreeMap<u64, Queue>,
+    queues: BTreeMap<u64, Queue<T>>,
     next_reader: u64,
     /// The reader that was served last.
     last_served: u64,
@@ -62,32 +69,24 @@ enum Call {
     Tell(u64, Wake),
 }
 
-impl Workshop {
-    pub(super) fn new(data_set: DataSet, order: CanonicalOrder, memory_bytes: usize) -> Workshop {
-        let sample_bytes = size_of::<Sample>() + (data_set.seq_len() + 1) * size_of::<u32>();
-        let waiting_bytes = memory_bytes / 4;
-        // A small bound makes small batches before it makes few.
-        let batch_bytes = BATCH_BYTES.min(waiting_bytes / 4);
-        let batch_samples = (batch_bytes / sample_bytes).clamp(1, 64);
+impl<W: Work> Workshop<W> {
+    pub(super) fn new(work: W, bounds: Bounds) -> Workshop<W> {
         Workshop {
-            data_set,
-            order,
-            decoded: BoundedCache::new(memory_bytes - waiting_bytes),
-            batch_samples: batch_samples as u64,
-            batches: waiting_bytes / (batch_samples * sample_bytes),
+            work,
+            bounds,
             floor: Mutex::new(Floor {
                 is_closed: false,
                 queues: BTreeMap::new(),
                 next_reader: 0,
                 last_served: 0,
             }),
-            work: Condvar::new(),
+            has_work: Condvar::new(),
             ready: Condvar::new(),
         }
     }
 
-    pub(super) fn data_set(&self) -> &DataSet {
-        &self.data_set
+    pub(super) fn work(&self) -> &W {
+        &self.work
     }
 
     /// Lets a reader in.
@@ -97,7 +96,7 @@ impl Workshop {
         floor.next_reader += 1;
         floor.queues.insert(reader, Queue::new(plan, wake));
         drop(floor);
-        self.work.notify_all();
+        self.has_work.notify_all();
         reader
     }
 
@@ -105,32 +104,32 @@ impl Workshop {
     pub(super) fn leave(&self, reader: u64) {
         let queue = self.lock().queues.remove(&reader);
         // The others' shares have grown.
-        self.work.notify_all();
+        self.has_work.notify_all();
         drop(queue);
     }
 
     /// Sends the threads home.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
-        self.work.notify_all();
+        self.has_work.notify_all();
     }
 
     /// What the reader gets next, if it is there.
-    pub(super) fn try_take(&self, reader: u64) -> Poll<Taken> {
+    pub(super) fn try_take(&self, reader: u64) -> Poll<Taken<W::Item>> {
         let taken = self.lock().take(reader);
         if taken.is_ready() {
-            self.work.notify_one();
+            self.has_work.notify_one();
         }
         taken
     }
 
     /// What the reader gets next, waiting for it.
-    pub(super) fn take(&self, reader: u64) -> Taken {
+    pub(super) fn take(&self, reader: u64) -> Taken<W::Item> {
         let mut floor = self.lock();
         loop {
             if let Poll::Ready(taken) = floor.take(reader) {
                 drop(floor);
-                self.work.notify_one();
+                self.has_work.notify_one();
                 return taken;
             }
             floor = self.ready.wait(floor).unwrap_or_else(PoisonError::into_inner);
@@ -138,14 +137,14 @@ impl Workshop {
     }
 
     /// The life of a thread.
-    pub(super) fn work(&self) {
-        let mut scratch = Scratch::default();
+    pub(super) fn do_work(&self) {
+        let mut scratch = W::Scratch::default();
         while let Some(call) = self.next_call() {
             match call {
                 Call::Task(task) => {
-                    let samples =
-                        caught(|| self.decode(&task.positions, &mut scratch)).and_then(|made| made);
-                    self.finish(&task, samples);
+                    let items = caught(|| self.work.make(&task.positions, &mut scratch))
+                        .and_then(|made| made);
+                    self.finish(&task, items);
                 }
                 Call::Tell(reader, wake) => self.tell(reader, &wake),
             }
@@ -159,42 +158,17 @@ impl Workshop {
             if floor.is_closed {
                 return None;
             }
-            if let Some(call) = floor.next_call(self.batches, self.batch_samples) {
+            if let Some(call) = floor.next_call(self.bounds) {
                 return Some(call);
             }
-            floor = self.work.wait(floor).unwrap_or_else(PoisonError::into_inner);
+            floor = self.has_work.wait(floor).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn decode(
-        &self,
-        positions: &[Range<u64>],
-        scratch: &mut Scratch,
-    ) -> Result<Vec<Sample>, DataError> {
-        let mut samples = Vec::with_capacity(self.batch_samples as usize);
-        for position in positions.iter().cloned().flatten() {
-            let id = self.order.sample_at(position);
-            let footer = self.data_set.footer(id.shard)?;
-            let (group, first_row) = footer.group_of(id.row);
-            let row = id.row - first_row;
-            let pieces = self.data_set.pieces(id.shard, &footer, group, scratch)?;
-            let mut tokens = Vec::with_capacity(self.data_set.seq_len() + 1);
-            for piece in pieces.of_row(row) {
-                let place = Place { shard: id.shard, group, piece };
-                let decoded = self.decoded.get_or_load(place, || {
-                    self.data_set.decode(place, &footer, &pieces, scratch)
-                })?;
-                decoded.copy_to(self.data_set.places_of(row), &mut tokens);
-            }
-            samples.push(Sample { position, tokens });
-        }
-        Ok(samples)
-    }
-
-    fn finish(&self, task: &Task, samples: Result<Vec<Sample>, DataError>) {
+    fn finish(&self, task: &Task, items: Result<Vec<W::Item>, DataError>) {
         let mut floor = self.lock();
         let Some(queue) = floor.queues.get_mut(&task.reader) else { return };
-        let is_front = queue.finish(task.number, samples);
+        let is_front = queue.finish(task.number, items);
         let wake = Arc::clone(&queue.wake);
         drop(floor);
         if is_front {
@@ -213,16 +187,16 @@ impl Workshop {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Floor> {
+    fn lock(&self) -> MutexGuard<'_, Floor<W::Item>> {
         // What panics while the lock is held is a plan, and that is caught: the lock is used
         // poisoned or not.
         self.floor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Floor {
+impl<T> Floor<T> {
     /// The next thing to do, readers taking turns.
-    fn next_call(&mut self, batches: usize, batch_samples: u64) -> Option<Call> {
+    fn next_call(&mut self, Bounds { batch, batches }: Bounds) -> Option<Call> {
         let bound = batches / self.queues.len().max(1);
         let after = self.queues.range(self.last_served + 1..).map(|(&reader, _)| reader);
         let before = self.queues.range(..=self.last_served).map(|(&reader, _)| reader);
@@ -233,7 +207,7 @@ impl Floor {
                 continue;
             }
             self.last_served = reader;
-            let must_tell = match caught(|| queue.begin(batch_samples)) {
+            let must_tell = match caught(|| queue.begin(batch)) {
                 Ok(Some((number, positions))) => {
                     return Some(Call::Task(Task { reader, number, positions }));
                 }
@@ -247,7 +221,7 @@ impl Floor {
         None
     }
 
-    fn take(&mut self, reader: u64) -> Poll<Taken> {
+    fn take(&mut self, reader: u64) -> Poll<Taken<T>> {
         self.queues.get_mut(&reader).map_or(Poll::Ready(Taken::End), Queue::take)
     }
 }

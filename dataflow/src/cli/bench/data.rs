@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
+use tidemill_streaming_data::{DataSet, Mixture};
 
 use crate::cli::Format;
 use crate::cli::output::result_line;
@@ -67,15 +67,15 @@ pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
     })?;
     let opened = Instant::now();
     let data_set = DataSet::open(&bench.dataset)?;
-    let order = data_set.order(ShuffleSettings {
+    let shuffle = ShuffleSettings {
         order: bench.shuffle.into(),
         window_samples: bench.window_samples,
         seed: 17,
-    })?;
+    };
     let (seq_len, total) = (data_set.seq_len(), data_set.samples());
     let settings =
         DecoderSettings { threads: bench.threads, memory_bytes: bench.cache_mib.get() << 20 };
-    let decoder = Decoder::new(data_set, order, settings)?;
+    let decoder = Decoder::new(Mixture::of(data_set, shuffle)?, settings)?;
     let batch = bench.batch.get();
     let plan = (0..).map(move |step| step * batch..(step + 1) * batch);
     let mut reader = decoder.reader(plan);

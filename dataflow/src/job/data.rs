@@ -1,0 +1,177 @@
+//! `[data]`: what a run is trained on, one data set or several mixed.
+
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use tidemill_streaming_data::mixture::{Amount, Part};
+use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+use tidemill_streaming_data::{DataSet, Mixture};
+
+use super::config::expect;
+use crate::error::{JobError, Result};
+
+/// `[data]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataSettings {
+    /// The data set's folder, where there is only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dataset: Option<PathBuf>,
+    /// The canonical order of samples.
+    #[serde(default = "default_shuffle")]
+    pub shuffle: ShuffleOrder,
+    /// Samples of one window of `shuffle = "window"`.
+    #[serde(default = "default_window_samples")]
+    pub window_samples: u64,
+    /// Memory for decoded samples, per process, in MiB; those of the steps that are read ahead come on top.
+    #[serde(default = "default_cache_mib")]
+    pub cache_mib: u64,
+    /// Steps whose samples are read ahead; never numerics.
+    #[serde(default = "default_read_ahead_steps")]
+    pub read_ahead_steps: u64,
+    /// Whether the documents of a sample see each other.
+    #[serde(default)]
+    pub document_boundaries: DocumentBoundaries,
+    /// `[[data.streams]]`: data sets that are mixed, in place of `dataset`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<StreamSettings>,
+}
+
+/// A `[[data.streams]]`. At most one of `proportion`, `repeat` and `samples` says how much of it is read; its data set
+/// once an epoch where none does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamSettings {
+    /// What errors call it; the data set's folder where it has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The data set's folder.
+    pub dataset: PathBuf,
+    /// Its share of all samples, relative to those of the other streams, which must all have one then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proportion: Option<f64>,
+    /// How often its samples are read in an epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repeat: Option<f64>,
+    /// How many samples are read in an epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples: Option<u64>,
+}
+
+/// What happens where a sample goes on with another document, after the token that ends one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DocumentBoundaries {
+    /// Nothing: a sample is one text.
+    #[default]
+    Ignore,
+    /// The model begins anew, and the first token of a document is not predicted.
+    Reset,
+}
+
+fn default_shuffle() -> ShuffleOrder {
+    ShuffleOrder::Window
+}
+
+fn default_window_samples() -> u64 {
+    16_384
+}
+
+fn default_cache_mib() -> u64 {
+    256
+}
+
+fn default_read_ahead_steps() -> u64 {
+    2
+}
+
+impl DataSettings {
+    /// The rules that one key alone cannot know.
+    ///
+    /// # Errors
+    /// The first rule that is broken, naming its keys.
+    pub(super) fn check(&self) -> Result<()> {
+        expect(self.window_samples > 0, "data.window_samples", "at least 1", 0)?;
+        let cache_mib = self.cache_mib;
+        expect((1..=1 << 24).contains(&cache_mib), "data.cache_mib", "1 to 16777216", cache_mib)?;
+        let steps = self.read_ahead_steps;
+        expect((1..=1024).contains(&steps), "data.read_ahead_steps", "1 to 1024", steps)?;
+        let found = match (&self.dataset, self.streams.len()) {
+            (Some(_), 0) | (None, 1..) => None,
+            (None, 0) => Some("neither"),
+            (Some(_), 1..) => Some("both"),
+        };
+        let keys = "data.dataset, data.streams";
+        expect(found.is_none(), keys, "exactly one of them", found.unwrap_or_default())?;
+        for stream in &self.streams {
+            let StreamSettings { proportion, repeat, samples, .. } = stream;
+            let given = [proportion.is_some(), repeat.is_some(), samples.is_some()];
+            let given = given.into_iter().filter(|&given| given).count();
+            let key = format!("data.streams.{}", stream.name());
+            expect(given <= 1, &key, "at most one of proportion, repeat and samples", given)?;
+        }
+        Ok(())
+    }
+
+    /// `cache_mib` in bytes.
+    pub(super) fn cache_bytes(&self) -> usize {
+        usize::try_from(self.cache_mib << 20).unwrap_or(usize::MAX)
+    }
+
+    /// How samples are ordered, given the run's seed.
+    pub(super) fn shuffle(&self, seed: u64) -> ShuffleSettings {
+        let window_samples = NonZeroU64::new(self.window_samples).unwrap_or(NonZeroU64::MIN);
+        ShuffleSettings { order: self.shuffle, window_samples, seed }
+    }
+
+    /// Opens the data sets.
+    ///
+    /// # Errors
+    /// What is wrong with a data set, or with mixing them.
+    pub(super) fn open(&self, seed: u64) -> Result<Mixture> {
+        let shuffle = self.shuffle(seed);
+        if let Some(dataset) = &self.dataset {
+            return Ok(Mixture::of(DataSet::open(dataset)?, shuffle)?);
+        }
+        let parts = self.streams.iter().map(StreamSettings::open).collect::<Result<_>>()?;
+        let mixture = Mixture::new(parts, shuffle)?;
+        check_tokenizers(&mixture)?;
+        Ok(mixture)
+    }
+}
+
+impl StreamSettings {
+    fn name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.dataset.display().to_string())
+    }
+
+    fn open(&self) -> Result<Part> {
+        let amount = match (self.proportion, self.repeat, self.samples) {
+            (Some(proportion), ..) => Amount::Proportion(proportion),
+            (_, _, Some(samples)) => Amount::Samples(samples),
+            (_, repeat, _) => Amount::Repeat(repeat.unwrap_or(1.0)),
+        };
+        Ok(Part { name: self.name(), data_set: DataSet::open(&self.dataset)?, amount })
+    }
+}
+
+/// Tokens of different tokenizers cannot be mixed: where data sets carry theirs, they must be equal.
+fn check_tokenizers(mixture: &Mixture) -> Result<()> {
+    let mut first: Option<(&str, Vec<u8>)> = None;
+    for part in mixture.parts() {
+        let Some(path) = part.data_set.tokenizer_path() else { continue };
+        let read = std::fs::read(&path);
+        let bytes = read.map_err(|source| JobError::file("reading", &path, source))?;
+        match &first {
+            None => first = Some((&part.name, bytes)),
+            Some((_, expected)) if *expected == bytes => {}
+            Some((name, _)) => {
+                let expected = format!("the tokenizer.json of data.streams.{name}");
+                let key = format!("data.streams.{} (its tokenizer)", part.name);
+                return Err(JobError::value(&key, expected, path.display()));
+            }
+        }
+    }
+    Ok(())
+}
