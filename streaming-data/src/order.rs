@@ -49,8 +49,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::DataError;
 
 mod permutation;
+mod upcoming;
 
 pub use permutation::{Key, Permutation};
+pub use upcoming::ShardUse;
 
 /// How the samples of an epoch are permuted; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -235,6 +237,11 @@ impl Concatenation {
 
     fn start(&self, at: usize) -> u64 {
         if at == 0 { 0 } else { self.ends[at - 1] }
+    }
+
+    /// Samples of a shard; only meaningful where the shards are in stored order.
+    fn samples_of(&self, shard: usize) -> u64 {
+        self.ends[shard] - self.start(shard)
     }
 
     /// Samples by shard; only meaningful where the shards are in stored order.

@@ -63,7 +63,7 @@
 
 use std::{num::NonZeroUsize, ops::Range, sync::Arc, task::Poll, thread, vec};
 
-use crate::{data_set::DataSet, error::DataError, order::CanonicalOrder};
+use crate::{data_set::DataSet, error::DataError, fetch::Fetcher, order::CanonicalOrder};
 
 mod queue;
 mod workshop;
@@ -117,12 +117,36 @@ impl Decoder {
     /// Starts the threads. Nothing is read before there is a reader.
     ///
     /// # Errors
-    /// [`DataError::Order`] when the order is that of another data set, [`DataError::Io`] when a
-    /// thread cannot be started.
+    /// [`DataError::Order`] when the order is that of another data set, [`DataError::CacheLimit`]
+    /// for a cache that is too small, [`DataError::Io`] when a thread cannot be started or the
+    /// cache not be opened.
     pub fn new(
         data_set: DataSet,
         order: CanonicalOrder,
         settings: DecoderSettings,
+    ) -> Result<Decoder, DataError> {
+        Decoder::start(data_set, order, settings, None)
+    }
+
+    /// As [`Decoder::new`], for readers that will stay within these positions: of a remote data
+    /// set no more than that is downloaded, and only parts of shards where that is little.
+    ///
+    /// # Errors
+    /// As [`Decoder::new`].
+    pub fn of_positions(
+        data_set: DataSet,
+        order: CanonicalOrder,
+        settings: DecoderSettings,
+        positions: Range<u64>,
+    ) -> Result<Decoder, DataError> {
+        Decoder::start(data_set, order, settings, Some(positions))
+    }
+
+    fn start(
+        data_set: DataSet,
+        order: CanonicalOrder,
+        settings: DecoderSettings,
+        positions: Option<Range<u64>>,
     ) -> Result<Decoder, DataError> {
         if order.samples() != data_set.samples() {
             return Err(DataError::Order {
@@ -136,7 +160,8 @@ impl Decoder {
             });
         }
         let path = data_set.path().to_owned();
-        let workshop = Arc::new(Workshop::new(data_set, order, settings.memory_bytes));
+        let fetcher = Fetcher::new(&data_set, &order, positions, settings.threads.get())?;
+        let workshop = Arc::new(Workshop::new(data_set, order, fetcher, settings.memory_bytes));
         // Made before the threads: if one fails to start, those before it end with this.
         let owner = Arc::new(Owner { workshop: Arc::clone(&workshop) });
         for number in 0..settings.threads.get() {

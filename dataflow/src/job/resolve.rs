@@ -181,12 +181,9 @@ impl ResolvedRun {
     /// `tokenizer.json` of the data set, where it has one.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A file or object that cannot be read.
     pub fn tokenizer(&self) -> Result<Option<Arc<[u8]>>> {
-        let Some(path) = self.data_set.tokenizer_path() else { return Ok(None) };
-        let bytes =
-            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
-        Ok(Some(bytes.into()))
+        Ok(self.data_set.read_tokenizer()?.map(|bytes| bytes.as_ref().into()))
     }
 }
 

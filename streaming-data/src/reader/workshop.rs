@@ -19,7 +19,8 @@ use crate::{
     cache::BoundedCache,
     data_set::DataSet,
     error::DataError,
-    order::CanonicalOrder,
+    fetch::Fetcher,
+    order::{CanonicalOrder, SampleId},
     shard::{DecodedRows, panic_text},
 };
 
@@ -30,6 +31,7 @@ const BATCH_BYTES: usize = 128 << 10;
 pub(super) struct Workshop {
     data_set: DataSet,
     order: CanonicalOrder,
+    fetcher: Fetcher,
     /// Row groups by shard and number.
     decoded: BoundedCache<(usize, usize), DecodedRows>,
     batch_samples: u64,
@@ -64,7 +66,12 @@ enum Call {
 }
 
 impl Workshop {
-    pub(super) fn new(data_set: DataSet, order: CanonicalOrder, memory_bytes: usize) -> Workshop {
+    pub(super) fn new(
+        data_set: DataSet,
+        order: CanonicalOrder,
+        fetcher: Fetcher,
+        memory_bytes: usize,
+    ) -> Workshop {
         let sample_bytes = size_of::<Sample>() + (data_set.seq_len() + 1) * size_of::<u32>();
         let waiting_bytes = memory_bytes / 4;
         // A small bound makes small batches before it makes few.
@@ -73,6 +80,7 @@ impl Workshop {
         Workshop {
             data_set,
             order,
+            fetcher,
             decoded: BoundedCache::new(memory_bytes - waiting_bytes),
             batch_samples: batch_samples as u64,
             batches: waiting_bytes / (batch_samples * sample_bytes),
@@ -105,6 +113,7 @@ impl Workshop {
     /// Lets a reader go.
     pub(super) fn leave(&self, reader: u64) {
         let queue = self.lock().queues.remove(&reader);
+        self.fetcher.leave(reader);
         // The others' shares have grown.
         self.work.notify_all();
         drop(queue);
@@ -113,6 +122,7 @@ impl Workshop {
     /// Sends the threads home.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
+        self.fetcher.close();
         self.work.notify_all();
     }
 
@@ -143,7 +153,8 @@ impl Workshop {
         while let Some(call) = self.next_call() {
             match call {
                 Call::Task(task) => {
-                    let samples = caught(|| self.decode(&task.positions)).and_then(|made| made);
+                    let samples = caught(|| self.decode(&task)).and_then(|made| made);
+                    self.fetcher.exit(task.reader, task.positions[0].start);
                     self.finish(&task, samples);
                 }
                 Call::Tell(reader, wake) => self.tell(reader, &wake),
@@ -159,20 +170,27 @@ impl Workshop {
                 return None;
             }
             if let Some(call) = floor.next_call(self.batches, self.batch_samples) {
+                if let Call::Task(Task { reader, positions, .. }) = &call {
+                    // While no thread can begin a later batch: what this one needs is kept.
+                    let end = positions[positions.len() - 1].end;
+                    self.fetcher.enter(*reader, positions[0].start..end);
+                }
                 return Some(call);
             }
             floor = self.work.wait(floor).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn decode(&self, positions: &[Range<u64>]) -> Result<Vec<Sample>, DataError> {
+    fn decode(&self, task: &Task) -> Result<Vec<Sample>, DataError> {
+        let positions = || task.positions.iter().cloned().flatten();
+        let ids: Vec<SampleId> = positions().map(|at| self.order.sample_at(at)).collect();
+        self.fetcher.begin(&ids, |shard, group| self.decoded.holds(&(shard, group)))?;
         let mut samples = Vec::with_capacity(self.batch_samples as usize);
-        for position in positions.iter().cloned().flatten() {
-            let id = self.order.sample_at(position);
-            let footer = self.data_set.footer(id.shard)?;
+        for (position, id) in positions().zip(ids) {
+            let footer = self.data_set.footer(id.shard, &self.fetcher)?;
             let (group, first_row) = footer.group_of(id.row);
             let rows = self.decoded.get_or_load((id.shard, group), || {
-                self.data_set.decode(id.shard, &footer, group)
+                self.data_set.decode(id.shard, &footer, group, &self.fetcher)
             })?;
             samples.push(Sample { position, tokens: rows.row((id.row - first_row) as usize) });
         }

@@ -19,7 +19,7 @@ use parquet::{
 };
 
 use super::{
-    Footer, RowRule,
+    Footer, RowRule, ShardFile,
     chunk::{Chunk, column_range},
     guarded, plain,
     tokens::{DecodedRows, Outside, TokenElement},
@@ -30,11 +30,12 @@ impl Footer {
     /// Reads and decodes a row group, checking every row and token.
     pub(crate) fn decode(
         &self,
-        path: &Path,
+        file: &ShardFile,
         group: usize,
         rule: RowRule,
     ) -> Result<DecodedRows, DataError> {
-        let chunk = self.read_chunk(path, group)?;
+        let path = file.path();
+        let chunk = self.read_chunk(file, group)?;
         let plain =
             guarded("decode", path, || plain::decode(&chunk, &self.plain_column(group), rule))?;
         match plain {
@@ -44,12 +45,13 @@ impl Footer {
     }
 
     /// Tokens in the first row of the file.
-    pub(crate) fn first_row_tokens(&self, path: &Path) -> Result<usize, DataError> {
+    pub(crate) fn first_row_tokens(&self, file: &ShardFile) -> Result<usize, DataError> {
         if let Some(row_tokens) = self.fixed_row_tokens() {
             return Ok(row_tokens);
         }
+        let path = file.path();
         let (group, _) = self.group_of(0);
-        let chunk = self.read_chunk(path, group)?;
+        let chunk = self.read_chunk(file, group)?;
         let array = guarded("decode", path, || {
             self.arrays(chunk, group, 1)?.next().unwrap_or_else(|| Err(short_of_rows()))
         })?;
@@ -60,9 +62,9 @@ impl Footer {
         Ok(row_tokens)
     }
 
-    fn read_chunk(&self, path: &Path, group: usize) -> Result<Chunk, DataError> {
+    fn read_chunk(&self, file: &ShardFile, group: usize) -> Result<Chunk, DataError> {
         let column = self.metadata.metadata().row_group(group).column(self.leaf);
-        Chunk::read(path, guarded("read", path, || column_range(column))?)
+        Chunk::read(file, guarded("read", file.path(), || column_range(column))?)
     }
 
     fn plain_column(&self, group: usize) -> plain::Column<'_> {

@@ -219,7 +219,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::shard::{Footer, chunk::column_range};
+    use crate::shard::{Footer, ShardFile, chunk::column_range};
 
     /// The form that `prepare` writes must not fall back in silence to the long way.
     #[test]
@@ -246,9 +246,10 @@ mod tests {
             writer.write(&batch).unwrap();
             writer.close().unwrap();
 
-            let footer = Footer::read(&path).unwrap();
+            let file = ShardFile::open(&path).unwrap();
+            let footer = Footer::read(&file).unwrap();
             let metadata = footer.metadata.metadata().row_group(0).column(footer.leaf);
-            let chunk = Chunk::read(&path, column_range(metadata).unwrap()).unwrap();
+            let chunk = Chunk::read(&file, column_range(metadata).unwrap()).unwrap();
             let column = Column { metadata, element: &footer.element, rows: count.into() };
             let rule = RowRule { row_tokens, vocab_size: Some(900) };
             let rows = decode(&chunk, &column, rule).unwrap().expect("the short way is taken");
