@@ -81,6 +81,11 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         Ok(value)
     }
 
+    /// Whether the value is held, or on its way.
+    pub(crate) fn holds(&self, key: &K) -> bool {
+        self.lock().entries.contains_key(key)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Content<K, V>> {
         // Nothing panics while the content is half changed: the lock is used poisoned or not.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)

@@ -5,6 +5,10 @@
 //! A folder of Parquet files without an index is a data set too: its shards are all `*.parquet`
 //! files in byte order of their names, and their footers are read.
 //!
+//! The folder may be the URL of a remote store (see [`crate::store`]). With an index that is one
+//! request, whatever the number of shards; without one it is a listing, and a request or two for
+//! each footer, several at once. What is wrong with a remote shard is known when it is read.
+//!
 //! Contract: opening the same files gives the same data set wherever they lie. A data set is cheap
 //! to clone; clones share what has been verified and the footers that have been read.
 
@@ -15,20 +19,49 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
+use object_store::ObjectStore;
+
 use crate::{
     cache::BoundedCache,
     error::DataError,
-    hash::{ContentHash, ContentHasher},
-    index::{INDEX_FILE, Index, fingerprint},
+    hash::ContentHash,
+    index::{INDEX_FILE, Index},
     order::{CanonicalOrder, SampleId, ShuffleSettings},
-    shard::{DecodedTokens, Footer, Pieces, RowRule, Scratch, Shard},
+    shard::{DecodedTokens, Footer, Pieces, RowRule, Scratch, Shard, ShardFile},
+    store::{Location, RemoteFolder, StoreSettings},
 };
+
+mod unindexed;
 
 /// Memory for footers that may be needed again; one takes about 1 KB per row group.
 const FOOTERS_BYTES: usize = 32 << 20;
 
 /// Memory for the places of pages, and for dictionaries, of which one may take 256 KiB.
 const PIECES_BYTES: usize = 32 << 20;
+
+/// Files that are open because they may be needed again.
+const OPEN_FILES: usize = 256;
+
+/// How a data set of a remote store is read; nothing here changes a sample.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DataSettings {
+    /// How the store is used.
+    pub store: StoreSettings,
+    /// Where downloaded shards are kept.
+    pub cache: CacheSettings,
+}
+
+/// Where downloaded shards are kept; see [`crate::fetch`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CacheSettings {
+    /// The folder, which processes and data sets may share; `tidemill` in `$XDG_CACHE_HOME`, or in
+    /// `~/.cache`, where none is given. It is made when the first shard is to be kept.
+    pub dir: Option<PathBuf>,
+    /// What the folder may hold, all its shards counted, whoever downloaded them. Without a limit
+    /// nothing is ever dropped.
+    pub limit_bytes: Option<u64>,
+}
 
 /// A data set; see the [module](self).
 #[derive(Clone)]
@@ -37,7 +70,11 @@ pub struct DataSet {
 }
 
 struct Content {
+    /// The folder's path, or the text of its URL.
     path: PathBuf,
+    location: Location,
+    /// Where it is remote.
+    remote: Option<Remote>,
     row_tokens: usize,
     vocab_size: Option<u32>,
     bos_token_id: Option<u32>,
@@ -50,6 +87,13 @@ struct Content {
     footers: BoundedCache<usize, Footer>,
     /// By shard and row group.
     pieces: BoundedCache<(usize, usize), Pieces>,
+    files: BoundedCache<usize, ShardFile>,
+}
+
+/// What a data set of a remote store is read with.
+pub(crate) struct Remote {
+    pub(crate) folder: RemoteFolder,
+    pub(crate) settings: DataSettings,
 }
 
 /// What is decoded at once: a piece of a row group of a shard.
@@ -60,38 +104,66 @@ pub(crate) struct Place {
     pub(crate) piece: usize,
 }
 
+/// Where the shards of a data set are read from.
+pub(crate) trait Files {
+    /// A shard to read from. It is held while it is read, and not longer.
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError>;
+}
+
 impl DataSet {
-    /// Opens a folder with an `index.json`, or one of `*.parquet` files.
+    /// Opens a folder with an `index.json`, or one of `*.parquet` files; a path that is a URL is
+    /// that of a remote store, used as [`DataSettings::default`] says.
     ///
     /// # Errors
-    /// [`DataError::RemoteStore`] for a URL; [`DataError::NotAFolder`], [`DataError::NoShards`];
-    /// what is wrong with the index; [`DataError::MissingShard`] and [`DataError::ShardBytes`] for
-    /// a shard that is not as the index says. Without an index, what is wrong with a footer, and
-    /// [`DataError::EmptyShard`].
+    /// [`DataError::NotAFolder`], [`DataError::NoShards`]; what is wrong with the index;
+    /// [`DataError::MissingShard`] and [`DataError::ShardBytes`] for a local shard that is not as
+    /// the index says. Without an index, what is wrong with a footer, and
+    /// [`DataError::EmptyShard`]. [`DataError::Location`] and [`DataError::Store`] for a URL.
     pub fn open(path: impl AsRef<Path>) -> Result<DataSet, DataError> {
-        let path = path.as_ref();
-        if let Some(url) = path.to_str().filter(|path| path.contains("://")) {
-            return Err(DataError::RemoteStore { url: url.to_owned() });
-        }
-        let found = match fs::metadata(path) {
-            Ok(metadata) if metadata.is_dir() => None,
-            Ok(_) => Some("a file"),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some("nothing"),
-            Err(error) => return Err(DataError::io("open data set", path)(error)),
-        };
-        if let Some(found) = found {
-            return Err(DataError::NotAFolder { path: path.to_owned(), found });
-        }
-        let index = path.join(INDEX_FILE);
-        let content = if index.try_exists().map_err(DataError::io("look at index", &index))? {
-            open_indexed(path)?
-        } else {
-            open_unindexed(path)?
-        };
-        Ok(DataSet { content: Arc::new(content) })
+        DataSet::open_with(path, &DataSettings::default())
     }
 
-    /// The folder.
+    /// As [`DataSet::open`], with settings for a remote store.
+    ///
+    /// # Errors
+    /// As [`DataSet::open`].
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        settings: &DataSettings,
+    ) -> Result<DataSet, DataError> {
+        let location = Location::of_path(path.as_ref())?;
+        match location.local().map(Path::to_owned) {
+            Some(path) => open_local(&path, location),
+            None => {
+                let folder = RemoteFolder::open(location, &settings.store)?;
+                open_remote(folder, settings)
+            }
+        }
+    }
+
+    /// Opens a data set below a prefix of a store that the caller made; `name` is a URL for
+    /// messages, and for telling its objects from others in the cache.
+    ///
+    /// # Errors
+    /// As [`DataSet::open`].
+    pub fn open_store(
+        store: Arc<dyn ObjectStore>,
+        prefix: object_store::path::Path,
+        name: &str,
+        settings: &DataSettings,
+    ) -> Result<DataSet, DataError> {
+        let location = Location::parse(name)?;
+        if location.local().is_some() {
+            return Err(DataError::Location {
+                text: name.to_owned(),
+                found: "a path".to_owned(),
+                expected: "a URL that names the store".to_owned(),
+            });
+        }
+        open_remote(RemoteFolder::of_store(store, prefix, location, &settings.store), settings)
+    }
+
+    /// The folder, or the text of its URL.
     pub fn path(&self) -> &Path {
         &self.content.path
     }
@@ -121,9 +193,30 @@ impl DataSet {
         self.content.pad_token_id
     }
 
-    /// The tokenizer that made the tokens, where an index names it.
-    pub fn tokenizer_path(&self) -> Option<PathBuf> {
-        self.content.tokenizer_file.as_ref().map(|file| self.content.path.join(file))
+    /// Where the folder is.
+    pub fn location(&self) -> &Location {
+        &self.content.location
+    }
+
+    /// Where the tokenizer that made the tokens is, where an index names it.
+    pub fn tokenizer_location(&self) -> Option<Location> {
+        self.content.tokenizer_file.as_ref().map(|file| self.content.location.join(file))
+    }
+
+    /// Reads the tokenizer that made the tokens, where an index names it.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] or [`DataError::Store`] when it cannot be read.
+    pub fn read_tokenizer(&self) -> Result<Option<Bytes>, DataError> {
+        let Some(name) = &self.content.tokenizer_file else { return Ok(None) };
+        match &self.content.remote {
+            Some(remote) => remote.folder.get(name).map(Some),
+            None => {
+                let path = self.content.path.join(name);
+                let bytes = fs::read(&path).map_err(DataError::io("read", &path))?;
+                Ok(Some(bytes.into()))
+            }
+        }
     }
 
     /// Samples in all shards.
@@ -168,14 +261,14 @@ impl DataSet {
         let shard = &self.shards()[sample.shard];
         assert!(sample.row < shard.samples(), "no row {} in {:?}", sample.row, shard);
         let mut scratch = Scratch::default();
-        let footer = self.footer(sample.shard)?;
+        let footer = self.footer(sample.shard, self)?;
         let (group, first_row) = footer.group_of(sample.row);
         let row = sample.row - first_row;
-        let pieces = self.pieces(sample.shard, &footer, group, &mut scratch)?;
+        let pieces = self.pieces(sample.shard, &footer, group, self, &mut scratch)?;
         let mut tokens = Vec::with_capacity(self.content.row_tokens);
         for piece in pieces.of_row(row) {
             let place = Place { shard: sample.shard, group, piece };
-            let decoded = self.decode(place, &footer, &pieces, &mut scratch)?;
+            let decoded = self.decode(place, &footer, &pieces, self, &mut scratch)?;
             decoded.copy_to(self.places_of(row), &mut tokens);
         }
         Ok(tokens)
@@ -188,8 +281,11 @@ impl DataSet {
     }
 
     /// The footer of a shard, whose content is verified before.
-    pub(crate) fn footer(&self, shard: usize) -> Result<Arc<Footer>, DataError> {
-        self.content.footers.get_or_load(shard, || self.shards()[shard].open(self.row_rule()))
+    pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
+        self.content.footers.get_or_load(shard, || {
+            let file = files.file(shard)?;
+            self.shards()[shard].footer(&file, self.row_rule())
+        })
     }
 
     /// How a row group is decoded.
@@ -198,10 +294,11 @@ impl DataSet {
         shard: usize,
         footer: &Footer,
         group: usize,
+        files: &dyn Files,
         scratch: &mut Scratch,
     ) -> Result<Arc<Pieces>, DataError> {
         self.content.pieces.get_or_load((shard, group), || {
-            footer.pieces(self.shards()[shard].path(), group, self.row_rule(), scratch)
+            footer.pieces(&*files.file(shard)?, group, self.row_rule(), scratch)
         })
     }
 
@@ -211,15 +308,36 @@ impl DataSet {
         place: Place,
         footer: &Footer,
         pieces: &Pieces,
+        files: &dyn Files,
         scratch: &mut Scratch,
     ) -> Result<DecodedTokens, DataError> {
         let Place { shard, group, piece } = place;
-        let path = self.shards()[shard].path();
-        footer.decode(path, group, pieces, piece, self.row_rule(), scratch)
+        footer.decode(&*files.file(shard)?, group, pieces, piece, self.row_rule(), scratch)
+    }
+
+    /// What it is read with, where it is remote.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.content.remote.as_ref()
+    }
+
+    /// Whether the footer of a shard is in memory.
+    pub(crate) fn has_footer(&self, shard: usize) -> bool {
+        self.content.footers.holds(&shard)
     }
 
     fn row_rule(&self) -> RowRule {
         RowRule { row_tokens: self.content.row_tokens, vocab_size: self.content.vocab_size }
+    }
+}
+
+impl Files for DataSet {
+    /// The file; of a remote shard, ranges.
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        let entry = &self.shards()[shard];
+        self.content.files.get_or_load(shard, || match &self.content.remote {
+            Some(remote) => Ok(entry.ranges(&remote.folder)),
+            None => entry.open_local(),
+        })
     }
 }
 
@@ -237,17 +355,47 @@ impl std::fmt::Debug for DataSet {
     }
 }
 
-fn open_indexed(path: &Path) -> Result<Content, DataError> {
-    let index = Index::read(path)?;
+fn open_local(path: &Path, location: Location) -> Result<DataSet, DataError> {
+    let found = match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => None,
+        Ok(_) => Some("a file"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some("nothing"),
+        Err(error) => return Err(DataError::io("open data set", path)(error)),
+    };
+    if let Some(found) = found {
+        return Err(DataError::NotAFolder { path: path.to_owned(), found });
+    }
+    let index = path.join(INDEX_FILE);
+    let content = if index.try_exists().map_err(DataError::io("look at index", &index))? {
+        let content = indexed(Index::read(path)?, location);
+        content.shards.iter().try_for_each(Shard::check_size)?;
+        content
+    } else {
+        unindexed::open(unindexed::Folder::Local(path), location)?
+    };
+    Ok(DataSet { content: Arc::new(content) })
+}
+
+fn open_remote(folder: RemoteFolder, settings: &DataSettings) -> Result<DataSet, DataError> {
+    let location = folder.location().clone();
+    let content = match folder.get_if_there(INDEX_FILE)? {
+        Some(bytes) => {
+            let path = PathBuf::from(location.join(INDEX_FILE).to_string());
+            indexed(Index::from_bytes(&bytes, &path)?, location)
+        }
+        None => unindexed::open(unindexed::Folder::Remote(&folder), location)?,
+    };
+    let remote = Some(Remote { folder, settings: settings.clone() });
+    Ok(DataSet { content: Arc::new(Content { remote, ..content }) })
+}
+
+/// What an index says.
+fn indexed(index: Index, location: Location) -> Content {
     let (fingerprint, samples) = (index.fingerprint(), index.samples());
-    let shards: Vec<Shard> = index
-        .shards
-        .iter()
-        .map(|s| Shard::new(path.join(&s.file), s.samples, s.bytes, Some(s.hash)))
-        .collect();
-    shards.iter().try_for_each(Shard::check_size)?;
-    Ok(Content {
-        path: path.to_owned(),
+    let shard = |entry: crate::index::ShardEntry| {
+        Shard::new(&location, entry.file, entry.samples, entry.bytes, Some(entry.hash))
+    };
+    Content {
         row_tokens: index.seq_len + 1,
         vocab_size: Some(index.vocab_size),
         bos_token_id: index.bos_token_id,
@@ -256,75 +404,17 @@ fn open_indexed(path: &Path) -> Result<Content, DataError> {
         tokenizer_file: index.tokenizer_file,
         fingerprint,
         samples,
-        shards,
+        shards: index.shards.into_iter().map(shard).collect(),
+        path: path_of(&location),
+        location,
+        remote: None,
         footers: BoundedCache::new(FOOTERS_BYTES),
         pieces: BoundedCache::new(PIECES_BYTES),
-    })
+        files: BoundedCache::new(OPEN_FILES),
+    }
 }
 
-fn open_unindexed(path: &Path) -> Result<Content, DataError> {
-    let mut shards = Vec::new();
-    let mut identities = Vec::new();
-    let mut rule = None;
-    for file in parquet_files(path)? {
-        let footer = Footer::read(&file)?;
-        if footer.samples() == 0 {
-            return Err(DataError::EmptyShard { path: file });
-        }
-        match rule {
-            None => rule = Some(first_rule(&footer, &file)?),
-            Some(rule) => footer.check_column(&file, rule)?,
-        }
-        let mut identity = ContentHasher::new();
-        identity.update(&footer.file_bytes().to_be_bytes());
-        identity.update(&footer.hash().to_be_bytes());
-        identities.push((footer.samples(), identity.finish()));
-        shards.push(Shard::new(file, footer.samples(), footer.file_bytes(), None));
-    }
-    let Some(rule) = rule else { return Err(DataError::NoShards { path: path.to_owned() }) };
-    Ok(Content {
-        path: path.to_owned(),
-        row_tokens: rule.row_tokens,
-        vocab_size: rule.vocab_size,
-        bos_token_id: None,
-        eos_token_id: None,
-        pad_token_id: None,
-        tokenizer_file: None,
-        fingerprint: fingerprint(identities.into_iter()),
-        samples: shards.iter().map(Shard::samples).sum(),
-        shards,
-        footers: BoundedCache::new(FOOTERS_BYTES),
-        pieces: BoundedCache::new(PIECES_BYTES),
-    })
-}
-
-/// The rule that the first shard of a data set without an index sets for all.
-fn first_rule(footer: &Footer, file: &Path) -> Result<RowRule, DataError> {
-    let row_tokens = footer.first_row_tokens(file)?;
-    if row_tokens < 2 {
-        return Err(DataError::RowLength {
-            path: file.to_owned(),
-            row: 0,
-            expected: 2,
-            found: row_tokens,
-        });
-    }
-    Ok(RowRule { row_tokens, vocab_size: None })
-}
-
-/// The Parquet files of a folder in byte order of their names.
-fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let io = |error| DataError::io("list data set", folder)(error);
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(io)? {
-        let path = entry.map_err(io)?.path();
-        if path.extension().is_some_and(|extension| extension == "parquet") && path.is_file() {
-            files.push(path);
-        }
-    }
-    files.sort_by(|one, other| {
-        let name = |path: &PathBuf| path.file_name().map(|n| n.as_encoded_bytes().to_vec());
-        name(one).cmp(&name(other))
-    });
-    Ok(files)
+/// The path, or the text of the URL, for what works with paths.
+fn path_of(location: &Location) -> PathBuf {
+    location.local().map_or_else(|| location.to_string().into(), Path::to_owned)
 }

@@ -10,17 +10,74 @@ use std::{io, path::PathBuf};
 use crate::{
     hash::ContentHash,
     prepare::{SkipReason, TokenizeError},
+    store::StoreFailure,
 };
 
 /// What can go wrong between a folder of shards and a stream of samples.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// The path is a URL of a remote store.
-    #[error("cannot open data set {url}: URLs are not supported yet, expected a local folder")]
-    RemoteStore {
-        /// The path as it was given.
+    /// A URL cannot be used.
+    #[error("cannot use {text}: found {found}, expected {expected}")]
+    Location {
+        /// The URL, without what may be secret.
+        text: String,
+        /// What is wrong with it.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// A remote store failed, or refused.
+    #[error("cannot {action} {url} ({attempts} {})", if *.attempts == 1 { "attempt" } else { "attempts" })]
+    Store {
+        /// What was attempted, as a verb.
+        action: &'static str,
+        /// On which object or folder.
         url: String,
+        /// How often it was tried.
+        attempts: u32,
+        /// Why the last attempt failed.
+        #[source]
+        source: StoreFailure,
+    },
+
+    /// What was being read is no longer wanted: its reader or decoder is gone.
+    #[error("reading {url} was cancelled")]
+    Cancelled {
+        /// The object.
+        url: String,
+    },
+
+    /// The cache of shards may not hold enough for the stream.
+    #[error(
+        "the limit of cache {path} is {limit_bytes} bytes, expected at least {needed_bytes}: {reason}",
+        path = path.display()
+    )]
+    CacheLimit {
+        /// The folder of the cache.
+        path: PathBuf,
+        /// The limit.
+        limit_bytes: u64,
+        /// The smallest that can work.
+        needed_bytes: u64,
+        /// What makes it that.
+        reason: String,
+    },
+
+    /// What is in use fills the cache of shards.
+    #[error(
+        "no room for {bytes} bytes in cache {path}: its limit is {limit_bytes} bytes, \
+         and what fills it is in use by this and other processes",
+        path = path.display()
+    )]
+    CacheInUse {
+        /// The folder of the cache.
+        path: PathBuf,
+        /// The limit.
+        limit_bytes: u64,
+        /// Size of the shard that found no room.
+        bytes: u64,
     },
 
     /// The path of a data set is not a folder.
@@ -146,6 +203,21 @@ pub enum DataError {
         /// Hash according to the index.
         expected: ContentHash,
         /// Hash of the file.
+        found: ContentHash,
+    },
+
+    /// The footer of a shard is not the one that it had when the data set was opened.
+    #[error(
+        "shard {path} changed since it was opened: the hash of its footer is {found}, \
+         expected {expected}",
+        path = path.display()
+    )]
+    ShardFooter {
+        /// The shard.
+        path: PathBuf,
+        /// Hash when the data set was opened.
+        expected: ContentHash,
+        /// Hash now.
         found: ContentHash,
     },
 

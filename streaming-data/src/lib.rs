@@ -8,11 +8,14 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`data_set`] | a folder of shards, with or without an index, opened |
+//! | [`data_set`] | a folder or URL of shards, with or without an index, opened |
 //! | [`order`] | the canonical order: position -> sample, computed for any position at once |
 //! | [`mixture`] | what is read: one data set, or several mixed in exact shares |
 //! | [`reader`] | samples of planned positions, decoded ahead on threads under a memory bound |
+//! | [`store`] | paths and URLs, and remote stores behind them |
+//! | [`fetch`] | remote shards on their way, ahead of the reader, and the cache on disk |
 //! | [`cursor`] | where a stream is, and whether another stream may go on from there |
+//! | [`survey`] | how well an order mixes, and what reading it costs |
 //! | [`prepare`] | documents to shards |
 //! | [`index`] | `index.json`: seq_len, vocabulary, and samples, size and hash of every shard |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
@@ -26,6 +29,7 @@ mod cache;
 pub mod cursor;
 pub mod data_set;
 pub mod error;
+pub mod fetch;
 pub mod hash;
 pub mod index;
 pub mod mixture;
@@ -33,8 +37,11 @@ pub mod order;
 pub mod prepare;
 pub mod reader;
 mod shard;
+mod shard_cache;
+pub mod store;
+pub mod survey;
 
-pub use data_set::DataSet;
+pub use data_set::{CacheSettings, DataSet, DataSettings};
 pub use error::DataError;
 pub use mixture::Mixture;
 pub use reader::Sample;

@@ -19,7 +19,7 @@
 //! Contract: position -> sample is a pure function of the data sets, their order in the list, the
 //! amounts and the shuffle settings; never of names, workers or paths.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{
     cursor::{PartIdentity, StreamIdentity},
@@ -227,6 +227,18 @@ impl Mixture {
             seq_len: self.seq_len(),
             shuffle: content.shuffle,
             parts,
+        }
+    }
+
+    /// Those positions of a part that positions of the mixture hold.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub fn positions_of(&self, part: usize, positions: &Range<u64>) -> Range<u64> {
+        let shares = &self.content.shares;
+        match self.parts().len() {
+            1 => positions.clone(),
+            _ => shares.before(positions.start)[part]..shares.before(positions.end)[part],
         }
     }
 

@@ -50,9 +50,11 @@ use crate::error::DataError;
 
 mod permutation;
 mod shares;
+mod upcoming;
 
 pub use permutation::{Key, Permutation};
 pub use shares::Shares;
+pub use upcoming::ShardUse;
 
 /// How the samples of an epoch are permuted; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -191,6 +193,11 @@ impl CanonicalOrder {
         SampleId { epoch, shard, row }
     }
 
+    /// The place of a sample in stored order, from 0.
+    pub(crate) fn stored_place(&self, sample: SampleId) -> u64 {
+        self.stored.start(sample.shard) + sample.row
+    }
+
     /// The shards in the order of an epoch.
     fn of_epoch(&self, epoch: u64) -> Arc<Concatenation> {
         // A panic cannot leave this queue half changed: its lock is used poisoned or not.
@@ -237,6 +244,11 @@ impl Concatenation {
 
     fn start(&self, at: usize) -> u64 {
         if at == 0 { 0 } else { self.ends[at - 1] }
+    }
+
+    /// Samples of a shard; only meaningful where the shards are in stored order.
+    fn samples_of(&self, shard: usize) -> u64 {
+        self.ends[shard] - self.start(shard)
     }
 
     /// Samples by shard; only meaningful where the shards are in stored order.

@@ -170,9 +170,31 @@ impl Decoder {
     /// Starts the threads. Nothing is read before there is a reader.
     ///
     /// # Errors
-    /// [`DataError::Io`] when a thread cannot be started.
+    /// [`DataError::CacheLimit`] for a cache that is too small, [`DataError::Io`] when a thread
+    /// cannot be started or the cache not be opened.
     pub fn new(mixture: Mixture, settings: DecoderSettings) -> Result<Decoder, DataError> {
-        let (samples, bounds) = Samples::new(mixture, settings.memory_bytes);
+        Decoder::start(mixture, settings, None)
+    }
+
+    /// As [`Decoder::new`], for readers that will stay within these positions: of a remote data
+    /// set no more than that is downloaded, and only parts of shards where that is little.
+    ///
+    /// # Errors
+    /// As [`Decoder::new`].
+    pub fn of_positions(
+        mixture: Mixture,
+        settings: DecoderSettings,
+        positions: Range<u64>,
+    ) -> Result<Decoder, DataError> {
+        Decoder::start(mixture, settings, Some(positions))
+    }
+
+    fn start(
+        mixture: Mixture,
+        settings: DecoderSettings,
+        positions: Option<Range<u64>>,
+    ) -> Result<Decoder, DataError> {
+        let (samples, bounds) = Samples::new(mixture, settings, positions)?;
         Ok(Decoder { owner: Owner::start(samples, bounds, settings.threads)? })
     }
 

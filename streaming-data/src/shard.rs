@@ -6,7 +6,7 @@
 
 use std::{
     any::Any,
-    fs,
+    fs, io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -14,15 +14,22 @@ use std::{
 
 use parquet::errors::ParquetError;
 
-use crate::{error::DataError, hash::ContentHash};
+use crate::{
+    error::DataError,
+    hash::ContentHash,
+    shard_cache::Key,
+    store::{Location, RemoteFolder, StoreFailure, Version},
+};
 
 mod chunk;
 mod decode;
+mod file;
 mod footer;
 mod pages;
 mod tokens;
 
 pub(crate) use decode::Pieces;
+pub(crate) use file::ShardFile;
 pub(crate) use footer::Footer;
 pub(crate) use pages::Scratch;
 pub(crate) use tokens::DecodedTokens;
@@ -30,10 +37,15 @@ pub(crate) use tokens::DecodedTokens;
 /// A shard of a data set.
 #[derive(Debug)]
 pub struct Shard {
+    /// Name below the data set's folder, with `/` between folders.
+    name: String,
     path: PathBuf,
     samples: u64,
+    version: Version,
     bytes: u64,
     hash: Option<ContentHash>,
+    /// Hash of the footer that was read on opening, where the whole has none.
+    footer_hash: Option<ContentHash>,
     /// Whether the file was found to have the hash; readers wait for each other at this lock
     /// rather than hash a file twice.
     is_verified: Mutex<bool>,
@@ -56,11 +68,57 @@ impl RowRule {
 }
 
 impl Shard {
-    pub(crate) fn new(path: PathBuf, samples: u64, bytes: u64, hash: Option<ContentHash>) -> Shard {
-        Shard { path, samples, bytes, hash, is_verified: Mutex::new(false) }
+    pub(crate) fn new(
+        folder: &Location,
+        name: String,
+        samples: u64,
+        bytes: u64,
+        hash: Option<ContentHash>,
+    ) -> Shard {
+        let path = match folder.local() {
+            Some(folder) => folder.join(&name),
+            None => folder.join(&name).to_string().into(),
+        };
+        Shard {
+            name,
+            path,
+            samples,
+            version: Version { bytes: Some(bytes), e_tag: None },
+            bytes,
+            hash,
+            footer_hash: None,
+            is_verified: Mutex::new(false),
+        }
     }
 
-    /// Where the file is.
+    /// The same shard, with what tells it from a later one where no index does.
+    pub(crate) fn told_by(self, footer_hash: ContentHash, e_tag: Option<String>) -> Shard {
+        let version = Version { e_tag, ..self.version };
+        Shard { version, footer_hash: Some(footer_hash), ..self }
+    }
+
+    /// Name below the data set's folder, with `/` between folders.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What tells it from a later object of the same name.
+    pub(crate) fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// The remote shard, to be read by ranges.
+    pub(crate) fn ranges(&self, folder: &RemoteFolder) -> ShardFile {
+        ShardFile::of_object(
+            &self.path,
+            folder.clone(),
+            &self.name,
+            self.version.clone(),
+            self.bytes,
+        )
+    }
+
+    /// Where the file is; for a remote one, the text of its URL.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -91,35 +149,86 @@ impl Shard {
             Err(error) => return Err(DataError::io("look at shard", &self.path)(error)),
         };
         if found != self.bytes {
-            let (path, expected) = (self.path.clone(), self.bytes);
-            return Err(DataError::ShardBytes { path, expected, found });
+            return Err(self.wrong_bytes(found));
         }
         Ok(())
     }
 
-    /// Hashes the file and compares, once; does nothing where no hash is known.
+    /// Opens the local file. It is hashed and compared once; where no hash is known it is not.
+    ///
+    /// # Errors
+    /// [`DataError::ShardBytes`] and [`DataError::ShardHash`] for a file that is not the one which
+    /// was indexed, [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
+    pub(crate) fn open_local(&self) -> Result<ShardFile, DataError> {
+        let file = fs::File::open(&self.path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => DataError::MissingShard { path: self.path.clone() },
+            _ => DataError::io("open shard", &self.path)(error),
+        })?;
+        let file = ShardFile::of_file(&self.path, file)?;
+        if file.bytes() != self.bytes {
+            return Err(self.wrong_bytes(file.bytes()));
+        }
+        let Some(expected) = self.hash else { return Ok(file) };
+        let mut is_verified = self.is_verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_verified {
+            let found = file.hash()?;
+            if found != expected {
+                return Err(self.wrong_hash(found));
+            }
+            *is_verified = true;
+        }
+        Ok(file)
+    }
+
+    /// What it is known by in a cache.
+    pub(crate) fn key(&self) -> Key {
+        match self.hash {
+            Some(hash) => Key::of_content(hash, self.bytes),
+            None => {
+                let url = self.path.display().to_string();
+                Key::of_place(&url, self.footer_hash, self.version.e_tag.as_deref(), self.bytes)
+            }
+        }
+    }
+
+    /// What an error of its store says of the shard.
+    pub(crate) fn error_of(&self, error: DataError) -> DataError {
+        match error {
+            DataError::Store { source: StoreFailure::Size { found, .. }, .. } => {
+                self.wrong_bytes(found)
+            }
+            DataError::Store { source: StoreFailure::NotFound { .. }, .. }
+                if self.hash.is_some() =>
+            {
+                DataError::MissingShard { path: self.path.clone() }
+            }
+            error => error,
+        }
+    }
+
+    /// The content has a hash that is not the one known.
+    pub(crate) fn wrong_hash(&self, found: ContentHash) -> DataError {
+        let expected = self.hash.unwrap_or(found);
+        DataError::ShardHash { path: self.path.clone(), expected, found }
+    }
+
+    /// Hashes the file of a local data set and compares, once; does nothing more than to look at
+    /// its size where no hash is known. Remote shards are verified when they are fetched.
     ///
     /// # Errors
     /// [`DataError::ShardBytes`] and [`DataError::ShardHash`] for a file that is not the one which
     /// was indexed, [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
     pub fn verify(&self) -> Result<(), DataError> {
-        let Some(expected) = self.hash else { return Ok(()) };
-        let mut is_verified = self.is_verified.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*is_verified {
-            self.check_size()?;
-            let found = ContentHash::of_file(&self.path)?;
-            if found != expected {
-                return Err(DataError::ShardHash { path: self.path.clone(), expected, found });
-            }
-            *is_verified = true;
-        }
-        Ok(())
+        self.open_local().map(|_| ())
     }
 
-    /// Verifies the file, then reads its footer and checks it against what is known.
-    pub(crate) fn open(&self, rule: RowRule) -> Result<Footer, DataError> {
-        self.verify()?;
-        let footer = Footer::read(&self.path)?;
+    pub(crate) fn wrong_bytes(&self, found: u64) -> DataError {
+        DataError::ShardBytes { path: self.path.clone(), expected: self.bytes, found }
+    }
+
+    /// Reads the footer and checks it against what is known.
+    pub(crate) fn footer(&self, file: &ShardFile, rule: RowRule) -> Result<Footer, DataError> {
+        let footer = Footer::read(file)?;
         footer.check_column(&self.path, rule)?;
         if footer.samples() != self.samples {
             return Err(DataError::ShardSamples {
@@ -127,6 +236,10 @@ impl Shard {
                 expected: self.samples,
                 found: footer.samples(),
             });
+        }
+        if let Some(expected) = self.footer_hash.filter(|&hash| hash != footer.hash()) {
+            let (path, found) = (self.path.clone(), footer.hash());
+            return Err(DataError::ShardFooter { path, expected, found });
         }
         Ok(footer)
     }

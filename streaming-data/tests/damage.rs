@@ -93,7 +93,8 @@ fn what_is_not_a_data_set() {
     let file = empty.path().join("file");
     fs::write(&file, "text").unwrap();
     assert_fails(&file, &["file", "expected a folder, found a file"]);
-    assert_fails(Path::new("s3://bucket/set"), &["s3://bucket/set", "not supported yet"]);
+    assert_fails(Path::new("ftp://host/set"), &["ftp://host/set", "found scheme \"ftp\""]);
+    assert_fails(Path::new("memory://empty/set"), &["memory://empty/set", "has no samples"]);
     fs::write(empty.path().join(INDEX_FILE), "{\"format_version\": 1,").unwrap();
     assert_fails(empty.path(), &["cannot parse index", "index.json", "line 1"]);
 }

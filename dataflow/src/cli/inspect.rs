@@ -1,13 +1,17 @@
 //! `tidemill inspect`: what a folder is, in words or JSON.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
-use tidemill_streaming_data::DataSet;
+use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+use tidemill_streaming_data::store::Location;
+use tidemill_streaming_data::survey::Survey;
+use tidemill_streaming_data::{DataSet, Mixture};
 
 use super::Format;
 use super::output::result_line;
@@ -19,20 +23,47 @@ use crate::run_folder::RUN_CONFIG_FILE;
 /// Flags of `tidemill inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// A data set, a run folder, a checkpoint or a Hugging Face folder.
+    /// A data set (its folder or URL), a run folder, a checkpoint or a Hugging Face folder.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
+    /// Of a data set: how well the orders mix it and what reading it costs, for this order of samples or for all.
+    #[arg(long, value_name = "ORDER", num_args = 0..=1, default_missing_value = "all")]
+    order: Option<OrderChoice>,
+    /// With --order: samples of a window.
+    #[arg(long, value_name = "N", default_value = "16384", requires = "order")]
+    window_samples: NonZeroU64,
+    /// With --order: samples of a batch.
+    #[arg(long, value_name = "N", default_value = "32", requires = "order")]
+    batch: NonZeroU64,
+    /// With --order: what the cache of a remote data set may hold.
+    #[arg(long, value_name = "BYTES", requires = "order")]
+    cache_limit_bytes: Option<u64>,
     /// How it is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum OrderChoice {
+    None,
+    Shard,
+    Window,
+    Full,
+    All,
+}
+
 pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
     let folder = &arguments.folder;
-    if !folder.is_dir() {
+    // A URL is that of a data set.
+    let is_remote = Location::of_path(folder)?.local().is_none();
+    if !is_remote && !folder.is_dir() {
         bail!("{}: expected a folder", folder.display());
     }
-    let facts = if folder.join(TRAINER_FILE).exists() {
+    let facts = if arguments.order.is_some() {
+        order_facts(arguments)?
+    } else if is_remote {
+        data_set_facts(folder)?
+    } else if folder.join(TRAINER_FILE).exists() {
         checkpoint_facts(folder)?
     } else if folder.join(CONFIG_FILE).exists() {
         model_facts(folder)?
@@ -73,6 +104,43 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
         "fingerprint": data_set.fingerprint().to_string(),
         "shards": shards,
     }))
+}
+
+/// What is known of the orders that were asked for.
+fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
+    let data_set = DataSet::open(&arguments.folder)?;
+    let chosen = arguments.order.unwrap_or(OrderChoice::All);
+    let orders = [
+        (OrderChoice::None, ShuffleOrder::None),
+        (OrderChoice::Shard, ShuffleOrder::Shard),
+        (OrderChoice::Window, ShuffleOrder::Window),
+        (OrderChoice::Full, ShuffleOrder::Full),
+    ];
+    let mut facts = serde_json::Map::new();
+    facts.insert("kind".to_owned(), "orders of a data set".into());
+    facts.insert("samples".to_owned(), data_set.samples().into());
+    facts.insert("batch".to_owned(), arguments.batch.get().into());
+    facts.insert("window_samples".to_owned(), arguments.window_samples.get().into());
+    for (choice, order) in orders {
+        if chosen != OrderChoice::All && chosen != choice {
+            continue;
+        }
+        let window_samples = arguments.window_samples;
+        let shuffle = ShuffleSettings { order, window_samples, seed: 17 };
+        let mixture = Mixture::of(data_set.clone(), shuffle)?;
+        let survey = Survey::new(&mixture, arguments.batch, arguments.cache_limit_bytes);
+        facts.insert("bytes".to_owned(), survey.bytes.into());
+        let rounded = |value: f64| (value * 10.0).round() / 10.0;
+        let of_order = json!({
+            "effective_batch": rounded(survey.effective_batch),
+            "shards_per_batch": rounded(survey.shards_per_batch),
+            "bytes_before_first_batch": survey.first_batch_bytes,
+            "smallest_cache_bytes": survey.cache_bytes,
+            "reads_per_shard": rounded(survey.reads_per_shard),
+        });
+        facts.insert(format!("shuffle {order}"), of_order);
+    }
+    Ok(Value::Object(facts))
 }
 
 fn model_facts(folder: &Path) -> anyhow::Result<Value> {

@@ -1,12 +1,12 @@
 //! `[data]`: what a run is trained on, one data set or several mixed.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::mixture::{Amount, Part};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
-use tidemill_streaming_data::{DataSet, Mixture};
+use tidemill_streaming_data::{CacheSettings, DataSet, DataSettings as RemoteSettings, Mixture};
 
 use super::config::expect;
 use crate::error::{JobError, Result};
@@ -15,7 +15,7 @@ use crate::error::{JobError, Result};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataSettings {
-    /// The data set's folder, where there is only one.
+    /// The data set's folder or URL, where there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dataset: Option<PathBuf>,
     /// The canonical order of samples.
@@ -27,6 +27,12 @@ pub struct DataSettings {
     /// Memory for decoded samples, per process, in MiB; those of the steps that are read ahead come on top.
     #[serde(default = "default_cache_mib")]
     pub cache_mib: u64,
+    /// The folder on disk in which shards of remote data sets are kept; processes and runs may share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_dir: Option<PathBuf>,
+    /// What that folder may hold; without a limit nothing is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_limit_bytes: Option<u64>,
     /// Steps whose samples are read ahead; never numerics.
     #[serde(default = "default_read_ahead_steps")]
     pub read_ahead_steps: u64,
@@ -43,10 +49,10 @@ pub struct DataSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamSettings {
-    /// What errors call it; the data set's folder where it has no name.
+    /// What errors call it; the data set's path where it has no name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The data set's folder.
+    /// The data set's folder or URL.
     pub dataset: PathBuf,
     /// Its share of all samples, relative to those of the other streams, which must all have one then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -125,6 +131,17 @@ impl DataSettings {
         ShuffleSettings { order: self.shuffle, window_samples, seed }
     }
 
+    /// Opens a data set; where it is remote, its shards are kept as these settings say.
+    ///
+    /// # Errors
+    /// What is wrong with the data set.
+    pub(super) fn open_one(&self, dataset: &Path) -> Result<DataSet> {
+        let cache =
+            CacheSettings { dir: self.cache_dir.clone(), limit_bytes: self.cache_limit_bytes };
+        let settings = RemoteSettings { cache, ..RemoteSettings::default() };
+        Ok(DataSet::open_with(dataset, &settings)?)
+    }
+
     /// Opens the data sets.
     ///
     /// # Errors
@@ -132,9 +149,13 @@ impl DataSettings {
     pub(super) fn open(&self, seed: u64) -> Result<Mixture> {
         let shuffle = self.shuffle(seed);
         if let Some(dataset) = &self.dataset {
-            return Ok(Mixture::of(DataSet::open(dataset)?, shuffle)?);
+            return Ok(Mixture::of(self.open_one(dataset)?, shuffle)?);
         }
-        let parts = self.streams.iter().map(StreamSettings::open).collect::<Result<_>>()?;
+        let part = |stream: &StreamSettings| -> Result<Part> {
+            let data_set = self.open_one(&stream.dataset)?;
+            Ok(Part { name: stream.name(), data_set, amount: stream.amount() })
+        };
+        let parts = self.streams.iter().map(part).collect::<Result<_>>()?;
         let mixture = Mixture::new(parts, shuffle)?;
         check_tokenizers(&mixture)?;
         Ok(mixture)
@@ -146,30 +167,29 @@ impl StreamSettings {
         self.name.clone().unwrap_or_else(|| self.dataset.display().to_string())
     }
 
-    fn open(&self) -> Result<Part> {
-        let amount = match (self.proportion, self.repeat, self.samples) {
+    fn amount(&self) -> Amount {
+        match (self.proportion, self.repeat, self.samples) {
             (Some(proportion), ..) => Amount::Proportion(proportion),
             (_, _, Some(samples)) => Amount::Samples(samples),
             (_, repeat, _) => Amount::Repeat(repeat.unwrap_or(1.0)),
-        };
-        Ok(Part { name: self.name(), data_set: DataSet::open(&self.dataset)?, amount })
+        }
     }
 }
 
 /// Tokens of different tokenizers cannot be mixed: where data sets carry theirs, they must be equal.
 fn check_tokenizers(mixture: &Mixture) -> Result<()> {
-    let mut first: Option<(&str, Vec<u8>)> = None;
+    let mut first = None;
     for part in mixture.parts() {
-        let Some(path) = part.data_set.tokenizer_path() else { continue };
-        let read = std::fs::read(&path);
-        let bytes = read.map_err(|source| JobError::file("reading", &path, source))?;
+        let Some(bytes) = part.data_set.read_tokenizer()? else { continue };
         match &first {
             None => first = Some((&part.name, bytes)),
             Some((_, expected)) if *expected == bytes => {}
             Some((name, _)) => {
                 let expected = format!("the tokenizer.json of data.streams.{name}");
                 let key = format!("data.streams.{} (its tokenizer)", part.name);
-                return Err(JobError::value(&key, expected, path.display()));
+                let found = part.data_set.tokenizer_location();
+                let found = found.map_or_else(|| "another".to_owned(), |it| it.to_string());
+                return Err(JobError::value(&key, expected, found));
             }
         }
     }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tidemill_kernels::DeviceKind;
 use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
+use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
-use tidemill_streaming_data::{DataSet, Mixture};
 
 use super::config::RunConfig;
 use super::data::DocumentBoundaries;
@@ -174,13 +174,14 @@ impl ResolvedRun {
     /// `tokenizer.json` of the data set, where it has one.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A file or object that cannot be read.
     pub fn tokenizer(&self) -> Result<Option<Arc<[u8]>>> {
-        let tokenizer = self.data.parts().iter().find_map(|part| part.data_set.tokenizer_path());
-        let Some(path) = tokenizer else { return Ok(None) };
-        let bytes =
-            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
-        Ok(Some(bytes.into()))
+        for part in self.data.parts() {
+            if let Some(bytes) = part.data_set.read_tokenizer()? {
+                return Ok(Some(bytes.as_ref().into()));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -240,7 +241,7 @@ fn document_end(config: &RunConfig, data: &Mixture) -> Result<Option<u32>> {
 
 fn open_evaluation(config: &RunConfig, data: &Mixture) -> Result<Option<(Mixture, u64)>> {
     let Some(settings) = &config.evaluation else { return Ok(None) };
-    let found = Mixture::of(DataSet::open(&settings.dataset)?, evaluation_shuffle())?;
+    let found = Mixture::of(config.data.open_one(&settings.dataset)?, evaluation_shuffle())?;
     if found.seq_len() != data.seq_len() {
         let expected = format!("samples of seq_len {}, as data.dataset has", data.seq_len());
         return Err(JobError::value("evaluation.dataset", expected, found.seq_len()));

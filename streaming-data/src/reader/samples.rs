@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{
-    Sample,
+    DecoderSettings, Sample,
     queue::BatchRule,
     workshop::{Bounds, Work},
 };
@@ -12,7 +12,9 @@ use crate::{
     cache::BoundedCache,
     data_set::Place,
     error::DataError,
-    mixture::Mixture,
+    fetch::Fetcher,
+    mixture::{MixedSample, Mixture},
+    order::SampleId,
     shard::{DecodedTokens, Scratch},
 };
 
@@ -22,13 +24,28 @@ const BATCH_BYTES: usize = 128 << 10;
 /// See the [module](self).
 pub(super) struct Samples {
     mixture: Mixture,
+    /// Where the shards of each part come from.
+    fetchers: Vec<Fetcher>,
     /// By part of the mixture.
     decoded: BoundedCache<(usize, Place), DecodedTokens>,
 }
 
 impl Samples {
-    /// The samples of a mixture, and how many may wait, within a bound on memory.
-    pub(super) fn new(mixture: Mixture, memory_bytes: usize) -> (Samples, Bounds) {
+    /// The samples of a mixture, and how many may wait, within a bound on memory. `positions` are
+    /// those that will be read, where they are known.
+    pub(super) fn new(
+        mixture: Mixture,
+        settings: DecoderSettings,
+        positions: Option<Range<u64>>,
+    ) -> Result<(Samples, Bounds), DataError> {
+        let memory_bytes = settings.memory_bytes;
+        let fetchers = (0..mixture.parts().len())
+            .map(|part| {
+                let positions = positions.as_ref().map(|range| mixture.positions_of(part, range));
+                let (data_set, order) = (mixture.data_set(part), mixture.order(part));
+                Fetcher::new(data_set, order, positions, settings.threads.get())
+            })
+            .collect::<Result<_, _>>()?;
         let sample_bytes = size_of::<Sample>() + (mixture.seq_len() + 1) * size_of::<u32>();
         let waiting_bytes = memory_bytes / 4;
         // A small bound makes small batches before it makes few.
@@ -39,7 +56,7 @@ impl Samples {
             batches: waiting_bytes / (batch_samples * sample_bytes),
         };
         let decoded = BoundedCache::new(memory_bytes - waiting_bytes);
-        (Samples { mixture, decoded }, bounds)
+        Ok((Samples { mixture, fetchers, decoded }, bounds))
     }
 
     pub(super) fn mixture(&self) -> &Mixture {
@@ -51,25 +68,59 @@ impl Work for Samples {
     type Item = Sample;
     type Scratch = Scratch;
 
+    fn begin(&self, reader: u64, positions: &[Range<u64>]) {
+        let (Some(first), Some(last)) = (positions.first(), positions.last()) else { return };
+        for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
+            fetcher.enter(reader, self.mixture.positions_of(part, &(first.start..last.end)));
+        }
+    }
+
+    fn end(&self, reader: u64, positions: &[Range<u64>]) {
+        let Some(first) = positions.first() else { return };
+        for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
+            fetcher.exit(reader, self.mixture.positions_of(part, first).start);
+        }
+    }
+
+    fn leave(&self, reader: u64) {
+        self.fetchers.iter().for_each(|fetcher| fetcher.leave(reader));
+    }
+
+    fn close(&self) {
+        self.fetchers.iter().for_each(Fetcher::close);
+    }
+
     fn make(
         &self,
         positions: &[Range<u64>],
         scratch: &mut Scratch,
     ) -> Result<Vec<Sample>, DataError> {
-        let count = positions.iter().map(|range| range.end - range.start).sum::<u64>();
-        let mut samples = Vec::with_capacity(count as usize);
-        for position in positions.iter().cloned().flatten() {
-            let mixed = self.mixture.sample_at(position);
-            let (data_set, id) = (self.mixture.data_set(mixed.part), mixed.sample);
-            let footer = data_set.footer(id.shard)?;
+        let mixed: Vec<(u64, MixedSample)> = positions
+            .iter()
+            .cloned()
+            .flatten()
+            .map(|position| (position, self.mixture.sample_at(position)))
+            .collect();
+        for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
+            let of_part = mixed.iter().map(|(_, mixed)| mixed).filter(|mixed| mixed.part == part);
+            let samples: Vec<SampleId> = of_part.map(|mixed| mixed.sample).collect();
+            // A row group that is read by ranges is one piece.
+            fetcher.begin(&samples, |shard, group| {
+                self.decoded.holds(&(part, Place { shard, group, piece: 0 }))
+            })?;
+        }
+        let mut samples = Vec::with_capacity(mixed.len());
+        for (position, MixedSample { part, sample: id, .. }) in mixed {
+            let (data_set, fetcher) = (self.mixture.data_set(part), &self.fetchers[part]);
+            let footer = data_set.footer(id.shard, fetcher)?;
             let (group, first_row) = footer.group_of(id.row);
             let row = id.row - first_row;
-            let pieces = data_set.pieces(id.shard, &footer, group, scratch)?;
+            let pieces = data_set.pieces(id.shard, &footer, group, fetcher, scratch)?;
             let mut tokens = Vec::with_capacity(data_set.seq_len() + 1);
             for piece in pieces.of_row(row) {
                 let place = Place { shard: id.shard, group, piece };
-                let decoded = self.decoded.get_or_load((mixed.part, place), || {
-                    data_set.decode(place, &footer, &pieces, scratch)
+                let decoded = self.decoded.get_or_load((part, place), || {
+                    data_set.decode(place, &footer, &pieces, fetcher, scratch)
                 })?;
                 decoded.copy_to(data_set.places_of(row), &mut tokens);
             }

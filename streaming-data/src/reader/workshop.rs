@@ -21,6 +21,19 @@ pub(super) trait Work: Send + Sync + 'static {
     /// What a thread keeps from one batch to the next.
     type Scratch: Default;
 
+    /// A batch of a reader is about to be made. Told in the order of the reader's plan, before a
+    /// later batch can begin.
+    fn begin(&self, reader: u64, positions: &[Range<u64>]);
+
+    /// A batch was made, or failed.
+    fn end(&self, reader: u64, positions: &[Range<u64>]);
+
+    /// A reader is gone.
+    fn leave(&self, reader: u64);
+
+    /// Nothing more is wanted: what is waited for ends with an error.
+    fn close(&self);
+
     /// Makes a batch, in the order of the positions.
     fn make(
         &self,
@@ -103,6 +116,7 @@ impl<W: Work> Workshop<W> {
     /// Lets a reader go.
     pub(super) fn leave(&self, reader: u64) {
         let queue = self.lock().queues.remove(&reader);
+        self.work.leave(reader);
         // The others' shares have grown.
         self.has_work.notify_all();
         drop(queue);
@@ -111,6 +125,7 @@ impl<W: Work> Workshop<W> {
     /// Sends the threads home.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
+        self.work.close();
         self.has_work.notify_all();
     }
 
@@ -144,6 +159,7 @@ impl<W: Work> Workshop<W> {
                 Call::Task(task) => {
                     let items = caught(|| self.work.make(&task.positions, &mut scratch))
                         .and_then(|made| made);
+                    self.work.end(task.reader, &task.positions);
                     self.finish(&task, items);
                 }
                 Call::Tell(reader, wake) => self.tell(reader, &wake),
@@ -159,6 +175,10 @@ impl<W: Work> Workshop<W> {
                 return None;
             }
             if let Some(call) = floor.next_call(self.bounds) {
+                if let Call::Task(Task { reader, positions, .. }) = &call {
+                    // While no thread can begin a later batch: what this one needs is kept.
+                    self.work.begin(*reader, positions);
+                }
                 return Some(call);
             }
             floor = self.has_work.wait(floor).unwrap_or_else(PoisonError::into_inner);

@@ -1,15 +1,10 @@
 //! The bytes of one column of one row group, in memory.
 //!
-//! They are read at once through a file handle of their own: `parquet` reads a [`File`] through
-//! handles that share one offset, which threads cannot do at the same time. Sizes are compared
-//! with the file before memory is taken, for a damaged footer may state anything.
+//! They are read at once: `parquet` reads a file through handles that share one offset, which
+//! threads cannot do at the same time. Sizes are compared with the file before memory is taken, for
+//! a damaged footer may state anything.
 
-use std::{
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    ops::Range,
-    path::Path,
-};
+use std::{ops::Range, path::Path};
 
 use bytes::{Buf, Bytes, buf::Reader};
 use parquet::{
@@ -20,6 +15,7 @@ use parquet::{
     },
 };
 
+use super::ShardFile;
 use crate::error::DataError;
 
 /// A range of a file, read; it answers to the offsets of the file.
@@ -32,28 +28,34 @@ pub(super) struct Chunk {
 
 impl Chunk {
     /// Reads a range that lies within the file.
-    pub(super) fn read(path: &Path, range: Range<u64>) -> Result<Chunk, DataError> {
-        let mut file = File::open(path).map_err(DataError::io("open shard", path))?;
-        let file_bytes = file.metadata().map_err(DataError::io("look at shard", path))?.len();
-        let length = range.end.saturating_sub(range.start);
+    pub(super) fn read(file: &ShardFile, range: Range<u64>) -> Result<Chunk, DataError> {
+        let file_bytes = file.bytes();
         if range.end > file_bytes {
             return Err(DataError::ShardFormat {
                 action: "read",
-                path: path.to_owned(),
+                path: file.path().to_owned(),
                 source: ParquetError::EOF(format!(
                     "the footer refers to bytes {range:?} of a file of {file_bytes}"
                 )),
             });
         }
-        file.seek(SeekFrom::Start(range.start)).map_err(DataError::io("read shard", path))?;
-        let mut bytes = Vec::with_capacity(length as usize);
-        let found =
-            file.take(length).read_to_end(&mut bytes).map_err(DataError::io("read shard", path))?;
-        if found as u64 != length {
-            let kind = std::io::ErrorKind::UnexpectedEof;
-            return Err(DataError::io("read shard", path)(kind.into()));
-        }
-        Ok(Chunk { start: range.start, bytes: bytes.into(), file_bytes })
+        Ok(Chunk { start: range.start, bytes: file.read(range)?, file_bytes })
+    }
+
+    /// Copies a range of the file, which must lie within this one, to `out` and nothing else.
+    pub(super) fn read_into(
+        &self,
+        path: &Path,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), DataError> {
+        let length = range.end.saturating_sub(range.start) as usize;
+        let bytes = self.get_bytes(range.start, length).map_err(|source| {
+            DataError::ShardFormat { action: "read", path: path.to_owned(), source }
+        })?;
+        out.clear();
+        out.extend_from_slice(&bytes);
+        Ok(())
     }
 
     fn from(&self, start: u64) -> Result<Bytes, ParquetError> {

@@ -5,7 +5,7 @@
 //! writers write. This file is the long way, a whole row group through Arrow, for every other
 //! column, and it is what finds out and says what is wrong with a damaged one.
 
-use std::{fs::File, ops::Range, path::Path};
+use std::{ops::Range, path::Path};
 
 use arrow::{
     array::{Array, ArrayRef, AsArray, OffsetSizeTrait, PrimitiveArray},
@@ -20,7 +20,7 @@ use parquet::{
 };
 
 use super::{
-    Footer, RowRule,
+    Footer, RowRule, ShardFile,
     chunk::{Chunk, column_range},
     guarded,
     pages::{self, PageDirectory, Scratch},
@@ -60,17 +60,21 @@ impl Footer {
     /// Finds out how a row group is decoded.
     pub(crate) fn pieces(
         &self,
-        path: &Path,
+        file: &ShardFile,
         group: usize,
         rule: RowRule,
         scratch: &mut Scratch,
     ) -> Result<Pieces, DataError> {
-        let directory = PageDirectory::find(
-            self.column(group),
-            rule,
-            &|range, out| read(path, range, out),
-            scratch,
-        )?;
+        // A page of a remote object would be a request: its row groups are read whole.
+        let is_within =
+            column_range(self.column(group).metadata).is_ok_and(|range| range.end <= file.bytes());
+        let directory = match file.is_local() && is_within {
+            true => {
+                let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
+                PageDirectory::find(self.column(group), rule, &read, scratch)?
+            }
+            false => None,
+        };
         let (rows, row_tokens) = (self.group_rows(group) as u64, rule.row_tokens as u64);
         Ok(Pieces { rows, row_tokens, directory })
     }
@@ -78,7 +82,7 @@ impl Footer {
     /// Reads and decodes a piece of a row group, checking every row and token.
     pub(crate) fn decode(
         &self,
-        path: &Path,
+        file: &ShardFile,
         group: usize,
         pieces: &Pieces,
         piece: usize,
@@ -86,12 +90,22 @@ impl Footer {
         scratch: &mut Scratch,
     ) -> Result<DecodedTokens, DataError> {
         if let Some(directory) = &pieces.directory {
-            let read = |range, out: &mut Vec<u8>| read(path, range, out);
+            let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
             if let Some(tokens) = directory.decode(piece, &read, scratch)? {
                 return Ok(tokens);
             }
         }
-        let tokens = self.decode_through_arrow(path, group, rule)?;
+        let chunk = self.read_chunk(file, group)?;
+        if pieces.directory.is_none() && !file.is_local() {
+            let read = |range, out: &mut Vec<u8>| chunk.read_into(file.path(), range, out);
+            let directory = PageDirectory::find(self.column(group), rule, &read, scratch)?;
+            if let Some(directory) = directory
+                && let Some(tokens) = directory.decode_all(&read, scratch)?
+            {
+                return Ok(tokens);
+            }
+        }
+        let tokens = self.decode_through_arrow(file.path(), group, rule, chunk)?;
         // A piece that is not simple among others that are.
         Ok(match &pieces.directory {
             Some(_) => tokens.cut(pieces.places(piece)),
@@ -100,12 +114,13 @@ impl Footer {
     }
 
     /// Tokens in the first row of the file.
-    pub(crate) fn first_row_tokens(&self, path: &Path) -> Result<usize, DataError> {
+    pub(crate) fn first_row_tokens(&self, file: &ShardFile) -> Result<usize, DataError> {
         if let Some(row_tokens) = self.fixed_row_tokens() {
             return Ok(row_tokens);
         }
+        let path = file.path();
         let (group, _) = self.group_of(0);
-        let chunk = self.read_chunk(path, group)?;
+        let chunk = self.read_chunk(file, group)?;
         let array = guarded("decode", path, || {
             self.arrays(chunk, group, 1)?.next().unwrap_or_else(|| Err(short_of_rows()))
         })?;
@@ -116,9 +131,9 @@ impl Footer {
         Ok(row_tokens)
     }
 
-    fn read_chunk(&self, path: &Path, group: usize) -> Result<Chunk, DataError> {
+    fn read_chunk(&self, file: &ShardFile, group: usize) -> Result<Chunk, DataError> {
         let column = self.metadata.metadata().row_group(group).column(self.leaf);
-        Chunk::read(path, guarded("read", path, || column_range(column))?)
+        Chunk::read(file, guarded("read", file.path(), || column_range(column))?)
     }
 
     pub(super) fn column(&self, group: usize) -> pages::Column<'_> {
@@ -151,8 +166,8 @@ impl Footer {
         path: &Path,
         group: usize,
         rule: RowRule,
+        chunk: Chunk,
     ) -> Result<DecodedTokens, DataError> {
-        let chunk = self.read_chunk(path, group)?;
         let expected_rows = self.group_rows(group);
         let arrays: Vec<ArrayRef> =
             guarded("decode", path, || self.arrays(chunk, group, expected_rows.max(1))?.collect())?;
@@ -176,15 +191,6 @@ impl Footer {
         }
         Ok(tokens)
     }
-}
-
-/// Reads a range of the file into `out`.
-fn read(path: &Path, range: Range<u64>, out: &mut Vec<u8>) -> Result<(), DataError> {
-    use std::io::{Read, Seek, SeekFrom};
-    let mut file = File::open(path).map_err(DataError::io("open shard", path))?;
-    file.seek(SeekFrom::Start(range.start)).map_err(DataError::io("read shard", path))?;
-    out.resize((range.end - range.start) as usize, 0);
-    file.read_exact(out).map_err(DataError::io("read shard", path))
 }
 
 fn short_of_rows() -> ParquetError {

@@ -1,20 +1,16 @@
 //! The footer of a shard: which row group holds a row, and what the `tokens` column is.
 
-use std::{
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    path::Path,
-    sync::Arc,
-};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use arrow::datatypes::DataType;
+use bytes::Bytes;
 use parquet::{
     arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
     errors::ParquetError,
     file::metadata::{FooterTail, ParquetMetaDataReader},
 };
 
-use super::{RowRule, guarded};
+use super::{RowRule, ShardFile, chunk::column_range, guarded};
 use crate::{cache::Weigh, error::DataError, hash::ContentHash, index::TOKENS_COLUMN};
 
 /// Length and magic number behind the metadata.
@@ -41,8 +37,9 @@ pub(crate) struct Footer {
 
 impl Footer {
     /// Reads the footer of a file, and nothing else of it.
-    pub(crate) fn read(path: &Path) -> Result<Footer, DataError> {
-        let (bytes, file_bytes) = read_metadata(path)?;
+    pub(crate) fn read(file: &ShardFile) -> Result<Footer, DataError> {
+        let path = file.path();
+        let bytes = read_metadata(file)?;
         let metadata = guarded("parse the footer of", path, || {
             let metadata = ParquetMetaDataReader::decode_metadata(&bytes)?;
             ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
@@ -73,6 +70,7 @@ impl Footer {
             .find(|&leaf| schema.get_column_root_idx(leaf) == root)
             .ok_or_else(|| found(format!("column {TOKENS_COLUMN} without values")))?;
         let hash = ContentHash::of(&bytes);
+        let file_bytes = file.bytes();
         Ok(Footer { metadata, leaf, root, element, fixed_row_tokens, ends, hash, file_bytes })
     }
 
@@ -111,6 +109,11 @@ impl Footer {
         (self.ends[group] - self.group_start(group)) as usize
     }
 
+    /// Where the column's pages of a row group are, where the footer can be believed.
+    pub(crate) fn chunk_range(&self, group: usize) -> Option<Range<u64>> {
+        column_range(self.metadata.metadata().row_group(group).column(self.leaf)).ok()
+    }
+
     /// Compares the column's type with what every row must be.
     pub(crate) fn check_column(&self, path: &Path, rule: RowRule) -> Result<(), DataError> {
         match self.fixed_row_tokens {
@@ -130,32 +133,28 @@ impl Weigh for Footer {
     }
 }
 
-/// The bytes of the metadata, and the size of the file.
-fn read_metadata(path: &Path) -> Result<(Vec<u8>, u64), DataError> {
-    let io = |error| DataError::io("read shard", path)(error);
+/// The bytes of the metadata.
+fn read_metadata(file: &ShardFile) -> Result<Bytes, DataError> {
+    let (path, file_bytes) = (file.path(), file.bytes());
     let format = |source| DataError::ShardFormat { action: "read", path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(DataError::io("open shard", path))?;
-    let file_bytes = file.metadata().map_err(io)?.len();
     if file_bytes < TAIL_BYTES {
         let found = format!("the file has {file_bytes} bytes");
         return Err(format(ParquetError::EOF(found)));
     }
-    let mut tail = [0; TAIL_BYTES as usize];
-    file.seek(SeekFrom::Start(file_bytes - TAIL_BYTES)).map_err(io)?;
-    file.read_exact(&mut tail).map_err(io)?;
-    let tail = FooterTail::try_new(&tail).map_err(format)?;
+    let metadata_end = file_bytes - TAIL_BYTES;
+    let tail = file.read(metadata_end..file_bytes)?;
+    let tail = <&[u8; TAIL_BYTES as usize]>::try_from(&*tail)
+        .map_err(|_| format(ParquetError::EOF("the file became shorter".to_owned())))?;
+    let tail = FooterTail::try_new(tail).map_err(format)?;
     if tail.is_encrypted_footer() {
         return Err(format(ParquetError::NYI("the footer is encrypted".to_owned())));
     }
     let length = tail.metadata_length() as u64;
-    let Some(start) = (file_bytes - TAIL_BYTES).checked_sub(length) else {
+    let Some(start) = metadata_end.checked_sub(length) else {
         let found = format!("a footer of {length} bytes in a file of {file_bytes}");
         return Err(format(ParquetError::EOF(found)));
     };
-    let mut bytes = vec![0; length as usize];
-    file.seek(SeekFrom::Start(start)).map_err(io)?;
-    file.read_exact(&mut bytes).map_err(io)?;
-    Ok((bytes, file_bytes))
+    file.read(start..metadata_end)
 }
 
 /// Where each row group ends, in rows.

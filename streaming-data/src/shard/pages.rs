@@ -243,6 +243,18 @@ impl PageDirectory {
         self.pieces[piece].first..end
     }
 
+    /// Decodes all pieces as one; `None` where something is not as it should be.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub(super) fn decode_all(
+        &self,
+        read: &ReadRange<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Option<DecodedTokens>, DataError> {
+        self.decode_pages(&self.pages, read, scratch)
+    }
+
     /// Decodes a piece; `None` where something is not as it should be.
     ///
     /// # Errors
@@ -253,12 +265,21 @@ impl PageDirectory {
         read: &ReadRange<'_>,
         scratch: &mut Scratch,
     ) -> Result<Option<DecodedTokens>, DataError> {
-        let places = self.places(piece);
-        let count = (places.end - places.start) as usize;
+        self.decode_pages(&self.pages[self.pieces[piece].pages.clone()], read, scratch)
+    }
+
+    fn decode_pages(
+        &self,
+        pages: &[DataPage],
+        read: &ReadRange<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<Option<DecodedTokens>, DataError> {
+        let first = pages.first().map_or(0, |page| page.first);
+        let count: usize = pages.iter().map(|page| page.tokens).sum();
         // A damaged header may state anything; more memory is taken where there is more.
         let capacity = count.min(MAX_PAGE_BYTES);
-        let mut tokens = DecodedTokens::with_capacity(places.start, capacity, self.rule);
-        for page in &self.pages[self.pieces[piece].pages.clone()] {
+        let mut tokens = DecodedTokens::with_capacity(first, capacity, self.rule);
+        for page in pages {
             read(page.content.clone(), &mut scratch.stored)?;
             if self.append(page, scratch, &mut tokens).is_none() {
                 return Ok(None);
@@ -377,7 +398,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::shard::Footer;
+    use crate::shard::{Footer, ShardFile};
 
     const ROW_TOKENS: usize = 9;
     const ROWS: usize = 1000;
@@ -421,7 +442,7 @@ mod tests {
             out.extend_from_slice(&bytes[range.start as usize..range.end as usize]);
             Ok(())
         };
-        let footer = Footer::read(path).unwrap();
+        let footer = Footer::read(&ShardFile::open(path).unwrap()).unwrap();
         let mut scratch = Scratch::default();
         let column = footer.column(0);
         let mut directory = PageDirectory::find(column, rule, &read, &mut scratch).unwrap()?;

@@ -1,0 +1,157 @@
+//! Remote shards on their way to a decoder, ahead of it in the known order.
+//!
+//! The shards that a stream needs next are known from its position ([`CanonicalOrder::shards_from`]),
+//! so some threads download them into the [cache](crate::shard_cache) before a decoding thread asks.
+//! One that is asked for and is not there is downloaded at once, before any other; if it is on its
+//! way, it is waited for.
+//!
+//! **Whole shards or ranges.** A whole shard is verified by the hash of its index, kept, and read
+//! from the cache. Where few samples are wanted, only the footer and the row groups of those
+//! samples are read, by ranges, and nothing is kept:
+//! - for a [`Decoder::of_positions`](crate::reader::Decoder::of_positions) of at most 65,536 samples,
+//!   from each shard of which fewer than a quarter of the samples are wanted;
+//! - for a full shuffle of a data set that is larger than the limit of the cache;
+//! - for [`DataSet::sample`].
+//!
+//! Of a range, its length and the object's size and etag are compared; the footer's number of rows
+//! with the index; lengths and tokens of rows as always. A hash of the whole says nothing of a part,
+//! so that damage which leaves all that intact is not noticed.
+//!
+//! **Memory and disk.** `ahead_bytes` bounds the shards that are downloaded or on their way and are
+//! not needed yet; with a limit of the cache they are bounded by what need not be dropped for them.
+//! A shard takes a few pieces of a body in memory while it is written.
+//!
+//! **The smallest limit.** With a limit, the cache must hold at once what is being read and written
+//! and what the stream will come back to in a moment, or it would download shards again and again.
+//! [`Decoder::new`](crate::reader::Decoder::new) refuses a limit below
+//!
+//! | order | bytes, at most those of all shards |
+//! |---|---|
+//! | `none`, `shard` | the largest shard, `threads + 1` times |
+//! | `window` | that, and one more of the largest, and the shards that make up `2 * window_samples` samples, those with the most bytes per sample first |
+//! | `full` | nothing: below the bytes of all shards it reads ranges |
+//!
+//! **What is dropped.** Shards in use by no process: first those that this stream does not know,
+//! then those that it needs last. A shard is never dropped for one that is needed later, and what the
+//! stream knows only for one that is among the next `requests` shards: earlier than that would be to
+//! trade what the next epoch needs for what this one does not need yet.
+
+use std::{ops::Range, path::PathBuf, sync::Arc};
+
+use crate::{
+    data_set::{DataSet, Files, Remote},
+    error::DataError,
+    order::{CanonicalOrder, SampleId},
+    shard::ShardFile,
+};
+
+mod crew;
+mod download;
+mod limit;
+mod wanted;
+
+use crew::Crew;
+pub(crate) use limit::smallest_cache_bytes;
+
+/// Where a decoder's shards come from: from a local folder, or fetched.
+pub(crate) enum Fetcher {
+    Local(DataSet),
+    Remote(Arc<Crew>),
+}
+
+impl Fetcher {
+    /// What a decoder of so many threads reads from. `positions` are those that will be read,
+    /// where they are known.
+    ///
+    /// # Errors
+    /// [`DataError::CacheLimit`]; [`DataError::Io`] when the cache cannot be opened or threads not
+    /// be started.
+    pub(crate) fn new(
+        data_set: &DataSet,
+        order: &CanonicalOrder,
+        positions: Option<Range<u64>>,
+        threads: usize,
+    ) -> Result<Fetcher, DataError> {
+        match data_set.remote() {
+            None => Ok(Fetcher::Local(data_set.clone())),
+            Some(remote) => Crew::start(data_set, remote, order, positions, threads),
+        }
+    }
+
+    /// Whether it needs to know what its readers do.
+    pub(crate) fn is_remote(&self) -> bool {
+        matches!(self, Fetcher::Remote(_))
+    }
+
+    /// A reader's batch begins to be decoded.
+    pub(crate) fn enter(&self, reader: u64, positions: Range<u64>) {
+        if let Fetcher::Remote(crew) = self {
+            crew.enter(reader, positions);
+        }
+    }
+
+    /// A batch that began at this position is decoded, or failed.
+    pub(crate) fn exit(&self, reader: u64, position: u64) {
+        if let Fetcher::Remote(crew) = self {
+            crew.exit(reader, position);
+        }
+    }
+
+    /// A reader is gone.
+    pub(crate) fn leave(&self, reader: u64) {
+        if let Fetcher::Remote(crew) = self {
+            crew.leave(reader);
+        }
+    }
+
+    /// Begins to read what samples need and takes requests of its own, several at once.
+    /// `is_decoded` says which row groups are not needed.
+    pub(crate) fn begin(
+        &self,
+        samples: &[SampleId],
+        is_decoded: impl Fn(usize, usize) -> bool,
+    ) -> Result<(), DataError> {
+        match self {
+            Fetcher::Local(_) => Ok(()),
+            Fetcher::Remote(crew) => crew.begin(samples, is_decoded),
+        }
+    }
+
+    /// Ends all that is under way.
+    pub(crate) fn close(&self) {
+        if let Fetcher::Remote(crew) = self {
+            crew.close();
+        }
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Files for Fetcher {
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        match self {
+            Fetcher::Local(data_set) => data_set.file(shard),
+            Fetcher::Remote(crew) => crew.file(shard),
+        }
+    }
+}
+
+fn cache_folder(remote: &Remote) -> Result<PathBuf, DataError> {
+    if let Some(folder) = &remote.settings.cache.dir {
+        return Ok(folder.clone());
+    }
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let caches = variable("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")));
+    caches.map(|caches| caches.join("tidemill")).ok_or_else(|| DataError::Location {
+        text: remote.folder.location().to_string(),
+        found: "no folder to keep its shards in".to_owned(),
+        expected: "cache_dir in the settings, or XDG_CACHE_HOME or HOME in the environment"
+            .to_owned(),
+    })
+}

@@ -1,0 +1,400 @@
+//! Threads that fetch shards ahead, and decoding threads that fetch what they cannot wait for.
+//!
+//! Room in the cache is taken in the order of need, one shard after the other, so that a shard
+//! never waits for room that a later one has taken; downloads then go on side by side.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    ops::Range,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Fetcher, cache_folder, limit,
+    wanted::{Access, Wanted},
+};
+use crate::{
+    cache::BoundedCache,
+    data_set::{DataSet, Files, Remote},
+    error::DataError,
+    order::{CanonicalOrder, SampleId},
+    shard::ShardFile,
+    shard_cache::{Key, ShardCache},
+    store::{Cancel, RemoteFolder},
+};
+
+/// How long to wait before looking again at what another process does.
+const OTHERS: Duration = Duration::from_millis(20);
+
+/// Remote objects that are open because more of their ranges may be needed.
+const OPEN_OBJECTS: usize = 256;
+
+/// See the [module](self).
+pub(crate) struct Crew {
+    pub(super) data_set: DataSet,
+    pub(super) order: CanonicalOrder,
+    pub(super) folder: RemoteFolder,
+    cancel: Cancel,
+    wanted: Wanted,
+    /// None where no shard is wanted whole.
+    cache: Option<ShardCache>,
+    pub(super) keys: Vec<Key>,
+    pub(super) by_key: HashMap<Key, usize>,
+    objects: BoundedCache<usize, ShardFile>,
+    requests: usize,
+    /// Held by the one who takes room for a shard ahead of its need.
+    turn: Mutex<()>,
+    pub(super) state: Mutex<State>,
+    /// Something in the state is otherwise.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    is_closed: bool,
+    readers: BTreeMap<u64, Place>,
+    /// Where the last of them is, or was.
+    pub(super) position: Option<u64>,
+    /// The shard needed first from there on.
+    head: Option<(usize, u64)>,
+    in_work: HashSet<usize>,
+    /// Decoding threads that wait for a request to end.
+    urgent: usize,
+    /// Shards that were seen to be in the cache, and were not dropped by this process.
+    pub(super) present: HashSet<usize>,
+    /// Shards that another process is at. Forgotten when the head moves.
+    skipped: HashSet<usize>,
+    /// Shards that failed ahead of their need: why, the reader that needs them will find out.
+    failed: HashSet<usize>,
+    /// Nothing fits into the cache ahead of its need. Forgotten when the head moves.
+    is_full: bool,
+    pub(super) ranks: Option<Arc<HashMap<usize, u64>>>,
+}
+
+/// Where a reader is.
+#[derive(Default)]
+struct Place {
+    /// Where its batches begin that are being decoded.
+    in_work: Vec<u64>,
+    /// Behind the last of them.
+    end: u64,
+}
+
+impl Place {
+    fn position(&self) -> u64 {
+        self.in_work.iter().copied().min().unwrap_or(self.end)
+    }
+}
+
+/// What became of an attempt to have a shard in the cache.
+pub(super) enum Fetched {
+    Landed(Arc<ShardFile>),
+    /// Another process, or another decoder, is at it.
+    OnItsWay,
+    NoRoom,
+}
+
+impl Crew {
+    pub(super) fn start(
+        data_set: &DataSet,
+        remote: &Remote,
+        order: &CanonicalOrder,
+        positions: Option<Range<u64>>,
+        threads: usize,
+    ) -> Result<Fetcher, DataError> {
+        let cancel = Cancel::default();
+        let limit_bytes = remote.settings.cache.limit_bytes;
+        let order = data_set.order(order.settings())?;
+        let wanted = Wanted::new(data_set.shards(), &order, positions, limit_bytes);
+        let cache = match wanted.is_any_whole() {
+            false => None,
+            true => {
+                let folder = cache_folder(remote)?;
+                if let Some(limit_bytes) = limit_bytes {
+                    let settings = order.settings();
+                    limit::check(data_set.shards(), settings, threads, limit_bytes, &folder)?;
+                }
+                Some(ShardCache::open(folder, limit_bytes)?)
+            }
+        };
+        let keys: Vec<Key> = data_set.shards().iter().map(|shard| shard.key()).collect();
+        let requests = remote.settings.store.requests.get();
+        let crew = Arc::new(Crew {
+            data_set: data_set.clone(),
+            order,
+            folder: remote.folder.cancelled_by(cancel.clone()),
+            cancel,
+            wanted,
+            cache,
+            by_key: keys.iter().enumerate().map(|(shard, &key)| (key, shard)).collect(),
+            keys,
+            objects: BoundedCache::new(OPEN_OBJECTS),
+            requests,
+            turn: Mutex::default(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        // Made before the threads: if one fails to start, those before it end with this.
+        let fetcher = Fetcher::Remote(Arc::clone(&crew));
+        if crew.cache.is_some() {
+            for number in 0..requests.min(data_set.shards().len()) {
+                let crew = Arc::clone(&crew);
+                thread::Builder::new()
+                    .name(format!("tidemill-fetch-{number}"))
+                    .spawn(move || crew.work_ahead())
+                    .map_err(DataError::io("start a thread to fetch", data_set.path()))?;
+            }
+        }
+        Ok(fetcher)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while the state is half changed: it is used poisoned or not.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn close(&self) {
+        self.lock().is_closed = true;
+        self.cancel.cancel();
+        self.changed.notify_all();
+    }
+
+    pub(super) fn enter(&self, reader: u64, positions: Range<u64>) {
+        let mut state = self.lock();
+        let place = state.readers.entry(reader).or_default();
+        place.in_work.push(positions.start);
+        place.end = place.end.max(positions.end);
+        self.moved(state);
+    }
+
+    pub(super) fn exit(&self, reader: u64, position: u64) {
+        let mut state = self.lock();
+        // The reader may have left.
+        let Some(place) = state.readers.get_mut(&reader) else { return };
+        if let Some(at) = place.in_work.iter().position(|&of| of == position) {
+            place.in_work.swap_remove(at);
+        }
+        self.moved(state);
+    }
+
+    pub(super) fn leave(&self, reader: u64) {
+        let mut state = self.lock();
+        state.readers.remove(&reader);
+        self.moved(state);
+    }
+
+    /// A reader moved: what is needed first may be another shard.
+    fn moved(&self, mut state: MutexGuard<'_, State>) {
+        let Some(position) = state.readers.values().map(Place::position).min() else { return };
+        if state.position == Some(position) {
+            return;
+        }
+        state.position = Some(position);
+        let head = self.order.shards_from(position).next();
+        let head = head.map(|first| (first.shard, first.positions.start));
+        if state.head != head {
+            state.head = head;
+            state.skipped.clear();
+            state.is_full = false;
+            state.ranks = None;
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    pub(super) fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        let entry = &self.data_set.shards()[shard];
+        match (self.wanted.access(shard), &self.cache) {
+            (Access::Whole, Some(cache)) => {
+                if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
+                    return Ok(Arc::new(file));
+                }
+                self.fetch_now(cache, shard)
+            }
+            _ => self.objects.get_or_load(shard, || Ok(entry.ranges(&self.folder))),
+        }
+    }
+
+    /// A shard that is not there, on a thread that cannot go on without it.
+    fn fetch_now(&self, cache: &ShardCache, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        let entry = &self.data_set.shards()[shard];
+        let mut without_room_since = None;
+        loop {
+            let mut state = self.lock();
+            state.present.remove(&shard);
+            while !state.is_closed
+                && (state.in_work.contains(&shard) || state.in_work.len() >= self.requests)
+            {
+                state.urgent += 1;
+                state = self.wait(state);
+                state.urgent -= 1;
+            }
+            if state.is_closed {
+                return Err(DataError::Cancelled { url: entry.path().display().to_string() });
+            }
+            state.in_work.insert(shard);
+            drop(state);
+            let work = Work { crew: self, shard };
+            if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
+                return Ok(Arc::new(file));
+            }
+            let room = self.make_room(cache, shard, 0)?;
+            match self.fetch(cache, shard, 0, room)? {
+                Fetched::Landed(file) => return Ok(file),
+                Fetched::OnItsWay => without_room_since = None,
+                Fetched::NoRoom => {
+                    let since = *without_room_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > self.folder.settings().operation_deadline {
+                        return Err(DataError::CacheInUse {
+                            path: cache.folder().to_owned(),
+                            limit_bytes: cache.limit_bytes().unwrap_or(u64::MAX),
+                            bytes: entry.bytes(),
+                        });
+                    }
+                }
+            }
+            drop(work);
+            // What others do is not told here; that the crew is closed is.
+            let state = self.lock();
+            if !state.is_closed {
+                let waited = self.changed.wait_timeout(state, OTHERS);
+                drop(waited.unwrap_or_else(PoisonError::into_inner));
+            }
+            if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
+                return Ok(Arc::new(file));
+            }
+        }
+    }
+
+    /// The shards needed whole from a position on, in order.
+    pub(super) fn upcoming(&self, position: u64) -> impl Iterator<Item = usize> + '_ {
+        let end = self.wanted.end();
+        self.order
+            .shards_from(position)
+            .take_while(move |need| need.positions.start < end)
+            .map(|need| need.shard)
+            .filter(|&shard| self.wanted.access(shard) == Access::Whole)
+    }
+
+    /// The life of a thread that fetches ahead.
+    fn work_ahead(&self) {
+        let Some(cache) = &self.cache else { return };
+        loop {
+            let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some((shard, rank)) = self.next_ahead() else { return };
+            let work = Work { crew: self, shard };
+            // What was just used is needed last. To drop it for everything that is needed sooner
+            // would be to keep nothing for the next epoch: only what is needed soon is worth it.
+            let before = if rank < self.requests as u64 { rank } else { u64::MAX };
+            let path = self.data_set.shards()[shard].path();
+            let room = match cache.find(&self.keys[shard], path) {
+                Ok(Some(file)) => Ok(Err(Arc::new(file))),
+                _ => self.make_room(cache, shard, before).map(Ok),
+            };
+            drop(turn);
+            let fetched = room.and_then(|room| match room {
+                Ok(room) => self.fetch(cache, shard, before, room),
+                Err(file) => Ok(Fetched::Landed(file)),
+            });
+            let mut state = self.lock();
+            match fetched {
+                Ok(Fetched::Landed(_)) => drop(state.present.insert(shard)),
+                Ok(Fetched::NoRoom) => state.is_full = true,
+                Ok(Fetched::OnItsWay) => drop(state.skipped.insert(shard)),
+                Err(_) => drop(state.failed.insert(shard)),
+            }
+            drop(state);
+            drop(work);
+        }
+    }
+
+    /// Waits for a shard to fetch ahead, and its place in the order; none when there is no more.
+    fn next_ahead(&self) -> Option<(usize, u64)> {
+        let mut state = self.lock();
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            let is_free = state.urgent == 0 && state.in_work.len() < self.requests;
+            if let (true, false, Some(position)) = (is_free, state.is_full, state.position) {
+                let mut bytes = 0_u64;
+                let within = self.upcoming(position).enumerate().take_while(|&(_, shard)| {
+                    let is_within = bytes < self.folder.settings().ahead_bytes;
+                    bytes = bytes.saturating_add(self.keys[shard].bytes());
+                    is_within
+                });
+                // After as many as there are, shards repeat.
+                let next = within.take(self.keys.len()).find(|(_, shard)| {
+                    !(state.present.contains(shard)
+                        || state.skipped.contains(shard)
+                        || state.failed.contains(shard)
+                        || state.in_work.contains(shard))
+                });
+                if let Some((rank, shard)) = next {
+                    state.in_work.insert(shard);
+                    return Some((shard, rank as u64));
+                }
+            }
+            state = self.wait(state);
+        }
+    }
+
+    pub(super) fn begin(
+        &self,
+        samples: &[SampleId],
+        is_decoded: impl Fn(usize, usize) -> bool,
+    ) -> Result<(), DataError> {
+        let mut shards = Vec::new();
+        for sample in samples {
+            if self.wanted.access(sample.shard) == Access::Ranges && !shards.contains(&sample.shard)
+            {
+                shards.push(sample.shard);
+            }
+        }
+        for &shard in &shards {
+            if !self.data_set.has_footer(shard) {
+                let file = self.file(shard)?;
+                file.begin(file.bytes().saturating_sub(1)..file.bytes());
+            }
+        }
+        let mut room = self.folder.settings().ahead_bytes;
+        for sample in samples.iter().filter(|sample| shards.contains(&sample.shard)) {
+            let Ok(footer) = self.data_set.footer(sample.shard, self) else { continue };
+            let (group, _) = footer.group_of(sample.row);
+            let Some(range) = footer.chunk_range(group) else { continue };
+            let bytes = range.end - range.start;
+            if is_decoded(sample.shard, group) || bytes > room {
+                continue;
+            }
+            if self.file(sample.shard)?.begin(range) {
+                room -= bytes;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Files for Crew {
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        Crew::file(self, shard)
+    }
+}
+
+/// A shard that is being fetched. Dropping it tells those who wait.
+struct Work<'a> {
+    crew: &'a Crew,
+    shard: usize,
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.crew.lock().in_work.remove(&self.shard);
+        self.crew.changed.notify_all();
+    }
+}

@@ -1,0 +1,358 @@
+//! Downloaded shards in a folder, shared by the processes of a machine.
+//!
+//! A shard is named by its content (or, where no index states a hash, by its URL, size and etag),
+//! so that data sets and processes share what they have in common. It lands in a part file beside
+//! the others, which is renamed when it is whole.
+//!
+//! There is no lock file and no shared memory: who uses a file holds a lock on the file itself,
+//! which the kernel releases when a process ends, however it ends.
+//!
+//! | file | lock held | what it means |
+//! |---|---|---|
+//! | `tidemill-<key>-<bytes>.shard` | shared | is being read: is not dropped |
+//! | `tidemill-<key>-<bytes>.<process>-<n>.part` | exclusive | is being downloaded |
+//! | the same | none | its process died: whoever finds it removes it |
+//! | the folder | exclusive | files are being made, renamed, counted or dropped, which takes no time |
+//!
+//! Contract:
+//! - No file is ever removed whose name is not of this scheme.
+//! - A part file has its full length from its beginning, so that adding up lengths counts what is
+//!   on its way. Room is made before a part file is: within a limit the folder never exceeds it.
+//! - What is found is hashed before its first use in a process; a file without a hash in its index
+//!   has its size looked at, and was synced before it was renamed.
+//! - The folder must be on a file system with locks (`flock`), as local ones are.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use crate::{
+    error::DataError,
+    hash::{ContentHash, ContentHasher},
+    shard::ShardFile,
+};
+
+mod key;
+
+pub(crate) use key::Key;
+use key::Name;
+
+/// See the [module](self).
+pub(crate) struct ShardCache {
+    folder: PathBuf,
+    limit_bytes: Option<u64>,
+    /// Files that were found to be right, by when they were written.
+    verified: Mutex<HashMap<Key, SystemTime>>,
+}
+
+/// Part files of this process are told apart by this.
+static PARTS: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a shard can be downloaded into the cache now.
+pub(crate) enum Room {
+    /// It can, into this.
+    Part(Box<Part>),
+    /// Somebody else is at it.
+    OnItsWay,
+    /// Not before something is dropped that may not be dropped now.
+    None,
+}
+
+/// What is known of the shards of the cache, by the one who makes room.
+pub(crate) trait Future {
+    /// When a shard is needed again: the larger, the later; none for never, as far as is known.
+    fn next_use(&self, key: &Key) -> Option<u64>;
+
+    /// A shard was dropped.
+    fn dropped(&self, key: &Key);
+}
+
+/// A file of the cache that is not in anybody's way to be dropped.
+struct Candidate {
+    key: Key,
+    path: PathBuf,
+    bytes: u64,
+    next_use: Option<u64>,
+}
+
+impl ShardCache {
+    /// Opens the folder, which is made where there is none, and removes what dead processes left.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] when the folder cannot be made, read, written or locked.
+    pub(crate) fn open(folder: PathBuf, limit_bytes: Option<u64>) -> Result<ShardCache, DataError> {
+        fs::create_dir_all(&folder).map_err(DataError::io("make cache", &folder))?;
+        let cache = ShardCache { folder, limit_bytes, verified: Mutex::default() };
+        let _locked = cache.lock_folder()?;
+        cache.remove_dead_parts()?;
+        Ok(cache)
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
+    }
+
+    /// A shard that is there and is right, held so that nobody drops it. What is there and is
+    /// wrong is removed. `path` is what errors of its reader name.
+    pub(crate) fn find(&self, key: &Key, path: &Path) -> Result<Option<ShardFile>, DataError> {
+        let place = self.folder.join(Name::Shard(*key).to_string());
+        let file = match File::open(&place) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(DataError::io("open cached shard", place)(error)),
+        };
+        match file.try_lock_shared() {
+            Ok(()) => {}
+            // It is being dropped.
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => {
+                return Err(DataError::io("lock cached shard", place)(error));
+            }
+        }
+        let written = file.metadata().and_then(|metadata| metadata.modified());
+        let written = written.map_err(DataError::io("look at cached shard", &place))?;
+        let shard = ShardFile::of_file(path, file)?;
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified.get(key) == Some(&written) && shard.bytes() == key.bytes() {
+            return Ok(Some(shard));
+        }
+        drop(verified);
+        let is_right = shard.bytes() == key.bytes()
+            && match key.hash() {
+                Some(expected) => shard.hash()? == expected,
+                None => true,
+            };
+        if !is_right {
+            let _locked = self.lock_folder()?;
+            remove(&place)?;
+            return Ok(None);
+        }
+        verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        verified.insert(*key, written);
+        Ok(Some(shard))
+    }
+
+    /// Makes room for a shard and begins it, unless somebody has begun it. What is dropped for it
+    /// is not in use, and needed last; of what is needed before `before` nothing is dropped.
+    pub(crate) fn begin(
+        &self,
+        key: &Key,
+        before: u64,
+        future: &dyn Future,
+    ) -> Result<Room, DataError> {
+        let _locked = self.lock_folder()?;
+        let (held_bytes, is_on_its_way) = self.survey(key)?;
+        if is_on_its_way {
+            return Ok(Room::OnItsWay);
+        }
+        if let Some(limit) = self.limit_bytes {
+            let excess = (held_bytes.saturating_add(key.bytes())).saturating_sub(limit);
+            if excess > 0 && !self.drop_files(excess, before, future)? {
+                return Ok(Room::None);
+            }
+        }
+        loop {
+            let number = PARTS.fetch_add(1, Ordering::Relaxed);
+            let name = Name::Part { key: *key, process: std::process::id(), number };
+            let path = self.folder.join(name.to_string());
+            let mut options = OpenOptions::new();
+            let file = match options.read(true).write(true).create_new(true).open(&path) {
+                Ok(file) => file,
+                // Of a process with the same number, in another container.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(DataError::io("create", path)(error)),
+            };
+            let part = Part { path, file, key: *key, hasher: ContentHasher::new(), at: 0 };
+            part.file
+                .try_lock()
+                .map_err(|error| DataError::io("lock", &part.path)(error.into()))?;
+            part.file.set_len(key.bytes()).map_err(DataError::io("make room for", &part.path))?;
+            return Ok(Room::Part(Box::new(part)));
+        }
+    }
+
+    /// Drops the shard that is needed last, if that can be; for a disk that is full.
+    pub(crate) fn drop_one(&self, future: &dyn Future) -> Result<bool, DataError> {
+        let _locked = self.lock_folder()?;
+        self.drop_files(1, 0, future)
+    }
+
+    /// Puts a whole part in its place: the shard, or none with its hash when it is not what it
+    /// should be. `path` is what errors of its reader name.
+    pub(crate) fn land(
+        &self,
+        mut part: Box<Part>,
+        path: &Path,
+    ) -> Result<Result<ShardFile, ContentHash>, DataError> {
+        let found = part.hasher.finish();
+        if part.key.hash().is_some_and(|expected| expected != found) {
+            return Ok(Err(found));
+        }
+        let io = |error| DataError::io("write", part.path.clone())(error);
+        if part.key.hash().is_none() {
+            // Nothing else would tell a file of zeros after a power cut from the real one.
+            part.file.sync_data().map_err(io)?;
+        }
+        let written = part.file.metadata().and_then(|metadata| metadata.modified()).map_err(io)?;
+        let file = part.file.try_clone().map_err(io)?;
+        let place = self.folder.join(Name::Shard(part.key).to_string());
+        {
+            let _locked = self.lock_folder()?;
+            fs::rename(&part.path, &place).map_err(io)?;
+            // While the folder is locked nobody drops what has no lock for a moment.
+            let shared = file.unlock().and_then(|()| file.lock_shared());
+            shared.map_err(DataError::io("lock cached shard", &place))?;
+        }
+        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        verified.insert(part.key, written);
+        // Its name is no longer there to be removed.
+        part.path = PathBuf::new();
+        ShardFile::of_file(path, file).map(Ok)
+    }
+
+    /// Bytes of all files of the cache, and whether the shard is on its way or there. The files of
+    /// dead processes are removed.
+    fn survey(&self, of: &Key) -> Result<(u64, bool), DataError> {
+        let (mut bytes, mut is_on_its_way) = (0_u64, false);
+        for (name, path) in self.files()? {
+            match name {
+                Name::Shard(key) => is_on_its_way |= key == *of,
+                Name::Part { .. } if is_dead(&path)? => {
+                    remove(&path)?;
+                    continue;
+                }
+                Name::Part { key, .. } => is_on_its_way |= key == *of,
+            }
+            // A file that went away since is none.
+            bytes = bytes.saturating_add(path.metadata().map_or(0, |metadata| metadata.len()));
+        }
+        Ok((bytes, is_on_its_way))
+    }
+
+    /// Drops files until so many bytes are free, those needed last first; whether they are.
+    fn drop_files(&self, bytes: u64, before: u64, future: &dyn Future) -> Result<bool, DataError> {
+        let mut candidates = Vec::new();
+        for (name, path) in self.files()? {
+            let Name::Shard(key) = name else { continue };
+            let next_use = future.next_use(&key);
+            if next_use.is_none_or(|next| next > before) {
+                let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+                candidates.push(Candidate { key, path, bytes, next_use });
+            }
+        }
+        // Never again, then latest first; names last, so that the order is one.
+        candidates.sort_by_key(|candidate| {
+            (candidate.next_use.is_some(), u64::MAX - candidate.next_use.unwrap_or(0))
+        });
+        // Locked before any is dropped: nothing is lost where room cannot be made anyway.
+        let (mut free, mut dropped) = (0, Vec::new());
+        for candidate in candidates {
+            if free >= bytes {
+                break;
+            }
+            let Ok(file) = File::open(&candidate.path) else { continue };
+            if file.try_lock().is_ok() {
+                free += candidate.bytes;
+                dropped.push((candidate, file));
+            }
+        }
+        if free < bytes {
+            return Ok(false);
+        }
+        for (candidate, _locked) in &dropped {
+            remove(&candidate.path)?;
+            future.dropped(&candidate.key);
+        }
+        Ok(true)
+    }
+
+    /// Removes the part files of processes that are no more. The folder is locked.
+    fn remove_dead_parts(&self) -> Result<(), DataError> {
+        for (name, path) in self.files()? {
+            if matches!(name, Name::Part { .. }) && is_dead(&path)? {
+                remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The files that are named as ours are.
+    fn files(&self) -> Result<Vec<(Name, PathBuf)>, DataError> {
+        let io = |error| DataError::io("list cache", &self.folder)(error);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            if let Some(name) = name {
+                files.push((name, entry.path()));
+            }
+        }
+        Ok(files)
+    }
+
+    /// Held while files are made, renamed, counted or dropped.
+    fn lock_folder(&self) -> Result<File, DataError> {
+        let folder = File::open(&self.folder).map_err(DataError::io("open cache", &self.folder))?;
+        folder.lock().map_err(DataError::io("lock cache", &self.folder))?;
+        Ok(folder)
+    }
+}
+
+/// Whether nobody holds the lock of a part file.
+fn is_dead(path: &Path) -> Result<bool, DataError> {
+    match File::open(path) {
+        Ok(file) => Ok(file.try_lock().is_ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(DataError::io("open", path)(error)),
+    }
+}
+
+fn remove(path: &Path) -> Result<(), DataError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(DataError::io("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A shard that is being downloaded. Dropping it removes its file.
+pub(crate) struct Part {
+    /// Empty once the file has its final name.
+    path: PathBuf,
+    file: File,
+    key: Key,
+    hasher: ContentHasher,
+    at: u64,
+}
+
+impl Part {
+    /// Appends bytes.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), DataError> {
+        self.file.write_all(bytes).map_err(DataError::io("write", &self.path))?;
+        self.hasher.update(bytes);
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            // Where this fails, the next who opens the cache removes it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Why an operation on a store failed, and whether trying again can help.
+
+use std::{error::Error, time::Duration};
+
+/// Longer answers of servers are cut.
+const TEXT_CHARACTERS: usize = 400;
+
+/// The cause of a [`DataError::Store`](crate::DataError::Store).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreFailure {
+    /// There is no such object, container or bucket.
+    #[error("there is no such object or bucket ({said})")]
+    NotFound {
+        /// What the store says.
+        said: String,
+    },
+    /// The credentials do not allow it, or are not valid.
+    #[error("access was refused, expected credentials that may do this ({said})")]
+    Refused {
+        /// What the store says.
+        said: String,
+    },
+    /// The object is not the one that was there before.
+    #[error("the object changed: found {found}, expected {expected}")]
+    Changed {
+        /// What it is now.
+        found: String,
+        /// What it was.
+        expected: String,
+    },
+    /// The object has another size than it should have.
+    #[error("the object has {found} bytes, expected {expected}")]
+    Size {
+        /// Bytes that it has.
+        found: u64,
+        /// Bytes that it should have.
+        expected: u64,
+    },
+    /// The store cannot do what was asked for, or the request is wrong.
+    #[error("{said}")]
+    Unsupported {
+        /// What the store says.
+        said: String,
+    },
+    /// Nothing arrived for a time.
+    #[error("nothing arrived for {} s", seconds(.0))]
+    Stalled(Duration),
+    /// The whole operation took longer than it may.
+    #[error("not done after {} s", seconds(.0))]
+    TooSlow(Duration),
+    /// A body ended early.
+    #[error("the body ended after {found} of {expected} bytes")]
+    Truncated {
+        /// Bytes that arrived.
+        found: u64,
+        /// Bytes that the object has.
+        expected: u64,
+    },
+    /// Anything else: a connection that broke, a server that is too busy.
+    #[error("{said}")]
+    Other {
+        /// What the store or the connection says.
+        said: String,
+    },
+}
+
+impl StoreFailure {
+    /// Whether the same operation would fail again.
+    pub fn is_final(&self) -> bool {
+        !matches!(
+            self,
+            StoreFailure::Stalled(_) | StoreFailure::Truncated { .. } | StoreFailure::Other { .. }
+        )
+    }
+}
+
+impl From<object_store::Error> for StoreFailure {
+    fn from(error: object_store::Error) -> StoreFailure {
+        use object_store::Error as E;
+        let said = one_line(&error);
+        match error {
+            E::NotFound { .. } => StoreFailure::NotFound { said },
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+                StoreFailure::Refused { said }
+            }
+            E::Precondition { .. } => StoreFailure::Changed {
+                found: "another version".to_owned(),
+                expected: "the one seen before".to_owned(),
+            },
+            E::NotSupported { .. }
+            | E::NotImplemented { .. }
+            | E::InvalidPath { .. }
+            | E::AlreadyExists { .. }
+            | E::UnknownConfigurationKey { .. } => StoreFailure::Unsupported { said },
+            // Listings report a missing bucket as any other error, with the server's answer inside.
+            _ if said.contains("NoSuchBucket") || said.contains("404 Not Found") => {
+                StoreFailure::NotFound { said }
+            }
+            _ if said.contains("403 Forbidden") || said.contains("401 Unauthorized") => {
+                StoreFailure::Refused { said }
+            }
+            _ => StoreFailure::Other { said },
+        }
+    }
+}
+
+/// An error and its causes in one line, without what a URL may carry in its query.
+fn one_line(error: &object_store::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Most of these messages hold those of their causes already.
+        if !text.contains(&said) {
+            text += ": ";
+            text += &said;
+        }
+        cause = error.source();
+    }
+    tidy(&text)
+}
+
+/// Text of others, fit for one line of ours.
+pub(super) fn tidy(text: &str) -> String {
+    let words: Vec<&str> = text
+        .split_whitespace()
+        .map(|word| match word.find("://") {
+            Some(_) => word.split('?').next().unwrap_or(word),
+            None => word,
+        })
+        .collect();
+    let text: String = words.join(" ").chars().filter(|c| !c.is_control()).collect();
+    match text.char_indices().nth(TEXT_CHARACTERS) {
+        Some((end, _)) => format!("{} ...", &text[..end]),
+        None => text,
+    }
+}
+
+fn seconds(time: &Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_say_becomes_one_line_without_queries() {
+        let text = "GET https://h/b?sig=secret failed:\n<Error>\n  <Code>A</Code>";
+        assert_eq!(tidy(text), "GET https://h/b failed: <Error> <Code>A</Code>");
+        let long = "x".repeat(1000);
+        assert_eq!(tidy(&long).len(), TEXT_CHARACTERS + 4);
+    }
+
+    #[test]
+    fn what_cannot_get_better_is_not_tried_again() {
+        let source = || -> Box<dyn Error + Send + Sync> { "<Code>NoSuchBucket</Code>".into() };
+        let path = || "a".to_owned();
+        let missing = object_store::Error::NotFound { path: path(), source: source() };
+        let refused = object_store::Error::PermissionDenied { path: path(), source: source() };
+        let listed = object_store::Error::Generic { store: "S3", source: source() };
+        for error in [missing, refused, listed] {
+            assert!(StoreFailure::from(error).is_final());
+        }
+        let source = "connection reset".into();
+        assert!(
+            !StoreFailure::from(object_store::Error::Generic { store: "S3", source }).is_final()
+        );
+    }
+}

@@ -1,0 +1,89 @@
+//! Stores by scheme, with the settings of the environment.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
+};
+
+use object_store::{
+    ClientConfigKey, ObjectStore, ObjectStoreScheme, RetryConfig, aws::AmazonS3Builder,
+    azure::MicrosoftAzureBuilder, gcp::GoogleCloudStorageBuilder, http::HttpBuilder,
+    memory::InMemory, path::Path,
+};
+use url::{Position, Url};
+
+use super::{StoreFailure, StoreSettings};
+
+/// Only these variables are looked at: `object_store` also knows names without them, such as
+/// `TOKEN` or `TIMEOUT`, which anything else may have set.
+const PREFIXES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+
+/// The stores of `memory://name` URLs, by name, for the life of the process.
+static MEMORIES: LazyLock<Mutex<BTreeMap<String, Arc<InMemory>>>> = LazyLock::new(Mutex::default);
+
+/// The store of a URL, and the path in it. Nothing is sent yet.
+pub(super) fn open(
+    url: &Url,
+    settings: &StoreSettings,
+) -> Result<(Arc<dyn ObjectStore>, Path), StoreFailure> {
+    if url.scheme() == "memory" {
+        let path = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
+        let name = url.host_str().unwrap_or("").to_owned();
+        let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
+        return Ok((Arc::clone(memories.entry(name).or_default()) as _, path));
+    }
+    let (scheme, path) = ObjectStoreScheme::parse(url).map_err(object_store::Error::from)?;
+    // Folders' URLs may end with a slash or not.
+    let retry = RetryConfig {
+        // The attempts are ours: they know of deadlines and of bodies that stop.
+        max_retries: 0,
+        retry_timeout: settings.progress_deadline,
+        ..RetryConfig::default()
+    };
+    // A request may take as long as it makes progress, which is watched from outside.
+    let deadline = format!("{} ms", settings.operation_deadline.as_millis());
+    let connect = format!("{} ms", settings.progress_deadline.as_millis());
+    macro_rules! build {
+        ($builder:expr) => {{
+            let mut builder = $builder.with_retry(retry);
+            for (key, value) in
+                [(ClientConfigKey::ConnectTimeout, &connect), (ClientConfigKey::Timeout, &deadline)]
+            {
+                if let Ok(key) = key.as_ref().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            for (name, value) in options(settings) {
+                // Names of other stores, and unknown ones, are passed over.
+                if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            Arc::new(builder.build()?) as Arc<dyn ObjectStore>
+        }};
+    }
+    let store = match scheme {
+        ObjectStoreScheme::AmazonS3 => build!(AmazonS3Builder::new().with_url(url.as_str())),
+        ObjectStoreScheme::GoogleCloudStorage => {
+            build!(GoogleCloudStorageBuilder::new().with_url(url.as_str()))
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            build!(MicrosoftAzureBuilder::new().with_url(url.as_str()))
+        }
+        ObjectStoreScheme::Http => {
+            let builder = HttpBuilder::new().with_url(&url[..Position::BeforePath]);
+            // The URL itself says that it is not to be encrypted.
+            build!(builder.with_config(ClientConfigKey::AllowHttp, "true"))
+        }
+        other => return Err(StoreFailure::Unsupported { said: format!("no store {other:?}") }),
+    };
+    Ok((store, path))
+}
+
+/// Settings of the environment, and behind them (so that they win) those given.
+fn options(settings: &StoreSettings) -> Vec<(String, String)> {
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+    environment.chain(settings.options.iter().cloned()).collect()
+}

@@ -1,0 +1,338 @@
+//! One operation on one object: its attempts, the times between them, and its deadlines.
+//!
+//! A body that breaks is gone on with where it broke, so that progress is not lost. That it is
+//! still the same object is seen by its size, and by its etag where the store knows one.
+
+use std::{
+    ops::Range,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload, path::Path};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Entry, StoreFailure, StoreSettings, Version, backoff::BackOff};
+use crate::error::DataError;
+
+/// The slowest transfer for which an operation's deadline leaves time.
+const SLOWEST_BYTES_PER_SECOND: u64 = 102_400;
+
+/// Pieces of a body that wait for the thread which takes them.
+const WAITING_PIECES: usize = 16;
+
+/// Progress that makes a later failure a first one again.
+const PROGRESS_BYTES: u64 = 1 << 20;
+
+/// See the [module](self).
+pub(super) struct Operation {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    /// What messages name.
+    pub(super) url: String,
+    /// What is attempted, as a verb.
+    pub(super) action: &'static str,
+    pub(super) settings: Arc<StoreSettings>,
+    /// One is held while the operation runs.
+    pub(super) permits: Arc<Semaphore>,
+}
+
+/// Where a body goes.
+pub(super) enum Sink {
+    Memory(BytesMut),
+    Pieces(PieceSender),
+}
+
+/// Where a body is, between attempts.
+struct Place {
+    /// The next byte of the object.
+    at: u64,
+    /// Behind the last byte, once that is known.
+    end: Option<u64>,
+    version: Version,
+}
+
+impl Operation {
+    pub(super) fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    /// A range, or all, of an object in memory.
+    pub(super) async fn collect(
+        &self,
+        range: Option<Range<u64>>,
+        version: Version,
+    ) -> Result<Bytes, DataError> {
+        let mut sink = Sink::Memory(BytesMut::new());
+        self.read(range, version, &mut sink).await?;
+        match sink {
+            Sink::Memory(bytes) => Ok(bytes.freeze()),
+            Sink::Pieces(_) => unreachable!("it was made above"),
+        }
+    }
+
+    /// A range, or all, of an object.
+    pub(super) async fn read(
+        &self,
+        range: Option<Range<u64>>,
+        version: Version,
+        sink: &mut Sink,
+    ) -> Result<(), DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        let mut place = match range {
+            Some(range) => Place { at: range.start, end: Some(range.end), version },
+            None => Place { at: 0, end: None, version },
+        };
+        loop {
+            match self.read_on(&mut place, sink, &mut attempts).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => attempts.failed(failure).await?,
+            }
+        }
+    }
+
+    /// One attempt to read what is left.
+    async fn read_on(
+        &self,
+        place: &mut Place,
+        sink: &mut Sink,
+        attempts: &mut Attempts<'_>,
+    ) -> Result<(), StoreFailure> {
+        let range = place.end.map(|end| GetRange::Bounded(place.at..end));
+        let options = GetOptions { range, ..GetOptions::default() };
+        let result = self.within(self.store.get_opts(&self.path, options)).await?;
+        place.version.check(result.meta.size, result.meta.e_tag.as_deref())?;
+        if result.range.start != place.at {
+            let said = format!("a range from {}, not from {}", result.range.start, place.at);
+            return Err(StoreFailure::Unsupported { said });
+        }
+        let start = place.at;
+        let end = *place.end.get_or_insert(result.meta.size);
+        let mut body = result.into_stream();
+        while place.at < end {
+            let Some(bytes) = self.within_time(body.next()).await? else {
+                let (found, expected) = (place.at - start, end - start);
+                return Err(StoreFailure::Truncated { found, expected });
+            };
+            let mut bytes = bytes?;
+            // No store sends more than it was asked for; if one did, it would be cut.
+            bytes.truncate(usize::try_from(end - place.at).unwrap_or(usize::MAX));
+            place.at += bytes.len() as u64;
+            attempts.progressed(bytes.len() as u64)?;
+            let paused = Instant::now();
+            if !sink.take(bytes).await {
+                break; // Nobody wants the rest.
+            }
+            attempts.idle += paused.elapsed();
+        }
+        Ok(())
+    }
+
+    /// What is directly in the folder.
+    pub(super) async fn list(&self) -> Result<Vec<Entry>, DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        let listing = loop {
+            match self.within(self.store.list_with_delimiter(Some(&self.path))).await {
+                Ok(listing) => break listing,
+                Err(failure) => attempts.failed(failure).await?,
+            }
+        };
+        let mut entries: Vec<Entry> = listing
+            .objects
+            .into_iter()
+            .filter_map(|object| {
+                let name = object.location.filename()?.to_owned();
+                Some(Entry { name, bytes: object.size, e_tag: object.e_tag })
+            })
+            .collect();
+        entries.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(entries)
+    }
+
+    /// Writes a whole object.
+    pub(super) async fn put(&self, bytes: Bytes) -> Result<(), DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        // How far a request has come is not known: it has time for all.
+        let transfer = transfer_time(bytes.len() as u64);
+        let deadline = self.settings.progress_deadline.saturating_add(transfer);
+        loop {
+            let payload = PutPayload::from_bytes(bytes.clone());
+            let failure = match timeout(deadline, self.store.put(&self.path, payload)).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) => error.into(),
+                Err(_) => StoreFailure::Stalled(deadline),
+            };
+            attempts.failed(failure).await?;
+        }
+    }
+
+    async fn within<T>(
+        &self,
+        answer: impl Future<Output = Result<T, object_store::Error>>,
+    ) -> Result<T, StoreFailure> {
+        Ok(self.within_time(answer).await??)
+    }
+
+    async fn within_time<T>(&self, step: impl Future<Output = T>) -> Result<T, StoreFailure> {
+        let deadline = self.settings.progress_deadline;
+        timeout(deadline, step).await.map_err(|_| StoreFailure::Stalled(deadline))
+    }
+}
+
+impl Version {
+    /// Compares with what an answer says, and learns what was not known.
+    fn check(&mut self, bytes: u64, e_tag: Option<&str>) -> Result<(), StoreFailure> {
+        let expected = *self.bytes.get_or_insert(bytes);
+        if expected != bytes {
+            return Err(StoreFailure::Size { found: bytes, expected });
+        }
+        match (&self.e_tag, e_tag) {
+            (Some(expected), Some(found)) if expected != found => Err(StoreFailure::Changed {
+                found: format!("etag {found}"),
+                expected: format!("etag {expected}"),
+            }),
+            (None, Some(found)) => {
+                self.e_tag = Some(found.to_owned());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What an operation has behind it.
+struct Attempts<'a> {
+    operation: &'a Operation,
+    back_off: BackOff<'a>,
+    begun: Instant,
+    /// Time in which the taker of the bytes was waited for.
+    idle: Duration,
+    all: u32,
+    /// Bytes since the last failure, and in all.
+    since_failure: u64,
+    bytes: u64,
+}
+
+impl<'a> Attempts<'a> {
+    fn new(operation: &'a Operation) -> Attempts<'a> {
+        Attempts {
+            operation,
+            back_off: BackOff::new(&operation.settings, &operation.url),
+            begun: Instant::now(),
+            idle: Duration::ZERO,
+            all: 1,
+            since_failure: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Counts bytes that arrived.
+    fn progressed(&mut self, bytes: u64) -> Result<(), StoreFailure> {
+        self.bytes += bytes;
+        self.since_failure += bytes;
+        if self.since_failure >= PROGRESS_BYTES {
+            self.back_off.progressed();
+        }
+        self.check_time()
+    }
+
+    fn check_time(&self) -> Result<(), StoreFailure> {
+        let taken = self.begun.elapsed().saturating_sub(self.idle);
+        let time = self.operation.settings.operation_deadline;
+        if taken > time.saturating_add(transfer_time(self.bytes)) {
+            return Err(StoreFailure::TooSlow(taken));
+        }
+        Ok(())
+    }
+
+    /// Waits until the next attempt, or ends the operation.
+    async fn failed(&mut self, failure: StoreFailure) -> Result<(), DataError> {
+        let operation = self.operation;
+        let end = |source| {
+            let (action, url) = (operation.action, operation.url.clone());
+            Err(DataError::Store { action, url, attempts: self.all, source })
+        };
+        self.since_failure = 0;
+        let pause = self.back_off.next();
+        if failure.is_final() || self.back_off.failures() >= operation.settings.attempts.get() {
+            return end(failure);
+        }
+        if let Err(failure) = self.check_time() {
+            return end(failure);
+        }
+        sleep(pause).await;
+        self.all += 1;
+        Ok(())
+    }
+}
+
+fn transfer_time(bytes: u64) -> Duration {
+    Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
+}
+
+impl Sink {
+    /// Whether more is wanted.
+    async fn take(&mut self, piece: Bytes) -> bool {
+        match self {
+            Sink::Memory(bytes) => {
+                bytes.extend_from_slice(&piece);
+                true
+            }
+            Sink::Pieces(sender) => sender.send(piece).await,
+        }
+    }
+}
+
+/// Pieces from a task to a thread, of which a few may wait.
+pub(super) fn pieces() -> (PieceSender, Pieces) {
+    let (sender, receiver) = mpsc::channel();
+    let room = Arc::new(Semaphore::new(WAITING_PIECES));
+    (PieceSender { sender, room: Arc::clone(&room) }, Pieces { receiver, room })
+}
+
+pub(super) struct PieceSender {
+    sender: mpsc::Sender<Bytes>,
+    room: Arc<Semaphore>,
+}
+
+impl PieceSender {
+    async fn send(&self, piece: Bytes) -> bool {
+        match self.room.acquire().await {
+            Ok(permit) => {
+                permit.forget();
+                self.sender.send(piece).is_ok()
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+/// The thread's end; dropping it tells the task that no more is wanted.
+pub(super) struct Pieces {
+    receiver: mpsc::Receiver<Bytes>,
+    room: Arc<Semaphore>,
+}
+
+impl Iterator for Pieces {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        let piece = self.receiver.recv().ok()?;
+        self.room.add_permits(1);
+        Some(piece)
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        self.room.close();
+    }
+}

@@ -1,0 +1,249 @@
+//! A folder of a remote store.
+//!
+//! Callers wait; what they wait for is an [`Operation`], which runs on the threads of
+//! [`super::runtime`].
+
+use std::{
+    fmt,
+    ops::Range,
+    sync::{Arc, mpsc},
+};
+
+use bytes::Bytes;
+use object_store::{ObjectStore, path::Path};
+use tokio::sync::Semaphore;
+
+use super::{
+    Location, StoreFailure, StoreSettings, open,
+    operation::{Operation, Sink, pieces},
+    runtime::{self, Cancel, NotRun},
+};
+use crate::error::DataError;
+
+/// What tells an object from a later one of the same name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Version {
+    /// Size of the object, where it is known.
+    pub bytes: Option<u64>,
+    /// What the store calls this version, where it does.
+    pub e_tag: Option<String>,
+}
+
+/// An object in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Name below the folder.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// What the store calls this version, where it does.
+    pub e_tag: Option<String>,
+}
+
+/// See the [module](super). Clones are the same folder.
+#[derive(Clone)]
+pub struct RemoteFolder {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    location: Location,
+    settings: Arc<StoreSettings>,
+    /// Requests at a time, of all clones.
+    permits: Arc<Semaphore>,
+    cancel: Cancel,
+}
+
+impl RemoteFolder {
+    /// The folder of a URL. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`DataError::Store`] when the URL, the environment and the settings make no store.
+    ///
+    /// # Panics
+    /// If the location is local.
+    pub fn open(location: Location, settings: &StoreSettings) -> Result<RemoteFolder, DataError> {
+        let url = location.url().expect("a remote location");
+        let (store, prefix) = open::open(url, settings).map_err(|source| DataError::Store {
+            action: "use",
+            url: location.to_string(),
+            attempts: 1,
+            source,
+        })?;
+        Ok(RemoteFolder::of_store(store, prefix, location, settings))
+    }
+
+    /// A folder of a store that the caller made; `location` is what messages name.
+    pub fn of_store(
+        store: Arc<dyn ObjectStore>,
+        prefix: Path,
+        location: Location,
+        settings: &StoreSettings,
+    ) -> RemoteFolder {
+        let permits = Arc::new(Semaphore::new(settings.requests.get()));
+        let (settings, cancel) = (Arc::new(settings.clone()), Cancel::default());
+        RemoteFolder { store, prefix, location, settings, permits, cancel }
+    }
+
+    /// The same folder, whose operations end when they are cancelled.
+    pub(crate) fn cancelled_by(&self, cancel: Cancel) -> RemoteFolder {
+        RemoteFolder { cancel, ..self.clone() }
+    }
+
+    /// Where it is.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// How it is used.
+    pub fn settings(&self) -> &StoreSettings {
+        &self.settings
+    }
+
+    /// A whole object in memory.
+    ///
+    /// # Errors
+    /// [`DataError::Store`], [`DataError::Cancelled`].
+    pub fn get(&self, name: &str) -> Result<Bytes, DataError> {
+        let operation = self.operation("read", name);
+        let version = Version::default();
+        self.wait(operation.url(), async move { operation.collect(None, version).await })
+    }
+
+    /// As [`RemoteFolder::get`], or none when there is no such object.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`]. A missing bucket is no such object to many stores.
+    pub fn get_if_there(&self, name: &str) -> Result<Option<Bytes>, DataError> {
+        match self.get(name) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(DataError::Store { source: StoreFailure::NotFound { .. }, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A range of an object, which must be of the version.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`]; [`StoreFailure::Changed`] for another version.
+    pub fn get_range(
+        &self,
+        name: &str,
+        range: Range<u64>,
+        version: &Version,
+    ) -> Result<Bytes, DataError> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        self.start_range(name, range, version)?.wait()
+    }
+
+    /// Begins to get a range, which must not be empty.
+    pub(crate) fn start_range(
+        &self,
+        name: &str,
+        range: Range<u64>,
+        version: &Version,
+    ) -> Result<Started, DataError> {
+        let operation = self.operation("read", name);
+        let (url, version) = (operation.url(), version.clone());
+        let future = async move { operation.collect(Some(range), version).await };
+        match runtime::start(future, &self.cancel) {
+            Ok(receiver) => Ok(Started { receiver, url }),
+            Err(not_run) => Err(not_run_error(not_run, url)),
+        }
+    }
+
+    /// A whole object, piece by piece, given to `take` on the caller's thread. It ends early when
+    /// `take` fails.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get_range`], and those of `take`.
+    pub(crate) fn download(
+        &self,
+        name: &str,
+        version: &Version,
+        mut take: impl FnMut(&[u8]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let operation = self.operation("read", name);
+        let (url, version) = (operation.url(), version.clone());
+        let (sender, pieces) = pieces();
+        let end = runtime::start(
+            async move { operation.read(None, version, &mut Sink::Pieces(sender)).await },
+            &self.cancel,
+        )
+        .map_err(|not_run| not_run_error(not_run, url.clone()))?;
+        for bytes in pieces {
+            take(&bytes)?;
+        }
+        end.recv().unwrap_or(Err(DataError::Cancelled { url }))
+    }
+
+    /// The objects directly in the folder, in byte order of their names.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`].
+    pub fn list(&self) -> Result<Vec<Entry>, DataError> {
+        let operation = self.operation("list", "");
+        self.wait(operation.url(), async move { operation.list().await })
+    }
+
+    /// Writes a whole object at once, over one that may be there.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`]; what was there is unchanged then.
+    pub fn put(&self, name: &str, bytes: Bytes) -> Result<(), DataError> {
+        let operation = self.operation("write", name);
+        self.wait(operation.url(), async move { operation.put(bytes).await })
+    }
+
+    fn operation(&self, action: &'static str, name: &str) -> Operation {
+        let parts = name.split('/').filter(|part| !part.is_empty());
+        let url = if name.is_empty() { self.location.clone() } else { self.location.join(name) };
+        Operation {
+            store: Arc::clone(&self.store),
+            path: parts.fold(self.prefix.clone(), |path, part| path.join(part)),
+            url: url.to_string(),
+            action,
+            settings: Arc::clone(&self.settings),
+            permits: Arc::clone(&self.permits),
+        }
+    }
+
+    fn wait<T: Send + 'static>(
+        &self,
+        url: String,
+        future: impl Future<Output = Result<T, DataError>> + Send + 'static,
+    ) -> Result<T, DataError> {
+        match runtime::wait(future, &self.cancel) {
+            Ok(result) => result,
+            Err(not_run) => Err(not_run_error(not_run, url)),
+        }
+    }
+}
+
+impl fmt::Debug for RemoteFolder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("RemoteFolder").field(&self.location).finish()
+    }
+}
+
+/// A range on its way.
+pub(crate) struct Started {
+    receiver: mpsc::Receiver<Result<Bytes, DataError>>,
+    url: String,
+}
+
+impl Started {
+    /// Waits for it.
+    pub(crate) fn wait(self) -> Result<Bytes, DataError> {
+        self.receiver.recv().unwrap_or(Err(DataError::Cancelled { url: self.url }))
+    }
+}
+
+fn not_run_error(not_run: NotRun, url: String) -> DataError {
+    match not_run {
+        NotRun::Cancelled => DataError::Cancelled { url },
+        NotRun::NoRuntime(source) => {
+            DataError::Io { action: "start threads to read", path: url.into(), source }
+        }
+    }
+}

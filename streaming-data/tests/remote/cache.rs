@@ -1,0 +1,167 @@
+//! The cache of shards: what it holds, what it drops, and who shares it.
+
+use std::{
+    fs::{self, File},
+    path::Path as FilePath,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use tidemill_streaming_data::order::ShuffleOrder;
+
+use crate::{
+    ROW_TOKENS, SAMPLES,
+    faulty::{Faulty, PASSING},
+    files, hasty, open, read_and_compare, settings, smallest_limit,
+    support::indexed_example,
+};
+
+/// Files of others in the folder of a cache, some of them named nearly as ours are.
+fn foreign(cache: &FilePath) -> Vec<(String, u64)> {
+    for name in [
+        "shard-00000.parquet",
+        "index.json",
+        "notes.part",
+        "tidemill-x.shard",
+        "tidemill-h0123456789abcdef0123456789abcdeF-7.shard",
+        "tidemill-h0123456789abcdef0123456789abcdef-07.shard",
+        "tidemill-h0123456789abcdef0123456789abcdef-7.1.part",
+    ] {
+        fs::write(cache.join(name), "the only copy").unwrap();
+    }
+    files(cache)
+}
+
+fn of_shards(cache: &FilePath) -> u64 {
+    files(cache).iter().filter(|(name, _)| is_ours(name)).map(|(_, bytes)| bytes).sum()
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("tidemill-h") && !name.contains("0123456789abcdef")
+}
+
+/// With the smallest limit every epoch is read, nothing foreign is touched, the limit holds at any
+/// moment, and shards are downloaded no more often than they must.
+#[test]
+fn the_smallest_limit_holds_and_is_enough() {
+    let samples: Vec<u64> = (0..24).map(|shard| 5 + shard % 7).collect();
+    let folder = indexed_example(&samples, ROW_TOKENS);
+    let all: u64 = samples.iter().sum();
+    for order in [ShuffleOrder::None, ShuffleOrder::Shard, ShuffleOrder::Window] {
+        let limit = smallest_limit(folder.path(), order);
+        let cache = tempfile::tempdir().unwrap();
+        let others = foreign(cache.path());
+        let store = Faulty::of_folder(folder.path(), 0, &[], 0);
+        let asked = Arc::clone(&store.asked);
+        let data_set = open(Arc::new(store), &settings(cache.path(), Some(limit))).unwrap();
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::SeqCst) {
+                    // Files are seen one after the other: one may be dropped and another made
+                    // between two looks. The largest shard is more than that.
+                    let held = of_shards(cache.path());
+                    assert!(held <= limit + 1000, "{held} of {limit}");
+                    thread::yield_now();
+                }
+            });
+            let read = read_and_compare(&data_set, order, 0..3 * all, true);
+            is_done.store(true, Ordering::SeqCst);
+            read.unwrap();
+        });
+        let held = of_shards(cache.path());
+        assert!(held <= limit && held > limit / 2, "{held} of {limit}");
+        let mut kept = files(cache.path());
+        kept.retain(|(name, _)| !is_ours(name));
+        assert_eq!(kept, others);
+        let downloads = asked.requests() - 1;
+        assert!(downloads <= 3 * samples.len(), "{order}: {downloads} downloads");
+    }
+}
+
+/// What one stream needs last is dropped first, and never what it needs sooner.
+#[test]
+fn a_second_epoch_finds_what_fits() {
+    let samples = [10; 12];
+    let folder = indexed_example(&samples, ROW_TOKENS);
+    let bytes = fs::metadata(folder.path().join("shard-00000.parquet")).unwrap().len();
+    let cache = tempfile::tempdir().unwrap();
+    let store = Faulty::of_folder(folder.path(), 0, &[], 0);
+    let asked = Arc::clone(&store.asked);
+    // Room for 8 of 12, up to 4 of them for what is next: the others are kept for the next epoch.
+    // What drops the oldest would keep none, and download all 48.
+    let data_set = open(Arc::new(store), &settings(cache.path(), Some(8 * bytes))).unwrap();
+    read_and_compare(&data_set, ShuffleOrder::None, 0..120 * 4, true).unwrap();
+    let downloads = asked.requests() - 1;
+    assert!(downloads <= 12 + 3 * 9, "{downloads} downloads of 48 uses");
+}
+
+#[test]
+fn two_data_sets_share_what_they_have_in_common() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            let (store, cache) = (Arc::clone(&store), cache.path());
+            scope.spawn(move || {
+                let data_set = open(store, &settings(cache, None)).unwrap();
+                read_and_compare(&data_set, ShuffleOrder::Window, 0..200, false).unwrap();
+            });
+        }
+    });
+    assert_eq!(store.asked.requests(), 3 + SAMPLES.len());
+    assert_eq!(files(cache.path()).len(), SAMPLES.len());
+}
+
+/// What is in the cache is hashed before it is used; what is wrong is fetched again.
+#[test]
+fn a_damaged_file_of_the_cache_is_replaced() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    let read = || {
+        let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
+        read_and_compare(&data_set, ShuffleOrder::Shard, 0..82, false).unwrap();
+        store.asked.requests()
+    };
+    assert_eq!(read(), 1 + SAMPLES.len());
+    assert_eq!(read(), 2 + SAMPLES.len());
+    let whole = files(cache.path());
+    for (at, (name, bytes)) in whole.iter().enumerate().take(3) {
+        let path = cache.path().join(name);
+        let mut content = fs::read(&path).unwrap();
+        match at {
+            0 => content.truncate(*bytes as usize / 2),
+            1 => content[*bytes as usize / 2] ^= 1,
+            _ => content.clear(),
+        }
+        fs::write(&path, content).unwrap();
+    }
+    assert_eq!(read(), 3 + SAMPLES.len() + 3);
+    assert_eq!(files(cache.path()), whole);
+}
+
+/// A part file is its process's as long as that lives, and nobody's afterwards.
+#[test]
+fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let part = |digit: char| {
+        let name = format!("tidemill-h{}-50.1-0.part", digit.to_string().repeat(32));
+        let file = File::create(cache.path().join(&name)).unwrap();
+        file.set_len(50).unwrap();
+        (name, file)
+    };
+    let (dead, _) = part('d');
+    let (living, held) = part('a');
+    held.lock().unwrap();
+    let store = Faulty::of_folder(folder.path(), 1, &PASSING, 20);
+    let data_set = open(Arc::new(store), &hasty(cache.path(), Some(1 << 20))).unwrap();
+    read_and_compare(&data_set, ShuffleOrder::Window, 0..82, false).unwrap();
+    let left: Vec<String> = files(cache.path()).into_iter().map(|(name, _)| name).collect();
+    assert!(!left.contains(&dead) && left.contains(&living), "{left:?}");
+}

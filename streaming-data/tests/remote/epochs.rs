@@ -1,0 +1,145 @@
+//! Epochs of remote data sets, whatever their stores do.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use tidemill_streaming_data::{
+    DataSet,
+    order::{SampleId, ShuffleOrder},
+    store::{Location, RemoteFolder},
+};
+
+use crate::{
+    ORDERS, ROW_TOKENS, SAMPLES, decoder,
+    faulty::{Fault, Faulty, PASSING},
+    files, hasty, open, read_and_compare, settings, smallest_limit, store_settings,
+    support::{Form, example_row, indexed_example, write_example},
+    wait_until,
+};
+
+#[test]
+fn a_store_in_memory_is_a_data_set_with_and_without_an_index() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let plain = tempfile::tempdir().unwrap();
+    write_example(plain.path(), &SAMPLES, ROW_TOKENS, &Form::plain());
+    for (name, folder) in [("indexed", folder.path()), ("plain", plain.path())] {
+        let local = DataSet::open(folder).unwrap();
+        let url = format!("memory://{name}/some/where");
+        let remote = RemoteFolder::open(Location::parse(&url).unwrap(), &store_settings()).unwrap();
+        for (file, _) in files(folder) {
+            let bytes = std::fs::read(folder.join(&file)).unwrap();
+            remote.put(&file, bytes.clone().into()).unwrap();
+            assert_eq!(remote.get(&file).unwrap(), bytes);
+        }
+        let listed: Vec<(String, u64)> =
+            remote.list().unwrap().into_iter().map(|entry| (entry.name, entry.bytes)).collect();
+        assert_eq!(listed, files(folder));
+
+        let cache = tempfile::tempdir().unwrap();
+        let data_set = DataSet::open_with(&url, &settings(cache.path(), None)).unwrap();
+        assert_eq!(data_set.fingerprint(), local.fingerprint());
+        assert_eq!(data_set.samples(), 82);
+        let id = SampleId { epoch: 0, shard: 2, row: 23 };
+        assert_eq!(data_set.sample(id).unwrap(), example_row(2, 23, ROW_TOKENS));
+        assert_eq!(files(cache.path()), []);
+        for order in ORDERS {
+            read_and_compare(&data_set, order, 40..130, false).unwrap();
+        }
+        assert_eq!(files(cache.path()).len(), SAMPLES.len(), "{:?}", files(cache.path()));
+        let url = format!("file://{}", folder.display());
+        assert_eq!(DataSet::open(&url).unwrap().fingerprint(), local.fingerprint());
+    }
+}
+
+/// One GET opens a data set of any number of shards.
+#[test]
+fn opening_takes_one_request() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let store = Faulty::of_folder(folder.path(), 0, &[], 0);
+    let asked = Arc::clone(&store.asked);
+    let cache = tempfile::tempdir().unwrap();
+    let data_set = open(Arc::new(store), &settings(cache.path(), None)).unwrap();
+    assert_eq!((asked.requests(), data_set.samples()), (1, 82));
+}
+
+/// Whatever goes wrong on the way, an epoch is the one without faults: whole shards and ranges,
+/// with the smallest limit and without.
+#[test]
+fn a_faulty_store_changes_no_sample() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let mut whole = PASSING.to_vec();
+    whole.push(Fault::Flip);
+    for (seed, order) in ORDERS.into_iter().enumerate() {
+        for (limit, is_known, faults) in [
+            (None, false, &whole[..]),
+            (Some(smallest_limit(folder.path(), order)), false, &PASSING),
+        ] {
+            let faults = if order == ShuffleOrder::Full { &PASSING[..] } else { faults };
+            let store = Faulty::of_folder(folder.path(), seed as u64, faults, 40);
+            let asked = Arc::clone(&store.asked);
+            let cache = tempfile::tempdir().unwrap();
+            let data_set = open(Arc::new(store), &hasty(cache.path(), limit)).unwrap();
+            read_and_compare(&data_set, order, 0..100, is_known).unwrap();
+            assert!(asked.requests() > SAMPLES.len(), "no request failed");
+            let most = asked.most_at_once.load(Ordering::SeqCst);
+            assert!(most <= 4, "{most} requests at once");
+            // What was being fetched ahead ends by itself.
+            wait_until(|| files(cache.path()).iter().all(|(name, _)| name.ends_with(".shard")));
+        }
+    }
+}
+
+/// Few samples are read by ranges: the index says what is where, the rest stays where it is.
+#[test]
+fn few_samples_take_few_bytes_and_keep_nothing() {
+    let samples = [200, 200, 200];
+    let folder = indexed_example(&samples, ROW_TOKENS);
+    let all: u64 = files(folder.path()).iter().map(|(_, bytes)| bytes).sum();
+    for faults in [&[][..], &PASSING] {
+        let store = Faulty::of_folder(folder.path(), 5, faults, 30);
+        let asked = Arc::clone(&store.asked);
+        let cache = tempfile::tempdir().unwrap();
+        let settings = if faults.is_empty() { settings } else { hasty };
+        let data_set = open(Arc::new(store), &settings(cache.path(), None)).unwrap();
+        read_and_compare(&data_set, ShuffleOrder::Full, 7..27, true).unwrap();
+        assert_eq!(files(cache.path()), []);
+        if faults.is_empty() {
+            assert!(asked.bytes() < 2 * all, "{} of {all}", asked.bytes());
+            // The index, three footers, and no more than a row group for each sample.
+            assert!(asked.requests() <= 1 + 3 + 20, "{}", asked.requests());
+        }
+        // Most of a shard: it is fetched whole.
+        read_and_compare(&data_set, ShuffleOrder::None, 200..350, true).unwrap();
+        assert_eq!(files(cache.path()).len(), 1);
+    }
+}
+
+/// A full shuffle of more than the cache may hold reads row groups, and keeps nothing.
+#[test]
+fn a_full_shuffle_of_more_than_the_cache_reads_ranges() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let store = Faulty::of_folder(folder.path(), 9, &PASSING, 30);
+    let cache = tempfile::tempdir().unwrap();
+    let data_set = open(Arc::new(store), &hasty(cache.path(), Some(100))).unwrap();
+    read_and_compare(&data_set, ShuffleOrder::Full, 0..100, false).unwrap();
+    assert_eq!(files(cache.path()), []);
+}
+
+/// What waits for a store that says nothing ends with its decoder, not with a deadline.
+#[test]
+fn a_decoder_that_is_dropped_ends_what_it_waits_for() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let store = Arc::new(Faulty::always(folder.path(), ".parquet", Fault::Silence));
+    let cache = tempfile::tempdir().unwrap();
+    let mut settings = settings(cache.path(), None);
+    settings.store.progress_deadline = std::time::Duration::from_secs(3600);
+    for positions in [None, Some(0..2)] {
+        let data_set = open(Arc::clone(&store) as _, &settings).unwrap();
+        let decoder = decoder(&data_set, ShuffleOrder::None, positions).unwrap();
+        let reader = decoder.reader(std::iter::once(0..2));
+        // Until a request waits for its answer.
+        wait_until(|| store.asked.at_once.load(Ordering::SeqCst) > 0);
+        drop((reader, decoder));
+        wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
+        wait_until(|| files(cache.path()).is_empty());
+    }
+}

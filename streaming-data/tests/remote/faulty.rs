@@ -1,0 +1,272 @@
+//! A store that fails as networks do, in an order that a seed decides.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::Range,
+    path::Path as FilePath,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{
+    StreamExt,
+    future::pending,
+    stream::{self, BoxStream},
+};
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result, memory::InMemory, path::Path,
+};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What goes wrong with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The server is too busy.
+    Busy,
+    /// No answer comes.
+    Silence,
+    /// The body stops half way.
+    Stall,
+    /// The connection breaks half way.
+    Break,
+    /// The body ends half way as if that were all.
+    Truncate,
+    /// A byte is another one.
+    Flip,
+    /// There is no such object.
+    Missing,
+}
+
+pub const PASSING: [Fault; 5] =
+    [Fault::Busy, Fault::Silence, Fault::Stall, Fault::Break, Fault::Truncate];
+
+/// What the store was asked for.
+#[derive(Debug, Default)]
+pub struct Asked {
+    pub requests: AtomicUsize,
+    pub at_once: AtomicUsize,
+    pub most_at_once: AtomicUsize,
+    /// Requests, and bytes that were sent, by object.
+    pub objects: Mutex<HashMap<String, (usize, u64)>>,
+}
+
+impl Asked {
+    pub fn bytes(&self) -> u64 {
+        self.objects.lock().unwrap().values().map(|(_, bytes)| bytes).sum()
+    }
+
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    /// Requests for one object.
+    pub fn of(&self, object: &str) -> usize {
+        self.objects.lock().unwrap().get(object).map_or(0, |(requests, _)| *requests)
+    }
+}
+
+/// See the module.
+pub struct Faulty {
+    pub inner: Arc<InMemory>,
+    seed: u64,
+    faults: Vec<Fault>,
+    /// Of 100 requests so many fail, and never more than `in_a_row` for one object.
+    percent: u64,
+    in_a_row: usize,
+    pub asked: Arc<Asked>,
+    failed: Mutex<HashMap<String, usize>>,
+    /// Only objects that hold this in their path fail.
+    only: String,
+}
+
+impl Faulty {
+    /// A store with the files of a folder, which fails `percent` of all requests.
+    pub fn of_folder(folder: &FilePath, seed: u64, faults: &[Fault], percent: u64) -> Faulty {
+        Faulty {
+            inner: Arc::new(in_memory(folder)),
+            seed,
+            faults: faults.to_vec(),
+            percent,
+            in_a_row: 3,
+            asked: Arc::default(),
+            failed: Mutex::default(),
+            only: String::new(),
+        }
+    }
+
+    /// Every request for such an object fails.
+    pub fn always(folder: &FilePath, only: &str, fault: Fault) -> Faulty {
+        let store = Faulty::of_folder(folder, 0, &[fault], 100);
+        Faulty { in_a_row: usize::MAX, only: only.to_owned(), ..store }
+    }
+
+    fn fault(&self, path: &Path) -> Option<Fault> {
+        let number = self.asked.requests.fetch_add(1, Ordering::SeqCst) as u64;
+        if self.faults.is_empty() || !path.as_ref().contains(&self.only) {
+            return None;
+        }
+        let random = xxh3_64_with_seed(path.as_ref().as_bytes(), self.seed ^ (number << 20));
+        let mut failed = self.failed.lock().unwrap();
+        let in_a_row = failed.entry(path.to_string()).or_default();
+        if random % 100 >= self.percent || *in_a_row >= self.in_a_row {
+            *in_a_row = 0;
+            return None;
+        }
+        *in_a_row += 1;
+        Some(self.faults[(random >> 32) as usize % self.faults.len()])
+    }
+}
+
+/// A store with the files of a folder below `set`.
+pub fn in_memory(folder: &FilePath) -> InMemory {
+    let store = InMemory::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let path = Path::from("set").join(entry.file_name().to_str().unwrap());
+        let bytes = std::fs::read(entry.path()).unwrap();
+        now(store.put(&path, bytes.into())).unwrap();
+    }
+    store
+}
+
+/// The value of a future that does not wait: stores in memory do not.
+pub fn now<T>(future: impl Future<Output = T>) -> T {
+    futures_util::FutureExt::now_or_never(future).expect("a store in memory does not wait")
+}
+
+/// One more request under way, until it is dropped.
+struct Under(Arc<Asked>);
+
+impl Under {
+    fn way(asked: &Arc<Asked>) -> Under {
+        let at_once = asked.at_once.fetch_add(1, Ordering::SeqCst) + 1;
+        asked.most_at_once.fetch_max(at_once, Ordering::SeqCst);
+        Under(Arc::clone(asked))
+    }
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        self.0.at_once.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn broken() -> Error {
+    Error::Generic { store: "Faulty", source: "the connection broke".into() }
+}
+
+#[async_trait]
+impl ObjectStore for Faulty {
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let under = Under::way(&self.asked);
+        let fault = self.fault(location);
+        match fault {
+            Some(Fault::Busy) => {
+                let source = "503 Service Unavailable".into();
+                return Err(Error::Generic { store: "Faulty", source });
+            }
+            Some(Fault::Silence) => pending().await,
+            Some(Fault::Missing) => {
+                let path = location.to_string();
+                return Err(Error::NotFound { path, source: "no such key".into() });
+            }
+            _ => {}
+        }
+        let result = self.inner.get_opts(location, options).await?;
+        let (meta, range) = (result.meta.clone(), result.range.clone());
+        let (attributes, extensions) = (result.attributes.clone(), result.extensions.clone());
+        let mut bytes = result.bytes().await?.to_vec();
+        let half = bytes.len() / 2;
+        if fault == Some(Fault::Flip) && !bytes.is_empty() {
+            bytes[half] ^= 4;
+        }
+        let is_cut = matches!(fault, Some(Fault::Stall | Fault::Break | Fault::Truncate));
+        let sent = if is_cut { half } else { bytes.len() };
+        {
+            let mut objects = self.asked.objects.lock().unwrap();
+            let (requests, all) = objects.entry(location.to_string()).or_default();
+            *requests += 1;
+            *all += sent as u64;
+        }
+        let bytes = Bytes::from(bytes).slice(..sent);
+        // In pieces, as from a network.
+        let size = (sent / 3).max(1);
+        let pieces: Vec<Result<Bytes>> = pieces(sent, size).map(|r| Ok(bytes.slice(r))).collect();
+        let rest: BoxStream<'static, Result<Bytes>> = match fault {
+            Some(Fault::Stall) => stream::pending().boxed(),
+            Some(Fault::Break) => stream::once(async { Err(broken()) }).boxed(),
+            _ => stream::empty().boxed(),
+        };
+        let body = stream::iter(pieces).chain(rest).map(move |piece| {
+            let _held = &under;
+            piece
+        });
+        let payload = GetResultPayload::Stream(body.boxed());
+        Ok(GetResult { payload, meta, range, attributes, extensions })
+    }
+
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        match self.fault(location) {
+            Some(_) => Err(broken()),
+            None => self.inner.put_opts(location, payload, options).await,
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        match self.fault(prefix.unwrap_or(&Path::default())) {
+            Some(_) => Err(broken()),
+            None => self.inner.list_with_delimiter(prefix).await,
+        }
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+fn pieces(length: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..length).step_by(size).map(move |start| start..length.min(start + size))
+}
+
+impl fmt::Display for Faulty {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a faulty store")
+    }
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
