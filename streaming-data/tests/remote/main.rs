@@ -5,6 +5,9 @@ mod cache;
 mod epochs;
 mod errors;
 mod faulty;
+mod processes;
+mod s3;
+mod s3_server;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../support/mod.rs"]
 mod support;
