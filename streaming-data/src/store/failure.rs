@@ -93,16 +93,24 @@ impl From<object_store::Error> for StoreFailure {
             | E::InvalidPath { .. }
             | E::AlreadyExists { .. }
             | E::UnknownConfigurationKey { .. } => StoreFailure::Unsupported { said },
-            // Listings report a missing bucket as any other error, with the server's answer inside.
-            _ if said.contains("NoSuchBucket") || said.contains("404 Not Found") => {
-                StoreFailure::NotFound { said }
-            }
-            _ if said.contains("403 Forbidden") || said.contains("401 Unauthorized") => {
-                StoreFailure::Refused { said }
-            }
-            _ => StoreFailure::Other { said },
+            // Listings report everything as any other error, with the server's answer inside.
+            _ if said.contains("NoSuchBucket") => StoreFailure::NotFound { said },
+            _ => match status(&said) {
+                Some(404) => StoreFailure::NotFound { said },
+                Some(401 | 403) => StoreFailure::Refused { said },
+                // Of what is the client's fault only these get better with time.
+                Some(408 | 409 | 425 | 429) => StoreFailure::Other { said },
+                Some(400..=499 | 501 | 505) => StoreFailure::Unsupported { said },
+                _ => StoreFailure::Other { said },
+            },
         }
     }
+}
+
+/// The status in what `object_store` says of an answer that it did not expect.
+fn status(said: &str) -> Option<u16> {
+    let (_, status) = said.split_once("status code: ")?;
+    status.get(..3)?.parse().ok()
 }
 
 /// An error and its causes in one line, without what a URL may carry in its query.

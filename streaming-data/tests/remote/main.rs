@@ -11,6 +11,8 @@ mod s3_server;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../support/mod.rs"]
 mod support;
+mod web;
+mod web_server;
 
 use std::{
     error::Error,

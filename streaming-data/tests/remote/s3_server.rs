@@ -4,20 +4,17 @@ use std::{
     net::SocketAddr,
     path::Path,
     sync::{Arc, Mutex},
-    thread,
 };
 
 use hyper::{Request, body::Incoming, service::Service};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto::Builder,
-};
 use s3s::{
     auth::SimpleAuth,
     service::{S3Service, S3ServiceBuilder},
 };
 use s3s_fs::FileSystem;
-use tokio::{net::TcpListener, sync::oneshot};
+use tokio::sync::oneshot;
+
+use crate::web_server::listen;
 
 pub const KEY: &str = "an-access-key";
 pub const SECRET: &str = "a-secret-key";
@@ -36,27 +33,8 @@ impl S3Server {
         builder.set_auth(SimpleAuth::from_single(KEY, SECRET));
         let asked = Arc::default();
         let service = Recorded { inner: builder.build(), asked: Arc::clone(&asked) };
-        let (stop, stopped) = oneshot::channel();
-        let (sender, address) = std::sync::mpsc::channel();
-        thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async move {
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                sender.send(listener.local_addr().unwrap()).unwrap();
-                let serve = async {
-                    while let Ok((socket, _)) = listener.accept().await {
-                        let builder = Builder::new(TokioExecutor::new());
-                        let service = service.clone();
-                        tokio::spawn(async move {
-                            // A client may go at any moment.
-                            let _ = builder.serve_connection(TokioIo::new(socket), service).await;
-                        });
-                    }
-                };
-                futures_util::future::select(std::pin::pin!(serve), stopped).await;
-            });
-        });
-        S3Server { address: address.recv().unwrap(), asked, _stop: stop }
+        let (address, stop) = listen(service);
+        S3Server { address, asked, _stop: stop }
     }
 
     /// The environment, or the options, of a client.
