@@ -71,6 +71,23 @@ fn what_is_written_is_read_back() {
     for (name, _) in files(folder.path()) {
         remote.put(&name, fs::read(folder.path().join(&name)).unwrap().into()).unwrap();
     }
+    // More than a part, and not a multiple of one.
+    let large: Vec<u8> = (0..20_000_001_u32).map(|at| (at % 251) as u8).collect();
+    let file = cache.path().join("large");
+    fs::write(&file, &large).unwrap();
+    remote.put_file("deeper/large", &file).unwrap();
+    let puts = server.count("PUT /bucket/new/place/deeper/large?partNumber");
+    let puts = puts.max(server.count("PUT /bucket/new/place/deeper/large?"));
+    assert_eq!(puts, 3);
+    assert!(remote.get("deeper/large").unwrap() == large);
+    assert_eq!(remote.list_folders().unwrap(), ["deeper"]);
+    remote.delete("deeper/large").unwrap();
+    remote.delete("deeper/large").unwrap();
+    assert_eq!(remote.get_if_there("deeper/large").unwrap(), None);
+    remote.put_file("small", &folder.path().join("index.json")).unwrap();
+    assert_eq!(remote.get("small").unwrap(), remote.get("index.json").unwrap());
+    remote.delete("small").unwrap();
+
     let data_set = DataSet::open_with("s3://bucket/new/place", &settings).unwrap();
     read_and_compare(&data_set, ShuffleOrder::Window, 0..82, false).unwrap();
 }
