@@ -10,13 +10,14 @@ use std::{
     thread,
 };
 
-use tidemill_streaming_data::order::ShuffleOrder;
+use tidemill_streaming_data::{hash::ContentHash, order::ShuffleOrder};
 
 use crate::{
-    ROW_TOKENS, SAMPLES,
+    ROW_TOKENS, SAMPLES, decoder,
     faulty::{Faulty, PASSING},
     files, hasty, open, read_and_compare, settings, smallest_limit,
     support::indexed_example,
+    wait_until,
 };
 
 /// Files of others in the folder of a cache, some of them named nearly as ours are.
@@ -164,4 +165,30 @@ fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
     read_and_compare(&data_set, ShuffleOrder::Window, 0..82, false).unwrap();
     let left: Vec<String> = files(cache.path()).into_iter().map(|(name, _)| name).collect();
     assert!(!left.contains(&dead) && left.contains(&living), "{left:?}");
+}
+
+/// A process that dies while others wait for what it downloads: they do it themselves.
+#[test]
+fn the_part_of_a_process_that_dies_is_downloaded_by_those_who_wait() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = fs::read(folder.path().join("shard-00000.parquet")).unwrap();
+    let hash = ContentHash::of(&bytes).to_string();
+    let digits = hash.rsplit(':').next().unwrap();
+    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
+    let held = File::create(cache.path().join(&name)).unwrap();
+    held.lock().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
+    let decoder = decoder(&data_set, ShuffleOrder::None, Some(0..82)).unwrap();
+    let mut reader = decoder.reader(std::iter::once(0..82));
+    // All others are there: what is missing is what the dead one was at.
+    wait_until(|| files(cache.path()).len() == SAMPLES.len());
+    assert!(reader.try_next().is_pending());
+    assert_eq!(store.asked.of("set/shard-00000.parquet"), 0);
+    drop(held);
+    assert_eq!(reader.filter(Result::is_ok).count(), 82);
+    assert_eq!(store.asked.of("set/shard-00000.parquet"), 1);
+    let left = files(cache.path());
+    assert!(left.iter().all(|(left, _)| *left != name) && left.len() == SAMPLES.len());
 }
