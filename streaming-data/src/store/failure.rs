@@ -5,6 +5,9 @@ use std::{error::Error, time::Duration};
 /// Longer answers of servers are cut.
 const TEXT_CHARACTERS: usize = 400;
 
+/// Where machines of clouds ask for credentials when nothing else gives any.
+const MACHINE_SERVICE: &str = "169.254.169.254";
+
 /// The cause of a [`DataError::Store`](crate::DataError::Store).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -78,7 +81,10 @@ impl StoreFailure {
 impl From<object_store::Error> for StoreFailure {
     fn from(error: object_store::Error) -> StoreFailure {
         use object_store::Error as E;
-        let said = one_line(&error);
+        let mut said = one_line(&error);
+        if said.contains(MACHINE_SERVICE) {
+            said = format!("the environment has no credentials, nor has the machine: {said}");
+        }
         match error {
             E::NotFound { .. } => StoreFailure::NotFound { said },
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
@@ -159,6 +165,13 @@ mod tests {
         assert_eq!(tidy(text), "GET https://h/b failed: <Error> <Code>A</Code>");
         let long = "x".repeat(1000);
         assert_eq!(tidy(&long).len(), TEXT_CHARACTERS + 4);
+    }
+
+    #[test]
+    fn missing_credentials_are_called_so() {
+        let source = "PUT http://169.254.169.254/latest/api/token: timed out".into();
+        let failure = StoreFailure::from(object_store::Error::Generic { store: "S3", source });
+        assert!(failure.to_string().starts_with("the environment has no credentials"), "{failure}");
     }
 
     #[test]

@@ -143,3 +143,53 @@ fn a_decoder_that_is_dropped_ends_what_it_waits_for() {
         wait_until(|| files(cache.path()).is_empty());
     }
 }
+
+/// Shards are there before they are asked for, and no more of them than may be.
+#[test]
+fn what_is_fetched_ahead_is_bounded_in_bytes() {
+    // In the first shard there is more than may wait for the reader.
+    let folder = indexed_example(&[40, 9, 9, 9, 9, 9, 9, 9], ROW_TOKENS);
+    let bytes = |shard: usize| {
+        let path = folder.path().join(format!("shard-{shard:05}.parquet"));
+        std::fs::metadata(path).unwrap().len()
+    };
+    for (ahead_bytes, shards) in
+        [(1, 1), (bytes(0) + 1, 2), (bytes(0) + bytes(1) + 1, 3), (1 << 30, 8)]
+    {
+        let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+        let cache = tempfile::tempdir().unwrap();
+        let mut settings = settings(cache.path(), None);
+        settings.store.ahead_bytes = ahead_bytes;
+        let data_set = open(Arc::clone(&store) as _, &settings).unwrap();
+        let decoder = decoder(&data_set, ShuffleOrder::None, None).unwrap();
+        let mut reader = decoder.reader(std::iter::once(0..100));
+        assert!(reader.next().unwrap().is_ok());
+        wait_until(|| files(cache.path()).len() == shards);
+        // Nothing more is on its way.
+        wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
+        assert_eq!((files(cache.path()).len(), store.asked.requests()), (shards, 1 + shards));
+        assert_eq!(reader.filter(Result::is_ok).count(), 99);
+    }
+}
+
+/// What a store loses on the way is written again.
+#[test]
+fn writes_are_tried_again() {
+    let empty = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty::of_folder(empty.path(), 7, &[Fault::Busy], 50));
+    let settings = hasty(empty.path(), None).store;
+    let location = Location::parse("memory://faulty/set").unwrap();
+    let folder = RemoteFolder::of_store(Arc::clone(&store) as _, "set".into(), location, &settings);
+    let names: Vec<String> = (0..20).map(|number| format!("file {number:02}")).collect();
+    for name in &names {
+        folder.put(name, name.clone().into()).unwrap();
+    }
+    let listed: Vec<String> = folder.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(listed, names);
+    assert!(store.asked.requests() > 21, "no request failed");
+    for name in &names {
+        assert_eq!(folder.get(name).unwrap(), name.as_bytes());
+        folder.delete(name).unwrap();
+    }
+    assert_eq!(folder.list().unwrap(), []);
+}
