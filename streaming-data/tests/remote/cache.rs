@@ -13,7 +13,7 @@ use std::{
 use tidemill_streaming_data::{hash::ContentHash, order::ShuffleOrder};
 
 use crate::{
-    ROW_TOKENS, SAMPLES, decoder,
+    ROW_TOKENS, SAMPLES, assert_line, decoder,
     faulty::{Faulty, PASSING},
     files, hasty, open, read_and_compare, settings, smallest_limit,
     support::indexed_example,
@@ -99,6 +99,44 @@ fn a_second_epoch_finds_what_fits() {
     read_and_compare(&data_set, ShuffleOrder::None, 0..120 * 4, true).unwrap();
     let downloads = asked.requests() - 1;
     assert!(downloads <= 12 + 3 * 9, "{downloads} downloads of 48 uses");
+}
+
+/// The streams of a process that share a cache need it to hold what all of them need, and leave each
+/// other what they need.
+#[test]
+fn streams_of_a_process_share_a_limit() {
+    let samples: Vec<u64> = (0..16).map(|shard| 5 + shard % 7).collect();
+    let all: u64 = samples.iter().sum();
+    let one = indexed_example(&samples, ROW_TOKENS);
+    let other =
+        indexed_example(&samples.iter().map(|count| count + 1).collect::<Vec<_>>(), ROW_TOKENS);
+    let needs = [&one, &other].map(|set| smallest_limit(set.path(), ShuffleOrder::Shard));
+    let cache = tempfile::tempdir().unwrap();
+    let limit = needs[0] + needs[1];
+    let stores = [&one, &other].map(|set| Arc::new(Faulty::of_folder(set.path(), 0, &[], 0)));
+    let open = |store: &Arc<Faulty>, limit| {
+        open(Arc::clone(store) as _, &settings(cache.path(), Some(limit))).unwrap()
+    };
+    {
+        let _one = decoder(&open(&stores[0], limit - 1), ShuffleOrder::Shard, None).unwrap();
+        let error = decoder(&open(&stores[1], limit - 1), ShuffleOrder::Shard, None).err().unwrap();
+        let others = format!("and {} bytes for other streams of this process", needs[0]);
+        assert_line(&error, &[&format!("at least {limit}:"), &others]);
+    }
+    let sets = stores.each_ref().map(|store| open(store, limit));
+    let before = stores.each_ref().map(|store| store.asked.requests());
+    let decoders = sets.each_ref().map(|set| decoder(set, ShuffleOrder::Shard, Some(0..2 * all)));
+    let mut readers = decoders.map(|decoder| decoder.unwrap().reader(std::iter::once(0..2 * all)));
+    for _ in 0..2 * all {
+        for reader in &mut readers {
+            assert!(reader.next().unwrap().is_ok());
+        }
+        assert!(of_shards(cache.path()) <= limit + 1000);
+    }
+    for (store, before) in stores.iter().zip(before) {
+        let downloads = store.asked.requests() - before;
+        assert!(downloads <= 2 * samples.len() + 8, "{downloads} downloads");
+    }
 }
 
 #[test]
