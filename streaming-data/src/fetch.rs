@@ -31,6 +31,9 @@
 //! | `window` | that, and one more of the largest, and the shards that make up `2 * window_samples` samples, those with the most bytes per sample first |
 //! | `full` | nothing: below the bytes of all shards it reads ranges |
 //!
+//! for every stream of the process that shares the folder: the parts of a mixture, training and
+//! evaluation. A process that shares it with others keeps to its own limit, all their files counted.
+//!
 //! **What is dropped.** Shards in use by no process: first those that this stream does not know,
 //! then those that it needs last. A shard is never dropped for one that is needed later, and what the
 //! stream knows only for one that is among the next `requests` shards: earlier than that would be to
@@ -48,6 +51,7 @@ use crate::{
 mod crew;
 mod download;
 mod limit;
+mod neighbours;
 mod wanted;
 
 use crew::Crew;

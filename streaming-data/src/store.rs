@@ -26,6 +26,7 @@ mod operation;
 mod remote;
 mod runtime;
 mod settings;
+mod write;
 
 pub use failure::StoreFailure;
 pub use location::Location;

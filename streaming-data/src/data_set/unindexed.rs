@@ -16,9 +16,9 @@ use crate::{
     cache::BoundedCache,
     error::DataError,
     hash::{ContentHash, ContentHasher},
-    index::fingerprint,
+    index::{INDEX_FILE, fingerprint},
     shard::{Footer, RowRule, Shard, ShardFile},
-    store::{Entry, Location, RemoteFolder, Version},
+    store::{Entry, Location, RemoteFolder, StoreFailure, Version},
 };
 
 /// Where the files are.
@@ -39,7 +39,7 @@ pub(super) fn open(folder: Folder<'_>, location: Location) -> Result<Content, Da
     let entries = match folder {
         Folder::Local(path) => parquet_files(path)?,
         Folder::Remote(folder) => {
-            let mut entries = folder.list()?;
+            let mut entries = folder.list().map_err(without_listing)?;
             entries.retain(|entry| entry.name.ends_with(".parquet"));
             entries
         }
@@ -73,6 +73,19 @@ pub(super) fn open(folder: Folder<'_>, location: Location) -> Result<Content, Da
         pieces: BoundedCache::new(PIECES_BYTES),
         files: BoundedCache::new(OPEN_FILES),
     })
+}
+
+/// Says what would help where a store cannot list.
+fn without_listing(error: DataError) -> DataError {
+    match error {
+        DataError::Store { action, url, attempts, source: StoreFailure::Unsupported { said } } => {
+            let said = format!(
+                "there is no {INDEX_FILE}, and the store lists no files: expected one of them ({said})"
+            );
+            DataError::Store { action, url, attempts, source: StoreFailure::Unsupported { said } }
+        }
+        error => error,
+    }
 }
 
 /// Reads a footer. `rule` is that of the data set, once it is known.

@@ -6,13 +6,14 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ops::Range,
+    path::Path,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
-    Fetcher, cache_folder, limit,
+    Fetcher, cache_folder, limit, neighbours,
     wanted::{Access, Wanted},
 };
 use crate::{
@@ -40,8 +41,10 @@ pub(crate) struct Crew {
     wanted: Wanted,
     /// None where no shard is wanted whole.
     cache: Option<ShardCache>,
+    /// What the cache must hold for it at once.
+    needed_bytes: u64,
     pub(super) keys: Vec<Key>,
-    pub(super) by_key: HashMap<Key, usize>,
+    by_key: HashMap<Key, usize>,
     objects: BoundedCache<usize, ShardFile>,
     requests: usize,
     /// Held by the one who takes room for a shard ahead of its need.
@@ -63,14 +66,14 @@ pub(super) struct State {
     /// Decoding threads that wait for a request to end.
     urgent: usize,
     /// Shards that were seen to be in the cache, and were not dropped by this process.
-    pub(super) present: HashSet<usize>,
+    present: HashSet<usize>,
     /// Shards that another process is at. Forgotten when the head moves.
     skipped: HashSet<usize>,
     /// Shards that failed ahead of their need: why, the reader that needs them will find out.
     failed: HashSet<usize>,
     /// Nothing fits into the cache ahead of its need. Forgotten when the head moves.
     is_full: bool,
-    pub(super) ranks: Option<Arc<HashMap<usize, u64>>>,
+    pub(super) ranks: Option<neighbours::Ranks>,
 }
 
 /// Where a reader is.
@@ -107,14 +110,23 @@ impl Crew {
         let cancel = Cancel::default();
         let limit_bytes = remote.settings.cache.limit_bytes;
         let order = data_set.order(order.settings())?;
-        let wanted = Wanted::new(data_set.shards(), &order, positions, limit_bytes);
-        let cache = match wanted.is_any_whole() {
-            false => None,
-            true => {
-                let folder = cache_folder(remote)?;
+        let folder = cache_folder(remote);
+        // What others of this process need of the limit.
+        let others = folder.as_ref().map_or_else(|_| Vec::new(), |folder| neighbours::of(folder));
+        let taken_bytes = others.iter().map(|crew| crew.needed_bytes).sum();
+        let left_bytes = limit_bytes.map(|limit| limit.saturating_sub(taken_bytes));
+        let wanted = Wanted::new(data_set.shards(), &order, positions, left_bytes);
+        let whole: Vec<(u64, u64)> = (data_set.shards().iter().enumerate())
+            .filter(|&(shard, _)| wanted.access(shard) == Access::Whole)
+            .map(|(_, shard)| (shard.bytes(), shard.samples()))
+            .collect();
+        let need = limit::Need::new(&whole, order.settings(), threads);
+        let cache = match whole.is_empty() {
+            true => None,
+            false => {
+                let folder = folder?;
                 if let Some(limit_bytes) = limit_bytes {
-                    let settings = order.settings();
-                    limit::check(data_set.shards(), settings, threads, limit_bytes, &folder)?;
+                    need.check(limit_bytes, taken_bytes, &folder)?;
                 }
                 Some(ShardCache::open(folder, limit_bytes)?)
             }
@@ -128,6 +140,7 @@ impl Crew {
             cancel,
             wanted,
             cache,
+            needed_bytes: need.bytes(),
             by_key: keys.iter().enumerate().map(|(shard, &key)| (key, shard)).collect(),
             keys,
             objects: BoundedCache::new(OPEN_OBJECTS),
@@ -138,6 +151,7 @@ impl Crew {
         });
         // Made before the threads: if one fails to start, those before it end with this.
         let fetcher = Fetcher::Remote(Arc::clone(&crew));
+        neighbours::join(&crew);
         if crew.cache.is_some() {
             for number in 0..requests.min(data_set.shards().len()) {
                 let crew = Arc::clone(&crew);
@@ -148,6 +162,24 @@ impl Crew {
             }
         }
         Ok(fetcher)
+    }
+
+    /// Whether it keeps shards in the cache of a folder.
+    pub(super) fn uses(&self, folder: &Path) -> bool {
+        let is_there = self.cache.as_ref().is_some_and(|cache| cache.folder() == folder);
+        is_there && !self.lock().is_closed
+    }
+
+    /// The shard that a key is of, where it is one of these.
+    pub(super) fn shard_of(&self, key: &Key) -> Option<usize> {
+        self.by_key.get(key).copied()
+    }
+
+    /// A shard is no longer in the cache.
+    pub(super) fn forget(&self, key: &Key) {
+        if let Some(shard) = self.shard_of(key) {
+            self.lock().present.remove(&shard);
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

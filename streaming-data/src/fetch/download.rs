@@ -2,10 +2,13 @@
 
 use std::{collections::HashMap, io, sync::Arc};
 
-use super::crew::{Crew, Fetched};
+use super::{
+    crew::{Crew, Fetched},
+    neighbours::{Ranks, Upcoming},
+};
 use crate::{
     error::DataError,
-    shard_cache::{Future, Key, Room, ShardCache},
+    shard_cache::{Room, ShardCache},
 };
 
 /// How often a shard is downloaded whose content is wrong.
@@ -19,7 +22,7 @@ impl Crew {
         shard: usize,
         before: u64,
     ) -> Result<Room, DataError> {
-        cache.begin(&self.keys[shard], before, &Upcoming { crew: self, ranks: self.ranks() })
+        cache.begin(&self.keys[shard], before, &Upcoming::of(cache.folder()))
     }
 
     /// Downloads a shard for which room was made, where it was.
@@ -45,7 +48,7 @@ impl Crew {
                 Err(DataError::Io { source, .. }) if is_full(&source) => {
                     drop(part);
                     // With a limit the folder is ours to keep small.
-                    let future = Upcoming { crew: self, ranks: self.ranks() };
+                    let future = Upcoming::of(cache.folder());
                     if cache.limit_bytes().is_some() && cache.drop_one(&future)? {
                         room = self.make_room(cache, shard, before)?;
                         continue;
@@ -69,7 +72,7 @@ impl Crew {
     }
 
     /// In which order the shards are needed next.
-    fn ranks(&self) -> Arc<HashMap<usize, u64>> {
+    pub(super) fn ranks(&self) -> Ranks {
         let (ranks, position) = {
             let state = self.lock();
             (state.ranks.clone(), state.position.unwrap_or(0))
@@ -91,24 +94,6 @@ impl Crew {
             state.ranks = Some(Arc::clone(&ranks));
         }
         ranks
-    }
-}
-
-/// What a stream knows of the shards that it will need.
-struct Upcoming<'a> {
-    crew: &'a Crew,
-    ranks: Arc<HashMap<usize, u64>>,
-}
-
-impl Future for Upcoming<'_> {
-    fn next_use(&self, key: &Key) -> Option<u64> {
-        self.ranks.get(self.crew.by_key.get(key)?).copied()
-    }
-
-    fn dropped(&self, key: &Key) {
-        if let Some(shard) = self.crew.by_key.get(key) {
-            self.crew.lock().present.remove(shard);
-        }
     }
 }
 

@@ -8,28 +8,51 @@ use crate::{
     shard::Shard,
 };
 
-/// Refuses a limit that cannot work.
-pub(super) fn check(
-    shards: &[Shard],
+/// What a stream needs the cache to hold at once.
+pub(super) struct Need {
+    bytes: u64,
+    largest: u64,
     settings: ShuffleSettings,
     threads: usize,
-    limit_bytes: u64,
-    folder: &Path,
-) -> Result<(), DataError> {
-    let needed_bytes = smallest_cache_bytes(shards, settings, threads);
-    if limit_bytes >= needed_bytes {
-        return Ok(());
+}
+
+impl Need {
+    /// Of a stream that needs these shards, of (bytes, samples), whole.
+    pub(super) fn new(shards: &[(u64, u64)], settings: ShuffleSettings, threads: usize) -> Need {
+        let largest = shards.iter().map(|shard| shard.0).max().unwrap_or(0);
+        Need { bytes: smallest(shards, settings, threads), largest, settings, threads }
     }
-    let largest = shards.iter().map(Shard::bytes).max().unwrap_or(0);
-    let window = match settings.order {
-        ShuffleOrder::Window => format!(" windows of {} samples,", settings.window_samples),
-        _ => String::new(),
-    };
-    let reason = format!(
-        "shuffle {},{window} {threads} threads and shards of up to {largest} bytes",
-        settings.order
-    );
-    Err(DataError::CacheLimit { path: folder.to_owned(), limit_bytes, needed_bytes, reason })
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Refuses a limit that cannot work, given what the other streams of the process need.
+    pub(super) fn check(
+        &self,
+        limit_bytes: u64,
+        taken_bytes: u64,
+        folder: &Path,
+    ) -> Result<(), DataError> {
+        let needed_bytes = self.bytes.saturating_add(taken_bytes);
+        if limit_bytes >= needed_bytes {
+            return Ok(());
+        }
+        let Need { largest, settings, threads, .. } = self;
+        let window = match settings.order {
+            ShuffleOrder::Window => format!(" windows of {} samples,", settings.window_samples),
+            _ => String::new(),
+        };
+        let others = match taken_bytes {
+            0 => String::new(),
+            bytes => format!(", and {bytes} bytes for other streams of this process"),
+        };
+        let reason = format!(
+            "shuffle {},{window} {threads} threads and shards of up to {largest} bytes{others}",
+            settings.order
+        );
+        Err(DataError::CacheLimit { path: folder.to_owned(), limit_bytes, needed_bytes, reason })
+    }
 }
 
 /// Bytes that the cache must hold.

@@ -71,16 +71,6 @@ impl Wanted {
         }
     }
 
-    pub(super) fn is_any_whole(&self) -> bool {
-        match self {
-            Wanted::All { .. } => true,
-            Wanted::Scattered => false,
-            Wanted::Counted { shards, .. } => {
-                shards.values().any(|&access| access == Access::Whole)
-            }
-        }
-    }
-
     /// Behind the last position.
     pub(super) fn end(&self) -> u64 {
         match self {

@@ -5,6 +5,9 @@ use std::{error::Error, time::Duration};
 /// Longer answers of servers are cut.
 const TEXT_CHARACTERS: usize = 400;
 
+/// Where machines of clouds ask for credentials when nothing else gives any.
+const MACHINE_SERVICE: &str = "169.254.169.254";
+
 /// The cause of a [`DataError::Store`](crate::DataError::Store).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -78,7 +81,10 @@ impl StoreFailure {
 impl From<object_store::Error> for StoreFailure {
     fn from(error: object_store::Error) -> StoreFailure {
         use object_store::Error as E;
-        let said = one_line(&error);
+        let mut said = one_line(&error);
+        if said.contains(MACHINE_SERVICE) {
+            said = format!("the environment has no credentials, nor has the machine: {said}");
+        }
         match error {
             E::NotFound { .. } => StoreFailure::NotFound { said },
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
@@ -93,16 +99,24 @@ impl From<object_store::Error> for StoreFailure {
             | E::InvalidPath { .. }
             | E::AlreadyExists { .. }
             | E::UnknownConfigurationKey { .. } => StoreFailure::Unsupported { said },
-            // Listings report a missing bucket as any other error, with the server's answer inside.
-            _ if said.contains("NoSuchBucket") || said.contains("404 Not Found") => {
-                StoreFailure::NotFound { said }
-            }
-            _ if said.contains("403 Forbidden") || said.contains("401 Unauthorized") => {
-                StoreFailure::Refused { said }
-            }
-            _ => StoreFailure::Other { said },
+            // Listings report everything as any other error, with the server's answer inside.
+            _ if said.contains("NoSuchBucket") => StoreFailure::NotFound { said },
+            _ => match status(&said) {
+                Some(404) => StoreFailure::NotFound { said },
+                Some(401 | 403) => StoreFailure::Refused { said },
+                // Of what is the client's fault only these get better with time.
+                Some(408 | 409 | 425 | 429) => StoreFailure::Other { said },
+                Some(400..=499 | 501 | 505) => StoreFailure::Unsupported { said },
+                _ => StoreFailure::Other { said },
+            },
         }
     }
+}
+
+/// The status in what `object_store` says of an answer that it did not expect.
+fn status(said: &str) -> Option<u16> {
+    let (_, status) = said.split_once("status code: ")?;
+    status.get(..3)?.parse().ok()
 }
 
 /// An error and its causes in one line, without what a URL may carry in its query.
@@ -151,6 +165,13 @@ mod tests {
         assert_eq!(tidy(text), "GET https://h/b failed: <Error> <Code>A</Code>");
         let long = "x".repeat(1000);
         assert_eq!(tidy(&long).len(), TEXT_CHARACTERS + 4);
+    }
+
+    #[test]
+    fn missing_credentials_are_called_so() {
+        let source = "PUT http://169.254.169.254/latest/api/token: timed out".into();
+        let failure = StoreFailure::from(object_store::Error::Generic { store: "S3", source });
+        assert!(failure.to_string().starts_with("the environment has no credentials"), "{failure}");
     }
 
     #[test]

@@ -33,7 +33,6 @@ pub(super) fn open(
         return Ok((Arc::clone(memories.entry(name).or_default()) as _, path));
     }
     let (scheme, path) = ObjectStoreScheme::parse(url).map_err(object_store::Error::from)?;
-    // Folders' URLs may end with a slash or not.
     let retry = RetryConfig {
         // The attempts are ours: they know of deadlines and of bodies that stop.
         max_retries: 0,

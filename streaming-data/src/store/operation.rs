@@ -1,4 +1,4 @@
-//! One operation on one object: its attempts, the times between them, and its deadlines.
+//! One operation on one object, here to read it: its attempts, the times between them, and its deadlines.
 //!
 //! A body that breaks is gone on with where it broke, so that progress is not lost. That it is
 //! still the same object is seen by its size, and by its etag where the store knows one.
@@ -11,13 +11,13 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutPayload, path::Path};
+use object_store::{GetOptions, GetRange, ObjectStore, path::Path};
 use tokio::{
     sync::Semaphore,
     time::{Instant, sleep, timeout},
 };
 
-use super::{Entry, StoreFailure, StoreSettings, Version, backoff::BackOff};
+use super::{StoreFailure, StoreSettings, Version, backoff::BackOff};
 use crate::error::DataError;
 
 /// The slowest transfer for which an operation's deadline leaves time.
@@ -134,54 +134,17 @@ impl Operation {
         Ok(())
     }
 
-    /// What is directly in the folder.
-    pub(super) async fn list(&self) -> Result<Vec<Entry>, DataError> {
-        let _permit = self.permits.acquire().await;
-        let mut attempts = Attempts::new(self);
-        let listing = loop {
-            match self.within(self.store.list_with_delimiter(Some(&self.path))).await {
-                Ok(listing) => break listing,
-                Err(failure) => attempts.failed(failure).await?,
-            }
-        };
-        let mut entries: Vec<Entry> = listing
-            .objects
-            .into_iter()
-            .filter_map(|object| {
-                let name = object.location.filename()?.to_owned();
-                Some(Entry { name, bytes: object.size, e_tag: object.e_tag })
-            })
-            .collect();
-        entries.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(entries)
-    }
-
-    /// Writes a whole object.
-    pub(super) async fn put(&self, bytes: Bytes) -> Result<(), DataError> {
-        let _permit = self.permits.acquire().await;
-        let mut attempts = Attempts::new(self);
-        // How far a request has come is not known: it has time for all.
-        let transfer = transfer_time(bytes.len() as u64);
-        let deadline = self.settings.progress_deadline.saturating_add(transfer);
-        loop {
-            let payload = PutPayload::from_bytes(bytes.clone());
-            let failure = match timeout(deadline, self.store.put(&self.path, payload)).await {
-                Ok(Ok(_)) => return Ok(()),
-                Ok(Err(error)) => error.into(),
-                Err(_) => StoreFailure::Stalled(deadline),
-            };
-            attempts.failed(failure).await?;
-        }
-    }
-
-    async fn within<T>(
+    pub(super) async fn within<T>(
         &self,
         answer: impl Future<Output = Result<T, object_store::Error>>,
     ) -> Result<T, StoreFailure> {
         Ok(self.within_time(answer).await??)
     }
 
-    async fn within_time<T>(&self, step: impl Future<Output = T>) -> Result<T, StoreFailure> {
+    pub(super) async fn within_time<T>(
+        &self,
+        step: impl Future<Output = T>,
+    ) -> Result<T, StoreFailure> {
         let deadline = self.settings.progress_deadline;
         timeout(deadline, step).await.map_err(|_| StoreFailure::Stalled(deadline))
     }
@@ -209,7 +172,7 @@ impl Version {
 }
 
 /// What an operation has behind it.
-struct Attempts<'a> {
+pub(super) struct Attempts<'a> {
     operation: &'a Operation,
     back_off: BackOff<'a>,
     begun: Instant,
@@ -222,7 +185,7 @@ struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    fn new(operation: &'a Operation) -> Attempts<'a> {
+    pub(super) fn new(operation: &'a Operation) -> Attempts<'a> {
         Attempts {
             operation,
             back_off: BackOff::new(&operation.settings, &operation.url),
@@ -254,7 +217,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Waits until the next attempt, or ends the operation.
-    async fn failed(&mut self, failure: StoreFailure) -> Result<(), DataError> {
+    pub(super) async fn failed(&mut self, failure: StoreFailure) -> Result<(), DataError> {
         let operation = self.operation;
         let end = |source| {
             let (action, url) = (operation.action, operation.url.clone());
@@ -274,7 +237,7 @@ impl<'a> Attempts<'a> {
     }
 }
 
-fn transfer_time(bytes: u64) -> Duration {
+pub(super) fn transfer_time(bytes: u64) -> Duration {
     Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
 

@@ -183,7 +183,16 @@ impl RemoteFolder {
     /// As [`RemoteFolder::get`].
     pub fn list(&self) -> Result<Vec<Entry>, DataError> {
         let operation = self.operation("list", "");
-        self.wait(operation.url(), async move { operation.list().await })
+        self.wait(operation.url(), async move { Ok(operation.list().await?.0) })
+    }
+
+    /// The names of the folders directly in the folder, in byte order.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`].
+    pub fn list_folders(&self) -> Result<Vec<String>, DataError> {
+        let operation = self.operation("list", "");
+        self.wait(operation.url(), async move { Ok(operation.list().await?.1) })
     }
 
     /// Writes a whole object at once, over one that may be there.
@@ -193,6 +202,27 @@ impl RemoteFolder {
     pub fn put(&self, name: &str, bytes: Bytes) -> Result<(), DataError> {
         let operation = self.operation("write", name);
         self.wait(operation.url(), async move { operation.put(bytes).await })
+    }
+
+    /// Writes a whole object from a local file of any size, over one that may be there. It is there
+    /// when all of it is; a large one is sent in parts of 8 MiB, and as a whole again where a part
+    /// fails.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`], and [`DataError::Io`] when the file cannot be read; what was there
+    /// is unchanged then.
+    pub fn put_file(&self, name: &str, file: &std::path::Path) -> Result<(), DataError> {
+        let (operation, file) = (self.operation("write", name), file.to_owned());
+        self.wait(operation.url(), async move { operation.put_file(file).await })
+    }
+
+    /// Removes an object; that it is not there is no error.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`].
+    pub fn delete(&self, name: &str) -> Result<(), DataError> {
+        let operation = self.operation("remove", name);
+        self.wait(operation.url(), async move { operation.delete().await })
     }
 
     fn operation(&self, action: &'static str, name: &str) -> Operation {

@@ -10,13 +10,14 @@ use std::{
     thread,
 };
 
-use tidemill_streaming_data::order::ShuffleOrder;
+use tidemill_streaming_data::{hash::ContentHash, order::ShuffleOrder};
 
 use crate::{
-    ROW_TOKENS, SAMPLES,
+    ROW_TOKENS, SAMPLES, assert_line, decoder,
     faulty::{Faulty, PASSING},
     files, hasty, open, read_and_compare, settings, smallest_limit,
     support::indexed_example,
+    wait_until,
 };
 
 /// Files of others in the folder of a cache, some of them named nearly as ours are.
@@ -77,8 +78,9 @@ fn the_smallest_limit_holds_and_is_enough() {
         let mut kept = files(cache.path());
         kept.retain(|(name, _)| !is_ours(name));
         assert_eq!(kept, others);
+        // A thread that wants a shard while another makes room may cost one more, rarely.
         let downloads = asked.requests() - 1;
-        assert!(downloads <= 3 * samples.len(), "{order}: {downloads} downloads");
+        assert!(downloads <= 3 * samples.len() + 4, "{order}: {downloads} downloads");
     }
 }
 
@@ -97,6 +99,44 @@ fn a_second_epoch_finds_what_fits() {
     read_and_compare(&data_set, ShuffleOrder::None, 0..120 * 4, true).unwrap();
     let downloads = asked.requests() - 1;
     assert!(downloads <= 12 + 3 * 9, "{downloads} downloads of 48 uses");
+}
+
+/// The streams of a process that share a cache need it to hold what all of them need, and leave each
+/// other what they need.
+#[test]
+fn streams_of_a_process_share_a_limit() {
+    let samples: Vec<u64> = (0..16).map(|shard| 5 + shard % 7).collect();
+    let all: u64 = samples.iter().sum();
+    let one = indexed_example(&samples, ROW_TOKENS);
+    let other =
+        indexed_example(&samples.iter().map(|count| count + 1).collect::<Vec<_>>(), ROW_TOKENS);
+    let needs = [&one, &other].map(|set| smallest_limit(set.path(), ShuffleOrder::Shard));
+    let cache = tempfile::tempdir().unwrap();
+    let limit = needs[0] + needs[1];
+    let stores = [&one, &other].map(|set| Arc::new(Faulty::of_folder(set.path(), 0, &[], 0)));
+    let open = |store: &Arc<Faulty>, limit| {
+        open(Arc::clone(store) as _, &settings(cache.path(), Some(limit))).unwrap()
+    };
+    {
+        let _one = decoder(&open(&stores[0], limit - 1), ShuffleOrder::Shard, None).unwrap();
+        let error = decoder(&open(&stores[1], limit - 1), ShuffleOrder::Shard, None).err().unwrap();
+        let others = format!("and {} bytes for other streams of this process", needs[0]);
+        assert_line(&error, &[&format!("at least {limit}:"), &others]);
+    }
+    let sets = stores.each_ref().map(|store| open(store, limit));
+    let before = stores.each_ref().map(|store| store.asked.requests());
+    let decoders = sets.each_ref().map(|set| decoder(set, ShuffleOrder::Shard, Some(0..2 * all)));
+    let mut readers = decoders.map(|decoder| decoder.unwrap().reader(std::iter::once(0..2 * all)));
+    for _ in 0..2 * all {
+        for reader in &mut readers {
+            assert!(reader.next().unwrap().is_ok());
+        }
+        assert!(of_shards(cache.path()) <= limit + 1000);
+    }
+    for (store, before) in stores.iter().zip(before) {
+        let downloads = store.asked.requests() - before;
+        assert!(downloads <= 2 * samples.len() + 8, "{downloads} downloads");
+    }
 }
 
 #[test]
@@ -164,4 +204,30 @@ fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
     read_and_compare(&data_set, ShuffleOrder::Window, 0..82, false).unwrap();
     let left: Vec<String> = files(cache.path()).into_iter().map(|(name, _)| name).collect();
     assert!(!left.contains(&dead) && left.contains(&living), "{left:?}");
+}
+
+/// A process that dies while others wait for what it downloads: they do it themselves.
+#[test]
+fn the_part_of_a_process_that_dies_is_downloaded_by_those_who_wait() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = fs::read(folder.path().join("shard-00000.parquet")).unwrap();
+    let hash = ContentHash::of(&bytes).to_string();
+    let digits = hash.rsplit(':').next().unwrap();
+    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
+    let held = File::create(cache.path().join(&name)).unwrap();
+    held.lock().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
+    let decoder = decoder(&data_set, ShuffleOrder::None, Some(0..82)).unwrap();
+    let mut reader = decoder.reader(std::iter::once(0..82));
+    // All others are there: what is missing is what the dead one was at.
+    wait_until(|| files(cache.path()).len() == SAMPLES.len());
+    assert!(reader.try_next().is_pending());
+    assert_eq!(store.asked.of("set/shard-00000.parquet"), 0);
+    drop(held);
+    assert_eq!(reader.filter(Result::is_ok).count(), 82);
+    assert_eq!(store.asked.of("set/shard-00000.parquet"), 1);
+    let left = files(cache.path());
+    assert!(left.iter().all(|(left, _)| *left != name) && left.len() == SAMPLES.len());
 }

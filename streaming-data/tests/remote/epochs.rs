@@ -66,19 +66,23 @@ fn opening_takes_one_request() {
 #[test]
 fn a_faulty_store_changes_no_sample() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
-    let mut whole = PASSING.to_vec();
-    whole.push(Fault::Flip);
+    let mut all = PASSING.to_vec();
+    all.push(Fault::Flip);
     for (seed, order) in ORDERS.into_iter().enumerate() {
-        for (limit, is_known, faults) in [
-            (None, false, &whole[..]),
-            (Some(smallest_limit(folder.path(), order)), false, &PASSING),
-        ] {
-            let faults = if order == ShuffleOrder::Full { &PASSING[..] } else { faults };
-            let store = Faulty::of_folder(folder.path(), seed as u64, faults, 40);
+        for limit in [None, Some(smallest_limit(folder.path(), order))] {
+            let seed = seed as u64;
+            let store = match (order, limit) {
+                // No hash is known of a range.
+                (ShuffleOrder::Full, Some(_)) => {
+                    Faulty::of_folder(folder.path(), seed, &PASSING, 40)
+                }
+                // Nor of the index.
+                _ => Faulty::of_folder(folder.path(), seed, &all, 40).only(".parquet"),
+            };
             let asked = Arc::clone(&store.asked);
             let cache = tempfile::tempdir().unwrap();
             let data_set = open(Arc::new(store), &hasty(cache.path(), limit)).unwrap();
-            read_and_compare(&data_set, order, 0..100, is_known).unwrap();
+            read_and_compare(&data_set, order, 0..100, false).unwrap();
             assert!(asked.requests() > SAMPLES.len(), "no request failed");
             let most = asked.most_at_once.load(Ordering::SeqCst);
             assert!(most <= 4, "{most} requests at once");
@@ -142,4 +146,56 @@ fn a_decoder_that_is_dropped_ends_what_it_waits_for() {
         wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
         wait_until(|| files(cache.path()).is_empty());
     }
+}
+
+/// Shards are there before they are asked for, and no more of them than may be.
+#[test]
+fn what_is_fetched_ahead_is_bounded_in_bytes() {
+    // In the first shard there is more than may wait for the reader.
+    let folder = indexed_example(&[40, 9, 9, 9, 9, 9, 9, 9], ROW_TOKENS);
+    let bytes = |shard: usize| {
+        let path = folder.path().join(format!("shard-{shard:05}.parquet"));
+        std::fs::metadata(path).unwrap().len()
+    };
+    for (ahead_bytes, shards) in
+        [(1, 1), (bytes(0) + 1, 2), (bytes(0) + bytes(1) + 1, 3), (1 << 30, 8)]
+    {
+        let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+        let cache = tempfile::tempdir().unwrap();
+        let mut settings = settings(cache.path(), None);
+        settings.store.ahead_bytes = ahead_bytes;
+        let data_set = open(Arc::clone(&store) as _, &settings).unwrap();
+        let decoder = decoder(&data_set, ShuffleOrder::None, None).unwrap();
+        let mut reader = decoder.reader(std::iter::once(0..100));
+        assert!(reader.next().unwrap().is_ok());
+        let whole = || {
+            let files = files(cache.path());
+            files.iter().filter(|(name, _)| name.ends_with(".shard")).count()
+        };
+        wait_until(|| whole() == shards);
+        assert_eq!((files(cache.path()).len(), store.asked.requests()), (shards, 1 + shards));
+        assert_eq!(reader.filter(Result::is_ok).count(), 99);
+    }
+}
+
+/// What a store loses on the way is written again.
+#[test]
+fn writes_are_tried_again() {
+    let empty = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty::of_folder(empty.path(), 7, &[Fault::Busy], 50));
+    let settings = hasty(empty.path(), None).store;
+    let location = Location::parse("memory://faulty/set").unwrap();
+    let folder = RemoteFolder::of_store(Arc::clone(&store) as _, "set".into(), location, &settings);
+    let names: Vec<String> = (0..20).map(|number| format!("file {number:02}")).collect();
+    for name in &names {
+        folder.put(name, name.clone().into()).unwrap();
+    }
+    let listed: Vec<String> = folder.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    assert_eq!(listed, names);
+    assert!(store.asked.requests() > 21, "no request failed");
+    for name in &names {
+        assert_eq!(folder.get(name).unwrap(), name.as_bytes());
+        folder.delete(name).unwrap();
+    }
+    assert_eq!(folder.list().unwrap(), []);
 }

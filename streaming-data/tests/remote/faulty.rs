@@ -103,8 +103,13 @@ impl Faulty {
 
     /// Every request for such an object fails.
     pub fn always(folder: &FilePath, only: &str, fault: Fault) -> Faulty {
-        let store = Faulty::of_folder(folder, 0, &[fault], 100);
-        Faulty { in_a_row: usize::MAX, only: only.to_owned(), ..store }
+        let store = Faulty::of_folder(folder, 0, &[fault], 100).only(only);
+        Faulty { in_a_row: usize::MAX, ..store }
+    }
+
+    /// Only objects that hold this in their path fail.
+    pub fn only(self, part: &str) -> Faulty {
+        Faulty { only: part.to_owned(), ..self }
     }
 
     fn fault(&self, path: &Path) -> Option<Fault> {

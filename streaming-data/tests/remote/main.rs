@@ -5,9 +5,14 @@ mod cache;
 mod epochs;
 mod errors;
 mod faulty;
+mod processes;
+mod s3;
+mod s3_server;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../support/mod.rs"]
 mod support;
+mod web;
+mod web_server;
 
 use std::{
     error::Error,

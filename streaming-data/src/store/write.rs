@@ -1,0 +1,180 @@
+//! Operations that write, list and remove objects.
+
+use std::{fs::File, io, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream::FuturesUnordered};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
+use tokio::{task::spawn_blocking, time::timeout};
+
+use super::{
+    Entry, StoreFailure,
+    operation::{Attempts, Operation, transfer_time},
+};
+use crate::error::DataError;
+
+/// Parts in which a large object is written; all stores take parts of this size.
+const PART_BYTES: u64 = 8 << 20;
+
+/// Parts that are on their way at the same time.
+const PARTS_AT_ONCE: usize = 4;
+
+impl Operation {
+    /// The objects and folders that are directly in the folder.
+    pub(super) async fn list(&self) -> Result<(Vec<Entry>, Vec<String>), DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        let listing = loop {
+            match self.within(self.store.list_with_delimiter(Some(&self.path))).await {
+                Ok(listing) => break listing,
+                Err(failure) => attempts.failed(failure).await?,
+            }
+        };
+        let mut entries: Vec<Entry> = listing
+            .objects
+            .into_iter()
+            .filter_map(|object| {
+                let name = object.location.filename()?.to_owned();
+                Some(Entry { name, bytes: object.size, e_tag: object.e_tag })
+            })
+            .collect();
+        entries.sort_by(|one, other| one.name.cmp(&other.name));
+        let folders = listing.common_prefixes.iter().filter_map(|prefix| prefix.filename());
+        let mut folders: Vec<String> = folders.map(str::to_owned).collect();
+        folders.sort();
+        Ok((entries, folders))
+    }
+
+    /// Writes a whole object.
+    pub(super) async fn put(&self, bytes: Bytes) -> Result<(), DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        loop {
+            match self.put_once(bytes.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => attempts.failed(failure).await?,
+            }
+        }
+    }
+
+    /// Writes a whole object from a file.
+    pub(super) async fn put_file(&self, file: PathBuf) -> Result<(), DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        let source = {
+            let opened = spawn_blocking({
+                let file = file.clone();
+                move || File::open(file).and_then(|file| Ok((file.metadata()?.len(), file)))
+            });
+            match opened.await {
+                Ok(Ok((bytes, opened))) => Source { file: Arc::new(opened), bytes },
+                Ok(Err(error)) => return Err(DataError::io("open", file)(error)),
+                Err(_) => return Err(DataError::Cancelled { url: self.url() }),
+            }
+        };
+        loop {
+            let written = match source.bytes <= PART_BYTES {
+                true => match source.part(0).await {
+                    Ok(bytes) => self.put_once(bytes).await,
+                    Err(error) => return Err(DataError::io("read", file)(error)),
+                },
+                false => self.put_parts(&source).await,
+            };
+            match written {
+                Ok(()) => return Ok(()),
+                Err(failure) => attempts.failed(failure).await?,
+            }
+        }
+    }
+
+    async fn put_once(&self, bytes: Bytes) -> Result<(), StoreFailure> {
+        let deadline = self.transfer_deadline(bytes.len() as u64);
+        let put = self.store.put(&self.path, PutPayload::from_bytes(bytes));
+        within(deadline, put).await.map(|_| ())
+    }
+
+    /// One attempt to write an object in parts; it is there only when all of them are.
+    async fn put_parts(&self, source: &Source) -> Result<(), StoreFailure> {
+        let mut upload = self.within(self.store.put_multipart(&self.path)).await?;
+        let written = self.put_each_part(source, upload.as_mut()).await;
+        let written = match written {
+            Ok(()) => self.within(upload.complete()).await.map(|_| ()),
+            failed => failed,
+        };
+        if written.is_err() {
+            // Where this fails too, the store's own rules remove what was not completed.
+            let _ = self.within(upload.abort()).await;
+        }
+        written
+    }
+
+    async fn put_each_part(
+        &self,
+        source: &Source,
+        upload: &mut dyn MultipartUpload,
+    ) -> Result<(), StoreFailure> {
+        let mut running = FuturesUnordered::new();
+        for number in 0..source.bytes.div_ceil(PART_BYTES) {
+            if running.len() == PARTS_AT_ONCE {
+                running.next().await.transpose()?;
+            }
+            let part = source.part(number).await.map_err(|error| StoreFailure::Unsupported {
+                said: format!("the file that is written cannot be read: {error}"),
+            })?;
+            let deadline = self.transfer_deadline(part.len() as u64);
+            running.push(within(deadline, upload.put_part(PutPayload::from_bytes(part))));
+        }
+        running.try_collect::<()>().await
+    }
+
+    /// Removes an object; that it is not there is no failure.
+    pub(super) async fn delete(&self) -> Result<(), DataError> {
+        let _permit = self.permits.acquire().await;
+        let mut attempts = Attempts::new(self);
+        loop {
+            match self.within(self.store.delete(&self.path)).await {
+                Ok(()) | Err(StoreFailure::NotFound { .. }) => return Ok(()),
+                Err(failure) => attempts.failed(failure).await?,
+            }
+        }
+    }
+
+    /// How far a request that sends has come is not known: it has time for all.
+    fn transfer_deadline(&self, bytes: u64) -> Duration {
+        self.settings.progress_deadline.saturating_add(transfer_time(bytes))
+    }
+}
+
+async fn within<T>(
+    deadline: Duration,
+    answer: impl Future<Output = Result<T, object_store::Error>>,
+) -> Result<T, StoreFailure> {
+    match timeout(deadline, answer).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(StoreFailure::Stalled(deadline)),
+    }
+}
+
+/// A file that is being written to a store.
+struct Source {
+    file: Arc<File>,
+    bytes: u64,
+}
+
+impl Source {
+    async fn part(&self, number: u64) -> io::Result<Bytes> {
+        let start = number * PART_BYTES;
+        let length = PART_BYTES.min(self.bytes - start) as usize;
+        let file = Arc::clone(&self.file);
+        let read = spawn_blocking(move || {
+            use std::io::{Read, Seek, SeekFrom};
+            let mut bytes = vec![0; length];
+            // Parts are read one after the other: they share the file's offset.
+            let mut file = &*file;
+            file.seek(SeekFrom::Start(start))?;
+            file.read_exact(&mut bytes)?;
+            Ok(bytes.into())
+        });
+        read.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+}
