@@ -115,9 +115,20 @@ pub struct Progress {
     pub samples: u64,
 }
 
+/// What samples were made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreparedFrom {
+    /// Documents, which were tokenized.
+    Documents,
+    /// Samples that were tokenized already, and stay as they were.
+    TokenizedSamples,
+}
+
 /// What was prepared.
 #[derive(Debug)]
 pub struct PrepareReport {
+    /// What the samples were made of.
+    pub from: PreparedFrom,
     /// Documents in the stream, or samples that were tokenized already.
     pub documents: u64,
     /// Empty texts, which are no documents.
@@ -247,6 +258,10 @@ pub fn prepare(
     let beside = index.tokenizer_file.as_deref().into_iter().chain([INDEX_FILE]);
     folder.publish(index.shards.iter().map(|shard| shard.file.as_str()).chain(beside))?;
     Ok(PrepareReport {
+        from: match sources.contents() {
+            Contents::Documents => PreparedFrom::Documents,
+            Contents::Samples { .. } => PreparedFrom::TokenizedSamples,
+        },
         documents: outcome.documents,
         empty: outcome.empty,
         nulls: outcome.nulls,
