@@ -38,7 +38,7 @@
 //! | `text` | reading UTF-8 files, whole or in pieces |
 //! | `input` | reading files of many documents, part by part; a file each for their formats |
 //! | `skip` | what gave no document, and why |
-//! | `plan`, `job`, `in_order`, `pipeline` | what to read next; threads; and order again |
+//! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
 //! | `pack` | the stream cut into rows |
 //! | `shard` | rows to Parquet |
 //! | `output` | the folder that appears when it is complete |
@@ -49,6 +49,7 @@ mod format;
 mod in_order;
 mod input;
 mod job;
+mod job_queue;
 mod output;
 mod pack;
 mod pipeline;

@@ -9,16 +9,14 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{Receiver, Sender},
-    },
+    sync::{Arc, mpsc::Sender},
 };
 
 use super::{
     Strictness,
     find::Input,
     input::{Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources},
+    job_queue::JobQueue,
     pack::{Cut, RowGroup},
     plan::{Extent, Reading},
     shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
@@ -158,14 +156,8 @@ pub(crate) enum Found {
 }
 
 /// Does jobs until there are no more, or nobody wants results.
-pub(crate) fn perform_all(
-    work: &Work<'_>,
-    jobs: &Mutex<Receiver<Numbered<Job>>>,
-    results: &Sender<Numbered<Done>>,
-) {
-    loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Numbered { number, item: job }) = job else { return };
+pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Numbered<Done>>) {
+    while let Some(Numbered { number, item: job }) = jobs.pop() {
         // What the job consumes is freed with it, before somebody else accounts for it as free.
         let item = match job {
             Job::Read(reading) => {

@@ -18,10 +18,7 @@
 use std::{
     mem,
     ops::ControlFlow,
-    sync::{
-        Mutex,
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::mpsc::{Receiver, channel},
     thread,
 };
 
@@ -33,6 +30,7 @@ use super::{
         CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work,
         perform_all,
     },
+    job_queue::JobQueue,
     pack::{Packer, RowGroup},
     plan::{Extent, Plan, Verdict},
     shard::{EncodedRowGroup, ShardWriter},
@@ -88,16 +86,16 @@ pub(crate) fn run(
     work: &Work<'_>,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, DataError> {
-    let (jobs, job_receiver) = channel();
-    let job_receiver = Mutex::new(job_receiver);
+    let jobs = JobQueue::default();
     thread::scope(|scope| {
+        let jobs = &jobs;
         let (results, result_receiver) = channel();
         for _ in 0..work.workers {
-            let (jobs, results) = (&job_receiver, results.clone());
+            let results = results.clone();
             scope.spawn(move || perform_all(work, jobs, &results));
         }
-        // On an error both channels are dropped with the conductor, and every thread ends after
-        // the job at hand.
+        // Every thread then ends after the job at hand, also on an error.
+        let _closed_at_end = jobs.close_at_end();
         Conductor::new(work, jobs, result_receiver, progress).conduct()
     })
 }
@@ -108,7 +106,7 @@ struct Conductor<'a> {
     plan: Plan<'a>,
     packer: Packer,
     writer: ShardWriter<'a>,
-    jobs: Sender<Numbered<Job>>,
+    jobs: &'a JobQueue,
     results: Receiver<Numbered<Done>>,
     taken: InOrder<Result<Taken, DataError>>,
     /// The reader of the input at hand, while no thread has it.
@@ -129,7 +127,7 @@ struct Conductor<'a> {
 impl<'a> Conductor<'a> {
     fn new(
         work: &'a Work<'a>,
-        jobs: Sender<Numbered<Job>>,
+        jobs: &'a JobQueue,
         results: Receiver<Numbered<Done>>,
         progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Conductor<'a> {
@@ -207,7 +205,7 @@ impl<'a> Conductor<'a> {
     }
 
     fn send(&self, job: Numbered<Job>) {
-        self.jobs.send(job).expect("the receiver outlives the conductor");
+        self.jobs.push(job);
     }
 
     fn hold(&mut self, bytes: u64) {

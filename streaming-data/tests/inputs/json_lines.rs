@@ -170,8 +170,7 @@ fn damaged_files_give_what_is_before_the_damage_and_are_named_with_the_place() {
         // What was taken is the documents before that line, and nothing else.
         let before: usize = from.to_string().strip_prefix("line ").unwrap().parse().unwrap();
         assert!(before > 300 && before <= 1001, "{name}: {reason}");
-        let _ = fs::remove_dir_all(bench.path("texts"));
-        let (_, expected) = bench.as_texts(&documents[..before - 1]);
+        let (_, expected) = bench.as_lines(&documents[..before - 1]);
         assert!(files == expected, "{name}: {reason}");
         assert_eq!(report.broken, 0);
         let refused = bench.refused_strictly(&[name]);

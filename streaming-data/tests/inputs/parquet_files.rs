@@ -74,7 +74,7 @@ fn the_same_shards_as_of_texts_for_every_kind_of_string() {
 fn nulls_and_nested_columns() {
     let bench = Bench::new();
     let documents = documents();
-    let (_, expected) = bench.as_texts(&documents);
+    let (_, expected) = bench.as_lines(&documents);
     // A null of the text, or of the group that it is in.
     let rows = documents.iter().flat_map(|text| [None, Some(text), Some(text)]);
     let texts: ArrayRef = Arc::new(rows.collect::<StringArray>());
@@ -140,7 +140,7 @@ fn damaged_files_and_texts_that_are_not_utf8_are_named() {
     let SkipReason::Damaged { from, .. } = &report.skipped[0].reason else { panic!("{report:?}") };
     let before: usize = from.to_string().strip_prefix("row ").unwrap().parse().unwrap();
     assert!(before > 300, "{from}");
-    let (_, expected) = bench.as_texts(&documents[..before]);
+    let (_, expected) = bench.as_lines(&documents[..before]);
     assert!(files == expected, "rows before {from}");
     let refused = bench.refused_strictly(&["in.parquet"]);
     assert!(refused.contains(&format!("in.parquet: it is damaged from {from} on: ")), "{refused}");

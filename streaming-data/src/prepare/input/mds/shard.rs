@@ -123,7 +123,8 @@ impl OpenShard {
             );
         }
         let header_bytes = 4 + 4 * (samples + 1);
-        if header_bytes > self.raw_bytes {
+        // Offsets have 32 bits, so whatever the index says, this is not to be believed above that.
+        if header_bytes > self.raw_bytes.min(u64::from(u32::MAX)) {
             let expected = format!("room for them in {} bytes", self.raw_bytes);
             return Err(self.damaged(format!("{samples} samples"), expected));
         }
