@@ -26,7 +26,7 @@ pub(crate) use self::index::{MdsSet, is_mds_index};
 use self::{
     index::Wanted,
     shard::{OpenShard, ShardEntry},
-    tokens::{TokenEncoding, TokenSamples},
+    tokens::TokenSamples,
 };
 use super::{
     Documents, Limits, More, Next, Part, ReadFailure, ReadParts,
@@ -116,12 +116,4 @@ pub(crate) fn first_sample_tokens(set: &MdsSet) -> Result<Option<usize>, DataErr
     open.read_sample(&mut values, limits)?;
     let samples = TokenSamples { path: Arc::clone(&entry.path), values, encoding, row_tokens: 0 };
     samples.first_length().map(Some)
-}
-
-/// How the tokens of a sample lie in its bytes, or that they are a text.
-impl Wanted {
-    /// Whether samples are rows of tokens.
-    fn is_tokens(self) -> bool {
-        matches!(self, Wanted::Tokens(TokenEncoding { .. }))
-    }
 }

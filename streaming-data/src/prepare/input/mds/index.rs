@@ -57,6 +57,13 @@ pub(crate) enum Wanted {
     Tokens(TokenEncoding),
 }
 
+impl Wanted {
+    /// Whether samples are rows of tokens.
+    fn is_tokens(self) -> bool {
+        matches!(self, Wanted::Tokens(_))
+    }
+}
+
 #[derive(Deserialize)]
 struct IndexJson {
     version: u64,

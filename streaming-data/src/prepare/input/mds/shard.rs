@@ -26,6 +26,9 @@ use crate::{
 /// A shard in Snappy above this is refused.
 const SNAPPY_BYTES_LIMIT: u64 = 1 << 30;
 
+/// How much is decompressed at once.
+const BUFFER_BYTES: usize = 128 << 10;
+
 /// How a shard is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ShardCompression {
@@ -243,7 +246,8 @@ fn content(entry: &ShardEntry) -> Result<Content, DataError> {
             let stream =
                 Stream::open(path, compression).map_err(DataError::io("open shard", &**path))?;
             let count = stream.count();
-            Ok((Box::new(BufReader::new(stream)), Box::new(move || count.bytes())))
+            let bytes = BufReader::with_capacity(BUFFER_BYTES, stream);
+            Ok((Box::new(bytes), Box::new(move || count.bytes())))
         }
         ShardCompression::Snappy => {
             let damaged = |found: String, expected: String| {

@@ -150,7 +150,9 @@ impl TokenSamples {
     /// # Errors
     /// [`DataError::Sample`] where it is no array of integers, or too short for a row.
     pub(crate) fn first_length(&self) -> Result<usize, DataError> {
-        let Some((place, Value::Bytes(sample))) = self.values.iter().next() else { return Ok(0) };
+        let Some((place, Value::Bytes(sample))) = self.values.iter().next() else {
+            return Err(self.wrong(Place::Sample(0), "nothing".to_owned(), "a sample".to_owned()));
+        };
         let numbers = self.encoding.numbers(sample).map_err(|found| self.no_array(place, found))?;
         match numbers.len() {
             length @ (0 | 1) => {
