@@ -7,6 +7,7 @@
 
 mod damage;
 mod full_disk;
+mod inputs;
 mod models;
 mod requests;
 mod settings;

@@ -9,7 +9,7 @@ use std::{io, path::PathBuf};
 
 use crate::{
     hash::ContentHash,
-    prepare::{SkipReason, TokenizeError},
+    prepare::{BrokenReason, Place, SkipReason, TokenizeError},
     store::StoreFailure,
 };
 
@@ -367,6 +367,112 @@ pub enum DataError {
         reason: SkipReason,
     },
 
+    /// A line, row or sample is no document, and was to be an error.
+    #[error("cannot take {place} of {path}", path = path.display())]
+    BrokenDocument {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: Place,
+        /// Why not.
+        #[source]
+        reason: BrokenReason,
+    },
+
+    /// What should hold the text of documents, or their tokens, is not there or of another type.
+    #[error("input {path}: found {found}, expected {expected}", path = path.display())]
+    InputColumn {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// Some inputs are documents, others are tokenized already.
+    #[error(
+        "found samples of tokens in {tokens} and documents in {documents}, expected the one or the \
+         other",
+        tokens = tokens.display(),
+        documents = documents.display()
+    )]
+    MixedInputs {
+        /// The first input of tokens.
+        tokens: PathBuf,
+        /// The first of documents.
+        documents: PathBuf,
+    },
+
+    /// Samples that are tokenized already have another length than was asked for.
+    #[error(
+        "found samples of {found} tokens, which predict {predicted}, expected seq_len {asked}",
+        predicted = found - 1
+    )]
+    SampleLength {
+        /// The `seq_len` of the settings.
+        asked: usize,
+        /// Tokens of a sample.
+        found: usize,
+    },
+
+    /// The content of an MDS shard is not that of its index.
+    #[error(
+        "shard {path} is damaged: its {algorithm} is {found}, expected {expected} as the index says",
+        path = path.display()
+    )]
+    ShardDigest {
+        /// The shard.
+        path: PathBuf,
+        /// Which hash, as Python names it.
+        algorithm: String,
+        /// Hash according to the index, in hexadecimal digits.
+        expected: String,
+        /// Hash of the file.
+        found: String,
+    },
+
+    /// The layout of an MDS shard cannot be.
+    #[error("shard {path} is damaged: found {found}, expected {expected}", path = path.display())]
+    DamagedMdsShard {
+        /// The shard.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// A sample that was tokenized elsewhere is no row.
+    #[error("{path}, {place}: found {found}, expected {expected}", path = path.display())]
+    Sample {
+        /// The file.
+        path: PathBuf,
+        /// The sample.
+        place: Place,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: String,
+    },
+
+    /// A sample that was tokenized elsewhere has a token that is not in the vocabulary.
+    #[error(
+        "{path}, {place}: found token {token}, expected 0 to {last} (vocabulary of {vocab_size})",
+        path = path.display(),
+        last = vocab_size.saturating_sub(1)
+    )]
+    SampleToken {
+        /// The file.
+        path: PathBuf,
+        /// The sample.
+        place: Place,
+        /// The token.
+        token: i128,
+        /// Size of the vocabulary; 2^31 - 1 where none is stated.
+        vocab_size: u64,
+    },
+
     /// A document changed after it was checked, when parts of it could be in the stream.
     #[error("document {path} changed while it was read", path = path.display())]
     DocumentChanged {
@@ -405,8 +511,8 @@ pub enum DataError {
 
     /// The documents are too short for a single row.
     #[error(
-        "found {found} tokens in {documents} documents ({skipped} files skipped), \
-         expected at least {needed}: one row of seq_len + 1"
+        "found {found} tokens in {documents} documents ({skipped} files and {broken} lines or rows \
+         skipped{first}), expected at least {needed}: one row of seq_len + 1"
     )]
     TooFewTokens {
         /// Tokens of all documents.
@@ -415,6 +521,10 @@ pub enum DataError {
         documents: u64,
         /// Files that could not be.
         skipped: u64,
+        /// Lines, rows and samples that could not be.
+        broken: u64,
+        /// Which is the first of these and why, behind a comma, where there is one.
+        first: String,
         /// Tokens of a row.
         needed: u64,
     },

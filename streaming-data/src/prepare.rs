@@ -1,54 +1,81 @@
-//! Documents to shards: files of text become a data set.
+//! Documents to shards: texts, JSON lines, Parquet and MDS become a data set.
 //!
-//! Documents are taken in byte order of their paths, tokenized, and each ended with eos; the
-//! stream of all their tokens is cut into rows of `seq_len + 1` tokens, each row beginning with the
-//! last token of the row before, so that every token but the very first is predicted exactly once.
-//! The remainder that fills no row is dropped and reported. Empty files are no documents.
+//! Inputs are taken in byte order of their paths, and the documents in them in the order in which
+//! they stand there; each is tokenized and ended with eos. The stream of all their tokens is cut
+//! into rows of `seq_len + 1` tokens, each row beginning with the last token of the row before, so
+//! that every token but the very first is predicted exactly once. The remainder that fills no row
+//! is dropped and reported. Empty texts and nulls are no documents.
+//!
+//! | input | a document is | its text |
+//! |---|---|---|
+//! | text | a file | all of it |
+//! | JSON lines, also in gzip or Zstandard | a line | the string at [`PrepareSettings::text_key`] |
+//! | Parquet | a row | the string column of that name |
+//! | MDS folder | a sample | the `str` column of that name |
+//! | MDS folder with a column `tokens` | no document: a row as it is | |
 //!
 //! # Contract
 //! - The output is the same to the byte for any number of workers: shards, `index.json` and
 //!   `tokenizer.json` depend on the documents, the tokenizer and the settings alone.
 //! - The output appears complete or not at all, and nothing is ever overwritten.
-//! - A file that cannot be read or is not UTF-8 enters the stream not at all; it is skipped and
+//! - A text that cannot be read or is not UTF-8 enters the stream not at all; it is skipped and
 //!   named in the report, or an error ([`Strictness`]).
+//! - A line, row or sample that is no document is counted, and the first [`NAMED_BROKEN`] are named,
+//!   or the first is an error. A compressed or Parquet file that turns out to be damaged gives what
+//!   stands before the damage, and is named with the place, or is an error.
+//! - What says that the settings do not fit the inputs is always an error: a Parquet file without the
+//!   column, an MDS data set that is not what its index says.
 //! - Memory is bounded by the number of workers, whatever the input's size: documents are read
-//!   ahead up to a bound in bytes, large ones in pieces (where the tokenizer allows it), and shards
-//!   leave as they grow. Only the list of paths grows with the input.
+//!   ahead up to a bound in bytes, large texts in pieces (where the tokenizer allows it), other
+//!   inputs in parts, and shards leave as they grow. A line, row or sample above
+//!   [`DOCUMENT_BYTES_LIMIT`] is broken. Only the list of paths grows with the input.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `documents` | which files are documents, and in which order |
+//! | `settings` | [`PrepareSettings`] |
+//! | `find`, `format` | which files are inputs, in which order, and what they are |
 //! | `tokenize`, `byte_tokenizer` | [`Tokenize`], [`ByteTokenizer`] |
-//! | `text` | reading UTF-8, whole or in pieces |
-//! | `plan`, `job`, `in_order`, `pipeline` | what to read next; threads; and order again |
+//! | `text` | reading UTF-8 files, whole or in pieces |
+//! | `input` | reading files of many documents, part by part; a file each for their formats |
+//! | `skip` | what gave no document, and why |
+//! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
 //! | `pack` | the stream cut into rows |
 //! | `shard` | rows to Parquet |
 //! | `output` | the folder that appears when it is complete |
 
 mod byte_tokenizer;
-mod documents;
+mod find;
+mod format;
 mod in_order;
+mod input;
 mod job;
+mod job_queue;
 mod output;
 mod pack;
 mod pipeline;
 mod plan;
+mod settings;
 mod shard;
+mod skip;
 mod text;
 mod tokenize;
 
-use std::{num::NonZeroUsize, ops::ControlFlow, path::PathBuf};
+use std::{num::NonZeroUsize, ops::ControlFlow};
 
 pub use self::{
     byte_tokenizer::ByteTokenizer,
-    text::{SkipReason, SkippedDocument},
+    settings::{
+        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, PrepareSettings, Strictness, TokenizedBy,
+    },
+    skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
     tokenize::{Pieces, Tokenize, TokenizeError},
 };
 use self::{
-    documents::find_documents,
+    find::{find_inputs, path_bytes},
+    input::{Contents, Sources},
     job::{Bounds, Work},
     output::OutputFolder,
-    pack::Cut,
+    pack::{Cut, Rows},
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
 };
 use crate::{
@@ -60,9 +87,6 @@ use crate::{
 /// Name of the tokenizer's file beside the index.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// Which files of an input folder are documents, where nothing else is said.
-pub const DEFAULT_GLOB: &str = "**/*.txt";
-
 /// Tokens of a row group, decoded: small enough that one sample alone is cheap to read, large
 /// enough that compression and the footer do not matter.
 const ROW_GROUP_BYTES: usize = 1 << 20;
@@ -70,65 +94,21 @@ const ROW_GROUP_BYTES: usize = 1 << 20;
 /// Row groups of a shard by default: 64 MiB of tokens, decoded.
 const SHARD_ROW_GROUPS: usize = 64;
 
-/// Documents above this are read in pieces.
+/// Texts above this are read in pieces, and other inputs in parts of about this size.
 const PIECE_BYTES: u64 = 512 << 10;
+
+/// A line, row or sample may have this many bytes: 64 MiB. (A text file may have any number.)
+pub const DOCUMENT_BYTES_LIMIT: u64 = 64 << 20;
 
 /// What texts may take in memory on their way to the file, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 
-/// What to prepare.
-#[derive(Debug, Clone)]
-pub struct PrepareSettings {
-    /// Files, each a document, and folders, searched with their subfolders (symbolic links are
-    /// followed) for files whose path below the folder matches `glob`. A file is a document once,
-    /// however many paths lead to it; the smallest of the paths counts.
-    pub inputs: Vec<PathBuf>,
-    /// The folder that is to be the data set: missing or empty.
-    pub output: PathBuf,
-    /// Which files of input folders are documents: `*` within a folder, `**` across folders.
-    pub glob: String,
-    /// Predicted tokens per sample; a row has one token more. Below 2^31 - 1.
-    pub seq_len: NonZeroUsize,
-    /// Threads that read, tokenize and encode, beside the calling one, which writes.
-    pub workers: NonZeroUsize,
-    /// Whether files that cannot be documents are an error.
-    pub strictness: Strictness,
-    /// Rows of each shard but the last. By default about 64 MiB of tokens, decoded.
-    pub shard_samples: Option<NonZeroUsize>,
-}
-
-impl PrepareSettings {
-    /// The settings with a default for all that has one: the glob [`DEFAULT_GLOB`], one worker,
-    /// [`Strictness::Lenient`], shards of about 64 MiB.
-    pub fn new(inputs: Vec<PathBuf>, output: PathBuf, seq_len: NonZeroUsize) -> PrepareSettings {
-        PrepareSettings {
-            inputs,
-            output,
-            glob: DEFAULT_GLOB.to_owned(),
-            seq_len,
-            workers: NonZeroUsize::MIN,
-            strictness: Strictness::Lenient,
-            shard_samples: None,
-        }
-    }
-}
-
-/// What becomes of files that cannot be read or are not UTF-8.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Strictness {
-    /// They are skipped and named in the report.
-    #[default]
-    Lenient,
-    /// The first is an error, and nothing is written.
-    Strict,
-}
-
 /// How far `prepare` is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Bytes of documents that are in the stream or were skipped.
+    /// Bytes of files, as they are stored, that are in the stream or were skipped.
     pub bytes_done: u64,
-    /// Bytes of all documents that were found.
+    /// Bytes of all files that were found.
     pub bytes_total: u64,
     /// Documents in the stream.
     pub documents: u64,
@@ -136,23 +116,44 @@ pub struct Progress {
     pub samples: u64,
 }
 
+/// What samples were made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreparedFrom {
+    /// Documents, which were tokenized.
+    Documents,
+    /// Samples that were tokenized already, and stay as they were.
+    TokenizedSamples,
+}
+
 /// What was prepared.
 #[derive(Debug)]
 pub struct PrepareReport {
-    /// Documents in the stream.
+    /// What the samples were made of.
+    pub from: PreparedFrom,
+    /// Documents in the stream, or samples that were tokenized already.
     pub documents: u64,
-    /// Empty files, which are no documents.
+    /// Empty texts, which are no documents.
     pub empty: u64,
-    /// Paths to a document that was reached by another path as well.
+    /// Nulls in columns of text, which are no documents.
+    pub nulls: u64,
+    /// Paths to an input that was reached by another path as well.
     pub duplicates: u64,
-    /// Files and folders that gave no document, in byte order of their paths.
+    /// Files and folders that gave no document, or not all, in byte order of their paths.
     pub skipped: Vec<SkippedDocument>,
+    /// Lines, rows and samples that should be documents and are none.
+    pub broken: u64,
+    /// The first [`NAMED_BROKEN`] of them, in the order of the stream.
+    pub named_broken: Vec<BrokenDocument>,
     /// Bytes of text of the documents.
     pub text_bytes: u64,
     /// Tokens of the stream, those that end documents included.
     pub tokens: u64,
     /// Tokens at the end of the stream that fill no row.
     pub dropped_tokens: u64,
+    /// Predicted tokens per row.
+    pub seq_len: usize,
+    /// Size of the vocabulary that the index states.
+    pub vocab_size: u32,
     /// Rows written.
     pub samples: u64,
     /// Shards written.
@@ -167,7 +168,14 @@ pub struct PrepareReport {
 /// # Errors
 /// - [`DataError::PrepareSetting`], [`DataError::Glob`], [`DataError::NoDocuments`],
 ///   [`DataError::OutputExists`]: the settings cannot be met.
-/// - [`DataError::Document`] for the first file that is to be skipped, if that is an error.
+/// - [`DataError::Document`] and [`DataError::BrokenDocument`] for the first file, line, row or
+///   sample that is to be skipped, if that is an error.
+/// - [`DataError::InputColumn`] for inputs without the column of text, [`DataError::MixedInputs`],
+///   and [`DataError::SampleLength`], [`DataError::Sample`] and [`DataError::SampleToken`] for samples
+///   that are tokenized already and cannot be rows.
+/// - [`DataError::IndexSyntax`], [`DataError::IndexValue`], [`DataError::MissingShard`],
+///   [`DataError::ShardBytes`], [`DataError::ShardDigest`] and [`DataError::DamagedMdsShard`] for an
+///   MDS data set that is not what its index says.
 /// - [`DataError::TooFewTokens`] when the documents do not fill a row.
 /// - [`DataError::DocumentChanged`], [`DataError::Tokenize`], [`DataError::TokenizedToken`],
 ///   [`DataError::PreparingPanic`]: a document cannot be tokenized.
@@ -181,21 +189,25 @@ pub fn prepare(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<PrepareReport, DataError> {
-    let cut = cut(settings)?;
-    check_tokenizer(tokenizer)?;
+    check_seq_len(settings.seq_len.map_or(1, NonZeroUsize::get))?;
     // The inputs first: the output may lie within one, and what is written there is no input.
-    let mut found = find_documents(&settings.inputs, &settings.glob)?;
+    let mut found = find_inputs(&settings.inputs, &settings.glob)?;
     if settings.strictness == Strictness::Strict && !found.skipped.is_empty() {
         let SkippedDocument { path, reason } = found.skipped.remove(0);
         return Err(DataError::Document { path, reason });
     }
+    let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
+    let cut = cut(settings, sources.contents())?;
+    let vocabulary = Vocabulary::new(settings, sources.contents(), tokenizer)?;
     let folder = OutputFolder::begin(&settings.output)?;
     let format = ShardFormat::new(cut.seq_len)
         .map_err(|error| encoding_error(&folder.path().join(shard_file(0)), error))?;
     let workers = settings.workers.get();
     let work = Work {
-        documents: &found.documents,
+        inputs: &found.inputs,
+        sources: &sources,
         tokenizer,
+        vocab_size: vocabulary.size,
         cut,
         format: &format,
         folder: folder.path(),
@@ -203,30 +215,37 @@ pub fn prepare(
         workers,
         bounds: Bounds {
             piece_bytes: PIECE_BYTES,
+            document_bytes: DOCUMENT_BYTES_LIMIT,
             held_bytes: HELD_BYTES_PER_WORKER.saturating_mul(workers as u64),
         },
     };
     let outcome = pipeline::run(&work, progress)?;
     let mut skipped = found.skipped;
     skipped.extend(outcome.skipped);
-    skipped.sort_by(|a, b| documents::path_bytes(&a.path).cmp(documents::path_bytes(&b.path)));
+    skipped.sort_by(|a, b| path_bytes(&a.path).cmp(path_bytes(&b.path)));
     if outcome.shards.is_empty() {
+        let broken = outcome.broken;
+        let first = skipped.first().map(SkippedDocument::line);
+        let first = first.or_else(|| broken.named.first().map(BrokenDocument::line));
         return Err(DataError::TooFewTokens {
             found: outcome.tokens,
             documents: outcome.documents,
             skipped: skipped.len() as u64,
+            broken: broken.count,
+            first: first.map(|first| format!(", the first {first}")).unwrap_or_default(),
             needed: cut.seq_len as u64 + 1,
         });
     }
 
-    let tokenizer_json = tokenizer.tokenizer_json();
+    let by = vocabulary.tokenizer;
+    let tokenizer_json = by.and_then(Tokenize::tokenizer_json);
     let index = Index {
         format_version: FORMAT_VERSION,
         seq_len: cut.seq_len,
-        vocab_size: tokenizer.vocab_size(),
-        bos_token_id: tokenizer.bos_token_id(),
-        eos_token_id: Some(tokenizer.eos_token_id()),
-        pad_token_id: tokenizer.pad_token_id(),
+        vocab_size: vocabulary.size.unwrap_or(outcome.largest_token + 1),
+        bos_token_id: by.and_then(Tokenize::bos_token_id),
+        eos_token_id: by.map(Tokenize::eos_token_id),
+        pad_token_id: by.and_then(Tokenize::pad_token_id),
         tokenizer_file: tokenizer_json.is_some().then(|| TOKENIZER_FILE.to_owned()),
         hash_algorithm: HASH_ALGORITHM.to_owned(),
         row_group_samples: cut.row_group_samples as u64,
@@ -240,28 +259,48 @@ pub fn prepare(
     let beside = index.tokenizer_file.as_deref().into_iter().chain([INDEX_FILE]);
     folder.publish(index.shards.iter().map(|shard| shard.file.as_str()).chain(beside))?;
     Ok(PrepareReport {
+        from: match sources.contents() {
+            Contents::Documents => PreparedFrom::Documents,
+            Contents::Samples { .. } => PreparedFrom::TokenizedSamples,
+        },
         documents: outcome.documents,
         empty: outcome.empty,
+        nulls: outcome.nulls,
         duplicates: found.duplicates,
         skipped,
+        broken: outcome.broken.count,
+        named_broken: outcome.broken.named,
         text_bytes: outcome.text_bytes,
         tokens: outcome.tokens,
         dropped_tokens: outcome.dropped_tokens,
+        seq_len: index.seq_len,
+        vocab_size: index.vocab_size,
         samples: index.samples(),
         shards: index.shards.len() as u64,
         shard_bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
     })
 }
 
+/// Whether rows may have so many predicted tokens.
+fn check_seq_len(seq_len: usize) -> Result<(), DataError> {
+    if seq_len < i32::MAX as usize {
+        return Ok(());
+    }
+    let (key, found) = ("seq_len", seq_len as u64);
+    Err(DataError::PrepareSetting { key, found, expected: "1 to 2^31 - 2" })
+}
+
 /// How the stream is cut, for these settings.
-fn cut(settings: &PrepareSettings) -> Result<Cut, DataError> {
-    let seq_len = settings.seq_len.get();
-    if seq_len >= i32::MAX as usize {
-        return Err(DataError::PrepareSetting {
-            key: "seq_len",
-            found: seq_len as u64,
-            expected: "1 to 2^31 - 2",
-        });
+fn cut(settings: &PrepareSettings, contents: Contents) -> Result<Cut, DataError> {
+    let asked = settings.seq_len.map(NonZeroUsize::get);
+    let (seq_len, rows) = match contents {
+        Contents::Samples { row_tokens: Some(row_tokens) } => (row_tokens - 1, Rows::Apart),
+        Contents::Samples { row_tokens: None } => (asked.unwrap_or(1), Rows::Apart),
+        Contents::Documents => (asked.unwrap_or(DEFAULT_SEQ_LEN.get()), Rows::Overlapping),
+    };
+    check_seq_len(seq_len)?;
+    if let Some(asked) = asked.filter(|&asked| asked != seq_len) {
+        return Err(DataError::SampleLength { asked, found: seq_len + 1 });
     }
     let row_group_samples = (ROW_GROUP_BYTES / TOKEN_BYTES / (seq_len + 1)).max(1);
     let shard_samples = match settings.shard_samples {
@@ -269,7 +308,41 @@ fn cut(settings: &PrepareSettings) -> Result<Cut, DataError> {
         None => row_group_samples * SHARD_ROW_GROUPS,
     };
     let row_group_samples = row_group_samples.min(shard_samples);
-    Ok(Cut { seq_len, row_group_samples, shard_samples })
+    Ok(Cut { seq_len, row_group_samples, shard_samples, rows })
+}
+
+/// What an index says of tokens.
+struct Vocabulary<'a> {
+    /// Its size; none where that is found out from the samples.
+    size: Option<u32>,
+    /// The tokenizer that makes or made the tokens, where it is known.
+    tokenizer: Option<&'a dyn Tokenize>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn new(
+        settings: &PrepareSettings,
+        contents: Contents,
+        tokenizer: &'a dyn Tokenize,
+    ) -> Result<Vocabulary<'a>, DataError> {
+        let is_known =
+            contents == Contents::Documents || settings.tokenized_by == TokenizedBy::Tokenizer;
+        if is_known {
+            check_tokenizer(tokenizer)?;
+        }
+        let least = if is_known { tokenizer.vocab_size() } else { 1 };
+        if let Some(size) = settings.vocab_size
+            && !(least..=i32::MAX as u32).contains(&size)
+        {
+            return Err(DataError::PrepareSetting {
+                key: "vocab_size",
+                found: u64::from(size),
+                expected: "at least that of the tokenizer, and 1 to 2^31 - 1",
+            });
+        }
+        let size = settings.vocab_size.or(is_known.then_some(least));
+        Ok(Vocabulary { size, tokenizer: is_known.then_some(tokenizer) })
+    }
 }
 
 /// Whether an index can describe the tokenizer.

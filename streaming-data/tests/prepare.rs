@@ -127,7 +127,7 @@ fn every_token_but_the_first_is_predicted_exactly_once() {
         .flat_map(|text| text.bytes().map(u32::from).chain([EOS]))
         .collect();
     for (seq_len, shard_samples) in [(1, 4), (3, 2), (7, 1), (7, 100), (11, 1), (22, 1)] {
-        settings.seq_len = number(seq_len);
+        settings.seq_len = Some(number(seq_len));
         settings.shard_samples = Some(number(shard_samples));
         let report = run(&settings).unwrap();
         let samples = (stream.len() - 1) / seq_len;
@@ -158,7 +158,7 @@ fn the_same_bytes_for_any_number_of_workers() {
     files.push(("1/large.txt", large.as_bytes()));
     files.push(("1/bad.txt", b"a\xff"));
     let (folder, mut settings) = case(&files);
-    settings.seq_len = number(129);
+    settings.seq_len = Some(number(129));
     settings.shard_samples = Some(number(3001));
     let mut all = Vec::new();
     for workers in [1, 2, 5] {
@@ -180,7 +180,7 @@ fn the_same_bytes_for_any_number_of_workers() {
 #[test]
 fn the_output_opens_as_a_data_set_with_the_same_rows() {
     let (_folder, mut settings) = case(&[("a.txt", text(7, 60_000).as_bytes())]);
-    settings.seq_len = number(255);
+    settings.seq_len = Some(number(255));
     settings.shard_samples = Some(number(130));
     let report = run(&settings).unwrap();
     let rows = rows(&settings.output);
@@ -206,7 +206,7 @@ fn the_output_opens_as_a_data_set_with_the_same_rows() {
 #[test]
 fn the_index_and_the_shards_are_as_documented() {
     let (_folder, mut settings) = case(&[("a.txt", text(1, 400_000).as_bytes())]);
-    settings.seq_len = number(512);
+    settings.seq_len = Some(number(512));
     settings.shard_samples = Some(number(700));
     run(&settings).unwrap();
     let index = Index::read(&settings.output).unwrap();
@@ -339,15 +339,19 @@ fn files_that_cannot_be_read_are_skipped_and_named() {
 #[test]
 fn too_few_tokens_are_an_error_that_says_how_many() {
     let (folder, mut settings) = case(&[("a.txt", b"abc"), ("b.txt", b"d"), ("c.txt", b"\xff")]);
-    settings.seq_len = number(6);
+    settings.seq_len = Some(number(6));
     let error = line(&run(&settings).unwrap_err());
+    let skipped = settings.inputs[0].join("c.txt");
     assert_eq!(
         error,
-        "found 6 tokens in 2 documents (1 files skipped), expected at least 7: one row of \
-         seq_len + 1"
+        format!(
+            "found 6 tokens in 2 documents (1 files and 0 lines or rows skipped, the first {}: it is \
+             not UTF-8 at byte 0), expected at least 7: one row of seq_len + 1",
+            skipped.display()
+        )
     );
     assert_eq!(names(folder.path()), ["in"]);
-    settings.seq_len = number(5);
+    settings.seq_len = Some(number(5));
     let report = run(&settings).unwrap();
     assert_eq!((report.samples, report.dropped_tokens), (1, 0));
 }
@@ -375,7 +379,7 @@ fn wrong_settings_are_refused_before_anything_is_written() {
             "found no document",
             PrepareSettings { inputs: Vec::<PathBuf>::new(), ..settings.clone() },
         ),
-        ("seq_len", PrepareSettings { seq_len: NonZeroUsize::MAX, ..settings.clone() }),
+        ("seq_len", PrepareSettings { seq_len: Some(NonZeroUsize::MAX), ..settings.clone() }),
     ];
     for (expected, settings) in cases {
         let error = line(&run(&settings).unwrap_err());

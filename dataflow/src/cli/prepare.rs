@@ -1,48 +1,63 @@
 //! `tidemill prepare`: documents to a data set.
 
-use std::num::NonZeroUsize;
+mod document_tokenizer;
+
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, DEFAULT_GLOB, PrepareReport, PrepareSettings, Progress, Strictness, Tokenize,
-    TokenizeError, prepare,
+    ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, PrepareReport, PrepareSettings, PreparedFrom,
+    Progress, Strictness, Tokenize, TokenizedBy, prepare,
 };
 
+use self::document_tokenizer::DocumentTokenizer;
 use super::exit::one_line;
 use super::output::{note_line, result_line};
-use super::tokenizer::TextTokenizer;
 use super::{Format, progress};
 use crate::cli::exit::ExitCode;
 
 /// Flags of `tidemill prepare`.
 #[derive(Debug, Args)]
 pub(crate) struct PrepareArguments {
-    /// Files and folders of UTF-8 text.
+    /// Files and folders: UTF-8 text, JSON lines (.jsonl, .ndjson, .json, also .gz and .zst),
+    /// Parquet, and MDS folders of MosaicML.
     #[arg(long, value_name = "PATH", required = true, num_args = 1..)]
     input: Vec<PathBuf>,
     /// The folder that becomes the data set: missing or empty.
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// Which files of input folders are documents.
+    /// What in input folders is an input; an index.json that matches makes its folder one, if it is
+    /// that of an MDS data set.
     #[arg(long, value_name = "GLOB", default_value = DEFAULT_GLOB)]
     glob: String,
-    /// `bytes`, or the path of a Hugging Face tokenizer.json.
-    #[arg(long, value_name = "TOKENIZER", default_value = "bytes")]
-    tokenizer: String,
-    /// Predicted tokens per sample.
-    #[arg(long, value_name = "N", default_value = "512")]
-    seq_len: NonZeroUsize,
-    /// The token that ends a document, by its text; by default the tokenizer's usual one.
-    #[arg(long, value_name = "TOKEN")]
+    /// Where the text of a line, row or sample is: a key or column, with dots into nested ones; by
+    /// default `text`, and of MDS samples that have them, `tokens`.
+    #[arg(long, value_name = "KEY")]
+    text_key: Option<String>,
+    /// `bytes`, or the path of a Hugging Face tokenizer.json or of its folder; by default `bytes`.
+    /// For samples that are tokenized already, the one that made their tokens.
+    #[arg(long, value_name = "TOKENIZER")]
+    tokenizer: Option<String>,
+    /// Predicted tokens per sample; by default 512. Samples that are tokenized already have a
+    /// length, with which this must agree.
+    #[arg(long, value_name = "N")]
+    seq_len: Option<NonZeroUsize>,
+    /// The token that ends a document, by its text; by default the one that the tokenizer's folder
+    /// names, or else its usual one.
+    #[arg(long, value_name = "TOKEN", requires = "tokenizer")]
     eos_token: Option<String>,
+    /// Size of the vocabulary, at least the tokenizer's; by default that, and of samples that are
+    /// tokenized already their largest token + 1.
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<NonZeroU32>,
     /// Samples of each shard; by default about 64 MiB of tokens.
     #[arg(long, value_name = "N")]
     shard_samples: Option<NonZeroUsize>,
-    /// Make files that are unreadable or not UTF-8 an error that leaves nothing behind.
+    /// Make files, lines and rows that are no documents an error that leaves nothing behind.
     #[arg(long)]
     strict: bool,
     /// Threads that read and tokenize; they change no byte. By default one per core.
@@ -53,18 +68,35 @@ pub(crate) struct PrepareArguments {
     format: Format,
 }
 
+/// How many lines and rows that are no documents get a line of their own.
+const PRINTED_BROKEN: usize = 20;
+
 pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let settings = PrepareSettings {
         glob: arguments.glob.clone(),
+        text_key: arguments.text_key.clone(),
+        seq_len: arguments.seq_len,
+        vocab_size: arguments.vocab_size.map(NonZeroU32::get),
+        tokenized_by: match arguments.tokenizer {
+            Some(_) => TokenizedBy::Tokenizer,
+            None => TokenizedBy::Unknown,
+        },
         workers: arguments.workers.unwrap_or(cores),
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
-        ..PrepareSettings::new(arguments.input.clone(), arguments.output.clone(), arguments.seq_len)
+        ..PrepareSettings::new(arguments.input.clone(), arguments.output.clone(), DEFAULT_SEQ_LEN)
     };
-    let tokenizer: Box<dyn Tokenize> = match arguments.tokenizer.as_str() {
-        "bytes" => Box::new(ByteTokenizer),
-        path => Box::new(DocumentTokenizer::open(path.as_ref(), arguments.eos_token.as_deref())?),
+    let eos_token = arguments.eos_token.as_deref();
+    let tokenizer: Box<dyn Tokenize> = match arguments.tokenizer.as_deref() {
+        None | Some("bytes") => {
+            anyhow::ensure!(
+                eos_token.is_none(),
+                "--eos-token: expected only with a tokenizer.json; the tokenizer `bytes` has its own"
+            );
+            Box::new(ByteTokenizer)
+        }
+        Some(path) => Box::new(DocumentTokenizer::open(path.as_ref(), eos_token)?),
     };
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
@@ -87,6 +119,13 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     for skipped in &report.skipped {
         note_line!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
     }
+    for broken in report.named_broken.iter().take(PRINTED_BROKEN) {
+        note_line!("skipped {}, {}: {}", broken.path.display(), broken.place, broken.reason);
+    }
+    let others = report.broken.saturating_sub(PRINTED_BROKEN as u64);
+    if others > 0 {
+        note_line!("skipped {others} other lines or rows");
+    }
     print(&report, arguments)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -100,17 +139,31 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result
             serde_json::json!({ "path": path, "reason": reason })
         })
         .collect();
+    let broken: Vec<serde_json::Value> = report
+        .named_broken
+        .iter()
+        .map(|broken| {
+            let (path, place) = (broken.path.display().to_string(), broken.place.to_string());
+            let reason = broken.reason.to_string();
+            serde_json::json!({ "path": path, "place": place, "reason": reason })
+        })
+        .collect();
     match arguments.format {
         Format::Json => result_line!(
             "{}",
             serde_json::json!({
                 "documents": report.documents,
                 "empty": report.empty,
+                "nulls": report.nulls,
+                "broken": report.broken,
+                "named_broken": broken,
                 "duplicates": report.duplicates,
                 "skipped": skipped,
                 "text_bytes": report.text_bytes,
                 "tokens": report.tokens,
                 "dropped_tokens": report.dropped_tokens,
+                "seq_len": report.seq_len,
+                "vocab_size": report.vocab_size,
                 "samples": report.samples,
                 "shards": report.shards,
                 "shard_bytes": report.shard_bytes,
@@ -121,83 +174,45 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result
                 "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
                 arguments.output.display(),
                 report.samples,
-                arguments.seq_len,
+                report.seq_len,
                 report.shards,
                 report.shard_bytes as f64 / 1e6,
             )?;
-            result_line!(
-                "from {} documents ({:.1} MB of text, {} tokens); {} empty, {} reached twice, {} skipped",
-                report.documents,
-                report.text_bytes as f64 / 1e6,
-                report.tokens,
-                report.empty,
-                report.duplicates,
-                skipped.len(),
-            )?;
-            result_line!(
-                "{} tokens at the end fill no sample and were dropped",
-                report.dropped_tokens
-            )?;
+            print_source(report, arguments, skipped.len())?;
         }
     }
     Ok(())
 }
 
-/// A tokenizer.json as `prepare` uses it.
-struct DocumentTokenizer {
-    tokenizer: TextTokenizer,
-    json: String,
-    vocab_size: u32,
-    eos: u32,
-}
-
-/// What families of tokenizers call the token that ends a document, the likeliest first.
-const USUAL_END_TOKENS: [&str; 5] =
-    ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>"];
-
-impl DocumentTokenizer {
-    fn open(path: &Path, eos_token: Option<&str>) -> anyhow::Result<Self> {
-        let tokenizer = TextTokenizer::open(path)?;
-        let eos = match eos_token {
-            Some(text) => tokenizer.token_id(text),
-            None => USUAL_END_TOKENS.iter().find_map(|text| tokenizer.token_id(text)),
+/// What the samples come from, in words.
+fn print_source(
+    report: &PrepareReport,
+    arguments: &PrepareArguments,
+    skipped: usize,
+) -> anyhow::Result<()> {
+    if report.from == PreparedFrom::TokenizedSamples {
+        let stated = match (arguments.vocab_size, &arguments.tokenizer) {
+            (Some(_), _) => "as --vocab-size says",
+            (None, Some(_)) => "that of the tokenizer",
+            (None, None) => "the largest token + 1",
         };
-        let eos = eos.ok_or_else(|| {
-            let wanted = eos_token.map_or(USUAL_END_TOKENS.join(", "), str::to_owned);
-            anyhow::anyhow!(
-                "{}: expected a token that ends documents, found none of {wanted}; name one with \
-                 --eos-token",
-                path.display()
-            )
-        })?;
-        let vocab_size = tokenizer.vocab_size();
-        Ok(Self { tokenizer, json: std::fs::read_to_string(path)?, vocab_size, eos })
+        return result_line!(
+            "from {} samples that were tokenized already; vocabulary of {}: {stated}",
+            report.documents,
+            report.vocab_size,
+        );
     }
-}
-
-impl Tokenize for DocumentTokenizer {
-    fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        tokens.extend(self.tokenizer.encode(text)?);
-        Ok(())
-    }
-
-    fn vocab_size(&self) -> u32 {
-        self.vocab_size
-    }
-
-    fn bos_token_id(&self) -> Option<u32> {
-        None
-    }
-
-    fn eos_token_id(&self) -> u32 {
-        self.eos
-    }
-
-    fn pad_token_id(&self) -> Option<u32> {
-        None
-    }
-
-    fn tokenizer_json(&self) -> Option<String> {
-        Some(self.json.clone())
-    }
+    result_line!(
+        "from {} documents ({:.1} MB of text, {} tokens); {} empty, {} null, {} broken, {} files \
+         reached twice, {} skipped",
+        report.documents,
+        report.text_bytes as f64 / 1e6,
+        report.tokens,
+        report.empty,
+        report.nulls,
+        report.broken,
+        report.duplicates,
+        skipped,
+    )?;
+    result_line!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens)
 }

@@ -1,5 +1,6 @@
 //! Text to tokens and back, by any tokenizer.json.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
@@ -11,13 +12,15 @@ pub(crate) struct TextTokenizer {
 }
 
 impl TextTokenizer {
-    /// Reads `path`.
+    /// Reads `path`. Lengths that it was saved with (those of a training long ago) are not applied: every text is
+    /// tokenized whole, and nothing is filled up.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let path_text = path.display().to_string();
         let bytes = std::fs::read(path).with_context(|| format!("reading {path_text} failed"))?;
-        let tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(|error| {
-            anyhow::anyhow!("{path_text}: expected a Hugging Face tokenizer.json: {error}")
-        })?;
+        let wrong =
+            |error| anyhow::anyhow!("{path_text}: expected a Hugging Face tokenizer.json: {error}");
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(wrong)?;
+        tokenizer.with_truncation(None).map_err(wrong)?.with_padding(None);
         Ok(Self { tokenizer, path: path_text })
     }
 
@@ -51,6 +54,13 @@ impl TextTokenizer {
     /// One more than the largest id, added tokens included: ids may have gaps.
     pub(crate) fn vocab_size(&self) -> u32 {
         self.tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id.saturating_add(1))
+    }
+
+    /// Its special tokens, in the order of their ids.
+    pub(crate) fn special_tokens(&self) -> Vec<String> {
+        let added: BTreeMap<u32, _> =
+            self.tokenizer.get_added_tokens_decoder().into_iter().collect();
+        added.into_values().filter(|token| token.special).map(|token| token.content).collect()
     }
 
     /// The id of a token by its text.

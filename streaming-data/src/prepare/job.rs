@@ -1,4 +1,5 @@
-//! One job of a thread: read and tokenize a text, or encode a row group.
+//! One job of a thread: read and tokenize a text, cut a part off an input, tokenize a part, or
+//! encode a row group.
 //!
 //! A job depends on nothing but its content, so that any thread may do it at any time, and ends
 //! with a result whatever happens: a panic of a tokenizer is caught and becomes an error, since
@@ -8,19 +9,19 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::{
-        Mutex, PoisonError,
-        mpsc::{Receiver, Sender},
-    },
+    sync::{Arc, mpsc::Sender},
 };
 
 use super::{
     Strictness,
-    documents::Document,
+    find::Input,
+    input::{Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources},
+    job_queue::JobQueue,
     pack::{Cut, RowGroup},
     plan::{Extent, Reading},
     shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
-    text::{SkipReason, read_document, read_piece},
+    skip::{Broken, BrokenDocument, Place, SkipReason},
+    text::{read_document, read_piece},
     tokenize::Tokenize,
 };
 use crate::error::DataError;
@@ -28,18 +29,25 @@ use crate::error::DataError;
 /// How far ahead the threads may be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
-    /// Documents above this are read in pieces, if the tokenizer allows it.
+    /// Texts above this are read in pieces, if the tokenizer allows it, and inputs of many
+    /// documents in parts of about this size.
     pub piece_bytes: u64,
+    /// A line, row or sample above this is no document.
+    pub document_bytes: u64,
     /// Most memory that texts and what becomes of them may take.
     pub held_bytes: u64,
 }
 
 /// What to do.
 pub(crate) struct Work<'a> {
-    /// The documents in order.
-    pub documents: &'a [Document],
+    /// The inputs in order.
+    pub inputs: &'a [Input],
+    /// How those that hold many documents are opened.
+    pub sources: &'a Sources,
     /// The tokenizer.
     pub tokenizer: &'a dyn Tokenize,
+    /// Every token must be below this; none where that is to be found out.
+    pub vocab_size: Option<u32>,
     /// How the stream is cut.
     pub cut: Cut,
     /// How row groups are stored.
@@ -64,16 +72,69 @@ pub(crate) struct Numbered<T> {
 pub(crate) enum Job {
     /// Read a text and tokenize it.
     Read(Reading),
+    /// Cut the next part off an input.
+    Cut(Cutting),
+    /// Tokenize a part.
+    Take(PartAtHand),
     /// Encode rows.
     Encode(RowGroup),
 }
 
+/// An input, and its reader once it was opened.
+pub(crate) struct Cutting {
+    pub input: usize,
+    pub reader: Option<Box<dyn ReadParts>>,
+}
+
+/// A part and what it is charged for.
+pub(crate) struct PartAtHand {
+    pub part: Part,
+    pub held_bytes: u64,
+    /// Bytes of the input that were read for it.
+    pub read_bytes: u64,
+}
+
 /// What a thread did.
 pub(crate) enum Done {
-    /// The answer to [`Job::Read`].
-    Text(Result<TextDone, DataError>),
+    /// The answer to [`Job::Read`] and [`Job::Take`]; they share their numbers.
+    Taken(Result<Taken, DataError>),
+    /// The answer to [`Job::Cut`].
+    Cut(usize, Result<CutDone, ReadFailure>),
     /// The answer to [`Job::Encode`].
     RowGroup(Result<EncodedRowGroup, DataError>),
+}
+
+/// What comes next in the stream.
+pub(crate) enum Taken {
+    /// A text or a piece of one.
+    Text(TextDone),
+    /// A part.
+    Part(PartDone),
+    /// An input that gives nothing more.
+    Skipped(usize, SkipReason),
+    /// An input was read to its end.
+    InputEnd(usize),
+}
+
+/// An input from which the next part was cut, and that part.
+pub(crate) struct CutDone {
+    pub reader: Box<dyn ReadParts>,
+    pub next: Next,
+}
+
+/// What became of a part.
+#[derive(Default)]
+pub(crate) struct PartDone {
+    pub held_bytes: u64,
+    pub read_bytes: u64,
+    pub tokens: Vec<u32>,
+    /// The largest token; 0 where there is none.
+    pub largest_token: u32,
+    pub documents: u64,
+    pub empty: u64,
+    pub nulls: u64,
+    pub text_bytes: u64,
+    pub broken: Broken,
 }
 
 /// What became of a [`Reading`].
@@ -95,31 +156,35 @@ pub(crate) enum Found {
 }
 
 /// Does jobs until there are no more, or nobody wants results.
-pub(crate) fn perform_all(
-    work: &Work<'_>,
-    jobs: &Mutex<Receiver<Numbered<Job>>>,
-    results: &Sender<Numbered<Done>>,
-) {
-    loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Numbered { number, item: job }) = job else { return };
-        let item = match &job {
+pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Numbered<Done>>) {
+    while let Some(Numbered { number, item: job }) = jobs.pop() {
+        // What the job consumes is freed with it, before somebody else accounts for it as free.
+        let item = match job {
             Job::Read(reading) => {
-                let path = &work.documents[reading.document].path;
+                let path = &work.inputs[reading.input].path;
                 let what = || format!("tokenizing {}", path.display());
-                Done::Text(caught(|| read(work, reading), what))
+                Done::Taken(caught(|| read(work, &reading).map(Taken::Text), what))
+            }
+            Job::Cut(Cutting { input, reader }) => {
+                let path = &work.inputs[input].path;
+                let what = || format!("reading {}", path.display());
+                let cut = caught(|| Ok(cut(work, input, reader)), what);
+                Done::Cut(input, cut.unwrap_or_else(|error| Err(ReadFailure::Fatal(error))))
+            }
+            Job::Take(part) => {
+                let path = Arc::clone(&part.part.path);
+                let what = || format!("tokenizing {}", path.display());
+                Done::Taken(caught(|| take(work, part).map(Taken::Part), what))
             }
             Job::Encode(row_group) => {
-                let path = || work.folder.join(shard_file(row_group.shard));
+                let path = work.folder.join(shard_file(row_group.shard));
                 let encode = || {
-                    let encoded = work.format.encode(row_group);
-                    encoded.map_err(|error| encoding_error(&path(), error))
+                    let encoded = work.format.encode(&row_group, &work.cut);
+                    encoded.map_err(|error| encoding_error(&path, error))
                 };
-                Done::RowGroup(caught(encode, || format!("encoding {}", path().display())))
+                Done::RowGroup(caught(encode, || format!("encoding {}", path.display())))
             }
         };
-        // What was consumed is freed here, before somebody else accounts for it as free.
-        drop(job);
         if results.send(Numbered { number, item }).is_err() {
             return;
         }
@@ -143,31 +208,115 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, DataError> {
     let done = |found| Ok(TextDone { reading: reading.clone(), found });
-    let Document { path, bytes } = &work.documents[reading.document];
+    let Input { path, bytes, .. } = &work.inputs[reading.input];
     let text = match &reading.extent {
         Extent::Whole => read_document(path),
         Extent::Check(piece) | Extent::Piece(piece) => read_piece(path, *bytes, piece.clone()),
+        Extent::Part => unreachable!("parts are cut off, not read"),
     };
     let (text, ends_document) = match (&reading.extent, text) {
         (Extent::Check(_), Ok(_)) => return done(Found::Checked),
-        (Extent::Whole | Extent::Check(_), Err(reason)) => return done(Found::Skipped(reason)),
         // It was good when it was checked, and parts of it may be in rows already.
         (Extent::Piece(_), Err(reason)) => {
             return Err(DataError::DocumentChanged { path: path.clone(), reason });
         }
-        (Extent::Whole, Ok(text)) if text.is_empty() => return done(Found::Empty),
-        (Extent::Whole, Ok(text)) => (text, true),
+        (_, Err(reason)) => return done(Found::Skipped(reason)),
         (Extent::Piece(piece), Ok(text)) => (text, piece.end == *bytes),
+        (_, Ok(text)) if text.is_empty() => return done(Found::Empty),
+        (_, Ok(text)) => (text, true),
     };
     let mut tokens = Vec::with_capacity(text.len() + 1);
-    let encoded = work.tokenizer.encode(&text, &mut tokens);
-    encoded.map_err(|source| DataError::Tokenize { path: path.clone(), source })?;
-    let vocab_size = work.tokenizer.vocab_size();
-    if let Some(&token) = tokens.iter().find(|&&token| token >= vocab_size) {
-        return Err(DataError::TokenizedToken { path: path.clone(), token, vocab_size });
-    }
+    tokenize(work, path, &text, &mut tokens)?;
     if ends_document {
         tokens.push(work.tokenizer.eos_token_id());
     }
     done(Found::Tokens { tokens, text_bytes: text.len() as u64 })
+}
+
+/// Appends the tokens of a text, all of the tokenizer's vocabulary.
+fn tokenize(
+    work: &Work<'_>,
+    path: &Path,
+    text: &str,
+    tokens: &mut Vec<u32>,
+) -> Result<(), DataError> {
+    let before = tokens.len();
+    let encoded = work.tokenizer.encode(text, tokens);
+    encoded.map_err(|source| DataError::Tokenize { path: path.to_owned(), source })?;
+    let vocab_size = work.tokenizer.vocab_size();
+    match tokens[before..].iter().find(|&&token| token >= vocab_size) {
+        Some(&token) => Err(DataError::TokenizedToken { path: path.to_owned(), token, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+/// Cuts the next part off, opening the input first where that was not done.
+fn cut(
+    work: &Work<'_>,
+    input: usize,
+    reader: Option<Box<dyn ReadParts>>,
+) -> Result<CutDone, ReadFailure> {
+    let mut reader = match reader {
+        Some(reader) => reader,
+        None => work.sources.open(&work.inputs[input])?,
+    };
+    let Bounds { piece_bytes, document_bytes, .. } = work.bounds;
+    let next = reader.next_part(Limits {
+        part_bytes: usize::try_from(piece_bytes).unwrap_or(usize::MAX),
+        document_bytes: usize::try_from(document_bytes).unwrap_or(usize::MAX),
+    })?;
+    Ok(CutDone { reader, next })
+}
+
+/// Tokenizes the documents of a part.
+fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, DataError> {
+    let PartAtHand { part, held_bytes, read_bytes } = at_hand;
+    let path = &part.path;
+    let mut done = PartDone { held_bytes, read_bytes, ..PartDone::default() };
+    part.documents.visit(&mut |place, entry| {
+        match entry {
+            Entry::Text("") => done.empty += 1,
+            Entry::Text(text) => {
+                tokenize(work, path, text, &mut done.tokens)?;
+                done.tokens.push(work.tokenizer.eos_token_id());
+                done.documents += 1;
+                done.text_bytes += text.len() as u64;
+            }
+            Entry::Tokens(tokens) => {
+                check_sample(work, path, place, tokens)?;
+                done.tokens.extend_from_slice(tokens);
+                done.documents += 1;
+            }
+            Entry::Null => done.nulls += 1,
+            Entry::Broken(reason) => {
+                let path = path.to_path_buf();
+                if work.strictness == Strictness::Strict {
+                    return Err(DataError::BrokenDocument { path, place, reason });
+                }
+                done.broken.push(BrokenDocument { path, place, reason });
+            }
+        }
+        Ok(())
+    })?;
+    done.largest_token = done.tokens.iter().copied().max().unwrap_or(0);
+    Ok(done)
+}
+
+/// Whether a sample that somebody else tokenized is of the vocabulary, where that is known.
+fn check_sample(
+    work: &Work<'_>,
+    path: &Path,
+    place: Place,
+    tokens: &[u32],
+) -> Result<(), DataError> {
+    let Some(vocab_size) = work.vocab_size else { return Ok(()) };
+    match tokens.iter().find(|&&token| token >= vocab_size) {
+        Some(&token) => Err(DataError::SampleToken {
+            path: path.to_owned(),
+            place,
+            token: i128::from(token),
+            vocab_size: u64::from(vocab_size),
+        }),
+        None => Ok(()),
+    }
 }

@@ -4,6 +4,9 @@
 //! begins with the last token of the row before, so that every token but the very first is
 //! predicted exactly once. Here the stream is still without that overlap; the rows are laid out
 //! where they are encoded.
+//!
+//! A stream of rows that somebody else cut ([`Rows::Apart`]) keeps them: row `r` is tokens
+//! `[r * (seq_len + 1), (r + 1) * (seq_len + 1))`.
 
 use std::mem;
 
@@ -16,6 +19,37 @@ pub(crate) struct Cut {
     pub row_group_samples: usize,
     /// Rows in a shard; the last may have fewer.
     pub shard_samples: usize,
+    /// How rows lie in the stream.
+    pub rows: Rows,
+}
+
+/// How rows lie in the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// Each begins with the last token of the one before.
+    Overlapping,
+    /// One behind the other.
+    Apart,
+}
+
+impl Cut {
+    /// Tokens from the beginning of a row to that of the next.
+    pub(crate) fn stride(&self) -> usize {
+        match self.rows {
+            Rows::Overlapping => self.seq_len,
+            Rows::Apart => self.seq_len + 1,
+        }
+    }
+
+    /// Tokens of the stream in this many rows, at least one.
+    pub(crate) fn tokens_of(&self, samples: usize) -> usize {
+        samples * self.stride() + self.overlap()
+    }
+
+    /// Tokens that a row shares with the next.
+    fn overlap(&self) -> usize {
+        self.seq_len + 1 - self.stride()
+    }
 }
 
 /// Consecutive rows that are encoded together.
@@ -25,7 +59,7 @@ pub(crate) struct RowGroup {
     pub shard: usize,
     /// Number of rows.
     pub samples: usize,
-    /// `tokens[samples * seq_len + 1]`: their part of the stream, without overlap.
+    /// [`Cut::tokens_of`] so many rows: their part of the stream, without overlap.
     pub tokens: Vec<u32>,
 }
 
@@ -33,7 +67,8 @@ pub(crate) struct RowGroup {
 #[derive(Debug)]
 pub(crate) struct Packer {
     cut: Cut,
-    /// Tokens that are in no row group yet; the first is the last of the row group before.
+    /// Tokens that are in no row group yet; the first is the last of the row group before, where
+    /// rows overlap.
     tokens: Vec<u32>,
     shard: usize,
     /// Rows of the shard that were cut.
@@ -64,7 +99,7 @@ impl Packer {
         loop {
             let samples =
                 self.cut.row_group_samples.min(self.cut.shard_samples - self.shard_samples);
-            let needed = samples * self.cut.seq_len + 1;
+            let needed = self.cut.tokens_of(samples);
             let (now, later) = tokens.split_at(tokens.len().min(needed - self.tokens.len()));
             self.tokens.extend_from_slice(now);
             tokens = later;
@@ -77,15 +112,15 @@ impl Packer {
 
     /// Ends the stream.
     pub(crate) fn finish(mut self) -> StreamEnd {
-        let samples = self.tokens.len().saturating_sub(1) / self.cut.seq_len;
+        let samples = self.tokens.len().saturating_sub(self.cut.overlap()) / self.cut.stride();
         let row_group = (samples > 0).then(|| {
-            let rest = self.tokens.split_off(samples * self.cut.seq_len + 1);
+            let rest = self.tokens.split_off(self.cut.tokens_of(samples));
             let row_group = self.cut_off(samples);
             self.tokens.extend(rest);
             row_group
         });
         let rows_began = self.shard > 0 || self.shard_samples > 0;
-        let in_rows = usize::from(rows_began);
+        let in_rows = if rows_began { self.cut.overlap() } else { 0 };
         StreamEnd {
             row_group,
             tokens: self.stream_tokens,
@@ -93,10 +128,10 @@ impl Packer {
         }
     }
 
-    /// Makes a row group of all tokens at hand, and keeps the last for the next row.
+    /// Makes a row group of all tokens at hand, and keeps what the next row shares with it.
     fn cut_off(&mut self, samples: usize) -> RowGroup {
-        let last = self.tokens[self.tokens.len() - 1];
-        let tokens = mem::replace(&mut self.tokens, vec![last]);
+        let shared = self.tokens[self.tokens.len() - self.cut.overlap()..].to_vec();
+        let tokens = mem::replace(&mut self.tokens, shared);
         let row_group = RowGroup { shard: self.shard, samples, tokens };
         self.shard_samples += samples;
         if self.shard_samples == self.cut.shard_samples {
@@ -126,7 +161,8 @@ mod tests {
     #[test]
     fn every_token_but_the_first_is_predicted_once_whatever_comes_at_once() {
         for seq_len in [1, 3, 7] {
-            let how = Cut { seq_len, row_group_samples: 2, shard_samples: 5 };
+            let rows = Rows::Overlapping;
+            let how = Cut { seq_len, row_group_samples: 2, shard_samples: 5, rows };
             for tokens in 0..120 {
                 let expected = cut(how, tokens, 1);
                 for at_once in [2, 5, 13, 1000] {
@@ -151,6 +187,36 @@ mod tests {
                     assert!(full.iter().all(|shard| *shard == [2, 2, 1]), "{shards:?}");
                     assert!(last.iter().sum::<usize>() <= 5);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_lie_apart_stay_as_they_are() {
+        let how = Cut { seq_len: 3, row_group_samples: 2, shard_samples: 3, rows: Rows::Apart };
+        for rows in 0..9_u32 {
+            for at_once in [4, 8, 20] {
+                let (row_groups, dropped) = cut(how, rows * 4, at_once);
+                assert_eq!(dropped, 0);
+                let stream: Vec<u32> = row_groups.iter().flat_map(|g| g.tokens.clone()).collect();
+                assert_eq!(stream, (0..rows * 4).collect::<Vec<_>>());
+                for group in &row_groups {
+                    assert_eq!(group.tokens.len(), group.samples * 4);
+                }
+                let sizes: Vec<_> = row_groups.iter().map(|g| (g.shard, g.samples)).collect();
+                let full = [(0, 2), (0, 1), (1, 2), (1, 1), (2, 2)];
+                let expected = match rows {
+                    0 => vec![],
+                    1 => vec![(0, 1)],
+                    4 => vec![(0, 2), (0, 1), (1, 1)],
+                    7 => vec![(0, 2), (0, 1), (1, 2), (1, 1), (2, 1)],
+                    2 => full[..1].to_vec(),
+                    3 => full[..2].to_vec(),
+                    5 => full[..3].to_vec(),
+                    6 => full[..4].to_vec(),
+                    _ => full.to_vec(),
+                };
+                assert_eq!(sizes, expected, "{rows} rows");
             }
         }
     }

@@ -5,30 +5,36 @@
 //! row groups that come of it, and writes them in that order. So the shards are the same to the
 //! byte for any number of threads.
 //!
+//! An input of many documents is read by whichever thread has its reader, which gives it back with
+//! the next part; the part takes its number then, so the order is the same again.
+//!
 //! Memory: a text is charged for all that it becomes on its way to the file, from when it is
 //! handed out until its row groups are written; no further text is handed out above
-//! [`Bounds::held_bytes`]. The one exception is a single text above the bound (a large document of
-//! a tokenizer that needs it whole), which then is held alone.
+//! [`Bounds::held_bytes`]. A part is charged as much as is expected of it before it is cut off,
+//! and then what it has. So the bound is exceeded only by a single large document: a file of a
+//! tokenizer that needs it whole, which then is held alone, or one line, row or sample of at most
+//! [`Bounds::document_bytes`].
 
 use std::{
     mem,
     ops::ControlFlow,
-    sync::{
-        Mutex,
-        mpsc::{Receiver, Sender, channel},
-    },
+    sync::mpsc::{Receiver, channel},
     thread,
 };
 
 use super::{
     Progress, Strictness,
-    documents::Document,
     in_order::InOrder,
-    job::{Done, Found, Job, Numbered, TextDone, Work, perform_all},
+    input::{More, ReadFailure, ReadParts},
+    job::{
+        CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work,
+        perform_all,
+    },
+    job_queue::JobQueue,
     pack::{Packer, RowGroup},
-    plan::{Extent, Plan, Reading, Verdict},
+    plan::{Extent, Plan, Verdict},
     shard::{EncodedRowGroup, ShardWriter},
-    text::{SkipReason, SkippedDocument},
+    skip::{Broken, SkipReason, SkippedDocument},
     tokenize::Pieces,
 };
 use crate::{error::DataError, index::ShardEntry};
@@ -53,10 +59,16 @@ pub(crate) struct Outcome {
     pub documents: u64,
     /// Documents without a byte.
     pub empty: u64,
+    /// Nulls in the place of documents.
+    pub nulls: u64,
     /// Bytes of text of the documents.
     pub text_bytes: u64,
-    /// Documents that could not be read, in order.
+    /// Inputs that could not be read, or not to their end, in order.
     pub skipped: Vec<SkippedDocument>,
+    /// Lines, rows and samples that are no documents.
+    pub broken: Broken,
+    /// The largest token of the parts.
+    pub largest_token: u32,
     /// Tokens of the stream.
     pub tokens: u64,
     /// Tokens at its end that are in no row.
@@ -74,16 +86,16 @@ pub(crate) fn run(
     work: &Work<'_>,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, DataError> {
-    let (jobs, job_receiver) = channel();
-    let job_receiver = Mutex::new(job_receiver);
+    let jobs = JobQueue::default();
     thread::scope(|scope| {
+        let jobs = &jobs;
         let (results, result_receiver) = channel();
         for _ in 0..work.workers {
-            let (jobs, results) = (&job_receiver, results.clone());
+            let results = results.clone();
             scope.spawn(move || perform_all(work, jobs, &results));
         }
-        // On an error both channels are dropped with the conductor, and every thread ends after
-        // the job at hand.
+        // Every thread then ends after the job at hand, also on an error.
+        let _closed_at_end = jobs.close_at_end();
         Conductor::new(work, jobs, result_receiver, progress).conduct()
     })
 }
@@ -94,9 +106,17 @@ struct Conductor<'a> {
     plan: Plan<'a>,
     packer: Packer,
     writer: ShardWriter<'a>,
-    jobs: Sender<Numbered<Job>>,
+    jobs: &'a JobQueue,
     results: Receiver<Numbered<Done>>,
-    texts: InOrder<Result<TextDone, DataError>>,
+    taken: InOrder<Result<Taken, DataError>>,
+    /// The reader of the input at hand, while no thread has it.
+    reader: Option<Box<dyn ReadParts>>,
+    /// Whether a thread has it.
+    cutting: bool,
+    /// Bytes of that input that were read.
+    read_bytes: u64,
+    /// Bytes of the input at hand in the stream.
+    input_done: u64,
     row_groups: InOrder<Result<EncodedRowGroup, DataError>>,
     held_bytes: u64,
     outcome: Outcome,
@@ -107,7 +127,7 @@ struct Conductor<'a> {
 impl<'a> Conductor<'a> {
     fn new(
         work: &'a Work<'a>,
-        jobs: Sender<Numbered<Job>>,
+        jobs: &'a JobQueue,
         results: Receiver<Numbered<Done>>,
         progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Conductor<'a> {
@@ -115,15 +135,19 @@ impl<'a> Conductor<'a> {
             Pieces::Whole => u64::MAX,
             Pieces::AtCharacters => work.bounds.piece_bytes,
         };
-        let bytes_total = work.documents.iter().map(|document| document.bytes).sum();
+        let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
         Conductor {
             work,
-            plan: Plan::new(work.documents, piece_bytes),
+            plan: Plan::new(work.inputs, piece_bytes, work.bounds.piece_bytes),
             packer: Packer::new(work.cut),
             writer: ShardWriter::new(work.format, work.folder),
             jobs,
             results,
-            texts: InOrder::new(),
+            taken: InOrder::new(),
+            reader: None,
+            cutting: false,
+            read_bytes: 0,
+            input_done: 0,
             row_groups: InOrder::new(),
             held_bytes: 0,
             outcome: Outcome::default(),
@@ -135,8 +159,9 @@ impl<'a> Conductor<'a> {
     fn conduct(mut self) -> Result<Outcome, DataError> {
         self.report()?;
         loop {
-            self.hand_out_texts();
-            if self.texts.outstanding() == 0 && self.row_groups.outstanding() == 0 {
+            self.hand_out_readings();
+            let outstanding = self.taken.outstanding() + self.row_groups.outstanding();
+            if outstanding == 0 && !self.cutting {
                 break;
             }
             self.take_result()?;
@@ -152,16 +177,24 @@ impl<'a> Conductor<'a> {
         Ok(self.outcome)
     }
 
-    fn hand_out_texts(&mut self) {
+    fn hand_out_readings(&mut self) {
         while let Some(reading) = self.plan.peek() {
-            let held = held_bytes(&reading);
+            let held = held_bytes(reading.bytes);
             if self.held_bytes > 0 && self.held_bytes + held > self.work.bounds.held_bytes {
                 return;
             }
             self.plan.take();
             self.hold(held);
-            let number = self.texts.number();
-            self.send(Numbered { number, item: Job::Read(reading) });
+            if reading.extent == Extent::Part {
+                let reader = self.reader.take();
+                self.cutting = true;
+                // Its part takes a number when it is there.
+                let job = Job::Cut(Cutting { input: reading.input, reader });
+                self.send(Numbered { number: 0, item: job });
+            } else {
+                let number = self.taken.number();
+                self.send(Numbered { number, item: Job::Read(reading) });
+            }
         }
     }
 
@@ -172,7 +205,7 @@ impl<'a> Conductor<'a> {
     }
 
     fn send(&self, job: Numbered<Job>) {
-        self.jobs.send(job).expect("the receiver outlives the conductor");
+        self.jobs.push(job);
     }
 
     fn hold(&mut self, bytes: u64) {
@@ -185,17 +218,24 @@ impl<'a> Conductor<'a> {
         let Numbered { number, item } =
             self.results.recv().expect("threads answer every job, also by a caught panic");
         match item {
-            Done::Text(text) => self.texts.arrived(number, text),
+            Done::Taken(taken) => self.taken.arrived(number, taken),
+            Done::Cut(input, cut) => self.take_cut(input, cut),
             Done::RowGroup(row_group) => self.row_groups.arrived(number, row_group),
         }
-        while let Some(text) = self.texts.next() {
-            self.take_text(text?)?;
+        while let Some(taken) = self.taken.next() {
+            match taken? {
+                Taken::Text(text) => self.take_text(text)?,
+                Taken::Part(part) => self.take_part(part)?,
+                Taken::Skipped(input, reason) => self.skip(input, reason)?,
+                Taken::InputEnd(input) => self.end_input(input),
+            }
+            self.report()?;
         }
         while let Some(row_group) = self.row_groups.next() {
             let row_group = row_group?;
             let samples = row_group.samples;
             self.writer.append(row_group)?;
-            let tokens = samples * self.work.cut.seq_len + 1;
+            let tokens = self.work.cut.tokens_of(samples);
             self.held_bytes -= tokens as u64 * HELD_BYTES_PER_TOKEN;
             self.position.samples += samples as u64;
             self.report()?;
@@ -203,46 +243,109 @@ impl<'a> Conductor<'a> {
         Ok(())
     }
 
+    /// Numbers a part that was cut off and hands it out, or whatever came in its place.
+    fn take_cut(&mut self, input: usize, cut: Result<CutDone, ReadFailure>) {
+        self.cutting = false;
+        self.held_bytes -= held_bytes(self.work.bounds.piece_bytes);
+        let more = match cut {
+            Ok(CutDone { reader, next }) => {
+                // A file may have grown since it was found.
+                let read = next.read_bytes.min(self.work.inputs[input].bytes);
+                let read_bytes = read.saturating_sub(self.read_bytes);
+                if let Some(part) = next.part {
+                    self.read_bytes += read_bytes;
+                    let held_bytes = held_bytes(part.bytes);
+                    self.hold(held_bytes);
+                    let number = self.taken.number();
+                    let item = Job::Take(PartAtHand { part, held_bytes, read_bytes });
+                    self.send(Numbered { number, item });
+                }
+                match next.more {
+                    More::Yes => self.reader = Some(reader),
+                    More::No => self.arrive(Ok(Taken::InputEnd(input))),
+                }
+                next.more
+            }
+            Err(failure) => {
+                self.arrive(match failure {
+                    ReadFailure::Skip(reason) => Ok(Taken::Skipped(input, reason)),
+                    ReadFailure::Fatal(error) => Err(error),
+                });
+                More::No
+            }
+        };
+        if more == More::No {
+            self.read_bytes = 0;
+        }
+        self.plan.part_is_back(more);
+    }
+
+    /// Puts something into the stream that no thread has to work for.
+    fn arrive(&mut self, taken: Result<Taken, DataError>) {
+        let number = self.taken.number();
+        self.taken.arrived(number, taken);
+    }
+
     fn take_text(&mut self, TextDone { reading, found }: TextDone) -> Result<(), DataError> {
-        self.held_bytes -= held_bytes(&reading);
-        let document = &self.work.documents[reading.document];
-        let mut bytes_done = 0;
+        self.held_bytes -= held_bytes(reading.bytes);
+        let input = &self.work.inputs[reading.input];
         match (&reading.extent, found) {
             (Extent::Check(_), Found::Skipped(reason)) => {
                 if self.plan.checked(Verdict::Bad) {
-                    self.skip(document, reason)?;
-                    bytes_done = document.bytes;
+                    self.skip(reading.input, reason)?;
                 }
             }
             (Extent::Check(_), _) => {
                 self.plan.checked(Verdict::Good);
             }
-            (_, Found::Skipped(reason)) => {
-                self.skip(document, reason)?;
-                bytes_done = document.bytes;
+            (_, Found::Skipped(reason)) => self.skip(reading.input, reason)?,
+            (_, Found::Empty) => {
+                self.outcome.empty += 1;
+                self.end_input(reading.input);
             }
-            (_, Found::Empty) => self.outcome.empty += 1,
             (_, Found::Tokens { tokens, text_bytes }) => {
-                for row_group in self.packer.push(&tokens) {
-                    self.hand_out_row_group(row_group);
-                }
+                self.pack(&tokens);
                 self.outcome.text_bytes += text_bytes;
-                bytes_done = reading.bytes;
+                self.position.bytes_done += reading.bytes;
+                self.input_done += reading.bytes;
                 let ends_document = match &reading.extent {
-                    Extent::Piece(piece) => piece.end == document.bytes,
-                    Extent::Whole | Extent::Check(_) => true,
+                    Extent::Piece(piece) => piece.end == input.bytes,
+                    Extent::Whole | Extent::Check(_) | Extent::Part => true,
                 };
-                self.outcome.documents += u64::from(ends_document);
+                if ends_document {
+                    self.outcome.documents += 1;
+                    self.end_input(reading.input);
+                }
             }
             (_, Found::Checked) => unreachable!("only checks are answered so"),
         }
-        self.position.bytes_done += bytes_done;
-        self.position.documents = self.outcome.documents;
-        self.report()
+        Ok(())
     }
 
-    fn skip(&mut self, document: &Document, reason: SkipReason) -> Result<(), DataError> {
-        let path = document.path.clone();
+    fn take_part(&mut self, part: PartDone) -> Result<(), DataError> {
+        self.held_bytes -= part.held_bytes;
+        self.pack(&part.tokens);
+        self.position.bytes_done += part.read_bytes;
+        self.input_done += part.read_bytes;
+        let outcome = &mut self.outcome;
+        outcome.documents += part.documents;
+        outcome.empty += part.empty;
+        outcome.nulls += part.nulls;
+        outcome.text_bytes += part.text_bytes;
+        outcome.broken.append(part.broken);
+        outcome.largest_token = outcome.largest_token.max(part.largest_token);
+        Ok(())
+    }
+
+    fn pack(&mut self, tokens: &[u32]) {
+        for row_group in self.packer.push(tokens) {
+            self.hand_out_row_group(row_group);
+        }
+    }
+
+    fn skip(&mut self, input: usize, reason: SkipReason) -> Result<(), DataError> {
+        self.end_input(input);
+        let path = self.work.inputs[input].path.clone();
         match self.work.strictness {
             Strictness::Strict => Err(DataError::Document { path, reason }),
             Strictness::Lenient => {
@@ -252,7 +355,14 @@ impl<'a> Conductor<'a> {
         }
     }
 
+    /// Counts what of an input was not counted by its texts and parts as done.
+    fn end_input(&mut self, input: usize) {
+        self.position.bytes_done += self.work.inputs[input].bytes - self.input_done;
+        self.input_done = 0;
+    }
+
     fn report(&mut self) -> Result<(), DataError> {
+        self.position.documents = self.outcome.documents;
         match (self.progress)(self.position) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(DataError::Interrupted),
@@ -260,144 +370,10 @@ impl<'a> Conductor<'a> {
     }
 }
 
-fn held_bytes(reading: &Reading) -> u64 {
-    reading.bytes.saturating_mul(HELD_BYTES_PER_TEXT_BYTE).max(HELD_BYTES_AT_LEAST)
+/// What so many bytes of text are charged.
+fn held_bytes(text_bytes: u64) -> u64 {
+    text_bytes.saturating_mul(HELD_BYTES_PER_TEXT_BYTE).max(HELD_BYTES_AT_LEAST)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{fs, path::PathBuf};
-
-    use super::*;
-    use crate::prepare::{
-        ByteTokenizer, Tokenize, TokenizeError, documents::find_documents, job::Bounds, pack::Cut,
-        shard::ShardFormat,
-    };
-
-    /// A tokenizer that may do harm, and needs documents whole or not.
-    struct Harmful {
-        pieces: Pieces,
-        encode: fn(&str) -> Result<Vec<u32>, TokenizeError>,
-    }
-
-    impl Tokenize for Harmful {
-        fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-            tokens.extend((self.encode)(text)?);
-            Ok(())
-        }
-        fn vocab_size(&self) -> u32 {
-            ByteTokenizer::VOCAB_SIZE
-        }
-        fn bos_token_id(&self) -> Option<u32> {
-            None
-        }
-        fn eos_token_id(&self) -> u32 {
-            ByteTokenizer::EOS
-        }
-        fn pad_token_id(&self) -> Option<u32> {
-            None
-        }
-        fn tokenizer_json(&self) -> Option<String> {
-            None
-        }
-        fn pieces(&self) -> Pieces {
-            self.pieces
-        }
-    }
-
-    fn run_on(
-        input: PathBuf,
-        tokenizer: &dyn Tokenize,
-        workers: usize,
-        bounds: Bounds,
-    ) -> Result<Outcome, DataError> {
-        let documents = find_documents(&[input], "**/*.txt")?.documents;
-        let format = ShardFormat::new(63).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let work = Work {
-            documents: &documents,
-            tokenizer,
-            cut: Cut { seq_len: 63, row_group_samples: 100, shard_samples: 1000 },
-            format: &format,
-            folder: folder.path(),
-            strictness: Strictness::Strict,
-            workers,
-            bounds,
-        };
-        run(&work, &mut |_| ControlFlow::Continue(()))
-    }
-
-    const SMALL: Bounds = Bounds { piece_bytes: 1 << 16, held_bytes: 4 << 20 };
-
-    #[test]
-    fn memory_is_bounded_however_large_a_document_or_however_many() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("large.txt");
-        let line = "a line of 32 bytes, with an é.\n";
-        assert_eq!(line.len(), 32);
-        fs::write(&path, line.repeat(2 << 20)).unwrap();
-        let outcome = run_on(path, &ByteTokenizer, 3, SMALL).unwrap();
-        assert_eq!((outcome.text_bytes, outcome.tokens), (64 << 20, (64 << 20) + 1));
-        // A row group may be completed by a text that brings only its last token.
-        let row_group = (100 * 63 + 1) * HELD_BYTES_PER_TOKEN;
-        let peak = outcome.peak_held_bytes;
-        assert!(peak <= SMALL.held_bytes + row_group, "held {peak} bytes");
-        assert!(peak > SMALL.held_bytes / 2, "the threads are kept busy, held {peak} bytes");
-
-        for number in 0..3000 {
-            fs::write(folder.path().join(format!("{number}.txt")), "").unwrap();
-        }
-        fs::remove_file(folder.path().join("large.txt")).unwrap();
-        let outcome = run_on(folder.path().to_owned(), &ByteTokenizer, 2, SMALL).unwrap();
-        assert_eq!((outcome.empty, outcome.tokens), (3000, 0));
-        assert!(outcome.peak_held_bytes <= SMALL.held_bytes);
-    }
-
-    #[test]
-    fn pieces_make_the_same_shards_as_whole_documents() {
-        let folder = tempfile::tempdir().unwrap();
-        let text: String = (0..60_000_u32).map(|i| ['a', 'é', '€', '🦀'][i as usize % 4]).collect();
-        fs::write(folder.path().join("a.txt"), &text).unwrap();
-        fs::write(folder.path().join("b.txt"), &text[..100_001 / 10 * 10]).unwrap();
-        let bytes: fn(&str) -> _ = |text| Ok(text.bytes().map(u32::from).collect());
-        let mut all = Vec::new();
-        for (pieces, piece_bytes, workers) in [
-            (Pieces::Whole, 10, 1),
-            (Pieces::AtCharacters, u64::MAX, 2),
-            (Pieces::AtCharacters, 1001, 3),
-            (Pieces::AtCharacters, 99_991, 2),
-        ] {
-            let tokenizer = Harmful { pieces, encode: bytes };
-            let bounds = Bounds { piece_bytes, held_bytes: 1 << 20 };
-            let outcome = run_on(folder.path().to_owned(), &tokenizer, workers, bounds).unwrap();
-            assert_eq!(outcome.documents, 2);
-            all.push((outcome.shards, outcome.tokens, outcome.dropped_tokens, outcome.text_bytes));
-        }
-        assert!(all[0].0.len() > 1, "several shards");
-        assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
-    }
-
-    #[test]
-    fn harm_done_by_a_tokenizer_ends_the_run_with_an_error_that_names_the_document() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in ["a", "b", "c", "d"] {
-            fs::write(folder.path().join(name).with_extension("txt"), name).unwrap();
-        }
-        let fail = |encode| {
-            let tokenizer = Harmful { pieces: Pieces::Whole, encode };
-            run_on(folder.path().to_owned(), &tokenizer, 3, SMALL).unwrap_err()
-        };
-        // Every document but the first is refused: the first refused in order is the one named.
-        for _ in 0..20 {
-            let error = fail(|text| if text == "a" { Ok(vec![1]) } else { Err("no".into()) });
-            assert!(matches!(&error, DataError::Tokenize { .. }), "{error}");
-            assert!(error.to_string().ends_with("b.txt"), "{error}");
-        }
-        let error = fail(|text| Ok(vec![if text == "c" { 259 } else { 258 }]));
-        let message = error.to_string();
-        assert!(message.contains("c.txt: the tokenizer gave token 259"), "{message}");
-        let error = fail(|text| if text == "b" { panic!("at {text}") } else { Ok(vec![]) });
-        let message = error.to_string();
-        assert!(message.contains("b.txt: at b"), "{message}");
-    }
-}
+mod tests;

@@ -33,7 +33,7 @@ use parquet::{
     schema::types::TypePtr,
 };
 
-use super::pack::RowGroup;
+use super::pack::{Cut, RowGroup};
 use crate::{
     error::DataError,
     hash::ContentHasher,
@@ -108,12 +108,16 @@ impl ShardFormat {
     ///
     /// # Errors
     /// [`ParquetError`] when the Parquet library refuses them.
-    pub(crate) fn encode(&self, row_group: &RowGroup) -> Result<EncodedRowGroup, ParquetError> {
+    pub(crate) fn encode(
+        &self,
+        row_group: &RowGroup,
+        cut: &Cut,
+    ) -> Result<EncodedRowGroup, ParquetError> {
         let RowGroup { shard, samples, ref tokens } = *row_group;
-        assert_eq!(tokens.len(), samples * self.seq_len + 1, "the packer cut whole rows");
+        assert_eq!(tokens.len(), cut.tokens_of(samples), "the packer cut whole rows");
         let mut values = Vec::with_capacity(samples * (self.seq_len + 1));
         for row in 0..samples {
-            let first = row * self.seq_len;
+            let first = row * cut.stride();
             values.extend(tokens[first..=first + self.seq_len].iter().map(|&token| token as i32));
         }
         let values: ArrayRef = Arc::new(Int32Array::from(values));

@@ -8,55 +8,12 @@
 
 use std::{
     fs::File,
-    io::{self, Read, Seek, SeekFrom},
+    io::{Read, Seek, SeekFrom},
     ops::Range,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-/// A file or folder that gave no document.
-#[derive(Debug)]
-pub struct SkippedDocument {
-    /// Where it is, as it was reached.
-    pub path: PathBuf,
-    /// Why it was skipped.
-    pub reason: SkipReason,
-}
-
-/// Why a file or folder gave no document.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SkipReason {
-    /// It cannot be opened, listed or read.
-    #[error("it cannot be read")]
-    Unreadable {
-        /// What the operating system says.
-        #[source]
-        source: io::Error,
-    },
-    /// Its content is not UTF-8.
-    #[error("it is not UTF-8 at byte {offset}")]
-    NotUtf8 {
-        /// The first byte that does not belong to a character, from 0.
-        offset: u64,
-    },
-    /// It is a pipe, a socket or a device.
-    #[error("it is not a regular file")]
-    NotAFile,
-    /// Its size changed after it was found.
-    #[error("it has {found} bytes and had {expected} when it was found")]
-    Changed {
-        /// Its size when it was found.
-        expected: u64,
-        /// Its size now.
-        found: u64,
-    },
-}
-
-impl From<io::Error> for SkipReason {
-    fn from(source: io::Error) -> SkipReason {
-        SkipReason::Unreadable { source }
-    }
-}
+use super::skip::SkipReason;
 
 /// A character of UTF-8 has at most this many bytes behind its first.
 const MAX_CONTINUATION_BYTES: u64 = 3;

@@ -1,10 +1,15 @@
-//! Which files are documents, and in which order.
+//! Which files and folders hold documents, and in which order.
 //!
 //! Order and choice depend on the inputs and the content of the file system alone, never on the
-//! order in which the system lists a folder: documents stand in byte order of their paths (as
-//! given, joined with the path below the input).
+//! order in which the system lists a folder: they stand in byte order of their paths (as given,
+//! joined with the path below the input).
 //!
-//! A file is a document once, however many paths lead to it (inputs given twice or inside one
+//! What is found is told by names, but for one thing: an `index.json` that matches the glob and is
+//! the index of an MDS data set makes its folder one input, and neither its files nor its
+//! subfolders are searched any further, since that index may list shards in them. Another
+//! `index.json` in a folder is never an input itself.
+//!
+//! A file is an input once, however many paths lead to it (inputs given twice or inside one
 //! another, symbolic links): the smallest of the paths counts. A folder is walked once per input:
 //! first everything that is reached without a symbolic link to a folder, then the folders behind
 //! such links in order of their paths, so that a circle of links ends and a real path is never
@@ -18,36 +23,42 @@ use std::{
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::text::{SkipReason, SkippedDocument};
-use crate::error::DataError;
+use super::{
+    format::Format,
+    input::mds::is_mds_index,
+    skip::{SkipReason, SkippedDocument},
+};
+use crate::{error::DataError, index::INDEX_FILE};
 
-/// A file to read.
+/// A file to read, or a folder that is read as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Document {
+pub(crate) struct Input {
     /// Where it is, as it was reached.
     pub path: PathBuf,
-    /// Its size when it was found.
+    /// Its size when it was found: of a folder, the size of its index.
     pub bytes: u64,
+    /// How it holds documents.
+    pub format: Format,
 }
 
 /// What the inputs hold.
 #[derive(Debug)]
-pub(crate) struct FoundDocuments {
-    /// Files to read, in byte order of their paths.
-    pub documents: Vec<Document>,
+pub(crate) struct FoundInputs {
+    /// What to read, in byte order of the paths.
+    pub inputs: Vec<Input>,
     /// Files and folders that cannot be read, in byte order of their paths.
     pub skipped: Vec<SkippedDocument>,
-    /// Paths that led to a document which had been reached by a smaller path.
+    /// Paths that led to an input which had been reached by a smaller path.
     pub duplicates: u64,
 }
 
-/// Lists the documents: an input that is a file is always one, an input that is a folder gives
-/// every file below it whose path relative to that folder matches the glob.
+/// Lists what to read: a file that is named is always an input, a folder that is named gives every
+/// file below it whose path relative to that folder matches the glob.
 ///
 /// # Errors
 /// [`DataError::Glob`], [`DataError::Io`] for an input that does not exist, and
-/// [`DataError::NoDocuments`] when there is neither a document nor anything skipped.
-pub(crate) fn find_documents(inputs: &[PathBuf], glob: &str) -> Result<FoundDocuments, DataError> {
+/// [`DataError::NoDocuments`] when there is neither an input nor anything skipped.
+pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs, DataError> {
     // `*` stays within a folder, as in a shell; `**` crosses folders.
     let matcher = GlobBuilder::new(glob)
         .literal_separator(true)
@@ -59,8 +70,14 @@ pub(crate) fn find_documents(inputs: &[PathBuf], glob: &str) -> Result<FoundDocu
         let metadata = fs::metadata(input).map_err(DataError::io("read input", input))?;
         if metadata.is_dir() {
             search.walk(input);
+        } else if input.file_name().is_some_and(|name| name == INDEX_FILE)
+            && is_mds_index(input).unwrap_or(false)
+        {
+            let folder = input.parent().unwrap_or(Path::new(""));
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            search.take(folder.to_owned(), metadata.len(), Format::Mds);
         } else {
-            search.take(input.clone(), metadata);
+            search.take_file(input.clone(), metadata);
         }
     }
     let Search { mut candidates, mut skipped, .. } = search;
@@ -73,12 +90,12 @@ pub(crate) fn find_documents(inputs: &[PathBuf], glob: &str) -> Result<FoundDocu
     }
     let mut seen = BTreeSet::new();
     let reached = candidates.len();
-    let documents: Vec<Document> = candidates
+    let inputs: Vec<Input> = candidates
         .into_iter()
-        .filter_map(|(document, real_path)| seen.insert(real_path).then_some(document))
+        .filter_map(|(input, real_path)| seen.insert(real_path).then_some(input))
         .collect();
-    let duplicates = (reached - documents.len()) as u64;
-    Ok(FoundDocuments { documents, skipped, duplicates })
+    let duplicates = (reached - inputs.len()) as u64;
+    Ok(FoundInputs { inputs, skipped, duplicates })
 }
 
 /// The bytes by which paths are ordered. (`Path` itself compares component by component.)
@@ -88,8 +105,8 @@ pub(crate) fn path_bytes(path: &Path) -> &[u8] {
 
 struct Search {
     matcher: GlobMatcher,
-    /// Documents, and the path of each without symbolic links.
-    candidates: Vec<(Document, PathBuf)>,
+    /// Inputs, and the path of each without symbolic links.
+    candidates: Vec<(Input, PathBuf)>,
     skipped: Vec<SkippedDocument>,
 }
 
@@ -99,15 +116,20 @@ impl Search {
     }
 
     /// Takes what stands at the path if it is a file.
-    fn take(&mut self, path: PathBuf, metadata: fs::Metadata) {
+    fn take_file(&mut self, path: PathBuf, metadata: fs::Metadata) {
         if !metadata.is_file() {
             // A pipe or device could block, never end, or differ the second time.
             return self.skip(path, SkipReason::NotAFile);
         }
+        match Format::of_file(&path) {
+            Ok(format) => self.take(path, metadata.len(), format),
+            Err(reason) => self.skip(path, reason),
+        }
+    }
+
+    fn take(&mut self, path: PathBuf, bytes: u64, format: Format) {
         match fs::canonicalize(&path) {
-            Ok(real_path) => {
-                self.candidates.push((Document { path, bytes: metadata.len() }, real_path));
-            }
+            Ok(real_path) => self.candidates.push((Input { path, bytes, format }, real_path)),
             Err(source) => self.skip(path, SkipReason::Unreadable { source }),
         }
     }
@@ -143,6 +165,17 @@ impl Search {
         if !walked.insert(fs::canonicalize(folder)?) {
             return Ok(Vec::new());
         }
+        let index = folder.join(INDEX_FILE);
+        if self.wants(input, &index) && index.is_file() {
+            match is_mds_index(&index) {
+                Ok(true) => {
+                    self.take(folder.to_owned(), fs::metadata(&index)?.len(), Format::Mds);
+                    return Ok(Vec::new());
+                }
+                Ok(false) => {}
+                Err(reason) => self.skip(index, reason),
+            }
+        }
         let mut inner = Vec::new();
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
@@ -151,15 +184,19 @@ impl Search {
                 inner.push(path);
                 continue;
             }
-            let wanted = path.strip_prefix(input).is_ok_and(|below| self.matcher.is_match(below));
+            let wanted = entry.file_name() != INDEX_FILE && self.wants(input, &path);
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => linked.push(path),
-                Ok(metadata) if wanted => self.take(path, metadata),
+                Ok(metadata) if wanted => self.take_file(path, metadata),
                 Err(source) if wanted => self.skip(path, SkipReason::Unreadable { source }),
                 Ok(_) | Err(_) => {}
             }
         }
         Ok(inner)
+    }
+
+    fn wants(&self, input: &Path, path: &Path) -> bool {
+        path.strip_prefix(input).is_ok_and(|below| self.matcher.is_match(below))
     }
 }
 
@@ -177,9 +214,9 @@ mod tests {
 
     fn found(folder: &Path, inputs: &[&str], glob: &str) -> (Vec<String>, u64) {
         let inputs: Vec<_> = inputs.iter().map(|input| folder.join(input)).collect();
-        let found = find_documents(&inputs, glob).unwrap();
+        let found = find_inputs(&inputs, glob).unwrap();
         let below = |path: &Path| path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
-        (found.documents.iter().map(|document| below(&document.path)).collect(), found.duplicates)
+        (found.inputs.iter().map(|input| below(&input.path)).collect(), found.duplicates)
     }
 
     #[test]
@@ -220,7 +257,7 @@ mod tests {
         assert_eq!(all, ["in/b/x.txt", "in/c/y.txt", "in/linked/o.txt"]);
         assert_eq!(duplicates, 1, "z.txt");
         assert_eq!(found(path, &["in"], "b/*").0, ["in/b/x.txt"], "although in/a comes before");
-        let skipped = find_documents(&[path.join("in")], "**/*.txt").unwrap().skipped;
+        let skipped = find_inputs(&[path.join("in")], "**/*.txt").unwrap().skipped;
         let names: Vec<_> = skipped.iter().map(|one| one.path.file_name().unwrap()).collect();
         assert_eq!(names, ["dangling.txt", "loop.txt"], "and not dangling.md");
     }
@@ -229,12 +266,12 @@ mod tests {
     fn wrong_inputs_are_errors_that_name_them() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("missing");
-        let error = find_documents(std::slice::from_ref(&missing), "**/*.txt").unwrap_err();
+        let error = find_inputs(std::slice::from_ref(&missing), "**/*.txt").unwrap_err();
         assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
         let inputs = [folder.path().to_owned()];
-        let error = find_documents(&inputs, "a[").unwrap_err();
+        let error = find_inputs(&inputs, "a[").unwrap_err();
         assert!(error.to_string().contains("\"a[\""), "{error}");
-        let error = find_documents(&inputs, "*.md").unwrap_err();
+        let error = find_inputs(&inputs, "*.md").unwrap_err();
         assert!(matches!(&error, DataError::NoDocuments { .. }), "{error}");
         assert!(error.to_string().contains("*.md"), "{error}");
     }

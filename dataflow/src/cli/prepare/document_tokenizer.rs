@@ -1,0 +1,147 @@
+//! Any `tokenizer.json` as `prepare` uses it.
+//!
+//! What ends a document is no part of that file: it is named by the flag, by the files that Hugging Face puts beside
+//! it, or found by the names that are usual for it.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::Value;
+use tidemill_streaming_data::prepare::{Tokenize, TokenizeError};
+
+use crate::cli::tokenizer::TextTokenizer;
+
+/// A tokenizer, and what an index says of it.
+pub(super) struct DocumentTokenizer {
+    tokenizer: TextTokenizer,
+    json: String,
+    vocab_size: u32,
+    bos: Option<u32>,
+    eos: u32,
+    pad: Option<u32>,
+}
+
+/// What families of tokenizers call the token that ends a document, the likeliest first.
+const USUAL_END_TOKENS: [&str; 6] =
+    ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]"];
+
+/// Files beside a tokenizer that name its special tokens, the likeliest first.
+const NAMING_FILES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
+
+/// How many special tokens an error names.
+const NAMED_TOKENS: usize = 12;
+
+impl DocumentTokenizer {
+    /// Opens a tokenizer.json, or the one in a folder.
+    ///
+    /// # Errors
+    /// A file that is none, one that gives other tokens each time, and one of which nobody knows what ends a document.
+    pub(super) fn open(path: &Path, eos_token: Option<&str>) -> anyhow::Result<Self> {
+        let inside = path.join("tokenizer.json");
+        let path = if path.is_dir() { inside.as_path() } else { path };
+        let tokenizer = TextTokenizer::open(path)?;
+        let json = std::fs::read_to_string(path)
+            .with_context(|| format!("reading {} failed", path.display()))?;
+        check_determinism(path, &json)?;
+        let named = NamedTokens::beside(path)?;
+        let eos = match eos_token {
+            Some(text) => tokenizer.token_id(text),
+            None => named
+                .id(&tokenizer, "eos_token")
+                .or_else(|| USUAL_END_TOKENS.iter().find_map(|text| tokenizer.token_id(text))),
+        };
+        let eos = eos.ok_or_else(|| {
+            let wanted = eos_token.map_or(USUAL_END_TOKENS.join(", "), str::to_owned);
+            let mut special = tokenizer.special_tokens();
+            special.truncate(NAMED_TOKENS);
+            let special = if special.is_empty() { "none".to_owned() } else { special.join(", ") };
+            anyhow::anyhow!(
+                "{}: expected a token that ends documents, found none of {wanted}; name one with --eos-token (its special \
+                 tokens: {special})",
+                path.display()
+            )
+        })?;
+        Ok(Self {
+            vocab_size: tokenizer.vocab_size(),
+            bos: named.id(&tokenizer, "bos_token"),
+            pad: named.id(&tokenizer, "pad_token"),
+            tokenizer,
+            json,
+            eos,
+        })
+    }
+}
+
+/// A tokenizer that was saved for training may leave merges out at random.
+fn check_determinism(path: &Path, json: &str) -> anyhow::Result<()> {
+    let json: Value = serde_json::from_str(json).with_context(|| path.display().to_string())?;
+    let dropout = json["model"]["dropout"].as_f64().unwrap_or(0.0);
+    anyhow::ensure!(
+        dropout == 0.0,
+        "{}: model.dropout is {dropout}, expected null: the same text must always give the same tokens",
+        path.display()
+    );
+    Ok(())
+}
+
+/// What the files beside a tokenizer say of its special tokens.
+struct NamedTokens(Vec<Value>);
+
+impl NamedTokens {
+    fn beside(path: &Path) -> anyhow::Result<Self> {
+        let mut files = Vec::new();
+        for name in NAMING_FILES {
+            let path = path.with_file_name(name);
+            match std::fs::read(&path) {
+                Ok(bytes) => files.push(
+                    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?,
+                ),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("reading {} failed", path.display()));
+                }
+            }
+        }
+        Ok(Self(files))
+    }
+
+    /// The token of this role, if the tokenizer has the one that is named.
+    fn id(&self, tokenizer: &TextTokenizer, role: &str) -> Option<u32> {
+        let text = |file: &Value| {
+            let token = &file[role];
+            token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
+        };
+        self.0.iter().filter_map(text).find_map(|text| tokenizer.token_id(&text))
+    }
+}
+
+impl Tokenize for DocumentTokenizer {
+    fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        tokens.extend(self.tokenizer.encode(text)?);
+        Ok(())
+    }
+
+    fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    fn bos_token_id(&self) -> Option<u32> {
+        self.bos
+    }
+
+    fn eos_token_id(&self) -> u32 {
+        self.eos
+    }
+
+    fn pad_token_id(&self) -> Option<u32> {
+        self.pad
+    }
+
+    fn tokenizer_json(&self) -> Option<String> {
+        Some(self.json.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

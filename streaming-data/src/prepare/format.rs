@@ -1,0 +1,104 @@
+//! What an input is, by its name.
+
+use std::path::Path;
+
+use super::skip::SkipReason;
+
+/// How an input holds documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// The file is a document.
+    Text,
+    /// A line is a document.
+    JsonLines(Compression),
+    /// A row is a document.
+    Parquet,
+    /// A folder of shards and their index: a sample is a document, or a row of tokens.
+    Mds,
+}
+
+/// How a file is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Compression {
+    /// Not at all.
+    None,
+    /// Gzip, of any number of members.
+    Gzip,
+    /// Zstandard, of any number of frames.
+    Zstd,
+    /// Brotli.
+    Brotli,
+}
+
+/// Ends of names of compressed files, and whether they can be JSON lines here.
+const COMPRESSED: [(&str, Option<Compression>); 9] = [
+    ("gz", Some(Compression::Gzip)),
+    ("zst", Some(Compression::Zstd)),
+    ("zstd", Some(Compression::Zstd)),
+    ("bz2", None),
+    ("xz", None),
+    ("lz4", None),
+    ("br", None),
+    ("zip", None),
+    ("7z", None),
+];
+
+impl Format {
+    /// What a file of this name is: JSON lines and Parquet say so, everything else is text.
+    ///
+    /// # Errors
+    /// [`SkipReason`] for a name that says that the file cannot be read.
+    pub(crate) fn of_file(path: &Path) -> Result<Format, SkipReason> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+        let (stem, end) = name.rsplit_once('.').unwrap_or((&name, ""));
+        let is_json_lines =
+            |name: &str| [".jsonl", ".ndjson", ".json"].iter().any(|end| name.ends_with(end));
+        if let Some((found, compression)) = COMPRESSED.iter().find(|(known, _)| *known == end) {
+            return match compression {
+                Some(compression) if is_json_lines(stem) => Ok(Format::JsonLines(*compression)),
+                _ => Err(SkipReason::Compression { found }),
+            };
+        }
+        match end {
+            "parquet" | "pq" => Ok(Format::Parquet),
+            "mds" => Err(SkipReason::LooseMdsShard),
+            _ if is_json_lines(&name) => Ok(Format::JsonLines(Compression::None)),
+            _ => Ok(Format::Text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_what_a_file_is() {
+        let lines = Format::JsonLines;
+        for (name, expected) in [
+            ("a.txt", Format::Text),
+            ("README", Format::Text),
+            ("jsonl", Format::Text),
+            ("a.rs", Format::Text),
+            ("a.jsonl", lines(Compression::None)),
+            ("a.NDJSON", lines(Compression::None)),
+            ("a.json", lines(Compression::None)),
+            ("c4-train.00000-of-01024.json.gz", lines(Compression::Gzip)),
+            ("a.b.jsonl.zst", lines(Compression::Zstd)),
+            ("a.ndjson.zstd", lines(Compression::Zstd)),
+            ("a.parquet", Format::Parquet),
+            ("a.json.parquet", Format::Parquet),
+        ] {
+            assert_eq!(Format::of_file(Path::new(name)).unwrap(), expected, "{name}");
+        }
+        for (name, part) in [
+            ("a.txt.gz", ".gz"),
+            ("a.jsonl.bz2", ".bz2"),
+            ("a.zst", ".zst"),
+            ("shard.00000.mds", "MDS"),
+        ] {
+            let reason = Format::of_file(Path::new(name)).unwrap_err().to_string();
+            assert!(reason.contains(part), "{name}: {reason}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The samples of one shard, read from its beginning to its end, compressed or not.
+//!
+//! A shard is `u32 n`, `u32 offsets[n + 1]`, a description of the columns that the index states too,
+//! and the samples. A sample is a `u32` size for every column that has no fixed one, and the bytes
+//! of all columns. All is little endian, and offsets count from the beginning of the file. In memory
+//! are the offsets (4 bytes a sample) and the wanted column of the samples at hand; of a shard in
+//! Snappy, which can only be decompressed as a whole, all of it.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, BufReader, Cursor, Read},
+    path::Path,
+    sync::Arc,
+};
+
+use super::{Wanted, digest};
+use crate::{
+    error::DataError,
+    prepare::{
+        format::Compression,
+        input::{Limits, stream::Stream, values::Values},
+    },
+};
+
+/// A shard in Snappy above this is refused.
+const SNAPPY_BYTES_LIMIT: u64 = 1 << 30;
+
+/// How much is decompressed at once.
+const BUFFER_BYTES: usize = 128 << 10;
+
+/// How a shard is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShardCompression {
+    Streamed(Compression),
+    Snappy,
+}
+
+impl ShardCompression {
+    pub(crate) const NONE: ShardCompression = ShardCompression::Streamed(Compression::None);
+
+    /// The compression of this name, with or without a level behind it (`zstd:7`).
+    pub(crate) fn by_name(name: &str) -> Option<ShardCompression> {
+        Some(ShardCompression::Streamed(match name.split(':').next()? {
+            "zstd" => Compression::Zstd,
+            "gz" => Compression::Gzip,
+            "br" => Compression::Brotli,
+            "snappy" => return Some(ShardCompression::Snappy),
+            _ => return None,
+        }))
+    }
+}
+
+/// A shard as the index states it.
+#[derive(Debug)]
+pub(crate) struct ShardEntry {
+    /// The file that is there.
+    pub path: Arc<Path>,
+    /// Its size.
+    pub bytes: u64,
+    /// Its hashes by the names of algorithms.
+    pub hashes: BTreeMap<String, String>,
+    pub compression: ShardCompression,
+    /// Its size when it is not compressed.
+    pub raw_bytes: u64,
+    pub samples: u64,
+    /// Bytes of each column, where they are the same in every sample.
+    pub sizes: Vec<Option<u32>>,
+    /// The column that is wanted, and what it holds.
+    pub column: usize,
+    pub wanted: Wanted,
+}
+
+/// A shard being read.
+pub(crate) struct OpenShard {
+    path: Arc<Path>,
+    bytes: Box<dyn Read + Send>,
+    /// How far the file was read, where it is read as a stream.
+    stream_bytes: Box<dyn Fn() -> u64 + Send>,
+    sizes: Vec<Option<u32>>,
+    column: usize,
+    raw_bytes: u64,
+    /// Where each sample begins, and the last ends.
+    offsets: Vec<u32>,
+    /// The next sample.
+    sample: usize,
+}
+
+impl OpenShard {
+    /// Verifies the file and reads where its samples are.
+    ///
+    /// # Errors
+    /// [`DataError::ShardDigest`], [`DataError::DamagedMdsShard`] and [`DataError::Io`].
+    pub(crate) fn open(entry: &ShardEntry) -> Result<OpenShard, DataError> {
+        digest::verify(&entry.path, &entry.hashes)?;
+        let (bytes, stream_bytes) = content(entry)?;
+        let mut shard = OpenShard {
+            path: Arc::clone(&entry.path),
+            bytes,
+            stream_bytes,
+            sizes: entry.sizes.clone(),
+            column: entry.column,
+            raw_bytes: entry.raw_bytes,
+            offsets: Vec::new(),
+            sample: 0,
+        };
+        shard.read_offsets(entry.samples)?;
+        Ok(shard)
+    }
+
+    /// Number of the next sample.
+    pub(crate) fn sample(&self) -> u64 {
+        self.sample as u64
+    }
+
+    /// Bytes of the file that were read.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        (self.stream_bytes)()
+    }
+
+    fn read_offsets(&mut self, samples: u64) -> Result<(), DataError> {
+        let found = u64::from(self.read_u32()?);
+        if found != samples {
+            return Err(
+                self.damaged(format!("{found} samples"), format!("{samples} as the index says"))
+            );
+        }
+        let header_bytes = 4 + 4 * (samples + 1);
+        // Offsets have 32 bits, so whatever the index says, this is not to be believed above that.
+        if header_bytes > self.raw_bytes.min(u64::from(u32::MAX)) {
+            let expected = format!("room for them in {} bytes", self.raw_bytes);
+            return Err(self.damaged(format!("{samples} samples"), expected));
+        }
+        let mut offsets = vec![0; (header_bytes - 4) as usize];
+        self.read_exact(&mut offsets)?;
+        let offset = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        self.offsets = offsets.chunks_exact(4).map(offset).collect();
+        let (first, last) = (self.offsets[0], self.offsets[samples as usize]);
+        let is_sorted = self.offsets.is_sorted();
+        if !is_sorted || u64::from(first) < header_bytes || u64::from(last) != self.raw_bytes {
+            let found = format!("samples from byte {first} to byte {last}");
+            let found = if is_sorted { found } else { format!("{found}, not in order") };
+            let expected = format!("from {header_bytes} or later to {}", self.raw_bytes);
+            return Err(self.damaged(found, expected));
+        }
+        self.pass_over(u64::from(first) - header_bytes)
+    }
+
+    /// Appends the wanted column of the next sample; false where there is none.
+    ///
+    /// # Errors
+    /// [`DataError::DamagedMdsShard`] and [`DataError::Io`].
+    pub(crate) fn read_sample(
+        &mut self,
+        values: &mut Values,
+        limits: Limits,
+    ) -> Result<bool, DataError> {
+        let Some(&[start, end]) = self.offsets.get(self.sample..self.sample + 2) else {
+            return self.check_end().map(|()| false);
+        };
+        let mut left = u64::from(end - start);
+        let (mut before, mut size, mut behind) = (0, 0, 0);
+        for column in 0..self.sizes.len() {
+            let column_bytes = match self.sizes[column] {
+                Some(bytes) => bytes,
+                None => {
+                    left = left.checked_sub(4).ok_or_else(|| self.wrong_sample(start, end))?;
+                    self.read_u32()?
+                }
+            };
+            let sum = match column.cmp(&self.column) {
+                std::cmp::Ordering::Less => &mut before,
+                std::cmp::Ordering::Equal => &mut size,
+                std::cmp::Ordering::Greater => &mut behind,
+            };
+            *sum += u64::from(column_bytes);
+        }
+        if before + size + behind != left {
+            return Err(self.wrong_sample(start, end));
+        }
+        self.pass_over(before)?;
+        if size > limits.document_bytes as u64 {
+            values.push_too_long(limits);
+            self.pass_over(size)?;
+        } else {
+            let mut value = vec![0; size as usize];
+            self.read_exact(&mut value)?;
+            values.push(&value, limits);
+        }
+        self.pass_over(behind)?;
+        self.sample += 1;
+        Ok(true)
+    }
+
+    /// What is behind the last sample must be nothing, and decompress without a fault.
+    fn check_end(&mut self) -> Result<(), DataError> {
+        match self.bytes.read(&mut [0]).map_err(|error| self.unreadable(error))? {
+            0 => Ok(()),
+            _ => {
+                let expected = format!("{} as the index says", self.raw_bytes);
+                Err(self.damaged("more bytes behind the last sample".to_owned(), expected))
+            }
+        }
+    }
+
+    fn read_u32(&mut self) -> Result<u32, DataError> {
+        let mut bytes = [0; 4];
+        self.read_exact(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), DataError> {
+        self.bytes.read_exact(bytes).map_err(|error| self.unreadable(error))
+    }
+
+    fn pass_over(&mut self, bytes: u64) -> Result<(), DataError> {
+        let passed = io::copy(&mut (&mut self.bytes).take(bytes), &mut io::sink());
+        match passed {
+            Ok(passed) if passed == bytes => Ok(()),
+            Ok(_) => Err(self.unreadable(io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(self.unreadable(error)),
+        }
+    }
+
+    fn wrong_sample(&self, start: u32, end: u32) -> DataError {
+        let found = format!("sample {} of {} bytes", self.sample, end - start);
+        self.damaged(found, "as many as its columns have".to_owned())
+    }
+
+    fn damaged(&self, found: String, expected: String) -> DataError {
+        DataError::DamagedMdsShard { path: self.path.to_path_buf(), found, expected }
+    }
+
+    fn unreadable(&self, error: io::Error) -> DataError {
+        DataError::io("read shard", &*self.path)(error)
+    }
+}
+
+/// The content of a shard, and how far its file was read.
+type Content = (Box<dyn Read + Send>, Box<dyn Fn() -> u64 + Send>);
+
+fn content(entry: &ShardEntry) -> Result<Content, DataError> {
+    let path = &entry.path;
+    match entry.compression {
+        ShardCompression::Streamed(compression) => {
+            let stream =
+                Stream::open(path, compression).map_err(DataError::io("open shard", &**path))?;
+            let count = stream.count();
+            let bytes = BufReader::with_capacity(BUFFER_BYTES, stream);
+            Ok((Box::new(bytes), Box::new(move || count.bytes())))
+        }
+        ShardCompression::Snappy => {
+            let damaged = |found: String, expected: String| {
+                let path = path.to_path_buf();
+                DataError::DamagedMdsShard { path, found, expected }
+            };
+            let bytes = fs::read(path).map_err(DataError::io("read shard", &**path))?;
+            let length = snap::raw::decompress_len(&bytes).map_or(0, |length| length as u64);
+            if length != entry.raw_bytes || length > SNAPPY_BYTES_LIMIT {
+                let expected = entry.raw_bytes;
+                return Err(damaged(
+                    format!("{length} bytes in Snappy"),
+                    format!("{expected} as the index says, and at most {SNAPPY_BYTES_LIMIT}"),
+                ));
+            }
+            let raw = snap::raw::Decoder::new().decompress_vec(&bytes).map_err(|error| {
+                damaged(format!("no Snappy ({error})"), "what the index says".to_owned())
+            })?;
+            let file_bytes = entry.bytes;
+            Ok((Box::new(Cursor::new(raw)), Box::new(move || file_bytes)))
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Parquet: a document a row, its text in a column of strings.
+//!
+//! The column is read as its values, page by page, and not as Arrow arrays: so it does not matter
+//! which of Arrow's kinds of strings a writer had (small, large, views, dictionaries), a value that
+//! is not UTF-8 costs one row instead of the rest of the file, and a part ends where its texts are
+//! large enough, however many rows a row group has.
+
+use std::{
+    fs::File,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::Arc,
+};
+
+use parquet::{
+    basic::{ConvertedType, LogicalType, Type as PhysicalType},
+    column::reader::{ColumnReaderImpl, get_typed_column_reader},
+    data_type::{ByteArray, ByteArrayType},
+    errors::ParquetError,
+    file::reader::{FileReader, SerializedFileReader},
+    schema::types::{ColumnDescriptor, SchemaDescriptor},
+};
+
+use super::{
+    Limits, More, Next, Part, ReadFailure, ReadParts,
+    values::{Texts, Values},
+};
+use crate::{
+    error::DataError,
+    prepare::skip::{Place, SkipReason},
+    shard::panic_text,
+};
+
+/// Rows that are read at once: a part may exceed its size by the texts of so many.
+const ROWS_AT_ONCE: usize = 16;
+
+/// Rows of a part, however short their texts.
+const PART_ROWS: usize = 1 << 16;
+
+/// How many columns an error names.
+const NAMED_COLUMNS: usize = 20;
+
+/// A column of a file being read.
+pub(crate) struct TextColumn {
+    path: Arc<Path>,
+    file: SerializedFileReader<File>,
+    /// The file's size.
+    bytes: u64,
+    /// The column's place among the leaves of the schema.
+    leaf: usize,
+    /// Values with a lower level are nulls.
+    defined: i16,
+    /// The row group at hand.
+    group: usize,
+    /// Its column, once it was begun, and its rows that were not read.
+    column: Option<(ColumnReaderImpl<ByteArrayType>, u64)>,
+    /// The next row of the file.
+    row: u64,
+    rows: u64,
+    /// Why nothing more can be read.
+    failure: Option<ParquetError>,
+}
+
+impl TextColumn {
+    /// Opens a file that has the column.
+    ///
+    /// # Errors
+    /// [`SkipReason::Unreadable`] or [`SkipReason::NotParquet`] to be skipped, and
+    /// [`DataError::InputColumn`].
+    pub(crate) fn open(path: &Path, key: &str) -> Result<TextColumn, ReadFailure> {
+        let unreadable = |error: std::io::Error| ReadFailure::Skip(error.into());
+        let file = File::open(path).map_err(unreadable)?;
+        let bytes = file.metadata().map_err(unreadable)?.len();
+        let file = guarded(|| SerializedFileReader::new(file))
+            .map_err(|source| ReadFailure::Skip(SkipReason::NotParquet { source }))?;
+        let metadata = file.metadata().file_metadata();
+        let leaf = find_column(metadata.schema_descr(), key).map_err(|found| {
+            let expected = format!("a column {key:?} of strings");
+            ReadFailure::Fatal(DataError::InputColumn { path: path.to_owned(), found, expected })
+        })?;
+        let defined = metadata.schema_descr().column(leaf).max_def_level();
+        let rows = file.metadata().row_groups().iter().map(|group| group.num_rows());
+        let rows = rows.map(|rows| u64::try_from(rows).unwrap_or(0)).sum();
+        Ok(TextColumn {
+            path: path.into(),
+            file,
+            bytes,
+            leaf,
+            defined,
+            group: 0,
+            column: None,
+            row: 0,
+            rows,
+            failure: None,
+        })
+    }
+
+    /// Appends some rows; none at the end of the file.
+    fn read_rows(&mut self, rows: &mut Values, limits: Limits) -> Result<usize, ParquetError> {
+        loop {
+            let (column, left) = match &mut self.column {
+                Some(column) => column,
+                None if self.group == self.file.num_row_groups() => return Ok(0),
+                none => {
+                    let group = self.file.get_row_group(self.group)?;
+                    let column = get_typed_column_reader(group.get_column_reader(self.leaf)?);
+                    let rows = u64::try_from(group.metadata().num_rows()).unwrap_or(0);
+                    none.insert((column, rows))
+                }
+            };
+            let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
+            let (read, ..) =
+                column.read_records(ROWS_AT_ONCE, Some(&mut levels), None, &mut values)?;
+            if read == 0 && *left == 0 {
+                self.column = None;
+                self.group += 1;
+                continue;
+            }
+            let short = || ParquetError::EOF("a row group has other rows than it says".to_owned());
+            *left = left.checked_sub(read as u64).filter(|_| read > 0).ok_or_else(short)?;
+            let mut values = values.iter();
+            for row in 0..read {
+                let is_null =
+                    self.defined > 0 && *levels.get(row).ok_or_else(short)? < self.defined;
+                match is_null {
+                    true => rows.push_null(),
+                    false => rows.push(values.next().ok_or_else(short)?.data(), limits),
+                }
+            }
+            return Ok(read);
+        }
+    }
+}
+
+impl ReadParts for TextColumn {
+    fn next_part(&mut self, limits: Limits) -> Result<Next, ReadFailure> {
+        let first_row = self.row;
+        let mut rows = Values::new(first_row, Place::Row);
+        let mut more = More::Yes;
+        while self.failure.is_none()
+            && rows.value_bytes() < limits.part_bytes
+            && rows.len() < PART_ROWS
+        {
+            match guarded(|| self.read_rows(&mut rows, limits)) {
+                Ok(0) => {
+                    more = More::No;
+                    break;
+                }
+                Ok(read) => self.row += read as u64,
+                Err(error) => {
+                    rows.truncate((self.row - first_row) as usize);
+                    self.failure = Some(error);
+                }
+            }
+        }
+        if rows.len() == 0 {
+            if let Some(source) = self.failure.take() {
+                let from = Place::Row(self.row);
+                let source = Box::new(source);
+                return Err(ReadFailure::Skip(SkipReason::Damaged { from, source }));
+            }
+            return Ok(Next { part: None, read_bytes: self.bytes, more });
+        }
+        // How far the file was read, by rows: its columns are all over it.
+        let fraction = self.row as f64 / self.rows.max(1) as f64;
+        let read_bytes = (self.bytes as f64 * fraction.min(1.0)) as u64;
+        let bytes = rows.held_bytes();
+        let part = Part { path: Arc::clone(&self.path), bytes, documents: Box::new(Texts(rows)) };
+        Ok(Next { part: Some(part), read_bytes, more })
+    }
+}
+
+/// Runs code of the Parquet reader, which may panic on a damaged file.
+fn guarded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    // Whatever was half changed is not used again.
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        Err(ParquetError::General(format!("the Parquet reader panicked: {}", panic_text(&*panic))))
+    })
+}
+
+/// Which leaf is the column of strings, or what there is in its place. A name with dots is first
+/// that of a column, then the way to a nested one.
+fn find_column(schema: &SchemaDescriptor, key: &str) -> Result<usize, String> {
+    let leaves = schema.columns();
+    let is_named = |leaf: &ColumnDescriptor| leaf.path().parts() == [key];
+    let is_nested = |leaf: &ColumnDescriptor| leaf.path().string() == key;
+    let leaf = leaves.iter().position(|leaf| is_named(leaf));
+    let leaf = leaf.or_else(|| leaves.iter().position(|leaf| is_nested(leaf)));
+    let Some(leaf) = leaf else {
+        let within = format!("{key}.");
+        if leaves.iter().any(|leaf| leaf.path().string().starts_with(&within)) {
+            return Err(format!("column {key:?} of lists or groups"));
+        }
+        let mut names: Vec<_> = leaves.iter().map(|leaf| leaf.path().string()).collect();
+        let others = names.len().saturating_sub(NAMED_COLUMNS);
+        names.truncate(NAMED_COLUMNS);
+        let others = if others == 0 { String::new() } else { format!(" and {others} others") };
+        return Err(format!("columns {}{others}", names.join(", ")));
+    };
+    let column = &leaves[leaf];
+    let is_string = column.physical_type() == PhysicalType::BYTE_ARRAY
+        && (column.converted_type() == ConvertedType::UTF8
+            || matches!(column.logical_type_ref(), Some(LogicalType::String)));
+    if column.max_rep_level() > 0 {
+        return Err(format!("column {key:?} of lists"));
+    }
+    if !is_string {
+        let physical = column.physical_type();
+        let kind = match (column.logical_type_ref(), column.converted_type()) {
+            (Some(logical), _) => format!("{physical} ({logical:?})"),
+            (None, ConvertedType::NONE) => physical.to_string(),
+            (None, converted) => format!("{physical} ({converted})"),
+        };
+        return Err(format!("column {key:?} of type {kind}"));
+    }
+    Ok(leaf)
+}

@@ -1,0 +1,90 @@
+//! What to prepare, and how.
+
+use std::{num::NonZeroUsize, path::PathBuf};
+
+/// What below an input folder is an input, where nothing else is said: texts, JSON lines, Parquet
+/// files, and folders that are MDS data sets (by their index).
+pub const DEFAULT_GLOB: &str = "**/{*.txt,*.jsonl,*.jsonl.gz,*.jsonl.zst,*.ndjson,*.ndjson.gz,\
+                                *.ndjson.zst,*.json.gz,*.json.zst,*.parquet,index.json}";
+
+/// Where the text of a line, row or sample is, where nothing else is said.
+pub const DEFAULT_TEXT_KEY: &str = "text";
+
+/// Predicted tokens per sample of documents, where nothing else is said.
+pub const DEFAULT_SEQ_LEN: NonZeroUsize = NonZeroUsize::new(512).unwrap();
+
+/// What to prepare.
+#[derive(Debug, Clone)]
+pub struct PrepareSettings {
+    /// Files, and folders, searched with their subfolders (symbolic links are followed) for files
+    /// whose path below the folder matches `glob`. What a file is follows from its name: JSON lines
+    /// (`.jsonl`, `.ndjson`, `.json`, and these with `.gz`, `.zst` or `.zstd` behind), Parquet
+    /// (`.parquet`, `.pq`), else a text. A folder whose `index.json` matches the glob and is that of
+    /// an MDS data set is one input. A file is an input once, however many paths lead to it; the
+    /// smallest of the paths counts.
+    pub inputs: Vec<PathBuf>,
+    /// The folder that is to be the data set: missing or empty.
+    pub output: PathBuf,
+    /// What in input folders is an input: `*` within a folder, `**` across folders, `{a,b}` for
+    /// either.
+    pub glob: String,
+    /// Where the text of a line, row or sample is: a key, or a column, with dots into nested ones.
+    /// By default [`DEFAULT_TEXT_KEY`]; where it is given, MDS samples are documents even if they
+    /// have tokens as well.
+    pub text_key: Option<String>,
+    /// Predicted tokens per sample; a row has one token more. Below 2^31 - 1. By default
+    /// [`DEFAULT_SEQ_LEN`] for documents; samples that are tokenized already have a length, which
+    /// this must agree with where it is given.
+    pub seq_len: Option<NonZeroUsize>,
+    /// Size of the vocabulary that the index states: at least that of the tokenizer. By default the
+    /// tokenizer's; of samples that were tokenized by nobody knows whom, their largest token + 1.
+    pub vocab_size: Option<u32>,
+    /// Who made the tokens of samples that are tokenized already.
+    pub tokenized_by: TokenizedBy,
+    /// Threads that read, tokenize and encode, beside the calling one, which writes.
+    pub workers: NonZeroUsize,
+    /// Whether files, lines and rows that cannot be documents are an error.
+    pub strictness: Strictness,
+    /// Rows of each shard but the last. By default about 64 MiB of tokens, decoded.
+    pub shard_samples: Option<NonZeroUsize>,
+}
+
+impl PrepareSettings {
+    /// The settings with a default for all that has one: the glob [`DEFAULT_GLOB`], one worker,
+    /// [`Strictness::Lenient`], shards of about 64 MiB.
+    pub fn new(inputs: Vec<PathBuf>, output: PathBuf, seq_len: NonZeroUsize) -> PrepareSettings {
+        PrepareSettings {
+            inputs,
+            output,
+            glob: DEFAULT_GLOB.to_owned(),
+            text_key: None,
+            seq_len: Some(seq_len),
+            vocab_size: None,
+            tokenized_by: TokenizedBy::Unknown,
+            workers: NonZeroUsize::MIN,
+            strictness: Strictness::Lenient,
+            shard_samples: None,
+        }
+    }
+}
+
+/// What becomes of files that cannot be read or are not UTF-8, and of lines, rows and samples that
+/// are no documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strictness {
+    /// They are skipped and named in the report.
+    #[default]
+    Lenient,
+    /// The first is an error, and nothing is written.
+    Strict,
+}
+
+/// Who made the tokens of samples that are tokenized already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TokenizedBy {
+    /// Nobody knows: the index states no special tokens, and no tokenizer is put beside it.
+    #[default]
+    Unknown,
+    /// The tokenizer that `prepare` was given.
+    Tokenizer,
+}

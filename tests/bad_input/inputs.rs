@@ -1,0 +1,80 @@
+//! What `prepare` is given to read: wrong lines, columns, samples and flags.
+
+use std::path::{Path, PathBuf};
+
+use crate::support::outcome::files;
+use crate::support::{Finished, Workbench};
+
+fn prepare(bench: &Workbench, arguments: &[&str]) -> Finished {
+    bench.tidemill(&[&["prepare", "--output", "out"], arguments].concat())
+}
+
+fn mds(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("streaming-data/tests/fixtures/mds").join(name)
+}
+
+/// Lines that are no documents are named and counted; with `--strict` the first is the error.
+#[test]
+fn lines_of_documents() {
+    let bench = Workbench::new();
+    let good = format!("{{\"text\": {:?}}}\n", "a".repeat(50));
+    std::fs::create_dir(bench.path("in")).unwrap();
+    bench.write("in/a.jsonl", format!("{good}{}{good}", "{\"txt\": 1}\n".repeat(30)));
+    bench.write("in/b.txt", "b".repeat(50));
+    let input = ["--input", "in", "--seq-len", "16", "--format", "json"];
+    let finished = prepare(&bench, &input).expect(0);
+    let report = finished.json();
+    assert_eq!((&report["documents"], &report["broken"]), (&3.into(), &30.into()));
+    assert_eq!(report["named_broken"][0]["place"], "line 2");
+    let said: Vec<&str> = finished.stderr.lines().collect();
+    assert_eq!(said.len(), 21, "{finished:?}");
+    assert_eq!(said[0], "skipped in/a.jsonl, line 2: it has no key \"text\"");
+    assert_eq!(said[20], "skipped 10 other lines or rows");
+    std::fs::remove_dir_all(bench.path("out")).unwrap();
+
+    let key = ["--text-key", "body.text"];
+    for (arguments, parts) in [
+        (&["--strict"][..], &["cannot take line 2 of in/a.jsonl: it has no key \"text\""][..]),
+        (&key, &["32 lines or rows skipped", "in/a.jsonl, line 1: it has no key \"body.text\""]),
+        (&["--eos-token", "x", "--tokenizer", "bytes"], &["--eos-token: expected only with a"]),
+        (&["--vocab-size", "258"], &["vocab_size is 258, expected at least"]),
+    ] {
+        let all = [&["--input", "in/a.jsonl", "--seq-len", "16"], arguments].concat();
+        prepare(&bench, &all).refused(1, parts);
+        assert!(!bench.path("out").exists(), "{arguments:?}");
+    }
+    prepare(&bench, &["--input", "in", "--eos-token", "x"]).refused(2, &["--tokenizer"]);
+}
+
+/// Samples that are tokenized already become rows as they are, and say what their vocabulary is.
+#[test]
+fn samples_of_tokens() {
+    let bench = Workbench::new();
+    let tokens = mds("tokens-uint16-gz").display().to_string();
+    let report = prepare(&bench, &["--input", &tokens]).expect(0);
+    let vocabulary = "from 40 samples that were tokenized already; vocabulary of 997: the largest";
+    assert!(report.stdout.contains("40 samples of 32 tokens"), "{report:?}");
+    assert!(report.stdout.contains(vocabulary), "{report:?}");
+    let before = files(&bench.path("out"));
+    let inspected = bench.tidemill(&["inspect", "out", "--format", "json"]).expect(0).json();
+    assert_eq!((&inspected["samples"], &inspected["seq_len"]), (&40.into(), &32.into()));
+    std::fs::remove_dir_all(bench.path("out")).unwrap();
+    prepare(&bench, &["--input", &tokens, "-w", "1", "--seq-len", "32"]).expect(0);
+    assert!(files(&bench.path("out")) == before);
+    std::fs::remove_dir_all(bench.path("out")).unwrap();
+
+    let name = |name: &str| mds(name).display().to_string();
+    for (inputs, arguments, part) in [
+        (vec![tokens.clone()], &["--seq-len", "64"][..], "predict 32, expected seq_len 64"),
+        (vec![tokens.clone()], &["--vocab-size", "900"], "found token 90"),
+        (vec![tokens.clone()], &["--tokenizer", "bytes"], "(vocabulary of 259)"),
+        (vec![tokens.clone(), "data-text".to_owned()], &[], "expected the one or the other"),
+        (vec![name("pickled")], &[], "column \"meta\" of pickled objects (pkl)"),
+        (vec![name("tokens-bz2")], &[], "shards[0].compression is \"bz2\""),
+        (vec![name("tokens-uneven")], &[], "found 32 tokens, expected 33 as in the first sample"),
+    ] {
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        prepare(&bench, &[&["--input"], &inputs[..], arguments].concat()).refused(1, &[part]);
+        assert!(!bench.path("out").exists(), "{part}");
+    }
+}
