@@ -37,7 +37,7 @@
 //! **What is dropped.** Shards in use by no process: first those that this stream does not know,
 //! then those that it needs last. A shard is never dropped for one that is needed later, and what the
 //! stream knows only for one that is among the next `requests` shards: earlier than that would be to
-//! trade what the next epoch needs for what this one does not need yet.
+//! download more in all.
 
 use std::{ops::Range, path::PathBuf, sync::Arc};
 

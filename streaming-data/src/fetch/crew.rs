@@ -321,8 +321,8 @@ impl Crew {
             let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
             let Some((shard, rank)) = self.next_ahead() else { return };
             let work = Work { crew: self, shard };
-            // What was just used is needed last. To drop it for everything that is needed sooner
-            // would be to keep nothing for the next epoch: only what is needed soon is worth it.
+            // To drop what the next epoch needs, long before this one needs what it is dropped for,
+            // is to download more in all: only what is needed soon is worth it.
             let before = if rank < self.requests as u64 { rank } else { u64::MAX };
             let path = self.data_set.shards()[shard].path();
             let room = match cache.find(&self.keys[shard], path) {

@@ -87,18 +87,18 @@ fn the_smallest_limit_holds_and_is_enough() {
 /// What one stream needs last is dropped first, and never what it needs sooner.
 #[test]
 fn a_second_epoch_finds_what_fits() {
-    let samples = [10; 12];
+    let samples = [10; 30];
     let folder = indexed_example(&samples, ROW_TOKENS);
     let bytes = fs::metadata(folder.path().join("shard-00000.parquet")).unwrap().len();
     let cache = tempfile::tempdir().unwrap();
     let store = Faulty::of_folder(folder.path(), 0, &[], 0);
     let asked = Arc::clone(&store.asked);
-    // Room for 8 of 12, up to 4 of them for what is next: the others are kept for the next epoch.
-    // What drops the oldest would keep none, and download all 48.
-    let data_set = open(Arc::new(store), &settings(cache.path(), Some(8 * bytes))).unwrap();
-    read_and_compare(&data_set, ShuffleOrder::None, 0..120 * 4, true).unwrap();
+    // Room for 20 of 30: the best that can be is to download 10 in every later epoch. What drops the
+    // oldest would keep none, and download all 120.
+    let data_set = open(Arc::new(store), &settings(cache.path(), Some(20 * bytes))).unwrap();
+    read_and_compare(&data_set, ShuffleOrder::None, 0..300 * 4, true).unwrap();
     let downloads = asked.requests() - 1;
-    assert!(downloads <= 12 + 3 * 9, "{downloads} downloads of 48 uses");
+    assert!(downloads <= 30 + 3 * 11, "{downloads} downloads of 120 uses");
 }
 
 /// The streams of a process that share a cache need it to hold what all of them need, and leave each

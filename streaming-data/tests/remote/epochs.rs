@@ -1,17 +1,21 @@
 //! Epochs of remote data sets, whatever their stores do.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    num::NonZeroUsize,
+    sync::{Arc, atomic::Ordering},
+};
 
 use tidemill_streaming_data::{
-    DataSet,
+    DataSet, Mixture,
     order::{SampleId, ShuffleOrder},
+    reader::{Decoder, DecoderSettings},
     store::{Location, RemoteFolder},
 };
 
 use crate::{
     ORDERS, ROW_TOKENS, SAMPLES, decoder,
     faulty::{Fault, Faulty, PASSING},
-    files, hasty, open, read_and_compare, settings, smallest_limit, store_settings,
+    files, hasty, open, read_and_compare, settings, shuffle, smallest_limit, store_settings,
     support::{Form, example_row, indexed_example, write_example},
     wait_until,
 };
@@ -21,6 +25,8 @@ fn a_store_in_memory_is_a_data_set_with_and_without_an_index() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let plain = tempfile::tempdir().unwrap();
     write_example(plain.path(), &SAMPLES, ROW_TOKENS, &Form::plain());
+    // What is no shard is none.
+    std::fs::write(plain.path().join("notes.txt"), "of the people who made it").unwrap();
     for (name, folder) in [("indexed", folder.path()), ("plain", plain.path())] {
         let local = DataSet::open(folder).unwrap();
         let url = format!("memory://{name}/some/where");
@@ -117,14 +123,28 @@ fn few_samples_take_few_bytes_and_keep_nothing() {
     }
 }
 
-/// A full shuffle of more than the cache may hold reads row groups, and keeps nothing.
+/// A full shuffle of more than the cache may hold reads row groups, no more at once than may be, and
+/// keeps nothing.
 #[test]
 fn a_full_shuffle_of_more_than_the_cache_reads_ranges() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let store = Faulty::of_folder(folder.path(), 9, &PASSING, 30);
+    let asked = Arc::clone(&store.asked);
     let cache = tempfile::tempdir().unwrap();
-    let data_set = open(Arc::new(store), &hasty(cache.path(), Some(100))).unwrap();
-    read_and_compare(&data_set, ShuffleOrder::Full, 0..100, false).unwrap();
+    let mut settings = hasty(cache.path(), Some(100));
+    settings.store.requests = NonZeroUsize::MIN;
+    let data_set = open(Arc::new(store), &settings).unwrap();
+    let mixture = Mixture::of(data_set, shuffle(ShuffleOrder::Full)).unwrap();
+    let threads = NonZeroUsize::new(2).unwrap();
+    // Batches of 64 samples.
+    let bounds = DecoderSettings { threads, memory_bytes: 1 << 20 };
+    let decoder = Decoder::new(mixture.clone(), bounds).unwrap();
+    for sample in decoder.reader(std::iter::once(0..100)) {
+        let sample = sample.unwrap();
+        let id = mixture.sample_at(sample.position).sample;
+        assert_eq!(sample.tokens, example_row(id.shard, id.row, ROW_TOKENS));
+    }
+    assert_eq!(asked.most_at_once.load(Ordering::SeqCst), 1);
     assert_eq!(files(cache.path()), []);
 }
 
