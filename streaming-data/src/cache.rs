@@ -86,6 +86,24 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         self.lock().entries.contains_key(key)
     }
 
+    /// The value of the key, where it is held.
+    pub(crate) fn get(&self, key: K) -> Option<Arc<V>> {
+        let mut content = self.lock();
+        matches!(content.entries.get(&key), Some(Some(_))).then(|| content.touch(key))
+    }
+
+    /// Keeps a value that was made otherwise than by [`get_or_load`](Self::get_or_load), unless it
+    /// is held or being loaded.
+    pub(crate) fn put(&self, key: K, value: V) -> Arc<V> {
+        let value = Arc::new(value);
+        let weight_bytes = value.weight_bytes();
+        let mut content = self.lock();
+        if weight_bytes <= self.bound_bytes && !content.entries.contains_key(&key) {
+            content.insert(key, Arc::clone(&value), weight_bytes, self.bound_bytes);
+        }
+        value
+    }
+
     fn lock(&self) -> MutexGuard<'_, Content<K, V>> {
         // Nothing panics while the content is half changed: the lock is used poisoned or not.
         self.content.lock().unwrap_or_else(PoisonError::into_inner)

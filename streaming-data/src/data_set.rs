@@ -28,20 +28,13 @@ use crate::{
     hash::ContentHash,
     index::{INDEX_FILE, Index},
     order::{CanonicalOrder, SampleId, ShuffleSettings},
-    shard::{DecodedTokens, Footer, Pieces, RowRule, Scratch, Shard, ShardFile},
+    shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
+    shards::{Files, Folder, Listed, Remote, Shards, unindexed},
     store::{Location, RemoteFolder, StoreSettings},
 };
 
-mod unindexed;
-
-/// Memory for footers that may be needed again; one takes about 1 KB per row group.
-const FOOTERS_BYTES: usize = 32 << 20;
-
 /// Memory for the places of pages, and for dictionaries, of which one may take 256 KiB.
 const PIECES_BYTES: usize = 32 << 20;
-
-/// Files that are open because they may be needed again.
-const OPEN_FILES: usize = 256;
 
 /// How a data set of a remote store is read; nothing here changes a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -66,34 +59,19 @@ pub struct CacheSettings {
 /// A data set; see the [module](self).
 #[derive(Clone)]
 pub struct DataSet {
+    shards: Shards,
     content: Arc<Content>,
 }
 
 struct Content {
-    /// The folder's path, or the text of its URL.
-    path: PathBuf,
-    location: Location,
-    /// Where it is remote.
-    remote: Option<Remote>,
     row_tokens: usize,
     vocab_size: Option<u32>,
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
     pad_token_id: Option<u32>,
     tokenizer_file: Option<String>,
-    fingerprint: ContentHash,
-    samples: u64,
-    shards: Vec<Shard>,
-    footers: BoundedCache<usize, Footer>,
     /// By shard and row group.
     pieces: BoundedCache<(usize, usize), Pieces>,
-    files: BoundedCache<usize, ShardFile>,
-}
-
-/// What a data set of a remote store is read with.
-pub(crate) struct Remote {
-    pub(crate) folder: RemoteFolder,
-    pub(crate) settings: DataSettings,
 }
 
 /// What is decoded at once: a piece of a row group of a shard.
@@ -102,12 +80,6 @@ pub(crate) struct Place {
     pub(crate) shard: usize,
     pub(crate) group: usize,
     pub(crate) piece: usize,
-}
-
-/// Where the shards of a data set are read from.
-pub(crate) trait Files {
-    /// A shard to read from. It is held while it is read, and not longer.
-    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError>;
 }
 
 impl DataSet {
@@ -165,7 +137,7 @@ impl DataSet {
 
     /// The folder, or the text of its URL.
     pub fn path(&self) -> &Path {
-        &self.content.path
+        self.shards.path()
     }
 
     /// Predicted tokens per sample: a sample has one token more.
@@ -195,12 +167,12 @@ impl DataSet {
 
     /// Where the folder is.
     pub fn location(&self) -> &Location {
-        &self.content.location
+        self.shards.location()
     }
 
     /// Where the tokenizer that made the tokens is, where an index names it.
     pub fn tokenizer_location(&self) -> Option<Location> {
-        self.content.tokenizer_file.as_ref().map(|file| self.content.location.join(file))
+        self.content.tokenizer_file.as_ref().map(|file| self.location().join(file))
     }
 
     /// Reads the tokenizer that made the tokens, where an index names it.
@@ -209,10 +181,10 @@ impl DataSet {
     /// [`DataError::Io`] or [`DataError::Store`] when it cannot be read.
     pub fn read_tokenizer(&self) -> Result<Option<Bytes>, DataError> {
         let Some(name) = &self.content.tokenizer_file else { return Ok(None) };
-        match &self.content.remote {
+        match self.shards.remote() {
             Some(remote) => remote.folder.get(name).map(Some),
             None => {
-                let path = self.content.path.join(name);
+                let path = self.path().join(name);
                 let bytes = fs::read(&path).map_err(DataError::io("read", &path))?;
                 Ok(Some(bytes.into()))
             }
@@ -221,12 +193,12 @@ impl DataSet {
 
     /// Samples in all shards.
     pub fn samples(&self) -> u64 {
-        self.content.samples
+        self.shards.samples()
     }
 
     /// The shards in stored order.
     pub fn shards(&self) -> &[Shard] {
-        &self.content.shards
+        self.shards.shards()
     }
 
     /// The identity of the data; the path does not enter.
@@ -237,7 +209,7 @@ impl DataSet {
     /// group. That tells data sets apart without reading them whole, but it does not find a few
     /// changed bytes; `prepare` writes hashes that do.
     pub fn fingerprint(&self) -> ContentHash {
-        self.content.fingerprint
+        self.shards.fingerprint()
     }
 
     /// The order of this data set's samples under some settings.
@@ -245,8 +217,7 @@ impl DataSet {
     /// # Errors
     /// As [`CanonicalOrder::new`]; not for a data set that opened.
     pub fn order(&self, settings: ShuffleSettings) -> Result<CanonicalOrder, DataError> {
-        let samples: Vec<u64> = self.shards().iter().map(Shard::samples).collect();
-        CanonicalOrder::new(&samples, settings)
+        self.shards.order(settings)
     }
 
     /// The tokens of one sample, decoded by the caller's thread: for looking at a data set. To
@@ -261,14 +232,15 @@ impl DataSet {
         let shard = &self.shards()[sample.shard];
         assert!(sample.row < shard.samples(), "no row {} in {:?}", sample.row, shard);
         let mut scratch = Scratch::default();
-        let footer = self.footer(sample.shard, self)?;
+        let files = &self.shards;
+        let footer = files.footer(sample.shard, files)?;
         let (group, first_row) = footer.group_of(sample.row);
         let row = sample.row - first_row;
-        let pieces = self.pieces(sample.shard, &footer, group, self, &mut scratch)?;
+        let pieces = self.pieces(sample.shard, &footer, group, files, &mut scratch)?;
         let mut tokens = Vec::with_capacity(self.content.row_tokens);
         for piece in pieces.of_row(row) {
             let place = Place { shard: sample.shard, group, piece };
-            let decoded = self.decode(place, &footer, &pieces, self, &mut scratch)?;
+            let decoded = self.decode(place, &footer, &pieces, files, &mut scratch)?;
             decoded.copy_to(self.places_of(row), &mut tokens);
         }
         Ok(tokens)
@@ -280,12 +252,9 @@ impl DataSet {
         row * row_tokens..(row + 1) * row_tokens
     }
 
-    /// The footer of a shard, whose content is verified before.
-    pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
-        self.content.footers.get_or_load(shard, || {
-            let file = files.file(shard)?;
-            self.shards()[shard].footer(&file, self.row_rule())
-        })
+    /// The shards, whatever their rows are.
+    pub(crate) fn all(&self) -> &Shards {
+        &self.shards
     }
 
     /// How a row group is decoded.
@@ -315,29 +284,8 @@ impl DataSet {
         footer.decode(&*files.file(shard)?, group, pieces, piece, self.row_rule(), scratch)
     }
 
-    /// What it is read with, where it is remote.
-    pub(crate) fn remote(&self) -> Option<&Remote> {
-        self.content.remote.as_ref()
-    }
-
-    /// Whether the footer of a shard is in memory.
-    pub(crate) fn has_footer(&self, shard: usize) -> bool {
-        self.content.footers.holds(&shard)
-    }
-
     fn row_rule(&self) -> RowRule {
         RowRule { row_tokens: self.content.row_tokens, vocab_size: self.content.vocab_size }
-    }
-}
-
-impl Files for DataSet {
-    /// The file; of a remote shard, ranges.
-    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
-        let entry = &self.shards()[shard];
-        self.content.files.get_or_load(shard, || match &self.content.remote {
-            Some(remote) => Ok(entry.ranges(&remote.folder)),
-            None => entry.open_local(),
-        })
     }
 }
 
@@ -366,55 +314,72 @@ fn open_local(path: &Path, location: Location) -> Result<DataSet, DataError> {
         return Err(DataError::NotAFolder { path: path.to_owned(), found });
     }
     let index = path.join(INDEX_FILE);
-    let content = if index.try_exists().map_err(DataError::io("look at index", &index))? {
-        let content = indexed(Index::read(path)?, location);
-        content.shards.iter().try_for_each(Shard::check_size)?;
-        content
-    } else {
-        unindexed::open(unindexed::Folder::Local(path), location)?
-    };
-    Ok(DataSet { content: Arc::new(content) })
+    if index.try_exists().map_err(DataError::io("look at index", &index))? {
+        let data_set = indexed(Index::read(path)?, location, None);
+        data_set.shards().iter().try_for_each(Shard::check_size)?;
+        return Ok(data_set);
+    }
+    let listed = unindexed(Folder::Local(path), &location, &tokens_of_first)?;
+    Ok(of_footers(listed, location, None))
 }
 
 fn open_remote(folder: RemoteFolder, settings: &DataSettings) -> Result<DataSet, DataError> {
     let location = folder.location().clone();
-    let content = match folder.get_if_there(INDEX_FILE)? {
-        Some(bytes) => {
-            let path = PathBuf::from(location.join(INDEX_FILE).to_string());
-            indexed(Index::from_bytes(&bytes, &path)?, location)
-        }
-        None => unindexed::open(unindexed::Folder::Remote(&folder), location)?,
-    };
-    let remote = Some(Remote { folder, settings: settings.clone() });
-    Ok(DataSet { content: Arc::new(Content { remote, ..content }) })
+    let index = folder.get_if_there(INDEX_FILE)?;
+    let remote = |folder| Some(Remote { folder, settings: settings.clone() });
+    if let Some(bytes) = index {
+        let path = PathBuf::from(location.join(INDEX_FILE).to_string());
+        return Ok(indexed(Index::from_bytes(&bytes, &path)?, location, remote(folder)));
+    }
+    let listed = unindexed(Folder::Remote(&folder), &location, &tokens_of_first)?;
+    Ok(of_footers(listed, location, remote(folder)))
 }
 
 /// What an index says.
-fn indexed(index: Index, location: Location) -> Content {
-    let (fingerprint, samples) = (index.fingerprint(), index.samples());
-    let shard = |entry: crate::index::ShardEntry| {
-        Shard::new(&location, entry.file, entry.samples, entry.bytes, Some(entry.hash))
-    };
-    Content {
-        row_tokens: index.seq_len + 1,
-        vocab_size: Some(index.vocab_size),
+fn indexed(index: Index, location: Location, remote: Option<Remote>) -> DataSet {
+    let rule = RowRule { row_tokens: index.seq_len + 1, vocab_size: Some(index.vocab_size) };
+    let listed = Listed::of_index(&index, RowKind::Tokens(rule), &location);
+    let content = Content {
+        row_tokens: rule.row_tokens,
+        vocab_size: rule.vocab_size,
         bos_token_id: index.bos_token_id,
         eos_token_id: index.eos_token_id,
         pad_token_id: index.pad_token_id,
         tokenizer_file: index.tokenizer_file,
-        fingerprint,
-        samples,
-        shards: index.shards.into_iter().map(shard).collect(),
-        path: path_of(&location),
-        location,
-        remote: None,
-        footers: BoundedCache::new(FOOTERS_BYTES),
         pieces: BoundedCache::new(PIECES_BYTES),
-        files: BoundedCache::new(OPEN_FILES),
-    }
+    };
+    DataSet { shards: Shards::new(listed, location, remote), content: Arc::new(content) }
 }
 
-/// The path, or the text of the URL, for what works with paths.
-fn path_of(location: &Location) -> PathBuf {
-    location.local().map_or_else(|| location.to_string().into(), Path::to_owned)
+/// What the footers say where there is no index.
+fn of_footers(
+    (listed, rule): (Listed, RowRule),
+    location: Location,
+    remote: Option<Remote>,
+) -> DataSet {
+    let content = Content {
+        row_tokens: rule.row_tokens,
+        vocab_size: rule.vocab_size,
+        bos_token_id: None,
+        eos_token_id: None,
+        pad_token_id: None,
+        tokenizer_file: None,
+        pieces: BoundedCache::new(PIECES_BYTES),
+    };
+    DataSet { shards: Shards::new(listed, location, remote), content: Arc::new(content) }
+}
+
+/// The rule that the first shard of a data set without an index sets for all.
+fn tokens_of_first(footer: &Footer, file: &ShardFile) -> Result<(RowKind, RowRule), DataError> {
+    let row_tokens = footer.first_row_tokens(file)?;
+    if row_tokens < 2 {
+        return Err(DataError::RowLength {
+            path: file.path().to_owned(),
+            row: 0,
+            expected: 2,
+            found: row_tokens,
+        });
+    }
+    let rule = RowRule { row_tokens, vocab_size: None };
+    Ok((RowKind::Tokens(rule), rule))
 }

@@ -11,7 +11,7 @@
 //! - for a [`Decoder::of_positions`](crate::reader::Decoder::of_positions) of at most 65,536 samples,
 //!   from each shard of which fewer than a quarter of the samples are wanted;
 //! - for a full shuffle of a data set that is larger than the limit of the cache;
-//! - for [`DataSet::sample`].
+//! - for [`DataSet::sample`](crate::DataSet::sample).
 //!
 //! Of a range, its length and the object's size and etag are compared; the footer's number of rows
 //! with the index; lengths and tokens of rows as always. A hash of the whole says nothing of a part,
@@ -42,10 +42,10 @@
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use crate::{
-    data_set::{DataSet, Files, Remote},
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
+    shards::{Files, Remote, Shards},
 };
 
 mod crew;
@@ -59,7 +59,7 @@ pub(crate) use limit::smallest_cache_bytes;
 
 /// Where a decoder's shards come from: from a local folder, or fetched.
 pub(crate) enum Fetcher {
-    Local(DataSet),
+    Local(Shards),
     Remote(Arc<Crew>),
 }
 
@@ -71,14 +71,14 @@ impl Fetcher {
     /// [`DataError::CacheLimit`]; [`DataError::Io`] when the cache cannot be opened or threads not
     /// be started.
     pub(crate) fn new(
-        data_set: &DataSet,
+        shards: &Shards,
         order: &CanonicalOrder,
         positions: Option<Range<u64>>,
         threads: usize,
     ) -> Result<Fetcher, DataError> {
-        match data_set.remote() {
-            None => Ok(Fetcher::Local(data_set.clone())),
-            Some(remote) => Crew::start(data_set, remote, order, positions, threads),
+        match shards.remote() {
+            None => Ok(Fetcher::Local(shards.clone())),
+            Some(remote) => Crew::start(shards, remote, order, positions, threads),
         }
     }
 
@@ -138,7 +138,7 @@ impl Drop for Fetcher {
 impl Files for Fetcher {
     fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
         match self {
-            Fetcher::Local(data_set) => data_set.file(shard),
+            Fetcher::Local(shards) => shards.file(shard),
             Fetcher::Remote(crew) => crew.file(shard),
         }
     }

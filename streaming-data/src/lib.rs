@@ -15,13 +15,14 @@
 //! | [`store`] | paths and URLs, and remote stores behind them |
 //! | [`fetch`] | remote shards on their way, ahead of the reader, and the cache on disk |
 //! | [`cursor`] | where a stream is, and whether another stream may go on from there |
+//! | [`table`] | rows of any columns, streamed in the same order as Arrow record batches |
 //! | [`survey`] | how well an order mixes, and what reading it costs |
 //! | [`prepare`] | documents to shards |
 //! | [`index`] | `index.json`: seq_len, vocabulary, and samples, size and hash of every shard |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the one error of this crate |
 //!
-//! Start here: the example of [`reader`], then [`order`].
+//! Start here: the example of [`reader`], or of [`table`] for rows that are not tokens; then [`order`].
 
 #![forbid(unsafe_code)]
 
@@ -38,8 +39,10 @@ pub mod prepare;
 pub mod reader;
 mod shard;
 mod shard_cache;
+mod shards;
 pub mod store;
 pub mod survey;
+pub mod table;
 
 pub use data_set::{CacheSettings, DataSet, DataSettings};
 pub use error::DataError;

@@ -67,10 +67,12 @@ use std::{num::NonZeroUsize, ops::Range, sync::Arc, task::Poll, thread, vec};
 use crate::{error::DataError, mixture::Mixture};
 
 mod queue;
+mod rows;
 mod samples;
 mod workshop;
 
 use queue::Taken;
+pub(crate) use rows::TableOwner;
 use samples::Samples;
 use workshop::{Bounds, Work, Workshop};
 

@@ -12,6 +12,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use arrow::datatypes::SchemaRef;
 use parquet::errors::ParquetError;
 
 use crate::{
@@ -22,12 +23,14 @@ use crate::{
 };
 
 mod chunk;
+mod columns;
 mod decode;
 mod file;
 mod footer;
 mod pages;
 mod tokens;
 
+pub(crate) use columns::{Rows, SliceReader};
 pub(crate) use decode::Pieces;
 pub(crate) use file::ShardFile;
 pub(crate) use footer::Footer;
@@ -58,6 +61,15 @@ pub(crate) struct RowRule {
     pub(crate) row_tokens: usize,
     /// The vocabulary, where it is known.
     pub(crate) vocab_size: Option<u32>,
+}
+
+/// What the rows of all shards must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RowKind {
+    /// Rows of so many tokens.
+    Tokens(RowRule),
+    /// Rows that have these columns, of these types, among others.
+    Columns(SchemaRef),
 }
 
 impl RowRule {
@@ -227,9 +239,9 @@ impl Shard {
     }
 
     /// Reads the footer and checks it against what is known.
-    pub(crate) fn footer(&self, file: &ShardFile, rule: RowRule) -> Result<Footer, DataError> {
+    pub(crate) fn footer(&self, file: &ShardFile, rows: &RowKind) -> Result<Footer, DataError> {
         let footer = Footer::read(file)?;
-        footer.check_column(&self.path, rule)?;
+        footer.check_rows(&self.path, rows)?;
         if footer.samples() != self.samples {
             return Err(DataError::ShardSamples {
                 path: self.path.clone(),

@@ -18,11 +18,11 @@ use super::{
 };
 use crate::{
     cache::BoundedCache,
-    data_set::{DataSet, Files, Remote},
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
     shard_cache::{Key, ShardCache},
+    shards::{Files, Remote, Shards},
     store::{Cancel, RemoteFolder},
 };
 
@@ -34,7 +34,7 @@ const OPEN_OBJECTS: usize = 256;
 
 /// See the [module](self).
 pub(crate) struct Crew {
-    pub(super) data_set: DataSet,
+    pub(super) shards: Shards,
     pub(super) order: CanonicalOrder,
     pub(super) folder: RemoteFolder,
     cancel: Cancel,
@@ -101,7 +101,7 @@ pub(super) enum Fetched {
 
 impl Crew {
     pub(super) fn start(
-        data_set: &DataSet,
+        shards: &Shards,
         remote: &Remote,
         order: &CanonicalOrder,
         positions: Option<Range<u64>>,
@@ -109,14 +109,14 @@ impl Crew {
     ) -> Result<Fetcher, DataError> {
         let cancel = Cancel::default();
         let limit_bytes = remote.settings.cache.limit_bytes;
-        let order = data_set.order(order.settings())?;
+        let order = shards.order(order.settings())?;
         let folder = cache_folder(remote);
         // What others of this process need of the limit.
         let others = folder.as_ref().map_or_else(|_| Vec::new(), |folder| neighbours::of(folder));
         let taken_bytes = others.iter().map(|crew| crew.needed_bytes).sum();
         let left_bytes = limit_bytes.map(|limit| limit.saturating_sub(taken_bytes));
-        let wanted = Wanted::new(data_set.shards(), &order, positions, left_bytes);
-        let whole: Vec<(u64, u64)> = (data_set.shards().iter().enumerate())
+        let wanted = Wanted::new(shards.shards(), &order, positions, left_bytes);
+        let whole: Vec<(u64, u64)> = (shards.shards().iter().enumerate())
             .filter(|&(shard, _)| wanted.access(shard) == Access::Whole)
             .map(|(_, shard)| (shard.bytes(), shard.samples()))
             .collect();
@@ -131,10 +131,10 @@ impl Crew {
                 Some(ShardCache::open(folder, limit_bytes)?)
             }
         };
-        let keys: Vec<Key> = data_set.shards().iter().map(|shard| shard.key()).collect();
+        let keys: Vec<Key> = shards.shards().iter().map(|shard| shard.key()).collect();
         let requests = remote.settings.store.requests.get();
         let crew = Arc::new(Crew {
-            data_set: data_set.clone(),
+            shards: shards.clone(),
             order,
             folder: remote.folder.cancelled_by(cancel.clone()),
             cancel,
@@ -153,12 +153,12 @@ impl Crew {
         let fetcher = Fetcher::Remote(Arc::clone(&crew));
         neighbours::join(&crew);
         if crew.cache.is_some() {
-            for number in 0..requests.min(data_set.shards().len()) {
+            for number in 0..requests.min(shards.shards().len()) {
                 let crew = Arc::clone(&crew);
                 thread::Builder::new()
                     .name(format!("tidemill-fetch-{number}"))
                     .spawn(move || crew.work_ahead())
-                    .map_err(DataError::io("start a thread to fetch", data_set.path()))?;
+                    .map_err(DataError::io("start a thread to fetch", shards.path()))?;
             }
         }
         Ok(fetcher)
@@ -241,7 +241,7 @@ impl Crew {
     }
 
     pub(super) fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
-        let entry = &self.data_set.shards()[shard];
+        let entry = &self.shards.shards()[shard];
         match (self.wanted.access(shard), &self.cache) {
             (Access::Whole, Some(cache)) => {
                 if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
@@ -255,7 +255,7 @@ impl Crew {
 
     /// A shard that is not there, on a thread that cannot go on without it.
     fn fetch_now(&self, cache: &ShardCache, shard: usize) -> Result<Arc<ShardFile>, DataError> {
-        let entry = &self.data_set.shards()[shard];
+        let entry = &self.shards.shards()[shard];
         let mut without_room_since = None;
         loop {
             let mut state = self.lock();
@@ -324,7 +324,7 @@ impl Crew {
             // To drop what the next epoch needs, long before this one needs what it is dropped for,
             // is to download more in all: only what is needed soon is worth it.
             let before = if rank < self.requests as u64 { rank } else { u64::MAX };
-            let path = self.data_set.shards()[shard].path();
+            let path = self.shards.shards()[shard].path();
             let room = match cache.find(&self.keys[shard], path) {
                 Ok(Some(file)) => Ok(Err(Arc::new(file))),
                 _ => self.make_room(cache, shard, before).map(Ok),
@@ -390,22 +390,23 @@ impl Crew {
             }
         }
         for &shard in &shards {
-            if !self.data_set.has_footer(shard) {
+            if !self.shards.has_footer(shard) {
                 let file = self.file(shard)?;
                 file.begin(file.bytes().saturating_sub(1)..file.bytes());
             }
         }
         let mut room = self.folder.settings().ahead_bytes;
         for sample in samples.iter().filter(|sample| shards.contains(&sample.shard)) {
-            let Ok(footer) = self.data_set.footer(sample.shard, self) else { continue };
+            let Ok(footer) = self.shards.footer(sample.shard, self) else { continue };
             let (group, _) = footer.group_of(sample.row);
-            let Some(range) = footer.chunk_range(group) else { continue };
-            let bytes = range.end - range.start;
-            if is_decoded(sample.shard, group) || bytes > room {
+            if is_decoded(sample.shard, group) {
                 continue;
             }
-            if self.file(sample.shard)?.begin(range) {
-                room -= bytes;
+            for range in footer.chunk_ranges(group, self.shards.rows()) {
+                let bytes = range.end - range.start;
+                if bytes <= room && self.file(sample.shard)?.begin(range) {
+                    room -= bytes;
+                }
             }
         }
         Ok(())

@@ -33,7 +33,7 @@ impl Crew {
         before: u64,
         mut room: Room,
     ) -> Result<Fetched, DataError> {
-        let entry = &self.data_set.shards()[shard];
+        let entry = &self.shards.shards()[shard];
         let mut downloads = 0;
         loop {
             let mut part = match room {

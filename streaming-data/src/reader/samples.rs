@@ -43,7 +43,7 @@ impl Samples {
             .map(|part| {
                 let positions = positions.as_ref().map(|range| mixture.positions_of(part, range));
                 let (data_set, order) = (mixture.data_set(part), mixture.order(part));
-                Fetcher::new(data_set, order, positions, settings.threads.get())
+                Fetcher::new(data_set.all(), order, positions, settings.threads.get())
             })
             .collect::<Result<_, _>>()?;
         let sample_bytes = size_of::<Sample>() + (mixture.seq_len() + 1) * size_of::<u32>();
@@ -112,7 +112,7 @@ impl Work for Samples {
         let mut samples = Vec::with_capacity(mixed.len());
         for (position, MixedSample { part, sample: id, .. }) in mixed {
             let (data_set, fetcher) = (self.mixture.data_set(part), &self.fetchers[part]);
-            let footer = data_set.footer(id.shard, fetcher)?;
+            let footer = data_set.all().footer(id.shard, fetcher)?;
             let (group, first_row) = footer.group_of(id.row);
             let row = id.row - first_row;
             let pieces = data_set.pieces(id.shard, &footer, group, fetcher, scratch)?;

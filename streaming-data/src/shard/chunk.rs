@@ -1,4 +1,4 @@
-//! The bytes of one column of one row group, in memory.
+//! The bytes of columns of one row group, in memory.
 //!
 //! They are read at once: `parquet` reads a file through handles that share one offset, which
 //! threads cannot do at the same time. Sizes are compared with the file before memory is taken, for
@@ -88,6 +88,50 @@ impl ChunkReader for Chunk {
             return Err(ParquetError::EOF(format!("a page ends {length} bytes after {start}")));
         }
         Ok(bytes.split_to(length))
+    }
+}
+
+/// Several ranges of a file, read; they answer to the offsets of the file.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    /// In the order in which they stand in the file.
+    chunks: Vec<Chunk>,
+    file_bytes: u64,
+}
+
+impl Chunks {
+    /// Reads ranges that lie within the file.
+    pub(super) fn read(file: &ShardFile, mut ranges: Vec<Range<u64>>) -> Result<Chunks, DataError> {
+        ranges.sort_by_key(|range| range.start);
+        let chunks =
+            ranges.into_iter().map(|range| Chunk::read(file, range)).collect::<Result<_, _>>()?;
+        Ok(Chunks { chunks, file_bytes: file.bytes() })
+    }
+
+    /// The range that holds an offset.
+    fn at(&self, start: u64) -> Result<&Chunk, ParquetError> {
+        let after = self.chunks.partition_point(|chunk| chunk.start <= start);
+        after.checked_sub(1).map(|at| &self.chunks[at]).ok_or_else(|| {
+            ParquetError::EOF(format!("a page begins at {start}, before all columns"))
+        })
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Reader<Bytes>, ParquetError> {
+        self.at(start)?.get_read(start)
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        self.at(start)?.get_bytes(start, length)
     }
 }
 

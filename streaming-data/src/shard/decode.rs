@@ -66,12 +66,12 @@ impl Footer {
         scratch: &mut Scratch,
     ) -> Result<Pieces, DataError> {
         // A page of a remote object would be a request: its row groups are read whole.
-        let is_within =
-            column_range(self.column(group).metadata).is_ok_and(|range| range.end <= file.bytes());
+        let column = self.column(file.path(), group)?;
+        let is_within = column_range(column.metadata).is_ok_and(|range| range.end <= file.bytes());
         let directory = match file.is_local() && is_within {
             true => {
                 let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
-                PageDirectory::find(self.column(group), rule, &read, scratch)?
+                PageDirectory::find(column, rule, &read, scratch)?
             }
             false => None,
         };
@@ -98,7 +98,8 @@ impl Footer {
         let chunk = self.read_chunk(file, group)?;
         if pieces.directory.is_none() && !file.is_local() {
             let read = |range, out: &mut Vec<u8>| chunk.read_into(file.path(), range, out);
-            let directory = PageDirectory::find(self.column(group), rule, &read, scratch)?;
+            let column = self.column(file.path(), group)?;
+            let directory = PageDirectory::find(column, rule, &read, scratch)?;
             if let Some(directory) = directory
                 && let Some(tokens) = directory.decode_all(&read, scratch)?
             {
@@ -115,14 +116,14 @@ impl Footer {
 
     /// Tokens in the first row of the file.
     pub(crate) fn first_row_tokens(&self, file: &ShardFile) -> Result<usize, DataError> {
-        if let Some(row_tokens) = self.fixed_row_tokens() {
+        let path = file.path();
+        if let Some(row_tokens) = self.tokens(path)?.fixed_row_tokens() {
             return Ok(row_tokens);
         }
-        let path = file.path();
         let (group, _) = self.group_of(0);
-        let chunk = self.read_chunk(file, group)?;
+        let (root, chunk) = (self.tokens(path)?.root, self.read_chunk(file, group)?);
         let array = guarded("decode", path, || {
-            self.arrays(chunk, group, 1)?.next().unwrap_or_else(|| Err(short_of_rows()))
+            self.arrays(root, chunk, group, 1)?.next().unwrap_or_else(|| Err(short_of_rows()))
         })?;
         let row_tokens = match array.data_type() {
             DataType::List(_) => array.as_list::<i32>().value_length(0) as usize,
@@ -132,26 +133,29 @@ impl Footer {
     }
 
     fn read_chunk(&self, file: &ShardFile, group: usize) -> Result<Chunk, DataError> {
-        let column = self.metadata.metadata().row_group(group).column(self.leaf);
+        let column = self.column(file.path(), group)?.metadata;
         Chunk::read(file, guarded("read", file.path(), || column_range(column))?)
     }
 
-    pub(super) fn column(&self, group: usize) -> pages::Column<'_> {
-        pages::Column {
-            metadata: self.metadata.metadata().row_group(group).column(self.leaf),
-            element: &self.element,
+    /// The column of tokens of a row group.
+    pub(super) fn column(&self, path: &Path, group: usize) -> Result<pages::Column<'_>, DataError> {
+        let tokens = self.tokens(path)?;
+        Ok(pages::Column {
+            metadata: self.metadata.metadata().row_group(group).column(tokens.leaf),
+            element: &tokens.element,
             rows: self.group_rows(group),
-        }
+        })
     }
 
     /// The column of a row group in batches of rows.
     fn arrays(
         &self,
+        root: usize,
         chunk: Chunk,
         group: usize,
         batch_rows: usize,
     ) -> Result<impl Iterator<Item = Result<ArrayRef, ParquetError>> + use<>, ParquetError> {
-        let tokens_only = ProjectionMask::roots(self.metadata.parquet_schema(), [self.root]);
+        let tokens_only = ProjectionMask::roots(self.metadata.parquet_schema(), [root]);
         let batches =
             ParquetRecordBatchReaderBuilder::new_with_metadata(chunk, self.metadata.clone())
                 .with_projection(tokens_only)
@@ -168,9 +172,10 @@ impl Footer {
         rule: RowRule,
         chunk: Chunk,
     ) -> Result<DecodedTokens, DataError> {
-        let expected_rows = self.group_rows(group);
-        let arrays: Vec<ArrayRef> =
-            guarded("decode", path, || self.arrays(chunk, group, expected_rows.max(1))?.collect())?;
+        let (root, expected_rows) = (self.tokens(path)?.root, self.group_rows(group));
+        let arrays: Vec<ArrayRef> = guarded("decode", path, || {
+            self.arrays(root, chunk, group, expected_rows.max(1))?.collect()
+        })?;
         let start = self.group_start(group);
         let capacity = arrays.iter().map(|array| array.len() * rule.row_tokens).sum();
         let mut tokens = DecodedTokens::with_capacity(0, capacity, rule);

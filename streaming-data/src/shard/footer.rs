@@ -1,8 +1,8 @@
-//! The footer of a shard: which row group holds a row, and what the `tokens` column is.
+//! The footer of a shard: which row group holds a row, and what its columns are.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
-use arrow::datatypes::DataType;
+use arrow::datatypes::{DataType, SchemaRef};
 use bytes::Bytes;
 use parquet::{
     arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
@@ -10,16 +10,28 @@ use parquet::{
     file::metadata::{FooterTail, ParquetMetaDataReader},
 };
 
-use super::{RowRule, ShardFile, chunk::column_range, guarded};
+use super::{RowKind, ShardFile, chunk::column_range, guarded};
 use crate::{cache::Weigh, error::DataError, hash::ContentHash, index::TOKENS_COLUMN};
 
 /// Length and magic number behind the metadata.
 const TAIL_BYTES: u64 = 8;
 
-/// A footer that was read, and whose `tokens` column has a type that can be one.
+/// A footer that was read.
 #[derive(Debug)]
 pub(crate) struct Footer {
     pub(super) metadata: ArrowReaderMetadata,
+    /// The column of tokens, or what is there in its place.
+    tokens: Result<TokensColumn, String>,
+    /// Where each row group ends, in rows.
+    ends: Vec<u64>,
+    /// Hash of the bytes of the metadata.
+    hash: ContentHash,
+    file_bytes: u64,
+}
+
+/// A column that can be one of tokens.
+#[derive(Debug)]
+pub(super) struct TokensColumn {
     /// Index of the column among the leaves of the Parquet schema.
     pub(super) leaf: usize,
     /// Index of the column among the top fields of the schema.
@@ -28,11 +40,39 @@ pub(crate) struct Footer {
     pub(super) element: DataType,
     /// Tokens in every row, where the type fixes it.
     fixed_row_tokens: Option<usize>,
-    /// Where each row group ends, in rows.
-    ends: Vec<u64>,
-    /// Hash of the bytes of the metadata.
-    hash: ContentHash,
-    file_bytes: u64,
+}
+
+impl TokensColumn {
+    /// Finds the column, or says what is there.
+    fn find(metadata: &ArrowReaderMetadata) -> Result<TokensColumn, String> {
+        let fields = metadata.schema().fields();
+        let Some(root) = fields.iter().position(|field| field.name() == TOKENS_COLUMN) else {
+            let names: Vec<_> = fields.iter().map(|field| field.name().as_str()).collect();
+            return Err(format!("columns [{}]", names.join(", ")));
+        };
+        let (element, fixed_row_tokens) = match fields[root].data_type() {
+            DataType::FixedSizeList(item, length) => {
+                (item.data_type().clone(), usize::try_from(*length).ok())
+            }
+            DataType::List(item) | DataType::LargeList(item) => (item.data_type().clone(), None),
+            other => return Err(format!("column {TOKENS_COLUMN} of type {other}")),
+        };
+        if !element.is_integer() {
+            return Err(format!("column {TOKENS_COLUMN} of lists of {element}"));
+        }
+        let schema = metadata.parquet_schema();
+        let leaf = (0..schema.num_columns())
+            .find(|&leaf| schema.get_column_root_idx(leaf) == root)
+            .ok_or_else(|| format!("column {TOKENS_COLUMN} without values"))?;
+        Ok(TokensColumn { leaf, root, element, fixed_row_tokens })
+    }
+}
+
+impl TokensColumn {
+    /// Tokens in every row, where the type fixes it.
+    pub(super) fn fixed_row_tokens(&self) -> Option<usize> {
+        self.fixed_row_tokens
+    }
 }
 
 impl Footer {
@@ -45,33 +85,26 @@ impl Footer {
             ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
         })?;
         let ends = guarded("parse the footer of", path, || row_group_ends(&metadata))?;
-        let found = |found: String| DataError::Column {
-            path: path.to_owned(),
-            found,
-            expected: format!("a column {TOKENS_COLUMN} of lists of integers"),
-        };
-        let fields = metadata.schema().fields();
-        let Some(root) = fields.iter().position(|field| field.name() == TOKENS_COLUMN) else {
-            let names: Vec<_> = fields.iter().map(|field| field.name().as_str()).collect();
-            return Err(found(format!("columns [{}]", names.join(", "))));
-        };
-        let (element, fixed_row_tokens) = match fields[root].data_type() {
-            DataType::FixedSizeList(item, length) => {
-                (item.data_type().clone(), usize::try_from(*length).ok())
-            }
-            DataType::List(item) | DataType::LargeList(item) => (item.data_type().clone(), None),
-            other => return Err(found(format!("column {TOKENS_COLUMN} of type {other}"))),
-        };
-        if !element.is_integer() {
-            return Err(found(format!("column {TOKENS_COLUMN} of lists of {element}")));
-        }
-        let schema = metadata.parquet_schema();
-        let leaf = (0..schema.num_columns())
-            .find(|&leaf| schema.get_column_root_idx(leaf) == root)
-            .ok_or_else(|| found(format!("column {TOKENS_COLUMN} without values")))?;
+        let tokens = TokensColumn::find(&metadata);
         let hash = ContentHash::of(&bytes);
-        let file_bytes = file.bytes();
-        Ok(Footer { metadata, leaf, root, element, fixed_row_tokens, ends, hash, file_bytes })
+        Ok(Footer { metadata, tokens, ends, hash, file_bytes: file.bytes() })
+    }
+
+    /// The column of tokens.
+    ///
+    /// # Errors
+    /// [`DataError::Column`] where there is none.
+    pub(super) fn tokens(&self, path: &Path) -> Result<&TokensColumn, DataError> {
+        self.tokens.as_ref().map_err(|found| DataError::Column {
+            path: path.to_owned(),
+            found: found.clone(),
+            expected: format!("a column {TOKENS_COLUMN} of lists of integers"),
+        })
+    }
+
+    /// The columns, as Arrow has them.
+    pub(crate) fn schema(&self) -> &SchemaRef {
+        self.metadata.schema()
     }
 
     /// Rows of the file.
@@ -89,17 +122,13 @@ impl Footer {
         self.hash
     }
 
-    /// Tokens in every row, where the type of the column fixes it.
-    pub(crate) fn fixed_row_tokens(&self) -> Option<usize> {
-        self.fixed_row_tokens
-    }
-
     /// Row group of a row of the file, and the first row of that group.
     pub(crate) fn group_of(&self, row: u64) -> (usize, u64) {
         let group = self.ends.partition_point(|&end| end <= row);
         (group, self.group_start(group))
     }
 
+    /// Where a row group begins, in rows.
     pub(super) fn group_start(&self, group: usize) -> u64 {
         if group == 0 { 0 } else { self.ends[group - 1] }
     }
@@ -109,14 +138,34 @@ impl Footer {
         (self.ends[group] - self.group_start(group)) as usize
     }
 
-    /// Where the column's pages of a row group are, where the footer can be believed.
-    pub(crate) fn chunk_range(&self, group: usize) -> Option<Range<u64>> {
-        column_range(self.metadata.metadata().row_group(group).column(self.leaf)).ok()
+    /// Where those pages of a row group are that hold what is wanted of its rows, where the footer
+    /// can be believed.
+    pub(crate) fn chunk_ranges(&self, group: usize, rows: &RowKind) -> Vec<Range<u64>> {
+        let group = self.metadata.metadata().row_group(group);
+        let leaves: Vec<usize> = match rows {
+            RowKind::Tokens(_) => self.tokens.iter().map(|tokens| tokens.leaf).collect(),
+            RowKind::Columns(schema) => self.leaves_of(schema),
+        };
+        leaves.into_iter().filter_map(|leaf| column_range(group.column(leaf)).ok()).collect()
     }
 
-    /// Compares the column's type with what every row must be.
-    pub(crate) fn check_column(&self, path: &Path, rule: RowRule) -> Result<(), DataError> {
-        match self.fixed_row_tokens {
+    /// The leaves of the Parquet schema that make up columns.
+    pub(super) fn leaves_of(&self, columns: &SchemaRef) -> Vec<usize> {
+        let schema = self.metadata.parquet_schema();
+        let is_wanted = |leaf: &usize| {
+            let root = self.schema().field(schema.get_column_root_idx(*leaf));
+            columns.fields().iter().any(|field| field.name() == root.name())
+        };
+        (0..schema.num_columns()).filter(is_wanted).collect()
+    }
+
+    /// Compares the types of columns with what every row must be.
+    pub(crate) fn check_rows(&self, path: &Path, rows: &RowKind) -> Result<(), DataError> {
+        let rule = match rows {
+            RowKind::Tokens(rule) => rule,
+            RowKind::Columns(columns) => return self.check_columns(path, columns),
+        };
+        match self.tokens(path)?.fixed_row_tokens {
             Some(found) if found != rule.row_tokens => Err(DataError::Column {
                 path: path.to_owned(),
                 found: format!("column {TOKENS_COLUMN} of lists of {found} integers"),
@@ -124,6 +173,23 @@ impl Footer {
             }),
             _ => Ok(()),
         }
+    }
+
+    fn check_columns(&self, path: &Path, columns: &SchemaRef) -> Result<(), DataError> {
+        for column in columns.fields() {
+            let found = match self.schema().field_with_name(column.name()) {
+                Ok(field) if field.data_type() == column.data_type() => continue,
+                Ok(field) => format!("column {} of type {}", field.name(), field.data_type()),
+                Err(_) => {
+                    let names: Vec<_> =
+                        self.schema().fields().iter().map(|field| field.name().as_str()).collect();
+                    format!("columns [{}]", names.join(", "))
+                }
+            };
+            let expected = format!("column {} of type {}", column.name(), column.data_type());
+            return Err(DataError::Column { path: path.to_owned(), found, expected });
+        }
+        Ok(())
     }
 }
 

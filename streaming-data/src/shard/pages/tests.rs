@@ -59,7 +59,7 @@ fn short_way(path: &Path, rule: RowRule) -> Option<(usize, usize)> {
     };
     let footer = Footer::read(&ShardFile::open(path).unwrap()).unwrap();
     let mut scratch = Scratch::default();
-    let column = footer.column(0);
+    let column = footer.column(path, 0).unwrap();
     let mut directory = PageDirectory::find(column, rule, &read, &mut scratch).unwrap()?;
     // A piece for each page.
     directory.pieces = (0..directory.pages.len())

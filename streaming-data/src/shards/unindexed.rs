@@ -11,18 +11,17 @@ use std::{
     thread,
 };
 
-use super::{Content, FOOTERS_BYTES, OPEN_FILES, PIECES_BYTES, path_of};
+use super::{Listed, path_of};
 use crate::{
-    cache::BoundedCache,
     error::DataError,
     hash::{ContentHash, ContentHasher},
     index::{INDEX_FILE, fingerprint},
-    shard::{Footer, RowRule, Shard, ShardFile},
+    shard::{Footer, RowKind, Shard, ShardFile},
     store::{Entry, Location, RemoteFolder, StoreFailure, Version},
 };
 
 /// Where the files are.
-pub(super) enum Folder<'a> {
+pub(crate) enum Folder<'a> {
     Local(&'a Path),
     Remote(&'a RemoteFolder),
 }
@@ -30,12 +29,21 @@ pub(super) enum Folder<'a> {
 /// A shard, by what its footer says.
 struct Found {
     shard: Shard,
-    rule: RowRule,
     /// Samples and hash that enter the fingerprint.
     identity: (u64, ContentHash),
 }
 
-pub(super) fn open(folder: Folder<'_>, location: Location) -> Result<Content, DataError> {
+/// What the first shard says of all, and something else for the caller.
+pub(crate) type OfFirst<'a, T> =
+    dyn Fn(&Footer, &ShardFile) -> Result<(RowKind, T), DataError> + 'a;
+
+/// Lists the shards and reads their footers. `of_first` learns from the first of them what every
+/// row must be.
+pub(crate) fn unindexed<T>(
+    folder: Folder<'_>,
+    location: &Location,
+    of_first: &OfFirst<'_, T>,
+) -> Result<(Listed, T), DataError> {
     let entries = match folder {
         Folder::Local(path) => parquet_files(path)?,
         Folder::Remote(folder) => {
@@ -48,31 +56,19 @@ pub(super) fn open(folder: Folder<'_>, location: Location) -> Result<Content, Da
         Folder::Local(_) => 1,
         Folder::Remote(folder) => folder.settings().requests.get(),
     };
-    let no_shards = || DataError::NoShards { path: path_of(&location) };
-    // The first file says what the others must be.
+    let no_shards = || DataError::NoShards { path: path_of(location) };
     let first = entries.first().ok_or_else(no_shards)?;
-    let first = read(&folder, &location, first, None)?;
-    let rule = first.rule;
-    let others =
-        in_parallel(&entries[1..], at_once, |entry| read(&folder, &location, entry, Some(rule)))?;
+    let (file, footer) = read(&folder, location, first)?;
+    let (rows, of_first) = of_first(&footer, &file)?;
+    let first = found(location, first, &footer, &rows)?;
+    let others = in_parallel(&entries[1..], at_once, |entry| {
+        let (_, footer) = read(&folder, location, entry)?;
+        found(location, entry, &footer, &rows)
+    })?;
     let all: Vec<Found> = std::iter::once(first).chain(others).collect();
-    Ok(Content {
-        path: path_of(&location),
-        location,
-        remote: None,
-        row_tokens: rule.row_tokens,
-        vocab_size: rule.vocab_size,
-        bos_token_id: None,
-        eos_token_id: None,
-        pad_token_id: None,
-        tokenizer_file: None,
-        fingerprint: fingerprint(all.iter().map(|found| found.identity)),
-        samples: all.iter().map(|found| found.shard.samples()).sum(),
-        shards: all.into_iter().map(|found| found.shard).collect(),
-        footers: BoundedCache::new(FOOTERS_BYTES),
-        pieces: BoundedCache::new(PIECES_BYTES),
-        files: BoundedCache::new(OPEN_FILES),
-    })
+    let fingerprint = fingerprint(all.iter().map(|found| found.identity));
+    let shards = all.into_iter().map(|found| found.shard).collect();
+    Ok((Listed { rows, fingerprint, shards }, of_first))
 }
 
 /// Says what would help where a store cannot list.
@@ -88,13 +84,12 @@ fn without_listing(error: DataError) -> DataError {
     }
 }
 
-/// Reads a footer. `rule` is that of the data set, once it is known.
+/// Opens a file and reads its footer.
 fn read(
     folder: &Folder<'_>,
     location: &Location,
     entry: &Entry,
-    rule: Option<RowRule>,
-) -> Result<Found, DataError> {
+) -> Result<(ShardFile, Footer), DataError> {
     let path = path_of(&location.join(&entry.name));
     let file = match folder {
         Folder::Local(_) => ShardFile::open(&path)?,
@@ -107,13 +102,17 @@ fn read(
     if footer.samples() == 0 {
         return Err(DataError::EmptyShard { path });
     }
-    let rule = match rule {
-        None => first_rule(&footer, &file)?,
-        Some(rule) => {
-            footer.check_column(&path, rule)?;
-            rule
-        }
-    };
+    Ok((file, footer))
+}
+
+/// A shard whose rows are as they must be.
+fn found(
+    location: &Location,
+    entry: &Entry,
+    footer: &Footer,
+    rows: &RowKind,
+) -> Result<Found, DataError> {
+    footer.check_rows(&path_of(&location.join(&entry.name)), rows)?;
     let mut identity = ContentHasher::new();
     identity.update(&footer.file_bytes().to_be_bytes());
     identity.update(&footer.hash().to_be_bytes());
@@ -121,21 +120,7 @@ fn read(
     let shard =
         Shard::new(location, entry.name.clone(), footer.samples(), footer.file_bytes(), None)
             .told_by(footer.hash(), entry.e_tag.clone());
-    Ok(Found { shard, rule, identity })
-}
-
-/// The rule that the first shard of a data set without an index sets for all.
-fn first_rule(footer: &Footer, file: &ShardFile) -> Result<RowRule, DataError> {
-    let row_tokens = footer.first_row_tokens(file)?;
-    if row_tokens < 2 {
-        return Err(DataError::RowLength {
-            path: file.path().to_owned(),
-            row: 0,
-            expected: 2,
-            found: row_tokens,
-        });
-    }
-    Ok(RowRule { row_tokens, vocab_size: None })
+    Ok(Found { shard, identity })
 }
 
 /// Does the same to all, in order, on some threads; the error of the first that failed.

@@ -1,0 +1,204 @@
+//! Positions of a table to record batches: which slices of which row groups hold them, each decoded
+//! once and kept until it has gone out of use.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use arrow::compute::interleave_record_batch;
+
+use super::{
+    Owner, Reader,
+    queue::{BatchRule, Plan},
+    workshop::{Bounds, Work},
+};
+use crate::{
+    cache::{BoundedCache, Weigh},
+    error::DataError,
+    fetch::Fetcher,
+    order::{CanonicalOrder, SampleId, ShuffleSettings},
+    shard::{Footer, Rows, SliceReader},
+    shards::Files,
+    table::{RowBatch, Table, TableSettings},
+};
+
+/// Row groups whose decoding is kept, to go on from where it stands.
+const OPEN_GROUPS: usize = 8;
+
+/// A slice of a row group of a shard.
+type Place = (usize, usize, usize);
+
+/// See the [module](self).
+pub(super) struct TableRows {
+    table: Table,
+    order: CanonicalOrder,
+    fetcher: Fetcher,
+    decoded: BoundedCache<Place, Rows>,
+    /// By shard and row group.
+    open: BoundedCache<(usize, usize), OpenGroup>,
+}
+
+/// How far a row group is decoded; none before it is begun.
+#[derive(Default)]
+struct OpenGroup(Mutex<Option<SliceReader>>);
+
+impl Weigh for OpenGroup {
+    /// They are counted, not weighed.
+    fn weight_bytes(&self) -> usize {
+        1
+    }
+}
+
+impl TableRows {
+    fn new(
+        table: &Table,
+        shuffle: ShuffleSettings,
+        settings: TableSettings,
+    ) -> Result<(TableRows, Bounds), DataError> {
+        let order = table.order(shuffle)?;
+        let fetcher = Fetcher::new(table.all(), &order, None, settings.threads.get())?;
+        let waiting_bytes = settings.memory_bytes / 4;
+        let bounds = Bounds {
+            batch: BatchRule { samples: settings.batch_rows.get() as u64, ends_with_range: true },
+            batches: batches(table, settings.batch_rows.get(), waiting_bytes),
+        };
+        let rows = TableRows {
+            table: table.clone(),
+            order,
+            fetcher,
+            decoded: BoundedCache::new(settings.memory_bytes - waiting_bytes),
+            open: BoundedCache::new(OPEN_GROUPS),
+        };
+        Ok((rows, bounds))
+    }
+
+    /// A slice of a row group.
+    fn slice(&self, place: Place, footer: &Footer) -> Result<Arc<Rows>, DataError> {
+        if let Some(rows) = self.decoded.get(place) {
+            return Ok(rows);
+        }
+        let (shard, group, slice) = place;
+        let open =
+            self.open.get_or_load((shard, group), || Ok::<_, DataError>(OpenGroup::default()))?;
+        // One thread at a time: the slices of a row group come one after the other. Decoding that
+        // failed or panicked is begun again.
+        let mut reader = open.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rows) = self.decoded.get(place) {
+            return Ok(rows);
+        }
+        let file = self.fetcher.file(shard)?;
+        let schema = self.table.schema();
+        let mut going = match reader.take() {
+            Some(going) if going.next_slice() <= slice => going,
+            _ => footer.slices_from(&file, group, slice, schema)?,
+        };
+        loop {
+            let at = going.next_slice();
+            // Those that are passed on the way are kept too: they are needed soon, or go first.
+            let rows = self.decoded.put((shard, group, at), going.read(&file, schema)?);
+            if at == slice {
+                *reader = Some(going);
+                return Ok(rows);
+            }
+        }
+    }
+}
+
+/// Batches that may wait, by what a row takes according to the sizes of the shards.
+fn batches(table: &Table, batch_rows: usize, waiting_bytes: usize) -> usize {
+    // Compressed sizes, of all columns: within a small factor of what those that are read take.
+    let bytes: u64 = table.shards().iter().map(|shard| shard.bytes()).sum();
+    let row_bytes = (bytes / table.rows().max(1)).max(1) as usize * 4;
+    (waiting_bytes / row_bytes.saturating_mul(batch_rows)).clamp(1, 1024)
+}
+
+impl Work for TableRows {
+    type Item = RowBatch;
+    type Scratch = ();
+
+    fn begin(&self, reader: u64, positions: &[Range<u64>]) {
+        if let [first, ..] = positions {
+            self.fetcher.enter(reader, first.clone());
+        }
+    }
+
+    fn end(&self, reader: u64, positions: &[Range<u64>]) {
+        if let [first, ..] = positions {
+            self.fetcher.exit(reader, first.start);
+        }
+    }
+
+    fn leave(&self, reader: u64) {
+        self.fetcher.leave(reader);
+    }
+
+    fn close(&self) {
+        self.fetcher.close();
+    }
+
+    fn make(&self, positions: &[Range<u64>], (): &mut ()) -> Result<Vec<RowBatch>, DataError> {
+        positions.iter().map(|range| self.make_batch(range.clone())).collect()
+    }
+}
+
+impl TableRows {
+    fn make_batch(&self, positions: Range<u64>) -> Result<RowBatch, DataError> {
+        let ids: Vec<SampleId> = positions.clone().map(|at| self.order.sample_at(at)).collect();
+        self.fetcher.begin(&ids, |shard, group| {
+            self.decoded.holds(&(shard, group, 0)) || self.open.holds(&(shard, group))
+        })?;
+        // Slices in the order in which they are met, and each row's place among them.
+        let (mut slices, mut numbers) = (Vec::new(), HashMap::new());
+        let mut places = Vec::with_capacity(ids.len());
+        for id in ids {
+            let footer = self.table.all().footer(id.shard, &self.fetcher)?;
+            let (group, first_row) = footer.group_of(id.row);
+            let slice_rows = footer.slice_rows(group, self.table.schema());
+            let row = id.row - first_row;
+            let place = (id.shard, group, (row / slice_rows) as usize);
+            let number = match numbers.get(&place) {
+                Some(&number) => number,
+                None => {
+                    slices.push(self.slice(place, &footer)?);
+                    numbers.insert(place, slices.len() - 1);
+                    slices.len() - 1
+                }
+            };
+            places.push((number, (row % slice_rows) as usize));
+        }
+        let batches: Vec<_> = slices.iter().map(|slice| &slice.0).collect();
+        let rows = interleave_record_batch(&batches, &places).map_err(|source| {
+            DataError::ShardFormat {
+                action: "gather rows of",
+                path: self.table.path().to_owned(),
+                source: source.into(),
+            }
+        })?;
+        Ok(RowBatch { positions, rows })
+    }
+}
+
+/// Held by table decoders and their readers.
+#[derive(Clone)]
+pub(crate) struct TableOwner(Arc<Owner<TableRows>>);
+
+impl TableOwner {
+    pub(crate) fn start(
+        table: &Table,
+        shuffle: ShuffleSettings,
+        settings: TableSettings,
+    ) -> Result<TableOwner, DataError> {
+        let (rows, bounds) = TableRows::new(table, shuffle, settings)?;
+        Ok(TableOwner(Owner::start(rows, bounds, settings.threads)?))
+    }
+
+    pub(crate) fn reader(
+        &self,
+        plan: Plan,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Reader<RowBatch> {
+        self.0.reader(plan, wake)
+    }
+}

@@ -1,0 +1,169 @@
+//! Shards in a stored order, whatever their rows are: where they are, what is read of them for all
+//! who read them, and what every one of them must be.
+//!
+//! [`DataSet`](crate::DataSet) adds what rows of tokens are, [`Table`](crate::table::Table) what
+//! rows of any columns are.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{
+    cache::BoundedCache,
+    data_set::DataSettings,
+    error::DataError,
+    hash::ContentHash,
+    index::{Index, ShardEntry},
+    order::{CanonicalOrder, ShuffleSettings},
+    shard::{Footer, RowKind, Shard, ShardFile},
+    store::{Location, RemoteFolder},
+};
+
+mod unindexed;
+
+pub(crate) use unindexed::{Folder, unindexed};
+
+/// Memory for footers that may be needed again; one takes about 1 KB per row group.
+const FOOTERS_BYTES: usize = 32 << 20;
+
+/// Files that are open because they may be needed again.
+const OPEN_FILES: usize = 256;
+
+/// See the [module](self). Clones share everything.
+#[derive(Clone)]
+pub(crate) struct Shards {
+    content: Arc<Content>,
+}
+
+struct Content {
+    /// The folder's path, or the text of its URL.
+    path: PathBuf,
+    location: Location,
+    /// Where it is remote.
+    remote: Option<Remote>,
+    rows: RowKind,
+    fingerprint: ContentHash,
+    samples: u64,
+    shards: Vec<Shard>,
+    footers: BoundedCache<usize, Footer>,
+    files: BoundedCache<usize, ShardFile>,
+}
+
+/// What a remote folder is read with.
+pub(crate) struct Remote {
+    pub(crate) folder: RemoteFolder,
+    pub(crate) settings: DataSettings,
+}
+
+/// Where shards are read from.
+pub(crate) trait Files {
+    /// A shard to read from. It is held while it is read, and not longer.
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError>;
+}
+
+/// The shards of a folder, and what tells them from others.
+pub(crate) struct Listed {
+    pub(crate) rows: RowKind,
+    pub(crate) fingerprint: ContentHash,
+    pub(crate) shards: Vec<Shard>,
+}
+
+impl Listed {
+    /// What an index says.
+    pub(crate) fn of_index(index: &Index, rows: RowKind, location: &Location) -> Listed {
+        let shard = |entry: &ShardEntry| {
+            Shard::new(location, entry.file.clone(), entry.samples, entry.bytes, Some(entry.hash))
+        };
+        let shards = index.shards.iter().map(shard).collect();
+        Listed { rows, fingerprint: index.fingerprint(), shards }
+    }
+}
+
+impl Shards {
+    pub(crate) fn new(listed: Listed, location: Location, remote: Option<Remote>) -> Shards {
+        let Listed { rows, fingerprint, shards } = listed;
+        let content = Content {
+            path: path_of(&location),
+            location,
+            remote,
+            rows,
+            fingerprint,
+            samples: shards.iter().map(Shard::samples).sum(),
+            shards,
+            footers: BoundedCache::new(FOOTERS_BYTES),
+            files: BoundedCache::new(OPEN_FILES),
+        };
+        Shards { content: Arc::new(content) }
+    }
+
+    /// The folder, or the text of its URL.
+    pub(crate) fn path(&self) -> &Path {
+        &self.content.path
+    }
+
+    /// Where the folder is.
+    pub(crate) fn location(&self) -> &Location {
+        &self.content.location
+    }
+
+    /// What it is read with, where it is remote.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.content.remote.as_ref()
+    }
+
+    /// What every row must be.
+    pub(crate) fn rows(&self) -> &RowKind {
+        &self.content.rows
+    }
+
+    /// The identity of the data; the path does not enter.
+    pub(crate) fn fingerprint(&self) -> ContentHash {
+        self.content.fingerprint
+    }
+
+    /// Rows of all shards.
+    pub(crate) fn samples(&self) -> u64 {
+        self.content.samples
+    }
+
+    /// The shards in stored order.
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.content.shards
+    }
+
+    /// The order of all rows under some settings.
+    pub(crate) fn order(&self, settings: ShuffleSettings) -> Result<CanonicalOrder, DataError> {
+        let samples: Vec<u64> = self.shards().iter().map(Shard::samples).collect();
+        CanonicalOrder::new(&samples, settings)
+    }
+
+    /// The footer of a shard, whose content is verified before.
+    pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
+        self.content.footers.get_or_load(shard, || {
+            let file = files.file(shard)?;
+            self.shards()[shard].footer(&file, self.rows())
+        })
+    }
+
+    /// Whether the footer of a shard is in memory.
+    pub(crate) fn has_footer(&self, shard: usize) -> bool {
+        self.content.footers.holds(&shard)
+    }
+}
+
+impl Files for Shards {
+    /// The file; of a remote shard, ranges.
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        let entry = &self.shards()[shard];
+        self.content.files.get_or_load(shard, || match &self.content.remote {
+            Some(remote) => Ok(entry.ranges(&remote.folder)),
+            None => entry.open_local(),
+        })
+    }
+}
+
+/// The path, or the text of the URL, for what works with paths.
+pub(crate) fn path_of(location: &Location) -> PathBuf {
+    location.local().map_or_else(|| location.to_string().into(), Path::to_owned)
+}
