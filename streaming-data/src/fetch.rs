@@ -1,7 +1,7 @@
 //! Remote shards on their way to a decoder, ahead of it in the known order.
 //!
 //! The shards that a stream needs next are known from its position ([`CanonicalOrder::shards_from`]),
-//! so some threads download them into the [cache](crate::shard_cache) before a decoding thread asks.
+//! so some threads download them into a cache on disk before a decoding thread asks.
 //! One that is asked for and is not there is downloaded at once, before any other; if it is on its
 //! way, it is waited for.
 //!
@@ -33,6 +33,14 @@
 //!
 //! for every stream of the process that shares the folder: the parts of a mixture, training and
 //! evaluation. A process that shares it with others keeps to its own limit, all their files counted.
+//!
+//! **The cache** is a folder of files `tidemill-<key>-<bytes>.shard`, named by the content of the shard
+//! (or its URL, etag and footer, where no index states a hash), which processes and data sets may
+//! share; it may be deleted at any time that nobody uses it. A shard lands in a `.part` file and is
+//! renamed when it is whole and right. There are no lock files: who uses a file holds a lock on
+//! that file (`flock`), which the kernel releases when a process ends, however it ends, so that
+//! nothing is ever to be cleaned up. The part files of dead processes are removed by the next one.
+//! No file with another name is touched.
 //!
 //! **What is dropped.** Shards in use by no process: first those that this stream does not know,
 //! then those that it needs last. A shard is never dropped for one that is needed later, and what the

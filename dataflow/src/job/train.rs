@@ -149,10 +149,13 @@ impl WithBackend for Train {
         cluster.peer_deadline = run.peer_deadline();
         let memory_bytes = run.config.data.cache_bytes();
         let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
-        let training_data = Decoder::new(run.data.clone(), settings)?;
+        // Of remote data sets no more is fetched than the run will read.
+        let end = run.steps.saturating_mul(run.batch.samples_per_step() as u64);
+        let training_data = Decoder::of_positions(run.data.clone(), settings, 0..end)?;
         let evaluation = run.evaluation.as_ref();
-        let evaluation_data =
-            evaluation.map(|(data, _)| Decoder::new(data.clone(), settings)).transpose()?;
+        let evaluation_data = evaluation
+            .map(|(data, samples)| Decoder::of_positions(data.clone(), settings, 0..*samples))
+            .transpose()?;
         let (released, release) = mpsc::channel();
         let shared =
             Shared { run, devices, training_data, evaluation_data, stop, observer, released };

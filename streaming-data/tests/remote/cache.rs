@@ -226,7 +226,9 @@ fn the_part_of_a_process_that_dies_is_downloaded_by_those_who_wait() {
     assert!(reader.try_next().is_pending());
     assert_eq!(store.asked.of("set/shard-00000.parquet"), 0);
     drop(held);
-    assert_eq!(reader.filter(Result::is_ok).count(), 82);
+    let reading = thread::spawn(move || reader.filter(Result::is_ok).count());
+    wait_until(|| reading.is_finished());
+    assert_eq!(reading.join().unwrap(), 82);
     assert_eq!(store.asked.of("set/shard-00000.parquet"), 1);
     let left = files(cache.path());
     assert!(left.iter().all(|(left, _)| *left != name) && left.len() == SAMPLES.len());
