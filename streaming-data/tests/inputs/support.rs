@@ -3,11 +3,13 @@
 use std::{
     error::Error,
     fs,
+    io::Write,
     num::NonZeroUsize,
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
+use flate2::{Compression, write::GzEncoder};
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataError,
@@ -111,6 +113,12 @@ impl Bench {
         }
         self.prepare(&self.settings(&["texts"])).unwrap()
     }
+}
+
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
 }
 
 pub fn number(number: usize) -> NonZeroUsize {
