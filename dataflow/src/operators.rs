@@ -20,6 +20,7 @@
 //! | [`checkpoint`] | hands the state to a writer |
 //! | [`evaluate`] | measures the loss on other samples |
 //! | [`train`] | all of them, with the loops between |
+//! | [`stream_data`] | streams a data set, or rows of any columns, into any timely program |
 //! | [`plan`] | what all of them must know |
 //! | [`residence`] | state that stays on the device, where one worker owns all of it |
 //!
@@ -34,6 +35,7 @@ pub mod plan;
 pub mod reduce;
 pub mod residence;
 pub mod samples;
+pub mod stream_data;
 pub mod train;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,6 +53,7 @@ pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};
 pub use reduce::Reduce;
 pub use residence::Residence;
 pub use samples::{Grain, SampleSource, Samples, Wake};
+pub use stream_data::{Positioned, StreamData, StreamPlan};
 pub use train::{Training, TrainingLoop, TrainingStreams};
 
 use crate::cluster::Failure;

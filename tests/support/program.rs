@@ -34,7 +34,7 @@ fn built_program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let profile_folder = tests.ancestors().nth(2).unwrap();
     let program = profile_folder.join("tidemill").with_extension(std::env::consts::EXE_EXTENSION);
-    if is_current(&program, &profile_folder.join("tidemill.d")) {
+    if is_current(&program) {
         return program;
     }
     let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
@@ -51,16 +51,32 @@ fn built_program() -> PathBuf {
     program
 }
 
-/// Whether nothing that the program was built from has changed since.
-fn is_current(program: &Path, dependencies: &Path) -> bool {
+/// The crates that the program is made of.
+const CRATES: [&str; 5] = ["collective", "dataflow", "kernels", "model", "streaming-data"];
+
+/// Whether nothing that the program was built from has changed since. (Cargo's own list of these files is not always
+/// there: it leaves it out where it cannot tell what the build script of a dependency read.)
+fn is_current(program: &Path) -> bool {
     let modified = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified());
-    let (Ok(built), Ok(text)) = (modified(program), std::fs::read_to_string(dependencies)) else {
-        return false;
-    };
-    let sources = text.split_once(": ").map_or("", |(_, sources)| sources).replace("\\ ", "\0");
-    sources.split_whitespace().all(|source| {
-        modified(Path::new(&source.replace('\0', " "))).is_ok_and(|modified| modified <= built)
-    })
+    let Ok(built) = modified(program) else { return false };
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut paths = vec![workspace.join("Cargo.lock")];
+    for name in CRATES {
+        let folder = workspace.join(name);
+        paths.extend([folder.join("Cargo.toml"), folder.join("src"), folder.join("gpu")]);
+    }
+    while let Some(path) = paths.pop() {
+        match std::fs::read_dir(&path) {
+            Ok(entries) => paths.extend(entries.flatten().map(|entry| entry.path())),
+            // Not a folder, or one that this crate does not have.
+            Err(_) if path.exists() => match modified(&path) {
+                Ok(modified) if modified <= built => {}
+                _ => return false,
+            },
+            Err(_) => {}
+        }
+    }
+    true
 }
 
 /// A program that runs, alone in a process group; killed with all of the group when dropped.

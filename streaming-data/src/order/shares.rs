@@ -18,7 +18,8 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, num::NonZeroU64};
 
-/// The function from positions to sources; see the [module](self).
+/// The function from positions to sources: several sources interleaved in exact shares, computed for any
+/// position at once. Any stretch of positions whose shares are whole numbers holds exactly these.
 #[derive(Debug, Clone)]
 pub struct Shares {
     counts: Vec<u64>,

@@ -1,0 +1,189 @@
+//! A data set, or rows of any columns, as a stream in any timely program.
+//!
+//! Training has its own way in ([`samples`](super::samples)); this is for everything else: counting, filtering,
+//! embedding, a model of your own. The rows of a step are cut among the workers in canonical order, so that what a step
+//! holds depends on nothing but the data and the settings: not on the number of workers, and not on where the program
+//! was started again.
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::Poll;
+
+use tidemill_streaming_data::DataError;
+use tidemill_streaming_data::reader::{Reader, Sample};
+use tidemill_streaming_data::table::RowBatch;
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::Pipeline;
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::{Scope, StreamVec};
+use timely::progress::Antichain;
+
+use super::Wake;
+
+/// What has a place in the canonical order.
+pub trait Positioned {
+    /// Its first position.
+    fn position(&self) -> u64;
+}
+
+impl Positioned for Sample {
+    fn position(&self) -> u64 {
+        self.position
+    }
+}
+
+impl Positioned for RowBatch {
+    fn position(&self) -> u64 {
+        self.positions.start
+    }
+}
+
+/// Which positions of the endless canonical order are streamed, and how far ahead. Step s holds the positions
+/// `[s n, (s + 1) n)`, of which each worker reads a consecutive part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamPlan {
+    /// The steps that are streamed. To go on where a program stood, begin with the first that was not done.
+    pub steps: Range<u64>,
+    /// Positions of a step, n: samples or rows.
+    pub step_positions: NonZeroU64,
+    /// Steps that may be in the dataflow beyond the last one that is done.
+    pub read_ahead_steps: NonZeroU64,
+}
+
+impl StreamPlan {
+    /// The positions of a step that a worker reads; those of worker 0, 1 ... one after the other are the step's.
+    pub fn positions(&self, step: u64, worker: usize, workers: usize) -> Range<u64> {
+        let n = self.step_positions.get();
+        let cut = |part: usize| (u128::from(n) * part as u128 / workers as u128) as u64;
+        step * n + cut(worker)..step * n + cut(worker + 1)
+    }
+}
+
+/// The positions of a worker, a range for each step: the plan of its reader.
+pub type WorkerPositions = Box<dyn Iterator<Item = Range<u64>> + Send>;
+
+/// Items, or why they end.
+pub type StreamedResult<T> = Result<T, Arc<DataError>>;
+
+/// A source of samples or rows.
+pub trait StreamData<'scope> {
+    /// This worker's part of each step.
+    ///
+    /// `open` makes the reader, of a decoder that the workers of a process best share, for the positions that it is
+    /// given and with the wake that it is given:
+    /// `|positions, wake| decoder.reader_with_wake(positions, move || wake())`.
+    ///
+    /// # Contract
+    /// - Output: items in canonical order at the timestamps of their steps, from the first step of the plan to the
+    ///   last. An error is the last item at its place; after it the stream ends.
+    /// - Input: nothing of `progress` is read but its frontier, which says what is done: make it of
+    ///   `scope.feedback(1)` and close the loop behind whatever shall bound the stream. It has no path to the output.
+    /// - Memory: items of at most `read_ahead_steps` steps that are not done are in the dataflow. Beyond that the
+    ///   reader decodes ahead within the memory of its decoder.
+    /// - Never blocks: threads of the decoder read, and wake this operator.
+    /// - Pact: items stay on their worker.
+    fn stream_data<T: Positioned + Clone + 'static, P: Clone + 'static>(
+        self,
+        open: impl FnOnce(WorkerPositions, Wake) -> Reader<T>,
+        progress: StreamVec<'scope, u64, P>,
+        plan: &StreamPlan,
+    ) -> StreamVec<'scope, u64, StreamedResult<T>>;
+}
+
+impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
+    fn stream_data<T: Positioned + Clone + 'static, P: Clone + 'static>(
+        self,
+        open: impl FnOnce(WorkerPositions, Wake) -> Reader<T>,
+        progress: StreamVec<'scope, u64, P>,
+        plan: &StreamPlan,
+    ) -> StreamVec<'scope, u64, StreamedResult<T>> {
+        let mut builder = OperatorBuilder::new("StreamData".to_owned(), self);
+        let (output, items) = builder.new_output::<Vec<StreamedResult<T>>>();
+        let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(output);
+        let mut progress =
+            builder.new_input_connection(progress, Pipeline, [(0, Antichain::new())]);
+        let wake = super::wake(self, &builder.operator_info());
+        let (worker, workers) = (self.index(), self.peers());
+        let positions = {
+            let plan = plan.clone();
+            plan.steps.clone().map(move |step| plan.positions(step, worker, workers))
+        };
+        let mut reader = Some(open(Box::new(positions), wake));
+        let (steps, n) = (plan.steps.clone(), plan.step_positions.get());
+        let read_ahead = plan.read_ahead_steps.get();
+        let mut waiting: Option<T> = None;
+        builder.build(move |mut capabilities| {
+            let mut capability = capabilities.pop();
+            move |frontiers| {
+                progress.for_each(|_time, items| items.clear());
+                // The loop adds one to the steps that are in it. Nothing has been in it before the first of the plan.
+                let in_loop = frontiers[0].frontier().iter().next().copied();
+                let done =
+                    in_loop.map_or(steps.end, |time| time.saturating_sub(1)).max(steps.start);
+                let bound = steps.end.min(done.saturating_add(read_ahead));
+                let mut output = output.activate();
+                while let (Some(from), Some(held)) = (reader.as_mut(), capability.as_mut()) {
+                    let next = match waiting.take() {
+                        Some(item) => Poll::Ready(Some(Ok(item))),
+                        None => from.try_next(),
+                    };
+                    let item = match next {
+                        Poll::Ready(Some(item)) => item,
+                        Poll::Ready(None) => {
+                            reader = None;
+                            break;
+                        }
+                        Poll::Pending => break,
+                    };
+                    match item {
+                        Ok(item) => {
+                            let step = item.position() / n;
+                            if step > *held.time() {
+                                held.downgrade(&step);
+                            }
+                            if step >= bound {
+                                // The frontier of the loop will have it go on.
+                                waiting = Some(item);
+                                break;
+                            }
+                            output.session(&*held).give(Ok(item));
+                        }
+                        Err(error) => {
+                            output.session(&*held).give(Err(Arc::new(error)));
+                            reader = None;
+                        }
+                    }
+                }
+                if reader.is_none() {
+                    capability = None;
+                }
+            }
+        });
+        items
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_the_workers_are_the_step() {
+        let plan = StreamPlan {
+            steps: 3..9,
+            step_positions: NonZeroU64::new(10).unwrap(),
+            read_ahead_steps: NonZeroU64::MIN,
+        };
+        for workers in [1, 2, 3, 7, 10, 13] {
+            let mut next = 40;
+            for worker in 0..workers {
+                let part = plan.positions(4, worker, workers);
+                assert_eq!(part.start, next);
+                next = part.end;
+            }
+            assert_eq!(next, 50);
+        }
+    }
+}
