@@ -20,7 +20,6 @@ use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::operator::Operator;
 use timely::dataflow::operators::{ConnectLoop, Feedback};
-use timely::scheduling::Scheduler;
 
 use crate::support::Workbench;
 
@@ -64,7 +63,7 @@ fn stream(decoder: &Decoder, steps: Range<u64>, workers: usize) -> Vec<Arrived> 
                     Pipeline,
                     "Slow",
                     move |_capability, info| {
-                        let activator = scope.activator_for(info.address);
+                        let activator = scope.worker().activator_for(info.address);
                         let (mut held, mut done, mut turns) = (VecDeque::new(), first, 0);
                         move |(input, frontier), _output| {
                             input.for_each(|time, items| {
