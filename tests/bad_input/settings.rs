@@ -37,7 +37,7 @@ fn configs() {
         ("[run]", "[running]", &["bad.toml", "`running`"]),
         ("[run]", "[run", &["bad.toml", "line 2"]),
         ("[data]", "[data]\nshuffle = \"sometimes\"", &["bad.toml", "`sometimes`", "`window`"]),
-        ("dataset = \"data\"", "", &["bad.toml", "`dataset`"]),
+        ("dataset = \"data\"", "", &["bad.toml", "data.dataset, data.streams", "neither"]),
         ("dataset = \"data\"", "dataset = \"nowhere\"", &["nowhere"]),
         ("dataset = \"data\"", "dataset = \"data-text\"", &["data-text", "no samples"]),
         ("kind = \"mamba\"", "", &["model", "exactly one of preset, from and kind"]),
