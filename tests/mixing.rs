@@ -1,6 +1,4 @@
 //! Data sets mixed in `[[data.streams]]`: elastic like one, resumed exactly, and no setting of theirs changes unnoticed.
-//!
-//! Seen red: with the interleaving shifted by a position on resume.
 
 use tidemill::job::{ResolvedRun, RunConfig};
 
