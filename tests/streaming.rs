@@ -1,5 +1,7 @@
 //! A data set as a stream in a timely program: the same for any number of workers, gone on with anywhere, never further
 //! ahead than allowed, and a damaged shard is an error at its place.
+//!
+//! Seen red: with the bound on the read-ahead left out.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
