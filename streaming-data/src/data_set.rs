@@ -26,10 +26,9 @@ use crate::{
     cache::BoundedCache,
     error::DataError,
     hash::ContentHash,
-    index::{INDEX_FILE, Index},
     order::{CanonicalOrder, SampleId, ShuffleSettings},
     shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
-    shards::{Files, Folder, Listed, Remote, Shards, unindexed},
+    shards::{Files, Opened, Shards},
     store::{Location, RemoteFolder, StoreSettings},
 };
 
@@ -103,14 +102,7 @@ impl DataSet {
         path: impl AsRef<Path>,
         settings: &DataSettings,
     ) -> Result<DataSet, DataError> {
-        let location = Location::of_path(path.as_ref())?;
-        match location.local().map(Path::to_owned) {
-            Some(path) => open_local(&path, location),
-            None => {
-                let folder = RemoteFolder::open(location, &settings.store)?;
-                open_remote(folder, settings)
-            }
-        }
+        DataSet::of(Opened::new(path.as_ref(), settings)?)
     }
 
     /// Opens a data set below a prefix of a store that the caller made; `name` is a URL for
@@ -132,7 +124,33 @@ impl DataSet {
                 expected: "a URL that names the store".to_owned(),
             });
         }
-        open_remote(RemoteFolder::of_store(store, prefix, location, &settings.store), settings)
+        let folder = RemoteFolder::of_store(store, prefix, location, &settings.store);
+        DataSet::of(Opened::of_store(folder, settings)?)
+    }
+
+    /// The data set of a folder: what its index says, or the footers where there is none.
+    fn of(opened: Opened) -> Result<DataSet, DataError> {
+        let (shards, rule, index) = match opened.index() {
+            Some(index) => {
+                let (row_tokens, vocab_size) = (index.seq_len + 1, Some(index.vocab_size));
+                let rule = RowRule { row_tokens, vocab_size };
+                (opened.indexed(index, RowKind::Tokens(rule))?, rule, Some(index))
+            }
+            None => {
+                let (shards, rule) = opened.unindexed(&tokens_of_first)?;
+                (shards, rule, None)
+            }
+        };
+        let content = Content {
+            row_tokens: rule.row_tokens,
+            vocab_size: rule.vocab_size,
+            bos_token_id: index.and_then(|index| index.bos_token_id),
+            eos_token_id: index.and_then(|index| index.eos_token_id),
+            pad_token_id: index.and_then(|index| index.pad_token_id),
+            tokenizer_file: index.and_then(|index| index.tokenizer_file.clone()),
+            pieces: BoundedCache::new(PIECES_BYTES),
+        };
+        Ok(DataSet { shards, content: Arc::new(content) })
     }
 
     /// The folder, or the text of its URL.
@@ -301,72 +319,6 @@ impl std::fmt::Debug for DataSet {
             .field("fingerprint", &self.fingerprint())
             .finish_non_exhaustive()
     }
-}
-
-fn open_local(path: &Path, location: Location) -> Result<DataSet, DataError> {
-    let found = match fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => None,
-        Ok(_) => Some("a file"),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some("nothing"),
-        Err(error) => return Err(DataError::io("open data set", path)(error)),
-    };
-    if let Some(found) = found {
-        return Err(DataError::NotAFolder { path: path.to_owned(), found });
-    }
-    let index = path.join(INDEX_FILE);
-    if index.try_exists().map_err(DataError::io("look at index", &index))? {
-        let data_set = indexed(Index::read(path)?, location, None);
-        data_set.shards().iter().try_for_each(Shard::check_size)?;
-        return Ok(data_set);
-    }
-    let listed = unindexed(Folder::Local(path), &location, &tokens_of_first)?;
-    Ok(of_footers(listed, location, None))
-}
-
-fn open_remote(folder: RemoteFolder, settings: &DataSettings) -> Result<DataSet, DataError> {
-    let location = folder.location().clone();
-    let index = folder.get_if_there(INDEX_FILE)?;
-    let remote = |folder| Some(Remote { folder, settings: settings.clone() });
-    if let Some(bytes) = index {
-        let path = PathBuf::from(location.join(INDEX_FILE).to_string());
-        return Ok(indexed(Index::from_bytes(&bytes, &path)?, location, remote(folder)));
-    }
-    let listed = unindexed(Folder::Remote(&folder), &location, &tokens_of_first)?;
-    Ok(of_footers(listed, location, remote(folder)))
-}
-
-/// What an index says.
-fn indexed(index: Index, location: Location, remote: Option<Remote>) -> DataSet {
-    let rule = RowRule { row_tokens: index.seq_len + 1, vocab_size: Some(index.vocab_size) };
-    let listed = Listed::of_index(&index, RowKind::Tokens(rule), &location);
-    let content = Content {
-        row_tokens: rule.row_tokens,
-        vocab_size: rule.vocab_size,
-        bos_token_id: index.bos_token_id,
-        eos_token_id: index.eos_token_id,
-        pad_token_id: index.pad_token_id,
-        tokenizer_file: index.tokenizer_file,
-        pieces: BoundedCache::new(PIECES_BYTES),
-    };
-    DataSet { shards: Shards::new(listed, location, remote), content: Arc::new(content) }
-}
-
-/// What the footers say where there is no index.
-fn of_footers(
-    (listed, rule): (Listed, RowRule),
-    location: Location,
-    remote: Option<Remote>,
-) -> DataSet {
-    let content = Content {
-        row_tokens: rule.row_tokens,
-        vocab_size: rule.vocab_size,
-        bos_token_id: None,
-        eos_token_id: None,
-        pad_token_id: None,
-        tokenizer_file: None,
-        pieces: BoundedCache::new(PIECES_BYTES),
-    };
-    DataSet { shards: Shards::new(listed, location, remote), content: Arc::new(content) }
 }
 
 /// The rule that the first shard of a data set without an index sets for all.

@@ -20,9 +20,10 @@ use crate::{
     store::{Location, RemoteFolder},
 };
 
+mod opening;
 mod unindexed;
 
-pub(crate) use unindexed::{Folder, unindexed};
+pub(crate) use opening::Opened;
 
 /// Memory for footers that may be needed again; one takes about 1 KB per row group.
 const FOOTERS_BYTES: usize = 32 << 20;
@@ -51,6 +52,7 @@ struct Content {
 }
 
 /// What a remote folder is read with.
+#[derive(Clone)]
 pub(crate) struct Remote {
     pub(crate) folder: RemoteFolder,
     pub(crate) settings: DataSettings,
@@ -63,15 +65,15 @@ pub(crate) trait Files {
 }
 
 /// The shards of a folder, and what tells them from others.
-pub(crate) struct Listed {
-    pub(crate) rows: RowKind,
-    pub(crate) fingerprint: ContentHash,
-    pub(crate) shards: Vec<Shard>,
+struct Listed {
+    rows: RowKind,
+    fingerprint: ContentHash,
+    shards: Vec<Shard>,
 }
 
 impl Listed {
     /// What an index says.
-    pub(crate) fn of_index(index: &Index, rows: RowKind, location: &Location) -> Listed {
+    fn of_index(index: &Index, rows: RowKind, location: &Location) -> Listed {
         let shard = |entry: &ShardEntry| {
             Shard::new(location, entry.file.clone(), entry.samples, entry.bytes, Some(entry.hash))
         };
@@ -81,7 +83,7 @@ impl Listed {
 }
 
 impl Shards {
-    pub(crate) fn new(listed: Listed, location: Location, remote: Option<Remote>) -> Shards {
+    fn new(listed: Listed, location: Location, remote: Option<Remote>) -> Shards {
         let Listed { rows, fingerprint, shards } = listed;
         let content = Content {
             path: path_of(&location),
@@ -164,6 +166,6 @@ impl Files for Shards {
 }
 
 /// The path, or the text of the URL, for what works with paths.
-pub(crate) fn path_of(location: &Location) -> PathBuf {
+fn path_of(location: &Location) -> PathBuf {
     location.local().map_or_else(|| location.to_string().into(), Path::to_owned)
 }

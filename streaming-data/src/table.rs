@@ -52,13 +52,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{
-    fs,
-    num::NonZeroUsize,
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{num::NonZeroUsize, ops::Range, path::Path, sync::Arc};
 
 use arrow::{
     array::RecordBatch,
@@ -70,12 +64,10 @@ use crate::{
     data_set::DataSettings,
     error::DataError,
     hash::ContentHash,
-    index::{INDEX_FILE, Index},
     order::{CanonicalOrder, ShuffleSettings},
     reader::{Reader, TableOwner},
     shard::{Footer, RowKind, Shard, ShardFile},
-    shards::{Folder, Listed, Remote, Shards, unindexed},
-    store::{Location, RemoteFolder},
+    shards::{Opened, Shards},
 };
 
 /// Which columns are read.
@@ -106,66 +98,22 @@ impl Table {
         columns: &Columns,
         settings: &DataSettings,
     ) -> Result<Table, DataError> {
-        let location = Location::of_path(path.as_ref())?;
-        if let Some(path) = location.local().map(Path::to_owned) {
-            let found = match fs::metadata(&path) {
-                Ok(metadata) if metadata.is_dir() => None,
-                Ok(_) => Some("a file"),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some("nothing"),
-                Err(error) => return Err(DataError::io("open data set", &path)(error)),
-            };
-            if let Some(found) = found {
-                return Err(DataError::NotAFolder { path, found });
-            }
-            let index = match path.join(INDEX_FILE).exists() {
-                true => Some(Index::read(&path)?),
-                false => None,
-            };
-            let table = Table::of(Folder::Local(&path), location, columns, index, None)?;
-            table.shards.shards().iter().try_for_each(Shard::check_size)?;
-            return Ok(table);
-        }
-        let folder = RemoteFolder::open(location.clone(), &settings.store)?;
-        let index = match folder.get_if_there(INDEX_FILE)? {
-            Some(bytes) => {
-                let path = PathBuf::from(location.join(INDEX_FILE).to_string());
-                Some(Index::from_bytes(&bytes, &path)?)
-            }
-            None => None,
-        };
-        let remote = Remote { folder: folder.clone(), settings: settings.clone() };
-        Table::of(Folder::Remote(&folder), location, columns, index, Some(remote))
-    }
-
-    fn of(
-        folder: Folder<'_>,
-        location: Location,
-        columns: &Columns,
-        index: Option<Index>,
-        remote: Option<Remote>,
-    ) -> Result<Table, DataError> {
+        let opened = Opened::new(path.as_ref(), settings)?;
         let schema_of = |footer: &Footer, file: &ShardFile| {
             let schema = projected(footer.schema(), columns, file.path())?;
             Ok((RowKind::Columns(schema.clone()), schema))
         };
-        let (listed, schema) = match index {
-            None => unindexed(folder, &location, &schema_of)?,
+        let (shards, schema) = match opened.index() {
+            None => opened.unindexed(&schema_of)?,
             Some(index) => {
                 // The first shard says what the columns are; nothing is asked of it yet.
-                let rows = RowKind::Columns(Arc::new(Schema::empty()));
-                let first = Listed::of_index(&index, rows, &location);
-                let remote = remote.as_ref().map(|remote| Remote {
-                    folder: remote.folder.clone(),
-                    settings: remote.settings.clone(),
-                });
-                let shards = Shards::new(first, location.clone(), remote);
-                let footer = shards.footer(0, &shards)?;
-                let schema = projected(footer.schema(), columns, shards.shards()[0].path())?;
-                let rows = RowKind::Columns(schema.clone());
-                (Listed::of_index(&index, rows, &location), schema)
+                let first = opened.indexed(index, RowKind::Columns(Arc::new(Schema::empty())))?;
+                let footer = first.footer(0, &first)?;
+                let schema = projected(footer.schema(), columns, first.shards()[0].path())?;
+                (opened.indexed(index, RowKind::Columns(schema.clone()))?, schema)
             }
         };
-        Ok(Table { shards: Shards::new(listed, location, remote), schema })
+        Ok(Table { shards, schema })
     }
 
     /// The folder, or the text of its URL.

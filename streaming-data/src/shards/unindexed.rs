@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Where the files are.
-pub(crate) enum Folder<'a> {
+pub(super) enum Folder<'a> {
     Local(&'a Path),
     Remote(&'a RemoteFolder),
 }
@@ -39,7 +39,7 @@ pub(crate) type OfFirst<'a, T> =
 
 /// Lists the shards and reads their footers. `of_first` learns from the first of them what every
 /// row must be.
-pub(crate) fn unindexed<T>(
+pub(super) fn unindexed<T>(
     folder: Folder<'_>,
     location: &Location,
     of_first: &OfFirst<'_, T>,

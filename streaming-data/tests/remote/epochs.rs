@@ -2,14 +2,16 @@
 
 use std::{
     num::NonZeroUsize,
+    path::Path,
     sync::{Arc, atomic::Ordering},
 };
 
 use tidemill_streaming_data::{
-    DataSet, Mixture,
+    DataError, DataSet, DataSettings, Mixture,
     order::{SampleId, ShuffleOrder},
     reader::{Decoder, DecoderSettings},
     store::{Location, RemoteFolder},
+    table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{
@@ -218,4 +220,41 @@ fn writes_are_tried_again() {
         folder.delete(name).unwrap();
     }
     assert_eq!(folder.list().unwrap(), []);
+}
+
+/// Rows of a store are those of the folder, whole shards and ranges, and a shard that is not what its index says is
+/// refused.
+#[test]
+fn rows_of_a_store_are_those_of_the_folder() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let url = "memory://rows/some/where";
+    let remote = RemoteFolder::open(Location::parse(url).unwrap(), &store_settings()).unwrap();
+    for (file, _) in files(folder.path()) {
+        let bytes = std::fs::read(folder.path().join(&file)).unwrap();
+        remote.put(&file, bytes.into()).unwrap();
+    }
+    let columns = Columns::Named(vec!["tokens".to_owned()]);
+    let read = |path: &Path,
+                settings: &DataSettings,
+                order: ShuffleOrder|
+     -> Result<Vec<RowBatch>, DataError> {
+        let table = Table::open(path, &columns, settings)?;
+        let decoder = TableDecoder::new(&table, shuffle(order), TableSettings::default())?;
+        decoder.reader([0..table.rows() + 5]).collect()
+    };
+    for order in ORDERS {
+        let cache = tempfile::tempdir().unwrap();
+        let local = read(folder.path(), &DataSettings::default(), order).unwrap();
+        // A full shuffle of more than the cache holds reads ranges.
+        let limit = (order == ShuffleOrder::Full).then_some(1);
+        let found = read(Path::new(url), &settings(cache.path(), limit), order).unwrap();
+        assert_eq!(found, local, "{order}");
+        assert_eq!(files(cache.path()).is_empty(), limit.is_some(), "{order}");
+    }
+    let name = &files(folder.path())[1].0;
+    let mut bytes = std::fs::read(folder.path().join(name)).unwrap();
+    bytes[9] ^= 1;
+    std::fs::write(folder.path().join(name), bytes).unwrap();
+    let wrong = read(folder.path(), &DataSettings::default(), ShuffleOrder::None).unwrap_err();
+    assert!(matches!(wrong, DataError::ShardHash { .. }), "{wrong}");
 }

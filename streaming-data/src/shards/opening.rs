@@ -1,0 +1,104 @@
+//! A folder or URL that is opened, before it is known what the rows of its shards are.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Listed, Remote, Shards,
+    unindexed::{Folder, OfFirst, unindexed},
+};
+use crate::{
+    data_set::DataSettings,
+    error::DataError,
+    index::{INDEX_FILE, Index},
+    shard::{RowKind, Shard},
+    store::{Location, RemoteFolder},
+};
+
+/// See the [module](self).
+pub(crate) struct Opened {
+    location: Location,
+    /// Where it is remote.
+    remote: Option<Remote>,
+    /// What it says of itself, where it does.
+    index: Option<Index>,
+}
+
+impl Opened {
+    /// Opens a folder, or a path that is a URL.
+    ///
+    /// # Errors
+    /// [`DataError::NotAFolder`], [`DataError::Location`], [`DataError::Store`],
+    /// [`DataError::Io`], and what is wrong with the index.
+    pub(crate) fn new(path: &Path, settings: &DataSettings) -> Result<Opened, DataError> {
+        let location = Location::of_path(path)?;
+        let Some(path) = location.local().map(Path::to_owned) else {
+            return Opened::of_store(RemoteFolder::open(location, &settings.store)?, settings);
+        };
+        let found = match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => None,
+            Ok(_) => Some("a file"),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some("nothing"),
+            Err(error) => return Err(DataError::io("open data set", &path)(error)),
+        };
+        if let Some(found) = found {
+            return Err(DataError::NotAFolder { path, found });
+        }
+        let file = path.join(INDEX_FILE);
+        let has_index = file.try_exists().map_err(DataError::io("look at index", &file))?;
+        let index = if has_index { Some(Index::read(&path)?) } else { None };
+        Ok(Opened { location, remote: None, index })
+    }
+
+    /// Opens a folder of a remote store.
+    ///
+    /// # Errors
+    /// [`DataError::Store`], and what is wrong with the index.
+    pub(crate) fn of_store(
+        folder: RemoteFolder,
+        settings: &DataSettings,
+    ) -> Result<Opened, DataError> {
+        let location = folder.location().clone();
+        let index = match folder.get_if_there(INDEX_FILE)? {
+            Some(bytes) => {
+                let path = PathBuf::from(location.join(INDEX_FILE).to_string());
+                Some(Index::from_bytes(&bytes, &path)?)
+            }
+            None => None,
+        };
+        let remote = Some(Remote { folder, settings: settings.clone() });
+        Ok(Opened { location, remote, index })
+    }
+
+    /// What it says of itself, where it does.
+    pub(crate) fn index(&self) -> Option<&Index> {
+        self.index.as_ref()
+    }
+
+    /// The shards that the index lists, whose rows are these. The sizes of local ones are compared.
+    ///
+    /// # Errors
+    /// [`DataError::MissingShard`], [`DataError::ShardBytes`].
+    pub(crate) fn indexed(&self, index: &Index, rows: RowKind) -> Result<Shards, DataError> {
+        let listed = Listed::of_index(index, rows, &self.location);
+        if self.remote.is_none() {
+            listed.shards.iter().try_for_each(Shard::check_size)?;
+        }
+        Ok(Shards::new(listed, self.location.clone(), self.remote.clone()))
+    }
+
+    /// The shards that are there. `of_first` learns from the first what the rows of all must be.
+    ///
+    /// # Errors
+    /// [`DataError::NoShards`], and what is wrong with a footer.
+    pub(crate) fn unindexed<T>(&self, of_first: &OfFirst<'_, T>) -> Result<(Shards, T), DataError> {
+        let folder = match (&self.remote, self.location.local()) {
+            (Some(remote), _) => Folder::Remote(&remote.folder),
+            (None, path) => Folder::Local(path.unwrap_or(Path::new(""))),
+        };
+        let (listed, of_first) = unindexed(folder, &self.location, of_first)?;
+        Ok((Shards::new(listed, self.location.clone(), self.remote.clone()), of_first))
+    }
+}
