@@ -240,7 +240,7 @@ fn rows_of_a_store_are_those_of_the_folder() {
      -> Result<Vec<RowBatch>, DataError> {
         let table = Table::open(path, &columns, settings)?;
         let decoder = TableDecoder::new(&table, shuffle(order), TableSettings::default())?;
-        decoder.reader([0..table.rows() + 5]).collect()
+        decoder.reader(std::iter::once(0..table.rows() + 5)).collect()
     };
     for order in ORDERS {
         let cache = tempfile::tempdir().unwrap();
