@@ -47,13 +47,13 @@
 //! stream knows only for one that is among the next `requests` shards: earlier than that would be to
 //! download more in all.
 
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use crate::{
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
-    shards::{Files, Remote, Shards},
+    shards::{Files, Shards},
 };
 
 mod crew;
@@ -150,20 +150,4 @@ impl Files for Fetcher {
             Fetcher::Remote(crew) => crew.file(shard),
         }
     }
-}
-
-fn cache_folder(remote: &Remote) -> Result<PathBuf, DataError> {
-    if let Some(folder) = &remote.settings.cache.dir {
-        return Ok(folder.clone());
-    }
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let caches = variable("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    caches.map(|caches| caches.join("tidemill")).ok_or_else(|| DataError::Location {
-        text: remote.folder.location().to_string(),
-        found: "no folder to keep its shards in".to_owned(),
-        expected: "cache_dir in the settings, or XDG_CACHE_HOME or HOME in the environment"
-            .to_owned(),
-    })
 }
