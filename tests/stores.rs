@@ -65,15 +65,18 @@ impl Stored {
 
     /// Starts the run in the store, on a machine that has this cache.
     fn train(&self, cache: &str, more: &[&str]) -> Running {
-        let cache = format!("data.cache_dir={cache}");
-        let evaluation = format!("{EVALUATION}\"s3://bucket/validation\"}}");
-        let mut arguments = vec!["train", "run.toml"];
-        let places = ["run.dir=s3://bucket/a run", "data.dataset=s3://bucket/data", &cache];
-        for assignment in places.into_iter().chain(SETTINGS).chain([&evaluation[..]]) {
-            arguments.extend(["--set", assignment]);
-        }
-        arguments.extend(more);
-        self.start(&arguments)
+        with_arguments(cache, more, |arguments| self.start(arguments))
+    }
+
+    /// As [`train`](Self::train), where no file may grow beyond so many blocks of 512 bytes, as on a disk that is full.
+    fn train_with_blocks(&self, blocks: usize, cache: &str) -> Running {
+        let variables = self.server.options().into_iter();
+        let exports: String =
+            variables.map(|(name, value)| format!("export {name}='{value}'; ")).collect();
+        let line = format!("{exports}trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+        with_arguments(cache, &["-w", "2"], |arguments| {
+            Running::start_in_shell(self.bench.folder(), &line, arguments)
+        })
     }
 
     /// What the store has of the run. The server leaves folders without a file where objects were, which no store shows.
@@ -92,6 +95,19 @@ impl Stored {
             .collect();
         assert_eq!(others, ["devices.json", "evaluation.jsonl", "metrics.jsonl", "run.toml"]);
     }
+}
+
+/// Starts with the arguments of the run in the store.
+fn with_arguments(cache: &str, more: &[&str], start: impl FnOnce(&[&str]) -> Running) -> Running {
+    let cache = format!("data.cache_dir={cache}");
+    let evaluation = format!("{EVALUATION}\"s3://bucket/validation\"}}");
+    let mut arguments = vec!["train", "run.toml"];
+    let places = ["run.dir=s3://bucket/a run", "data.dataset=s3://bucket/data", &cache];
+    for assignment in places.into_iter().chain(SETTINGS).chain([&evaluation[..]]) {
+        arguments.extend(["--set", assignment]);
+    }
+    arguments.extend(more);
+    start(&arguments)
 }
 
 #[test]
@@ -219,6 +235,27 @@ fn a_store_that_goes_away_ends_the_run_and_loses_nothing() {
     stored.server = S3Server::start(&stored.bench.path("store"));
     stored.train("cache", &["-w", "2"]).finish().expect(0);
     stored.assert_whole("with another server");
+}
+
+/// There is no room for a shard; then room for those, but not for a checkpoint; then room.
+#[test]
+fn full_disks_lose_nothing() {
+    let stored = Stored::new();
+    let bytes = |name: &str| REFERENCE.latest()[name].len();
+    let shard = files(&stored.bench.path("data"))["shard-00000.parquet"].len();
+    let before_model = (shard + bytes("model.safetensors")) / 2;
+    assert!(shard > 1024 && before_model < bytes("model.safetensors"), "{shard}");
+    let no_shard = stored.train_with_blocks(shard / 2 / 512, "cache").finish().expect(1);
+    let no_checkpoint = stored.train_with_blocks(before_model / 512, "cache").finish().expect(1);
+    for (finished, named) in
+        [(no_shard, "cache/tidemill-"), (no_checkpoint, "step-00000001.partial/model.safetensors")]
+    {
+        let said: Vec<&str> =
+            finished.stderr.lines().filter(|line| line.starts_with("tidemill: ")).collect();
+        assert!(said.len() == 1 && said[0].contains(named), "{finished:?}");
+    }
+    stored.train("cache", &["-w", "2"]).finish().expect(0);
+    stored.assert_whole("with room");
 }
 
 #[test]
