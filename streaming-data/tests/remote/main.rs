@@ -5,6 +5,7 @@ mod cache;
 mod epochs;
 mod errors;
 mod faulty;
+mod prepare;
 mod processes;
 mod s3;
 mod s3_server;
