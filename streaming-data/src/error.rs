@@ -111,6 +111,17 @@ pub enum DataError {
         source: io::Error,
     },
 
+    /// A data set of a store is not complete: `prepare` has not put its index.
+    #[error(
+        "data set {path} is still being prepared, or its `prepare` was killed: wait for it, or run it \
+         again",
+        path = path.display()
+    )]
+    StillPreparing {
+        /// The URL of the data set.
+        path: PathBuf,
+    },
+
     /// `index.json` is not the JSON that it should be.
     #[error("cannot parse index {path}", path = path.display())]
     IndexSyntax {
@@ -539,6 +550,17 @@ pub enum DataError {
         path: PathBuf,
         /// What is there.
         found: &'static str,
+    },
+
+    /// Another `prepare` began to write the same data set to a store.
+    #[error(
+        "cannot write data set {path}: found the claim of another `prepare`, which took it over, \
+         expected ours",
+        path = path.display()
+    )]
+    OutputTaken {
+        /// The URL of the output.
+        path: PathBuf,
     },
 
     /// Rows cannot be brought into the form of a shard.

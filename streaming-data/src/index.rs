@@ -7,7 +7,8 @@
 //! Contract: [`Index::to_bytes`] is a pure function of the value (fixed order of keys, a newline
 //! at the end), so that equal data sets have equal indexes. Reading ignores keys it does not know
 //! and refuses a format version above [`FORMAT_VERSION`]; [`Index::read`] and [`Index::from_bytes`]
-//! return checked values only.
+//! return checked values only. While `prepare` writes a data set to a store, another JSON stands in
+//! this place, which says so and is refused as [`DataError::StillPreparing`].
 
 use std::{
     collections::BTreeSet,
@@ -21,6 +22,10 @@ use crate::{
     error::DataError,
     hash::{ContentHash, ContentHasher, HASH_ALGORITHM},
 };
+
+mod claim;
+
+pub(crate) use claim::{is_claim, new_claim};
 
 /// Name of the index within the folder of a data set.
 pub const INDEX_FILE: &str = "index.json";
@@ -125,8 +130,9 @@ impl Index {
     /// Parses and checks an index; `path` is what errors name.
     ///
     /// # Errors
-    /// [`DataError::IndexSyntax`], [`DataError::IndexVersion`], [`DataError::IndexValue`],
-    /// [`DataError::NoShards`], or [`DataError::EmptyShard`] for a shard without samples.
+    /// [`DataError::StillPreparing`], [`DataError::IndexSyntax`], [`DataError::IndexVersion`],
+    /// [`DataError::IndexValue`], [`DataError::NoShards`], or [`DataError::EmptyShard`] for a shard
+    /// without samples.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Index, DataError> {
         // The version is looked at alone and first: a newer format may differ in every other key.
         #[derive(Deserialize)]
@@ -134,7 +140,14 @@ impl Index {
             format_version: u64,
         }
         let syntax = |source| DataError::IndexSyntax { path: path.to_owned(), source };
-        let Version { format_version } = serde_json::from_slice(bytes).map_err(syntax)?;
+        let Version { format_version } = match serde_json::from_slice(bytes) {
+            Ok(version) => version,
+            Err(_) if is_claim(bytes) => {
+                let folder = path.parent().unwrap_or(path);
+                return Err(DataError::StillPreparing { path: folder.to_owned() });
+            }
+            Err(error) => return Err(syntax(error)),
+        };
         if format_version > FORMAT_VERSION {
             return Err(DataError::IndexVersion {
                 path: path.to_owned(),

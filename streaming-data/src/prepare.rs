@@ -17,7 +17,9 @@
 //! # Contract
 //! - The output is the same to the byte for any number of workers: shards, `index.json` and
 //!   `tokenizer.json` depend on the documents, the tokenizer and the settings alone.
-//! - The output appears complete or not at all, and nothing is ever overwritten.
+//! - The output appears complete or not at all, and no data set is ever overwritten. A folder on this
+//!   machine is put in place in one step. In a store, a claim stands in the place of the index until
+//!   the shards are there, and whoever opens the data set before is told so.
 //! - A text that cannot be read or is not UTF-8 enters the stream not at all; it is skipped and
 //!   named in the report, or an error ([`Strictness`]).
 //! - A line, row or sample that is no document is counted, and the first [`NAMED_BROKEN`] are named,
@@ -28,7 +30,9 @@
 //! - Memory is bounded by the number of workers, whatever the input's size: documents are read
 //!   ahead up to a bound in bytes, large texts in pieces (where the tokenizer allows it), other
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above
-//!   [`DOCUMENT_BYTES_LIMIT`] is broken. Only the list of paths grows with the input.
+//!   [`DOCUMENT_BYTES_LIMIT`] is broken. Only the list of paths grows with the input. For an output
+//!   in a store, at most four shards wait in the folder for temporary files (`TMPDIR`), without
+//!   names there: nothing of them outlives the process.
 //!
 //! | module | holds |
 //! |---|---|
@@ -41,7 +45,7 @@
 //! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
 //! | `pack` | the stream cut into rows |
 //! | `shard` | rows to Parquet |
-//! | `output` | the folder that appears when it is complete |
+//! | `output` | the folder, local or in a store, that is a data set when it is complete |
 
 mod byte_tokenizer;
 mod find;
@@ -74,14 +78,16 @@ use self::{
     find::{find_inputs, path_bytes},
     input::{Contents, Sources},
     job::{Bounds, Work},
-    output::OutputFolder,
+    output::{Output, OutputFolder, RemoteOutput},
     pack::{Cut, Rows},
+    pipeline::Outcome,
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
 };
 use crate::{
     error::DataError,
     hash::HASH_ALGORITHM,
-    index::{FORMAT_VERSION, INDEX_FILE, Index},
+    index::{FORMAT_VERSION, Index},
+    store::{Location, RemoteFolder},
 };
 
 /// Name of the tokenizer's file beside the index.
@@ -162,8 +168,8 @@ pub struct PrepareReport {
     pub shard_bytes: u64,
 }
 
-/// Prepares a data set; `progress` is told where it is after each text and each row group, and
-/// breaks it off by its answer.
+/// Prepares a data set; `progress` is told where it is after each text and each row group, and often
+/// while a store is waited for, and breaks it off by its answer.
 ///
 /// # Errors
 /// - [`DataError::PrepareSetting`], [`DataError::Glob`], [`DataError::NoDocuments`],
@@ -181,13 +187,47 @@ pub struct PrepareReport {
 ///   [`DataError::PreparingPanic`]: a document cannot be tokenized.
 /// - [`DataError::Io`] for an input that does not exist and an output that cannot be written,
 ///   [`DataError::ShardEncoding`].
+/// - [`DataError::Location`] and [`DataError::Store`] for an output that is a URL, before the first
+///   document is read where the URL, the credentials or the rights are at fault;
+///   [`DataError::OutputTaken`] when another `prepare` began to write the same.
 /// - [`DataError::Interrupted`] when `progress` answered [`ControlFlow::Break`].
 ///
-/// After an error nothing of the output is left.
+/// After an error nothing of the output is left. What a store does not let us remove is no data set:
+/// its index says so, and the next `prepare` takes it over.
 pub fn prepare(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<PrepareReport, DataError> {
+    let output = Location::of_path(&settings.output)?;
+    prepare_in(settings, tokenizer, progress, || match output.local() {
+        Some(path) => Ok(Box::new(OutputFolder::begin(path)?)),
+        None => {
+            let folder = RemoteFolder::open(output.clone(), &settings.store)?;
+            Ok(Box::new(RemoteOutput::begin(folder)?))
+        }
+    })
+}
+
+/// As [`prepare`], to a folder of a store that the caller made; the output and the store of the
+/// settings are not looked at.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_to_store(
+    folder: &RemoteFolder,
+    settings: &PrepareSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<PrepareReport, DataError> {
+    prepare_in(settings, tokenizer, progress, || Ok(Box::new(RemoteOutput::begin(folder.clone())?)))
+}
+
+fn prepare_in(
+    settings: &PrepareSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    begin_output: impl FnOnce() -> Result<Box<dyn Output>, DataError>,
 ) -> Result<PrepareReport, DataError> {
     check_seq_len(settings.seq_len.map_or(1, NonZeroUsize::get))?;
     // The inputs first: the output may lie within one, and what is written there is no input.
@@ -199,9 +239,10 @@ pub fn prepare(
     let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
     let cut = cut(settings, sources.contents())?;
     let vocabulary = Vocabulary::new(settings, sources.contents(), tokenizer)?;
-    let folder = OutputFolder::begin(&settings.output)?;
     let format = ShardFormat::new(cut.seq_len)
-        .map_err(|error| encoding_error(&folder.path().join(shard_file(0)), error))?;
+        .map_err(|error| encoding_error(&settings.output.join(shard_file(0)), error))?;
+    let mut output = begin_output()?;
+    let folder = output.folder().to_owned();
     let workers = settings.workers.get();
     let work = Work {
         inputs: &found.inputs,
@@ -210,7 +251,7 @@ pub fn prepare(
         vocab_size: vocabulary.size,
         cut,
         format: &format,
-        folder: folder.path(),
+        folder: &folder,
         strictness: settings.strictness,
         workers,
         bounds: Bounds {
@@ -219,23 +260,15 @@ pub fn prepare(
             held_bytes: HELD_BYTES_PER_WORKER.saturating_mul(workers as u64),
         },
     };
-    let outcome = pipeline::run(&work, progress)?;
-    let mut skipped = found.skipped;
-    skipped.extend(outcome.skipped);
-    skipped.sort_by(|a, b| path_bytes(&a.path).cmp(path_bytes(&b.path)));
-    if outcome.shards.is_empty() {
-        let broken = outcome.broken;
-        let first = skipped.first().map(SkippedDocument::line);
-        let first = first.or_else(|| broken.named.first().map(BrokenDocument::line));
-        return Err(DataError::TooFewTokens {
-            found: outcome.tokens,
-            documents: outcome.documents,
-            skipped: skipped.len() as u64,
-            broken: broken.count,
-            first: first.map(|first| format!(", the first {first}")).unwrap_or_default(),
-            needed: cut.seq_len as u64 + 1,
-        });
-    }
+    let outcome = pipeline::run(&work, &mut *output, progress)
+        .and_then(|outcome| with_a_row(outcome, &mut found.skipped, cut));
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            output.abandon();
+            return Err(error);
+        }
+    };
 
     let by = vocabulary.tokenizer;
     let tokenizer_json = by.and_then(Tokenize::tokenizer_json);
@@ -252,12 +285,7 @@ pub fn prepare(
         columns: vec![format.column()],
         shards: outcome.shards,
     };
-    if let Some(json) = &tokenizer_json {
-        folder.write(TOKENIZER_FILE, json.as_bytes())?;
-    }
-    folder.write(INDEX_FILE, &index.to_bytes())?;
-    let beside = index.tokenizer_file.as_deref().into_iter().chain([INDEX_FILE]);
-    folder.publish(index.shards.iter().map(|shard| shard.file.as_str()).chain(beside))?;
+    output.publish(&index, tokenizer_json.as_deref())?;
     Ok(PrepareReport {
         from: match sources.contents() {
             Contents::Documents => PreparedFrom::Documents,
@@ -267,7 +295,7 @@ pub fn prepare(
         empty: outcome.empty,
         nulls: outcome.nulls,
         duplicates: found.duplicates,
-        skipped,
+        skipped: found.skipped,
         broken: outcome.broken.count,
         named_broken: outcome.broken.named,
         text_bytes: outcome.text_bytes,
@@ -278,6 +306,30 @@ pub fn prepare(
         samples: index.samples(),
         shards: index.shards.len() as u64,
         shard_bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
+    })
+}
+
+/// What was done, if it gave a row; files that were skipped then join those found before.
+fn with_a_row(
+    mut outcome: Outcome,
+    skipped: &mut Vec<SkippedDocument>,
+    cut: Cut,
+) -> Result<Outcome, DataError> {
+    skipped.append(&mut outcome.skipped);
+    skipped.sort_by(|a, b| path_bytes(&a.path).cmp(path_bytes(&b.path)));
+    if !outcome.shards.is_empty() {
+        return Ok(outcome);
+    }
+    let broken = outcome.broken;
+    let first = skipped.first().map(SkippedDocument::line);
+    let first = first.or_else(|| broken.named.first().map(BrokenDocument::line));
+    Err(DataError::TooFewTokens {
+        found: outcome.tokens,
+        documents: outcome.documents,
+        skipped: skipped.len() as u64,
+        broken: broken.count,
+        first: first.map(|first| format!(", the first {first}")).unwrap_or_default(),
+        needed: cut.seq_len as u64 + 1,
     })
 }
 

@@ -20,6 +20,7 @@
 
 mod backoff;
 mod failure;
+mod guarded;
 mod location;
 mod open;
 mod operation;
@@ -29,6 +30,7 @@ mod settings;
 mod write;
 
 pub use failure::StoreFailure;
+pub(crate) use guarded::{Guard, Guarded};
 pub use location::Location;
 pub(crate) use remote::Started;
 pub use remote::{Entry, RemoteFolder, Version};

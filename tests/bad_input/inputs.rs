@@ -46,6 +46,35 @@ fn lines_of_documents() {
     prepare(&bench, &["--input", "in", "--eos-token", "x"]).refused(2, &["--tokenizer"]);
 }
 
+/// An output may be a URL; one that cannot be used is named without what may be secret, and what is still being
+/// prepared is not inspected.
+#[test]
+fn outputs_at_urls() {
+    let bench = Workbench::new();
+    let at = |output: &str| {
+        bench.tidemill(&["prepare", "--input", "data-text", "--seq-len", "16", "--output", output])
+    };
+    for (output, parts) in [
+        ("ftp://host/out", &["ftp://host/out: found scheme \"ftp\", expected s3, gs, az"][..]),
+        ("s3://bucket/out?key=secret", &["s3://bucket/out: found a query or fragment"]),
+        ("https://me:secret@host/out#secret", &["cannot use https://host/out: found a query"]),
+        ("s3:///out", &["found no name behind ://"]),
+    ] {
+        let refused = at(output).refused(1, parts);
+        assert!(!refused.stderr.contains("secret"), "{refused:?}");
+    }
+    let out = bench.path("out");
+    let prepared = at(&format!("file://{}", out.display())).expect(0);
+    assert!(prepared.stdout.starts_with(&format!("{}: ", out.display())), "{prepared:?}");
+    bench.tidemill(&["inspect", "out"]).expect(0);
+    bench.write("out/index.json", "{\"preparing\": \"1\"}");
+    for arguments in
+        [&["inspect", "out"][..], &["inspect", "out", "--order"], &["bench", "data", "out"]]
+    {
+        bench.tidemill(arguments).refused(1, &["data set out is still being prepared, or its"]);
+    }
+}
+
 /// Samples that are tokenized already become rows as they are, and say what their vocabulary is.
 #[test]
 fn samples_of_tokens() {

@@ -13,6 +13,7 @@ use tidemill_streaming_data::prepare::{
     ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, PrepareReport, PrepareSettings, PreparedFrom,
     Progress, Strictness, Tokenize, TokenizedBy, prepare,
 };
+use tidemill_streaming_data::store::Location;
 
 use self::document_tokenizer::DocumentTokenizer;
 use super::exit::one_line;
@@ -27,8 +28,9 @@ pub(crate) struct PrepareArguments {
     /// Parquet, and MDS folders of MosaicML.
     #[arg(long, value_name = "PATH", required = true, num_args = 1..)]
     input: Vec<PathBuf>,
-    /// The folder that becomes the data set: missing or empty.
-    #[arg(long, value_name = "DIR")]
+    /// The folder that becomes the data set, missing or empty, or the URL of one in a store (s3, gs, az, or http with
+    /// WebDAV), where no data set is. Shards on their way there wait in the folder for temporary files (TMPDIR).
+    #[arg(long, value_name = "DIR|URL")]
     output: PathBuf,
     /// What in input folders is an input; an index.json that matches makes its folder one, if it is
     /// that of an MDS data set.
@@ -172,7 +174,8 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result
         Format::Text => {
             result_line!(
                 "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
-                arguments.output.display(),
+                // Without what may be secret in a URL.
+                Location::of_path(&arguments.output)?,
                 report.samples,
                 report.seq_len,
                 report.shards,

@@ -52,7 +52,7 @@ pub(crate) struct Work<'a> {
     pub cut: Cut,
     /// How row groups are stored.
     pub format: &'a ShardFormat,
-    /// Where the shards are written.
+    /// The folder in which shards are written, for messages.
     pub folder: &'a Path,
     /// Whether a document that cannot be read is an error.
     pub strictness: Strictness,

@@ -31,6 +31,7 @@ use super::{
         perform_all,
     },
     job_queue::JobQueue,
+    output::Output,
     pack::{Packer, RowGroup},
     plan::{Extent, Plan, Verdict},
     shard::{EncodedRowGroup, ShardWriter},
@@ -77,13 +78,15 @@ pub(crate) struct Outcome {
     pub peak_held_bytes: u64,
 }
 
-/// Does the work; `progress` is asked after each text and row group whether to go on.
+/// Does the work, and hands its shards to the output; `progress` is asked whether to go on after
+/// each text and row group, and while shards are waited for.
 ///
 /// # Errors
-/// The first error in the order of the stream, or [`DataError::Interrupted`]. The folder then
-/// holds whatever was written.
+/// The first error in the order of the stream, that of a shard that cannot be stored, or
+/// [`DataError::Interrupted`]. The output then holds whatever was written.
 pub(crate) fn run(
     work: &Work<'_>,
+    output: &mut dyn Output,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, DataError> {
     let jobs = JobQueue::default();
@@ -96,7 +99,7 @@ pub(crate) fn run(
         }
         // Every thread then ends after the job at hand, also on an error.
         let _closed_at_end = jobs.close_at_end();
-        Conductor::new(work, jobs, result_receiver, progress).conduct()
+        Conductor::new(work, output, jobs, result_receiver, progress).conduct()
     })
 }
 
@@ -127,6 +130,7 @@ struct Conductor<'a> {
 impl<'a> Conductor<'a> {
     fn new(
         work: &'a Work<'a>,
+        output: &'a mut dyn Output,
         jobs: &'a JobQueue,
         results: Receiver<Numbered<Done>>,
         progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
@@ -140,7 +144,7 @@ impl<'a> Conductor<'a> {
             work,
             plan: Plan::new(work.inputs, piece_bytes, work.bounds.piece_bytes),
             packer: Packer::new(work.cut),
-            writer: ShardWriter::new(work.format, work.folder),
+            writer: ShardWriter::new(work.format, output),
             jobs,
             results,
             taken: InOrder::new(),
@@ -173,7 +177,11 @@ impl<'a> Conductor<'a> {
             self.hand_out_row_group(row_group);
             self.take_result()?;
         }
-        self.outcome.shards = self.writer.finish()?;
+        self.writer.close()?;
+        while !self.writer.are_stored()? {
+            self.report()?;
+        }
+        self.outcome.shards = self.writer.written();
         Ok(self.outcome)
     }
 
@@ -234,6 +242,9 @@ impl<'a> Conductor<'a> {
         while let Some(row_group) = self.row_groups.next() {
             let row_group = row_group?;
             let samples = row_group.samples;
+            while !self.writer.has_room_for(&row_group)? {
+                self.report()?;
+            }
             self.writer.append(row_group)?;
             let tokens = self.work.cut.tokens_of(samples);
             self.held_bytes -= tokens as u64 * HELD_BYTES_PER_TOKEN;

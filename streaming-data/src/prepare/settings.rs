@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
+use crate::store::StoreSettings;
+
 /// What below an input folder is an input, where nothing else is said: texts, JSON lines, Parquet
 /// files, and folders that are MDS data sets (by their index).
 pub const DEFAULT_GLOB: &str = "**/{*.txt,*.jsonl,*.jsonl.gz,*.jsonl.zst,*.ndjson,*.ndjson.gz,\
@@ -23,8 +25,11 @@ pub struct PrepareSettings {
     /// an MDS data set is one input. A file is an input once, however many paths lead to it; the
     /// smallest of the paths counts.
     pub inputs: Vec<PathBuf>,
-    /// The folder that is to be the data set: missing or empty.
+    /// The folder that is to be the data set: missing or empty. Or its URL (see [`crate::store`]),
+    /// where no data set is, nor half of one, but for what a killed `prepare` left.
     pub output: PathBuf,
+    /// How the store of an output that is a URL is used.
+    pub store: StoreSettings,
     /// What in input folders is an input: `*` within a folder, `**` across folders, `{a,b}` for
     /// either.
     pub glob: String,
@@ -51,11 +56,12 @@ pub struct PrepareSettings {
 
 impl PrepareSettings {
     /// The settings with a default for all that has one: the glob [`DEFAULT_GLOB`], one worker,
-    /// [`Strictness::Lenient`], shards of about 64 MiB.
+    /// [`Strictness::Lenient`], shards of about 64 MiB, [`StoreSettings::default`].
     pub fn new(inputs: Vec<PathBuf>, output: PathBuf, seq_len: NonZeroUsize) -> PrepareSettings {
         PrepareSettings {
             inputs,
             output,
+            store: StoreSettings::default(),
             glob: DEFAULT_GLOB.to_owned(),
             text_key: None,
             seq_len: Some(seq_len),

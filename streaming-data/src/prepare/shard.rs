@@ -33,7 +33,10 @@ use parquet::{
     schema::types::TypePtr,
 };
 
-use super::pack::{Cut, RowGroup};
+use super::{
+    output::Output,
+    pack::{Cut, RowGroup},
+};
 use crate::{
     error::DataError,
     hash::ContentHasher,
@@ -144,11 +147,20 @@ pub(crate) fn shard_file(shard: usize) -> String {
     format!("shard-{shard:05}.parquet")
 }
 
+/// Whether it is a name that [`shard_file`] gives.
+pub(crate) fn is_shard_file(name: &str) -> bool {
+    let number = name.strip_prefix("shard-").and_then(|name| name.strip_suffix(".parquet"));
+    let number = number.and_then(|number| number.parse().ok());
+    number.is_some_and(|number| shard_file(number) == name)
+}
+
+/// Shards that may be complete here and not yet where they are to be.
+pub(crate) const ON_THEIR_WAY: usize = 3;
+
 /// Writes the row groups of a data set, one shard after the other.
-#[derive(Debug)]
 pub(crate) struct ShardWriter<'a> {
     format: &'a ShardFormat,
-    folder: &'a Path,
+    output: &'a mut dyn Output,
     open: Option<OpenShard>,
     written: Vec<ShardEntry>,
 }
@@ -161,8 +173,17 @@ struct OpenShard {
 }
 
 impl<'a> ShardWriter<'a> {
-    pub(crate) fn new(format: &'a ShardFormat, folder: &'a Path) -> ShardWriter<'a> {
-        ShardWriter { format, folder, open: None, written: Vec::new() }
+    pub(crate) fn new(format: &'a ShardFormat, output: &'a mut dyn Output) -> ShardWriter<'a> {
+        ShardWriter { format, output, open: None, written: Vec::new() }
+    }
+
+    /// Whether there is room for a row group; where there is none, it waits a moment.
+    ///
+    /// # Errors
+    /// That of a shard that cannot be stored.
+    pub(crate) fn has_room_for(&mut self, row_group: &EncodedRowGroup) -> Result<bool, DataError> {
+        let ends_shard = self.open.is_some() && row_group.shard != self.written.len();
+        self.output.has_at_most(ON_THEIR_WAY - usize::from(ends_shard))
     }
 
     /// Appends a row group; those of a shard come one after the other, shard after shard.
@@ -176,7 +197,7 @@ impl<'a> ShardWriter<'a> {
         assert_eq!(row_group.shard, self.written.len(), "shards come in order");
         let shard = match &mut self.open {
             Some(shard) => shard,
-            none => none.insert(OpenShard::create(self.format, self.folder, row_group.shard)?),
+            none => none.insert(OpenShard::create(self.format, self.output, row_group.shard)?),
         };
         shard.samples += row_group.samples as u64;
         let append = || {
@@ -187,31 +208,44 @@ impl<'a> ShardWriter<'a> {
         append().map_err(|error| encoding_error(&shard.path, error))
     }
 
-    /// Ends the last shard; what an index says of each.
+    /// Ends the last shard.
     ///
     /// # Errors
     /// As [`ShardWriter::append`].
-    pub(crate) fn finish(mut self) -> Result<Vec<ShardEntry>, DataError> {
-        self.close()?;
-        Ok(self.written)
-    }
-
-    fn close(&mut self) -> Result<(), DataError> {
+    pub(crate) fn close(&mut self) -> Result<(), DataError> {
         if let Some(OpenShard { path, writer, samples }) = self.open.take() {
-            let file = writer.into_inner().map_err(|error| encoding_error(&path, error))?;
-            let hash = file.hasher.finish();
-            let file = shard_file(self.written.len());
-            let bytes = path.metadata().map_err(DataError::io("read", &path))?.len();
-            self.written.push(ShardEntry { file, samples, bytes, hash });
+            let HashedFile { file, hasher } =
+                writer.into_inner().map_err(|error| encoding_error(&path, error))?;
+            let name = shard_file(self.written.len());
+            let bytes = file.metadata().map_err(DataError::io("read", &path))?.len();
+            self.output.take(&name, file)?;
+            self.written.push(ShardEntry { file: name, samples, bytes, hash: hasher.finish() });
         }
         Ok(())
+    }
+
+    /// Whether all shards are where they are to be; where one is not, it waits a moment.
+    ///
+    /// # Errors
+    /// That of a shard that cannot be stored.
+    pub(crate) fn are_stored(&mut self) -> Result<bool, DataError> {
+        self.output.has_at_most(0)
+    }
+
+    /// What an index says of each shard.
+    pub(crate) fn written(self) -> Vec<ShardEntry> {
+        self.written
     }
 }
 
 impl OpenShard {
-    fn create(format: &ShardFormat, folder: &Path, shard: usize) -> Result<OpenShard, DataError> {
-        let path = folder.join(shard_file(shard));
-        let file = File::create_new(&path).map_err(DataError::io("create", &path))?;
+    fn create(
+        format: &ShardFormat,
+        output: &dyn Output,
+        shard: usize,
+    ) -> Result<OpenShard, DataError> {
+        let name = shard_file(shard);
+        let (path, file) = (output.folder().join(&name), output.create(&name)?);
         let file = HashedFile { file, hasher: ContentHasher::new() };
         let (schema, properties) = (format.parquet_schema.clone(), format.properties.clone());
         let writer = SerializedFileWriter::new(file, schema, properties)

@@ -7,8 +7,13 @@ use std::{
     fmt,
     fs::File,
     io::Write,
+    num::NonZeroU32,
     ops::Range,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -21,6 +26,12 @@ use super::{
     runtime::{self, Cancel, NotRun},
 };
 use crate::error::DataError;
+
+/// Where nobody wants to wait: most attempts, and the longest that one may be silent and the next
+/// may be put off.
+const HURRIED_ATTEMPTS: NonZeroU32 = NonZeroU32::new(3).unwrap();
+const HURRIED_DEADLINE: Duration = Duration::from_secs(5);
+const HURRIED_BACK_OFF: Duration = Duration::from_secs(1);
 
 /// What tells an object from a later one of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -97,6 +108,17 @@ impl RemoteFolder {
         RemoteFolder { prefix, location: self.location.join(name), ..self.clone() }
     }
 
+    /// The same folder, whose operations are soon given up.
+    pub(crate) fn hurried(&self) -> RemoteFolder {
+        let settings = StoreSettings {
+            attempts: self.settings.attempts.min(HURRIED_ATTEMPTS),
+            progress_deadline: self.settings.progress_deadline.min(HURRIED_DEADLINE),
+            back_off_limit: self.settings.back_off_limit.min(HURRIED_BACK_OFF),
+            ..StoreSettings::clone(&self.settings)
+        };
+        RemoteFolder { settings: Arc::new(settings), ..self.clone() }
+    }
+
     /// Where it is.
     pub fn location(&self) -> &Location {
         &self.location
@@ -155,10 +177,7 @@ impl RemoteFolder {
         let operation = self.operation("read", name);
         let (url, version) = (operation.url(), version.clone());
         let future = async move { operation.collect(Some(range), version).await };
-        match runtime::start(future, &self.cancel) {
-            Ok(receiver) => Ok(Started { receiver, url }),
-            Err(not_run) => Err(not_run_error(not_run, url)),
-        }
+        self.start(url, future)
     }
 
     /// A whole object, piece by piece, given to `take` on the caller's thread. It ends early when
@@ -230,7 +249,7 @@ impl RemoteFolder {
     /// fails.
     ///
     /// # Errors
-    /// As [`RemoteFolder::get`], and [`DataError::Io`] when the file cannot be read; what was there
+    /// As [`RemoteFolder::get`], and [`DataError::Io`] when the file cannot be opened; what was there
     /// is unchanged then.
     pub fn put_file(&self, name: &str, file: &std::path::Path) -> Result<(), DataError> {
         let (operation, file) = (self.operation("write", name), file.to_owned());
@@ -246,7 +265,7 @@ impl RemoteFolder {
         self.wait(operation.url(), async move { operation.delete().await })
     }
 
-    fn operation(&self, action: &'static str, name: &str) -> Operation {
+    pub(super) fn operation(&self, action: &'static str, name: &str) -> Operation {
         let parts = name.split('/').filter(|part| !part.is_empty());
         let url = if name.is_empty() { self.location.clone() } else { self.location.join(name) };
         Operation {
@@ -256,6 +275,17 @@ impl RemoteFolder {
             action,
             settings: Arc::clone(&self.settings),
             permits: Arc::clone(&self.permits),
+        }
+    }
+
+    pub(super) fn start<T: Send + 'static>(
+        &self,
+        url: String,
+        future: impl Future<Output = Result<T, DataError>> + Send + 'static,
+    ) -> Result<Started<T>, DataError> {
+        match runtime::start(future, &self.cancel) {
+            Ok(receiver) => Ok(Started { receiver, url }),
+            Err(not_run) => Err(not_run_error(not_run, url)),
         }
     }
 
@@ -277,16 +307,27 @@ impl fmt::Debug for RemoteFolder {
     }
 }
 
-/// A range on its way.
-pub(crate) struct Started {
-    receiver: mpsc::Receiver<Result<Bytes, DataError>>,
+/// A range on its way, or anything else that is not waited for yet.
+pub(crate) struct Started<T = Bytes> {
+    receiver: mpsc::Receiver<Result<T, DataError>>,
     url: String,
 }
 
-impl Started {
+impl<T> Started<T> {
     /// Waits for it.
-    pub(crate) fn wait(self) -> Result<Bytes, DataError> {
+    pub(crate) fn wait(self) -> Result<T, DataError> {
         self.receiver.recv().unwrap_or(Err(DataError::Cancelled { url: self.url }))
+    }
+
+    /// Waits for it for so long; what it gives is given once.
+    pub(crate) fn wait_for(&self, time: Duration) -> Option<Result<T, DataError>> {
+        match self.receiver.recv_timeout(time) {
+            Ok(result) => Some(result),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                Some(Err(DataError::Cancelled { url: self.url.clone() }))
+            }
+        }
     }
 }
 

@@ -42,6 +42,16 @@ impl Cancel {
     pub(crate) fn cancel(&self) {
         self.0.send_replace(true);
     }
+
+    /// The value of a future; none, as soon as this is cancelled.
+    pub(super) async fn unless<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        let mut cancelled = self.0.subscribe();
+        let cancelled = pin!(cancelled.wait_for(|&cancelled| cancelled));
+        match select(pin!(future), cancelled).await {
+            Either::Left((value, _)) => Some(value),
+            Either::Right(_) => None,
+        }
+    }
 }
 
 /// Why a future gave no value.
@@ -61,11 +71,10 @@ pub(super) fn start<T: Send + 'static>(
     let runtime = RUNTIME
         .as_ref()
         .map_err(|error| NotRun::NoRuntime(io::Error::new(error.kind(), error.to_string())))?;
-    let mut cancelled = cancel.0.subscribe();
+    let cancel = cancel.clone();
     let (sender, receiver) = mpsc::sync_channel(1);
     runtime.spawn(async move {
-        let cancelled = pin!(cancelled.wait_for(|&cancelled| cancelled));
-        if let Either::Left((value, _)) = select(pin!(future), cancelled).await {
+        if let Some(value) = cancel.unless(future).await {
             // The caller may have gone.
             let _ = sender.send(value);
         }

@@ -10,6 +10,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use super::{
     Entry, StoreFailure,
     operation::{Attempts, Operation, transfer_time},
+    runtime::Cancel,
 };
 use crate::error::DataError;
 
@@ -59,30 +60,34 @@ impl Operation {
 
     /// Writes a whole object from a file.
     pub(super) async fn put_file(&self, file: PathBuf) -> Result<(), DataError> {
+        let opened = spawn_blocking({
+            let file = file.clone();
+            move || File::open(file)
+        });
+        match opened.await {
+            Ok(Ok(opened)) => self.put_opened(opened, &Cancel::default()).await,
+            Ok(Err(error)) => Err(DataError::io("open", file)(error)),
+            Err(_) => Err(DataError::Cancelled { url: self.url() }),
+        }
+    }
+
+    /// Writes a whole object from a file that is open. Given up, it ends soon, and leaves no parts
+    /// in the store.
+    pub(super) async fn put_opened(&self, file: File, given_up: &Cancel) -> Result<(), DataError> {
         let _permit = self.permits.acquire().await;
+        let bytes =
+            file.metadata().map_err(DataError::io("look at what becomes", self.url()))?.len();
+        let source = Source { file: Arc::new(file), bytes };
         let mut attempts = Attempts::new(self);
-        let source = {
-            let opened = spawn_blocking({
-                let file = file.clone();
-                move || File::open(file).and_then(|file| Ok((file.metadata()?.len(), file)))
-            });
-            match opened.await {
-                Ok(Ok((bytes, opened))) => Source { file: Arc::new(opened), bytes },
-                Ok(Err(error)) => return Err(DataError::io("open", file)(error)),
-                Err(_) => return Err(DataError::Cancelled { url: self.url() }),
-            }
-        };
         loop {
             let written = match source.bytes <= PART_BYTES {
-                true => match source.part(0).await {
-                    Ok(bytes) => self.put_once(bytes).await,
-                    Err(error) => return Err(DataError::io("read", file)(error)),
-                },
-                false => self.put_parts(&source).await,
+                true => self.put_whole(&source).await,
+                false => self.put_parts(&source, given_up).await,
             };
-            match written {
-                Ok(()) => return Ok(()),
-                Err(failure) => attempts.failed(failure).await?,
+            let Err(failure) = written else { return Ok(()) };
+            match given_up.unless(attempts.failed(failure)).await {
+                Some(go_on) => go_on?,
+                None => return Err(DataError::Cancelled { url: self.url() }),
             }
         }
     }
@@ -93,13 +98,24 @@ impl Operation {
         within(deadline, put).await.map(|_| ())
     }
 
+    /// One attempt to write an object at once.
+    async fn put_whole(&self, source: &Source) -> Result<(), StoreFailure> {
+        self.put_once(source.read(0, source.bytes).await?).await
+    }
+
     /// One attempt to write an object in parts; it is there only when all of them are.
-    async fn put_parts(&self, source: &Source) -> Result<(), StoreFailure> {
-        let mut upload = self.within(self.store.put_multipart(&self.path)).await?;
-        let written = self.put_each_part(source, upload.as_mut()).await;
+    async fn put_parts(&self, source: &Source, given_up: &Cancel) -> Result<(), StoreFailure> {
+        let mut upload = match self.within(self.store.put_multipart(&self.path)).await {
+            Ok(upload) => upload,
+            // Web servers know no parts.
+            Err(StoreFailure::Unsupported { .. }) => return self.put_whole(source).await,
+            Err(failure) => return Err(failure),
+        };
+        let written = given_up.unless(self.put_each_part(source, upload.as_mut())).await;
         let written = match written {
-            Ok(()) => self.within(upload.complete()).await.map(|_| ()),
-            failed => failed,
+            Some(Ok(())) => self.within(upload.complete()).await.map(|_| ()),
+            Some(failed) => failed,
+            None => Err(StoreFailure::Other { said: "it was given up".to_owned() }),
         };
         if written.is_err() {
             // Where this fails too, the store's own rules remove what was not completed.
@@ -118,9 +134,8 @@ impl Operation {
             if running.len() == PARTS_AT_ONCE {
                 running.next().await.transpose()?;
             }
-            let part = source.part(number).await.map_err(|error| StoreFailure::Unsupported {
-                said: format!("the file that is written cannot be read: {error}"),
-            })?;
+            let start = number * PART_BYTES;
+            let part = source.read(start, PART_BYTES.min(source.bytes - start)).await?;
             let deadline = self.transfer_deadline(part.len() as u64);
             running.push(within(deadline, upload.put_part(PutPayload::from_bytes(part))));
         }
@@ -162,19 +177,20 @@ struct Source {
 }
 
 impl Source {
-    async fn part(&self, number: u64) -> io::Result<Bytes> {
-        let start = number * PART_BYTES;
-        let length = PART_BYTES.min(self.bytes - start) as usize;
+    async fn read(&self, start: u64, bytes: u64) -> Result<Bytes, StoreFailure> {
         let file = Arc::clone(&self.file);
         let read = spawn_blocking(move || {
             use std::io::{Read, Seek, SeekFrom};
-            let mut bytes = vec![0; length];
+            let mut content = vec![0; bytes as usize];
             // Parts are read one after the other: they share the file's offset.
             let mut file = &*file;
             file.seek(SeekFrom::Start(start))?;
-            file.read_exact(&mut bytes)?;
-            Ok(bytes.into())
+            file.read_exact(&mut content)?;
+            Ok(content.into())
         });
-        read.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+        read.await.unwrap_or_else(|error| Err(io::Error::other(error))).map_err(|error| {
+            let said = format!("the file that is written cannot be read: {error}");
+            StoreFailure::Unsupported { said }
+        })
     }
 }

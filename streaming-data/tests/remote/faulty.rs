@@ -21,8 +21,9 @@ use futures_util::{
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
     ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload,
-    PutResult, Result, memory::InMemory, path::Path,
+    PutResult, Result, UploadPart, memory::InMemory, path::Path,
 };
+use tokio::sync::watch;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// What goes wrong with a request.
@@ -53,6 +54,11 @@ pub struct Asked {
     pub requests: AtomicUsize,
     pub at_once: AtomicUsize,
     pub most_at_once: AtomicUsize,
+    /// Requests to write among them.
+    pub puts: AtomicUsize,
+    /// Parts of objects that were sent, and objects in parts that were given up.
+    pub parts: AtomicUsize,
+    pub aborted: AtomicUsize,
     /// Requests, and bytes that were sent, by object.
     pub objects: Mutex<HashMap<String, (usize, u64)>>,
 }
@@ -84,6 +90,10 @@ pub struct Faulty {
     failed: Mutex<HashMap<String, usize>>,
     /// Only objects that hold this in their path fail.
     only: String,
+    /// Only what writes fails.
+    only_puts: bool,
+    /// Shards are written while this is true.
+    pub gate: Arc<watch::Sender<bool>>,
 }
 
 impl Faulty {
@@ -98,6 +108,8 @@ impl Faulty {
             asked: Arc::default(),
             failed: Mutex::default(),
             only: String::new(),
+            only_puts: false,
+            gate: Arc::new(watch::Sender::new(true)),
         }
     }
 
@@ -110,6 +122,11 @@ impl Faulty {
     /// Only objects that hold this in their path fail.
     pub fn only(self, part: &str) -> Faulty {
         Faulty { only: part.to_owned(), ..self }
+    }
+
+    /// Only what writes fails, and it always does.
+    pub fn only_puts(self) -> Faulty {
+        Faulty { only_puts: true, in_a_row: usize::MAX, ..self }
     }
 
     fn fault(&self, path: &Path) -> Option<Fault> {
@@ -171,7 +188,7 @@ fn broken() -> Error {
 impl ObjectStore for Faulty {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let under = Under::way(&self.asked);
-        let fault = self.fault(location);
+        let fault = self.fault(location).filter(|_| !self.only_puts);
         match fault {
             Some(Fault::Busy) => {
                 let source = "503 Service Unavailable".into();
@@ -223,7 +240,13 @@ impl ObjectStore for Faulty {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
+        let _under = Under::way(&self.asked);
+        self.asked.puts.fetch_add(1, Ordering::SeqCst);
+        if location.as_ref().ends_with(".parquet") {
+            let _ = self.gate.subscribe().wait_for(|&is_open| is_open).await;
+        }
         match self.fault(location) {
+            Some(Fault::Silence | Fault::Stall) => pending().await,
             Some(_) => Err(broken()),
             None => self.inner.put_opts(location, payload, options).await,
         }
@@ -234,7 +257,9 @@ impl ObjectStore for Faulty {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(location, options).await
+        let inner = self.inner.put_multipart_opts(location, options).await?;
+        let (asked, gate) = (Arc::clone(&self.asked), Arc::clone(&self.gate));
+        Ok(Box::new(Parts { inner, asked, gate }))
     }
 
     fn delete_stream(
@@ -257,6 +282,35 @@ impl ObjectStore for Faulty {
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// An object that arrives in parts while the gate is open.
+#[derive(Debug)]
+struct Parts {
+    inner: Box<dyn MultipartUpload>,
+    asked: Arc<Asked>,
+    gate: Arc<watch::Sender<bool>>,
+}
+
+#[async_trait]
+impl MultipartUpload for Parts {
+    fn put_part(&mut self, part: PutPayload) -> UploadPart {
+        self.asked.parts.fetch_add(1, Ordering::SeqCst);
+        let (put, mut gate) = (self.inner.put_part(part), self.gate.subscribe());
+        Box::pin(async move {
+            let _ = gate.wait_for(|&is_open| is_open).await;
+            put.await
+        })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.asked.aborted.fetch_add(1, Ordering::SeqCst);
+        self.inner.abort().await
     }
 }
 

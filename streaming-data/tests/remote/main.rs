@@ -6,6 +6,7 @@ mod epochs;
 mod errors;
 mod faulty;
 mod listen;
+mod prepare;
 mod processes;
 mod s3;
 mod s3_server;

@@ -51,9 +51,15 @@ impl S3Server {
         .to_vec()
     }
 
-    /// Requests that began with this method and path.
+    /// How many requests began with this method and path.
     pub fn count(&self, request: &str) -> usize {
-        self.asked.lock().unwrap().iter().filter(|asked| asked.starts_with(request)).count()
+        self.asked(request).len()
+    }
+
+    /// The requests that began with this method and path.
+    pub fn asked(&self, request: &str) -> Vec<String> {
+        let asked = self.asked.lock().unwrap();
+        asked.iter().filter(|asked| asked.starts_with(request)).cloned().collect()
     }
 }
 

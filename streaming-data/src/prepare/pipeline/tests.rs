@@ -11,6 +11,7 @@ use crate::prepare::{
     find::find_inputs,
     input::Sources,
     job::Bounds,
+    output::OutputFolder,
     pack::{Cut, Rows},
     shard::ShardFormat,
 };
@@ -66,6 +67,7 @@ fn run_with(
     let sources = Sources::new(&mut inputs, None)?;
     let format = ShardFormat::new(63).unwrap();
     let folder = tempfile::tempdir().unwrap();
+    let mut output = OutputFolder::begin(&folder.path().join("out"))?;
     let work = Work {
         inputs: &inputs,
         sources: &sources,
@@ -83,7 +85,7 @@ fn run_with(
         workers,
         bounds,
     };
-    run(&work, &mut |_| ControlFlow::Continue(()))
+    run(&work, &mut output, &mut |_| ControlFlow::Continue(()))
 }
 
 const SMALL: Bounds = Bounds { piece_bytes: 1 << 16, document_bytes: 1 << 20, held_bytes: 4 << 20 };

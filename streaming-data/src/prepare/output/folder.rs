@@ -1,0 +1,276 @@
+//! The folder that is written aside and put in place when it is complete.
+//!
+//! A folder of shards without an index is a data set too, so half of one must never stand under
+//! the output's name. Everything is written into a hidden folder beside the output, synced, and
+//! renamed in one step. Nothing that was there is overwritten, and on failure nothing of ours
+//! stays: neither the hidden folder nor parents that were made for it. What a killed process left
+//! is in nobody's way, since each run takes a name that is not in use.
+
+use std::{
+    env,
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process,
+};
+
+use super::Output;
+use crate::{
+    error::DataError,
+    index::{INDEX_FILE, Index},
+    prepare::TOKENIZER_FILE,
+};
+
+/// A folder in the making; dropped before it is published, it leaves nothing behind.
+#[derive(Debug)]
+pub(crate) struct OutputFolder {
+    output: PathBuf,
+    /// Where everything is written; none once it was published.
+    aside: Option<PathBuf>,
+    /// Folders above the output that were made for it, the outermost first.
+    made_parents: Vec<PathBuf>,
+}
+
+impl OutputFolder {
+    /// Begins a folder that is to appear as `output`, which is missing or an empty folder.
+    ///
+    /// # Errors
+    /// [`DataError::OutputExists`], or [`DataError::Io`] when a folder cannot be made there.
+    pub(crate) fn begin(output: &Path) -> Result<OutputFolder, DataError> {
+        let exists = |found| DataError::OutputExists { path: output.to_owned(), found };
+        let permissions = match fs::symlink_metadata(output) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(source) => return Err(DataError::io("look at", output)(source)),
+            Ok(_) => {
+                // Behind a link as well: it is its target that is put in place.
+                let metadata = fs::metadata(output).map_err(DataError::io("look at", output))?;
+                if !metadata.is_dir() {
+                    return Err(exists("a file"));
+                }
+                let mut entries =
+                    fs::read_dir(output).map_err(DataError::io("list folder", output))?;
+                if entries.next().is_some() {
+                    return Err(exists("a folder that is not empty"));
+                }
+                Some(metadata.permissions())
+            }
+        };
+        let in_place = match permissions {
+            Some(_) => fs::canonicalize(output).map_err(DataError::io("look at", output))?,
+            None => std::path::absolute(output).map_err(DataError::io("look at", output))?,
+        };
+        if env::current_dir().is_ok_and(|current| current == in_place) {
+            return Err(exists("the current folder, which cannot be put in place as a whole"));
+        }
+        let mut folder = OutputFolder { output: in_place, aside: None, made_parents: Vec::new() };
+        folder.make_parents()?;
+        folder.make_aside(permissions.as_ref())?;
+        if permissions.is_some() {
+            // A mount point cannot be replaced: that is better known now than at the end.
+            folder.rename_into_place()?;
+            folder.make_aside(permissions.as_ref())?;
+        }
+        Ok(folder)
+    }
+
+    /// Where to write.
+    fn path(&self) -> &Path {
+        self.aside.as_deref().expect("the folder was not published yet")
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> Result<(), DataError> {
+        let mut file = self.create(name)?;
+        file.write_all(content).map_err(DataError::io("write", self.path().join(name)))
+    }
+
+    /// Syncs the files, which are all that were written, and puts the folder in place; also when
+    /// something appeared under the output's name in the meantime, that is an error.
+    fn put_in_place<'a>(
+        mut self,
+        files: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), DataError> {
+        for file in files {
+            let path = self.path().join(file);
+            let sync = || OpenOptions::new().append(true).open(&path)?.sync_all();
+            sync().map_err(DataError::io("write", &path))?;
+        }
+        sync_folder(self.path())?;
+        self.rename_into_place()?;
+        self.made_parents.clear();
+        self.output.parent().map_or(Ok(()), sync_folder)
+    }
+
+    fn make_parents(&mut self) -> Result<(), DataError> {
+        let missing: Vec<PathBuf> = self
+            .output
+            .ancestors()
+            .skip(1)
+            .take_while(|parent| !parent.as_os_str().is_empty() && !parent.exists())
+            .map(Path::to_owned)
+            .collect();
+        for parent in missing.into_iter().rev() {
+            match fs::create_dir(&parent) {
+                Ok(()) => self.made_parents.push(parent),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(DataError::io("create folder", parent)(source)),
+            }
+        }
+        Ok(())
+    }
+
+    fn make_aside(&mut self, permissions: Option<&Permissions>) -> Result<(), DataError> {
+        let name = self.output.file_name().unwrap_or_default();
+        // Process numbers come again, in a container at once: the name must also be free.
+        for attempt in 0_u64.. {
+            let mut hidden = std::ffi::OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".preparing-{}-{attempt}", process::id()));
+            let aside = self.output.with_file_name(hidden);
+            match fs::create_dir(&aside) {
+                Ok(()) => {
+                    self.aside = Some(aside);
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(DataError::io("create folder", aside)(source)),
+            }
+        }
+        match permissions {
+            None => Ok(()),
+            Some(permissions) => fs::set_permissions(self.path(), permissions.clone())
+                .map_err(DataError::io("set permissions of", self.path())),
+        }
+    }
+
+    fn rename_into_place(&mut self) -> Result<(), DataError> {
+        fs::rename(self.path(), &self.output)
+            .map_err(DataError::io("put the data set in place as", &self.output))?;
+        self.aside = None;
+        Ok(())
+    }
+}
+
+impl Output for OutputFolder {
+    fn folder(&self) -> &Path {
+        self.path()
+    }
+
+    fn create(&self, name: &str) -> Result<File, DataError> {
+        let path = self.path().join(name);
+        File::create_new(&path).map_err(DataError::io("create", path))
+    }
+
+    fn take(&mut self, _: &str, _: File) -> Result<(), DataError> {
+        Ok(())
+    }
+
+    fn has_at_most(&mut self, _: usize) -> Result<bool, DataError> {
+        Ok(true)
+    }
+
+    fn publish(
+        self: Box<Self>,
+        index: &Index,
+        tokenizer_json: Option<&str>,
+    ) -> Result<(), DataError> {
+        if let Some(json) = tokenizer_json {
+            self.write(TOKENIZER_FILE, json.as_bytes())?;
+        }
+        self.write(INDEX_FILE, &index.to_bytes())?;
+        let beside = tokenizer_json.map(|_| TOKENIZER_FILE).into_iter().chain([INDEX_FILE]);
+        self.put_in_place(index.shards.iter().map(|shard| shard.file.as_str()).chain(beside))
+    }
+
+    fn abandon(self: Box<Self>) {}
+}
+
+impl Drop for OutputFolder {
+    fn drop(&mut self) {
+        // Whatever ended the run is the error to report; a folder that stays is in no one's way.
+        if let Some(aside) = &self.aside {
+            let _ = fs::remove_dir_all(aside);
+        }
+        for parent in self.made_parents.iter().rev() {
+            // Refused, and rightly, when something else was put there.
+            let _ = fs::remove_dir(parent);
+        }
+    }
+}
+
+/// Makes the names in a folder durable; only Unix lets a folder be opened for that.
+fn sync_folder(folder: &Path) -> Result<(), DataError> {
+    if cfg!(unix) {
+        let sync = || File::open(folder)?.sync_all();
+        sync().map_err(DataError::io("write", folder))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_dropped_folder_leaves_nothing_and_a_published_one_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("new/deep/set");
+        let begun = OutputFolder::begin(&output).unwrap();
+        begun.write("a", b"1").unwrap();
+        assert!(!output.exists() && begun.path().join("a").exists());
+        drop(begun);
+        assert!(names(folder.path()).is_empty());
+
+        let begun = OutputFolder::begin(&output).unwrap();
+        begun.write("a", b"1").unwrap();
+        begun.put_in_place(["a"]).unwrap();
+        assert_eq!(names(output.parent().unwrap()), ["set"]);
+        assert_eq!(fs::read(output.join("a")).unwrap(), b"1");
+    }
+
+    #[test]
+    fn what_exists_is_never_overwritten_and_an_empty_folder_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        let full = folder.path().join("full");
+        fs::create_dir(&full).unwrap();
+        fs::write(full.join("mine"), "").unwrap();
+        for taken in [&file, &full] {
+            let error = OutputFolder::begin(taken).unwrap_err();
+            assert!(matches!(&error, DataError::OutputExists { .. }), "{error}");
+            assert!(error.to_string().contains(taken.to_str().unwrap()), "{error}");
+        }
+        let late = folder.path().join("late");
+        let begun = OutputFolder::begin(&late).unwrap();
+        fs::create_dir(&late).unwrap();
+        fs::write(late.join("mine"), "").unwrap();
+        assert!(begun.put_in_place([]).is_err(), "someone else was faster");
+        assert_eq!(names(&late), ["mine"]);
+
+        let empty = folder.path().join("empty");
+        fs::create_dir(&empty).unwrap();
+        drop(OutputFolder::begin(&empty).unwrap());
+        assert!(names(&empty).is_empty(), "still there");
+        OutputFolder::begin(&empty).unwrap().put_in_place([]).unwrap();
+        assert_eq!(names(folder.path()), ["empty", "file", "full", "late"]);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_not_in_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("set");
+        let left = OutputFolder::begin(&output).unwrap();
+        let second = OutputFolder::begin(&output).unwrap();
+        assert_ne!(left.path(), second.path());
+        second.put_in_place([]).unwrap();
+        assert!(left.path().exists() && output.exists());
+    }
+}
