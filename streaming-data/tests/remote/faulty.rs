@@ -7,7 +7,7 @@ use std::{
     path::Path as FilePath,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -82,8 +82,12 @@ pub struct Faulty {
     in_a_row: usize,
     pub asked: Arc<Asked>,
     failed: Mutex<HashMap<String, usize>>,
+    /// How often a byte was wrong, by object and end of the range.
+    flipped: Mutex<HashMap<(String, u64), usize>>,
     /// Only objects that hold this in their path fail.
     only: String,
+    /// While it is set, nothing fails.
+    pub is_calm: AtomicBool,
 }
 
 impl Faulty {
@@ -97,7 +101,9 @@ impl Faulty {
             in_a_row: 3,
             asked: Arc::default(),
             failed: Mutex::default(),
+            flipped: Mutex::default(),
             only: String::new(),
+            is_calm: AtomicBool::default(),
         }
     }
 
@@ -112,9 +118,11 @@ impl Faulty {
         Faulty { only: part.to_owned(), ..self }
     }
 
-    fn fault(&self, path: &Path) -> Option<Fault> {
+    /// What goes wrong, where something does, and a number that says where in a body.
+    fn fault(&self, path: &Path) -> Option<(Fault, usize)> {
         let number = self.asked.requests.fetch_add(1, Ordering::SeqCst) as u64;
-        if self.faults.is_empty() || !path.as_ref().contains(&self.only) {
+        let is_calm = self.faults.is_empty() || self.is_calm.load(Ordering::SeqCst);
+        if is_calm || !path.as_ref().contains(&self.only) {
             return None;
         }
         let random = xxh3_64_with_seed(path.as_ref().as_bytes(), self.seed ^ (number << 20));
@@ -125,7 +133,16 @@ impl Faulty {
             return None;
         }
         *in_a_row += 1;
-        Some(self.faults[(random >> 32) as usize % self.faults.len()])
+        let fault = self.faults[(random >> 32) as usize % self.faults.len()];
+        Some((fault, (random >> 7) as usize & 0xff_ffff))
+    }
+
+    /// Whoever asks for the same again, all of it or what is left of it, gets it right at last.
+    fn may_flip(&self, path: &Path, end: u64) -> bool {
+        let mut flipped = self.flipped.lock().unwrap();
+        let flips = flipped.entry((path.to_string(), end)).or_default();
+        *flips += 1;
+        *flips <= self.in_a_row
     }
 }
 
@@ -171,7 +188,7 @@ fn broken() -> Error {
 impl ObjectStore for Faulty {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let under = Under::way(&self.asked);
-        let fault = self.fault(location);
+        let (fault, place) = self.fault(location).unzip();
         match fault {
             Some(Fault::Busy) => {
                 let source = "503 Service Unavailable".into();
@@ -189,8 +206,11 @@ impl ObjectStore for Faulty {
         let (attributes, extensions) = (result.attributes.clone(), result.extensions.clone());
         let mut bytes = result.bytes().await?.to_vec();
         let half = bytes.len() / 2;
-        if fault == Some(Fault::Flip) && !bytes.is_empty() {
-            bytes[half] ^= 4;
+        if let (Some(Fault::Flip), Some(place), 1..) = (fault, place, bytes.len())
+            && self.may_flip(location, range.end)
+        {
+            let place = place % bytes.len();
+            bytes[place] ^= 4;
         }
         let is_cut = matches!(fault, Some(Fault::Stall | Fault::Break | Fault::Truncate));
         let sent = if is_cut { half } else { bytes.len() };

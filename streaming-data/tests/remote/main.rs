@@ -6,6 +6,7 @@ mod epochs;
 mod errors;
 mod faulty;
 mod processes;
+mod ranges;
 mod s3;
 mod s3_server;
 #[allow(dead_code, reason = "other test programs use the rest")]
