@@ -1,5 +1,6 @@
 //! A reader yields the samples of its plan whatever its threads, memory and neighbours are.
 
+#[allow(dead_code, reason = "each test program uses its part of it")]
 mod support;
 
 use std::{

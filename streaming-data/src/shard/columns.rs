@@ -104,7 +104,7 @@ impl Footer {
         let rows = self.group_rows(group);
         let slice_rows = self.slice_rows(group, columns) as usize;
         let ranges: Vec<Range<u64>> = self.chunk_ranges(group, &RowKind::Columns(columns.clone()));
-        let chunks = Chunks::read(file, ranges)?;
+        let chunks = Chunks::read(file, self, group, ranges)?;
         let leaves = self.leaves_of(columns);
         let batches = guarded("decode", file.path(), || {
             let wanted = ProjectionMask::leaves(self.metadata.parquet_schema(), leaves);
