@@ -41,6 +41,11 @@ fn a_mixture_is_elastic_and_resumes() {
         let notes = positions.filter(|&position| resolved.data.sample_at(position).part == 1);
         assert_eq!(notes.count(), 9, "a fifth of step {step}");
     }
+    let other = [&set[..], &["run.seed=18".to_owned()]].concat();
+    let other =
+        ResolvedRun::new(RunConfig::parse(&config, "run.toml", &other).unwrap(), 1).unwrap();
+    let differs = |at| resolved.data.sample_at(at).sample != other.data.sample_at(at).sample;
+    assert!((0..225).any(differs), "another seed is another order");
     bench.train(Job { dir: "alone", workers: 1, set: &[] });
     assert_ne!(
         bench.outcome("alone").latest()["model.safetensors"],

@@ -31,6 +31,7 @@ use tidemill_streaming_data::{
     index::{Column, FORMAT_VERSION, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
     order::{SampleId, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
+    table::{Columns, Table, TableDecoder, TableSettings},
 };
 
 #[global_allocator]
@@ -265,6 +266,20 @@ fn most_while_reading(folder: &Path, memory_bytes: usize) -> usize {
     })
 }
 
+/// The most memory that reading an epoch takes as rows, in batches of 64.
+fn most_while_reading_rows(folder: &Path, memory_bytes: usize) -> usize {
+    most_of_decoder(|| {
+        let table = Table::open(folder, &Columns::All, &DataSettings::default()).unwrap();
+        let number = |number| NonZeroUsize::new(number).unwrap();
+        let settings = TableSettings { threads: number(2), memory_bytes, batch_rows: number(64) };
+        let decoder = TableDecoder::new(&table, shuffle(ShuffleOrder::Window), settings).unwrap();
+        let _idle = decoder.reader(once(0..u64::MAX));
+        let rows =
+            decoder.reader(once(0..table.rows())).map(|batch| batch.unwrap().rows.num_rows());
+        assert_eq!(rows.sum::<usize>() as u64, table.rows());
+    })
+}
+
 /// A window is 1 MB of tokens, the data sets are 7.7 MB and 31 MB: more than any bound here.
 #[test]
 fn memory_while_reading_is_that_of_the_bound_and_not_of_the_data_set() {
@@ -282,4 +297,21 @@ fn memory_while_reading_is_that_of_the_bound_and_not_of_the_data_set() {
         }
         assert!(of_large < of_small + in_hand, "{of_small} bytes of 7.7 MB, {of_large} of 31 MB");
     }
+}
+
+/// The same as rows, which take four bytes a token: a window is 2 MB, the data sets are 15 MB and 62 MB.
+#[test]
+fn memory_while_reading_rows_is_that_of_the_bound_and_not_of_the_table() {
+    let _alone = alone();
+    let (small, large) = (written(3), written(12));
+    let memory_bytes = 6 << 20;
+    let of_small = most_while_reading_rows(small.path(), memory_bytes);
+    let of_large = most_while_reading_rows(large.path(), memory_bytes);
+    // Beyond the bound: what threads have in hand, which are up to nine row groups for a batch of either.
+    let in_hand = 8 << 20;
+    for most in [of_small, of_large] {
+        assert!(most < memory_bytes + in_hand, "up to {most} bytes of {memory_bytes}");
+        assert!(most > memory_bytes / 2, "only {most} bytes of {memory_bytes}");
+    }
+    assert!(of_large < of_small + (4 << 20), "{of_small} bytes of 15 MB, {of_large} of 62 MB");
 }
