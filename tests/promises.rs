@@ -13,6 +13,7 @@
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`stores`] | samples may come from a store and checkpoints go there, with the same bits, whatever is killed |
+//! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
@@ -31,6 +32,7 @@ mod kill_and_resume;
 mod listen;
 mod mixing;
 mod program;
+mod reading;
 mod resume_rules;
 #[path = "../streaming-data/tests/remote/s3_server.rs"]
 mod s3_server;

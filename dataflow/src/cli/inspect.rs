@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
@@ -14,6 +14,7 @@ use tidemill_streaming_data::survey::Survey;
 use tidemill_streaming_data::{DataSet, Mixture};
 
 use super::Format;
+use super::order::OrderChoice;
 use super::output::result_line;
 use crate::checkpoint::{
     self, CHECKPOINTS_FOLDER, Checkpoint, LocalCopy, RemoteCheckpoints, TRAINER_FILE, Wanted,
@@ -29,8 +30,8 @@ pub(crate) struct InspectArguments {
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     /// Of a data set: how well the orders mix it and what reading it costs, for this order of samples or for all.
-    #[arg(long, value_name = "ORDER", num_args = 0..=1, default_missing_value = "all")]
-    order: Option<OrderChoice>,
+    #[arg(long, value_name = "ORDER")]
+    order: Option<Option<OrderChoice>>,
     /// With --order: samples of a window.
     #[arg(long, value_name = "N", default_value = "16384", requires = "order")]
     window_samples: NonZeroU64,
@@ -43,15 +44,6 @@ pub(crate) struct InspectArguments {
     /// How it is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum OrderChoice {
-    None,
-    Shard,
-    Window,
-    Full,
-    All,
 }
 
 pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
@@ -131,22 +123,15 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
 /// What is known of the orders that were asked for.
 fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
     let data_set = DataSet::open(&arguments.folder)?;
-    let chosen = arguments.order.unwrap_or(OrderChoice::All);
-    let orders = [
-        (OrderChoice::None, ShuffleOrder::None),
-        (OrderChoice::Shard, ShuffleOrder::Shard),
-        (OrderChoice::Window, ShuffleOrder::Window),
-        (OrderChoice::Full, ShuffleOrder::Full),
-    ];
+    let chosen = arguments.order.flatten();
+    let orders = chosen.as_ref().map_or(OrderChoice::value_variants(), std::slice::from_ref);
     let mut facts = serde_json::Map::new();
     facts.insert("kind".to_owned(), "orders of a data set".into());
     facts.insert("samples".to_owned(), data_set.samples().into());
     facts.insert("batch".to_owned(), arguments.batch.get().into());
     facts.insert("window_samples".to_owned(), arguments.window_samples.get().into());
-    for (choice, order) in orders {
-        if chosen != OrderChoice::All && chosen != choice {
-            continue;
-        }
+    for &order in orders {
+        let order = ShuffleOrder::from(order);
         let window_samples = arguments.window_samples;
         let shuffle = ShuffleSettings { order, window_samples, seed: 17 };
         let mixture = Mixture::of(data_set.clone(), shuffle)?;
