@@ -79,10 +79,11 @@ impl Stored {
         })
     }
 
-    /// What the store has of the run. The server leaves folders without a file where objects were, which no store shows.
+    /// What the store has of the run. A checkpoint is complete with its last file, and the server leaves folders without a
+    /// file where objects were, which no store shows.
     fn outcome(&self) -> Outcome {
         let mut outcome = Outcome::read(&self.bench.path("store/bucket/a run"));
-        outcome.checkpoints.retain(|_, files| !files.is_empty());
+        outcome.checkpoints.retain(|_, files| files.contains_key("trainer.json"));
         outcome
     }
 
@@ -194,47 +195,61 @@ fn models_of_a_store_can_be_used() {
     stored.train("cache", &again).finish().failed(1, &[&named]);
 }
 
-/// Kills that land between any two requests: while samples are downloaded, while a checkpoint goes up, while an old one is
-/// removed.
+/// Kills that land in the middle of a request: while samples are downloaded, while a checkpoint goes up, before its last
+/// file, while an old one is removed, while the next run begins.
 #[test]
 fn kills_change_nothing_in_a_store() {
-    /// At most, as it may be done earlier; and at least.
-    const KILLS: (u64, u64) = (9, 3);
     let stored = Stored::new();
+    let run = "/bucket/a%20run/";
+    let of_run = |request: &str, inner: &str| format!("{request} {run}{inner}");
+    let held = [
+        "GET /bucket/data/shard-".to_owned(),
+        of_run("PUT", "running.json"),
+        of_run("PUT", "checkpoints/step-00000001/model.safetensors"),
+        of_run("PUT", "metrics.jsonl"),
+        of_run("PUT", "checkpoints/step-00000003/trainer.json"),
+        // Something is removed.
+        "POST /bucket?delete".to_owned(),
+        of_run("GET", "checkpoints/"),
+        "POST /bucket?delete".to_owned(),
+        of_run("PUT", "evaluation.jsonl"),
+        of_run("PUT", "checkpoints/step-00000012/optimizer.safetensors"),
+    ];
     let worlds: [&[&str]; 3] = [&["-w", "1"], &["-w", "3"], &["-n", "2", "-w", "1"]];
-    let mut kills = 0;
-    for kill in 0..KILLS.0 {
+    for (index, request) in held.iter().enumerate() {
         // The same machine, or another.
-        let cache = format!("cache-{}", random(100 + kill) % 2);
-        let from = stored.server.count("");
-        let mut run = stored.train(&cache, worlds[kill as usize % worlds.len()]);
-        let requests = from + 1 + (random(kill) % 60) as usize;
-        wait_until("requests", || stored.server.count("") >= requests || run.has_ended());
-        if run.has_ended() {
-            run.finish().expect(0);
-            break;
-        }
-        run.signal_group("KILL");
-        run.finish();
-        kills += 1;
+        let cache = format!("cache-{}", random(100 + index as u64) % 2);
+        let before = stored.server.count(request);
+        stored.server.hold(Some(request));
+        let mut killed = stored.train(&cache, worlds[index % worlds.len()]);
+        wait_until(request, || stored.server.count(request) > before || killed.has_ended());
+        assert!(!killed.has_ended(), "{request}: it ended before it was killed");
+        killed.signal_group("KILL");
+        killed.finish();
+        stored.server.hold(None);
     }
-    assert!(kills >= KILLS.1, "it ended before it was killed");
     stored.train("cache-0", &["-w", "2"]).finish().expect(0);
     stored.assert_whole("after kills");
 }
 
+/// A machine that stands still, so that another goes on with its run, and that wakes up when that is done.
 #[test]
-fn a_store_that_goes_away_ends_the_run_and_loses_nothing() {
-    let mut stored = Stored::new();
-    let run = stored.train("cache", &["-w", "2"]);
-    let checkpoint = "PUT /bucket/a%20run/checkpoints/step-00000003/";
-    wait_until("checkpoints", || stored.server.count(checkpoint) > 0);
-    // The server ends here, as another that has nothing takes its place.
-    stored.server = S3Server::start(tempfile::tempdir().unwrap().path());
-    run.finish().failed(75, &[SHOWN, "6 attempts"]);
-    stored.server = S3Server::start(&stored.bench.path("store"));
-    stored.train("cache", &["-w", "2"]).finish().expect(0);
-    stored.assert_whole("with another server");
+fn a_run_that_was_taken_over_ends_and_changes_nothing() {
+    let stored = Stored::new();
+    let third = "PUT /bucket/a%20run/checkpoints/step-00000003/";
+    let mut first = stored.train("cache", &["-w", "2"]);
+    wait_until(third, || stored.server.count(third) > 0 || first.has_ended());
+    first.signal_group("STOP");
+    assert!(!first.has_ended());
+    stored.train("another cache", &["-w", "1"]).finish().expect(0);
+    let after = files(&stored.bench.path("store/bucket/a run"));
+    first.signal_group("CONT");
+    first.finish().failed(1, &[SHOWN, "was taken over by a run that started later"]);
+    stored.assert_whole("after the first run woke up");
+    let names = |files: &std::collections::BTreeMap<String, Vec<u8>>| -> Vec<String> {
+        files.keys().filter(|name| !name.contains("step-00000003")).cloned().collect()
+    };
+    assert_eq!(names(&files(&stored.bench.path("store/bucket/a run"))), names(&after));
 }
 
 /// There is no room for a shard; then room for those, but not for a checkpoint; then room.
@@ -280,8 +295,13 @@ fn what_a_store_refuses_is_one_line() {
     refused("data.dataset=s3://nowhere/data", &["s3://nowhere/data", "NoSuchBucket"]);
     refused("data.dataset=s3://bucket/nothing", &["s3://bucket/nothing", "no"]);
     refused("run.dir=s3://nowhere/run", &["s3://nowhere/run", "NoSuchBucket"]);
-    refused("run.dir=ftp://host/run", &["run.dir", "a folder or URL", "found scheme \"ftp\""]);
+    refused("run.dir=ftp://host/run", &["run.dir", "s3, gs or az", "found scheme \"ftp\""]);
     refused("run.dir=s3:///run", &["run.dir", "no name behind ://"]);
+    refused("run.dir=memory://name/run", &["run.dir", "s3, gs or az", "memory://name/run"]);
+    refused("run.dir=https://host/run", &["run.dir", "s3, gs or az", "https://host/run"]);
+    let secret = stored.train("cache", &["--set", "run.dir=https://user:word@host/run"]).finish();
+    let secret = secret.refused(1, &["run.dir", "found a user or password"]);
+    assert!(!secret.stderr.contains("word@"), "{secret:?}");
 
     let mut environment = stored.server.options();
     for (_, value) in environment.iter_mut().filter(|(_, value)| value == SECRET) {

@@ -12,6 +12,7 @@ mod folder;
 mod local_copy;
 mod read;
 mod remote;
+mod scratch;
 mod trainer_state;
 mod write;
 

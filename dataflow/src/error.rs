@@ -53,6 +53,15 @@ pub enum JobError {
         /// What was expected and what was found.
         what: String,
     },
+    /// Something is wrong with files that were fetched from a store.
+    #[error("the copy of {} that was fetched", url.display())]
+    Copied {
+        /// Where they were fetched from.
+        url: PathBuf,
+        /// What is wrong.
+        #[source]
+        cause: Box<JobError>,
+    },
     /// A file that could not be read or written.
     #[error("{action} {} failed", path.display())]
     File {

@@ -38,13 +38,13 @@ impl<B: Backend> LoadedModel<B> {
     /// A folder that holds no model, files that are missing or damaged, or a device without room.
     pub fn open(path: &Path, backend: Arc<B>) -> Result<Self> {
         let files = LocalCopy::of(&model_folder(path)?, Wanted::Model)?;
-        let folder = files.path();
-        if folder.join(TRAINER_FILE).exists() {
-            // One of our own: its checksums say whether it is whole. (Those of a copy were compared.)
-            Checkpoint::open(folder)?;
-        }
-        let config = ModelConfig::read(folder)?;
-        let (model, arena) = load(folder)?;
+        let (config, (model, arena)) = files.read(|folder| {
+            if folder.join(TRAINER_FILE).exists() {
+                // One of our own: its checksums say whether it is whole. (Those of a copy were compared.)
+                Checkpoint::open(folder)?;
+            }
+            Ok((ModelConfig::read(folder)?, load(folder)?))
+        })?;
         let mut stream = backend.device_stream().map_err(ModelError::from)?;
         let mut device = Device { backend: backend.as_ref(), stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, model.layout(), &arena)?;

@@ -11,9 +11,9 @@
 //!   checkpoint and at the end, a checkpoint file by file with `trainer.json` last. It is complete once that is there.
 //! - Lines of metrics behind the latest checkpoint are computed again on resume, so none is lost that counts.
 //! - Machines cannot see each other's locks. So the run that started last has the folder: it writes `running.json`,
-//!   which every run looks at before it writes a checkpoint, and one that finds another's ends with an error. Two
-//!   runs that still overlap write the same bytes, as the state after a step depends on nothing but the settings,
-//!   which are compared on resume.
+//!   which every run looks at before it writes a checkpoint and before the checkpoint is complete; one that does not
+//!   find its own ends with an error. A complete checkpoint is never written over, and the logs only ever with more: where
+//!   the earlier run has come further, the later one leaves what is there until it has come as far.
 
 mod remote;
 
@@ -23,12 +23,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 
 use tidemill_streaming_data::DataSettings;
-use tidemill_streaming_data::store::{Location, RemoteFolder};
+use tidemill_streaming_data::store::{Cancel, Location, RemoteFolder};
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::remote::RemoteRun;
 pub use self::remote::{RUNNING_FILE, fetch_logs};
-use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, Wanted};
+use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, TrainerState, Wanted};
 use crate::error::{JobError, Result};
 
 /// The name of the resolved config in a run folder.
@@ -50,6 +50,15 @@ pub struct RunFolder {
     _lock: File,
     /// Is dropped after the lock.
     _released: Option<Sender<Infallible>>,
+}
+
+/// Whether a run has something left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writes {
+    /// It has.
+    Something,
+    /// It is at its end already.
+    Nothing,
 }
 
 /// A checkpoint that a run can go on from.
@@ -87,7 +96,6 @@ impl RunFolder {
         let remote = RemoteRun::new(RemoteFolder::open(location, &settings.store)?);
         let lock = lock(&local, Path::new(&url))?;
         empty(&local)?;
-        remote.fetch_logs(&local)?;
         Ok(Self { path: local, remote: Some(remote), _lock: lock, _released: None })
     }
 
@@ -104,6 +112,11 @@ impl RunFolder {
                 RemoteCheckpoints::of_run(&folder).latest()?.is_some()
             }
         })
+    }
+
+    /// The same folder; what it does in a store ends when it is cancelled.
+    pub fn cancelled_by(self, cancel: Cancel) -> Self {
+        Self { remote: self.remote.map(|remote| remote.cancelled_by(cancel)), ..self }
     }
 
     /// Drops `released` once the folder is let go, by whichever thread uses it last.
@@ -130,62 +143,62 @@ impl RunFolder {
         }
     }
 
-    /// The complete checkpoint with the most updates. Where it is in a store, it is fetched after `on_fetch` was told its
-    /// URL.
+    /// What the complete checkpoint with the most updates says of the run, and its folder or URL.
+    ///
+    /// # Errors
+    /// As [`latest_checkpoint`](Self::latest_checkpoint), or a file that is damaged.
+    pub fn peek(&self) -> Result<Option<(PathBuf, TrainerState)>> {
+        if let Some(remote) = &self.remote {
+            return remote.peek();
+        }
+        let Some(entry) = checkpoint::latest(&self.path)? else { return Ok(None) };
+        let state = TrainerState::read(&entry.path)?;
+        Ok(Some((entry.path, state)))
+    }
+
+    /// Makes the folder this run's. Of one in a store the logs and the complete checkpoint with the most updates are
+    /// fetched, after `on_fetch` was told its URL; it is there all the same if nothing is written then.
     ///
     /// # Errors
     /// As [`latest_checkpoint`](Self::latest_checkpoint), or files that are damaged.
-    pub fn fetch_latest_checkpoint(
+    pub fn begin(
         &self,
-        on_fetch: impl FnOnce(&Path),
+        writes: Writes,
+        on_fetch: impl FnMut(&Path),
     ) -> Result<Option<FoundCheckpoint>> {
-        match &self.remote {
-            None => {
-                let Some(entry) = checkpoint::latest(&self.path)? else { return Ok(None) };
-                let files = LocalCopy::of(&entry.path, Wanted::Checkpoint)?;
-                Ok(Some(FoundCheckpoint { path: entry.path, files }))
-            }
-            Some(remote) => {
-                let checkpoints = remote.checkpoints();
-                let Some(step) = checkpoints.latest()? else { return Ok(None) };
-                let path = checkpoints.url(step);
-                on_fetch(&path);
-                let files = remote.fetch_checkpoint(step, &self.path)?;
-                Ok(Some(FoundCheckpoint { path, files }))
-            }
+        let Some(remote) = &self.remote else {
+            let Some(entry) = checkpoint::latest(&self.path)? else { return Ok(None) };
+            let files = LocalCopy::of(&entry.path, Wanted::Checkpoint)?;
+            return Ok(Some(FoundCheckpoint { path: entry.path, files }));
+        };
+        if writes == Writes::Something {
+            remote.claim()?;
         }
-    }
-
-    /// Says that this run writes here from now on; of use in a store only.
-    ///
-    /// # Errors
-    /// A store that does not answer or refuses.
-    pub fn claim(&self) -> Result<()> {
-        self.remote.as_ref().map_or(Ok(()), RemoteRun::claim)
+        let found = remote.fetch_latest(&self.path, on_fetch)?;
+        // Behind the checkpoint, whose lines they have then.
+        remote.fetch_logs(&self.path)?;
+        Ok(found.map(|(path, files)| FoundCheckpoint { path, files }))
     }
 
     /// Brings the checkpoint of `step`, which is complete in this machine's folder, to where the run folder is, and removes
-    /// the oldest there beyond `keep`. Returns its folder or URL.
+    /// the oldest there beyond `keep`. Returns the folder or URL of the latest there.
     ///
     /// # Errors
     /// [`JobError::RunFolderTaken`]; a store that does not answer or refuses; files that cannot be read or removed.
     pub fn publish(&self, step: u64, checkpoint: PathBuf, keep: usize) -> Result<PathBuf> {
         let Some(remote) = &self.remote else { return Ok(checkpoint) };
-        remote.publish(step, &checkpoint, keep, &self.path)?;
+        let published = remote.publish(step, &checkpoint, keep, &self.path)?;
         std::fs::remove_dir_all(&checkpoint)
             .map_err(|source| JobError::file("removing", &checkpoint, source))?;
-        Ok(remote.checkpoints().url(step))
+        Ok(published)
     }
 
-    /// The run is at its end: brings its last lines of metrics to where the run folder is.
+    /// The run is at its end, after `step` updates: brings its last lines of metrics to where the run folder is.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
-    pub fn finish(&self) -> Result<()> {
-        let Some(remote) = &self.remote else { return Ok(()) };
-        remote.check_claim()?;
-        remote.put_logs(&self.path)?;
-        remote.release()
+    pub fn finish(&self, step: u64) -> Result<()> {
+        self.remote.as_ref().map_or(Ok(()), |remote| remote.finish(step, &self.path))
     }
 
     /// Writes the resolved config, wholly or not at all.
@@ -286,22 +299,42 @@ mod tests {
         let [one, other] = machines
             .each_ref()
             .map(|cache| RunFolder::hold_with(url, &settings(cache.path())).unwrap());
-        one.claim().unwrap();
+        let taken = |error: JobError| {
+            assert!(matches!(error, JobError::RunFolderTaken { .. }), "{error}");
+        };
+        let write_log = |run: &RunFolder, text: &str| {
+            std::fs::write(run.path().join("metrics.jsonl"), text).unwrap();
+        };
+        let begin = |run: &RunFolder| run.begin(Writes::Something, |_| ());
+        assert!(begin(&one).unwrap().is_none());
+        write_log(&one, "two");
         let path = one.publish(2, checkpoint_in(&one, 2), 3).unwrap();
         assert_eq!(path, Path::new("memory://two-machines/run/checkpoints/step-00000002"));
         assert_eq!(std::fs::read_dir(one.path().join("checkpoints")).unwrap().count(), 0);
         // To look at a folder takes nothing from the run that has it.
-        one.publish(4, checkpoint_in(&one, 4), 3).unwrap();
-        other.claim().unwrap();
-        let error = one.publish(6, checkpoint_in(&one, 6), 3).unwrap_err();
-        assert!(matches!(error, JobError::RunFolderTaken { .. }), "{error}");
-        assert!(matches!(one.finish(), Err(JobError::RunFolderTaken { .. })));
-        other.publish(6, checkpoint_in(&other, 6), 2).unwrap();
-        other.finish().unwrap();
-        let checkpoints = other.remote.as_ref().unwrap().checkpoints();
-        assert_eq!(checkpoints.list().unwrap(), [4, 6]);
-        assert_eq!(other.latest_checkpoint().unwrap(), Some(checkpoints.url(6)));
-        // The claim is gone with the run that had it.
-        one.finish().unwrap();
+        other.latest_checkpoint().unwrap();
+        write_log(&one, "two four six");
+        one.publish(6, checkpoint_in(&one, 6), 3).unwrap();
+
+        // These checkpoints are none that a run could go on from, so that only the claim is of use here.
+        begin(&other).unwrap_err();
+        taken(one.publish(8, checkpoint_in(&one, 8), 3).unwrap_err());
+        taken(one.finish(8).unwrap_err());
+        // The later run comes from behind: what is there stays until it has come as far.
+        write_log(&other, "two four");
+        other.publish(4, checkpoint_in(&other, 4), 2).unwrap();
+        let remote = other.remote.as_ref().unwrap();
+        let log = || remote.folder().get("metrics.jsonl").unwrap();
+        assert_eq!(remote.checkpoints().list().unwrap(), [2, 6]);
+        assert_eq!(log(), "two four six");
+        write_log(&other, "two four six eight");
+        other.publish(8, checkpoint_in(&other, 8), 2).unwrap();
+        assert_eq!(remote.checkpoints().list().unwrap(), [6, 8]);
+        assert_eq!(log(), "two four six eight");
+        other.finish(8).unwrap();
+        assert_eq!(other.latest_checkpoint().unwrap(), Some(remote.checkpoints().url(8)));
+        // Nor does the earlier go on once the later is done.
+        taken(one.publish(10, checkpoint_in(&one, 10), 2).unwrap_err());
+        assert_eq!(log(), "two four six eight");
     }
 }

@@ -36,4 +36,4 @@ pub(crate) use remote::Started;
 pub use remote::{Entry, RemoteFolder, Version};
 pub use settings::StoreSettings;
 
-pub(crate) use runtime::Cancel;
+pub use runtime::Cancel;

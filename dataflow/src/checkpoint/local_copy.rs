@@ -5,12 +5,13 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use tempfile::TempDir;
 use tidemill_model::hugging_face::CONFIG_FILE;
+use tidemill_streaming_data::CacheSettings;
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 
-use super::folder::latest;
+use super::folder::{CHECKPOINTS_FOLDER, latest, step_of};
 use super::remote::RemoteCheckpoints;
+use super::scratch::Scratch;
 use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
 use super::write::OPTIMIZER_FILE;
 use crate::error::{JobError, Result};
@@ -34,20 +35,31 @@ pub enum Wanted {
 #[derive(Debug)]
 pub struct LocalCopy {
     path: PathBuf,
-    _copied: Option<TempDir>,
+    copied: Option<Copied>,
 }
 
+/// What a copy is of, and where it is.
+#[derive(Debug)]
+struct Copied {
+    url: PathBuf,
+    _folder: Scratch,
+}
+
+/// The folder for copies in that of the cache.
+const COPIES: &str = "copies";
+
 impl LocalCopy {
-    /// The files of `folder`: where they are, or a copy below the folder for temporary files (`TMPDIR`).
+    /// The files of `folder`: where they are, or a copy in the folder of the cache (`tidemill/copies` in `XDG_CACHE_HOME`, or
+    /// in `~/.cache`).
     ///
     /// # Errors
     /// A store that does not answer or refuses; a file that is missing, or damaged each time it is fetched.
     pub fn of(folder: &Path, wanted: Wanted) -> Result<Self> {
         let location = Location::of_path(folder)?;
         if let Some(path) = location.local() {
-            return Ok(Self { path: path.to_owned(), _copied: None });
+            return Ok(Self { path: path.to_owned(), copied: None });
         }
-        let parent = std::env::temp_dir();
+        let parent = CacheSettings::default().folder(&location)?.join(COPIES);
         Self::fetch(&RemoteFolder::open(location, &StoreSettings::default())?, wanted, &parent)
     }
 
@@ -56,15 +68,26 @@ impl LocalCopy {
     /// # Errors
     /// As [`of`](Self::of).
     pub fn fetch(folder: &RemoteFolder, wanted: Wanted, parent: &Path) -> Result<Self> {
-        let copied = tempfile::Builder::new()
-            .prefix("tidemill-copy-")
-            .tempdir_in(parent)
+        let copied = Scratch::new_in(parent)
             .map_err(|source| JobError::file("creating a folder in", parent, source))?;
+        let url = PathBuf::from(folder.location().to_string());
         match wanted {
             Wanted::Config => folder.get_file(CONFIG_FILE, &copied.path().join(CONFIG_FILE))?,
             Wanted::Model | Wanted::Checkpoint => fetch_files(folder, wanted, copied.path())?,
         }
-        Ok(Self { path: copied.path().to_owned(), _copied: Some(copied) })
+        let path = copied.path().to_owned();
+        Ok(Self { path, copied: Some(Copied { url, _folder: copied }) })
+    }
+
+    /// What `read` makes of the files; where they are a copy, its errors say of what.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub fn read<T>(&self, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        read(&self.path).map_err(|cause| match &self.copied {
+            Some(copied) => JobError::Copied { url: copied.url.clone(), cause: Box::new(cause) },
+            None => cause,
+        })
     }
 
     /// Where the files are.
@@ -164,10 +187,17 @@ fn fetch_verified(folder: &RemoteFolder, name: &str, expected: &str, into: &Path
 /// A folder of another's, as Hugging Face lays it out.
 fn fetch_model(folder: &RemoteFolder, into: &Path) -> Result<()> {
     let is_part = |name: &str| name.ends_with(".json") || name.ends_with(".safetensors");
+    let url = PathBuf::from(folder.location().to_string());
     let entries = folder.list()?;
+    let is_run = url.parent().is_some_and(|parent| parent.ends_with(CHECKPOINTS_FOLDER))
+        && url.file_name().and_then(|name| name.to_str()).and_then(step_of).is_some();
+    if is_run || entries.iter().any(|entry| entry.name == OPTIMIZER_FILE) {
+        let what =
+            format!("incomplete: expected {TRAINER_FILE}, which is written last, found none");
+        return Err(JobError::checkpoint(&url, what));
+    }
     if !entries.iter().any(|entry| entry.name.ends_with(".safetensors")) {
-        let path = PathBuf::from(folder.location().to_string());
-        return Err(JobError::checkpoint(&path, "expected files .safetensors, found none"));
+        return Err(JobError::checkpoint(&url, "expected files .safetensors, found none"));
     }
     for entry in entries.iter().filter(|entry| is_part(&entry.name)) {
         folder.get_file(&entry.name, &into.join(&entry.name))?;

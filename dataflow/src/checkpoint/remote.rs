@@ -6,7 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use tidemill_streaming_data::store::RemoteFolder;
+use tidemill_streaming_data::DataError;
+use tidemill_streaming_data::store::{RemoteFolder, StoreFailure};
 
 use super::folder::{CHECKPOINTS_FOLDER, checkpoint_name, step_of};
 use super::trainer_state::TRAINER_FILE;
@@ -64,23 +65,59 @@ impl RemoteCheckpoints {
         Ok(None)
     }
 
-    /// Writes the complete checkpoint of `step` that is in the local folder `from`.
+    /// What `read` gives for the complete checkpoint with the most updates. Where a run removes that one meanwhile, it
+    /// is asked again, for the one that is the latest then.
     ///
     /// # Errors
-    /// As [`list`](Self::list), or a file that cannot be read. The checkpoint is not complete then.
-    pub fn upload(&self, step: u64, from: &Path) -> Result<()> {
+    /// As [`list`](Self::list), and those of `read`.
+    pub fn with_latest<T>(
+        &self,
+        mut read: impl FnMut(u64, &RemoteFolder) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut latest = self.latest()?;
+        while let Some(step) = latest {
+            let error = match read(step, &self.folder(step)) {
+                Ok(value) => return Ok(Some(value)),
+                Err(error) => error,
+            };
+            let is_gone = matches!(
+                &error,
+                JobError::Data(DataError::Store { source: StoreFailure::NotFound { .. }, .. })
+            );
+            let next = if is_gone { self.latest()? } else { latest };
+            if next == latest {
+                return Err(error);
+            }
+            latest = next;
+        }
+        Ok(None)
+    }
+
+    /// Writes the complete checkpoint of `step` that is in the local folder `from`, which is `allowed` again before
+    /// its last file.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list), or a file that cannot be read, or that of `allowed`. The checkpoint is not complete then.
+    pub fn upload(
+        &self,
+        step: u64,
+        from: &Path,
+        allowed: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let reading = |source| JobError::file("reading", from, source);
         let mut names = Vec::new();
         for entry in std::fs::read_dir(from).map_err(reading)? {
             names.push(entry.map_err(reading)?.file_name().to_string_lossy().into_owned());
         }
-        // What makes it complete comes last.
-        names.sort_by_key(|name| (name == TRAINER_FILE, name.clone()));
+        names.retain(|name| name != TRAINER_FILE);
+        names.sort();
         let folder = self.folder(step);
         for name in names {
             folder.put_file(&name, &from.join(&name))?;
         }
-        Ok(())
+        // What makes it complete comes last.
+        allowed()?;
+        Ok(folder.put_file(TRAINER_FILE, &from.join(TRAINER_FILE))?)
     }
 
     /// Removes all but the newest `keep` complete checkpoints, and the incomplete ones before `step`.
@@ -147,12 +184,13 @@ mod tests {
         let checkpoints = RemoteCheckpoints::of_run(&run);
         assert_eq!(checkpoints.latest().unwrap(), None);
         let complete = local(&["zz.json", TRAINER_FILE, "config.json"]);
-        let incomplete = local(&["zz.json", "config.json"]);
         for step in [5, 100, 20, 7] {
-            checkpoints.upload(step, complete.path()).unwrap();
+            checkpoints.upload(step, complete.path(), || Ok(())).unwrap();
         }
         for step in [3, 200] {
-            checkpoints.upload(step, incomplete.path()).unwrap();
+            let not_allowed = || Err(JobError::RunFolderTaken { path: "elsewhere".into() });
+            checkpoints.upload(step, complete.path(), not_allowed).unwrap_err();
+            assert_eq!(checkpoints.folder(step).list().unwrap().len(), 2);
         }
         run.put("checkpoints/notes/mine.txt", b"mine"[..].to_vec().into()).unwrap();
         assert_eq!(checkpoints.list().unwrap(), [5, 7, 20, 100]);
@@ -165,5 +203,29 @@ mod tests {
         // What is older and incomplete is gone, what may be on its way is not, nor what is no checkpoint.
         let left = run.folder(CHECKPOINTS_FOLDER).list_folders().unwrap();
         assert_eq!(left, ["notes", "step-00000020", "step-00000100", "step-00000200"]);
+    }
+
+    #[test]
+    fn files_of_many_parts_come_back_and_one_that_is_removed_is_looked_for_again() {
+        let run = run("many-parts");
+        let checkpoints = RemoteCheckpoints::of_run(&run);
+        let folder = local(&[TRAINER_FILE]);
+        let bytes: Vec<u8> = (0..(17 << 20) + 5_u32).map(|at| (at / 7) as u8).collect();
+        std::fs::write(folder.path().join("model.safetensors"), &bytes).unwrap();
+        for step in [3, 4] {
+            checkpoints.upload(step, folder.path(), || Ok(())).unwrap();
+        }
+        let mut seen = Vec::new();
+        let read = checkpoints.with_latest(|step, folder| {
+            seen.push(step);
+            if step == 4 {
+                checkpoints.remove(4).unwrap();
+            }
+            Ok(folder.get("model.safetensors")?)
+        });
+        assert!(read.unwrap().unwrap() == bytes);
+        assert_eq!(seen, [4, 3]);
+        let missing = checkpoints.with_latest(|_, folder| Ok(folder.get("nothing")?));
+        assert!(missing.unwrap_err().to_string().contains("step-00000003/nothing"));
     }
 }

@@ -3,11 +3,12 @@
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
+use tidemill_streaming_data::index::INDEX_FILE;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 use tidemill_streaming_data::survey::Survey;
@@ -83,16 +84,26 @@ fn remote_facts(location: Location) -> anyhow::Result<Value> {
     let folder = RemoteFolder::open(location, &StoreSettings::default())?;
     let has = |name| folder.get_if_there(name).map(|found| found.is_some());
     if has(TRAINER_FILE)? {
-        checkpoint_facts(LocalCopy::of(&url, Wanted::Checkpoint)?.path())
+        let copy = LocalCopy::of(&url, Wanted::Checkpoint)?;
+        checkpoint_facts(copy.path()).with_context(|| of_copy(&url))
     } else if has(CONFIG_FILE)? {
-        model_facts(LocalCopy::of(&url, Wanted::Config)?.path())
-    } else if has(RUN_CONFIG_FILE)? {
+        let copy = LocalCopy::of(&url, Wanted::Config)?;
+        model_facts(copy.path()).with_context(|| of_copy(&url))
+    } else if has(RUN_CONFIG_FILE)?
+        || (!has(INDEX_FILE)? && folder.list_folders()?.iter().any(|it| it == CHECKPOINTS_FOLDER))
+    {
         let logs = tempfile::tempdir()?;
         run_folder::fetch_logs(&folder, logs.path())?;
         run_facts(logs.path(), RemoteCheckpoints::of_run(&folder).list()?)
+            .with_context(|| of_copy(&url))
     } else {
         data_set_facts(&url)
     }
+}
+
+/// What is wrong, where it is wrong with files that were fetched.
+fn of_copy(url: &Path) -> String {
+    format!("the copy of {} that was fetched", url.display())
 }
 
 fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {

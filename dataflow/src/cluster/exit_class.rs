@@ -5,6 +5,7 @@ use std::error::Error;
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::KernelError;
 use tidemill_streaming_data::DataError;
+use tidemill_streaming_data::store::StoreFailure;
 
 use super::error::{ClusterError, unshared};
 use crate::error::JobError;
@@ -52,6 +53,7 @@ impl ExitClass {
 
     fn of_data(error: &DataError) -> Self {
         match error {
+            DataError::Store { source: StoreFailure::TooSlow(_), .. } => Self::Restart,
             DataError::Store { source, .. } if !source.is_final() => Self::Restart,
             _ => Self::FixInput,
         }
@@ -78,7 +80,6 @@ mod tests {
     use super::super::error::{Failure, Peer};
     use super::*;
     use tidemill_model::ModelError;
-    use tidemill_streaming_data::store::StoreFailure;
 
     #[test]
     fn a_failed_device_is_worth_a_restart_and_one_that_refuses_is_not() {

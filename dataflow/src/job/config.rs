@@ -170,8 +170,13 @@ impl RunConfig {
         let valid = (0.1..=86_400.0).contains(peer_deadline_seconds);
         expect(valid, "run.peer_deadline_seconds", "0.1 to 86400", peer_deadline_seconds)?;
         expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder or URL", "\"\"")?;
-        Location::of_path(&self.run.dir)
-            .map_err(|error| JobError::value("run.dir", "a folder or URL", error))?;
+        let place = "a folder or a URL of s3, gs or az";
+        let location = Location::of_path(&self.run.dir)
+            .map_err(|error| JobError::value("run.dir", place, error))?;
+        // One is gone with this process, and the other lists and writes only where it speaks WebDAV.
+        let url = location.to_string();
+        let holds_none = ["memory://", "http://", "https://"].iter().any(|it| url.starts_with(it));
+        expect(location.local().is_some() || !holds_none, "run.dir", place, url)?;
         self.data.check()?;
         expect(self.checkpoint.every_steps > 0, "checkpoint.every_steps", "at least 1", 0)?;
         expect(self.checkpoint.keep > 0, "checkpoint.keep", "at least 1", 0)?;

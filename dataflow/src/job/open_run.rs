@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tidemill_kernels::Backend;
 use tidemill_model::hugging_face;
+use tidemill_streaming_data::store::Cancel;
 
 use super::resolve::HORIZON_KEY;
 use super::restore::{StartPoint, StateOrigin};
@@ -12,8 +13,9 @@ use super::resume;
 use super::train::TrainEvent;
 use super::worker::Shared;
 use crate::checkpoint::{self, Checkpoint, LocalCopy, TrainerState, Wanted};
+use crate::cluster::Abort;
 use crate::error::Result;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{RunFolder, Writes};
 
 /// A run folder that is held, and where its run goes on.
 pub(super) struct OpenedRun {
@@ -25,7 +27,8 @@ pub(super) struct OpenedRun {
 
 impl OpenedRun {
     /// Opens it, and writes down what the run is where there is something left to do.
-    pub fn open<B: Backend>(shared: &Shared<B>) -> Result<Self> {
+    /// What it waits for in a store ends when the run is aborted.
+    pub fn open<B: Backend>(shared: &Shared<B>, abort: &Abort) -> Result<Self> {
         let run = &shared.run;
         let layout = run.model.layout();
         let (dir, settings) = (&run.config.run.dir, run.config.data.remote());
@@ -33,20 +36,31 @@ impl OpenedRun {
             // A run that cannot begin leaves no folder; one that goes on keeps the horizon that was checked then.
             run.config.schedule.check(run.config.schedule.steps.unwrap_or(run.steps))?;
         }
-        let mut folder = RunFolder::hold_with(dir, &settings)?;
+        let cancel = Cancel::default();
+        let mut folder = RunFolder::hold_with(dir, &settings)?.cancelled_by(cancel.clone());
+        abort.on_abort(move || cancel.cancel());
         folder.announce_release(shared.released.clone());
         checkpoint::sweep(folder.path())?;
         let mut now = run.initial_state(shared.devices.kind());
         let mut device_changes = Vec::new();
+        let mut writes = Writes::Something;
+        if let Some((path, saved)) = folder.peek()? {
+            // A run that may not go on leaves the folder to the one that has it.
+            keep_horizon(&saved, &mut now, run.config.schedule.steps.is_some());
+            resume::check(&saved, &now, &path)?;
+            if saved.step >= run.steps {
+                writes = Writes::Nothing;
+            }
+        }
         let on_fetch = |path: &Path| {
             (shared.observer)(&TrainEvent::Fetching { path: path.to_owned() });
         };
-        let origin = match folder.fetch_latest_checkpoint(on_fetch)? {
+        let origin = match folder.begin(writes, on_fetch)? {
             None => {
                 let parameters = match &run.weights_from {
                     Some(weights) => {
                         let copy = LocalCopy::of(weights, Wanted::Model)?;
-                        hugging_face::read_weights(copy.path(), layout)?
+                        copy.read(|folder| Ok(hugging_face::read_weights(folder, layout)?))?
                     }
                     None => run.model.initialize(run.config.run.seed),
                 };
@@ -54,8 +68,8 @@ impl OpenedRun {
                 (StartPoint { step: 0, tokens: 0, horizon }, StateOrigin::Parameters(parameters))
             }
             Some(found) => {
-                let (path, files) = (&found.path, found.files.path());
-                let checkpoint = Checkpoint::open(files)?;
+                let (path, files) = (&found.path, &found.files);
+                let checkpoint = files.read(Checkpoint::open)?;
                 let saved = checkpoint.state();
                 keep_horizon(saved, &mut now, run.config.schedule.steps.is_some());
                 resume::check(saved, &now, path)?;
@@ -66,11 +80,10 @@ impl OpenedRun {
                     tokens: saved.tokens,
                     horizon: horizon.unwrap_or(run.steps),
                 };
-                (start, StateOrigin::checkpoint(files, layout)?)
+                (start, files.read(|folder| StateOrigin::checkpoint(folder, layout))?)
             }
         };
         if origin.0.step < run.steps {
-            folder.claim()?;
             folder.write_config(&run.to_toml())?;
             folder.write_devices(&shared.devices.to_json())?;
         }

@@ -277,7 +277,8 @@ fn resolve_model(
         }
         ResolvedModel::From(folder) => {
             let folder = model_folder(&folder)?;
-            let config = ModelConfig::read(LocalCopy::of(&folder, Wanted::Config)?.path())?;
+            let config = LocalCopy::of(&folder, Wanted::Config)?
+                .read(|folder| Ok(ModelConfig::read(folder)?))?;
             if let Some(size) = data.vocab_size()
                 && size as usize > config.vocab_size()
             {

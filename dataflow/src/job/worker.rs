@@ -103,7 +103,7 @@ pub(super) fn run_worker<B: Backend>(
     let Shared { run, devices, .. } = shared;
     let layout = run.model.layout();
     let opened = match context.index() {
-        0 => Some(OpenedRun::open(shared)?),
+        0 => Some(OpenedRun::open(shared, context.abort())?),
         _ => None,
     };
     let (opened, origin) = match opened {
@@ -182,7 +182,7 @@ pub(super) fn run_worker<B: Backend>(
     let mut checkpoint = None;
     if let Some(folder) = &folder {
         if step > start.step {
-            folder.finish()?;
+            folder.finish(step)?;
         }
         checkpoint = folder.latest_checkpoint()?;
     }

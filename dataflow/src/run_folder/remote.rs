@@ -4,9 +4,9 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use tidemill_streaming_data::store::RemoteFolder;
+use tidemill_streaming_data::store::{Cancel, RemoteFolder};
 
-use crate::checkpoint::{LocalCopy, RemoteCheckpoints, Wanted};
+use crate::checkpoint::{LocalCopy, RemoteCheckpoints, TRAINER_FILE, TrainerState, Wanted};
 use crate::error::{JobError, Result};
 use crate::metrics::{StepLine, StepMetrics};
 use crate::operators::EvaluationReport;
@@ -32,8 +32,18 @@ impl RemoteRun {
         Self { folder, token: format!("{:016x}{:016x}", token[0], token[1]) }
     }
 
+    #[cfg(test)]
+    pub fn folder(&self) -> &RemoteFolder {
+        &self.folder
+    }
+
     pub fn checkpoints(&self) -> RemoteCheckpoints {
         RemoteCheckpoints::of_run(&self.folder)
+    }
+
+    /// The same run, whose operations end when they are cancelled.
+    pub fn cancelled_by(self, cancel: Cancel) -> Self {
+        Self { folder: self.folder.cancelled_by(cancel), ..self }
     }
 
     /// Makes the folder this run's, whoever had it: that a run on another machine was killed cannot be seen from here.
@@ -43,26 +53,20 @@ impl RemoteRun {
         Ok(self.folder.put(RUNNING_FILE, text.into())?)
     }
 
-    /// Fails where another run has claimed the folder since.
+    /// Fails where another run has claimed the folder since, whether or not it has ended.
     pub fn check_claim(&self) -> Result<()> {
-        if self.is_claimed_by_another()? {
+        let claim = self.folder.get_if_there(RUNNING_FILE)?.unwrap_or_default();
+        let claim: serde_json::Value = serde_json::from_slice(&claim).unwrap_or_default();
+        if claim["run"] != self.token {
             return Err(JobError::RunFolderTaken { path: self.path() });
         }
         Ok(())
     }
 
-    fn is_claimed_by_another(&self) -> Result<bool> {
-        let Some(bytes) = self.folder.get_if_there(RUNNING_FILE)? else { return Ok(false) };
-        let claim: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        Ok(claim["run"] != self.token)
-    }
-
-    /// Ends the claim, where it is still this run's.
+    /// Ends the claim.
     pub fn release(&self) -> Result<()> {
-        if !self.is_claimed_by_another()? {
-            self.folder.delete(RUNNING_FILE)?;
-        }
-        Ok(())
+        self.check_claim()?;
+        Ok(self.folder.delete(RUNNING_FILE)?)
     }
 
     /// Copies the logs into the local folder `into`.
@@ -85,18 +89,56 @@ impl RemoteRun {
         Ok(self.folder.put(name, text.as_bytes().to_vec().into())?)
     }
 
-    /// A verified copy of the checkpoint of `step`, in the local folder `parent`.
-    pub fn fetch_checkpoint(&self, step: u64, parent: &Path) -> Result<LocalCopy> {
-        LocalCopy::fetch(&self.checkpoints().folder(step), Wanted::Checkpoint, parent)
+    /// What the latest checkpoint says of the run, and its URL.
+    pub fn peek(&self) -> Result<Option<(PathBuf, TrainerState)>> {
+        self.checkpoints().with_latest(|step, folder| {
+            let path = PathBuf::from(folder.location().join(TRAINER_FILE).to_string());
+            let state = TrainerState::from_bytes(&folder.get(TRAINER_FILE)?, &path)?;
+            Ok((self.checkpoints().url(step), state))
+        })
     }
 
-    /// Writes the checkpoint of `step`, complete or not at all, and before it the logs, whose lines it stands behind.
-    pub fn publish(&self, step: u64, checkpoint: &Path, keep: usize, logs: &Path) -> Result<()> {
+    /// A verified copy of the latest checkpoint in the local folder `parent`, and its URL.
+    pub fn fetch_latest(
+        &self,
+        parent: &Path,
+        mut on_fetch: impl FnMut(&Path),
+    ) -> Result<Option<(PathBuf, LocalCopy)>> {
+        self.checkpoints().with_latest(|step, folder| {
+            let url = self.checkpoints().url(step);
+            on_fetch(&url);
+            Ok((url, LocalCopy::fetch(folder, Wanted::Checkpoint, parent)?))
+        })
+    }
+
+    /// Writes the checkpoint of `step`, complete or not at all, and before it the logs, whose lines it stands behind. Where a
+    /// run that had the folder before has come as far, what it left stays. The URL of the latest checkpoint.
+    pub fn publish(
+        &self,
+        step: u64,
+        checkpoint: &Path,
+        keep: usize,
+        logs: &Path,
+    ) -> Result<PathBuf> {
         self.check_claim()?;
-        self.put_logs(logs)?;
         let checkpoints = self.checkpoints();
-        checkpoints.upload(step, checkpoint)?;
-        checkpoints.retain(step, keep)
+        if let Some(latest) = checkpoints.latest()?.filter(|&latest| latest >= step) {
+            return Ok(checkpoints.url(latest));
+        }
+        self.put_logs(logs)?;
+        checkpoints.upload(step, checkpoint, || self.check_claim())?;
+        self.check_claim()?;
+        checkpoints.retain(step, keep)?;
+        Ok(checkpoints.url(step))
+    }
+
+    /// Ends the claim of a run that has come to `step`, with its last lines.
+    pub fn finish(&self, step: u64, logs: &Path) -> Result<()> {
+        self.check_claim()?;
+        if self.checkpoints().latest()? <= Some(step) {
+            self.put_logs(logs)?;
+        }
+        self.release()
     }
 
     /// The folder's URL.

@@ -97,8 +97,9 @@ impl From<object_store::Error> for StoreFailure {
             E::NotSupported { .. }
             | E::NotImplemented { .. }
             | E::InvalidPath { .. }
-            | E::AlreadyExists { .. }
             | E::UnknownConfigurationKey { .. } => StoreFailure::Unsupported { said },
+            // Any conflict (409) is called so; nothing here asks that an object be new.
+            E::AlreadyExists { .. } => StoreFailure::Other { said },
             // Listings report everything as any other error, with the server's answer inside.
             _ if said.contains("NoSuchBucket") => StoreFailure::NotFound { said },
             _ => match status(&said) {
@@ -137,11 +138,17 @@ fn one_line(error: &object_store::Error) -> String {
 
 /// Text of others, fit for one line of ours.
 pub(super) fn tidy(text: &str) -> String {
-    let words: Vec<&str> = text
+    let words: Vec<String> = text
         .split_whitespace()
-        .map(|word| match word.find("://") {
-            Some(_) => word.split('?').next().unwrap_or(word),
-            None => word,
+        .map(|word| match word.split_once("://") {
+            Some((scheme, rest)) => {
+                let rest = rest.split('?').next().unwrap_or(rest);
+                let place = rest.split('/').next().unwrap_or(rest);
+                // In front of the place may be a user and a password.
+                let secret = place.rfind('@').map_or(0, |at| at + 1);
+                format!("{scheme}://{}", &rest[secret..])
+            }
+            None => word.to_owned(),
         })
         .collect();
     let text: String = words.join(" ").chars().filter(|c| !c.is_control()).collect();
@@ -163,6 +170,7 @@ mod tests {
     fn what_others_say_becomes_one_line_without_queries() {
         let text = "GET https://h/b?sig=secret failed:\n<Error>\n  <Code>A</Code>";
         assert_eq!(tidy(text), "GET https://h/b failed: <Error> <Code>A</Code>");
+        assert_eq!(tidy("PUT http://user:se@cret@h:1/b@c"), "PUT http://h:1/b@c");
         let long = "x".repeat(1000);
         assert_eq!(tidy(&long).len(), TEXT_CHARACTERS + 4);
     }

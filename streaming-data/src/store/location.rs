@@ -33,8 +33,8 @@ impl Location {
     /// Parses a path or a URL (`scheme://...`); `file://` is the path that it names.
     ///
     /// # Errors
-    /// [`DataError::Location`] for a URL that is not one, of an unknown scheme, or with a query or
-    /// fragment: credentials come from the environment or from settings.
+    /// [`DataError::Location`] for a URL that is not one, of an unknown scheme, or with a user, a query
+    /// or a fragment: credentials come from the environment or from settings.
     pub fn parse(text: &str) -> Result<Location, DataError> {
         let Some((scheme, _)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme))
         else {
@@ -56,6 +56,11 @@ impl Location {
             Ok(url) => url,
             Err(error) => return wrong(error.to_string(), "a URL"),
         };
+        // Of Azure's URLs it is the container.
+        let is_container = url.password().is_none() && scheme.starts_with("abfs");
+        if !(url.username().is_empty() && url.password().is_none() || is_container) {
+            return wrong("a user or password".to_owned(), "credentials in the environment");
+        }
         if url.query().is_some() || url.fragment().is_some() {
             return wrong("a query or fragment".to_owned(), "scheme://place/path alone");
         }
@@ -168,7 +173,7 @@ mod tests {
             ("s3://my_bucket", "s3://my_bucket"),
             ("gs://b/c", "gs://b/c"),
             ("abfss://container@account.dfs.core.windows.net/c", ""),
-            ("https://user:secret@host:81/c", "https://host:81/c"),
+            ("https://host:81/c", "https://host:81/c"),
             ("memory://name/c", "memory://name/c"),
         ] {
             let location = Location::parse(url).unwrap();
@@ -184,7 +189,10 @@ mod tests {
     fn wrong_urls_are_one_line_without_secrets() {
         for (url, words) in [
             ("ftp://host/a", "found scheme \"ftp\", expected s3, gs"),
-            ("https://user:secret@host/a?sig=secret", "https://host/a: found a query"),
+            ("https://host/a?sig=secret", "https://host/a: found a query"),
+            ("https://user:secret@host/a", "https://host/a: found a user or password"),
+            ("s3://user@bucket/a", "s3://bucket/a: found a user or password"),
+            ("abfss://container:secret@account/a", "abfss://account/a: found a user or password"),
             ("s3:///a", "found no name behind ://"),
             ("file://data/set", "found host \"data\""),
             ("http://user:secret@[host/a", "http://[host/a: found invalid IPv6"),

@@ -21,10 +21,12 @@ const PREFIXES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 /// The stores of `memory://name` URLs, by name, for the life of the process.
 static MEMORIES: LazyLock<Mutex<BTreeMap<String, Arc<InMemory>>>> = LazyLock::new(Mutex::default);
 
-/// The store of a URL, and the path in it. Nothing is sent yet.
+/// The store of a URL, and the path in it; it tries requests again so many times. Nothing is sent
+/// yet.
 pub(super) fn open(
     url: &Url,
     settings: &StoreSettings,
+    retries: usize,
 ) -> Result<(Arc<dyn ObjectStore>, Path), StoreFailure> {
     if url.scheme() == "memory" {
         let path = Path::from_url_path(url.path()).map_err(object_store::Error::from)?;
@@ -34,8 +36,8 @@ pub(super) fn open(
     }
     let (scheme, path) = ObjectStoreScheme::parse(url).map_err(object_store::Error::from)?;
     let retry = RetryConfig {
-        // The attempts are ours: they know of deadlines and of bodies that stop.
-        max_retries: 0,
+        // Of what is read the attempts are ours: they know of bodies that stop.
+        max_retries: retries,
         retry_timeout: settings.progress_deadline,
         ..RetryConfig::default()
     };

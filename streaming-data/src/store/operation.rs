@@ -5,7 +5,11 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -38,6 +42,8 @@ pub(super) struct Operation {
     /// What is attempted, as a verb.
     pub(super) action: &'static str,
     pub(super) settings: Arc<StoreSettings>,
+    /// Whether the store has ever answered.
+    pub(super) has_answered: Arc<AtomicBool>,
     /// One is held while the operation runs.
     pub(super) permits: Arc<Semaphore>,
 }
@@ -179,9 +185,11 @@ pub(super) struct Attempts<'a> {
     /// Time in which the taker of the bytes was waited for.
     idle: Duration,
     all: u32,
+    /// When the failures began that no progress was made since.
+    failing_since: Option<Instant>,
     /// Bytes since the last failure, and in all.
     since_failure: u64,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl<'a> Attempts<'a> {
@@ -192,6 +200,7 @@ impl<'a> Attempts<'a> {
             begun: Instant::now(),
             idle: Duration::ZERO,
             all: 1,
+            failing_since: None,
             since_failure: 0,
             bytes: 0,
         }
@@ -203,6 +212,7 @@ impl<'a> Attempts<'a> {
         self.since_failure += bytes;
         if self.since_failure >= PROGRESS_BYTES {
             self.back_off.progressed();
+            self.failing_since = None;
         }
         self.check_time()
     }
@@ -225,10 +235,14 @@ impl<'a> Attempts<'a> {
         };
         self.since_failure = 0;
         let pause = self.back_off.next();
-        if failure.is_final() || self.back_off.failures() >= operation.settings.attempts.get() {
+        let failing_since = *self.failing_since.get_or_insert_with(Instant::now);
+        let is_outage = operation.has_answered.load(Ordering::Relaxed)
+            && failing_since.elapsed() < operation.settings.outage;
+        let is_enough = self.back_off.failures() >= operation.settings.attempts.get();
+        if failure.is_final() || (is_enough && !is_outage) {
             return end(failure);
         }
-        if let Err(failure) = self.check_time() {
+        if self.check_time().is_err() {
             return end(failure);
         }
         sleep(pause).await;

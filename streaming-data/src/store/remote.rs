@@ -11,6 +11,7 @@ use std::{
     ops::Range,
     sync::{
         Arc,
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
     time::Duration,
@@ -26,6 +27,9 @@ use super::{
     runtime::{self, Cancel, NotRun},
 };
 use crate::error::DataError;
+
+/// How often a part of a large object is tried again before the whole is.
+const PART_RETRIES: usize = 10;
 
 /// Where nobody wants to wait: most attempts, and the longest that one may be silent and the next
 /// may be put off.
@@ -60,6 +64,10 @@ pub struct RemoteFolder {
     prefix: Path,
     location: Location,
     settings: Arc<StoreSettings>,
+    /// As `store`, for what writes: where it knows how to, it tries a part of an object again alone.
+    writer: Arc<dyn ObjectStore>,
+    /// Whether the store has ever answered; of all clones.
+    has_answered: Arc<AtomicBool>,
     /// Requests at a time, of all clones.
     permits: Arc<Semaphore>,
     cancel: Cancel,
@@ -75,13 +83,18 @@ impl RemoteFolder {
     /// If the location is local.
     pub fn open(location: Location, settings: &StoreSettings) -> Result<RemoteFolder, DataError> {
         let url = location.url().expect("a remote location");
-        let (store, prefix) = open::open(url, settings).map_err(|source| DataError::Store {
-            action: "use",
-            url: location.to_string(),
-            attempts: 1,
-            source,
-        })?;
-        Ok(RemoteFolder::of_store(store, prefix, location, settings))
+        let opened = |retries| {
+            open::open(url, settings, retries).map_err(|source| DataError::Store {
+                action: "use",
+                url: location.to_string(),
+                attempts: 1,
+                source,
+            })
+        };
+        let (store, prefix) = opened(0)?;
+        let (writer, _) = opened(PART_RETRIES)?;
+        let folder = RemoteFolder::of_store(store, prefix, location.clone(), settings);
+        Ok(RemoteFolder { writer, ..folder })
     }
 
     /// A folder of a store that the caller made; `location` is what messages name.
@@ -93,11 +106,12 @@ impl RemoteFolder {
     ) -> RemoteFolder {
         let permits = Arc::new(Semaphore::new(settings.requests.get()));
         let (settings, cancel) = (Arc::new(settings.clone()), Cancel::default());
-        RemoteFolder { store, prefix, location, settings, permits, cancel }
+        let (writer, has_answered) = (Arc::clone(&store), Arc::default());
+        RemoteFolder { store, writer, prefix, location, settings, has_answered, permits, cancel }
     }
 
     /// The same folder, whose operations end when they are cancelled.
-    pub(crate) fn cancelled_by(&self, cancel: Cancel) -> RemoteFolder {
+    pub fn cancelled_by(&self, cancel: Cancel) -> RemoteFolder {
         RemoteFolder { cancel, ..self.clone() }
     }
 
@@ -112,6 +126,7 @@ impl RemoteFolder {
     pub(crate) fn hurried(&self) -> RemoteFolder {
         let settings = StoreSettings {
             attempts: self.settings.attempts.min(HURRIED_ATTEMPTS),
+            outage: Duration::ZERO,
             progress_deadline: self.settings.progress_deadline.min(HURRIED_DEADLINE),
             back_off_limit: self.settings.back_off_limit.min(HURRIED_BACK_OFF),
             ..StoreSettings::clone(&self.settings)
@@ -268,8 +283,10 @@ impl RemoteFolder {
     pub(super) fn operation(&self, action: &'static str, name: &str) -> Operation {
         let parts = name.split('/').filter(|part| !part.is_empty());
         let url = if name.is_empty() { self.location.clone() } else { self.location.join(name) };
+        let store = if action == "write" { &self.writer } else { &self.store };
         Operation {
-            store: Arc::clone(&self.store),
+            store: Arc::clone(store),
+            has_answered: Arc::clone(&self.has_answered),
             path: parts.fold(self.prefix.clone(), |path, part| path.join(part)),
             url: url.to_string(),
             action,
@@ -283,9 +300,25 @@ impl RemoteFolder {
         url: String,
         future: impl Future<Output = Result<T, DataError>> + Send + 'static,
     ) -> Result<Started<T>, DataError> {
-        match runtime::start(future, &self.cancel) {
+        match runtime::start(self.noting(future), &self.cancel) {
             Ok(receiver) => Ok(Started { receiver, url }),
             Err(not_run) => Err(not_run_error(not_run, url)),
+        }
+    }
+
+    /// The future, which notes whether the store answered.
+    fn noting<T, F: Future<Output = Result<T, DataError>>>(
+        &self,
+        future: F,
+    ) -> impl Future<Output = Result<T, DataError>> + use<T, F> {
+        let has_answered = Arc::clone(&self.has_answered);
+        async move {
+            let result = future.await;
+            match &result {
+                Err(DataError::Store { source, .. }) if !source.is_final() => {}
+                _ => has_answered.store(true, Ordering::Relaxed),
+            }
+            result
         }
     }
 
@@ -294,7 +327,7 @@ impl RemoteFolder {
         url: String,
         future: impl Future<Output = Result<T, DataError>> + Send + 'static,
     ) -> Result<T, DataError> {
-        match runtime::wait(future, &self.cancel) {
+        match runtime::wait(self.noting(future), &self.cancel) {
             Ok(result) => result,
             Err(not_run) => Err(not_run_error(not_run, url)),
         }

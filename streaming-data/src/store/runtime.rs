@@ -27,9 +27,9 @@ static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
         .build()
 });
 
-/// Ends what waits for a store. Clones are the same.
+/// Ends operations on stores. Clones are the same.
 #[derive(Debug, Clone)]
-pub(crate) struct Cancel(Arc<watch::Sender<bool>>);
+pub struct Cancel(Arc<watch::Sender<bool>>);
 
 impl Default for Cancel {
     fn default() -> Cancel {
@@ -38,8 +38,9 @@ impl Default for Cancel {
 }
 
 impl Cancel {
-    /// Operations that are under way, or begin later, end at once.
-    pub(crate) fn cancel(&self) {
+    /// Operations that are under way, or begin later, end at once, with
+    /// [`DataError::Cancelled`](crate::DataError::Cancelled).
+    pub fn cancel(&self) {
         self.0.send_replace(true);
     }
 

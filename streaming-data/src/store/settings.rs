@@ -14,6 +14,9 @@ pub struct StoreSettings {
     pub ahead_bytes: u64,
     /// How often an operation is tried without any progress before its error is reported.
     pub attempts: NonZeroU32,
+    /// How long a store that has answered before is waited for when it no longer does, beyond those
+    /// attempts.
+    pub outage: Duration,
     /// Time before the second attempt; it doubles with every further one, and a half of it is
     /// random.
     pub back_off: Duration,
@@ -34,13 +37,15 @@ pub struct StoreSettings {
 }
 
 impl Default for StoreSettings {
-    /// 16 requests, 1 GiB ahead; 6 attempts 0.2 s to 10 s apart, each given up after 30 s without
-    /// progress, in 10 minutes in all; the process number as seed.
+    /// 16 requests, 1 GiB ahead; 6 attempts 0.2 s to 10 s apart, and on for 2 minutes where the store
+    /// has answered before, each given up after 30 s without progress, in 10 minutes in all; the
+    /// process number as seed.
     fn default() -> StoreSettings {
         StoreSettings {
             requests: NonZeroUsize::new(16).expect("not zero"),
             ahead_bytes: 1 << 30,
             attempts: NonZeroU32::new(6).expect("not zero"),
+            outage: Duration::from_secs(120),
             back_off: Duration::from_millis(200),
             back_off_limit: Duration::from_secs(10),
             progress_deadline: Duration::from_secs(30),
@@ -60,6 +65,7 @@ impl std::fmt::Debug for StoreSettings {
             .field("requests", &self.requests)
             .field("ahead_bytes", &self.ahead_bytes)
             .field("attempts", &self.attempts)
+            .field("outage", &self.outage)
             .field("back_off", &self.back_off)
             .field("back_off_limit", &self.back_off_limit)
             .field("progress_deadline", &self.progress_deadline)

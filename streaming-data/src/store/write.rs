@@ -79,6 +79,8 @@ impl Operation {
             file.metadata().map_err(DataError::io("look at what becomes", self.url()))?.len();
         let source = Source { file: Arc::new(file), bytes };
         let mut attempts = Attempts::new(self);
+        // What was sent is not told: there is time for all.
+        attempts.bytes = source.bytes;
         loop {
             let written = match source.bytes <= PART_BYTES {
                 true => self.put_whole(&source).await,

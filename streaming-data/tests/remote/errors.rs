@@ -1,14 +1,25 @@
 //! What cannot be had is one clear line, soon.
 
-use std::{fs, num::NonZeroU32, path::Path as FilePath, sync::Arc, time::Duration};
+use std::{
+    fs,
+    num::NonZeroU32,
+    path::Path as FilePath,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use object_store::{ObjectStoreExt, path::Path};
-use tidemill_streaming_data::{DataError, DataSet, index::INDEX_FILE, order::ShuffleOrder};
+use object_store::{ObjectStore, ObjectStoreExt, path::Path};
+use tidemill_streaming_data::{
+    DataError, DataSet,
+    index::INDEX_FILE,
+    order::ShuffleOrder,
+    store::{Location, RemoteFolder, StoreSettings},
+};
 
 use crate::{
     ORDERS, ROW_TOKENS, SAMPLES, assert_line, decoder,
     faulty::{Fault, Faulty, in_memory, now},
-    files, open, read_and_compare, settings, smallest_limit,
+    files, open, read_and_compare, settings, smallest_limit, store_settings,
     support::{Form, indexed_example, write_example},
     wait_until,
 };
@@ -45,6 +56,34 @@ fn a_missing_shard_is_named_at_once() {
     assert_line(&error, &["cannot read memory://store/set/shard-00002.parquet (1 attempt)"]);
     let (error, _) = failing("", Fault::Missing, ShuffleOrder::None, false);
     assert_line(&error, &["memory://store/set", "connection broke"]);
+}
+
+#[test]
+fn a_store_that_has_answered_before_is_waited_for() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let with_outage = |outage| {
+        let store = Faulty::of_folder(folder.path(), 0, &[Fault::Busy], 100).in_a_row(12);
+        let attempts = NonZeroU32::new(3).unwrap();
+        let settings = StoreSettings { outage, attempts, ..store_settings() };
+        let location = Location::parse("memory://store/set").unwrap();
+        let store = Arc::new(store);
+        let objects: Arc<dyn ObjectStore> = store.clone();
+        (store, RemoteFolder::of_store(objects, Path::from("set"), location, &settings))
+    };
+    let (store, remote) = with_outage(Duration::from_secs(60));
+    // One that never answered may be the wrong one.
+    assert_line(&remote.get(INDEX_FILE).unwrap_err(), &["index.json (3 attempts)", "503"]);
+    store.is_calm.store(true, Ordering::SeqCst);
+    let expected = remote.get(INDEX_FILE).unwrap();
+    store.is_calm.store(false, Ordering::SeqCst);
+    assert_eq!(remote.get(INDEX_FILE).unwrap(), expected);
+    assert_eq!(store.asked.requests(), 3 + 1 + 10);
+
+    let (store, remote) = with_outage(Duration::ZERO);
+    store.is_calm.store(true, Ordering::SeqCst);
+    remote.get(INDEX_FILE).unwrap();
+    store.is_calm.store(false, Ordering::SeqCst);
+    assert_line(&remote.get(INDEX_FILE).unwrap_err(), &["index.json (3 attempts)", "503"]);
 }
 
 #[test]
@@ -135,7 +174,8 @@ fn what_is_no_place_for_a_data_set_or_a_cache() {
     assert_line(&error, &["cannot make cache", INDEX_FILE]);
     for (url, words) in [
         ("memory://nothing/here", "memory://nothing/here has no samples"),
-        ("https://me:secret@host/set?token=secret", "https://host/set: found a query"),
+        ("https://host/set?token=secret", "https://host/set: found a query"),
+        ("https://me:secret@host/set", "https://host/set: found a user or password"),
         ("file://host/set", "found host \"host\""),
     ] {
         let error = DataSet::open(url).err().unwrap();

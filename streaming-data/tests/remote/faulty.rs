@@ -125,6 +125,11 @@ impl Faulty {
         Faulty { in_a_row: usize::MAX, ..store }
     }
 
+    /// So many requests for one object may fail in a row.
+    pub fn in_a_row(self, in_a_row: usize) -> Faulty {
+        Faulty { in_a_row, ..self }
+    }
+
     /// Only objects that hold this in their path fail.
     pub fn only(self, part: &str) -> Faulty {
         Faulty { only: part.to_owned(), ..self }

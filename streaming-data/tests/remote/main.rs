@@ -48,6 +48,7 @@ fn store_settings() -> StoreSettings {
     StoreSettings {
         requests: NonZeroUsize::new(4).unwrap(),
         attempts: NonZeroU32::new(8).unwrap(),
+        outage: Duration::ZERO,
         back_off: Duration::from_millis(1),
         back_off_limit: Duration::from_millis(4),
         // Only a machine that is too busy for the tests would take longer.

@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     path::Path,
+    pin::Pin,
     sync::{Arc, Mutex},
 };
 
@@ -12,7 +13,7 @@ use s3s::{
     service::{S3Service, S3ServiceBuilder},
 };
 use s3s_fs::FileSystem;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::listen::listen;
 
@@ -24,6 +25,8 @@ pub struct S3Server {
     address: SocketAddr,
     /// Method and path of every request.
     asked: Arc<Mutex<Vec<String>>>,
+    /// Requests that begin so are not answered for now.
+    held: Arc<watch::Sender<Option<String>>>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -31,10 +34,11 @@ impl S3Server {
     pub fn start(root: &Path) -> S3Server {
         let mut builder = S3ServiceBuilder::new(FileSystem::new(root).unwrap());
         builder.set_auth(SimpleAuth::from_single(KEY, SECRET));
-        let asked = Arc::default();
-        let service = Recorded { inner: builder.build(), asked: Arc::clone(&asked) };
+        let (asked, held) = (Arc::default(), Arc::new(watch::Sender::new(None)));
+        let (inner, asked_of) = (builder.build(), Arc::clone(&asked));
+        let service = Recorded { inner, asked: asked_of, held: Arc::clone(&held) };
         let (address, stop) = listen(service);
-        S3Server { address, asked, _stop: stop }
+        S3Server { address, asked, held, _stop: stop }
     }
 
     /// The environment, or the options, of a client.
@@ -49,6 +53,12 @@ impl S3Server {
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .to_vec()
+    }
+
+    /// Leaves requests unanswered that begin with this method and path, or answers them from now on.
+    #[allow(dead_code, reason = "not every program with this server needs it")]
+    pub fn hold(&self, request: Option<&str>) {
+        self.held.send_replace(request.map(str::to_owned));
     }
 
     /// How many requests began with this method and path.
@@ -67,16 +77,25 @@ impl S3Server {
 struct Recorded {
     inner: S3Service,
     asked: Arc<Mutex<Vec<String>>>,
+    held: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Service<Request<Incoming>> for Recorded {
     type Response = <S3Service as Service<Request<Incoming>>>::Response;
     type Error = <S3Service as Service<Request<Incoming>>>::Error;
-    type Future = <S3Service as Service<Request<Incoming>>>::Future;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let asked = format!("{} {}", request.method(), request.uri());
-        self.asked.lock().unwrap().push(asked);
-        Service::call(&self.inner, request)
+        self.asked.lock().unwrap().push(asked.clone());
+        let (inner, mut held) = (self.inner.clone(), self.held.subscribe());
+        Box::pin(async move {
+            let goes_on = |held: &Option<String>| {
+                held.as_ref().is_none_or(|beginning| !asked.starts_with(beginning))
+            };
+            // The server may end meanwhile.
+            let _ = held.wait_for(goes_on).await;
+            Service::call(&inner, request).await
+        })
     }
 }
