@@ -79,6 +79,6 @@ fn answer(stream: TcpStream, folder: &Path, seen: &Mutex<Vec<String>>) -> std::i
     )?;
     (&stream).write_all(body)?;
     // The other side closes first: what is unread here would cut its answer short.
-    (&stream).shutdown(std::net::Shutdown::Write)?;
+    stream.shutdown(std::net::Shutdown::Write)?;
     (&stream).read_to_end(&mut Vec::new()).map(drop)
 }
