@@ -285,7 +285,7 @@ fn most_while_reading_rows(folder: &Path, memory_bytes: usize) -> usize {
 fn memory_while_reading_is_that_of_the_bound_and_not_of_the_data_set() {
     let _alone = alone();
     let (small, large) = (written(3), written(12));
-    for memory_bytes in [1 << 20, 3 << 20, 6 << 20] {
+    for memory_bytes in [1 << 20, 6 << 20] {
         let of_small = most_while_reading(small.path(), memory_bytes);
         let of_large = most_while_reading(large.path(), memory_bytes);
         // Beyond the bound: what threads have in hand, pages among it, and footers of the shards.
