@@ -6,11 +6,13 @@
 //! numbers of rows and the settings, random-access, the same for any number of readers.
 //!
 //! Contract of a [`TableDecoder`]'s readers, beside that of [`crate::reader`]:
-//! - A [`RowBatch`] holds the rows of consecutive positions of one range of the plan, up to
-//!   `batch_rows`; it never crosses from one range to the next.
+//! - A [`RowBatch`] holds the rows of consecutive positions of one range of the plan: `batch_rows`,
+//!   or those that are left of the range; it never crosses from one range to the next.
 //! - Memory: three quarters of `memory_bytes` hold decoded slices of row groups, about 4 MiB each
 //!   and larger where a row is; one quarter is for batches that wait, of which there is one at
-//!   least. Beyond that each thread holds the pages of the row group that it is decoding.
+//!   least. Beyond that each thread holds the pages of the row group that it is decoding and the
+//!   slices that its batch is of, and up to eight row groups of which some slices are not decoded
+//!   yet keep their pages.
 //! - Pages can only be decoded one after the other: a `full` shuffle of row groups of many slices
 //!   decodes much more than it yields. `window` is the order to stream with.
 //!

@@ -286,7 +286,7 @@ fn most_while_reading_rows(folder: &Path, memory_bytes: usize) -> usize {
 fn memory_while_reading_is_that_of_the_bound_and_not_of_the_data_set() {
     let _alone = alone();
     let (small, large) = (written(3), written(12));
-    for memory_bytes in [1 << 20, 3 << 20, 6 << 20] {
+    for memory_bytes in [1 << 20, 6 << 20] {
         let of_small = most_while_reading(small.path(), memory_bytes);
         let of_large = most_while_reading(large.path(), memory_bytes);
         // Beyond the bound: what threads have in hand, pages among it, and footers of the shards.
@@ -309,7 +309,7 @@ fn memory_while_reading_rows_is_that_of_the_bound_and_not_of_the_table() {
     let of_small = most_while_reading_rows(small.path(), memory_bytes);
     let of_large = most_while_reading_rows(large.path(), memory_bytes);
     // Beyond the bound: what threads have in hand, which are up to nine row groups for a batch of either.
-    let in_hand = 8 << 20;
+    let in_hand = 7 << 20;
     for most in [of_small, of_large] {
         assert!(most < memory_bytes + in_hand, "up to {most} bytes of {memory_bytes}");
         assert!(most > memory_bytes / 2, "only {most} bytes of {memory_bytes}");

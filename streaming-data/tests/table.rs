@@ -176,6 +176,8 @@ fn batches_end_where_steps_do_for_any_number_of_workers() {
         for batch in &batches {
             let RowBatch { positions: Range { start, end }, .. } = batch;
             assert_eq!(start / 30, (end - 1) / 30, "within a step");
+            let ends_share = (1..=workers).any(|part| end % 30 == part * 30 / workers % 30);
+            assert!(end - start == 7 || ends_share, "{start} to {end}: short in the middle");
         }
         batches.sort_by_key(|batch| batch.positions.start);
         assert_eq!(concat(&table, &batches), whole, "{workers} workers");
