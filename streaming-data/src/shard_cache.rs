@@ -406,3 +406,6 @@ impl Drop for Part {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

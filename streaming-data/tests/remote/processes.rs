@@ -206,7 +206,7 @@ fn a_disk_that_is_smaller_than_the_limit() {
         return;
     }
     let expected = stage.expected();
-    for (number, disk) in [6 * largest, all - largest].into_iter().enumerate() {
+    for (number, disk) in [9 * largest / 2, 6 * largest, all - largest].into_iter().enumerate() {
         let child = stage.start(number, Some(all), &on_disk(disk));
         assert_eq!(stage.finish(number, child), expected, "a disk of {disk} bytes");
     }
