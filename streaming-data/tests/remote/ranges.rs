@@ -225,7 +225,8 @@ fn rows_of_any_columns_are_verified() {
     let table = Table::open(url, &Columns::All, &settings).unwrap();
     let full = shuffle(ShuffleOrder::Full);
     let decoder = TableDecoder::new(&table, full, TableSettings::default()).unwrap();
-    let rows: Result<Vec<RowBatch>, DataError> = decoder.reader([0..table.rows()]).collect();
+    let rows: Result<Vec<RowBatch>, DataError> =
+        decoder.reader(std::iter::once(0..table.rows())).collect();
     assert_line(&rows.unwrap_err(), &["row group 3 of shard", THIRD, "as the footer says"]);
 }
 
