@@ -58,9 +58,12 @@
 //! No file with another name is touched.
 //!
 //! **What is dropped.** Shards in use by no process: first those that this stream does not know,
-//! then those that it needs last. A shard is never dropped for one that is needed later, and what the
-//! stream knows only for one that is among the next `requests` shards: earlier than that would be to
-//! download more in all.
+//! then those that it needs last. Ahead of its need a shard is never fetched in place of one that is
+//! needed sooner, and in place of what the stream knows only when it is among the next `requests`
+//! shards: earlier than that would be to download more in all. Room is taken in the order of need, by
+//! one thread at a time, and never in front of a decoding thread that waits; so no shard is dropped
+//! between being fetched and being needed, unless batches take turns with more shards than the
+//! smallest limit counts.
 
 use std::{ops::Range, sync::Arc};
 

@@ -250,9 +250,17 @@ impl Shard {
         DataError::ShardBytes { path: self.path.clone(), expected: self.bytes, found }
     }
 
+    /// Reads the footer and checks it against what is known, and the types of its columns against
+    /// what rows must be.
+    pub(crate) fn footer(&self, file: &ShardFile, rows: &RowKind) -> Result<Footer, DataError> {
+        let footer = self.footer_of_any_rows(file)?;
+        footer.check_rows(&self.path, rows)?;
+        Ok(footer)
+    }
+
     /// Reads the footer and checks it against what is known. What comes from a store is fetched
     /// again where its hash is not the one known.
-    pub(crate) fn footer(&self, file: &ShardFile, rows: &RowKind) -> Result<Footer, DataError> {
+    pub(crate) fn footer_of_any_rows(&self, file: &ShardFile) -> Result<Footer, DataError> {
         let footer = match self.footer {
             Some(known) => {
                 let range = file.bytes().saturating_sub(known.bytes)..file.bytes();
@@ -264,7 +272,6 @@ impl Shard {
             }
             None => Footer::read(file)?,
         };
-        footer.check_rows(&self.path, rows)?;
         if footer.samples() != self.samples {
             return Err(DataError::ShardSamples {
                 path: self.path.clone(),

@@ -66,6 +66,35 @@ pub(crate) enum Room {
     None,
 }
 
+/// How soon a shard is needed for which there is to be room.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Urgency {
+    /// At once: all may be dropped for it that is not needed as soon.
+    Now,
+    /// As the one of this rank in the order of need. If that need has passed there is no room; for
+    /// it only what is needed after the one of rank `before` is dropped.
+    Ahead { rank: u64, before: u64 },
+}
+
+impl Urgency {
+    /// Only what is needed after the one of this rank may be dropped.
+    fn before(self) -> u64 {
+        match self {
+            Urgency::Now => 0,
+            Urgency::Ahead { before, .. } => before,
+        }
+    }
+}
+
+/// What can be had on a disk that is full.
+pub(crate) enum Freed {
+    /// A shard was dropped.
+    One,
+    /// None may be; but others are on their way, and can be dropped when they have arrived.
+    Later,
+    None,
+}
+
 /// What is known of the shards of the cache, by the one who makes room.
 pub(crate) trait Future {
     /// When a shard is needed again: the larger, the later; none for never, as far as is known.
@@ -121,6 +150,11 @@ impl ShardCache {
                 return Err(DataError::io("lock cached shard", place)(error));
             }
         }
+        let look = DataError::io("look at cached shard", &place);
+        // It may have been dropped between being opened and being locked; from here on it cannot be.
+        if !place.try_exists().map_err(look)? {
+            return Ok(None);
+        }
         let written = file.metadata().and_then(|metadata| metadata.modified());
         let written = written.map_err(DataError::io("look at cached shard", &place))?;
         let shard = ShardFile::of_file(path, file)?;
@@ -145,21 +179,28 @@ impl ShardCache {
     }
 
     /// Makes room for a shard and begins it, unless somebody has begun it. What is dropped for it
-    /// is not in use, and needed last; of what is needed before `before` nothing is dropped.
-    pub(crate) fn begin(
+    /// is not in use, and needed last. The future is asked for when nobody else can drop anything:
+    /// what it says while one waits for that would be of the past.
+    pub(crate) fn begin<F: Future>(
         &self,
         key: &Key,
-        before: u64,
-        future: &dyn Future,
+        urgency: Urgency,
+        future: impl FnOnce() -> F,
     ) -> Result<Room, DataError> {
         let _locked = self.lock_folder()?;
         let (held_bytes, is_on_its_way) = self.survey(key)?;
         if is_on_its_way {
             return Ok(Room::OnItsWay);
         }
+        let future = &future();
+        if let Urgency::Ahead { rank, .. } = urgency
+            && future.next_use(key).is_none_or(|next| next > rank)
+        {
+            return Ok(Room::None);
+        }
         if let Some(limit) = self.limit_bytes {
             let excess = (held_bytes.saturating_add(key.bytes())).saturating_sub(limit);
-            if excess > 0 && !self.drop_files(excess, before, future)? {
+            if excess > 0 && !self.drop_files(excess, urgency.before(), future)? {
                 return Ok(Room::None);
             }
         }
@@ -183,10 +224,19 @@ impl ShardCache {
         }
     }
 
-    /// Drops the shard that is needed last, if that can be; for a disk that is full.
-    pub(crate) fn drop_one(&self, future: &dyn Future) -> Result<bool, DataError> {
+    /// Makes room on a disk that is full: drops the shard that is needed last, if that can be.
+    pub(crate) fn drop_one<F: Future>(
+        &self,
+        urgency: Urgency,
+        future: impl FnOnce() -> F,
+    ) -> Result<Freed, DataError> {
         let _locked = self.lock_folder()?;
-        self.drop_files(1, 0, future)
+        if self.drop_files(1, urgency.before(), &future())? {
+            return Ok(Freed::One);
+        }
+        let is_part = |(name, _): &(Name, PathBuf)| matches!(name, Name::Part { .. });
+        let is_on_its_way = self.files()?.iter().any(is_part);
+        Ok(if is_on_its_way { Freed::Later } else { Freed::None })
     }
 
     /// Puts a whole part in its place: the shard, or none with its hash when it is not what it
@@ -356,3 +406,6 @@ impl Drop for Part {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

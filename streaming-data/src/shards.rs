@@ -72,16 +72,24 @@ struct Listed {
 }
 
 impl Listed {
-    /// What an index says.
-    fn of_index(index: &Index, rows: RowKind, location: &Location) -> Listed {
-        let shard = |entry: &ShardEntry| {
-            Shard::new(location, entry.file.clone(), entry.samples, entry.bytes, Some(entry.hash))
-                .with_footer(entry.footer)
-        };
-        let shards = index.shards.iter().map(shard).collect();
+    /// What an index says, of rows that are these.
+    fn of_index(index: &Index, shards: Vec<Shard>, rows: RowKind) -> Listed {
         Listed { rows, fingerprint: index.fingerprint(), shards }
     }
 }
+
+/// The shards of an index.
+fn shards_of(index: &Index, location: &Location) -> Vec<Shard> {
+    let shard = |entry: &ShardEntry| {
+        Shard::new(location, entry.file.clone(), entry.samples, entry.bytes, Some(entry.hash))
+            .with_footer(entry.footer)
+    };
+    index.shards.iter().map(shard).collect()
+}
+
+/// What the first shard says of all, and something else for the caller.
+pub(crate) type OfFirst<'a, T> =
+    dyn Fn(&Footer, &ShardFile) -> Result<(RowKind, T), DataError> + 'a;
 
 impl Shards {
     fn new(listed: Listed, location: Location, remote: Option<Remote>) -> Shards {
@@ -98,6 +106,13 @@ impl Shards {
             files: BoundedCache::new(OPEN_FILES),
         };
         Shards { content: Arc::new(content) }
+    }
+
+    /// Keeps what was read of the first shard before it was known what its rows are.
+    fn with_first(self, file: ShardFile, footer: Footer) -> Shards {
+        self.content.files.put(0, file);
+        self.content.footers.put(0, footer);
+        self
     }
 
     /// The folder, or the text of its URL.
@@ -159,10 +174,15 @@ impl Files for Shards {
     /// The file; of a remote shard, ranges.
     fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
         let entry = &self.shards()[shard];
-        self.content.files.get_or_load(shard, || match &self.content.remote {
-            Some(remote) => Ok(entry.ranges(&remote.folder)),
-            None => entry.open_local(),
-        })
+        self.content.files.get_or_load(shard, || open(entry, self.content.remote.as_ref()))
+    }
+}
+
+/// The file of a shard; of a remote one, ranges.
+fn open(shard: &Shard, remote: Option<&Remote>) -> Result<ShardFile, DataError> {
+    match remote {
+        Some(remote) => Ok(shard.ranges(&remote.folder)),
+        None => shard.open_local(),
     }
 }
 

@@ -107,13 +107,7 @@ impl Table {
         };
         let (shards, schema) = match opened.index() {
             None => opened.unindexed(&schema_of)?,
-            Some(index) => {
-                // The first shard says what the columns are; nothing is asked of it yet.
-                let first = opened.indexed(index, RowKind::Columns(Arc::new(Schema::empty())))?;
-                let footer = first.footer(0, &first)?;
-                let schema = projected(footer.schema(), columns, first.shards()[0].path())?;
-                (opened.indexed(index, RowKind::Columns(schema.clone()))?, schema)
-            }
+            Some(index) => opened.indexed_by_first(index, &schema_of)?,
         };
         Ok(Table { shards, schema })
     }
@@ -284,5 +278,26 @@ impl TableDecoder {
         P: IntoIterator<Item = Range<u64>, IntoIter: Send + 'static>,
     {
         self.owner.reader(Box::new(plan.into_iter()), wake)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use crate::prepare::{ByteTokenizer, PrepareSettings, prepare};
+
+    /// The first shard says what the columns are: it is looked at once, not again for its rows.
+    #[test]
+    fn what_was_read_of_the_first_shard_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, set) = (folder.path().join("a.txt"), folder.path().join("set"));
+        std::fs::write(&text, "a text of some words").unwrap();
+        let settings = PrepareSettings::new(vec![text], set.clone(), NonZeroUsize::MIN);
+        prepare(&settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(())).unwrap();
+        let table = Table::open(&set, &Columns::All, &DataSettings::default()).unwrap();
+        assert_eq!((table.schema().field(0).name().as_str(), table.rows()), ("tokens", 20));
+        assert!(table.all().has_footer(0));
     }
 }

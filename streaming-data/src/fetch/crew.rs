@@ -21,7 +21,7 @@ use crate::{
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
-    shard_cache::{Key, ShardCache},
+    shard_cache::{Key, Room, ShardCache, Urgency},
     shards::{Files, Remote, Shards},
     store::{Cancel, RemoteFolder},
 };
@@ -63,7 +63,8 @@ pub(super) struct State {
     /// The shard needed first from there on.
     head: Option<(usize, u64)>,
     in_work: HashSet<usize>,
-    /// Decoding threads that wait for a request to end.
+    /// Decoding threads that wait for a request to end, or take room. Nobody takes room ahead of
+    /// them, or there might be none for them but that of a shard which is needed as soon.
     urgent: usize,
     /// Shards that were seen to be in the cache, and were not dropped by this process.
     present: HashSet<usize>,
@@ -89,6 +90,15 @@ impl Place {
     fn position(&self) -> u64 {
         self.in_work.iter().copied().min().unwrap_or(self.end)
     }
+}
+
+/// A shard to fetch ahead.
+struct Ahead {
+    shard: usize,
+    /// Its place in the order.
+    rank: u64,
+    /// What was needed first.
+    head: Option<(usize, u64)>,
 }
 
 /// What became of an attempt to have a shard in the cache.
@@ -260,14 +270,15 @@ impl Crew {
         loop {
             let mut state = self.lock();
             state.present.remove(&shard);
+            state.urgent += 1;
+            let urgent = Urgent(self);
             while !state.is_closed
                 && (state.in_work.contains(&shard) || state.in_work.len() >= self.requests)
             {
-                state.urgent += 1;
                 state = self.wait(state);
-                state.urgent -= 1;
             }
             if state.is_closed {
+                drop(state);
                 return Err(DataError::Cancelled { url: entry.path().display().to_string() });
             }
             state.in_work.insert(shard);
@@ -276,9 +287,14 @@ impl Crew {
             if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
                 return Ok(Arc::new(file));
             }
-            let room = self.make_room(cache, shard, 0)?;
-            match self.fetch(cache, shard, 0, room)? {
-                Fetched::Landed(file) => return Ok(file),
+            let room = self.make_room(cache, shard, Urgency::Now)?;
+            drop(urgent);
+            match self.fetch(cache, shard, Urgency::Now, room)? {
+                Fetched::Landed(file) => {
+                    // As long as the file is held nobody drops it.
+                    self.lock().present.insert(shard);
+                    return Ok(file);
+                }
                 Fetched::OnItsWay => without_room_since = None,
                 Fetched::NoRoom => {
                     let since = *without_room_since.get_or_insert_with(Instant::now);
@@ -319,25 +335,36 @@ impl Crew {
         let Some(cache) = &self.cache else { return };
         loop {
             let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some((shard, rank)) = self.next_ahead() else { return };
+            let Some(Ahead { shard, rank, head }) = self.next_ahead() else { return };
             let work = Work { crew: self, shard };
             // To drop what the next epoch needs, long before this one needs what it is dropped for,
             // is to download more in all: only what is needed soon is worth it.
             let before = if rank < self.requests as u64 { rank } else { u64::MAX };
+            let urgency = Urgency::Ahead { rank, before };
             let path = self.shards.shards()[shard].path();
             let room = match cache.find(&self.keys[shard], path) {
                 Ok(Some(file)) => Ok(Err(Arc::new(file))),
-                _ => self.make_room(cache, shard, before).map(Ok),
+                _ => self.make_room(cache, shard, urgency).map(Ok),
             };
+            if let Ok(Ok(Room::None)) = &room {
+                // Before anybody else has a turn: a smaller shard that is needed later might fit
+                // where this one does not, and would have to make room for it after all.
+                let mut state = self.lock();
+                state.is_full |= state.head == head;
+                drop(state);
+                drop(work);
+                continue;
+            }
             drop(turn);
             let fetched = room.and_then(|room| match room {
-                Ok(room) => self.fetch(cache, shard, before, room),
+                Ok(room) => self.fetch(cache, shard, urgency, room),
                 Err(file) => Ok(Fetched::Landed(file)),
             });
             let mut state = self.lock();
             match fetched {
                 Ok(Fetched::Landed(_)) => drop(state.present.insert(shard)),
-                Ok(Fetched::NoRoom) => state.is_full = true,
+                // On the disk, when some of it was there already.
+                Ok(Fetched::NoRoom) => state.is_full |= state.head == head,
                 Ok(Fetched::OnItsWay) => drop(state.skipped.insert(shard)),
                 Err(_) => drop(state.failed.insert(shard)),
             }
@@ -346,8 +373,8 @@ impl Crew {
         }
     }
 
-    /// Waits for a shard to fetch ahead, and its place in the order; none when there is no more.
-    fn next_ahead(&self) -> Option<(usize, u64)> {
+    /// Waits for a shard to fetch ahead; none when there is no more.
+    fn next_ahead(&self) -> Option<Ahead> {
         let mut state = self.lock();
         loop {
             if state.is_closed {
@@ -370,7 +397,7 @@ impl Crew {
                 });
                 if let Some((rank, shard)) = next {
                     state.in_work.insert(shard);
-                    return Some((shard, rank as u64));
+                    return Some(Ahead { shard, rank: rank as u64, head: state.head });
                 }
             }
             state = self.wait(state);
@@ -416,6 +443,16 @@ impl Crew {
 impl Files for Crew {
     fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
         Crew::file(self, shard)
+    }
+}
+
+/// A decoding thread that wants a shard. Dropping it, with the state not locked, lets others go on.
+struct Urgent<'a>(&'a Crew);
+
+impl Drop for Urgent<'_> {
+    fn drop(&mut self) {
+        self.0.lock().urgent -= 1;
+        self.0.changed.notify_all();
     }
 }
 

@@ -9,18 +9,31 @@ use super::{
 use crate::{
     error::DataError,
     shard::FETCHES,
-    shard_cache::{Room, ShardCache},
+    shard_cache::{Freed, Room, ShardCache, Urgency},
 };
 
 impl Crew {
-    /// Makes room for a shard in the cache, dropping only what is needed later than `before`.
+    /// Makes room for a shard in the cache.
     pub(super) fn make_room(
         &self,
         cache: &ShardCache,
         shard: usize,
-        before: u64,
+        urgency: Urgency,
     ) -> Result<Room, DataError> {
-        cache.begin(&self.keys[shard], before, &Upcoming::of(cache.folder()))
+        cache.begin(&self.keys[shard], urgency, || Upcoming::of(cache.folder()))
+    }
+
+    /// Makes room on a disk that is full, though the limit is not reached.
+    fn make_room_on_disk(&self, cache: &ShardCache, urgency: Urgency) -> Result<Freed, DataError> {
+        if cache.limit_bytes().is_none() {
+            // What others put into the folder, and keep there, is theirs.
+            return Ok(Freed::None);
+        }
+        match cache.drop_one(urgency, || Upcoming::of(cache.folder()))? {
+            // What is not needed yet can wait.
+            Freed::None if !matches!(urgency, Urgency::Now) => Ok(Freed::Later),
+            freed => Ok(freed),
+        }
     }
 
     /// Downloads a shard for which room was made, where it was.
@@ -28,7 +41,7 @@ impl Crew {
         &self,
         cache: &ShardCache,
         shard: usize,
-        before: u64,
+        urgency: Urgency,
         mut room: Room,
     ) -> Result<Fetched, DataError> {
         let entry = &self.shards.shards()[shard];
@@ -45,14 +58,15 @@ impl Crew {
                 Ok(()) => {}
                 Err(DataError::Io { source, .. }) if is_full(&source) => {
                     drop(part);
-                    // With a limit the folder is ours to keep small.
-                    let future = Upcoming::of(cache.folder());
-                    if cache.limit_bytes().is_some() && cache.drop_one(&future)? {
-                        room = self.make_room(cache, shard, before)?;
-                        continue;
+                    match self.make_room_on_disk(cache, urgency)? {
+                        Freed::One => room = self.make_room(cache, shard, urgency)?,
+                        Freed::Later => return Ok(Fetched::NoRoom),
+                        Freed::None => {
+                            let io = DataError::io("keep a shard in cache", cache.folder());
+                            return Err(io(source));
+                        }
                     }
-                    let io = DataError::io("keep a shard in cache", cache.folder());
-                    return Err(io(source));
+                    continue;
                 }
                 Err(error) => return Err(entry.error_of(error)),
             }
@@ -63,7 +77,7 @@ impl Crew {
                     if downloads == FETCHES {
                         return Err(entry.wrong_hash(found));
                     }
-                    room = self.make_room(cache, shard, before)?;
+                    room = self.make_room(cache, shard, urgency)?;
                 }
             }
         }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    Listed, Remote, Shards,
-    unindexed::{Folder, OfFirst, unindexed},
+    Listed, OfFirst, Remote, Shards, open, path_of, shards_of,
+    unindexed::{Folder, unindexed},
 };
 use crate::{
     data_set::DataSettings,
@@ -82,11 +82,38 @@ impl Opened {
     /// # Errors
     /// [`DataError::MissingShard`], [`DataError::ShardBytes`].
     pub(crate) fn indexed(&self, index: &Index, rows: RowKind) -> Result<Shards, DataError> {
-        let listed = Listed::of_index(index, rows, &self.location);
-        if self.remote.is_none() {
-            listed.shards.iter().try_for_each(Shard::check_size)?;
-        }
+        let listed = Listed::of_index(index, self.listed(index)?, rows);
         Ok(Shards::new(listed, self.location.clone(), self.remote.clone()))
+    }
+
+    /// As [`Opened::indexed`], where `of_first` learns from the first shard what the rows of all
+    /// must be.
+    ///
+    /// # Errors
+    /// As [`Opened::indexed`], and what is wrong with the first shard.
+    pub(crate) fn indexed_by_first<T>(
+        &self,
+        index: &Index,
+        of_first: &OfFirst<'_, T>,
+    ) -> Result<(Shards, T), DataError> {
+        let shards = self.listed(index)?;
+        let no_shards = || DataError::NoShards { path: path_of(&self.location) };
+        let first = shards.first().ok_or_else(no_shards)?;
+        let file = open(first, self.remote.as_ref())?;
+        let footer = first.footer_of_any_rows(&file)?;
+        let (rows, of_first) = of_first(&footer, &file)?;
+        let listed = Listed::of_index(index, shards, rows);
+        let shards = Shards::new(listed, self.location.clone(), self.remote.clone());
+        Ok((shards.with_first(file, footer), of_first))
+    }
+
+    /// The shards of the index.
+    fn listed(&self, index: &Index) -> Result<Vec<Shard>, DataError> {
+        let shards = shards_of(index, &self.location);
+        if self.remote.is_none() {
+            shards.iter().try_for_each(Shard::check_size)?;
+        }
+        Ok(shards)
     }
 
     /// The shards that are there. `of_first` learns from the first what the rows of all must be.

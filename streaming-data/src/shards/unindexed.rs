@@ -11,7 +11,7 @@ use std::{
     thread,
 };
 
-use super::{Listed, path_of};
+use super::{Listed, OfFirst, path_of};
 use crate::{
     error::DataError,
     hash::{ContentHash, ContentHasher},
@@ -32,10 +32,6 @@ struct Found {
     /// Samples and hash that enter the fingerprint.
     identity: (u64, ContentHash),
 }
-
-/// What the first shard says of all, and something else for the caller.
-pub(crate) type OfFirst<'a, T> =
-    dyn Fn(&Footer, &ShardFile) -> Result<(RowKind, T), DataError> + 'a;
 
 /// Lists the shards and reads their footers. `of_first` learns from the first of them what every
 /// row must be.

@@ -79,9 +79,9 @@ fn the_smallest_limit_holds_and_is_enough() {
         let mut kept = files(cache.path());
         kept.retain(|(name, _)| !is_ours(name));
         assert_eq!(kept, others);
-        // A thread that wants a shard while another makes room may cost one more, rarely.
+        // None is dropped between being fetched and being needed.
         let downloads = asked.requests() - 1;
-        assert!(downloads <= 3 * samples.len() + 4, "{order}: {downloads} downloads");
+        assert!(downloads <= 3 * samples.len(), "{order}: {downloads} downloads");
     }
 }
 
@@ -99,7 +99,7 @@ fn a_second_epoch_finds_what_fits() {
     let data_set = open(Arc::new(store), &settings(cache.path(), Some(20 * bytes))).unwrap();
     read_and_compare(&data_set, ShuffleOrder::None, 0..300 * 4, true).unwrap();
     let downloads = asked.requests() - 1;
-    assert!(downloads <= 30 + 3 * 11, "{downloads} downloads of 120 uses");
+    assert!(downloads <= 30 + 3 * 10, "{downloads} downloads of 120 uses");
 }
 
 /// The streams of a process that share a cache need it to hold what all of them need, and leave each
@@ -136,6 +136,8 @@ fn streams_of_a_process_share_a_limit() {
     }
     for (store, before) in stores.iter().zip(before) {
         let downloads = store.asked.requests() - before;
+        // What the one fetches ahead may be dropped for what a thread of the other waits for: streams
+        // take room in the order of need each for itself.
         assert!(downloads <= 2 * samples.len() + 8, "{downloads} downloads");
     }
 }

@@ -186,6 +186,48 @@ fn kills_in_the_middle_of_downloads_leave_nothing_behind() {
     assert_eq!((stage.count(".shard"), stage.count("")), (SHARDS.len(), SHARDS.len()));
 }
 
+/// A disk that is smaller than the limit: what is needed last is dropped, and the samples are the same. Where
+/// nothing may be dropped, or what must be there does not fit, it is one clear line.
+#[test]
+fn a_disk_that_is_smaller_than_the_limit() {
+    let stage = Stage::new();
+    let shards: Vec<u64> = files(stage.set.path())
+        .into_iter()
+        .filter(|(name, _)| name.ends_with(".parquet"))
+        .map(|(_, bytes)| bytes)
+        .collect();
+    let (all, largest) = (shards.iter().sum::<u64>(), *shards.iter().max().unwrap());
+    // A disk of its own for a process, which is gone with it.
+    let on_disk = |bytes: u64| {
+        format!(
+            "set -- unshare --map-root-user --mount sh -c \
+             'mount -t tmpfs -o size={bytes} none \"$TIDEMILL_TEST_CACHE\" && exec \"$@\"' sh \"$@\";"
+        )
+    };
+    let can_mount = Command::new("unshare")
+        .args(["--map-root-user", "--mount", "mount", "-t", "tmpfs", "none"])
+        .arg(stage.cache.path())
+        .status();
+    if !can_mount.is_ok_and(|status| status.success()) {
+        eprintln!("NOT RUN: a_disk_that_is_smaller_than_the_limit, which needs to mount a tmpfs");
+        return;
+    }
+    let expected = stage.expected();
+    for (number, disk) in [9 * largest / 2, 6 * largest, all - largest].into_iter().enumerate() {
+        let child = stage.start(number, Some(all), &on_disk(disk));
+        assert_eq!(stage.finish(number, child), expected, "a disk of {disk} bytes");
+    }
+    for (number, (disk, limit)) in
+        [(6 * largest, None), (largest / 2, Some(all)), (largest / 2, None)].into_iter().enumerate()
+    {
+        let child = stage.start(10 + number, limit, &on_disk(disk));
+        let said = stage.finish(10 + number, child);
+        let words = ["cannot keep a shard in cache", "No space left on device"];
+        let is_line = !said.contains('\n') && words.iter().all(|word| said.contains(word));
+        assert!(is_line, "a disk of {disk} bytes, limit {limit:?}: {said}");
+    }
+}
+
 /// A disk without room for a shard is one clear line, and nothing half-landed stays.
 #[test]
 fn a_full_disk_is_one_line() {

@@ -15,12 +15,14 @@ use tidemill_streaming_data::{
     index::{INDEX_FILE, Index},
     order::{SampleId, ShuffleOrder},
     prepare::{ByteTokenizer, PrepareSettings, prepare},
+    store::{Location, RemoteFolder},
+    table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{
     ROW_TOKENS, SAMPLES, assert_line,
     faulty::{Fault, Faulty, PASSING},
-    hasty, open, read_and_compare, settings,
+    files, hasty, open, read_and_compare, settings, shuffle, store_settings,
     support::{
         Form, Hashes, example_row, footer_range, hashed_example, row_group_hashes, row_groups,
         write_example,
@@ -203,6 +205,29 @@ fn a_footer_that_stays_damaged_is_named_with_its_hash() {
         assert_line(&sample.unwrap_err(), &words);
         assert_eq!(requests, 4);
     }
+}
+
+/// Rows of any columns are read by ranges too, and verified alike.
+#[test]
+fn rows_of_any_columns_are_verified() {
+    let folder = hashed_example(&SAMPLES, ROW_TOKENS);
+    change(folder.path(), |bytes| {
+        let end = row_groups(bytes)[3].end;
+        bytes[end - 1] ^= 1;
+    });
+    let url = "memory://damaged/rows";
+    let remote = RemoteFolder::open(Location::parse(url).unwrap(), &store_settings()).unwrap();
+    for (file, _) in files(folder.path()) {
+        remote.put(&file, fs::read(folder.path().join(&file)).unwrap().into()).unwrap();
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let settings = settings(cache.path(), Some(1));
+    let table = Table::open(url, &Columns::All, &settings).unwrap();
+    let full = shuffle(ShuffleOrder::Full);
+    let decoder = TableDecoder::new(&table, full, TableSettings::default()).unwrap();
+    let rows: Result<Vec<RowBatch>, DataError> =
+        decoder.reader(std::iter::once(0..table.rows())).collect();
+    assert_line(&rows.unwrap_err(), &["row group 3 of shard", THIRD, "as the footer says"]);
 }
 
 /// Wherever the shard is: an index that contradicts itself is no index.

@@ -1,0 +1,79 @@
+//! What is dropped for what.
+
+use super::*;
+
+/// What is needed after how many others.
+struct Known(Vec<(Key, u64)>);
+
+impl Future for &Known {
+    fn next_use(&self, key: &Key) -> Option<u64> {
+        self.0.iter().find(|(known, _)| known == key).map(|(_, rank)| *rank)
+    }
+
+    fn dropped(&self, _: &Key) {}
+}
+
+/// Shards of 10 bytes.
+fn key(content: [u8; 10]) -> Key {
+    Key::of_content(ContentHash::of(&content), 10)
+}
+
+/// Room for a shard of these bytes, or what there is in place of it.
+fn begin(cache: &ShardCache, content: [u8; 10], urgency: Urgency, known: &Known) -> Room {
+    cache.begin(&key(content), urgency, || known).unwrap()
+}
+
+/// Puts a shard of these bytes into the cache.
+fn land(cache: &ShardCache, content: [u8; 10], known: &Known) {
+    let Room::Part(mut part) = begin(cache, content, Urgency::Now, known) else {
+        panic!("no room");
+    };
+    part.write(&content).unwrap();
+    assert!(cache.land(part, Path::new("shard")).unwrap().is_ok());
+}
+
+fn holds(cache: &ShardCache, content: [u8; 10]) -> bool {
+    cache.find(&key(content), Path::new("shard")).unwrap().is_some()
+}
+
+#[test]
+fn ahead_of_its_need_a_shard_takes_no_room_of_one_that_is_needed_sooner() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = ShardCache::open(folder.path().to_owned(), Some(20)).unwrap();
+    let [first, second, third, last] = [[1; 10], [2; 10], [3; 10], [9; 10]];
+    let ranks = [(first, 0), (second, 1), (third, 2), (last, 9)];
+    let known = Known(ranks.map(|(content, rank)| (key(content), rank)).to_vec());
+    let ahead = |rank| Urgency::Ahead { rank, before: rank };
+    land(&cache, first, &known);
+    land(&cache, second, &known);
+    assert!(matches!(begin(&cache, third, ahead(2), &known), Room::None));
+    // The need of the claim has passed: what is left is the next, after eight others.
+    land(&cache, last, &known);
+    assert!(holds(&cache, first) && !holds(&cache, second) && holds(&cache, last));
+    assert!(matches!(begin(&cache, second, ahead(0), &known), Room::None));
+    assert!(matches!(begin(&cache, second, ahead(1), &known), Room::Part(_)));
+    assert!(holds(&cache, first) && !holds(&cache, last));
+}
+
+#[test]
+fn a_full_disk_waits_for_what_is_on_its_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = ShardCache::open(folder.path().to_owned(), Some(100)).unwrap();
+    let [now, soon, later] = [[0; 10], [1; 10], [2; 10]];
+    let known = Known(vec![(key(now), 0), (key(soon), 1), (key(later), 2)]);
+    let ahead = |before| Urgency::Ahead { rank: before, before };
+    let drop_one = |urgency| cache.drop_one(urgency, || &known).unwrap();
+    assert!(matches!(drop_one(Urgency::Now), Freed::None));
+    land(&cache, now, &known);
+    land(&cache, soon, &known);
+    assert!(matches!(drop_one(ahead(1)), Freed::None));
+    let part = begin(&cache, later, Urgency::Now, &known);
+    assert!(matches!(part, Room::Part(_)));
+    assert!(matches!(drop_one(ahead(1)), Freed::Later));
+    assert!(matches!(drop_one(Urgency::Now), Freed::One));
+    assert!(holds(&cache, now) && !holds(&cache, soon));
+    assert!(matches!(drop_one(Urgency::Now), Freed::Later));
+    drop(part);
+    assert!(matches!(drop_one(Urgency::Now), Freed::None));
+    assert!(holds(&cache, now));
+}
