@@ -64,6 +64,10 @@
 //! one thread at a time, and never in front of a decoding thread that waits; so no shard is dropped
 //! between being fetched and being needed, unless batches take turns with more shards than the
 //! smallest limit counts.
+//!
+//! **A disk that is full** before the limit is reached is taken for a limit that is: what is needed last
+//! is dropped, and what is not needed yet waits. It is an error where nothing may be dropped and nothing
+//! is on its way that could be when it has arrived, and without a limit at once.
 
 use std::{ops::Range, sync::Arc};
 
