@@ -189,6 +189,7 @@ fn kills_in_the_middle_of_downloads_leave_nothing_behind() {
 /// A disk that is smaller than the limit: what is needed last is dropped, and the samples are the same. Where
 /// nothing may be dropped, or what must be there does not fit, it is one clear line.
 #[test]
+#[ignore = "mounts a tmpfs, which not every machine allows; .ci/run runs it where it does"]
 fn a_disk_that_is_smaller_than_the_limit() {
     let stage = Stage::new();
     let shards: Vec<u64> = files(stage.set.path())
@@ -204,14 +205,6 @@ fn a_disk_that_is_smaller_than_the_limit() {
              'mount -t tmpfs -o size={bytes} none \"$TIDEMILL_TEST_CACHE\" && exec \"$@\"' sh \"$@\";"
         )
     };
-    let can_mount = Command::new("unshare")
-        .args(["--map-root-user", "--mount", "mount", "-t", "tmpfs", "none"])
-        .arg(stage.cache.path())
-        .status();
-    if !can_mount.is_ok_and(|status| status.success()) {
-        eprintln!("NOT RUN: a_disk_that_is_smaller_than_the_limit, which needs to mount a tmpfs");
-        return;
-    }
     let expected = stage.expected();
     for (number, disk) in [9 * largest / 2, 6 * largest, all - largest].into_iter().enumerate() {
         let child = stage.start(number, Some(all), &on_disk(disk));
