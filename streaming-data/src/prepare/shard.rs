@@ -38,9 +38,9 @@ use super::{
     pack::{Cut, RowGroup},
 };
 use crate::{
-    error::DataError,
     hash::ContentHasher,
     index::{Column, ShardEntry, TOKENS_COLUMN},
+    prepare::PrepareError,
 };
 
 /// Bytes of a token, decoded and before compression.
@@ -181,7 +181,10 @@ impl<'a> ShardWriter<'a> {
     ///
     /// # Errors
     /// That of a shard that cannot be stored.
-    pub(crate) fn has_room_for(&mut self, row_group: &EncodedRowGroup) -> Result<bool, DataError> {
+    pub(crate) fn has_room_for(
+        &mut self,
+        row_group: &EncodedRowGroup,
+    ) -> Result<bool, PrepareError> {
         let ends_shard = self.open.is_some() && row_group.shard != self.written.len();
         self.output.has_at_most(ON_THEIR_WAY - usize::from(ends_shard))
     }
@@ -189,8 +192,8 @@ impl<'a> ShardWriter<'a> {
     /// Appends a row group; those of a shard come one after the other, shard after shard.
     ///
     /// # Errors
-    /// [`DataError::Io`] when the file cannot be written, or [`DataError::ShardEncoding`].
-    pub(crate) fn append(&mut self, row_group: EncodedRowGroup) -> Result<(), DataError> {
+    /// [`DataError::Io`] when the file cannot be written, or [`PrepareError::ShardEncoding`].
+    pub(crate) fn append(&mut self, row_group: EncodedRowGroup) -> Result<(), PrepareError> {
         if self.open.is_some() && row_group.shard != self.written.len() {
             self.close()?;
         }
@@ -212,12 +215,12 @@ impl<'a> ShardWriter<'a> {
     ///
     /// # Errors
     /// As [`ShardWriter::append`].
-    pub(crate) fn close(&mut self) -> Result<(), DataError> {
+    pub(crate) fn close(&mut self) -> Result<(), PrepareError> {
         if let Some(OpenShard { path, writer, samples }) = self.open.take() {
             let HashedFile { file, hasher } =
                 writer.into_inner().map_err(|error| encoding_error(&path, error))?;
             let name = shard_file(self.written.len());
-            let bytes = file.metadata().map_err(DataError::io("read", &path))?.len();
+            let bytes = file.metadata().map_err(PrepareError::io("read", &path))?.len();
             self.output.take(&name, file)?;
             self.written.push(ShardEntry { file: name, samples, bytes, hash: hasher.finish() });
         }
@@ -228,7 +231,7 @@ impl<'a> ShardWriter<'a> {
     ///
     /// # Errors
     /// That of a shard that cannot be stored.
-    pub(crate) fn are_stored(&mut self) -> Result<bool, DataError> {
+    pub(crate) fn are_stored(&mut self) -> Result<bool, PrepareError> {
         self.output.has_at_most(0)
     }
 
@@ -243,7 +246,7 @@ impl OpenShard {
         format: &ShardFormat,
         output: &dyn Output,
         shard: usize,
-    ) -> Result<OpenShard, DataError> {
+    ) -> Result<OpenShard, PrepareError> {
         let name = shard_file(shard);
         let (path, file) = (output.folder().join(&name), output.create(&name)?);
         let file = HashedFile { file, hasher: ContentHasher::new() };
@@ -255,17 +258,17 @@ impl OpenShard {
 }
 
 /// The error of a shard: what the operating system says, where it is the cause.
-pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> DataError {
+pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> PrepareError {
     let source = match error {
         ParquetError::External(source) => match source.downcast::<io::Error>() {
             Ok(source) => {
-                return DataError::Io { action: "write", path: path.to_owned(), source: *source };
+                return PrepareError::io("write", path)(*source);
             }
             Err(source) => ParquetError::External(source),
         },
         error => error,
     };
-    DataError::ShardEncoding { path: path.to_owned(), source }
+    PrepareError::ShardEncoding { path: path.to_owned(), source }
 }
 
 /// A file whose content is hashed while it is written.
