@@ -48,8 +48,11 @@ impl RemoteOutput {
     /// Claims a folder of a store that holds no data set.
     ///
     /// # Errors
-    /// [`PrepareError::OutputExists`], [`DataError::Store`].
+    /// [`PrepareError::OutputExists`], [`DataError::Store`], and [`DataError::Io`] where there can be no
+    /// temporary files.
     pub(crate) fn begin(folder: RemoteFolder) -> Result<RemoteOutput, PrepareError> {
+        let temporary = env::temp_dir();
+        unnamed_file(&temporary)?;
         let exists = |found| {
             Err(PrepareError::OutputExists { path: folder.location().to_string().into(), found })
         };
@@ -67,7 +70,7 @@ impl RemoteOutput {
         let claim = Guard { name: INDEX_FILE.to_owned(), content: new_claim() };
         let output = RemoteOutput {
             folder,
-            temporary: env::temp_dir(),
+            temporary,
             claim,
             given_up: Cancel::default(),
             on_their_way: Vec::new(),
@@ -145,9 +148,7 @@ impl Output for RemoteOutput {
     }
 
     fn create(&self, _: &str) -> Result<File, PrepareError> {
-        let folder = &self.temporary;
-        tempfile::tempfile_in(folder)
-            .map_err(PrepareError::io("create a temporary file in", folder))
+        unnamed_file(&self.temporary)
     }
 
     fn take(&mut self, name: &str, file: File) -> Result<(), PrepareError> {
@@ -198,6 +199,10 @@ impl Output for RemoteOutput {
         // set.
         let _ = self.remove_all();
     }
+}
+
+fn unnamed_file(folder: &Path) -> Result<File, PrepareError> {
+    tempfile::tempfile_in(folder).map_err(PrepareError::io("create a temporary file in", folder))
 }
 
 /// Removes the objects that a `prepare` may have written, but for the claim and those to keep.
