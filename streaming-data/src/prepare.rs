@@ -32,7 +32,8 @@
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above
 //!   [`DOCUMENT_BYTES_LIMIT`] is broken. Only the list of paths grows with the input. For an output
 //!   in a store, at most four shards wait in the folder for temporary files (`TMPDIR`), without
-//!   names there: nothing of them outlives the process.
+//!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
+//!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
 //! | module | holds |
 //! |---|---|
