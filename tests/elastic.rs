@@ -7,6 +7,8 @@
 
 use std::sync::LazyLock;
 
+use tidemill::streaming_data::DataSet;
+
 use crate::support::{Job, Outcome, Workbench, assert_same, program};
 
 static BENCH: LazyLock<Workbench> = LazyLock::new(Workbench::new);
@@ -133,6 +135,34 @@ fn evaluation_changes_nothing_and_is_elastic_itself() {
     assert_same(&without, &REFERENCE, "evaluated");
     for workers in [5, 8] {
         assert_same(&arm(workers), &expected, &format!("evaluated by {workers} workers"));
+    }
+}
+
+/// Steps that are larger than the data set: every one of them begins in one epoch and ends in another, for workers,
+/// processes and resumed runs alike, and none of them waits for the others at the seam.
+#[test]
+fn epochs_follow_each_other_without_a_seam() {
+    let samples = DataSet::open(BENCH.path("validation")).unwrap().samples();
+    assert!(samples < 45, "{samples} samples");
+    let validation = format!("data.dataset={:?}", BENCH.path("validation"));
+    for shuffle in ["window", "full"] {
+        let shuffled = format!("data.shuffle={shuffle}");
+        let train = |dir: &str, workers: usize, more: &[&str]| {
+            let set = [&[validation.as_str(), &shuffled, "schedule.steps=5"], more].concat();
+            BENCH.train(Job { dir: &format!("{shuffle}-{dir}"), workers, set: &set })
+        };
+        let expected = train("epochs", 1, &[]);
+        assert_eq!(expected.steps.last().unwrap()[4], 5 * 45 * 17, "no batch is short");
+        for workers in [3, 8] {
+            assert_same(&train(&format!("epochs-{workers}"), workers, &[]), &expected, shuffle);
+        }
+        train("stopped", 2, &["run.steps=4"]);
+        assert_same(&train("stopped", 5, &[]), &expected, "gone on with in a later epoch");
+        let dir = format!("{shuffle}-epochs-processes");
+        let (run_dir, world) = (format!("run.dir={dir}"), ["-n", "3", "-w", "1"]);
+        let set = ["--set", &run_dir, "--set", &validation, "--set", &shuffled];
+        BENCH.tidemill(&[&["train", "run.toml"], &world[..], &set].concat()).expect(0);
+        assert_same(&BENCH.outcome(&dir), &expected, "processes");
     }
 }
 

@@ -169,3 +169,33 @@ fn interrupted_processes_end_with_a_checkpoint_and_go_on() {
     stops("interrupted-all", &["-n", "3", "-w", "1"], |run| run.signal("TERM"));
     LONG.finish("interrupted-all", &["-w", "5"]);
 }
+
+/// Nothing that a later run could stumble over is left behind by a kill, because there is nothing of the kind: no
+/// memory or semaphore that has a name, no file outside of the run folder, and no lock in it.
+#[test]
+fn a_killed_run_leaves_nothing_outside_of_its_folder() {
+    const DIR: &str = "alone";
+    const ELSEWHERE: [&str; 2] = ["temporary", "home"];
+    let bench = &LONG.bench;
+    ELSEWHERE.iter().for_each(|folder| std::fs::create_dir(bench.path(folder)).unwrap());
+    let shell = "unset XDG_CACHE_HOME; export TMPDIR=$PWD/temporary HOME=$PWD/home; exec \"$@\"";
+    let run_dir = format!("run.dir={DIR}");
+    let arguments = ["train", "run.toml", "--set", &run_dir, "-n", "2", "-w", "2"];
+    let mut run = Running::start_in_shell(bench.folder(), shell, &arguments);
+    let children = run.children(2);
+    LONG.wait_for_steps(&mut run, DIR, 8);
+    for &process in &children {
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        assert!(maps.contains("tidemill"), "{maps}");
+        let shared = maps.lines().find(|line| line.contains("/dev/shm") || line.contains("/SYSV"));
+        assert_eq!(shared, None);
+    }
+    run.signal_group("KILL");
+    assert_eq!(run.finish().status.code(), None);
+    wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
+    for folder in ELSEWHERE {
+        let left: Vec<_> = std::fs::read_dir(bench.path(folder)).unwrap().collect();
+        assert!(left.is_empty(), "{folder}: {left:?}");
+    }
+    LONG.finish(DIR, &["-n", "2", "-w", "2"]);
+}

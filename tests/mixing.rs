@@ -1,6 +1,7 @@
 //! Data sets mixed in `[[data.streams]]`: elastic like one, resumed exactly, and no setting of theirs changes unnoticed.
 
 use tidemill::job::{ResolvedRun, RunConfig};
+use tidemill::streaming_data::DataSet;
 
 use crate::support::workbench::{causes, config};
 use crate::support::{Job, Workbench, assert_same};
@@ -40,11 +41,35 @@ fn a_mixture_is_elastic_and_resumes() {
         let notes = positions.filter(|&position| resolved.data.sample_at(position).part == 1);
         assert_eq!(notes.count(), 9, "a fifth of step {step}");
     }
+    let other = [&set[..], &["run.seed=18".to_owned()]].concat();
+    let other =
+        ResolvedRun::new(RunConfig::parse(&config, "run.toml", &other).unwrap(), 1).unwrap();
+    let differs = |at| resolved.data.sample_at(at).sample != other.data.sample_at(at).sample;
+    assert!((0..225).any(differs), "another seed is another order");
     bench.train(Job { dir: "alone", workers: 1, set: &[] });
     assert_ne!(
         bench.outcome("alone").latest()["model.safetensors"],
         reference.latest()["model.safetensors"]
     );
+}
+
+/// Streams of which some samples are chosen, and others come twice: epochs of the mixture and of its data sets end in
+/// the middle of steps, and a run is gone on with behind them.
+#[test]
+fn a_mixture_goes_on_past_its_epochs() {
+    let bench = Workbench::new();
+    let config = mixed(&bench, "samples = 20", "repeat = 2.0");
+    let notes = DataSet::open(bench.path("validation")).unwrap().samples();
+    assert!(20 + 2 * notes <= 2 * 45, "two steps are an epoch or more");
+    let run = |dir, workers, steps: &str| {
+        let set = [&format!("run.steps={steps}"), "schedule.steps=5"];
+        bench.try_train_with(&config, Job { dir, workers, set: &set }).unwrap();
+        bench.outcome(dir)
+    };
+    let expected = run("reference", 1, "5");
+    run("stopped", 2, "2");
+    run("stopped", 5, "4");
+    assert_same(&run("stopped", 3, "5"), &expected, "gone on with twice");
 }
 
 #[test]

@@ -12,6 +12,8 @@
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
+//! | [`stores`] | samples may come from a store and checkpoints go there, with the same bits, whatever is killed |
+//! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
@@ -26,8 +28,14 @@ mod elastic;
 mod failure;
 mod families;
 mod kill_and_resume;
+#[path = "../streaming-data/tests/remote/listen.rs"]
+mod listen;
 mod mixing;
 mod program;
+mod reading;
 mod resume_rules;
+#[path = "../streaming-data/tests/remote/s3_server.rs"]
+mod s3_server;
+mod stores;
 mod streaming;
 mod support;

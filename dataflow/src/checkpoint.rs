@@ -9,14 +9,18 @@
 //! believed.
 
 mod folder;
+mod local_copy;
 mod read;
+mod remote;
 mod trainer_state;
 mod write;
 
 pub use folder::{
-    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_path, latest, list, model_folder, retain, sweep,
+    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_path, latest, list, retain, sweep,
 };
+pub use local_copy::{LocalCopy, Wanted, model_folder};
 pub use read::{Checkpoint, RestoredState};
+pub use remote::RemoteCheckpoints;
 pub use trainer_state::{TRAINER_FILE, TrainerState, checksum, checksum_file, device_keys};
 pub use write::{CheckpointFiles, CheckpointWriter, StateArena, optimizer_file};
 

@@ -10,6 +10,7 @@ mod device;
 mod exit;
 mod generate;
 mod inspect;
+mod order;
 mod output;
 mod prepare;
 mod progress;

@@ -70,6 +70,12 @@ pub enum JobError {
         /// The folder.
         path: PathBuf,
     },
+    /// A run folder in a store in which another run has started since: end that one, or leave this one ended.
+    #[error("{} was taken over by a run that started later", path.display())]
+    RunFolderTaken {
+        /// The folder's URL.
+        path: PathBuf,
+    },
     /// A device that this build or machine does not have: fix the input.
     #[error("{key}: {backend} is not available: {why}")]
     Device {

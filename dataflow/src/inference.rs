@@ -1,6 +1,6 @@
 //! A trained model, opened to generate and to score.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu};
@@ -11,7 +11,7 @@ use tidemill_model::hugging_face::load;
 use tidemill_model::score::Scorer;
 use tidemill_model::{Device, Family, Model, ModelConfig, ModelError, Parameters};
 
-use crate::checkpoint;
+use crate::checkpoint::{Checkpoint, LocalCopy, TRAINER_FILE, Wanted, model_folder};
 use crate::error::Result;
 
 /// Sequences at once where memory bounds nothing: more gain little on a CPU.
@@ -22,7 +22,7 @@ const HOST_BYTES: usize = 1 << 30;
 
 /// A model on a device, from a checkpoint, a run folder or a Hugging Face folder.
 pub struct LoadedModel<B: Backend = Cpu> {
-    folder: PathBuf,
+    files: LocalCopy,
     eos_token: Option<u32>,
     model: Model,
     parameters: Parameters<B>,
@@ -31,24 +31,25 @@ pub struct LoadedModel<B: Backend = Cpu> {
 }
 
 impl<B: Backend> LoadedModel<B> {
-    /// Opens `path` on `backend`, such as [`Cpu::new`]: a checkpoint, a run folder (its latest checkpoint), or a Hugging
-    /// Face folder.
+    /// Opens `path` on `backend`, such as [`Cpu::new`]: the folder or URL of a checkpoint, of a run (its latest
+    /// checkpoint), or of a model as Hugging Face lays it out.
     ///
     /// # Errors
     /// A folder that holds no model, files that are missing or damaged, or a device without room.
     pub fn open(path: &Path, backend: Arc<B>) -> Result<Self> {
-        let folder = checkpoint::model_folder(path)?;
-        if folder.join(checkpoint::TRAINER_FILE).exists() {
-            // One of our own: its checksums say whether it is whole.
-            checkpoint::Checkpoint::open(&folder)?;
+        let files = LocalCopy::of(&model_folder(path)?, Wanted::Model)?;
+        let folder = files.path();
+        if folder.join(TRAINER_FILE).exists() {
+            // One of our own: its checksums say whether it is whole. (Those of a copy were compared.)
+            Checkpoint::open(folder)?;
         }
-        let config = ModelConfig::read(&folder)?;
-        let (model, arena) = load(&folder)?;
+        let config = ModelConfig::read(folder)?;
+        let (model, arena) = load(folder)?;
         let mut stream = backend.device_stream().map_err(ModelError::from)?;
         let mut device = Device { backend: backend.as_ref(), stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, model.layout(), &arena)?;
         Ok(Self {
-            folder,
+            files,
             eos_token: config.special_tokens().eos,
             model,
             parameters,
@@ -57,9 +58,9 @@ impl<B: Backend> LoadedModel<B> {
         })
     }
 
-    /// The folder that the model was read from.
+    /// The folder that the model was read from; a copy where that is in a store.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.files.path()
     }
 
     /// The token that ends a document, where the model names one.

@@ -55,6 +55,28 @@ pub struct CacheSettings {
     pub limit_bytes: Option<u64>,
 }
 
+impl CacheSettings {
+    /// The folder of these settings, or else that of the environment; `of` is what would be kept in it.
+    ///
+    /// # Errors
+    /// [`DataError::Location`] where neither names one.
+    pub fn folder(&self, of: &Location) -> Result<PathBuf, DataError> {
+        if let Some(folder) = &self.dir {
+            return Ok(folder.clone());
+        }
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let caches = variable("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")));
+        caches.map(|caches| caches.join("tidemill")).ok_or_else(|| DataError::Location {
+            text: of.to_string(),
+            found: "no folder to keep its files in".to_owned(),
+            expected: "cache_dir in the settings, or XDG_CACHE_HOME or HOME in the environment"
+                .to_owned(),
+        })
+    }
+}
+
 /// A data set; see the [module](self).
 #[derive(Clone)]
 pub struct DataSet {

@@ -229,6 +229,38 @@ pub enum DataError {
         found: ContentHash,
     },
 
+    /// The footer of a shard is not that of the index.
+    #[error(
+        "the footer of shard {path} is damaged: its hash is {found}, expected {expected} as the \
+         index says",
+        path = path.display()
+    )]
+    FooterHash {
+        /// The shard.
+        path: PathBuf,
+        /// Hash according to the index.
+        expected: ContentHash,
+        /// Hash of what was read.
+        found: ContentHash,
+    },
+
+    /// A row group of a shard is not that of its footer.
+    #[error(
+        "row group {group} of shard {path} is damaged: its hash is {found}, expected {expected} as \
+         the footer says",
+        path = path.display()
+    )]
+    RowGroupHash {
+        /// The shard.
+        path: PathBuf,
+        /// Which row group, from 0.
+        group: usize,
+        /// Hash according to the footer.
+        expected: ContentHash,
+        /// Hash of what was read.
+        found: ContentHash,
+    },
+
     /// A shard is not a Parquet file, or a damaged one.
     #[error("cannot {action} shard {path}: not a Parquet file, or a damaged one", path = path.display())]
     ShardFormat {

@@ -13,9 +13,24 @@
 //! - for a full shuffle of a data set that is larger than the limit of the cache;
 //! - for [`DataSet::sample`](crate::DataSet::sample).
 //!
-//! Of a range, its length and the object's size and etag are compared; the footer's number of rows
-//! with the index; lengths and tokens of rows as always. A hash of the whole says nothing of a part,
-//! so that damage which leaves all that intact is not noticed.
+//! **What arrives is verified.** Of shards that [`prepare`](crate::prepare) wrote, all: whole ones by
+//! the hash in the index; of what is read alone, the footer by its hash in the index, and every row
+//! group by its hash in the footer. What has another hash is fetched again, four times in all, before
+//! an error names the shard (and the row group) and both hashes. Of other shards, and of an index
+//! that was written before it stated footers, less is known:
+//!
+//! | | index with footers | without footers | no index |
+//! |---|---|---|---|
+//! | a whole shard | hash | hash | not verified |
+//! | the footer alone | hash | not verified | hash, from the second time on |
+//! | a row group alone, of `prepare` | hash | hash that the footer states | hash that the footer states |
+//! | a row group alone, of others | not verified | not verified | not verified |
+//!
+//! Whatever is not verified by a hash must have the length and be of an object of the size that it
+//! should have (and of the etag, where a listing told it), its compressed pages must unpack to their
+//! stated sizes, and its rows have their length and tokens of the vocabulary. Damage that leaves all
+//! that intact, one token for another in pages that are not compressed, is not noticed; what is
+//! noticed there is an error at once.
 //!
 //! **Memory and disk.** `ahead_bytes` bounds the shards that are downloaded or on their way and are
 //! not needed yet; with a limit of the cache they are bounded by what need not be dropped for them.
@@ -47,13 +62,13 @@
 //! stream knows only for one that is among the next `requests` shards: earlier than that would be to
 //! download more in all.
 
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{ops::Range, sync::Arc};
 
 use crate::{
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
-    shards::{Files, Remote, Shards},
+    shards::{Files, Shards},
 };
 
 mod crew;
@@ -150,20 +165,4 @@ impl Files for Fetcher {
             Fetcher::Remote(crew) => crew.file(shard),
         }
     }
-}
-
-fn cache_folder(remote: &Remote) -> Result<PathBuf, DataError> {
-    if let Some(folder) = &remote.settings.cache.dir {
-        return Ok(folder.clone());
-    }
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let caches = variable("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    caches.map(|caches| caches.join("tidemill")).ok_or_else(|| DataError::Location {
-        text: remote.folder.location().to_string(),
-        found: "no folder to keep its shards in".to_owned(),
-        expected: "cache_dir in the settings, or XDG_CACHE_HOME or HOME in the environment"
-            .to_owned(),
-    })
 }

@@ -42,6 +42,11 @@ impl ContentHash {
         }
     }
 
+    /// The 32 hexadecimal digits of the hash.
+    pub(crate) fn digits(self) -> String {
+        format!("{:032x}", self.0)
+    }
+
     /// The 16 bytes of the hash, most significant first.
     pub fn to_be_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
@@ -50,7 +55,7 @@ impl ContentHash {
 
 impl fmt::Display for ContentHash {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{HASH_ALGORITHM}:{:032x}", self.0)
+        write!(formatter, "{HASH_ALGORITHM}:{}", self.digits())
     }
 }
 

@@ -3,6 +3,8 @@
 //! Opening a data set of thousands of shards must not read thousands of footers, and a stream's
 //! identity must not depend on where the data lies. So the index states for every shard how many
 //! samples it has, and the size and hash of its file; the order of the entries is the stored order.
+//! Where it states the footer of a shard as well, what is read of a remote one in parts can be
+//! verified too: the footer by this, the row groups by what the footer says of them.
 //!
 //! Contract: [`Index::to_bytes`] is a pure function of the value (fixed order of keys, a newline
 //! at the end), so that equal data sets have equal indexes. Reading ignores keys it does not know
@@ -91,6 +93,19 @@ pub struct ShardEntry {
     /// Size of the file.
     pub bytes: u64,
     /// Hash of the file.
+    pub hash: ContentHash,
+    /// The footer of the file, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub footer: Option<FooterEntry>,
+}
+
+/// The footer of a shard: the end of its file, from the metadata on, with their length and the magic
+/// number behind them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FooterEntry {
+    /// Its size: more than 8, and at most that of the file.
+    pub bytes: u64,
+    /// Its hash.
     pub hash: ContentHash,
 }
 
@@ -225,6 +240,16 @@ impl Index {
                 let folder = path.parent().unwrap_or(Path::new(""));
                 return Err(DataError::EmptyShard { path: folder.join(&shard.file) });
             }
+            if let Some(footer) =
+                shard.footer.filter(|footer| !(9..=shard.bytes).contains(&footer.bytes))
+            {
+                let found = footer.bytes.to_string();
+                return wrong(
+                    key("footer.bytes"),
+                    found,
+                    "more than 8, at most the bytes of the file",
+                );
+            }
             match samples.checked_add(shard.samples) {
                 Some(sum) => samples = sum,
                 None => {
@@ -265,6 +290,7 @@ mod tests {
             samples,
             bytes: 1000,
             hash: format!("xxh3-128:{hash:032x}").parse().unwrap(),
+            footer: None,
         };
         Index {
             format_version: FORMAT_VERSION,
@@ -331,10 +357,28 @@ mod tests {
         }
     }
 
+    /// An index without footers is written as it was before there were any, and a run that was begun
+    /// with one goes on with the other.
+    #[test]
+    fn footers_are_optional_and_no_part_of_the_identity() {
+        let without = example();
+        assert!(!String::from_utf8(without.to_bytes()).unwrap().contains("footer"));
+        let mut index = without.clone();
+        index.shards[1].footer = Some(FooterEntry { bytes: 1000, hash: ContentHash::of(b"") });
+        assert_eq!(index.fingerprint(), without.fingerprint());
+        let text = String::from_utf8(index.to_bytes()).unwrap();
+        assert_eq!(parse(&text).unwrap(), index);
+        let footer = "\"footer\": {\n        \"bytes\": 1000,\n        \"hash\": \"xxh3-128:99aa";
+        assert!(text.contains(footer), "{text}");
+    }
+
     #[test]
     fn wrong_indexes_are_refused_in_one_line_that_names_the_file_and_the_key() {
         type Change = fn(&mut Index);
-        let cases: [(&str, Change); 11] = [
+        fn footer(bytes: u64) -> Option<FooterEntry> {
+            Some(FooterEntry { bytes, hash: ContentHash::of(b"") })
+        }
+        let cases: [(&str, Change); 13] = [
             ("seq_len", |index| index.seq_len = 0),
             ("vocab_size", |index| index.vocab_size = 0),
             ("eos_token_id", |index| index.eos_token_id = Some(259)),
@@ -346,6 +390,8 @@ mod tests {
             ("shards[1].file", |index| index.shards[1].file = "a.parquet".into()),
             ("shards[1].samples", |index| index.shards[1].samples = u64::MAX),
             ("set/b.parquet is empty", |index| index.shards[1].samples = 0),
+            ("shards[0].footer.bytes", |index| index.shards[0].footer = footer(8)),
+            ("shards[1].footer.bytes", |index| index.shards[1].footer = footer(1001)),
         ];
         for (key, change) in cases {
             let mut index = example();

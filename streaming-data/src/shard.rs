@@ -18,6 +18,7 @@ use parquet::errors::ParquetError;
 use crate::{
     error::DataError,
     hash::ContentHash,
+    index::FooterEntry,
     shard_cache::Key,
     store::{Location, RemoteFolder, StoreFailure, Version},
 };
@@ -27,13 +28,15 @@ mod columns;
 mod decode;
 mod file;
 mod footer;
+mod group_hashes;
 mod pages;
 mod tokens;
 
 pub(crate) use columns::{Rows, SliceReader};
 pub(crate) use decode::Pieces;
-pub(crate) use file::ShardFile;
-pub(crate) use footer::Footer;
+pub(crate) use file::{FETCHES, ShardFile};
+pub(crate) use footer::{Footer, footer_at_end};
+pub(crate) use group_hashes::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes};
 pub(crate) use pages::Scratch;
 pub(crate) use tokens::DecodedTokens;
 
@@ -47,7 +50,9 @@ pub struct Shard {
     version: Version,
     bytes: u64,
     hash: Option<ContentHash>,
-    /// Hash of the footer that was read on opening, where the whole has none.
+    /// The footer, as the index says, or as it was on opening.
+    footer: Option<FooterEntry>,
+    /// Hash of the metadata of the footer that was read on opening, where the whole has none.
     footer_hash: Option<ContentHash>,
     /// Whether the file was found to have the hash; readers wait for each other at this lock
     /// rather than hash a file twice.
@@ -98,9 +103,15 @@ impl Shard {
             version: Version { bytes: Some(bytes), e_tag: None },
             bytes,
             hash,
+            footer: None,
             footer_hash: None,
             is_verified: Mutex::new(false),
         }
+    }
+
+    /// The same shard, whose footer is known.
+    pub(crate) fn with_footer(self, footer: Option<FooterEntry>) -> Shard {
+        Shard { footer, ..self }
     }
 
     /// The same shard, with what tells it from a later one where no index does.
@@ -127,6 +138,7 @@ impl Shard {
             &self.name,
             self.version.clone(),
             self.bytes,
+            self.footer.map(|footer| footer.bytes),
         )
     }
 
@@ -238,9 +250,20 @@ impl Shard {
         DataError::ShardBytes { path: self.path.clone(), expected: self.bytes, found }
     }
 
-    /// Reads the footer and checks it against what is known.
+    /// Reads the footer and checks it against what is known. What comes from a store is fetched
+    /// again where its hash is not the one known.
     pub(crate) fn footer(&self, file: &ShardFile, rows: &RowKind) -> Result<Footer, DataError> {
-        let footer = Footer::read(file)?;
+        let footer = match self.footer {
+            Some(known) => {
+                let range = file.bytes().saturating_sub(known.bytes)..file.bytes();
+                let bytes = file.read_verified(range, known.hash)?;
+                Footer::of_bytes(
+                    file,
+                    bytes.map_err(|found| self.wrong_footer(known.hash, found))?,
+                )?
+            }
+            None => Footer::read(file)?,
+        };
         footer.check_rows(&self.path, rows)?;
         if footer.samples() != self.samples {
             return Err(DataError::ShardSamples {
@@ -249,11 +272,16 @@ impl Shard {
                 found: footer.samples(),
             });
         }
-        if let Some(expected) = self.footer_hash.filter(|&hash| hash != footer.hash()) {
-            let (path, found) = (self.path.clone(), footer.hash());
-            return Err(DataError::ShardFooter { path, expected, found });
-        }
         Ok(footer)
+    }
+
+    /// The footer has a hash that is not the one known.
+    fn wrong_footer(&self, expected: ContentHash, found: ContentHash) -> DataError {
+        let path = self.path.clone();
+        match self.hash {
+            Some(_) => DataError::FooterHash { path, expected, found },
+            None => DataError::ShardFooter { path, expected, found },
+        }
     }
 }
 

@@ -76,6 +76,7 @@ impl Listed {
     fn of_index(index: &Index, rows: RowKind, location: &Location) -> Listed {
         let shard = |entry: &ShardEntry| {
             Shard::new(location, entry.file.clone(), entry.samples, entry.bytes, Some(entry.hash))
+                .with_footer(entry.footer)
         };
         let shards = index.shards.iter().map(shard).collect();
         Listed { rows, fingerprint: index.fingerprint(), shards }

@@ -1,5 +1,6 @@
 //! Every kind of wrong data set is one clear line that names the file, and never a panic.
 
+#[allow(dead_code, reason = "each test program uses its part of it")]
 mod support;
 
 use std::{

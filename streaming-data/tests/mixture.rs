@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataSet, Mixture,
     cursor::Cursor,
+    index::{INDEX_FILE, Index},
     mixture::{Amount, Part},
     order::{ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
@@ -123,6 +124,37 @@ fn an_epoch_has_what_was_asked_for_and_repeats_nothing_before_its_time() {
         for (seen, size) in in_epoch.iter().zip(sizes) {
             assert_eq!(seen.len() as u64, size, "no sample is left out");
         }
+    }
+}
+
+/// Parts of samples are none: 2.6 of them are three, 5.5 six and 3.3 three.
+#[test]
+fn amounts_are_rounded_to_the_nearest_sample() {
+    let amounts = [Amount::Repeat(0.13), Amount::Repeat(0.5), Amount::Repeat(1.1)];
+    let mixture = mixture(&three(), amounts, ShuffleOrder::Full);
+    assert_eq!((mixture.shares().counts(), mixture.samples()), (&[3, 6, 3][..], 12));
+    assert_eq!(turns(&mixture, 12..24), [3, 6, 3]);
+}
+
+/// The vocabulary holds the tokens of every part; a special token is that of all or of none.
+#[test]
+fn a_mixture_says_of_its_tokens_what_is_true_of_all_parts() {
+    let part = |name: &str, vocab_size, bos_token_id| {
+        let example = Example::new(&[5]);
+        let mut index = Index::read(example.folder.path()).unwrap();
+        index = Index { vocab_size, bos_token_id, pad_token_id: Some(7), ..index };
+        std::fs::write(example.folder.path().join(INDEX_FILE), index.to_bytes()).unwrap();
+        example.part(name, Amount::Repeat(1.0))
+    };
+    let mixture = |parts| Mixture::new(parts, shuffle(ShuffleOrder::Window)).unwrap();
+    let parts = || vec![part("a", 60_013, Some(1)), part("b", 60_050, Some(1))];
+    let alike = mixture(parts());
+    assert_eq!((alike.vocab_size(), alike.bos_token_id()), (Some(60_050), Some(1)));
+    assert_eq!((alike.eos_token_id(), alike.pad_token_id()), (Some(0), Some(7)));
+    for other in [Some(2), None] {
+        let unlike = mixture([parts(), vec![part("c", 60_020, other)]].concat());
+        assert_eq!((unlike.vocab_size(), unlike.bos_token_id()), (Some(60_050), None));
+        assert_eq!(unlike.pad_token_id(), Some(7));
     }
 }
 

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataSet,
     hash::ContentHash,
-    index::Index,
+    index::{FooterEntry, Index},
     order::SampleId,
     prepare::{
         ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Progress, SkipReason,
@@ -215,6 +215,24 @@ fn the_index_and_the_shards_are_as_documented() {
         let field = reader.schema().field(0);
         let DataType::FixedSizeList(item, 513) = field.data_type() else { panic!("{field}") };
         assert!(!field.is_nullable() && !item.is_nullable());
+        // What is read alone can be verified alone.
+        let bytes = fs::read(&path).unwrap();
+        let hashes: Vec<String> = (reader.metadata().row_groups().iter())
+            .map(|group| {
+                let (start, length) = group.column(0).byte_range();
+                let pages = &bytes[start as usize..(start + length) as usize];
+                ContentHash::of(pages).to_string().replace("xxh3-128:", "")
+            })
+            .collect();
+        let stated = reader.metadata().file_metadata().key_value_metadata().unwrap();
+        let stated = stated.iter().find(|stated| stated.key == "tidemill.row_group_hashes");
+        let expected = format!("xxh3-128:{}", hashes.join(","));
+        assert_eq!(stated.unwrap().value, Some(expected));
+        let (rest, end) = bytes.split_last_chunk::<8>().unwrap();
+        let length = u32::from_le_bytes(end[..4].try_into().unwrap()) as usize;
+        let hash = ContentHash::of(&bytes[rest.len() - length..]);
+        let bytes = length as u64 + 8;
+        assert_eq!(shard.footer, Some(FooterEntry { bytes, hash }));
         let metadata = reader.metadata();
         assert_eq!(metadata.file_metadata().created_by(), Some("tidemill"));
         let samples: Vec<_> = metadata.row_groups().iter().map(|group| group.num_rows()).collect();

@@ -1,5 +1,6 @@
 //! A reader yields the samples of its plan whatever its threads, memory and neighbours are.
 
+#[allow(dead_code, reason = "each test program uses its part of it")]
 mod support;
 
 use std::{
@@ -75,6 +76,25 @@ fn plans_are_read_in_order_for_any_threads_memory_and_order() {
                 let expected = expected(&canonical, plan.iter().cloned());
                 assert_eq!(found, expected, "{order}, {threads} threads, {memory} bytes, {plan:?}");
             }
+        }
+    }
+}
+
+/// Resuming is reading from a position: every one of two epochs, by the decoder that has read others before.
+#[test]
+fn a_stream_goes_on_from_every_position() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    let n = data_set.samples();
+    for order in [ShuffleOrder::None, ShuffleOrder::Shard, ShuffleOrder::Window, ShuffleOrder::Full]
+    {
+        let canonical = data_set.order(shuffle(order)).unwrap();
+        let whole = expected(&canonical, once(0..2 * n + 5));
+        let decoder = decoder(&data_set, order, 2, 3000);
+        // Backwards, so that nothing is known of what comes before.
+        for start in (0..=2 * n).rev() {
+            let found = read(decoder.reader(once(start..start + 5)));
+            assert_eq!(found, whole[start as usize..][..5], "{order} from {start}");
         }
     }
 }

@@ -15,7 +15,7 @@ use arrow::{
         ListBuilder, RecordBatch, StringArray, StructArray,
     },
     compute::concat_batches,
-    datatypes::{DataType, Field, Int32Type, Int64Type, UInt16Type},
+    datatypes::{DataType, Field, Int32Type, Int64Type, Schema, UInt16Type},
 };
 use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
 use tempfile::TempDir;
@@ -126,6 +126,10 @@ fn every_order_and_type_from_any_position_with_any_memory() {
         for columns in [Columns::All, named(&["nested", "text"]), named(&["list"])] {
             let table = open(folder.path(), &columns);
             assert_eq!((table.rows(), table.shards().len()), (245, 4));
+            if let Columns::Named(asked) = &columns {
+                let names = table.schema().fields().iter().map(|field| field.name());
+                assert!(names.eq(asked), "in the order in which they were asked for");
+            }
             for order in
                 [ShuffleOrder::None, ShuffleOrder::Shard, ShuffleOrder::Window, ShuffleOrder::Full]
             {
@@ -184,6 +188,28 @@ fn batches_end_where_steps_do_for_any_number_of_workers() {
     // It can be gone on with, by what it is and where it stands.
     let saved = Cursor { position: 77, stream: table.identity(shuffle) };
     saved.check_resume(&open(folder.path(), &Columns::All).identity(shuffle)).unwrap();
+}
+
+/// What one shard says is never null may be in another.
+#[test]
+fn shards_may_differ_in_what_can_be_null() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, is_nullable, numbers) in
+        [("a", false, vec![Some(1), Some(2)]), ("b", true, vec![None, Some(4)])]
+    {
+        let field = Field::new("number", DataType::Int64, is_nullable);
+        let numbers: ArrayRef = Arc::new(Int64Array::from(numbers));
+        let schema = Arc::new(Schema::new(vec![field]));
+        let rows = RecordBatch::try_new(schema, vec![numbers]).unwrap();
+        write(&folder.path().join(format!("{name}.parquet")), &rows, 50);
+    }
+    let table = open(folder.path(), &Columns::All);
+    let shuffle = shuffle(ShuffleOrder::None);
+    let decoder = TableDecoder::new(&table, shuffle, settings(1, 1 << 20, 10)).unwrap();
+    let batches: Vec<_> = decoder.reader(once(0..4)).map(Result::unwrap).collect();
+    let rows = concat(&table, &batches);
+    let numbers = rows.column(0).as_primitive::<Int64Type>();
+    assert_eq!(numbers.iter().collect::<Vec<_>>(), [Some(1), Some(2), None, Some(4)]);
 }
 
 /// Row groups of more than a slice: all rows come, whatever is dropped in the meantime.

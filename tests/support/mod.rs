@@ -5,6 +5,7 @@ pub mod outcome;
 pub mod processes;
 pub mod program;
 mod tested_backend;
+pub mod web_server;
 pub mod workbench;
 
 pub use outcome::{Outcome, assert_same};

@@ -102,6 +102,13 @@ impl Running {
         Self::start_into(Stdio::piped(), folder, arguments)
     }
 
+    /// Starts the program in `folder` with these variables in its environment.
+    pub fn start_with(environment: &[(String, String)], folder: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(program());
+        command.args(with_device(arguments)).envs(environment.iter().cloned());
+        Self::spawn(folder, command, Stdio::piped())
+    }
+
     /// Starts the program by a line of shell, in which it is `"$@"`.
     pub fn start_in_shell(folder: &Path, line: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");

@@ -5,8 +5,6 @@
 
 use std::path::{Path, PathBuf};
 
-use tidemill_model::hugging_face::CONFIG_FILE;
-
 use crate::error::{JobError, Result};
 
 /// The name of the folder inside a run folder.
@@ -21,9 +19,19 @@ pub struct CheckpointEntry {
     pub path: PathBuf,
 }
 
+/// `step-00000100`.
+pub(super) fn checkpoint_name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+/// The step of a checkpoint's name; none for any other name.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-")?.parse().ok()
+}
+
 /// `checkpoints/step-00000100` in `run_folder`.
 pub fn checkpoint_path(run_folder: &Path, step: u64) -> PathBuf {
-    run_folder.join(CHECKPOINTS_FOLDER).join(format!("step-{step:08}"))
+    run_folder.join(CHECKPOINTS_FOLDER).join(checkpoint_name(step))
 }
 
 /// Where the checkpoint of `step` is written before it is complete.
@@ -40,8 +48,7 @@ pub fn list(run_folder: &Path) -> Result<Vec<CheckpointEntry>> {
     let mut entries = Vec::new();
     for path in children(&folder)? {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
-        let step = name.strip_prefix("step-").and_then(|step| step.parse().ok());
-        if let Some(step) = step {
+        if let Some(step) = step_of(name) {
             entries.push(CheckpointEntry { step, path });
         }
     }
@@ -87,23 +94,6 @@ pub fn retain(run_folder: &Path, keep: usize) -> Result<()> {
             .map_err(|source| JobError::file("removing", &path, source))?;
     }
     Ok(())
-}
-
-/// Where the model of `path` is: in itself (a checkpoint, a Hugging Face folder), or in a run folder's latest
-/// checkpoint.
-///
-/// # Errors
-/// A folder that is none of these.
-pub fn model_folder(path: &Path) -> Result<PathBuf> {
-    if path.join(CONFIG_FILE).exists() {
-        return Ok(path.to_owned());
-    }
-    if let Some(latest) = latest(path)? {
-        return Ok(latest.path);
-    }
-    let expected = "a checkpoint, a run folder that has one, or a folder with config.json";
-    let found = if path.is_dir() { "a folder without either" } else { "no such folder" };
-    Err(JobError::value(path.display().to_string(), expected, found))
 }
 
 fn children(folder: &Path) -> Result<Vec<PathBuf>> {

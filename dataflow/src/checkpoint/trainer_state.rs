@@ -113,10 +113,18 @@ impl TrainerState {
     /// A missing or damaged file, or one of a later version.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(TRAINER_FILE);
-        let damaged = |what: String| JobError::checkpoint(&path, what);
         let bytes =
             std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
-        let mut value: Value = serde_json::from_slice(&bytes)
+        Self::from_bytes(&bytes, &path)
+    }
+
+    /// Verifies what [`to_bytes`](Self::to_bytes) wrote; `path` is what errors name.
+    ///
+    /// # Errors
+    /// Damaged bytes, or those of a later version.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
+        let damaged = |what: String| JobError::checkpoint(path, what);
+        let mut value: Value = serde_json::from_slice(bytes)
             .map_err(|error| damaged(format!("expected the state of a run: {error}")))?;
         let object = value
             .as_object_mut()

@@ -24,7 +24,7 @@ enum What {
     Generate(generate::GenerateBench),
     /// Run each kernel alone: milliseconds, and the fraction of what the device can do.
     Kernels(kernels::KernelsBench),
-    /// Read a data set in canonical order: samples a second.
+    /// Read a data set in canonical order: samples or rows a second, and what bounds them.
     Data(data::DataBench),
 }
 

@@ -27,7 +27,7 @@ use crate::inference::LoadedModel;
 /// Flags of `tidemill generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// A checkpoint, a run folder (its latest checkpoint), or a Hugging Face folder.
+    /// The folder or URL of a checkpoint, a run (its latest checkpoint) or a Hugging Face model.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     #[command(flatten)]

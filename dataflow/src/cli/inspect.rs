@@ -4,31 +4,34 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
-use tidemill_streaming_data::store::Location;
+use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 use tidemill_streaming_data::survey::Survey;
 use tidemill_streaming_data::{DataSet, Mixture};
 
 use super::Format;
+use super::order::OrderChoice;
 use super::output::result_line;
-use crate::checkpoint::{self, Checkpoint, TRAINER_FILE};
+use crate::checkpoint::{
+    self, CHECKPOINTS_FOLDER, Checkpoint, LocalCopy, RemoteCheckpoints, TRAINER_FILE, Wanted,
+};
 use crate::cli::exit::ExitCode;
 use crate::metrics::{self, StepMetrics};
-use crate::run_folder::RUN_CONFIG_FILE;
+use crate::run_folder::{self, RUN_CONFIG_FILE};
 
 /// Flags of `tidemill inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// A data set (its folder or URL), a run folder, a checkpoint or a Hugging Face folder.
+    /// The folder or URL of a data set, a run, a checkpoint or a Hugging Face model.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     /// Of a data set: how well the orders mix it and what reading it costs, for this order of samples or for all.
-    #[arg(long, value_name = "ORDER", num_args = 0..=1, default_missing_value = "all")]
-    order: Option<OrderChoice>,
+    #[arg(long, value_name = "ORDER")]
+    order: Option<Option<OrderChoice>>,
     /// With --order: samples of a window.
     #[arg(long, value_name = "N", default_value = "16384", requires = "order")]
     window_samples: NonZeroU64,
@@ -43,42 +46,53 @@ pub(crate) struct InspectArguments {
     format: Format,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum OrderChoice {
-    None,
-    Shard,
-    Window,
-    Full,
-    All,
-}
-
 pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
-    let folder = &arguments.folder;
-    // A URL is that of a data set.
-    let is_remote = Location::of_path(folder)?.local().is_none();
-    if !is_remote && !folder.is_dir() {
-        bail!("{}: expected a folder", folder.display());
+    let location = Location::of_path(&arguments.folder)?;
+    if location.local().is_some_and(|folder| !folder.is_dir()) {
+        bail!("{location}: expected a folder");
     }
-    let facts = if arguments.order.is_some() {
-        order_facts(arguments)?
-    } else if is_remote {
-        data_set_facts(folder)?
-    } else if folder.join(TRAINER_FILE).exists() {
-        checkpoint_facts(folder)?
-    } else if folder.join(CONFIG_FILE).exists() {
-        model_facts(folder)?
-    } else if folder.join(RUN_CONFIG_FILE).exists()
-        || folder.join(checkpoint::CHECKPOINTS_FOLDER).is_dir()
-    {
-        run_facts(folder)?
-    } else {
-        data_set_facts(folder)?
+    let facts = match location.local() {
+        _ if arguments.order.is_some() => order_facts(arguments)?,
+        Some(folder) => facts(folder)?,
+        None => remote_facts(location)?,
     };
     match arguments.format {
         Format::Json => result_line!("{facts}")?,
         Format::Text => print_words(&facts, 0)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is known of a folder.
+fn facts(folder: &Path) -> anyhow::Result<Value> {
+    if folder.join(TRAINER_FILE).exists() {
+        checkpoint_facts(folder)
+    } else if folder.join(CONFIG_FILE).exists() {
+        model_facts(folder)
+    } else if folder.join(RUN_CONFIG_FILE).exists() || folder.join(CHECKPOINTS_FOLDER).is_dir() {
+        let checkpoints = checkpoint::list(folder)?.iter().map(|entry| entry.step).collect();
+        run_facts(folder, checkpoints)
+    } else {
+        data_set_facts(folder)
+    }
+}
+
+/// What is known of a folder in a store.
+fn remote_facts(location: Location) -> anyhow::Result<Value> {
+    let url = PathBuf::from(location.to_string());
+    let folder = RemoteFolder::open(location, &StoreSettings::default())?;
+    let has = |name| folder.get_if_there(name).map(|found| found.is_some());
+    if has(TRAINER_FILE)? {
+        checkpoint_facts(LocalCopy::of(&url, Wanted::Checkpoint)?.path())
+    } else if has(CONFIG_FILE)? {
+        model_facts(LocalCopy::of(&url, Wanted::Config)?.path())
+    } else if has(RUN_CONFIG_FILE)? {
+        let logs = tempfile::tempdir()?;
+        run_folder::fetch_logs(&folder, logs.path())?;
+        run_facts(logs.path(), RemoteCheckpoints::of_run(&folder).list()?)
+    } else {
+        data_set_facts(&url)
+    }
 }
 
 fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
@@ -109,22 +123,15 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
 /// What is known of the orders that were asked for.
 fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
     let data_set = DataSet::open(&arguments.folder)?;
-    let chosen = arguments.order.unwrap_or(OrderChoice::All);
-    let orders = [
-        (OrderChoice::None, ShuffleOrder::None),
-        (OrderChoice::Shard, ShuffleOrder::Shard),
-        (OrderChoice::Window, ShuffleOrder::Window),
-        (OrderChoice::Full, ShuffleOrder::Full),
-    ];
+    let chosen = arguments.order.flatten();
+    let orders = chosen.as_ref().map_or(OrderChoice::value_variants(), std::slice::from_ref);
     let mut facts = serde_json::Map::new();
     facts.insert("kind".to_owned(), "orders of a data set".into());
     facts.insert("samples".to_owned(), data_set.samples().into());
     facts.insert("batch".to_owned(), arguments.batch.get().into());
     facts.insert("window_samples".to_owned(), arguments.window_samples.get().into());
-    for (choice, order) in orders {
-        if chosen != OrderChoice::All && chosen != choice {
-            continue;
-        }
+    for &order in orders {
+        let order = ShuffleOrder::from(order);
         let window_samples = arguments.window_samples;
         let shuffle = ShuffleSettings { order, window_samples, seed: 17 };
         let mixture = Mixture::of(data_set.clone(), shuffle)?;
@@ -174,9 +181,9 @@ fn checkpoint_facts(folder: &Path) -> anyhow::Result<Value> {
     }))
 }
 
-fn run_facts(folder: &Path) -> anyhow::Result<Value> {
+/// What the logs in `folder` say of a run that has these checkpoints.
+fn run_facts(folder: &Path, checkpoints: Vec<u64>) -> anyhow::Result<Value> {
     let lines = metrics::read::<StepMetrics>(folder)?;
-    let checkpoints: Vec<u64> = checkpoint::list(folder)?.iter().map(|entry| entry.step).collect();
     Ok(json!({
         "kind": "run",
         "steps_done": lines.last().map_or(0, |line| line.step),

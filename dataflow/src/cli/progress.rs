@@ -39,6 +39,9 @@ impl TrainProgress {
 
     pub(crate) fn show(&self, event: &TrainEvent) {
         match event {
+            TrainEvent::Fetching { path } => {
+                self.say(&format!("note: fetching {}", path.display()));
+            }
             TrainEvent::Started {
                 step,
                 parameters,

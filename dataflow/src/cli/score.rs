@@ -23,7 +23,7 @@ const LINES_AT_ONCE: usize = 32;
 /// Flags of `tidemill score`.
 #[derive(Debug, Args)]
 pub(crate) struct ScoreArguments {
-    /// A checkpoint, a run folder (its latest checkpoint), or a Hugging Face folder.
+    /// The folder or URL of a checkpoint, a run (its latest checkpoint) or a Hugging Face model.
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// One {"tokens": [...]} or {"text": "..."} a line.

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::KernelError;
+use tidemill_streaming_data::DataError;
 
 use super::error::{ClusterError, unshared};
 use crate::error::JobError;
@@ -24,7 +25,7 @@ impl ExitClass {
     ///
     /// Errors of a cluster have one ([`ClusterError::exit_class`]), and those of a device: one that has failed is worth
     /// another attempt, one that refuses (no room, an architecture or a shape that it cannot have, a kernel that does not
-    /// compile) will refuse again.
+    /// compile) will refuse again. So it is with stores of data and checkpoints: one that did not answer may another time.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut link = Some(error);
         while let Some(error) = link.map(unshared) {
@@ -35,12 +36,25 @@ impl ExitClass {
             if let Some(error) = error.downcast_ref::<ClusterError>() {
                 return error.exit_class();
             }
+            if let Some(JobError::Data(error)) = error.downcast_ref() {
+                return Self::of_data(error);
+            }
+            if let Some(error) = error.downcast_ref() {
+                return Self::of_data(error);
+            }
             if let Some(error) = error.downcast_ref() {
                 return Self::of_device(error);
             }
             link = error.source();
         }
         Self::FixInput
+    }
+
+    fn of_data(error: &DataError) -> Self {
+        match error {
+            DataError::Store { source, .. } if !source.is_final() => Self::Restart,
+            _ => Self::FixInput,
+        }
     }
 
     fn of_device(error: &KernelError) -> Self {
@@ -64,6 +78,7 @@ mod tests {
     use super::super::error::{Failure, Peer};
     use super::*;
     use tidemill_model::ModelError;
+    use tidemill_streaming_data::store::StoreFailure;
 
     #[test]
     fn a_failed_device_is_worth_a_restart_and_one_that_refuses_is_not() {
@@ -97,6 +112,23 @@ mod tests {
             let error = JobError::from(ModelError::from(refusal));
             assert_eq!(ExitClass::of(&error), ExitClass::FixInput, "{text}");
         }
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_may_another_time() {
+        let of = |source| DataError::Store {
+            action: "read",
+            url: "s3://bucket/set".to_owned(),
+            attempts: 6,
+            source,
+        };
+        let said = || "503 Slow Down".to_owned();
+        let silent = JobError::from(of(StoreFailure::Other { said: said() }));
+        assert_eq!(ExitClass::of(&silent), ExitClass::Restart);
+        let in_a_worker = Failure::from(of(StoreFailure::Other { said: said() }));
+        assert_eq!(in_a_worker.exit_class(), ExitClass::Restart);
+        let refused = JobError::from(of(StoreFailure::Refused { said: said() }));
+        assert_eq!(ExitClass::of(&refused), ExitClass::FixInput);
     }
 
     #[test]

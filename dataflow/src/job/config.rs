@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_model::ModelSettings;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::ScheduleSettings;
+use tidemill_streaming_data::store::Location;
 
 use super::data::DataSettings;
 use crate::batch::BatchSettings;
@@ -51,7 +52,7 @@ pub struct RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSettings {
-    /// The run folder.
+    /// The run folder, or its URL.
     pub dir: PathBuf,
     /// Seeds the initial parameters and the shuffle.
     #[serde(default = "default_seed")]
@@ -168,7 +169,9 @@ impl RunConfig {
         }
         let valid = (0.1..=86_400.0).contains(peer_deadline_seconds);
         expect(valid, "run.peer_deadline_seconds", "0.1 to 86400", peer_deadline_seconds)?;
-        expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder", "\"\"")?;
+        expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder or URL", "\"\"")?;
+        Location::of_path(&self.run.dir)
+            .map_err(|error| JobError::value("run.dir", "a folder or URL", error))?;
         self.data.check()?;
         expect(self.checkpoint.every_steps > 0, "checkpoint.every_steps", "at least 1", 0)?;
         expect(self.checkpoint.keep > 0, "checkpoint.keep", "at least 1", 0)?;

@@ -136,10 +136,14 @@ impl DataSettings {
     /// # Errors
     /// What is wrong with the data set.
     pub(super) fn open_one(&self, dataset: &Path) -> Result<DataSet> {
+        Ok(DataSet::open_with(dataset, &self.remote())?)
+    }
+
+    /// How what is remote is used.
+    pub(super) fn remote(&self) -> RemoteSettings {
         let cache =
             CacheSettings { dir: self.cache_dir.clone(), limit_bytes: self.cache_limit_bytes };
-        let settings = RemoteSettings { cache, ..RemoteSettings::default() };
-        Ok(DataSet::open_with(dataset, &settings)?)
+        RemoteSettings { cache, ..RemoteSettings::default() }
     }
 
     /// Opens the data sets.

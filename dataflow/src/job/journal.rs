@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::state_sink::Evaluated;
+use super::state_sink::Written;
 use super::train::{Observer, TrainEvent};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
@@ -14,8 +14,7 @@ use crate::run_folder::RunFolder;
 pub(super) struct Journal {
     metrics: StepLog<StepMetrics>,
     evaluations: Option<StepLog<EvaluationReport>>,
-    /// The evaluations that are written down.
-    evaluated: Evaluated,
+    written: Written,
     observer: Observer,
     abort: Abort,
     /// Seconds of training before this run.
@@ -50,7 +49,7 @@ impl Journal {
             elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
             metrics,
             evaluations,
-            evaluated: Evaluated::default(),
+            written: Written::default(),
             observer: Observer::clone(observer),
             abort: abort.clone(),
             started: now,
@@ -58,9 +57,9 @@ impl Journal {
         })
     }
 
-    /// The evaluations that are written down.
-    pub fn evaluated(&self) -> Evaluated {
-        self.evaluated.clone()
+    /// What is written down, for those who wait for it.
+    pub fn written(&self) -> Written {
+        self.written.clone()
     }
 
     /// The last line of metrics.
@@ -83,7 +82,10 @@ impl Journal {
             elapsed_seconds: self.elapsed_before + (now - self.started).as_secs_f64(),
         };
         match self.metrics.append(metrics.clone()) {
-            Ok(()) => (self.observer)(&TrainEvent::Step(metrics)),
+            Ok(()) => {
+                self.written.metrics.note(metrics.step);
+                (self.observer)(&TrainEvent::Step(metrics));
+            }
             Err(error) => self.abort.fail(Actor::Worker(0), error),
         }
     }
@@ -93,7 +95,7 @@ impl Journal {
         let Some(evaluations) = &mut self.evaluations else { return };
         match evaluations.append(*report) {
             Ok(()) => {
-                self.evaluated.note(report.step);
+                self.written.evaluations.note(report.step);
                 let (step, loss) = (report.step, report.loss);
                 (self.observer)(&TrainEvent::Evaluated { step, loss });
             }

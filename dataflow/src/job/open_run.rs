@@ -1,5 +1,6 @@
 //! The run folder as worker 0 finds it: held, swept, and the state that the run goes on from.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tidemill_kernels::Backend;
@@ -8,8 +9,9 @@ use tidemill_model::hugging_face;
 use super::resolve::HORIZON_KEY;
 use super::restore::{StartPoint, StateOrigin};
 use super::resume;
+use super::train::TrainEvent;
 use super::worker::Shared;
-use crate::checkpoint::{self, Checkpoint, TrainerState};
+use crate::checkpoint::{self, Checkpoint, LocalCopy, TrainerState, Wanted};
 use crate::error::Result;
 use crate::run_folder::RunFolder;
 
@@ -26,30 +28,37 @@ impl OpenedRun {
     pub fn open<B: Backend>(shared: &Shared<B>) -> Result<Self> {
         let run = &shared.run;
         let layout = run.model.layout();
-        let dir = &run.config.run.dir;
-        if checkpoint::latest(dir)?.is_none() {
+        let (dir, settings) = (&run.config.run.dir, run.config.data.remote());
+        if !RunFolder::has_checkpoint(dir, &settings)? {
             // A run that cannot begin leaves no folder; one that goes on keeps the horizon that was checked then.
             run.config.schedule.check(run.config.schedule.steps.unwrap_or(run.steps))?;
         }
-        let mut folder = RunFolder::hold(dir)?;
+        let mut folder = RunFolder::hold_with(dir, &settings)?;
         folder.announce_release(shared.released.clone());
         checkpoint::sweep(folder.path())?;
         let mut now = run.initial_state(shared.devices.kind());
         let mut device_changes = Vec::new();
-        let origin = match checkpoint::latest(folder.path())? {
+        let on_fetch = |path: &Path| {
+            (shared.observer)(&TrainEvent::Fetching { path: path.to_owned() });
+        };
+        let origin = match folder.fetch_latest_checkpoint(on_fetch)? {
             None => {
                 let parameters = match &run.weights_from {
-                    Some(weights) => hugging_face::read_weights(weights, layout)?,
+                    Some(weights) => {
+                        let copy = LocalCopy::of(weights, Wanted::Model)?;
+                        hugging_face::read_weights(copy.path(), layout)?
+                    }
                     None => run.model.initialize(run.config.run.seed),
                 };
                 let horizon = run.config.schedule.steps.unwrap_or(run.steps);
                 (StartPoint { step: 0, tokens: 0, horizon }, StateOrigin::Parameters(parameters))
             }
-            Some(entry) => {
-                let found = Checkpoint::open(&entry.path)?;
-                let saved = found.state();
+            Some(found) => {
+                let (path, files) = (&found.path, found.files.path());
+                let checkpoint = Checkpoint::open(files)?;
+                let saved = checkpoint.state();
                 keep_horizon(saved, &mut now, run.config.schedule.steps.is_some());
-                resume::check(saved, &now, found.path())?;
+                resume::check(saved, &now, path)?;
                 device_changes = resume::device_changes(saved, &now);
                 let horizon = saved.settings.get(HORIZON_KEY).and_then(|steps| steps.as_u64());
                 let start = StartPoint {
@@ -57,10 +66,11 @@ impl OpenedRun {
                     tokens: saved.tokens,
                     horizon: horizon.unwrap_or(run.steps),
                 };
-                (start, StateOrigin::checkpoint(found.path(), layout)?)
+                (start, StateOrigin::checkpoint(files, layout)?)
             }
         };
         if origin.0.step < run.steps {
+            folder.claim()?;
             folder.write_config(&run.to_toml())?;
             folder.write_devices(&shared.devices.to_json())?;
         }

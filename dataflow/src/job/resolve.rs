@@ -17,7 +17,7 @@ use super::data::DocumentBoundaries;
 use super::memory::PlanMemory;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
-use crate::checkpoint::{TrainerState, device_keys, model_folder};
+use crate::checkpoint::{LocalCopy, TrainerState, Wanted, device_keys, model_folder};
 use crate::device::{DeviceChoice, LocalWorkers, kind_in_words};
 use crate::error::{JobError, Result};
 
@@ -34,7 +34,7 @@ pub struct ResolvedRun {
     pub evaluation: Option<(Mixture, u64)>,
     /// What is trained.
     pub model: Arc<Model>,
-    /// The folder that the initial parameters come from; they are drawn where there is none.
+    /// The folder or URL that the initial parameters come from; they are drawn where there is none.
     pub weights_from: Option<PathBuf>,
     /// The token that ends a document, where documents see nothing of each other.
     pub document_end: Option<u32>,
@@ -277,7 +277,7 @@ fn resolve_model(
         }
         ResolvedModel::From(folder) => {
             let folder = model_folder(&folder)?;
-            let config = ModelConfig::read(&folder)?;
+            let config = ModelConfig::read(LocalCopy::of(&folder, Wanted::Config)?.path())?;
             if let Some(size) = data.vocab_size()
                 && size as usize > config.vocab_size()
             {

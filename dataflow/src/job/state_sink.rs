@@ -9,29 +9,38 @@ use crate::cluster::{Abort, Failure};
 use crate::operators::{StatePart, StateSink, StepReport, TrainingPlan};
 use crate::run_folder::RunFolder;
 
-/// Called with each complete checkpoint: updates done, and its folder.
+/// Called with each complete checkpoint: updates done, and its folder or URL.
 pub type OnCommit = Box<dyn Fn(u64, PathBuf) + Send>;
 
-/// How many updates were done at the latest evaluation that is written down.
+/// What is written down of a run, each by the updates that were done.
 #[derive(Clone, Default)]
-pub struct Evaluated(Arc<(Mutex<u64>, Condvar)>);
+pub struct Written {
+    /// The latest line of metrics.
+    pub metrics: LatestStep,
+    /// The latest evaluation.
+    pub evaluations: LatestStep,
+}
 
-impl Evaluated {
-    /// The evaluation after `step` updates is written down.
+/// A step that others can wait for.
+#[derive(Clone, Default)]
+pub struct LatestStep(Arc<(Mutex<u64>, Condvar)>);
+
+impl LatestStep {
+    /// `step` is reached.
     pub fn note(&self, step: u64) {
         *self.0.0.lock().unwrap_or_else(PoisonError::into_inner) = step;
         self.0.1.notify_all();
     }
 
-    /// Waits for the evaluation after `step` updates, or for the end of the run.
+    /// Waits for `step`, or for the end of the run.
     fn wait(&self, step: u64, abort: &Abort) -> Result<(), Failure> {
-        // Now and then the abort flag is looked at, for evaluations that will never come.
+        // Now and then the abort flag is looked at, for steps that will never come.
         const LOOK: Duration = Duration::from_millis(100);
-        let mut evaluated = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        while *evaluated < step {
+        let mut latest = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while *latest < step {
             abort.check()?;
-            let waited = self.0.1.wait_timeout(evaluated, LOOK);
-            evaluated = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.0.1.wait_timeout(latest, LOOK);
+            latest = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
@@ -47,8 +56,8 @@ pub struct CheckpointParts {
     pub template: TrainerState,
     /// Which updates are evaluated, and how many samples a step has.
     pub plan: Arc<TrainingPlan>,
-    /// The evaluations that are written down.
-    pub evaluated: Evaluated,
+    /// What is written down of the run.
+    pub written: Written,
     /// Ends the run.
     pub abort: Abort,
     /// Is told of each complete checkpoint.
@@ -57,8 +66,8 @@ pub struct CheckpointParts {
 
 /// Writes checkpoints into a run folder.
 ///
-/// A checkpoint is complete only after the evaluation of its step is written down: a run that goes on from it does
-/// not evaluate that step again.
+/// A checkpoint is complete only after the metrics of its step are written down, and its evaluation: a run that goes on from
+/// it does not compute them again.
 pub struct RunCheckpoints {
     parts: CheckpointParts,
     open: Option<(StepReport, CheckpointWriter)>,
@@ -104,11 +113,12 @@ impl StateSink for RunCheckpoints {
 
     fn commit(&mut self) -> Result<(), Failure> {
         let (report, writer) = self.open.take().ok_or("no checkpoint was begun")?;
-        let CheckpointParts { plan, evaluated, abort, on_commit, .. } = &self.parts;
+        let CheckpointParts { files, folder, plan, written, abort, on_commit, .. } = &self.parts;
+        written.metrics.wait(report.step, abort)?;
         if plan.is_evaluated(report.step, report.last) {
-            evaluated.wait(report.step, abort)?;
+            written.evaluations.wait(report.step, abort)?;
         }
-        let path = writer.commit()?;
+        let path = folder.publish(report.step, writer.commit()?, files.keep)?;
         on_commit(report.step, path);
         Ok(())
     }

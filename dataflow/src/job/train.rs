@@ -41,6 +41,11 @@ impl StopRequest {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum TrainEvent {
+    /// The run's latest checkpoint is in a store, and is fetched from there.
+    Fetching {
+        /// Its URL.
+        path: PathBuf,
+    },
     /// The workers have their state.
     Started {
         /// Updates done: 0, or those of the checkpoint that is gone on with.
@@ -71,7 +76,7 @@ pub enum TrainEvent {
     Checkpointed {
         /// Updates done.
         step: u64,
-        /// Its folder.
+        /// Its folder or URL.
         path: PathBuf,
     },
 }
@@ -111,7 +116,7 @@ pub struct TrainSummary {
     pub stopped: bool,
     /// The last line of metrics; on process 0 only.
     pub last: Option<StepMetrics>,
-    /// The latest checkpoint; on process 0 only.
+    /// The folder or URL of the latest checkpoint; on process 0 only.
     pub checkpoint: Option<PathBuf>,
 }
 

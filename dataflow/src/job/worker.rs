@@ -17,7 +17,7 @@ use super::restore::{StartPoint, WorkerState, distribute};
 use super::source::DecodedSamples;
 use super::state_sink::{CheckpointParts, RunCheckpoints};
 use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
-use crate::checkpoint::{self, CheckpointFiles, TrainerState};
+use crate::checkpoint::{CheckpointFiles, TrainerState};
 use crate::cluster::{Failure, WorkerContext};
 use crate::device::Devices;
 use crate::error::Result;
@@ -132,7 +132,7 @@ pub(super) fn run_worker<B: Backend>(
                 folder: Arc::clone(folder),
                 template: shared.template(&start),
                 plan: Arc::clone(&plan),
-                evaluated: journal.evaluated(),
+                written: journal.written(),
                 abort: context.abort().clone(),
                 on_commit: Box::new(move |step, path| {
                     observer(&TrainEvent::Checkpointed { step, path });
@@ -179,10 +179,13 @@ pub(super) fn run_worker<B: Backend>(
     context.run_until_done()?;
     let last: Option<StepReport> = *lock(&last);
     let step = last.map_or(start.step, |report| report.step);
-    let checkpoint = match &folder {
-        Some(folder) => checkpoint::latest(folder.path())?.map(|entry| entry.path),
-        None => None,
-    };
+    let mut checkpoint = None;
+    if let Some(folder) = &folder {
+        if step > start.step {
+            folder.finish()?;
+        }
+        checkpoint = folder.latest_checkpoint()?;
+    }
     let metrics = lock(&journal).as_ref().and_then(|journal| journal.last().cloned());
     Ok(TrainSummary {
         step,

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    Fetcher, cache_folder, limit, neighbours,
+    Fetcher, limit, neighbours,
     wanted::{Access, Wanted},
 };
 use crate::{
@@ -110,7 +110,7 @@ impl Crew {
         let cancel = Cancel::default();
         let limit_bytes = remote.settings.cache.limit_bytes;
         let order = shards.order(order.settings())?;
-        let folder = cache_folder(remote);
+        let folder = remote.settings.cache.folder(remote.folder.location());
         // What others of this process need of the limit.
         let others = folder.as_ref().map_or_else(|_| Vec::new(), |folder| neighbours::of(folder));
         let taken_bytes = others.iter().map(|crew| crew.needed_bytes).sum();

@@ -8,11 +8,9 @@ use super::{
 };
 use crate::{
     error::DataError,
+    shard::FETCHES,
     shard_cache::{Room, ShardCache},
 };
-
-/// How often a shard is downloaded whose content is wrong.
-const DOWNLOADS: u32 = 4;
 
 impl Crew {
     /// Makes room for a shard in the cache, dropping only what is needed later than `before`.
@@ -62,7 +60,7 @@ impl Crew {
                 Ok(file) => return Ok(Fetched::Landed(Arc::new(file))),
                 Err(found) => {
                     downloads += 1;
-                    if downloads == DOWNLOADS {
+                    if downloads == FETCHES {
                         return Err(entry.wrong_hash(found));
                     }
                     room = self.make_room(cache, shard, before)?;

@@ -6,6 +6,9 @@
 //! tokens take as many bytes in the file, and only add a conversion when it is read. Signed ones
 //! are read by everything that reads Parquet.
 //!
+//! The footer states a hash of every row group, and the index one of the footer, so that what is read
+//! of a shard in parts can be verified.
+//!
 //! The bytes of a shard depend on its rows alone: no time, no version of this crate.
 
 use std::{
@@ -27,6 +30,7 @@ use parquet::{
     basic::{Compression, Encoding, ZstdLevel},
     errors::ParquetError,
     file::{
+        metadata::KeyValue,
         properties::{EnabledStatistics, WriterProperties, WriterPropertiesPtr, WriterVersion},
         writer::SerializedFileWriter,
     },
@@ -38,9 +42,10 @@ use super::{
     pack::{Cut, RowGroup},
 };
 use crate::{
-    hash::ContentHasher,
-    index::{Column, ShardEntry, TOKENS_COLUMN},
+    hash::{ContentHash, ContentHasher},
+    index::{Column, FooterEntry, ShardEntry, TOKENS_COLUMN},
     prepare::PrepareError,
+    shard::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes, footer_at_end},
 };
 
 /// Bytes of a token, decoded and before compression.
@@ -78,7 +83,7 @@ impl ShardFormat {
         let row = DataType::FixedSizeList(token_field(), (seq_len + 1) as i32);
         let schema = Arc::new(Schema::new(vec![Field::new(TOKENS_COLUMN, row, false)]));
         let mut properties = WriterProperties::builder()
-            .set_created_by("tidemill".to_owned())
+            .set_created_by(CREATED_BY.to_owned())
             .set_writer_version(WriterVersion::PARQUET_2_0)
             .set_encoding(Encoding::PLAIN)
             .set_dictionary_enabled(false)
@@ -170,6 +175,7 @@ struct OpenShard {
     path: PathBuf,
     writer: SerializedFileWriter<HashedFile>,
     samples: u64,
+    group_hashes: GroupHashes,
 }
 
 impl<'a> ShardWriter<'a> {
@@ -204,9 +210,17 @@ impl<'a> ShardWriter<'a> {
         };
         shard.samples += row_group.samples as u64;
         let append = || {
+            // Only what is in front of the first row group is there to be cut off.
+            shard.writer.flush()?;
+            shard.writer.inner_mut().cut();
             let mut writer = shard.writer.next_row_group()?;
             row_group.chunk.append_to_row_group(&mut writer)?;
-            writer.close().map(drop)
+            let column_bytes = writer.close()?.column(0).compressed_size();
+            shard.writer.flush()?;
+            let pages = shard.writer.inner_mut().cut();
+            assert_eq!(pages.len() as i64, column_bytes, "a row group is the pages of its column");
+            shard.group_hashes.push(ContentHash::of(&pages));
+            Ok(())
         };
         append().map_err(|error| encoding_error(&shard.path, error))
     }
@@ -216,13 +230,17 @@ impl<'a> ShardWriter<'a> {
     /// # Errors
     /// As [`ShardWriter::append`].
     pub(crate) fn close(&mut self) -> Result<(), PrepareError> {
-        if let Some(OpenShard { path, writer, samples }) = self.open.take() {
-            let HashedFile { file, hasher } =
-                writer.into_inner().map_err(|error| encoding_error(&path, error))?;
+        if let Some(OpenShard { path, mut writer, samples, group_hashes }) = self.open.take() {
+            let (key, value) = (GROUP_HASHES_KEY.to_owned(), group_hashes.to_text());
+            writer.append_key_value_metadata(KeyValue::new(key, value));
+            let mut written = writer.into_inner().map_err(|error| encoding_error(&path, error))?;
+            let footer = footer(&written.cut()).map_err(|error| encoding_error(&path, error))?;
+            let HashedFile { file, hasher, .. } = written;
             let name = shard_file(self.written.len());
             let bytes = file.metadata().map_err(PrepareError::io("read", &path))?.len();
             self.output.take(&name, file)?;
-            self.written.push(ShardEntry { file: name, samples, bytes, hash: hasher.finish() });
+            let (hash, footer) = (hasher.finish(), Some(footer));
+            self.written.push(ShardEntry { file: name, samples, bytes, hash, footer });
         }
         Ok(())
     }
@@ -249,11 +267,11 @@ impl OpenShard {
     ) -> Result<OpenShard, PrepareError> {
         let name = shard_file(shard);
         let (path, file) = (output.folder().join(&name), output.create(&name)?);
-        let file = HashedFile { file, hasher: ContentHasher::new() };
+        let file = HashedFile { file, hasher: ContentHasher::new(), since_cut: Vec::new() };
         let (schema, properties) = (format.parquet_schema.clone(), format.properties.clone());
         let writer = SerializedFileWriter::new(file, schema, properties)
             .map_err(|error| encoding_error(&path, error))?;
-        Ok(OpenShard { path, writer, samples: 0 })
+        Ok(OpenShard { path, writer, samples: 0, group_hashes: GroupHashes::default() })
     }
 }
 
@@ -275,6 +293,21 @@ pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> PrepareError {
 struct HashedFile {
     file: File,
     hasher: ContentHasher,
+    /// What was written since the last cut: a row group, or what is behind the last of them.
+    since_cut: Vec<u8>,
+}
+
+impl HashedFile {
+    /// What was written since the last cut.
+    fn cut(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.since_cut)
+    }
+}
+
+/// The footer with which the end of a file ends.
+fn footer(end: &[u8]) -> Result<FooterEntry, ParquetError> {
+    let footer = footer_at_end(end)?;
+    Ok(FooterEntry { bytes: footer.len() as u64, hash: ContentHash::of(footer) })
 }
 
 impl std::fmt::Debug for HashedFile {
@@ -287,6 +320,7 @@ impl Write for HashedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.hasher.update(&bytes[..written]);
+        self.since_cut.extend_from_slice(&bytes[..written]);
         Ok(written)
     }
 

@@ -99,7 +99,8 @@ impl TableRows {
             // Those that are passed on the way are kept too: they are needed soon, or go first.
             let rows = self.decoded.put((shard, group, at), going.read(&file, schema)?);
             if at == slice {
-                *reader = Some(going);
+                // Pages of a row group that is decoded would be held for nothing.
+                *reader = Some(going).filter(|going| !going.is_at_end());
                 return Ok(rows);
             }
         }

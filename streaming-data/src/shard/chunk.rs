@@ -15,7 +15,7 @@ use parquet::{
     },
 };
 
-use super::ShardFile;
+use super::{Footer, ShardFile};
 use crate::error::DataError;
 
 /// A range of a file, read; it answers to the offsets of the file.
@@ -27,8 +27,14 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Reads a range that lies within the file.
-    pub(super) fn read(file: &ShardFile, range: Range<u64>) -> Result<Chunk, DataError> {
+    /// Reads a column of a row group, whose range must lie within the file. What comes from a store
+    /// is verified where the footer states a hash; files were verified as a whole.
+    pub(super) fn read(
+        file: &ShardFile,
+        footer: &Footer,
+        group: usize,
+        range: Range<u64>,
+    ) -> Result<Chunk, DataError> {
         let file_bytes = file.bytes();
         if range.end > file_bytes {
             return Err(DataError::ShardFormat {
@@ -39,7 +45,16 @@ impl Chunk {
                 )),
             });
         }
-        Ok(Chunk { start: range.start, bytes: file.read(range)?, file_bytes })
+        let start = range.start;
+        let bytes = match footer.group_hash(group) {
+            Some(expected) if !file.is_local() => {
+                let path = file.path().to_owned();
+                let wrong = |found| DataError::RowGroupHash { path, group, expected, found };
+                file.read_verified(range, expected)?.map_err(wrong)?
+            }
+            _ => file.read(range)?,
+        };
+        Ok(Chunk { start, bytes, file_bytes })
     }
 
     /// Copies a range of the file, which must lie within this one, to `out` and nothing else.
@@ -100,11 +115,18 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// Reads ranges that lie within the file.
-    pub(super) fn read(file: &ShardFile, mut ranges: Vec<Range<u64>>) -> Result<Chunks, DataError> {
+    /// Reads columns of a row group, each as [`Chunk::read`] does.
+    pub(super) fn read(
+        file: &ShardFile,
+        footer: &Footer,
+        group: usize,
+        mut ranges: Vec<Range<u64>>,
+    ) -> Result<Chunks, DataError> {
         ranges.sort_by_key(|range| range.start);
-        let chunks =
-            ranges.into_iter().map(|range| Chunk::read(file, range)).collect::<Result<_, _>>()?;
+        let chunks = ranges
+            .into_iter()
+            .map(|range| Chunk::read(file, footer, group, range))
+            .collect::<Result<_, _>>()?;
         Ok(Chunks { chunks, file_bytes: file.bytes() })
     }
 

@@ -28,12 +28,19 @@ pub(crate) struct SliceReader {
     batches: ParquetRecordBatchReader,
     /// Number of the slice that comes next.
     next: usize,
+    /// Rows that follow.
+    rows_left: usize,
 }
 
 impl SliceReader {
     /// Number of the slice that comes next.
     pub(crate) fn next_slice(&self) -> usize {
         self.next
+    }
+
+    /// Whether no slice follows.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.rows_left == 0
     }
 
     /// Decodes the next slice.
@@ -52,6 +59,7 @@ impl SliceReader {
             }
         })?;
         self.next += 1;
+        self.rows_left = self.rows_left.saturating_sub(batch.num_rows());
         // In the order that was asked for, whatever that of the file is.
         let places: Result<Vec<usize>, _> =
             columns.fields().iter().map(|field| batch.schema().index_of(field.name())).collect();
@@ -104,8 +112,9 @@ impl Footer {
         let rows = self.group_rows(group);
         let slice_rows = self.slice_rows(group, columns) as usize;
         let ranges: Vec<Range<u64>> = self.chunk_ranges(group, &RowKind::Columns(columns.clone()));
-        let chunks = Chunks::read(file, ranges)?;
+        let chunks = Chunks::read(file, self, group, ranges)?;
         let leaves = self.leaves_of(columns);
+        let before = (slice * slice_rows).min(rows);
         let batches = guarded("decode", file.path(), || {
             let wanted = ProjectionMask::leaves(self.metadata.parquet_schema(), leaves);
             let builder =
@@ -113,7 +122,6 @@ impl Footer {
                     .with_projection(wanted)
                     .with_row_groups(vec![group])
                     .with_batch_size(slice_rows);
-            let before = (slice * slice_rows).min(rows);
             if before == 0 {
                 return builder.build();
             }
@@ -123,6 +131,6 @@ impl Footer {
             ]);
             builder.with_row_selection(selection).build()
         })?;
-        Ok(SliceReader { batches, next: slice })
+        Ok(SliceReader { batches, next: slice, rows_left: rows - before })
     }
 }

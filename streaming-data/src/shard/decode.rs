@@ -134,7 +134,8 @@ impl Footer {
 
     fn read_chunk(&self, file: &ShardFile, group: usize) -> Result<Chunk, DataError> {
         let column = self.column(file.path(), group)?.metadata;
-        Chunk::read(file, guarded("read", file.path(), || column_range(column))?)
+        let range = guarded("read", file.path(), || column_range(column))?;
+        Chunk::read(file, self, group, range)
     }
 
     /// The column of tokens of a row group.

@@ -2,6 +2,7 @@
 //!
 //! One handle serves all threads: every read states its offset. Ranges that were begun ahead are
 //! taken from where they wait; the end of an object is asked for once, since the footer is there.
+//! What comes from a store can be verified by its hash on the way.
 
 use std::{
     collections::HashMap,
@@ -24,8 +25,11 @@ use crate::{
 /// How much is read at once when a file is hashed.
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// The end of an object that is asked for first: most footers fit.
+/// The end of an object that is asked for where the size of its footer is not known: most fit.
 const TAIL_BYTES: u64 = 64 << 10;
+
+/// How often what has another hash than it should is fetched, before that is an error.
+pub(crate) const FETCHES: u32 = 4;
 
 /// A shard that can be read.
 pub(crate) struct ShardFile {
@@ -45,6 +49,8 @@ struct Ranges {
     folder: RemoteFolder,
     name: String,
     version: Version,
+    /// How much of the end is asked for at once.
+    tail_bytes: u64,
     tail: Mutex<Option<Bytes>>,
     /// Ranges on their way, by where they begin.
     begun: Mutex<HashMap<u64, (Range<u64>, Started)>>,
@@ -64,19 +70,22 @@ impl ShardFile {
         Ok(ShardFile { path: path.to_owned(), bytes, content })
     }
 
-    /// An object of a known size, to be read by ranges. Nothing is read yet.
+    /// An object of a known size, to be read by ranges. Nothing is read yet. Of the end as much is
+    /// asked for as its footer has, where that is known.
     pub(crate) fn of_object(
         path: &Path,
         folder: RemoteFolder,
         name: &str,
         version: Version,
         bytes: u64,
+        footer_bytes: Option<u64>,
     ) -> ShardFile {
         let version = Version { bytes: Some(bytes), ..version };
         let content = Content::Ranges(Box::new(Ranges {
             folder,
             name: name.to_owned(),
             version,
+            tail_bytes: footer_bytes.unwrap_or(TAIL_BYTES),
             tail: Mutex::default(),
             begun: Mutex::default(),
         }));
@@ -104,6 +113,28 @@ impl ShardFile {
                 Ok(bytes.into())
             }
             Content::Ranges(object) => object.read(range, self.bytes),
+        }
+    }
+
+    /// Bytes of a range, which must lie within the file, and whose hash is known; the hash of what
+    /// is there, where it is another. What was fetched is fetched again before that is believed.
+    pub(crate) fn read_verified(
+        &self,
+        range: Range<u64>,
+        expected: ContentHash,
+    ) -> Result<Result<Bytes, ContentHash>, DataError> {
+        let mut bytes = self.read(range.clone())?;
+        let mut fetches = 1;
+        loop {
+            let found = ContentHash::of(&bytes);
+            match &self.content {
+                _ if found == expected => return Ok(Ok(bytes)),
+                Content::Ranges(object) if fetches < FETCHES => {
+                    bytes = object.request(range.clone())?;
+                    fetches += 1;
+                }
+                _ => return Ok(Err(found)),
+            }
         }
     }
 
@@ -160,7 +191,7 @@ impl Weigh for ShardFile {
 
 impl Ranges {
     fn read(&self, range: Range<u64>, bytes: u64) -> Result<Bytes, DataError> {
-        let tail_start = bytes.saturating_sub(TAIL_BYTES);
+        let tail_start = bytes.saturating_sub(self.tail_bytes);
         if range.start >= tail_start && range.end <= bytes {
             // Held while it is read: others that want the end wait for it.
             let mut tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,7 +224,7 @@ impl Ranges {
     }
 
     fn begin(&self, range: Range<u64>, bytes: u64) -> bool {
-        let tail_start = bytes.saturating_sub(TAIL_BYTES);
+        let tail_start = bytes.saturating_sub(self.tail_bytes);
         let range = if range.start >= tail_start { tail_start..bytes } else { range };
         if range.is_empty() || range.end > bytes {
             return false;

@@ -10,8 +10,13 @@ use parquet::{
     file::metadata::{FooterTail, ParquetMetaDataReader},
 };
 
-use super::{RowKind, ShardFile, chunk::column_range, guarded};
-use crate::{cache::Weigh, error::DataError, hash::ContentHash, index::TOKENS_COLUMN};
+use super::{GroupHashes, RowKind, ShardFile, chunk::column_range, guarded};
+use crate::{
+    cache::Weigh,
+    error::DataError,
+    hash::ContentHash,
+    index::{FooterEntry, TOKENS_COLUMN},
+};
 
 /// Length and magic number behind the metadata.
 const TAIL_BYTES: u64 = 8;
@@ -24,8 +29,11 @@ pub(crate) struct Footer {
     tokens: Result<TokensColumn, String>,
     /// Where each row group ends, in rows.
     ends: Vec<u64>,
+    /// What each row group should hash to, where that is known.
+    group_hashes: Option<GroupHashes>,
     /// Hash of the bytes of the metadata.
     hash: ContentHash,
+    entry: FooterEntry,
     file_bytes: u64,
 }
 
@@ -78,16 +86,37 @@ impl TokensColumn {
 impl Footer {
     /// Reads the footer of a file, and nothing else of it.
     pub(crate) fn read(file: &ShardFile) -> Result<Footer, DataError> {
+        let (path, file_bytes) = (file.path(), file.bytes());
+        let range = guarded("read", path, || {
+            let start = file_bytes.checked_sub(TAIL_BYTES);
+            start.ok_or_else(|| ParquetError::EOF(format!("the file has {file_bytes} bytes")))
+        })?..file_bytes;
+        let tail = file.read(range)?;
+        let length = guarded("read", path, || metadata_bytes(&tail))?;
+        let start = file_bytes.checked_sub(length + TAIL_BYTES).ok_or_else(|| {
+            let found = format!("a footer of {length} bytes in a file of {file_bytes}");
+            let (path, source) = (path.to_owned(), ParquetError::EOF(found));
+            DataError::ShardFormat { action: "read", path, source }
+        })?;
+        Footer::of_bytes(file, file.read(start..file_bytes)?)
+    }
+
+    /// The footer of a file, whose bytes are these, its last ones.
+    pub(crate) fn of_bytes(file: &ShardFile, footer: Bytes) -> Result<Footer, DataError> {
         let path = file.path();
-        let bytes = read_metadata(file)?;
+        let footer = guarded("read", path, || footer_at_end(&footer))?;
+        let bytes = &footer[..footer.len() - TAIL_BYTES as usize];
         let metadata = guarded("parse the footer of", path, || {
-            let metadata = ParquetMetaDataReader::decode_metadata(&bytes)?;
+            let metadata = ParquetMetaDataReader::decode_metadata(bytes)?;
             ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
         })?;
         let ends = guarded("parse the footer of", path, || row_group_ends(&metadata))?;
         let tokens = TokensColumn::find(&metadata);
-        let hash = ContentHash::of(&bytes);
-        Ok(Footer { metadata, tokens, ends, hash, file_bytes: file.bytes() })
+        let group_hashes =
+            guarded("parse the footer of", path, || GroupHashes::find(metadata.metadata()))?;
+        let hash = ContentHash::of(bytes);
+        let entry = FooterEntry { bytes: footer.len() as u64, hash: ContentHash::of(footer) };
+        Ok(Footer { metadata, tokens, ends, group_hashes, hash, entry, file_bytes: file.bytes() })
     }
 
     /// The column of tokens.
@@ -120,6 +149,16 @@ impl Footer {
     /// Hash of the metadata, which states the place, sizes and statistics of every column.
     pub(crate) fn hash(&self) -> ContentHash {
         self.hash
+    }
+
+    /// The footer as an index states it.
+    pub(crate) fn entry(&self) -> FooterEntry {
+        self.entry
+    }
+
+    /// Hash of the pages of a row group, where it is known.
+    pub(super) fn group_hash(&self, group: usize) -> Option<ContentHash> {
+        self.group_hashes.as_ref().and_then(|hashes| hashes.get(group))
     }
 
     /// Row group of a row of the file, and the first row of that group.
@@ -195,32 +234,29 @@ impl Footer {
 
 impl Weigh for Footer {
     fn weight_bytes(&self) -> usize {
-        size_of::<Footer>() + self.metadata.metadata().memory_size() + 8 * self.ends.len()
+        let each = size_of::<u64>() + size_of::<ContentHash>();
+        size_of::<Footer>() + self.metadata.metadata().memory_size() + each * self.ends.len()
     }
 }
 
-/// The bytes of the metadata.
-fn read_metadata(file: &ShardFile) -> Result<Bytes, DataError> {
-    let (path, file_bytes) = (file.path(), file.bytes());
-    let format = |source| DataError::ShardFormat { action: "read", path: path.to_owned(), source };
-    if file_bytes < TAIL_BYTES {
-        let found = format!("the file has {file_bytes} bytes");
-        return Err(format(ParquetError::EOF(found)));
-    }
-    let metadata_end = file_bytes - TAIL_BYTES;
-    let tail = file.read(metadata_end..file_bytes)?;
-    let tail = <&[u8; TAIL_BYTES as usize]>::try_from(&*tail)
-        .map_err(|_| format(ParquetError::EOF("the file became shorter".to_owned())))?;
-    let tail = FooterTail::try_new(tail).map_err(format)?;
+/// The footer with which the end of a file ends.
+pub(crate) fn footer_at_end(end: &[u8]) -> Result<&[u8], ParquetError> {
+    let length = metadata_bytes(end)? + TAIL_BYTES;
+    let start = usize::try_from(length).ok().and_then(|length| end.len().checked_sub(length));
+    start.map(|start| &end[start..]).ok_or_else(|| {
+        ParquetError::EOF(format!("a footer of {length} bytes in the last {}", end.len()))
+    })
+}
+
+/// How many bytes of metadata stand before the tail, with which some bytes end.
+fn metadata_bytes(bytes: &[u8]) -> Result<u64, ParquetError> {
+    let tail = bytes.last_chunk::<{ TAIL_BYTES as usize }>();
+    let tail = tail.ok_or_else(|| ParquetError::EOF("the file became shorter".to_owned()))?;
+    let tail = FooterTail::try_new(tail)?;
     if tail.is_encrypted_footer() {
-        return Err(format(ParquetError::NYI("the footer is encrypted".to_owned())));
+        return Err(ParquetError::NYI("the footer is encrypted".to_owned()));
     }
-    let length = tail.metadata_length() as u64;
-    let Some(start) = metadata_end.checked_sub(length) else {
-        let found = format!("a footer of {length} bytes in a file of {file_bytes}");
-        return Err(format(ParquetError::EOF(found)));
-    };
-    file.read(start..metadata_end)
+    Ok(tail.metadata_length() as u64)
 }
 
 /// Where each row group ends, in rows.

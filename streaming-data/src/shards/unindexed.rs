@@ -95,7 +95,7 @@ fn read(
         Folder::Local(_) => ShardFile::open(&path)?,
         Folder::Remote(folder) => {
             let version = Version { bytes: Some(entry.bytes), e_tag: entry.e_tag.clone() };
-            ShardFile::of_object(&path, (*folder).clone(), &entry.name, version, entry.bytes)
+            ShardFile::of_object(&path, (*folder).clone(), &entry.name, version, entry.bytes, None)
         }
     };
     let footer = Footer::read(&file)?;
@@ -119,6 +119,7 @@ fn found(
     let identity = (footer.samples(), identity.finish());
     let shard =
         Shard::new(location, entry.name.clone(), footer.samples(), footer.file_bytes(), None)
+            .with_footer(Some(footer.entry()))
             .told_by(footer.hash(), entry.e_tag.clone());
     Ok(Found { shard, identity })
 }

@@ -5,6 +5,8 @@
 
 use std::{
     fmt,
+    fs::File,
+    io::Write,
     num::NonZeroU32,
     ops::Range,
     sync::{
@@ -97,6 +99,13 @@ impl RemoteFolder {
     /// The same folder, whose operations end when they are cancelled.
     pub(crate) fn cancelled_by(&self, cancel: Cancel) -> RemoteFolder {
         RemoteFolder { cancel, ..self.clone() }
+    }
+
+    /// A folder in it.
+    pub fn folder(&self, name: &str) -> RemoteFolder {
+        let parts = name.split('/').filter(|part| !part.is_empty());
+        let prefix = parts.fold(self.prefix.clone(), |prefix, part| prefix.join(part));
+        RemoteFolder { prefix, location: self.location.join(name), ..self.clone() }
     }
 
     /// The same folder, whose operations are soon given up.
@@ -194,6 +203,18 @@ impl RemoteFolder {
             take(&bytes)?;
         }
         end.recv().unwrap_or(Err(DataError::Cancelled { url }))
+    }
+
+    /// Writes a whole object into a local file, over one that may be there.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::get`], and [`DataError::Io`] when the file cannot be written; what arrived
+    /// is left there then.
+    pub fn get_file(&self, name: &str, file: &std::path::Path) -> Result<(), DataError> {
+        let mut target = File::create(file).map_err(DataError::io("create", file))?;
+        self.download(name, &Version::default(), |bytes| {
+            target.write_all(bytes).map_err(DataError::io("write", file))
+        })
     }
 
     /// The objects directly in the folder, in byte order of their names.

@@ -1,6 +1,7 @@
 //! The cache of shards: what it holds, what it drops, and who shares it.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     path::Path as FilePath,
     sync::{
@@ -10,13 +11,13 @@ use std::{
     thread,
 };
 
-use tidemill_streaming_data::{hash::ContentHash, order::ShuffleOrder};
+use tidemill_streaming_data::{DataSet, hash::ContentHash, order::ShuffleOrder};
 
 use crate::{
-    ROW_TOKENS, SAMPLES, assert_line, decoder,
+    ORDERS, ROW_TOKENS, SAMPLES, assert_line, decoder,
     faulty::{Faulty, PASSING},
-    files, hasty, open, read_and_compare, settings, smallest_limit,
-    support::indexed_example,
+    files, hasty, open, read_and_compare, settings, shuffle, smallest_limit,
+    support::{example_row, indexed_example},
     wait_until,
 };
 
@@ -183,6 +184,65 @@ fn a_damaged_file_of_the_cache_is_replaced() {
     }
     assert_eq!(read(), 3 + SAMPLES.len() + 3);
     assert_eq!(files(cache.path()), whole);
+}
+
+/// What was not downloaded is nobody's to drop: shards of a local data set stay, whatever the limit is, also where
+/// the cache is made in their own folder.
+#[test]
+fn the_only_copy_is_never_dropped() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let before = contents(folder.path());
+    let url = format!("file://{}", folder.path().display());
+    for path in [folder.path(), FilePath::new(&url)] {
+        let data_set = DataSet::open_with(path, &settings(folder.path(), Some(1))).unwrap();
+        for order in ORDERS {
+            read_and_compare(&data_set, order, 0..164, false).unwrap();
+            assert!(contents(folder.path()) == before, "{order}");
+        }
+    }
+    let limit = smallest_limit(folder.path(), ShuffleOrder::Shard);
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    let data_set = open(store, &settings(folder.path(), Some(limit))).unwrap();
+    read_and_compare(&data_set, ShuffleOrder::Shard, 0..164, false).unwrap();
+    let mut after = contents(folder.path());
+    after.retain(|name, _| !is_ours(name));
+    assert!(after == before, "a shard that was there is gone or changed");
+}
+
+fn contents(folder: &FilePath) -> BTreeMap<String, Vec<u8>> {
+    let read = |name: String| fs::read(folder.join(&name)).map(|bytes| (name, bytes)).ok();
+    files(folder).into_iter().filter_map(|(name, _)| read(name)).collect()
+}
+
+/// Shards that somebody deletes while they are read from are read to their end, and fetched again when they are
+/// wanted again.
+#[test]
+fn what_somebody_deletes_is_fetched_again() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
+    let canonical = data_set.order(shuffle(ShuffleOrder::Window)).unwrap();
+    let decoder = decoder(&data_set, ShuffleOrder::Window, None).unwrap();
+    let mut read = 0;
+    for sample in decoder.reader(std::iter::once(0..82 * 3)) {
+        let sample = sample.unwrap();
+        let id = canonical.sample_at(read);
+        assert_eq!(
+            (sample.position, sample.tokens),
+            (read, example_row(id.shard, id.row, ROW_TOKENS))
+        );
+        read += 1;
+        if read % 50 == 0 {
+            for (name, _) in files(cache.path()).iter().filter(|(name, _)| name.ends_with(".shard"))
+            {
+                let _ = fs::remove_file(cache.path().join(name));
+            }
+        }
+    }
+    assert_eq!(read, 82 * 3);
+    let downloads = store.asked.requests() - 1;
+    assert!(downloads > SAMPLES.len(), "nothing was deleted: {downloads} downloads");
 }
 
 /// A part file is its process's as long as that lives, and nobody's afterwards.

@@ -8,8 +8,9 @@ use std::{
 
 use tidemill_streaming_data::{
     DataError, DataSet, DataSettings, Mixture,
+    mixture::{Amount, Part},
     order::{SampleId, ShuffleOrder},
-    reader::{Decoder, DecoderSettings},
+    reader::{Decoder, DecoderSettings, Sample},
     store::{Location, RemoteFolder},
     table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
@@ -18,7 +19,7 @@ use crate::{
     ORDERS, ROW_TOKENS, SAMPLES, decoder,
     faulty::{Fault, Faulty, PASSING},
     files, hasty, open, read_and_compare, settings, shuffle, smallest_limit, store_settings,
-    support::{Form, example_row, indexed_example, write_example},
+    support::{Form, example_row, hashed_example, indexed_example, write_example},
     wait_until,
 };
 
@@ -73,20 +74,14 @@ fn opening_takes_one_request() {
 /// with the smallest limit and without.
 #[test]
 fn a_faulty_store_changes_no_sample() {
-    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let folder = hashed_example(&SAMPLES, ROW_TOKENS);
     let mut all = PASSING.to_vec();
     all.push(Fault::Flip);
     for (seed, order) in ORDERS.into_iter().enumerate() {
         for limit in [None, Some(smallest_limit(folder.path(), order))] {
             let seed = seed as u64;
-            let store = match (order, limit) {
-                // No hash is known of a range.
-                (ShuffleOrder::Full, Some(_)) => {
-                    Faulty::of_folder(folder.path(), seed, &PASSING, 40)
-                }
-                // Nor of the index.
-                _ => Faulty::of_folder(folder.path(), seed, &all, 40).only(".parquet"),
-            };
+            // No hash is known of the index.
+            let store = Faulty::of_folder(folder.path(), seed, &all, 40).only(".parquet");
             let asked = Arc::clone(&store.asked);
             let cache = tempfile::tempdir().unwrap();
             let data_set = open(Arc::new(store), &hasty(cache.path(), limit)).unwrap();
@@ -257,4 +252,48 @@ fn rows_of_a_store_are_those_of_the_folder() {
     std::fs::write(folder.path().join(name), bytes).unwrap();
     let wrong = read(folder.path(), &DataSettings::default(), ShuffleOrder::None).unwrap_err();
     assert!(matches!(wrong, DataError::ShardHash { .. }), "{wrong}");
+}
+
+/// Each part of a mixture is fetched for the positions that are its own: whole where most of it is read, by ranges
+/// where little is, and nothing of the others.
+#[test]
+fn a_mixture_of_stores_is_that_of_the_folders() {
+    let folders = [indexed_example(&SAMPLES, ROW_TOKENS), indexed_example(&[40, 31], ROW_TOKENS)];
+    let cache = tempfile::tempdir().unwrap();
+    let stores = folders
+        .each_ref()
+        .map(|folder| Arc::new(Faulty::of_folder(folder.path(), 2, &PASSING, 20)));
+    let mix = |sets: [DataSet; 2]| {
+        let amounts = [Amount::Proportion(0.5), Amount::Proportion(0.5)];
+        let parts = ["one", "other"].into_iter().zip(sets).zip(amounts);
+        let part = |((name, data_set), amount): ((&str, _), _)| Part {
+            name: name.to_owned(),
+            data_set,
+            amount,
+        };
+        Mixture::new(parts.map(part).collect(), shuffle(ShuffleOrder::Window)).unwrap()
+    };
+    let remote = stores
+        .each_ref()
+        .map(|store| open(Arc::clone(store) as _, &hasty(cache.path(), None)).unwrap());
+    let local = mix(folders.each_ref().map(|folder| DataSet::open(folder.path()).unwrap()));
+    let remote = mix(remote);
+    assert_eq!(remote.fingerprint(), local.fingerprint());
+    let threads = NonZeroUsize::new(2).unwrap();
+    let decoder_settings = DecoderSettings { threads, memory_bytes: 3000 };
+    let read = |mixture: &Mixture, positions: std::ops::Range<u64>| -> Vec<Sample> {
+        let decoder =
+            Decoder::of_positions(mixture.clone(), decoder_settings, positions.clone()).unwrap();
+        decoder.reader([positions]).map(Result::unwrap).collect()
+    };
+    assert_eq!(read(&remote, 30..36), read(&local, 30..36));
+    assert_eq!(files(cache.path()), [], "a few samples are read by ranges");
+    // 142 positions are 71 of each part: the whole of the other.
+    assert_eq!(read(&remote, 0..142), read(&local, 0..142));
+    let kept = files(cache.path());
+    for (shard, name) in ["shard-00000.parquet", "shard-00001.parquet"].into_iter().enumerate() {
+        let bytes = std::fs::metadata(folders[1].path().join(name)).unwrap().len();
+        let is_kept = kept.iter().any(|(name, size)| name.ends_with(".shard") && *size == bytes);
+        assert!(is_kept, "shard {shard} of the other part was not fetched whole");
+    }
 }

@@ -7,7 +7,7 @@ use std::{
     path::Path as FilePath,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -88,12 +88,16 @@ pub struct Faulty {
     in_a_row: usize,
     pub asked: Arc<Asked>,
     failed: Mutex<HashMap<String, usize>>,
+    /// How often a byte was wrong, by object and end of the range.
+    flipped: Mutex<HashMap<(String, u64), usize>>,
     /// Only objects that hold this in their path fail.
     only: String,
     /// Only what writes fails.
     only_puts: bool,
     /// Shards are written while this is true.
     pub gate: Arc<watch::Sender<bool>>,
+    /// While it is set, nothing fails.
+    pub is_calm: AtomicBool,
 }
 
 impl Faulty {
@@ -107,9 +111,11 @@ impl Faulty {
             in_a_row: 3,
             asked: Arc::default(),
             failed: Mutex::default(),
+            flipped: Mutex::default(),
             only: String::new(),
             only_puts: false,
             gate: Arc::new(watch::Sender::new(true)),
+            is_calm: AtomicBool::default(),
         }
     }
 
@@ -129,9 +135,11 @@ impl Faulty {
         Faulty { only_puts: true, in_a_row: usize::MAX, ..self }
     }
 
-    fn fault(&self, path: &Path) -> Option<Fault> {
+    /// What goes wrong, where something does, and a number that says where in a body.
+    fn fault(&self, path: &Path) -> Option<(Fault, usize)> {
         let number = self.asked.requests.fetch_add(1, Ordering::SeqCst) as u64;
-        if self.faults.is_empty() || !path.as_ref().contains(&self.only) {
+        let is_calm = self.faults.is_empty() || self.is_calm.load(Ordering::SeqCst);
+        if is_calm || !path.as_ref().contains(&self.only) {
             return None;
         }
         let random = xxh3_64_with_seed(path.as_ref().as_bytes(), self.seed ^ (number << 20));
@@ -142,7 +150,16 @@ impl Faulty {
             return None;
         }
         *in_a_row += 1;
-        Some(self.faults[(random >> 32) as usize % self.faults.len()])
+        let fault = self.faults[(random >> 32) as usize % self.faults.len()];
+        Some((fault, (random >> 7) as usize & 0xff_ffff))
+    }
+
+    /// Whoever asks for the same again, all of it or what is left of it, gets it right at last.
+    fn may_flip(&self, path: &Path, end: u64) -> bool {
+        let mut flipped = self.flipped.lock().unwrap();
+        let flips = flipped.entry((path.to_string(), end)).or_default();
+        *flips += 1;
+        *flips <= self.in_a_row
     }
 }
 
@@ -188,7 +205,7 @@ fn broken() -> Error {
 impl ObjectStore for Faulty {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let under = Under::way(&self.asked);
-        let fault = self.fault(location).filter(|_| !self.only_puts);
+        let (fault, place) = self.fault(location).filter(|_| !self.only_puts).unzip();
         match fault {
             Some(Fault::Busy) => {
                 let source = "503 Service Unavailable".into();
@@ -206,8 +223,11 @@ impl ObjectStore for Faulty {
         let (attributes, extensions) = (result.attributes.clone(), result.extensions.clone());
         let mut bytes = result.bytes().await?.to_vec();
         let half = bytes.len() / 2;
-        if fault == Some(Fault::Flip) && !bytes.is_empty() {
-            bytes[half] ^= 4;
+        if let (Some(Fault::Flip), Some(place), 1..) = (fault, place, bytes.len())
+            && self.may_flip(location, range.end)
+        {
+            let place = place % bytes.len();
+            bytes[place] ^= 4;
         }
         let is_cut = matches!(fault, Some(Fault::Stall | Fault::Break | Fault::Truncate));
         let sent = if is_cut { half } else { bytes.len() };
@@ -245,7 +265,7 @@ impl ObjectStore for Faulty {
         if location.as_ref().ends_with(".parquet") {
             let _ = self.gate.subscribe().wait_for(|&is_open| is_open).await;
         }
-        match self.fault(location) {
+        match self.fault(location).map(|(fault, _)| fault) {
             Some(Fault::Silence | Fault::Stall) => pending().await,
             Some(_) => Err(broken()),
             None => self.inner.put_opts(location, payload, options).await,

@@ -5,8 +5,10 @@ mod cache;
 mod epochs;
 mod errors;
 mod faulty;
+mod listen;
 mod prepare;
 mod processes;
+mod ranges;
 mod s3;
 mod s3_server;
 #[allow(dead_code, reason = "other test programs use the rest")]

@@ -13,11 +13,12 @@ use tidemill_streaming_data::{
 };
 
 use crate::{
-    decoder, files,
+    ROW_TOKENS, SAMPLES, decoder, files,
     s3_server::S3Server,
     settings,
-    support::{Form, outcome::line, write_example, write_index},
+    support::{Form, indexed_example, outcome::line, write_example, write_index},
     wait_until,
+    web_server::serve,
 };
 
 const SHARDS: [u64; 8] = [90, 100, 90, 80, 100, 90, 100, 70];
@@ -26,10 +27,16 @@ const SET: &str = "TIDEMILL_TEST_SET";
 const CACHE: &str = "TIDEMILL_TEST_CACHE";
 const LIMIT: &str = "TIDEMILL_TEST_LIMIT";
 const RESULT: &str = "TIDEMILL_TEST_RESULT";
+/// `name=value` of the settings of the store, one a line.
+const OPTIONS: &str = "TIDEMILL_TEST_OPTIONS";
 
 /// Hash of an epoch, or the error as a line.
 fn epoch(set: &str, cache: &Path, limit: Option<u64>) -> Result<ContentHash, DataError> {
-    let data_set = DataSet::open_with(set, &settings(cache, limit))?;
+    let mut settings = settings(cache, limit);
+    let options = std::env::var(OPTIONS).unwrap_or_default();
+    let options = options.lines().filter_map(|line| line.split_once('='));
+    settings.store.options = options.map(|(name, value)| (name.into(), value.into())).collect();
+    let data_set = DataSet::open_with(set, &settings)?;
     let decoder = decoder(&data_set, ShuffleOrder::Window, None)?;
     let mut hasher = ContentHasher::new();
     for sample in decoder.reader(std::iter::once(0..data_set.samples())) {
@@ -185,4 +192,46 @@ fn a_full_disk_is_one_line() {
     let child = stage.start(1, None, "");
     assert_eq!(stage.finish(1, child), stage.expected());
     assert_eq!((stage.count(".shard"), stage.count("")), (SHARDS.len(), SHARDS.len()));
+}
+
+/// Stores are found by their usual variables, of which settings go before those of the environment; variables without
+/// the name of a store, which anybody may have set for something else, are not looked at.
+#[test]
+fn the_environment_says_where_stores_are() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let (address, _stop) = serve(folder.path());
+    let key = |address: &str| {
+        format!(
+            "{{\"gcs_base_url\": \"http://{address}\", \"disable_oauth\": true, \
+            \"client_email\": \"\", \"private_key\": \"\", \"private_key_id\": \"\"}}"
+        )
+    };
+    let (right, nobody) = (key(&address.to_string()), key("127.0.0.1:1"));
+    let google = |key: &str| {
+        [("GOOGLE_SERVICE_ACCOUNT_KEY", key.to_owned()), ("GOOGLE_ALLOW_HTTP", "true".to_owned())]
+    };
+    let azure = [
+        ("AZURE_STORAGE_ACCOUNT_NAME", "account".to_owned()),
+        ("AZURE_STORAGE_ENDPOINT", format!("http://{address}/account")),
+        ("AZURE_SKIP_SIGNATURE", "true".to_owned()),
+        ("AZURE_ALLOW_HTTP", "true".to_owned()),
+    ];
+    let given = format!("GOOGLE_SERVICE_ACCOUNT_KEY={right}");
+    let expected = epoch(folder.path().to_str().unwrap(), folder.path(), None).unwrap();
+    for (url, variables, options) in [
+        ("gs://bucket/set", &google(&right)[..], ""),
+        ("gs://bucket/set", &google(&nobody), &given),
+        ("az://container/set", &azure, ""),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let result = place.path().join("result");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "processes::child", "--ignored", "--nocapture"]);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        command.envs([("TIMEOUT", "never"), ("TOKEN", "of something else"), ("ENDPOINT", "?")]);
+        command.env(SET, url).env(CACHE, place.path().join("cache")).env(RESULT, &result);
+        command.env(OPTIONS, options).stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(command.status().unwrap().success());
+        assert_eq!(fs::read_to_string(&result).unwrap(), expected.to_string(), "{url}");
+    }
 }

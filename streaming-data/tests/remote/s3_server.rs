@@ -14,7 +14,7 @@ use s3s::{
 use s3s_fs::FileSystem;
 use tokio::sync::oneshot;
 
-use crate::web_server::listen;
+use crate::listen::listen;
 
 pub const KEY: &str = "an-access-key";
 pub const SECRET: &str = "a-secret-key";

@@ -2,50 +2,13 @@
 //! part, as plain web servers, Google's and Azure's do where nothing is signed. Where it may be
 //! written, it speaks as much of WebDAV as that takes.
 
-use std::{convert::Infallible, fs, net::SocketAddr, path::Path, sync::mpsc, thread};
+use std::{convert::Infallible, fs, net::SocketAddr, path::Path};
 
-use hyper::{
-    Method, Request, Response, StatusCode,
-    body::Incoming,
-    header,
-    service::{Service, service_fn},
-};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto::Builder,
-};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header, service::service_fn};
 use s3s::Body;
-use tokio::{net::TcpListener, sync::oneshot};
+use tokio::sync::oneshot;
 
-/// Serves until what comes with the address is dropped.
-pub fn listen<S>(service: S) -> (SocketAddr, oneshot::Sender<()>)
-where
-    S: Service<Request<Incoming>, Response = Response<Body>> + Clone + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let (stop, stopped) = oneshot::channel();
-    let (sender, address) = mpsc::channel();
-    thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.unwrap().block_on(async move {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            sender.send(listener.local_addr().unwrap()).unwrap();
-            let serve = async {
-                while let Ok((socket, _)) = listener.accept().await {
-                    let service = service.clone();
-                    tokio::spawn(async move {
-                        let builder = Builder::new(TokioExecutor::new());
-                        // A client may go at any moment.
-                        let _ = builder.serve_connection(TokioIo::new(socket), service).await;
-                    });
-                }
-            };
-            futures_util::future::select(std::pin::pin!(serve), stopped).await;
-        });
-    });
-    (address.recv().unwrap(), stop)
-}
+use crate::listen::listen;
 
 /// Serves the files of a folder.
 pub fn serve(folder: &Path) -> (SocketAddr, oneshot::Sender<()>) {

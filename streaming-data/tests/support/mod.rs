@@ -2,7 +2,7 @@
 
 pub mod outcome;
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, ops::Range, path::Path, sync::Arc};
 
 use arrow::{
     array::{
@@ -16,11 +16,14 @@ use arrow::{
 use parquet::{
     arrow::ArrowWriter,
     basic::Encoding,
-    file::properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion},
+    file::{
+        metadata::{KeyValue, ParquetMetaDataReader},
+        properties::{WriterProperties, WriterPropertiesBuilder, WriterVersion},
+    },
 };
 use tidemill_streaming_data::{
     hash::{ContentHash, HASH_ALGORITHM},
-    index::{Column, FORMAT_VERSION, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
 };
 
 /// How a column of tokens is typed.
@@ -41,6 +44,17 @@ pub struct Form {
     pub dictionary: bool,
     pub group_rows: usize,
     pub page_rows: usize,
+    pub created_by: &'static str,
+    pub hashes: Hashes,
+}
+
+/// Whether the footer states the hashes of row groups, and an index those of footers.
+#[derive(Debug, Clone)]
+pub enum Hashes {
+    None,
+    Right,
+    /// What stands in the footer, whatever it is.
+    Stated(String),
 }
 
 impl Form {
@@ -54,11 +68,19 @@ impl Form {
             dictionary: false,
             group_rows: 5,
             page_rows: 2,
+            created_by: "somebody",
+            hashes: Hashes::None,
         }
+    }
+
+    /// The same, with hashes.
+    pub fn hashed() -> Form {
+        Form { created_by: "tidemill", hashes: Hashes::Right, ..Form::plain() }
     }
 
     fn properties(&self) -> WriterPropertiesBuilder {
         WriterProperties::builder()
+            .set_created_by(self.created_by.to_owned())
             .set_writer_version(self.writer)
             .set_dictionary_enabled(self.dictionary)
             .set_encoding(Encoding::PLAIN)
@@ -87,11 +109,57 @@ pub fn write_column(path: &Path, name: &str, array: ArrayRef, form: &Form) {
     let field = Field::new(name, array.data_type().clone(), form.nullable);
     let schema = Arc::new(Schema::new(vec![field]));
     let batch = RecordBatch::try_new(Arc::clone(&schema), vec![array]).unwrap();
-    let file = fs::File::create(path).unwrap();
-    let properties = form.properties().build();
-    let mut writer = ArrowWriter::try_new(file, schema, Some(properties)).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
+    let write = |properties: WriterProperties| {
+        let mut bytes = Vec::new();
+        let mut writer =
+            ArrowWriter::try_new(&mut bytes, Arc::clone(&schema), Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        bytes
+    };
+    let mut bytes = write(form.properties().build());
+    let hashes = match &form.hashes {
+        Hashes::None => None,
+        Hashes::Right => Some(row_group_hashes(&bytes)),
+        Hashes::Stated(hashes) => Some(hashes.clone()),
+    };
+    if let Some(hashes) = hashes {
+        // Row groups stand where they stood: the footer is behind them.
+        let hashes = Some(vec![KeyValue::new(HASHES_KEY.to_owned(), hashes)]);
+        bytes = write(form.properties().set_key_value_metadata(hashes).build());
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+/// Where the footer of a shard states the hashes of its row groups.
+pub const HASHES_KEY: &str = "tidemill.row_group_hashes";
+
+/// Where the row groups of a shard of one column are.
+pub fn row_groups(shard: &[u8]) -> Vec<Range<usize>> {
+    let metadata = &shard[footer_range(shard)];
+    let metadata = ParquetMetaDataReader::decode_metadata(&metadata[..metadata.len() - 8]).unwrap();
+    let ranges = metadata.row_groups().iter().map(|group| {
+        assert_eq!(group.num_columns(), 1);
+        let (start, length) = group.column(0).byte_range();
+        start as usize..(start + length) as usize
+    });
+    ranges.collect()
+}
+
+/// Where the footer of a shard is: metadata, their length in four bytes, and the magic number.
+pub fn footer_range(shard: &[u8]) -> Range<usize> {
+    let end = shard.len() - 8;
+    let length = u32::from_le_bytes(shard[end..end + 4].try_into().unwrap());
+    end - length as usize..shard.len()
+}
+
+/// What the footer of a shard is to say of its row groups.
+pub fn row_group_hashes(shard: &[u8]) -> String {
+    let hashes: Vec<String> = row_groups(shard)
+        .into_iter()
+        .map(|range| ContentHash::of(&shard[range]).to_string()["xxh3-128:".len()..].to_owned())
+        .collect();
+    format!("xxh3-128:{}", hashes.join(","))
 }
 
 fn list_of(elements: ArrayRef, lengths: &[usize], form: &Form) -> ArrayRef {
@@ -148,7 +216,11 @@ pub fn write_index(folder: &Path, seq_len: usize, vocab_size: u32, samples: &[u6
         .map(|(file, &samples)| {
             let bytes = fs::read(folder.join(&file)).unwrap();
             let hash = ContentHash::of(&bytes);
-            ShardEntry { file, samples, bytes: bytes.len() as u64, hash }
+            let footer = matches!(form.hashes, Hashes::Right).then(|| {
+                let footer = &bytes[footer_range(&bytes)];
+                FooterEntry { bytes: footer.len() as u64, hash: ContentHash::of(footer) }
+            });
+            ShardEntry { file, samples, bytes: bytes.len() as u64, hash, footer }
         })
         .collect();
     let index = Index {
@@ -174,9 +246,17 @@ pub fn write_index(folder: &Path, seq_len: usize, vocab_size: u32, samples: &[u6
 
 /// A data set of example rows with an index.
 pub fn indexed_example(samples: &[u64], row_tokens: usize) -> tempfile::TempDir {
+    indexed_example_of(samples, row_tokens, &Form::plain())
+}
+
+/// The same, with hashes of all that is read alone.
+pub fn hashed_example(samples: &[u64], row_tokens: usize) -> tempfile::TempDir {
+    indexed_example_of(samples, row_tokens, &Form::hashed())
+}
+
+fn indexed_example_of(samples: &[u64], row_tokens: usize, form: &Form) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let form = Form::plain();
-    write_example(folder.path(), samples, row_tokens, &form);
-    write_index(folder.path(), row_tokens - 1, EXAMPLE_VOCABULARY, samples, &form);
+    write_example(folder.path(), samples, row_tokens, form);
+    write_index(folder.path(), row_tokens - 1, EXAMPLE_VOCABULARY, samples, form);
     folder
 }

@@ -219,6 +219,22 @@ fn what_ends_a_document_is_found_or_asked_for() {
     assert!(format!("{error:#}").contains("tokenizer_config.json: EOF"), "{error:#}");
 }
 
+/// Of several tokens that usually end a document, the one that does so most often: a tokenizer of whole texts that also
+/// has what ends an answer, say.
+#[test]
+fn the_likeliest_of_the_usual_ends_is_taken() {
+    let usual = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]"];
+    for at in 0..usual.len() {
+        let mut tokenizer = word_piece();
+        // Ids in the other order.
+        let others: Vec<&str> = usual[at..].iter().rev().copied().collect();
+        tokenizer.add_special_tokens(&special(&others));
+        let folder = saved(&tokenizer);
+        let opened = DocumentTokenizer::open(folder.path(), None).unwrap();
+        assert_eq!(Some(opened.eos_token_id()), tokenizer.token_to_id(usual[at]), "{}", usual[at]);
+    }
+}
+
 #[test]
 fn files_that_are_no_tokenizers_or_not_always_the_same_are_refused() {
     let folder = saved(&byte_level("<|endoftext|>"));

@@ -1,0 +1,181 @@
+//! Checkpoints and models where they can be read: a folder as it is, and of one in a store a copy.
+//!
+//! Files of a checkpoint are verified as they arrive. One that is damaged is fetched again, a few times; then an error
+//! names it.
+
+use std::path::{Component, Path, PathBuf};
+
+use tempfile::TempDir;
+use tidemill_model::hugging_face::CONFIG_FILE;
+use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
+
+use super::folder::latest;
+use super::remote::RemoteCheckpoints;
+use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
+use super::write::OPTIMIZER_FILE;
+use crate::error::{JobError, Result};
+
+/// How often a file that arrives damaged is fetched.
+const ATTEMPTS: u32 = 3;
+
+/// Which files are needed of a checkpoint or model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// `config.json`.
+    Config,
+    /// What generates and scores: all but the state of a run.
+    Model,
+    /// All that a checkpoint has.
+    Checkpoint,
+}
+
+/// The folder of a checkpoint or model on this machine. A copy is removed when this is dropped; files that are open then
+/// can still be read.
+#[derive(Debug)]
+pub struct LocalCopy {
+    path: PathBuf,
+    _copied: Option<TempDir>,
+}
+
+impl LocalCopy {
+    /// The files of `folder`: where they are, or a copy below the folder for temporary files (`TMPDIR`).
+    ///
+    /// # Errors
+    /// A store that does not answer or refuses; a file that is missing, or damaged each time it is fetched.
+    pub fn of(folder: &Path, wanted: Wanted) -> Result<Self> {
+        let location = Location::of_path(folder)?;
+        if let Some(path) = location.local() {
+            return Ok(Self { path: path.to_owned(), _copied: None });
+        }
+        let parent = std::env::temp_dir();
+        Self::fetch(&RemoteFolder::open(location, &StoreSettings::default())?, wanted, &parent)
+    }
+
+    /// A copy of `folder` in a new folder in `parent`.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn fetch(folder: &RemoteFolder, wanted: Wanted, parent: &Path) -> Result<Self> {
+        let copied = tempfile::Builder::new()
+            .prefix("tidemill-copy-")
+            .tempdir_in(parent)
+            .map_err(|source| JobError::file("creating a folder in", parent, source))?;
+        match wanted {
+            Wanted::Config => folder.get_file(CONFIG_FILE, &copied.path().join(CONFIG_FILE))?,
+            Wanted::Model | Wanted::Checkpoint => fetch_files(folder, wanted, copied.path())?,
+        }
+        Ok(Self { path: copied.path().to_owned(), _copied: Some(copied) })
+    }
+
+    /// Where the files are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Where the model of `path`, a folder or URL, is: in itself (a checkpoint, a Hugging Face folder), or in a run folder's
+/// latest checkpoint.
+///
+/// # Errors
+/// A folder that is none of these.
+pub fn model_folder(path: &Path) -> Result<PathBuf> {
+    let location = Location::of_path(path)?;
+    let found = match location.local() {
+        Some(path) if path.join(CONFIG_FILE).exists() => return Ok(path.to_owned()),
+        Some(path) => latest(path)?.map(|entry| entry.path),
+        None => {
+            let folder = RemoteFolder::open(location.clone(), &StoreSettings::default())?;
+            if folder.get_if_there(CONFIG_FILE)?.is_some() {
+                return Ok(path.to_owned());
+            }
+            let checkpoints = RemoteCheckpoints::of_run(&folder);
+            checkpoints.latest()?.map(|step| checkpoints.url(step))
+        }
+    };
+    found.ok_or_else(|| {
+        let expected = "a checkpoint, a run folder that has one, or a folder with config.json";
+        let is_folder = location.local().is_some_and(Path::is_dir);
+        let found = if is_folder { "a folder without either" } else { "no such folder" };
+        JobError::value(location.to_string(), expected, found)
+    })
+}
+
+fn fetch_files(folder: &RemoteFolder, wanted: Wanted, into: &Path) -> Result<()> {
+    match folder.get_if_there(TRAINER_FILE)? {
+        Some(bytes) => fetch_checkpoint(folder, &bytes, wanted, into),
+        None if wanted == Wanted::Checkpoint => {
+            let path = path_of(folder, TRAINER_FILE);
+            Err(JobError::checkpoint(&path, "expected the state of a run, found no such file"))
+        }
+        None => fetch_model(folder, into),
+    }
+}
+
+/// A checkpoint of our own, whose checksums are known.
+fn fetch_checkpoint(
+    folder: &RemoteFolder,
+    trainer: &[u8],
+    wanted: Wanted,
+    into: &Path,
+) -> Result<()> {
+    let path = path_of(folder, TRAINER_FILE);
+    let mut read = TrainerState::from_bytes(trainer, &path).map(|state| (state, trainer.to_vec()));
+    for _ in 1..ATTEMPTS {
+        if read.is_ok() {
+            break;
+        }
+        let again = folder.get(TRAINER_FILE)?.to_vec();
+        read = TrainerState::from_bytes(&again, &path).map(|state| (state, again));
+    }
+    let (state, trainer) = read?;
+    for (name, expected) in &state.checksums {
+        let path = path_of(folder, name);
+        let mut parts = Path::new(name).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            return Err(JobError::checkpoint(&path, "expected the name of a file beside it"));
+        }
+        if wanted == Wanted::Model && name == OPTIMIZER_FILE {
+            continue;
+        }
+        fetch_verified(folder, name, expected, into)?;
+    }
+    if wanted == Wanted::Checkpoint {
+        let copy = into.join(TRAINER_FILE);
+        std::fs::write(&copy, trainer)
+            .map_err(|source| JobError::file("writing", &copy, source))?;
+    }
+    Ok(())
+}
+
+fn fetch_verified(folder: &RemoteFolder, name: &str, expected: &str, into: &Path) -> Result<()> {
+    let copy = into.join(name);
+    let mut found = String::new();
+    for _ in 0..ATTEMPTS {
+        folder.get_file(name, &copy)?;
+        found = checksum_file(&copy)?;
+        if found == expected {
+            return Ok(());
+        }
+    }
+    let what = format!("damaged: checksum {expected} expected, {found} found");
+    Err(JobError::checkpoint(&path_of(folder, name), what))
+}
+
+/// A folder of another's, as Hugging Face lays it out.
+fn fetch_model(folder: &RemoteFolder, into: &Path) -> Result<()> {
+    let is_part = |name: &str| name.ends_with(".json") || name.ends_with(".safetensors");
+    let entries = folder.list()?;
+    if !entries.iter().any(|entry| entry.name.ends_with(".safetensors")) {
+        let path = PathBuf::from(folder.location().to_string());
+        return Err(JobError::checkpoint(&path, "expected files .safetensors, found none"));
+    }
+    for entry in entries.iter().filter(|entry| is_part(&entry.name)) {
+        folder.get_file(&entry.name, &into.join(&entry.name))?;
+    }
+    Ok(())
+}
+
+/// What errors call a file in a store.
+fn path_of(folder: &RemoteFolder, name: &str) -> PathBuf {
+    PathBuf::from(folder.location().join(name).to_string())
+}

@@ -1,0 +1,46 @@
+//! Pages to tokens, by how they were written: one thread decodes every page, and every 61st sample is put together, so
+//! that decoding is nearly all there is.
+
+use std::num::NonZeroUsize;
+
+use criterion::{Criterion, Throughput};
+use tidemill_streaming_data::{
+    DataSet, Mixture,
+    order::ShuffleOrder,
+    reader::{Decoder, DecoderSettings},
+};
+
+use crate::{
+    sets::{self, Pages, ROW_TOKENS},
+    shuffle,
+};
+
+const SAMPLES: u64 = 2_000;
+
+/// Fewer than a page of any form has: no page is passed over.
+const STRIDE: u64 = 61;
+
+pub fn bench(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decoding");
+    group.sample_size(20);
+    group.throughput(Throughput::ElementsAndBytes {
+        elements: SAMPLES,
+        bytes: SAMPLES * ROW_TOKENS as u64 * 4,
+    });
+    for pages in Pages::ALL {
+        let folder = sets::written(pages, 1, SAMPLES);
+        let data_set = DataSet::open(folder.path()).unwrap();
+        let mixture = Mixture::of(data_set, shuffle(ShuffleOrder::None)).unwrap();
+        // Room for a few pieces and not for the shard, so that it is decoded anew each time.
+        let settings = DecoderSettings { threads: NonZeroUsize::MIN, memory_bytes: 2 << 20 };
+        let decoder = Decoder::new(mixture, settings).unwrap();
+        group.bench_function(pages.name(), |bencher| {
+            bencher.iter(|| {
+                let plan = (0..SAMPLES / STRIDE).map(|at| at * STRIDE..at * STRIDE + 1);
+                let samples = decoder.reader(plan).map(|sample| sample.unwrap().tokens[0]);
+                samples.fold(0, u32::wrapping_add)
+            });
+        });
+    }
+    group.finish();
+}

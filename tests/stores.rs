@@ -1,0 +1,297 @@
+//! Data sets and runs of a store are those of folders: a run whose samples come from S3 and whose checkpoints go there leaves
+//! the same bits, whatever is killed; and what a store refuses is one clear line.
+//!
+//! Seen red: with `trainer.json` written first, with logs that are not written before a checkpoint or not fetched, with
+//! checksums that are not compared, and with a local folder that keeps what an earlier run left.
+//!
+//! The server runs in this process and keeps its buckets in folders, so that what is in a store can be looked at.
+
+use std::sync::LazyLock;
+
+use crate::s3_server::{S3Server, SECRET};
+use crate::support::outcome::files;
+use crate::support::processes::wait_until;
+use crate::support::workbench::random;
+use crate::support::{Finished, Job, Outcome, Running, Workbench, assert_same};
+
+const STEPS: u64 = 12;
+
+/// What every run here does.
+const SETTINGS: [&str; 3] = ["run.steps=12", "checkpoint.every_steps=1", "checkpoint.keep=2"];
+
+/// The run's URL as it is shown.
+const SHOWN: &str = "s3://bucket/a%20run";
+
+const EVALUATION: &str = "evaluation={every_steps = 3, samples = 9, dataset = ";
+
+/// What the run leaves in a folder when nobody disturbs it.
+static REFERENCE: LazyLock<Outcome> = LazyLock::new(|| {
+    let bench = Workbench::new();
+    let evaluation = format!("{EVALUATION}{:?}}}", bench.path("validation"));
+    let set = [&SETTINGS[..], &[&evaluation]].concat();
+    let reference = bench.train(Job { dir: "run", workers: 2, set: &set });
+    assert_eq!(reference.checkpoint_steps(), [STEPS - 1, STEPS]);
+    reference
+});
+
+/// A workbench, and a store that holds its data sets.
+struct Stored {
+    bench: Workbench,
+    server: S3Server,
+}
+
+impl Stored {
+    fn new() -> Self {
+        let bench = Workbench::new();
+        for name in ["data", "validation"] {
+            let folder = bench.path("store/bucket").join(name);
+            std::fs::create_dir_all(&folder).unwrap();
+            for (file, bytes) in files(&bench.path(name)) {
+                std::fs::write(folder.join(file), bytes).unwrap();
+            }
+        }
+        let server = S3Server::start(&bench.path("store"));
+        Self { bench, server }
+    }
+
+    /// Starts the program as one that may use the store.
+    fn start(&self, arguments: &[&str]) -> Running {
+        Running::start_with(&self.server.options(), self.bench.folder(), arguments)
+    }
+
+    fn tidemill(&self, arguments: &[&str]) -> Finished {
+        self.start(arguments).finish()
+    }
+
+    /// Starts the run in the store, on a machine that has this cache.
+    fn train(&self, cache: &str, more: &[&str]) -> Running {
+        with_arguments(cache, more, |arguments| self.start(arguments))
+    }
+
+    /// As [`train`](Self::train), where no file may grow beyond so many blocks of 512 bytes, as on a disk that is full.
+    fn train_with_blocks(&self, blocks: usize, cache: &str) -> Running {
+        let variables = self.server.options().into_iter();
+        let exports: String =
+            variables.map(|(name, value)| format!("export {name}='{value}'; ")).collect();
+        let line = format!("{exports}trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+        with_arguments(cache, &["-w", "2"], |arguments| {
+            Running::start_in_shell(self.bench.folder(), &line, arguments)
+        })
+    }
+
+    /// What the store has of the run. The server leaves folders without a file where objects were, which no store shows.
+    fn outcome(&self) -> Outcome {
+        let mut outcome = Outcome::read(&self.bench.path("store/bucket/a run"));
+        outcome.checkpoints.retain(|_, files| !files.is_empty());
+        outcome
+    }
+
+    /// Fails unless the store has the run as a folder would.
+    fn assert_whole(&self, what: &str) {
+        assert_same(&self.outcome(), &REFERENCE, what);
+        let found = files(&self.bench.path("store/bucket/a run"));
+        let others: Vec<&str> = (found.keys().map(String::as_str))
+            .filter(|name| !name.starts_with("checkpoints/step-"))
+            .collect();
+        assert_eq!(others, ["devices.json", "evaluation.jsonl", "metrics.jsonl", "run.toml"]);
+    }
+}
+
+/// Starts with the arguments of the run in the store.
+fn with_arguments(cache: &str, more: &[&str], start: impl FnOnce(&[&str]) -> Running) -> Running {
+    let cache = format!("data.cache_dir={cache}");
+    let evaluation = format!("{EVALUATION}\"s3://bucket/validation\"}}");
+    let mut arguments = vec!["train", "run.toml"];
+    let places = ["run.dir=s3://bucket/a run", "data.dataset=s3://bucket/data", &cache];
+    for assignment in places.into_iter().chain(SETTINGS).chain([&evaluation[..]]) {
+        arguments.extend(["--set", assignment]);
+    }
+    arguments.extend(more);
+    start(&arguments)
+}
+
+#[test]
+fn a_run_in_a_store_is_the_run_in_a_folder() {
+    let stored = Stored::new();
+    let finished = stored.train("cache", &["-w", "2"]).finish().expect(0);
+    let last = format!("checkpoint: {SHOWN}/checkpoints/step-{STEPS:08}\n");
+    assert!(finished.stdout.ends_with(&last), "{finished:?}");
+    stored.assert_whole("two workers");
+    // Of what was written on this machine nothing is left but the logs.
+    let local: Vec<_> = files(&stored.bench.path("cache/runs")).into_keys().collect();
+    assert_eq!(local.len(), 2, "{local:?}");
+    assert!(local.iter().all(|name| name.ends_with(".jsonl")), "{local:?}");
+
+    // Once more: nothing is left to do, and nothing is written.
+    let puts = stored.server.count("PUT");
+    stored.train("cache", &["-w", "1"]).finish().expect(0);
+    assert_eq!(stored.server.count("PUT"), puts);
+
+    // A setting that may not change is compared with the checkpoint in the store.
+    let other = ["-w", "1", "--set", "optimizer.learning_rate=0.5", "--set", "run.steps=14"];
+    let words = ["optimizer.learning_rate", "s3://bucket/a%20run/checkpoints/step-00000012"];
+    stored.train("cache", &other).finish().failed(1, &words);
+    stored.assert_whole("after a refusal");
+
+    // On another machine, by two processes, it goes on from what the store has.
+    let goes_on = ["-n", "2", "-w", "1", "--set", "run.steps=14", "--set", "schedule.steps=12"];
+    let finished = stored.train("another cache", &goes_on).finish().expect(0);
+    assert!(finished.stdout.starts_with("done: 14 steps"), "{finished:?}");
+    assert!(finished.stderr.contains("fetching s3://bucket/a%20run/checkpoints/"), "{finished:?}");
+    let outcome = stored.outcome();
+    assert_eq!(outcome.checkpoint_steps(), [13, 14]);
+    assert_eq!(outcome.steps[..STEPS as usize], REFERENCE.steps[..]);
+}
+
+#[test]
+fn models_of_a_store_can_be_used() {
+    let stored = Stored::new();
+    stored.train("cache", &["-w", "2"]).finish().expect(0);
+    let folder = stored.bench.path("store/bucket/a run");
+    let last = format!("checkpoints/step-{STEPS:08}");
+    let of_folder = |inner: &str| folder.join(inner).to_str().unwrap().to_owned();
+    for (inner, kind) in [("", "run"), (last.as_str(), "checkpoint")] {
+        let (url, local) = (format!("s3://bucket/a run/{inner}"), of_folder(inner));
+        let inspected = |path: &str| {
+            let finished = stored.tidemill(&["inspect", path, "--format", "json"]).expect(0);
+            assert!(finished.stdout.contains(&format!("\"kind\":\"{kind}\"")), "{finished:?}");
+            finished.stdout
+        };
+        if kind == "checkpoint" {
+            assert_eq!(inspected(&url), inspected(&local));
+        } else {
+            assert!(inspected(&url).contains("\"checkpoints\":[11,12]"));
+        }
+        let generated = |path: &str| {
+            let prompt = ["--prompt", "the tide", "--max-new-tokens", "9", "--temperature", "0"];
+            stored.tidemill(&[&["generate", "--model", path][..], &prompt].concat()).expect(0)
+        };
+        assert_eq!(generated(&url).stdout, generated(&local).stdout);
+    }
+    // Another run begins with its weights.
+    let of_weights = |path: &str, dir: &str| {
+        let (dir, from) = (format!("run.dir={dir}"), format!("model={{from = {path:?}}}"));
+        let arguments =
+            ["train", "run.toml", "-w", "1", "--set", &dir, "--set", &from, "--set", "run.steps=3"];
+        stored.tidemill(&arguments).expect(0);
+        stored.bench.outcome(&dir["run.dir=".len()..])
+    };
+    let from_store = of_weights("s3://bucket/a run", "from-store");
+    assert_same(&from_store, &of_weights(&of_folder(""), "from-folder"), "model.from");
+
+    // One byte of the weights is another: the file is fetched again, in vain.
+    let model = folder.join(&last).join("model.safetensors");
+    let mut bytes = std::fs::read(&model).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&model, bytes).unwrap();
+    let gets = || stored.server.count(&format!("GET /bucket/a%20run/{last}/model.safetensors"));
+    let before = gets();
+    let named = format!("{SHOWN}/{last}/model.safetensors: damaged: checksum");
+    let model = ["generate", "--model", "s3://bucket/a run", "--prompt", "x"];
+    stored.tidemill(&model).refused(1, &[&named]);
+    assert_eq!(gets() - before, 3);
+    let again = ["-w", "1", "--set", "run.steps=14", "--set", "schedule.steps=12"];
+    stored.train("cache", &again).finish().failed(1, &[&named]);
+}
+
+/// Kills that land between any two requests: while samples are downloaded, while a checkpoint goes up, while an old one is
+/// removed.
+#[test]
+fn kills_change_nothing_in_a_store() {
+    /// At most, as it may be done earlier; and at least.
+    const KILLS: (u64, u64) = (9, 3);
+    let stored = Stored::new();
+    let worlds: [&[&str]; 3] = [&["-w", "1"], &["-w", "3"], &["-n", "2", "-w", "1"]];
+    let mut kills = 0;
+    for kill in 0..KILLS.0 {
+        // The same machine, or another.
+        let cache = format!("cache-{}", random(100 + kill) % 2);
+        let from = stored.server.count("");
+        let mut run = stored.train(&cache, worlds[kill as usize % worlds.len()]);
+        let requests = from + 1 + (random(kill) % 60) as usize;
+        wait_until("requests", || stored.server.count("") >= requests || run.has_ended());
+        if run.has_ended() {
+            run.finish().expect(0);
+            break;
+        }
+        run.signal_group("KILL");
+        run.finish();
+        kills += 1;
+    }
+    assert!(kills >= KILLS.1, "it ended before it was killed");
+    stored.train("cache-0", &["-w", "2"]).finish().expect(0);
+    stored.assert_whole("after kills");
+}
+
+#[test]
+fn a_store_that_goes_away_ends_the_run_and_loses_nothing() {
+    let mut stored = Stored::new();
+    let run = stored.train("cache", &["-w", "2"]);
+    let checkpoint = "PUT /bucket/a%20run/checkpoints/step-00000003/";
+    wait_until("checkpoints", || stored.server.count(checkpoint) > 0);
+    // The server ends here, as another that has nothing takes its place.
+    stored.server = S3Server::start(tempfile::tempdir().unwrap().path());
+    run.finish().failed(75, &[SHOWN, "6 attempts"]);
+    stored.server = S3Server::start(&stored.bench.path("store"));
+    stored.train("cache", &["-w", "2"]).finish().expect(0);
+    stored.assert_whole("with another server");
+}
+
+/// There is no room for a shard; then room for those, but not for a checkpoint; then room.
+#[test]
+fn full_disks_lose_nothing() {
+    let stored = Stored::new();
+    let bytes = |name: &str| REFERENCE.latest()[name].len();
+    let shard = files(&stored.bench.path("data"))["shard-00000.parquet"].len();
+    let before_model = (shard + bytes("model.safetensors")) / 2;
+    assert!(shard > 1024 && before_model < bytes("model.safetensors"), "{shard}");
+    let no_shard = stored.train_with_blocks(shard / 2 / 512, "cache").finish().expect(1);
+    let no_checkpoint = stored.train_with_blocks(before_model / 512, "cache").finish().expect(1);
+    for (finished, named) in
+        [(no_shard, "cache/tidemill-"), (no_checkpoint, "step-00000001.partial/model.safetensors")]
+    {
+        let said: Vec<&str> =
+            finished.stderr.lines().filter(|line| line.starts_with("tidemill: ")).collect();
+        assert!(said.len() == 1 && said[0].contains(named), "{finished:?}");
+    }
+    stored.train("cache", &["-w", "2"]).finish().expect(0);
+    stored.assert_whole("with room");
+}
+
+#[test]
+fn what_a_store_refuses_is_one_line() {
+    let stored = Stored::new();
+    let set = |assignment: &str| {
+        let local = ["--set", "run.dir=run"];
+        let more = if assignment.starts_with("run.dir") { &[][..] } else { &local[..] };
+        [&["-w", "1", "--set", assignment][..], more]
+            .concat()
+            .iter()
+            .map(|&it| it.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let refused = |assignment: &str, expected: &[&str]| {
+        let arguments = set(assignment);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        stored.train("cache", &arguments).finish().refused(1, expected);
+        assert!(!stored.bench.path("run").exists(), "{assignment}: nothing is written");
+        assert!(!stored.bench.path("store/bucket/a run").exists(), "{assignment}");
+    };
+    refused("data.dataset=s3://nowhere/data", &["s3://nowhere/data", "NoSuchBucket"]);
+    refused("data.dataset=s3://bucket/nothing", &["s3://bucket/nothing", "no"]);
+    refused("run.dir=s3://nowhere/run", &["s3://nowhere/run", "NoSuchBucket"]);
+    refused("run.dir=ftp://host/run", &["run.dir", "a folder or URL", "found scheme \"ftp\""]);
+    refused("run.dir=s3:///run", &["run.dir", "no name behind ://"]);
+
+    let mut environment = stored.server.options();
+    for (_, value) in environment.iter_mut().filter(|(_, value)| value == SECRET) {
+        *value = "another-secret".to_owned();
+    }
+    for (dataset, dir) in [("s3://bucket/data", "run"), ("data", "s3://bucket/a run")] {
+        let (dataset, dir) = (format!("data.dataset={dataset}"), format!("run.dir={dir}"));
+        let arguments = ["train", "run.toml", "--set", &dataset, "--set", &dir];
+        let run = Running::start_with(&environment, stored.bench.folder(), &arguments);
+        let finished = run.finish().refused(1, &["s3://bucket/", "access was refused"]);
+        assert!(!finished.stderr.contains("another-secret"), "{finished:?}");
+    }
+}
