@@ -20,7 +20,7 @@
 //! | [`prepare`] | documents to shards |
 //! | [`index`] | `index.json`: seq_len, vocabulary, and samples, size and hash of every shard |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
-//! | [`error`] | [`DataError`], the one error of this crate |
+//! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
 //!
 //! Start here: the example of [`reader`], or of [`table`] for rows that are not tokens; then [`order`].
 

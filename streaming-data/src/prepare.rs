@@ -32,11 +32,13 @@
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above
 //!   [`DOCUMENT_BYTES_LIMIT`] is broken. Only the list of paths grows with the input. For an output
 //!   in a store, at most four shards wait in the folder for temporary files (`TMPDIR`), without
-//!   names there: nothing of them outlives the process.
+//!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
+//!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
+//! | `error` | [`PrepareError`] |
 //! | `find`, `format` | which files are inputs, in which order, and what they are |
 //! | `tokenize`, `byte_tokenizer` | [`Tokenize`], [`ByteTokenizer`] |
 //! | `text` | reading UTF-8 files, whole or in pieces |
@@ -48,6 +50,7 @@
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
 
 mod byte_tokenizer;
+mod error;
 mod find;
 mod format;
 mod in_order;
@@ -68,6 +71,7 @@ use std::{num::NonZeroUsize, ops::ControlFlow};
 
 pub use self::{
     byte_tokenizer::ByteTokenizer,
+    error::PrepareError,
     settings::{
         DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, PrepareSettings, Strictness, TokenizedBy,
     },
@@ -84,7 +88,6 @@ use self::{
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
 };
 use crate::{
-    error::DataError,
     hash::HASH_ALGORITHM,
     index::{FORMAT_VERSION, Index},
     store::{Location, RemoteFolder},
@@ -172,25 +175,25 @@ pub struct PrepareReport {
 /// while a store is waited for, and breaks it off by its answer.
 ///
 /// # Errors
-/// - [`DataError::PrepareSetting`], [`DataError::Glob`], [`DataError::NoDocuments`],
-///   [`DataError::OutputExists`]: the settings cannot be met.
-/// - [`DataError::Document`] and [`DataError::BrokenDocument`] for the first file, line, row or
-///   sample that is to be skipped, if that is an error.
-/// - [`DataError::InputColumn`] for inputs without the column of text, [`DataError::MixedInputs`],
-///   and [`DataError::SampleLength`], [`DataError::Sample`] and [`DataError::SampleToken`] for samples
-///   that are tokenized already and cannot be rows.
-/// - [`DataError::IndexSyntax`], [`DataError::IndexValue`], [`DataError::MissingShard`],
-///   [`DataError::ShardBytes`], [`DataError::ShardDigest`] and [`DataError::DamagedMdsShard`] for an
-///   MDS data set that is not what its index says.
-/// - [`DataError::TooFewTokens`] when the documents do not fill a row.
-/// - [`DataError::DocumentChanged`], [`DataError::Tokenize`], [`DataError::TokenizedToken`],
-///   [`DataError::PreparingPanic`]: a document cannot be tokenized.
-/// - [`DataError::Io`] for an input that does not exist and an output that cannot be written,
-///   [`DataError::ShardEncoding`].
-/// - [`DataError::Location`] and [`DataError::Store`] for an output that is a URL, before the first
-///   document is read where the URL, the credentials or the rights are at fault;
-///   [`DataError::OutputTaken`] when another `prepare` began to write the same.
-/// - [`DataError::Interrupted`] when `progress` answered [`ControlFlow::Break`].
+/// - [`PrepareError::Setting`], [`PrepareError::Glob`], [`PrepareError::NoDocuments`],
+///   [`PrepareError::OutputExists`]: the settings cannot be met.
+/// - [`PrepareError::Document`] and [`PrepareError::BrokenDocument`] for the first file, line, row
+///   or sample that is to be skipped, if that is an error.
+/// - [`PrepareError::InputColumn`] for inputs without the column of text,
+///   [`PrepareError::MixedInputs`], and [`PrepareError::SampleLength`], [`PrepareError::Sample`] and
+///   [`PrepareError::SampleToken`] for samples that are tokenized already and cannot be rows.
+/// - [`PrepareError::ShardDigest`] and [`PrepareError::DamagedMdsShard`] for an MDS data set that is
+///   not what its index says.
+/// - [`PrepareError::TooFewTokens`] when the documents do not fill a row.
+/// - [`PrepareError::DocumentChanged`], [`PrepareError::Tokenize`],
+///   [`PrepareError::TokenizedToken`], [`PrepareError::Panic`]: a document cannot be tokenized.
+/// - [`PrepareError::ShardEncoding`] when rows cannot be brought into the form of a shard.
+/// - [`PrepareError::OutputTaken`] when another `prepare` began to write the same to a store.
+/// - [`PrepareError::Interrupted`] when `progress` answered [`ControlFlow::Break`].
+/// - [`PrepareError::Data`] for an input that does not exist, an MDS index that is not one or lists
+///   a shard that is missing or of another size, and an output that cannot be written. Where the
+///   URL of an output, the credentials or the rights are at fault, that is before the first document
+///   is tokenized.
 ///
 /// After an error nothing of the output is left. What a store does not let us remove is no data set:
 /// its index says so, and the next `prepare` takes it over.
@@ -198,7 +201,7 @@ pub fn prepare(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<PrepareReport, DataError> {
+) -> Result<PrepareReport, PrepareError> {
     let output = Location::of_path(&settings.output)?;
     prepare_in(settings, tokenizer, progress, || match output.local() {
         Some(path) => Ok(Box::new(OutputFolder::begin(path)?)),
@@ -219,7 +222,7 @@ pub fn prepare_to_store(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<PrepareReport, DataError> {
+) -> Result<PrepareReport, PrepareError> {
     prepare_in(settings, tokenizer, progress, || Ok(Box::new(RemoteOutput::begin(folder.clone())?)))
 }
 
@@ -227,14 +230,14 @@ fn prepare_in(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    begin_output: impl FnOnce() -> Result<Box<dyn Output>, DataError>,
-) -> Result<PrepareReport, DataError> {
+    begin_output: impl FnOnce() -> Result<Box<dyn Output>, PrepareError>,
+) -> Result<PrepareReport, PrepareError> {
     check_seq_len(settings.seq_len.map_or(1, NonZeroUsize::get))?;
     // The inputs first: the output may lie within one, and what is written there is no input.
     let mut found = find_inputs(&settings.inputs, &settings.glob)?;
     if settings.strictness == Strictness::Strict && !found.skipped.is_empty() {
         let SkippedDocument { path, reason } = found.skipped.remove(0);
-        return Err(DataError::Document { path, reason });
+        return Err(PrepareError::Document { path, reason });
     }
     let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
     let cut = cut(settings, sources.contents())?;
@@ -314,7 +317,7 @@ fn with_a_row(
     mut outcome: Outcome,
     skipped: &mut Vec<SkippedDocument>,
     cut: Cut,
-) -> Result<Outcome, DataError> {
+) -> Result<Outcome, PrepareError> {
     skipped.append(&mut outcome.skipped);
     skipped.sort_by(|a, b| path_bytes(&a.path).cmp(path_bytes(&b.path)));
     if !outcome.shards.is_empty() {
@@ -323,7 +326,7 @@ fn with_a_row(
     let broken = outcome.broken;
     let first = skipped.first().map(SkippedDocument::line);
     let first = first.or_else(|| broken.named.first().map(BrokenDocument::line));
-    Err(DataError::TooFewTokens {
+    Err(PrepareError::TooFewTokens {
         found: outcome.tokens,
         documents: outcome.documents,
         skipped: skipped.len() as u64,
@@ -334,16 +337,16 @@ fn with_a_row(
 }
 
 /// Whether rows may have so many predicted tokens.
-fn check_seq_len(seq_len: usize) -> Result<(), DataError> {
+fn check_seq_len(seq_len: usize) -> Result<(), PrepareError> {
     if seq_len < i32::MAX as usize {
         return Ok(());
     }
     let (key, found) = ("seq_len", seq_len as u64);
-    Err(DataError::PrepareSetting { key, found, expected: "1 to 2^31 - 2" })
+    Err(PrepareError::Setting { key, found, expected: "1 to 2^31 - 2" })
 }
 
 /// How the stream is cut, for these settings.
-fn cut(settings: &PrepareSettings, contents: Contents) -> Result<Cut, DataError> {
+fn cut(settings: &PrepareSettings, contents: Contents) -> Result<Cut, PrepareError> {
     let asked = settings.seq_len.map(NonZeroUsize::get);
     let (seq_len, rows) = match contents {
         Contents::Samples { row_tokens: Some(row_tokens) } => (row_tokens - 1, Rows::Apart),
@@ -352,7 +355,7 @@ fn cut(settings: &PrepareSettings, contents: Contents) -> Result<Cut, DataError>
     };
     check_seq_len(seq_len)?;
     if let Some(asked) = asked.filter(|&asked| asked != seq_len) {
-        return Err(DataError::SampleLength { asked, found: seq_len + 1 });
+        return Err(PrepareError::SampleLength { asked, found: seq_len + 1 });
     }
     let row_group_samples = (ROW_GROUP_BYTES / TOKEN_BYTES / (seq_len + 1)).max(1);
     let shard_samples = match settings.shard_samples {
@@ -376,7 +379,7 @@ impl<'a> Vocabulary<'a> {
         settings: &PrepareSettings,
         contents: Contents,
         tokenizer: &'a dyn Tokenize,
-    ) -> Result<Vocabulary<'a>, DataError> {
+    ) -> Result<Vocabulary<'a>, PrepareError> {
         let is_known =
             contents == Contents::Documents || settings.tokenized_by == TokenizedBy::Tokenizer;
         if is_known {
@@ -386,7 +389,7 @@ impl<'a> Vocabulary<'a> {
         if let Some(size) = settings.vocab_size
             && !(least..=i32::MAX as u32).contains(&size)
         {
-            return Err(DataError::PrepareSetting {
+            return Err(PrepareError::Setting {
                 key: "vocab_size",
                 found: u64::from(size),
                 expected: "at least that of the tokenizer, and 1 to 2^31 - 1",
@@ -398,10 +401,10 @@ impl<'a> Vocabulary<'a> {
 }
 
 /// Whether an index can describe the tokenizer.
-fn check_tokenizer(tokenizer: &dyn Tokenize) -> Result<(), DataError> {
+fn check_tokenizer(tokenizer: &dyn Tokenize) -> Result<(), PrepareError> {
     let vocab_size = tokenizer.vocab_size();
     if vocab_size == 0 || vocab_size > i32::MAX as u32 {
-        return Err(DataError::PrepareSetting {
+        return Err(PrepareError::Setting {
             key: "the tokenizer's vocabulary",
             found: u64::from(vocab_size),
             expected: "1 to 2^31 - 1 tokens",
@@ -413,7 +416,7 @@ fn check_tokenizer(tokenizer: &dyn Tokenize) -> Result<(), DataError> {
         ("the tokenizer's pad token", tokenizer.pad_token_id()),
     ] {
         if let Some(token) = token.filter(|&token| token >= vocab_size) {
-            return Err(DataError::PrepareSetting {
+            return Err(PrepareError::Setting {
                 key,
                 found: u64::from(token),
                 expected: "a token of its vocabulary",

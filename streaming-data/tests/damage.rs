@@ -4,7 +4,6 @@
 mod support;
 
 use std::{
-    error::Error,
     fs,
     iter::once,
     num::{NonZeroU64, NonZeroUsize},
@@ -17,8 +16,8 @@ use arrow::{
     datatypes::{DataType, Field},
 };
 use support::{
-    EXAMPLE_VOCABULARY, Form, ListKind, indexed_example, write_array, write_column, write_example,
-    write_index, write_shard,
+    EXAMPLE_VOCABULARY, Form, ListKind, indexed_example, outcome::assert_line, write_array,
+    write_column, write_example, write_index, write_shard,
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
@@ -49,21 +48,12 @@ fn read_all(folder: &Path) -> Result<u64, DataError> {
     Ok(read)
 }
 
-/// The error as a program prints it: one line that holds these words.
+/// Reading ends with an error that holds these words.
+#[track_caller]
 fn assert_fails(folder: &Path, words: &[&str]) {
-    let error = match read_all(folder) {
+    match read_all(folder) {
         Ok(read) => panic!("read {read} samples, expected an error with {words:?}"),
-        Err(error) => error,
-    };
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line += &format!(": {error}");
-        cause = error.source();
-    }
-    assert!(!line.contains('\n'), "more than one line: {line}");
-    for word in words {
-        assert!(line.contains(word), "expected {word:?} in: {line}");
+        Err(error) => assert_line(&error, words),
     }
 }
 

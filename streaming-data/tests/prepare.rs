@@ -1,7 +1,9 @@
 //! `prepare`, seen from outside: what it writes, what it refuses, and what it leaves behind.
 
+#[path = "support/outcome.rs"]
+mod outcome;
+
 use std::{
-    error::Error,
     fs::{self, File},
     num::NonZeroUsize,
     ops::ControlFlow,
@@ -18,15 +20,17 @@ use parquet::{
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    DataError, DataSet,
+    DataSet,
     hash::ContentHash,
     index::{FooterEntry, Index},
     order::SampleId,
     prepare::{
-        ByteTokenizer, PrepareReport, PrepareSettings, Progress, SkipReason, Strictness, Tokenize,
-        prepare,
+        ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Progress, SkipReason,
+        Strictness, Tokenize, prepare,
     },
 };
+
+use outcome::{content, line, names};
 
 const EOS: u32 = ByteTokenizer::EOS;
 
@@ -49,29 +53,8 @@ fn number(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap()
 }
 
-fn run(settings: &PrepareSettings) -> Result<PrepareReport, DataError> {
+fn run(settings: &PrepareSettings) -> Result<PrepareReport, PrepareError> {
     prepare(settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()))
-}
-
-/// The error with its causes, as the program prints it.
-fn line(error: &DataError) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line = format!("{line}: {error}");
-        cause = error.source();
-    }
-    assert!(!line.contains('\n'), "{line}");
-    line
-}
-
-/// Names in the folder, hidden ones included.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// All rows of the data set, shard after shard, read by the Parquet library alone.
@@ -92,12 +75,6 @@ fn rows(output: &Path) -> Vec<Vec<u32>> {
         assert_eq!((rows.len() - before) as u64, shard.samples);
     }
     rows
-}
-
-/// Every file of the folder with its content.
-fn content(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let read = |name: String| (name.clone(), fs::read(folder.join(name)).unwrap());
-    names(folder).into_iter().map(read).collect()
 }
 
 /// Some text of the length in characters of one to four bytes.
@@ -436,6 +413,6 @@ fn progress_ends_at_the_total_and_can_break_it_off() {
         0 => ControlFlow::Continue(()),
         _ => ControlFlow::Break(()),
     });
-    assert!(matches!(result, Err(DataError::Interrupted)));
+    assert!(matches!(result, Err(PrepareError::Interrupted)));
     assert_eq!(names(folder.path()), ["in"], "nothing is left behind");
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::outcome::files;
-use crate::support::{Finished, Workbench};
+use crate::support::{Finished, Running, Workbench};
 
 fn prepare(bench: &Workbench, arguments: &[&str]) -> Finished {
     bench.tidemill(&[&["prepare", "--output", "out"], arguments].concat())
@@ -59,10 +59,16 @@ fn outputs_at_urls() {
         ("s3://bucket/out?key=secret", &["s3://bucket/out: found a query or fragment"]),
         ("https://me:secret@host/out#secret", &["cannot use https://host/out: found a query"]),
         ("s3:///out", &["found no name behind ://"]),
+        ("memory://here/out", &["a place that outlives the program, found memory://here/out"]),
     ] {
         let refused = at(output).refused(1, parts);
         assert!(!refused.stderr.contains("secret"), "{refused:?}");
     }
+    // Where shards would wait is looked at before anything is sent.
+    let nowhere = "TMPDIR=nowhere exec \"$@\"";
+    let arguments = ["prepare", "--input", "data-text", "--output", "s3://bucket/out"];
+    let finished = Running::start_in_shell(bench.folder(), nowhere, &arguments).finish();
+    finished.refused(1, &["cannot create a temporary file in nowhere: No such file"]);
     let out = bench.path("out");
     let prepared = at(&format!("file://{}", out.display())).expect(0);
     assert!(prepared.stdout.starts_with(&format!("{}: ", out.display())), "{prepared:?}");

@@ -74,6 +74,11 @@ pub(crate) struct PrepareArguments {
 const PRINTED_BROKEN: usize = 20;
 
 pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
+    let output = Location::of_path(&arguments.output)?;
+    anyhow::ensure!(
+        !output.to_string().starts_with("memory://"),
+        "--output: expected a place that outlives the program, found {output}"
+    );
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let settings = PrepareSettings {
         glob: arguments.glob.clone(),
@@ -128,11 +133,16 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     if others > 0 {
         note_line!("skipped {others} other lines or rows");
     }
-    print(&report, arguments)?;
+    print(&report, &output, arguments)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn print(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result<()> {
+/// Prints the report; `output` is without what may be secret in a URL.
+fn print(
+    report: &PrepareReport,
+    output: &Location,
+    arguments: &PrepareArguments,
+) -> anyhow::Result<()> {
     let skipped: Vec<serde_json::Value> = report
         .skipped
         .iter()
@@ -174,8 +184,7 @@ fn print(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result
         Format::Text => {
             result_line!(
                 "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
-                // Without what may be secret in a URL.
-                Location::of_path(&arguments.output)?,
+                output,
                 report.samples,
                 report.seq_len,
                 report.shards,

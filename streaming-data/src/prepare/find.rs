@@ -28,7 +28,7 @@ use super::{
     input::mds::is_mds_index,
     skip::{SkipReason, SkippedDocument},
 };
-use crate::{error::DataError, index::INDEX_FILE};
+use crate::{index::INDEX_FILE, prepare::PrepareError};
 
 /// A file to read, or a folder that is read as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,18 +56,18 @@ pub(crate) struct FoundInputs {
 /// file below it whose path relative to that folder matches the glob.
 ///
 /// # Errors
-/// [`DataError::Glob`], [`DataError::Io`] for an input that does not exist, and
-/// [`DataError::NoDocuments`] when there is neither an input nor anything skipped.
-pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs, DataError> {
+/// [`PrepareError::Glob`], [`DataError::Io`] for an input that does not exist, and
+/// [`PrepareError::NoDocuments`] when there is neither an input nor anything skipped.
+pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs, PrepareError> {
     // `*` stays within a folder, as in a shell; `**` crosses folders.
     let matcher = GlobBuilder::new(glob)
         .literal_separator(true)
         .build()
-        .map_err(|source| DataError::Glob { glob: glob.to_owned(), source })?
+        .map_err(|source| PrepareError::Glob { glob: glob.to_owned(), source })?
         .compile_matcher();
     let mut search = Search { matcher, candidates: Vec::new(), skipped: Vec::new() };
     for input in inputs {
-        let metadata = fs::metadata(input).map_err(DataError::io("read input", input))?;
+        let metadata = fs::metadata(input).map_err(PrepareError::io("read input", input))?;
         if metadata.is_dir() {
             search.walk(input);
         } else if input.file_name().is_some_and(|name| name == INDEX_FILE)
@@ -86,7 +86,7 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
     skipped.dedup_by(|a, b| a.path == b.path);
     if candidates.is_empty() && skipped.is_empty() {
         let inputs = inputs.to_vec();
-        return Err(DataError::NoDocuments { inputs, glob: glob.to_owned() });
+        return Err(PrepareError::NoDocuments { inputs, glob: glob.to_owned() });
     }
     let mut seen = BTreeSet::new();
     let reached = candidates.len();
@@ -272,7 +272,7 @@ mod tests {
         let error = find_inputs(&inputs, "a[").unwrap_err();
         assert!(error.to_string().contains("\"a[\""), "{error}");
         let error = find_inputs(&inputs, "*.md").unwrap_err();
-        assert!(matches!(&error, DataError::NoDocuments { .. }), "{error}");
+        assert!(matches!(&error, PrepareError::NoDocuments { .. }), "{error}");
         assert!(error.to_string().contains("*.md"), "{error}");
     }
 }

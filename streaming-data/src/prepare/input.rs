@@ -40,7 +40,7 @@ use super::{
     settings::DEFAULT_TEXT_KEY,
     skip::{BrokenReason, Place, SkipReason},
 };
-use crate::error::DataError;
+use crate::prepare::PrepareError;
 
 /// How large a part and a document in it may be.
 #[derive(Debug, Clone, Copy)]
@@ -85,11 +85,11 @@ pub(crate) enum ReadFailure {
     /// It is skipped from here on, or an error, as the settings say.
     Skip(SkipReason),
     /// Nothing can be prepared from these inputs.
-    Fatal(DataError),
+    Fatal(PrepareError),
 }
 
-impl From<DataError> for ReadFailure {
-    fn from(error: DataError) -> ReadFailure {
+impl From<PrepareError> for ReadFailure {
+    fn from(error: PrepareError) -> ReadFailure {
         ReadFailure::Fatal(error)
     }
 }
@@ -110,11 +110,11 @@ pub(crate) trait Documents: Send {
     ///
     /// # Errors
     /// The first that `take` answers.
-    fn visit(&self, take: &mut Take<'_>) -> Result<(), DataError>;
+    fn visit(&self, take: &mut Take<'_>) -> Result<(), PrepareError>;
 }
 
 /// Takes a document and where it is.
-pub(crate) type Take<'a> = dyn FnMut(Place, Entry<'_>) -> Result<(), DataError> + 'a;
+pub(crate) type Take<'a> = dyn FnMut(Place, Entry<'_>) -> Result<(), PrepareError> + 'a;
 
 /// What is in the place of a document.
 #[derive(Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub(crate) struct Refused {
 }
 
 impl Documents for Refused {
-    fn visit(&self, take: &mut Take<'_>) -> Result<(), DataError> {
+    fn visit(&self, take: &mut Take<'_>) -> Result<(), PrepareError> {
         take(self.place, Entry::Broken(self.reason.clone()))
     }
 }
@@ -163,9 +163,12 @@ impl Sources {
     /// Looks into the MDS data sets among the inputs, and gives these the sizes of all their files.
     ///
     /// # Errors
-    /// [`DataError::MixedInputs`] for documents beside samples of tokens, and what is wrong with
+    /// [`PrepareError::MixedInputs`] for documents beside samples of tokens, and what is wrong with
     /// an MDS data set.
-    pub(crate) fn new(inputs: &mut [Input], text_key: Option<&str>) -> Result<Sources, DataError> {
+    pub(crate) fn new(
+        inputs: &mut [Input],
+        text_key: Option<&str>,
+    ) -> Result<Sources, PrepareError> {
         let mut sets = BTreeMap::new();
         for input in inputs.iter_mut().filter(|input| input.format == Format::Mds) {
             let set = MdsSet::open(&input.path, text_key)?;
@@ -179,7 +182,7 @@ impl Sources {
             Some(tokens) => {
                 if let Some(documents) = inputs.iter().find(|input| !is_tokens(input)) {
                     let (tokens, documents) = (tokens.path.clone(), documents.path.clone());
-                    return Err(DataError::MixedInputs { tokens, documents });
+                    return Err(PrepareError::MixedInputs { tokens, documents });
                 }
                 let mut lengths =
                     inputs.iter().map(|input| first_sample_tokens(&sets[&input.path]));

@@ -24,7 +24,7 @@ use super::{
     text::{read_document, read_piece},
     tokenize::Tokenize,
 };
-use crate::error::DataError;
+use crate::prepare::PrepareError;
 
 /// How far ahead the threads may be.
 #[derive(Debug, Clone, Copy)]
@@ -97,11 +97,11 @@ pub(crate) struct PartAtHand {
 /// What a thread did.
 pub(crate) enum Done {
     /// The answer to [`Job::Read`] and [`Job::Take`]; they share their numbers.
-    Taken(Result<Taken, DataError>),
+    Taken(Result<Taken, PrepareError>),
     /// The answer to [`Job::Cut`].
     Cut(usize, Result<CutDone, ReadFailure>),
     /// The answer to [`Job::Encode`].
-    RowGroup(Result<EncodedRowGroup, DataError>),
+    RowGroup(Result<EncodedRowGroup, PrepareError>),
 }
 
 /// What comes next in the stream.
@@ -193,11 +193,11 @@ pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Num
 
 /// The result of the job, or the error that it panicked while doing `what`.
 fn caught<T>(
-    job: impl FnOnce() -> Result<T, DataError>,
+    job: impl FnOnce() -> Result<T, PrepareError>,
     what: impl FnOnce() -> String,
-) -> Result<T, DataError> {
+) -> Result<T, PrepareError> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
-        Err(DataError::PreparingPanic { work: what(), message: panic_message(&*panic) })
+        Err(PrepareError::Panic { work: what(), message: panic_message(&*panic) })
     })
 }
 
@@ -206,7 +206,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, DataError> {
+fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, PrepareError> {
     let done = |found| Ok(TextDone { reading: reading.clone(), found });
     let Input { path, bytes, .. } = &work.inputs[reading.input];
     let text = match &reading.extent {
@@ -218,7 +218,7 @@ fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, DataError> {
         (Extent::Check(_), Ok(_)) => return done(Found::Checked),
         // It was good when it was checked, and parts of it may be in rows already.
         (Extent::Piece(_), Err(reason)) => {
-            return Err(DataError::DocumentChanged { path: path.clone(), reason });
+            return Err(PrepareError::DocumentChanged { path: path.clone(), reason });
         }
         (_, Err(reason)) => return done(Found::Skipped(reason)),
         (Extent::Piece(piece), Ok(text)) => (text, piece.end == *bytes),
@@ -239,13 +239,15 @@ fn tokenize(
     path: &Path,
     text: &str,
     tokens: &mut Vec<u32>,
-) -> Result<(), DataError> {
+) -> Result<(), PrepareError> {
     let before = tokens.len();
     let encoded = work.tokenizer.encode(text, tokens);
-    encoded.map_err(|source| DataError::Tokenize { path: path.to_owned(), source })?;
+    encoded.map_err(|source| PrepareError::Tokenize { path: path.to_owned(), source })?;
     let vocab_size = work.tokenizer.vocab_size();
     match tokens[before..].iter().find(|&&token| token >= vocab_size) {
-        Some(&token) => Err(DataError::TokenizedToken { path: path.to_owned(), token, vocab_size }),
+        Some(&token) => {
+            Err(PrepareError::TokenizedToken { path: path.to_owned(), token, vocab_size })
+        }
         None => Ok(()),
     }
 }
@@ -269,7 +271,7 @@ fn cut(
 }
 
 /// Tokenizes the documents of a part.
-fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, DataError> {
+fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, PrepareError> {
     let PartAtHand { part, held_bytes, read_bytes } = at_hand;
     let path = &part.path;
     let mut done = PartDone { held_bytes, read_bytes, ..PartDone::default() };
@@ -291,7 +293,7 @@ fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, DataError> {
             Entry::Broken(reason) => {
                 let path = path.to_path_buf();
                 if work.strictness == Strictness::Strict {
-                    return Err(DataError::BrokenDocument { path, place, reason });
+                    return Err(PrepareError::BrokenDocument { path, place, reason });
                 }
                 done.broken.push(BrokenDocument { path, place, reason });
             }
@@ -308,10 +310,10 @@ fn check_sample(
     path: &Path,
     place: Place,
     tokens: &[u32],
-) -> Result<(), DataError> {
+) -> Result<(), PrepareError> {
     let Some(vocab_size) = work.vocab_size else { return Ok(()) };
     match tokens.iter().find(|&&token| token >= vocab_size) {
-        Some(&token) => Err(DataError::SampleToken {
+        Some(&token) => Err(PrepareError::SampleToken {
             path: path.to_owned(),
             place,
             token: i128::from(token),

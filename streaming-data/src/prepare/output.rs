@@ -10,7 +10,7 @@ mod remote;
 use std::{fs::File, path::Path};
 
 pub(crate) use self::{folder::OutputFolder, remote::RemoteOutput};
-use crate::{error::DataError, index::Index};
+use crate::{index::Index, prepare::PrepareError};
 
 /// A data set in the making. What is neither published nor abandoned, because the process was
 /// killed say, is not taken for a data set.
@@ -22,30 +22,30 @@ pub(crate) trait Output {
     ///
     /// # Errors
     /// [`DataError::Io`].
-    fn create(&self, name: &str) -> Result<File, DataError>;
+    fn create(&self, name: &str) -> Result<File, PrepareError>;
 
     /// Takes a shard whose file is complete.
     ///
     /// # Errors
     /// [`DataError::Io`] when it cannot be brought on its way.
-    fn take(&mut self, name: &str, file: File) -> Result<(), DataError>;
+    fn take(&mut self, name: &str, file: File) -> Result<(), PrepareError>;
 
     /// Whether at most so many shards of those taken are still on their way; where more are, it
     /// waits a moment.
     ///
     /// # Errors
     /// That of a shard that cannot be stored.
-    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, DataError>;
+    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError>;
 
     /// Makes it a data set: all its shards were taken, and none is on its way.
     ///
     /// # Errors
-    /// [`DataError::Io`], [`DataError::Store`], [`DataError::OutputTaken`]; nothing is left then.
+    /// [`DataError::Io`], [`DataError::Store`], [`PrepareError::OutputTaken`]; nothing is left then.
     fn publish(
         self: Box<Self>,
         index: &Index,
         tokenizer_json: Option<&str>,
-    ) -> Result<(), DataError>;
+    ) -> Result<(), PrepareError>;
 
     /// Removes all of it, as far as that is possible.
     fn abandon(self: Box<Self>);

@@ -38,7 +38,7 @@ use super::{
     skip::{Broken, SkipReason, SkippedDocument},
     tokenize::Pieces,
 };
-use crate::{error::DataError, index::ShardEntry};
+use crate::{index::ShardEntry, prepare::PrepareError};
 
 /// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two
 /// levels while it is encoded (4), and at worst its place in the page (4).
@@ -83,12 +83,12 @@ pub(crate) struct Outcome {
 ///
 /// # Errors
 /// The first error in the order of the stream, that of a shard that cannot be stored, or
-/// [`DataError::Interrupted`]. The output then holds whatever was written.
+/// [`PrepareError::Interrupted`]. The output then holds whatever was written.
 pub(crate) fn run(
     work: &Work<'_>,
     output: &mut dyn Output,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<Outcome, DataError> {
+) -> Result<Outcome, PrepareError> {
     let jobs = JobQueue::default();
     thread::scope(|scope| {
         let jobs = &jobs;
@@ -111,7 +111,7 @@ struct Conductor<'a> {
     writer: ShardWriter<'a>,
     jobs: &'a JobQueue,
     results: Receiver<Numbered<Done>>,
-    taken: InOrder<Result<Taken, DataError>>,
+    taken: InOrder<Result<Taken, PrepareError>>,
     /// The reader of the input at hand, while no thread has it.
     reader: Option<Box<dyn ReadParts>>,
     /// Whether a thread has it.
@@ -120,7 +120,7 @@ struct Conductor<'a> {
     read_bytes: u64,
     /// Bytes of the input at hand in the stream.
     input_done: u64,
-    row_groups: InOrder<Result<EncodedRowGroup, DataError>>,
+    row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
     held_bytes: u64,
     outcome: Outcome,
     position: Progress,
@@ -160,7 +160,7 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    fn conduct(mut self) -> Result<Outcome, DataError> {
+    fn conduct(mut self) -> Result<Outcome, PrepareError> {
         self.report()?;
         loop {
             self.hand_out_readings();
@@ -222,7 +222,7 @@ impl<'a> Conductor<'a> {
     }
 
     /// Waits for one result, and goes on with all that are now next in their order.
-    fn take_result(&mut self) -> Result<(), DataError> {
+    fn take_result(&mut self) -> Result<(), PrepareError> {
         let Numbered { number, item } =
             self.results.recv().expect("threads answer every job, also by a caught panic");
         match item {
@@ -292,12 +292,12 @@ impl<'a> Conductor<'a> {
     }
 
     /// Puts something into the stream that no thread has to work for.
-    fn arrive(&mut self, taken: Result<Taken, DataError>) {
+    fn arrive(&mut self, taken: Result<Taken, PrepareError>) {
         let number = self.taken.number();
         self.taken.arrived(number, taken);
     }
 
-    fn take_text(&mut self, TextDone { reading, found }: TextDone) -> Result<(), DataError> {
+    fn take_text(&mut self, TextDone { reading, found }: TextDone) -> Result<(), PrepareError> {
         self.held_bytes -= held_bytes(reading.bytes);
         let input = &self.work.inputs[reading.input];
         match (&reading.extent, found) {
@@ -333,7 +333,7 @@ impl<'a> Conductor<'a> {
         Ok(())
     }
 
-    fn take_part(&mut self, part: PartDone) -> Result<(), DataError> {
+    fn take_part(&mut self, part: PartDone) -> Result<(), PrepareError> {
         self.held_bytes -= part.held_bytes;
         self.pack(&part.tokens);
         self.position.bytes_done += part.read_bytes;
@@ -354,11 +354,11 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    fn skip(&mut self, input: usize, reason: SkipReason) -> Result<(), DataError> {
+    fn skip(&mut self, input: usize, reason: SkipReason) -> Result<(), PrepareError> {
         self.end_input(input);
         let path = self.work.inputs[input].path.clone();
         match self.work.strictness {
-            Strictness::Strict => Err(DataError::Document { path, reason }),
+            Strictness::Strict => Err(PrepareError::Document { path, reason }),
             Strictness::Lenient => {
                 self.outcome.skipped.push(SkippedDocument { path, reason });
                 Ok(())
@@ -372,11 +372,11 @@ impl<'a> Conductor<'a> {
         self.input_done = 0;
     }
 
-    fn report(&mut self) -> Result<(), DataError> {
+    fn report(&mut self) -> Result<(), PrepareError> {
         self.position.documents = self.outcome.documents;
         match (self.progress)(self.position) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(DataError::Interrupted),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
         }
     }
 }

@@ -42,9 +42,9 @@ use super::{
     pack::{Cut, RowGroup},
 };
 use crate::{
-    error::DataError,
     hash::{ContentHash, ContentHasher},
     index::{Column, FooterEntry, ShardEntry, TOKENS_COLUMN},
+    prepare::PrepareError,
     shard::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes, footer_at_end},
 };
 
@@ -187,7 +187,10 @@ impl<'a> ShardWriter<'a> {
     ///
     /// # Errors
     /// That of a shard that cannot be stored.
-    pub(crate) fn has_room_for(&mut self, row_group: &EncodedRowGroup) -> Result<bool, DataError> {
+    pub(crate) fn has_room_for(
+        &mut self,
+        row_group: &EncodedRowGroup,
+    ) -> Result<bool, PrepareError> {
         let ends_shard = self.open.is_some() && row_group.shard != self.written.len();
         self.output.has_at_most(ON_THEIR_WAY - usize::from(ends_shard))
     }
@@ -195,8 +198,8 @@ impl<'a> ShardWriter<'a> {
     /// Appends a row group; those of a shard come one after the other, shard after shard.
     ///
     /// # Errors
-    /// [`DataError::Io`] when the file cannot be written, or [`DataError::ShardEncoding`].
-    pub(crate) fn append(&mut self, row_group: EncodedRowGroup) -> Result<(), DataError> {
+    /// [`DataError::Io`] when the file cannot be written, or [`PrepareError::ShardEncoding`].
+    pub(crate) fn append(&mut self, row_group: EncodedRowGroup) -> Result<(), PrepareError> {
         if self.open.is_some() && row_group.shard != self.written.len() {
             self.close()?;
         }
@@ -226,7 +229,7 @@ impl<'a> ShardWriter<'a> {
     ///
     /// # Errors
     /// As [`ShardWriter::append`].
-    pub(crate) fn close(&mut self) -> Result<(), DataError> {
+    pub(crate) fn close(&mut self) -> Result<(), PrepareError> {
         if let Some(OpenShard { path, mut writer, samples, group_hashes }) = self.open.take() {
             let (key, value) = (GROUP_HASHES_KEY.to_owned(), group_hashes.to_text());
             writer.append_key_value_metadata(KeyValue::new(key, value));
@@ -234,7 +237,7 @@ impl<'a> ShardWriter<'a> {
             let footer = footer(&written.cut()).map_err(|error| encoding_error(&path, error))?;
             let HashedFile { file, hasher, .. } = written;
             let name = shard_file(self.written.len());
-            let bytes = file.metadata().map_err(DataError::io("read", &path))?.len();
+            let bytes = file.metadata().map_err(PrepareError::io("read", &path))?.len();
             self.output.take(&name, file)?;
             let (hash, footer) = (hasher.finish(), Some(footer));
             self.written.push(ShardEntry { file: name, samples, bytes, hash, footer });
@@ -246,7 +249,7 @@ impl<'a> ShardWriter<'a> {
     ///
     /// # Errors
     /// That of a shard that cannot be stored.
-    pub(crate) fn are_stored(&mut self) -> Result<bool, DataError> {
+    pub(crate) fn are_stored(&mut self) -> Result<bool, PrepareError> {
         self.output.has_at_most(0)
     }
 
@@ -261,7 +264,7 @@ impl OpenShard {
         format: &ShardFormat,
         output: &dyn Output,
         shard: usize,
-    ) -> Result<OpenShard, DataError> {
+    ) -> Result<OpenShard, PrepareError> {
         let name = shard_file(shard);
         let (path, file) = (output.folder().join(&name), output.create(&name)?);
         let file = HashedFile { file, hasher: ContentHasher::new(), since_cut: Vec::new() };
@@ -273,17 +276,17 @@ impl OpenShard {
 }
 
 /// The error of a shard: what the operating system says, where it is the cause.
-pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> DataError {
+pub(crate) fn encoding_error(path: &Path, error: ParquetError) -> PrepareError {
     let source = match error {
         ParquetError::External(source) => match source.downcast::<io::Error>() {
             Ok(source) => {
-                return DataError::Io { action: "write", path: path.to_owned(), source: *source };
+                return PrepareError::io("write", path)(*source);
             }
             Err(source) => ParquetError::External(source),
         },
         error => error,
     };
-    DataError::ShardEncoding { path: path.to_owned(), source }
+    PrepareError::ShardEncoding { path: path.to_owned(), source }
 }
 
 /// A file whose content is hashed while it is written.

@@ -5,5 +5,7 @@
 
 mod json_lines;
 mod mds;
+#[path = "../support/outcome.rs"]
+mod outcome;
 mod parquet_files;
 mod support;

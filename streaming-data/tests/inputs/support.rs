@@ -1,23 +1,15 @@
-//! Documents, the shards that they must become, and errors as the program prints them.
+//! Documents, and the shards that they must become.
 
-use std::{
-    error::Error,
-    fs,
-    io::Write,
-    num::NonZeroUsize,
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-};
+use std::{fs, io::Write, num::NonZeroUsize, ops::ControlFlow, path::PathBuf};
 
 use flate2::{Compression, write::GzEncoder};
 use tempfile::TempDir;
-use tidemill_streaming_data::{
-    DataError,
-    prepare::{
-        ByteTokenizer, PrepareReport, PrepareSettings, Progress, SkippedDocument, Strictness,
-        prepare,
-    },
+use tidemill_streaming_data::prepare::{
+    ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Progress, SkippedDocument,
+    Strictness, prepare,
 };
+
+use crate::outcome::{content, line};
 
 /// Every file of a data set with its content.
 pub type Files = Vec<(String, Vec<u8>)>;
@@ -51,7 +43,10 @@ impl Bench {
     }
 
     /// Prepares, and takes away what was written.
-    pub fn prepare(&self, settings: &PrepareSettings) -> Result<(PrepareReport, Files), DataError> {
+    pub fn prepare(
+        &self,
+        settings: &PrepareSettings,
+    ) -> Result<(PrepareReport, Files), PrepareError> {
         let mut last = Progress::default();
         let result = prepare(settings, &ByteTokenizer, &mut |progress| {
             assert!(progress.bytes_done >= last.bytes_done);
@@ -71,7 +66,7 @@ impl Bench {
             }
         };
         assert_eq!((last.bytes_done, last.samples), (last.bytes_total, report.samples));
-        let files = files(&settings.output);
+        let files = content(&settings.output);
         fs::remove_dir_all(&settings.output).unwrap();
         Ok((report, files))
     }
@@ -123,30 +118,6 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 pub fn number(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap()
-}
-
-/// Every file of the folder with its content.
-pub fn files(folder: &Path) -> Files {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
-    names.sort();
-    let file = |name: std::ffi::OsString| {
-        let content = fs::read(folder.join(&name)).unwrap();
-        (name.into_string().unwrap(), content)
-    };
-    names.into_iter().map(file).collect()
-}
-
-/// An error and its causes, as the program prints them.
-pub fn line(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line = format!("{line}: {error}");
-        cause = error.source();
-    }
-    assert!(!line.contains('\n'), "{line}");
-    line
 }
 
 /// The names of skipped files and why.

@@ -18,7 +18,6 @@ mod web;
 mod web_server;
 
 use std::{
-    error::Error,
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
     path::Path as FilePath,
     sync::Arc,
@@ -26,7 +25,7 @@ use std::{
 };
 
 use object_store::{ObjectStore, path::Path};
-use support::example_row;
+use support::{example_row, outcome::assert_line};
 use tidemill_streaming_data::{
     CacheSettings, DataError, DataSet, DataSettings, Mixture,
     order::{ShuffleOrder, ShuffleSettings},
@@ -121,20 +120,6 @@ fn files(folder: &FilePath) -> Vec<(String, u64)> {
         .collect();
     files.sort();
     files
-}
-
-/// The error as a program prints it: one line that holds these words.
-fn assert_line(error: &DataError, words: &[&str]) {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line += &format!(": {error}");
-        cause = error.source();
-    }
-    assert!(!line.contains('\n'), "more than one line: {line}");
-    for word in words {
-        assert!(line.contains(word), "expected {word:?} in: {line}");
-    }
 }
 
 /// The smallest limit of a cache that is not refused.

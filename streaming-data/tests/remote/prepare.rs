@@ -10,16 +10,17 @@ use std::{
     ops::ControlFlow,
     path::PathBuf,
     sync::{Arc, atomic::Ordering},
+    time::Instant,
 };
 
 use object_store::path::Path;
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    DataError, DataSet,
+    DataSet,
     index::INDEX_FILE,
     prepare::{
-        ByteTokenizer, PrepareReport, PrepareSettings, Tokenize, TokenizeError, prepare,
-        prepare_to_store,
+        ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Tokenize, TokenizeError,
+        prepare, prepare_to_store,
     },
     store::{Location, RemoteFolder, StoreSettings},
 };
@@ -29,7 +30,9 @@ use crate::{
     faulty::{Fault, Faulty, PASSING},
     files, hasty,
     s3_server::S3Server,
-    store_settings, wait_until,
+    store_settings,
+    support::outcome::content,
+    wait_until,
     web_server::serve_writable,
 };
 
@@ -61,7 +64,7 @@ fn settings_of(texts: &TempDir, output: impl Into<PathBuf>, workers: usize) -> P
     }
 }
 
-fn run(settings: &PrepareSettings) -> Result<PrepareReport, DataError> {
+fn run(settings: &PrepareSettings) -> Result<PrepareReport, PrepareError> {
     prepare(settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()))
 }
 
@@ -69,11 +72,7 @@ fn run(settings: &PrepareSettings) -> Result<PrepareReport, DataError> {
 fn local(texts: &TempDir) -> Vec<(String, Vec<u8>)> {
     let folder = tempfile::tempdir().unwrap();
     run(&settings_of(texts, folder.path().join("out"), 1)).unwrap();
-    let out = folder.path().join("out");
-    files(&out)
-        .into_iter()
-        .map(|(name, _)| (name.clone(), fs::read(out.join(name)).unwrap()))
-        .collect()
+    content(&folder.path().join("out"))
 }
 
 /// The objects of a folder, with their bytes.
@@ -110,7 +109,7 @@ fn run_in(
     folder: &RemoteFolder,
     texts: &TempDir,
     workers: usize,
-) -> Result<PrepareReport, DataError> {
+) -> Result<PrepareReport, PrepareError> {
     let settings = settings_of(texts, "nowhere", workers);
     prepare_to_store(folder, &settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()))
 }
@@ -257,19 +256,19 @@ fn an_interruption_gives_up_what_is_half_sent() {
     store.gate.send_replace(false);
     let folder = disturbed(&store, &store_settings());
     let settings = large_settings(&texts, "nowhere");
-    let begun = std::time::Instant::now();
-    let result = prepare_to_store(&folder, &settings, &ByteTokenizer, &mut |_| match store
-        .asked
-        .parts
-        .load(Ordering::SeqCst)
-    {
-        0 => ControlFlow::Continue(()),
-        _ => ControlFlow::Break(()),
+    let mut broken_off = None;
+    let result = prepare_to_store(&folder, &settings, &ByteTokenizer, &mut |_| {
+        if store.asked.parts.load(Ordering::SeqCst) == 0 {
+            return ControlFlow::Continue(());
+        }
+        broken_off = Some(Instant::now());
+        ControlFlow::Break(())
     });
-    assert!(matches!(result, Err(DataError::Interrupted)), "{result:?}");
+    let waited = broken_off.unwrap().elapsed();
+    assert!(matches!(result, Err(PrepareError::Interrupted)), "{result:?}");
     assert_eq!(store.asked.aborted.load(Ordering::SeqCst), 1);
     assert_eq!(stored(&undisturbed(&store)), []);
-    assert!(begun.elapsed() < store_settings().progress_deadline, "it waited for the store");
+    assert!(waited < store_settings().progress_deadline, "it waited for the store: {waited:?}");
 }
 
 /// A web server that can be written and listed takes shards as a whole only.
@@ -287,9 +286,7 @@ fn webdav_gets_the_same_bytes() {
     fs::write(served.path().join(INDEX_FILE), "{\"preparing\": \"by another\"}").unwrap();
     run(&large_settings(&texts, &format!("http://{address}/a/set"))).unwrap();
     fs::remove_file(stays).unwrap();
-    assert_eq!(files(served.path()), files(&out));
-    assert!(files(&out).iter().any(|(_, bytes)| *bytes > 8 << 20), "{:?}", files(&out));
-    for (name, _) in files(&out) {
-        assert!(fs::read(out.join(&name)).unwrap() == fs::read(served.path().join(&name)).unwrap());
-    }
+    let (written, expected) = (content(served.path()), content(&out));
+    assert!(written == expected, "{:?} and {:?}", names(&written), names(&expected));
+    assert!(expected.iter().any(|(_, bytes)| bytes.len() > 8 << 20), "{:?}", files(&out));
 }

@@ -16,7 +16,7 @@ use crate::{
     ROW_TOKENS, SAMPLES, decoder, files,
     s3_server::S3Server,
     settings,
-    support::{Form, indexed_example, write_example, write_index},
+    support::{Form, indexed_example, outcome::line, write_example, write_index},
     wait_until,
     web_server::serve,
 };
@@ -55,15 +55,7 @@ fn child() {
     let limit = std::env::var(LIMIT).ok().map(|limit| limit.parse().unwrap());
     let result = match epoch(&variable(SET), Path::new(&variable(CACHE)), limit) {
         Ok(hash) => hash.to_string(),
-        Err(error) => {
-            let mut line = error.to_string();
-            let mut cause = std::error::Error::source(&error);
-            while let Some(error) = cause {
-                line += &format!(": {error}");
-                cause = error.source();
-            }
-            line
-        }
+        Err(error) => line(&error),
     };
     fs::write(variable(RESULT), result).unwrap();
 }

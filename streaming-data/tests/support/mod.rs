@@ -1,5 +1,7 @@
 //! Small data sets, written straight through `parquet`.
 
+pub mod outcome;
+
 use std::{fs, ops::Range, path::Path, sync::Arc};
 
 use arrow::{

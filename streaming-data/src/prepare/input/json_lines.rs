@@ -16,12 +16,10 @@ use super::{
     Documents, Entry, Limits, More, Next, Part, ReadFailure, ReadParts, Refused, Take,
     json_text::text_of, stream::Stream,
 };
-use crate::{
-    error::DataError,
-    prepare::{
-        format::Compression,
-        skip::{BrokenReason, Place, SkipReason},
-    },
+use crate::prepare::{
+    PrepareError,
+    format::Compression,
+    skip::{BrokenReason, Place, SkipReason},
 };
 
 /// How much is read before ends of lines are looked for again.
@@ -174,7 +172,7 @@ struct Lines {
 }
 
 impl Documents for Lines {
-    fn visit(&self, take: &mut Take<'_>) -> Result<(), DataError> {
+    fn visit(&self, take: &mut Take<'_>) -> Result<(), PrepareError> {
         let mut rest = &self.lines[..];
         if self.first_line == 1 {
             rest = rest.strip_prefix(BYTE_ORDER_MARK).unwrap_or(rest);

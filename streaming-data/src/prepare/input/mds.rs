@@ -32,7 +32,7 @@ use super::{
     Documents, Limits, More, Next, Part, ReadFailure, ReadParts,
     values::{Texts, Values},
 };
-use crate::{error::DataError, prepare::skip::Place};
+use crate::prepare::{PrepareError, skip::Place};
 
 /// Samples of a part, however short.
 const PART_SAMPLES: usize = 1 << 16;
@@ -106,7 +106,7 @@ impl ReadParts for MdsReader {
 ///
 /// # Errors
 /// [`DataError`] where it cannot be read.
-pub(crate) fn first_sample_tokens(set: &MdsSet) -> Result<Option<usize>, DataError> {
+pub(crate) fn first_sample_tokens(set: &MdsSet) -> Result<Option<usize>, PrepareError> {
     let with_samples = |entry: &&ShardEntry| entry.samples > 0;
     let Some(entry) = set.shards.iter().find(with_samples) else { return Ok(None) };
     let Wanted::Tokens(encoding) = entry.wanted else { return Ok(None) };

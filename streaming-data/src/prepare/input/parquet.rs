@@ -26,7 +26,7 @@ use super::{
     values::{Texts, Values},
 };
 use crate::{
-    error::DataError,
+    prepare::PrepareError,
     prepare::skip::{Place, SkipReason},
     shard::panic_text,
 };
@@ -66,7 +66,7 @@ impl TextColumn {
     ///
     /// # Errors
     /// [`SkipReason::Unreadable`] or [`SkipReason::NotParquet`] to be skipped, and
-    /// [`DataError::InputColumn`].
+    /// [`PrepareError::InputColumn`].
     pub(crate) fn open(path: &Path, key: &str) -> Result<TextColumn, ReadFailure> {
         let unreadable = |error: std::io::Error| ReadFailure::Skip(error.into());
         let file = File::open(path).map_err(unreadable)?;
@@ -76,7 +76,7 @@ impl TextColumn {
         let metadata = file.metadata().file_metadata();
         let leaf = find_column(metadata.schema_descr(), key).map_err(|found| {
             let expected = format!("a column {key:?} of strings");
-            ReadFailure::Fatal(DataError::InputColumn { path: path.to_owned(), found, expected })
+            ReadFailure::Fatal(PrepareError::InputColumn { path: path.to_owned(), found, expected })
         })?;
         let defined = metadata.schema_descr().column(leaf).max_def_level();
         let rows = file.metadata().row_groups().iter().map(|group| group.num_rows());

@@ -2,7 +2,7 @@
 
 use super::{Documents, Entry, Limits, Take};
 use crate::{
-    error::DataError,
+    prepare::PrepareError,
     prepare::skip::{BrokenReason, Place},
 };
 
@@ -98,7 +98,7 @@ impl Values {
 pub(crate) struct Texts(pub Values);
 
 impl Documents for Texts {
-    fn visit(&self, take: &mut Take<'_>) -> Result<(), DataError> {
+    fn visit(&self, take: &mut Take<'_>) -> Result<(), PrepareError> {
         self.0.iter().try_for_each(|(place, value)| {
             let entry = match value {
                 Value::Null => Entry::Null,

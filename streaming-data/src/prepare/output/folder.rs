@@ -16,9 +16,8 @@ use std::{
 
 use super::Output;
 use crate::{
-    error::DataError,
     index::{INDEX_FILE, Index},
-    prepare::TOKENIZER_FILE,
+    prepare::{PrepareError, TOKENIZER_FILE},
 };
 
 /// A folder in the making; dropped before it is published, it leaves nothing behind.
@@ -35,20 +34,20 @@ impl OutputFolder {
     /// Begins a folder that is to appear as `output`, which is missing or an empty folder.
     ///
     /// # Errors
-    /// [`DataError::OutputExists`], or [`DataError::Io`] when a folder cannot be made there.
-    pub(crate) fn begin(output: &Path) -> Result<OutputFolder, DataError> {
-        let exists = |found| DataError::OutputExists { path: output.to_owned(), found };
+    /// [`PrepareError::OutputExists`], or [`DataError::Io`] when a folder cannot be made there.
+    pub(crate) fn begin(output: &Path) -> Result<OutputFolder, PrepareError> {
+        let exists = |found| PrepareError::OutputExists { path: output.to_owned(), found };
         let permissions = match fs::symlink_metadata(output) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(source) => return Err(DataError::io("look at", output)(source)),
+            Err(source) => return Err(PrepareError::io("look at", output)(source)),
             Ok(_) => {
                 // Behind a link as well: it is its target that is put in place.
-                let metadata = fs::metadata(output).map_err(DataError::io("look at", output))?;
+                let metadata = fs::metadata(output).map_err(PrepareError::io("look at", output))?;
                 if !metadata.is_dir() {
                     return Err(exists("a file"));
                 }
                 let mut entries =
-                    fs::read_dir(output).map_err(DataError::io("list folder", output))?;
+                    fs::read_dir(output).map_err(PrepareError::io("list folder", output))?;
                 if entries.next().is_some() {
                     return Err(exists("a folder that is not empty"));
                 }
@@ -56,8 +55,8 @@ impl OutputFolder {
             }
         };
         let in_place = match permissions {
-            Some(_) => fs::canonicalize(output).map_err(DataError::io("look at", output))?,
-            None => std::path::absolute(output).map_err(DataError::io("look at", output))?,
+            Some(_) => fs::canonicalize(output).map_err(PrepareError::io("look at", output))?,
+            None => std::path::absolute(output).map_err(PrepareError::io("look at", output))?,
         };
         if env::current_dir().is_ok_and(|current| current == in_place) {
             return Err(exists("the current folder, which cannot be put in place as a whole"));
@@ -78,9 +77,9 @@ impl OutputFolder {
         self.aside.as_deref().expect("the folder was not published yet")
     }
 
-    fn write(&self, name: &str, content: &[u8]) -> Result<(), DataError> {
+    fn write(&self, name: &str, content: &[u8]) -> Result<(), PrepareError> {
         let mut file = self.create(name)?;
-        file.write_all(content).map_err(DataError::io("write", self.path().join(name)))
+        file.write_all(content).map_err(PrepareError::io("write", self.path().join(name)))
     }
 
     /// Syncs the files, which are all that were written, and puts the folder in place; also when
@@ -88,11 +87,11 @@ impl OutputFolder {
     fn put_in_place<'a>(
         mut self,
         files: impl IntoIterator<Item = &'a str>,
-    ) -> Result<(), DataError> {
+    ) -> Result<(), PrepareError> {
         for file in files {
             let path = self.path().join(file);
             let sync = || OpenOptions::new().append(true).open(&path)?.sync_all();
-            sync().map_err(DataError::io("write", &path))?;
+            sync().map_err(PrepareError::io("write", &path))?;
         }
         sync_folder(self.path())?;
         self.rename_into_place()?;
@@ -100,7 +99,7 @@ impl OutputFolder {
         self.output.parent().map_or(Ok(()), sync_folder)
     }
 
-    fn make_parents(&mut self) -> Result<(), DataError> {
+    fn make_parents(&mut self) -> Result<(), PrepareError> {
         let missing: Vec<PathBuf> = self
             .output
             .ancestors()
@@ -112,13 +111,13 @@ impl OutputFolder {
             match fs::create_dir(&parent) {
                 Ok(()) => self.made_parents.push(parent),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(DataError::io("create folder", parent)(source)),
+                Err(source) => return Err(PrepareError::io("create folder", parent)(source)),
             }
         }
         Ok(())
     }
 
-    fn make_aside(&mut self, permissions: Option<&Permissions>) -> Result<(), DataError> {
+    fn make_aside(&mut self, permissions: Option<&Permissions>) -> Result<(), PrepareError> {
         let name = self.output.file_name().unwrap_or_default();
         // Process numbers come again, in a container at once: the name must also be free.
         for attempt in 0_u64.. {
@@ -132,19 +131,19 @@ impl OutputFolder {
                     break;
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(DataError::io("create folder", aside)(source)),
+                Err(source) => return Err(PrepareError::io("create folder", aside)(source)),
             }
         }
         match permissions {
             None => Ok(()),
             Some(permissions) => fs::set_permissions(self.path(), permissions.clone())
-                .map_err(DataError::io("set permissions of", self.path())),
+                .map_err(PrepareError::io("set permissions of", self.path())),
         }
     }
 
-    fn rename_into_place(&mut self) -> Result<(), DataError> {
+    fn rename_into_place(&mut self) -> Result<(), PrepareError> {
         fs::rename(self.path(), &self.output)
-            .map_err(DataError::io("put the data set in place as", &self.output))?;
+            .map_err(PrepareError::io("put the data set in place as", &self.output))?;
         self.aside = None;
         Ok(())
     }
@@ -155,16 +154,16 @@ impl Output for OutputFolder {
         self.path()
     }
 
-    fn create(&self, name: &str) -> Result<File, DataError> {
+    fn create(&self, name: &str) -> Result<File, PrepareError> {
         let path = self.path().join(name);
-        File::create_new(&path).map_err(DataError::io("create", path))
+        File::create_new(&path).map_err(PrepareError::io("create", path))
     }
 
-    fn take(&mut self, _: &str, _: File) -> Result<(), DataError> {
+    fn take(&mut self, _: &str, _: File) -> Result<(), PrepareError> {
         Ok(())
     }
 
-    fn has_at_most(&mut self, _: usize) -> Result<bool, DataError> {
+    fn has_at_most(&mut self, _: usize) -> Result<bool, PrepareError> {
         Ok(true)
     }
 
@@ -172,7 +171,7 @@ impl Output for OutputFolder {
         self: Box<Self>,
         index: &Index,
         tokenizer_json: Option<&str>,
-    ) -> Result<(), DataError> {
+    ) -> Result<(), PrepareError> {
         if let Some(json) = tokenizer_json {
             self.write(TOKENIZER_FILE, json.as_bytes())?;
         }
@@ -198,10 +197,10 @@ impl Drop for OutputFolder {
 }
 
 /// Makes the names in a folder durable; only Unix lets a folder be opened for that.
-fn sync_folder(folder: &Path) -> Result<(), DataError> {
+fn sync_folder(folder: &Path) -> Result<(), PrepareError> {
     if cfg!(unix) {
         let sync = || File::open(folder)?.sync_all();
-        sync().map_err(DataError::io("write", folder))?;
+        sync().map_err(PrepareError::io("write", folder))?;
     }
     Ok(())
 }
@@ -245,7 +244,7 @@ mod tests {
         fs::write(full.join("mine"), "").unwrap();
         for taken in [&file, &full] {
             let error = OutputFolder::begin(taken).unwrap_err();
-            assert!(matches!(&error, DataError::OutputExists { .. }), "{error}");
+            assert!(matches!(&error, PrepareError::OutputExists { .. }), "{error}");
             assert!(error.to_string().contains(taken.to_str().unwrap()), "{error}");
         }
         let late = folder.path().join("late");

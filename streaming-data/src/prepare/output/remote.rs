@@ -27,7 +27,7 @@ use super::Output;
 use crate::{
     error::DataError,
     index::{INDEX_FILE, Index, is_claim, new_claim},
-    prepare::{TOKENIZER_FILE, shard::is_shard_file},
+    prepare::{PrepareError, TOKENIZER_FILE, shard::is_shard_file},
     store::{Cancel, Entry, Guard, Guarded, RemoteFolder, Started},
 };
 
@@ -48,10 +48,13 @@ impl RemoteOutput {
     /// Claims a folder of a store that holds no data set.
     ///
     /// # Errors
-    /// [`DataError::OutputExists`], [`DataError::Store`].
-    pub(crate) fn begin(folder: RemoteFolder) -> Result<RemoteOutput, DataError> {
+    /// [`PrepareError::OutputExists`], [`DataError::Store`], and [`DataError::Io`] where there can be no
+    /// temporary files.
+    pub(crate) fn begin(folder: RemoteFolder) -> Result<RemoteOutput, PrepareError> {
+        let temporary = env::temp_dir();
+        unnamed_file(&temporary)?;
         let exists = |found| {
-            Err(DataError::OutputExists { path: folder.location().to_string().into(), found })
+            Err(PrepareError::OutputExists { path: folder.location().to_string().into(), found })
         };
         let is_claimed = match folder.get_if_there(INDEX_FILE)? {
             Some(index) if is_claim(&index) => true,
@@ -67,7 +70,7 @@ impl RemoteOutput {
         let claim = Guard { name: INDEX_FILE.to_owned(), content: new_claim() };
         let output = RemoteOutput {
             folder,
-            temporary: env::temp_dir(),
+            temporary,
             claim,
             given_up: Cancel::default(),
             on_their_way: Vec::new(),
@@ -77,23 +80,23 @@ impl RemoteOutput {
             Err(error) => {
                 // It may have landed all the same.
                 Box::new(output).abandon();
-                Err(error)
+                Err(error.into())
             }
         }
     }
 
-    fn check_claim(&self) -> Result<(), DataError> {
+    fn check_claim(&self) -> Result<(), PrepareError> {
         match self.folder.is_guarded(&self.claim)? {
             true => Ok(()),
             false => Err(self.taken()),
         }
     }
 
-    fn taken(&self) -> DataError {
-        DataError::OutputTaken { path: self.folder.location().to_string().into() }
+    fn taken(&self) -> PrepareError {
+        PrepareError::OutputTaken { path: self.folder.location().to_string().into() }
     }
 
-    fn complete(&self, index: &Index, tokenizer_json: Option<&str>) -> Result<(), DataError> {
+    fn complete(&self, index: &Index, tokenizer_json: Option<&str>) -> Result<(), PrepareError> {
         self.check_claim()?;
         if let Some(json) = tokenizer_json {
             self.folder.put(TOKENIZER_FILE, Bytes::from(json.to_owned()))?;
@@ -111,9 +114,10 @@ impl RemoteOutput {
                         path: path(),
                         expected: shard.bytes,
                         found,
-                    });
+                    }
+                    .into());
                 }
-                None => return Err(DataError::MissingShard { path: path() }),
+                None => return Err(DataError::MissingShard { path: path() }.into()),
             }
         }
         // What a killed process left is all that it does not name.
@@ -124,7 +128,7 @@ impl RemoteOutput {
             .chain(index.tokenizer_file.as_deref())
             .collect();
         remove(&self.folder, &entries, |name| named.contains(name))?;
-        self.folder.put(INDEX_FILE, Bytes::from(index.to_bytes()))
+        Ok(self.folder.put(INDEX_FILE, Bytes::from(index.to_bytes()))?)
     }
 
     /// Removes all that was written, and the claim last, as long as that is the own one.
@@ -143,18 +147,17 @@ impl Output for RemoteOutput {
         &self.temporary
     }
 
-    fn create(&self, _: &str) -> Result<File, DataError> {
-        let folder = &self.temporary;
-        tempfile::tempfile_in(folder).map_err(DataError::io("create a temporary file in", folder))
+    fn create(&self, _: &str) -> Result<File, PrepareError> {
+        unnamed_file(&self.temporary)
     }
 
-    fn take(&mut self, name: &str, file: File) -> Result<(), DataError> {
+    fn take(&mut self, name: &str, file: File) -> Result<(), PrepareError> {
         let started = self.folder.start_guarded(name, file, &self.claim, &self.given_up)?;
         self.on_their_way.push(started);
         Ok(())
     }
 
-    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, DataError> {
+    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError> {
         let mut at = 0;
         while at < self.on_their_way.len() {
             // The first is waited for; whether others have arrived is seen at once.
@@ -177,7 +180,7 @@ impl Output for RemoteOutput {
         self: Box<Self>,
         index: &Index,
         tokenizer_json: Option<&str>,
-    ) -> Result<(), DataError> {
+    ) -> Result<(), PrepareError> {
         assert!(self.on_their_way.is_empty(), "all shards were waited for");
         let completed = self.complete(index, tokenizer_json);
         if completed.is_err() {
@@ -196,6 +199,10 @@ impl Output for RemoteOutput {
         // set.
         let _ = self.remove_all();
     }
+}
+
+fn unnamed_file(folder: &Path) -> Result<File, PrepareError> {
+    tempfile::tempfile_in(folder).map_err(PrepareError::io("create a temporary file in", folder))
 }
 
 /// Removes the objects that a `prepare` may have written, but for the claim and those to keep.

@@ -52,7 +52,7 @@ fn run_on(
     tokenizer: &dyn Tokenize,
     workers: usize,
     bounds: Bounds,
-) -> Result<Outcome, DataError> {
+) -> Result<Outcome, PrepareError> {
     run_with(&input, tokenizer, workers, bounds, Strictness::Strict)
 }
 
@@ -62,7 +62,7 @@ fn run_with(
     workers: usize,
     bounds: Bounds,
     strictness: Strictness,
-) -> Result<Outcome, DataError> {
+) -> Result<Outcome, PrepareError> {
     let mut inputs = find_inputs(&[input.to_owned()], "**/*.txt")?.inputs;
     let sources = Sources::new(&mut inputs, None)?;
     let format = ShardFormat::new(63).unwrap();
@@ -151,7 +151,7 @@ fn harm_done_by_a_tokenizer_ends_the_run_with_an_error_that_names_the_document()
     // Every document but the first is refused: the first refused in order is the one named.
     for _ in 0..20 {
         let error = fail(|text| if text == "a" { Ok(vec![1]) } else { Err("no".into()) });
-        assert!(matches!(&error, DataError::Tokenize { .. }), "{error}");
+        assert!(matches!(&error, PrepareError::Tokenize { .. }), "{error}");
         assert!(error.to_string().ends_with("b.txt"), "{error}");
     }
     let error = fail(|text| Ok(vec![if text == "c" { 259 } else { 258 }]));

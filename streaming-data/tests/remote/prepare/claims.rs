@@ -18,9 +18,9 @@ use std::{
 };
 
 use tidemill_streaming_data::{
-    DataError, DataSet, DataSettings,
+    DataSet, DataSettings,
     index::INDEX_FILE,
-    prepare::{ByteTokenizer, PrepareSettings, prepare, prepare_to_store},
+    prepare::{ByteTokenizer, PrepareError, PrepareSettings, prepare, prepare_to_store},
     store::{Location, RemoteFolder},
 };
 
@@ -106,7 +106,7 @@ fn errors_and_interruptions_leave_nothing() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             });
-        assert!(matches!(result, Err(DataError::Interrupted)), "{result:?}");
+        assert!(matches!(result, Err(PrepareError::Interrupted)), "{result:?}");
         assert_eq!(stored(&undisturbed(&store)), []);
 
         let store = begin(empty_store(0, &[], 0));
@@ -148,7 +148,7 @@ fn what_is_on_its_way_is_removed_too() {
                 ControlFlow::Break(())
             }
         });
-        assert!(matches!(result, Err(DataError::Interrupted)), "{result:?}");
+        assert!(matches!(result, Err(PrepareError::Interrupted)), "{result:?}");
     });
     wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
     assert_eq!(stored(&undisturbed(&store)), []);

@@ -12,9 +12,8 @@ use std::{
 };
 
 use tidemill_streaming_data::{
-    DataError,
     index::INDEX_FILE,
-    prepare::{PrepareSettings, TOKENIZER_FILE, prepare},
+    prepare::{PrepareError, PrepareSettings, TOKENIZER_FILE, prepare},
     store::{Location, RemoteFolder},
 };
 
@@ -24,7 +23,7 @@ use super::{
 use crate::{assert_line, faulty::Fault, store_settings, web_server::serve};
 
 /// The error of a `prepare` that must end before it tokenizes.
-fn refused(settings: &PrepareSettings) -> DataError {
+fn refused(settings: &PrepareSettings) -> PrepareError {
     let asked = AtomicUsize::new(0);
     let encode = || _ = asked.fetch_add(1, Ordering::SeqCst);
     let tokenizer = Watched { encode: &encode, end: &|| () };

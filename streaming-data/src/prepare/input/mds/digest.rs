@@ -13,7 +13,7 @@ use sha1::Sha1;
 use sha2::{Digest, Sha224, Sha256, Sha384, Sha512};
 use xxhash_rust::{xxh3::Xxh3, xxh32::Xxh32, xxh64::Xxh64};
 
-use crate::error::DataError;
+use crate::prepare::PrepareError;
 
 /// How much of a file is read at once.
 const BLOCK_BYTES: usize = 256 << 10;
@@ -27,17 +27,18 @@ const ALGORITHMS: [&str; 13] = [
 /// Compares the file with the hashes that are stated for it.
 ///
 /// # Errors
-/// [`DataError::ShardDigest`], and [`DataError::Io`].
-pub(crate) fn verify(path: &Path, hashes: &BTreeMap<String, String>) -> Result<(), DataError> {
+/// [`PrepareError::ShardDigest`], and [`DataError::Io`].
+pub(crate) fn verify(path: &Path, hashes: &BTreeMap<String, String>) -> Result<(), PrepareError> {
     let stated = ALGORITHMS.iter().find_map(|name| hashes.get_key_value(*name));
     let Some((algorithm, expected)) = stated else { return Ok(()) };
-    let Some(found) = of_file(path, algorithm).map_err(DataError::io("read shard", path))? else {
+    let Some(found) = of_file(path, algorithm).map_err(PrepareError::io("read shard", path))?
+    else {
         return Ok(());
     };
     if !found.eq_ignore_ascii_case(expected) {
         let (path, algorithm) = (path.to_owned(), algorithm.clone());
         let expected = expected.clone();
-        return Err(DataError::ShardDigest { path, algorithm, expected, found });
+        return Err(PrepareError::ShardDigest { path, algorithm, expected, found });
     }
     Ok(())
 }

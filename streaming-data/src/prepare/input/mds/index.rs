@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::DataError,
     index::{INDEX_FILE, TOKENS_COLUMN},
-    prepare::{settings::DEFAULT_TEXT_KEY, skip::SkipReason},
+    prepare::{PrepareError, settings::DEFAULT_TEXT_KEY, skip::SkipReason},
 };
 
 /// The format and the version of indexes and shards that are known.
@@ -97,10 +97,10 @@ impl MdsSet {
     ///
     /// # Errors
     /// [`DataError::Io`], [`DataError::IndexSyntax`], [`DataError::IndexValue`],
-    /// [`DataError::InputColumn`], [`DataError::MissingShard`] and [`DataError::ShardBytes`].
-    pub(crate) fn open(folder: &Path, text_key: Option<&str>) -> Result<MdsSet, DataError> {
+    /// [`PrepareError::InputColumn`], [`DataError::MissingShard`] and [`DataError::ShardBytes`].
+    pub(crate) fn open(folder: &Path, text_key: Option<&str>) -> Result<MdsSet, PrepareError> {
         let path = folder.join(INDEX_FILE);
-        let bytes = fs::read(&path).map_err(DataError::io("read index", &path))?;
+        let bytes = fs::read(&path).map_err(PrepareError::io("read index", &path))?;
         let index: IndexJson = serde_json::from_slice(&bytes)
             .map_err(|source| DataError::IndexSyntax { path: path.clone(), source })?;
         let wrong = Wrong { path: &path };
@@ -113,7 +113,7 @@ impl MdsSet {
             .collect::<Result<_, _>>()?;
         let is_tokens = |shard: &ShardEntry| shard.wanted.is_tokens();
         if let Some(other) = shards.iter().find(|shard| is_tokens(shard) != is_tokens(&shards[0])) {
-            return Err(DataError::InputColumn {
+            return Err(PrepareError::InputColumn {
                 path: other.path.to_path_buf(),
                 found: "another column than in the first shard".to_owned(),
                 expected: "text in all shards, or tokens in all".to_owned(),
@@ -139,9 +139,9 @@ struct Wrong<'a> {
 }
 
 impl Wrong<'_> {
-    fn value(&self, key: String, found: impl ToString, expected: &'static str) -> DataError {
+    fn value(&self, key: String, found: impl ToString, expected: &'static str) -> PrepareError {
         let (path, found) = (self.path.to_owned(), found.to_string());
-        DataError::IndexValue { path, key, found, expected }
+        DataError::IndexValue { path, key, found, expected }.into()
     }
 }
 
@@ -151,7 +151,7 @@ fn shard_entry(
     at: usize,
     shard: ShardJson,
     text_key: Option<&str>,
-) -> Result<ShardEntry, DataError> {
+) -> Result<ShardEntry, PrepareError> {
     let key = |key: &str| format!("shards[{at}].{key}");
     if shard.format != FORMAT {
         return Err(wrong.value(key("format"), format!("{:?}", shard.format), "\"mds\""));
@@ -191,12 +191,12 @@ fn shard_entry(
         Ok(metadata) if metadata.len() == file.bytes => {}
         Ok(metadata) => {
             let (expected, found) = (file.bytes, metadata.len());
-            return Err(DataError::ShardBytes { path, expected, found });
+            return Err(DataError::ShardBytes { path, expected, found }.into());
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(DataError::MissingShard { path });
+            return Err(DataError::MissingShard { path }.into());
         }
-        Err(source) => return Err(DataError::Io { action: "look at shard", path, source }),
+        Err(source) => return Err(DataError::Io { action: "look at shard", path, source }.into()),
     }
     Ok(ShardEntry {
         path: path.into(),
@@ -218,7 +218,7 @@ fn file_path(
     wrong: &Wrong<'_>,
     key: &str,
     file: &FileJson,
-) -> Result<PathBuf, DataError> {
+) -> Result<PathBuf, PrepareError> {
     let relative = Path::new(&file.basename);
     let is_within = relative.components().all(|part| matches!(part, Component::Normal(_)));
     if file.basename.is_empty() || !is_within {
@@ -233,10 +233,10 @@ fn wanted_column(
     folder: &Path,
     shard: &ShardJson,
     text_key: Option<&str>,
-) -> Result<(usize, Wanted), DataError> {
+) -> Result<(usize, Wanted), PrepareError> {
     let wrong = |found, expected: &str| {
         let (path, expected) = (folder.to_owned(), expected.to_owned());
-        Err(DataError::InputColumn { path, found, expected })
+        Err(PrepareError::InputColumn { path, found, expected })
     };
     let columns = || shard.column_names.iter().zip(&shard.column_encodings);
     if let Some((name, encoding)) = columns().find(|(_, encoding)| encoding.contains("pkl")) {

@@ -15,12 +15,10 @@ use std::{
 };
 
 use super::{Wanted, digest};
-use crate::{
-    error::DataError,
-    prepare::{
-        format::Compression,
-        input::{Limits, stream::Stream, values::Values},
-    },
+use crate::prepare::{
+    PrepareError,
+    format::Compression,
+    input::{Limits, stream::Stream, values::Values},
 };
 
 /// A shard in Snappy above this is refused.
@@ -90,8 +88,8 @@ impl OpenShard {
     /// Verifies the file and reads where its samples are.
     ///
     /// # Errors
-    /// [`DataError::ShardDigest`], [`DataError::DamagedMdsShard`] and [`DataError::Io`].
-    pub(crate) fn open(entry: &ShardEntry) -> Result<OpenShard, DataError> {
+    /// [`PrepareError::ShardDigest`], [`PrepareError::DamagedMdsShard`] and [`DataError::Io`].
+    pub(crate) fn open(entry: &ShardEntry) -> Result<OpenShard, PrepareError> {
         digest::verify(&entry.path, &entry.hashes)?;
         let (bytes, stream_bytes) = content(entry)?;
         let mut shard = OpenShard {
@@ -118,7 +116,7 @@ impl OpenShard {
         (self.stream_bytes)()
     }
 
-    fn read_offsets(&mut self, samples: u64) -> Result<(), DataError> {
+    fn read_offsets(&mut self, samples: u64) -> Result<(), PrepareError> {
         let found = u64::from(self.read_u32()?);
         if found != samples {
             return Err(
@@ -149,12 +147,12 @@ impl OpenShard {
     /// Appends the wanted column of the next sample; false where there is none.
     ///
     /// # Errors
-    /// [`DataError::DamagedMdsShard`] and [`DataError::Io`].
+    /// [`PrepareError::DamagedMdsShard`] and [`DataError::Io`].
     pub(crate) fn read_sample(
         &mut self,
         values: &mut Values,
         limits: Limits,
-    ) -> Result<bool, DataError> {
+    ) -> Result<bool, PrepareError> {
         let Some(&[start, end]) = self.offsets.get(self.sample..self.sample + 2) else {
             return self.check_end().map(|()| false);
         };
@@ -193,7 +191,7 @@ impl OpenShard {
     }
 
     /// What is behind the last sample must be nothing, and decompress without a fault.
-    fn check_end(&mut self) -> Result<(), DataError> {
+    fn check_end(&mut self) -> Result<(), PrepareError> {
         match self.bytes.read(&mut [0]).map_err(|error| self.unreadable(error))? {
             0 => Ok(()),
             _ => {
@@ -203,17 +201,17 @@ impl OpenShard {
         }
     }
 
-    fn read_u32(&mut self) -> Result<u32, DataError> {
+    fn read_u32(&mut self) -> Result<u32, PrepareError> {
         let mut bytes = [0; 4];
         self.read_exact(&mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), DataError> {
+    fn read_exact(&mut self, bytes: &mut [u8]) -> Result<(), PrepareError> {
         self.bytes.read_exact(bytes).map_err(|error| self.unreadable(error))
     }
 
-    fn pass_over(&mut self, bytes: u64) -> Result<(), DataError> {
+    fn pass_over(&mut self, bytes: u64) -> Result<(), PrepareError> {
         let passed = io::copy(&mut (&mut self.bytes).take(bytes), &mut io::sink());
         match passed {
             Ok(passed) if passed == bytes => Ok(()),
@@ -222,29 +220,29 @@ impl OpenShard {
         }
     }
 
-    fn wrong_sample(&self, start: u32, end: u32) -> DataError {
+    fn wrong_sample(&self, start: u32, end: u32) -> PrepareError {
         let found = format!("sample {} of {} bytes", self.sample, end - start);
         self.damaged(found, "as many as its columns have".to_owned())
     }
 
-    fn damaged(&self, found: String, expected: String) -> DataError {
-        DataError::DamagedMdsShard { path: self.path.to_path_buf(), found, expected }
+    fn damaged(&self, found: String, expected: String) -> PrepareError {
+        PrepareError::DamagedMdsShard { path: self.path.to_path_buf(), found, expected }
     }
 
-    fn unreadable(&self, error: io::Error) -> DataError {
-        DataError::io("read shard", &*self.path)(error)
+    fn unreadable(&self, error: io::Error) -> PrepareError {
+        PrepareError::io("read shard", &*self.path)(error)
     }
 }
 
 /// The content of a shard, and how far its file was read.
 type Content = (Box<dyn Read + Send>, Box<dyn Fn() -> u64 + Send>);
 
-fn content(entry: &ShardEntry) -> Result<Content, DataError> {
+fn content(entry: &ShardEntry) -> Result<Content, PrepareError> {
     let path = &entry.path;
     match entry.compression {
         ShardCompression::Streamed(compression) => {
             let stream =
-                Stream::open(path, compression).map_err(DataError::io("open shard", &**path))?;
+                Stream::open(path, compression).map_err(PrepareError::io("open shard", &**path))?;
             let count = stream.count();
             let bytes = BufReader::with_capacity(BUFFER_BYTES, stream);
             Ok((Box::new(bytes), Box::new(move || count.bytes())))
@@ -252,9 +250,9 @@ fn content(entry: &ShardEntry) -> Result<Content, DataError> {
         ShardCompression::Snappy => {
             let damaged = |found: String, expected: String| {
                 let path = path.to_path_buf();
-                DataError::DamagedMdsShard { path, found, expected }
+                PrepareError::DamagedMdsShard { path, found, expected }
             };
-            let bytes = fs::read(path).map_err(DataError::io("read shard", &**path))?;
+            let bytes = fs::read(path).map_err(PrepareError::io("read shard", &**path))?;
             let length = snap::raw::decompress_len(&bytes).map_or(0, |length| length as u64);
             if length != entry.raw_bytes || length > SNAPPY_BYTES_LIMIT {
                 let expected = entry.raw_bytes;

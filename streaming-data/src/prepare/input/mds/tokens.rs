@@ -5,15 +5,13 @@
 
 use std::{path::Path, sync::Arc};
 
-use crate::{
-    error::DataError,
-    prepare::{
-        input::{
-            Documents, Entry, Take,
-            values::{Value, Values},
-        },
-        skip::Place,
+use crate::prepare::{
+    PrepareError,
+    input::{
+        Documents, Entry, Take,
+        values::{Value, Values},
     },
+    skip::Place,
 };
 
 /// How tokens are stored.
@@ -148,8 +146,8 @@ impl TokenSamples {
     /// Tokens of the first sample.
     ///
     /// # Errors
-    /// [`DataError::Sample`] where it is no array of integers, or too short for a row.
-    pub(crate) fn first_length(&self) -> Result<usize, DataError> {
+    /// [`PrepareError::Sample`] where it is no array of integers, or too short for a row.
+    pub(crate) fn first_length(&self) -> Result<usize, PrepareError> {
         let Some((place, Value::Bytes(sample))) = self.values.iter().next() else {
             return Err(self.wrong(Place::Sample(0), "nothing".to_owned(), "a sample".to_owned()));
         };
@@ -162,17 +160,17 @@ impl TokenSamples {
         }
     }
 
-    fn no_array(&self, place: Place, found: String) -> DataError {
+    fn no_array(&self, place: Place, found: String) -> PrepareError {
         self.wrong(place, found, "an array of integers on one axis".to_owned())
     }
 
-    fn wrong(&self, place: Place, found: String, expected: String) -> DataError {
-        DataError::Sample { path: self.path.to_path_buf(), place, found, expected }
+    fn wrong(&self, place: Place, found: String, expected: String) -> PrepareError {
+        PrepareError::Sample { path: self.path.to_path_buf(), place, found, expected }
     }
 }
 
 impl Documents for TokenSamples {
-    fn visit(&self, take: &mut Take<'_>) -> Result<(), DataError> {
+    fn visit(&self, take: &mut Take<'_>) -> Result<(), PrepareError> {
         let mut tokens = Vec::with_capacity(self.row_tokens);
         self.values.iter().try_for_each(|(place, value)| {
             let sample = match value {
@@ -189,7 +187,7 @@ impl Documents for TokenSamples {
             tokens.clear();
             for number in numbers {
                 let token = u32::try_from(number).ok().filter(|&token| token < i32::MAX as u32);
-                tokens.push(token.ok_or_else(|| DataError::SampleToken {
+                tokens.push(token.ok_or_else(|| PrepareError::SampleToken {
                     path: self.path.to_path_buf(),
                     place,
                     token: number,

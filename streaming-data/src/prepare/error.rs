@@ -1,0 +1,280 @@
+//! What can go wrong between documents and a data set.
+
+use std::{io, path::PathBuf};
+
+use super::{BrokenReason, Place, SkipReason, TokenizeError};
+use crate::error::DataError;
+
+/// Why `prepare` ended without a data set.
+///
+/// Messages are of the form of those of [`DataError`]: each names the file, and where there is one the
+/// place in it; causes are not repeated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrepareError {
+    /// What can go wrong with files, stores and indexes elsewhere too.
+    #[error(transparent)]
+    Data(#[from] DataError),
+
+    /// A setting of `prepare`, or a property of its tokenizer, cannot be.
+    #[error("cannot prepare: {key} is {found}, expected {expected}")]
+    Setting {
+        /// Which one.
+        key: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it must be.
+        expected: &'static str,
+    },
+
+    /// The pattern for the names of documents is not one.
+    #[error("cannot parse glob {glob:?}")]
+    Glob {
+        /// The pattern.
+        glob: String,
+        /// What is wrong with it.
+        #[source]
+        source: globset::Error,
+    },
+
+    /// The inputs hold no document.
+    #[error(
+        "found no document: expected a file that matches glob {glob:?} below {inputs}",
+        inputs = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    NoDocuments {
+        /// The inputs as they were given.
+        inputs: Vec<PathBuf>,
+        /// The pattern.
+        glob: String,
+    },
+
+    /// A file or folder gives no document, and was to be an error.
+    #[error("cannot take document {path}", path = path.display())]
+    Document {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        reason: SkipReason,
+    },
+
+    /// A line, row or sample is no document, and was to be an error.
+    #[error("cannot take {place} of {path}", path = path.display())]
+    BrokenDocument {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        place: Place,
+        /// Why not.
+        #[source]
+        reason: BrokenReason,
+    },
+
+    /// What should hold the text of documents, or their tokens, is not there or of another type.
+    #[error("input {path}: found {found}, expected {expected}", path = path.display())]
+    InputColumn {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// Some inputs are documents, others are tokenized already.
+    #[error(
+        "found samples of tokens in {tokens} and documents in {documents}, expected the one or the \
+         other",
+        tokens = tokens.display(),
+        documents = documents.display()
+    )]
+    MixedInputs {
+        /// The first input of tokens.
+        tokens: PathBuf,
+        /// The first of documents.
+        documents: PathBuf,
+    },
+
+    /// Samples that are tokenized already have another length than was asked for.
+    #[error(
+        "found samples of {found} tokens, which predict {predicted}, expected seq_len {asked}",
+        predicted = found - 1
+    )]
+    SampleLength {
+        /// The `seq_len` of the settings.
+        asked: usize,
+        /// Tokens of a sample.
+        found: usize,
+    },
+
+    /// The content of an MDS shard is not that of its index.
+    #[error(
+        "shard {path} is damaged: its {algorithm} is {found}, expected {expected} as the index says",
+        path = path.display()
+    )]
+    ShardDigest {
+        /// The shard.
+        path: PathBuf,
+        /// Which hash, as Python names it.
+        algorithm: String,
+        /// Hash according to the index, in hexadecimal digits.
+        expected: String,
+        /// Hash of the file.
+        found: String,
+    },
+
+    /// The layout of an MDS shard cannot be.
+    #[error("shard {path} is damaged: found {found}, expected {expected}", path = path.display())]
+    DamagedMdsShard {
+        /// The shard.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// A sample that was tokenized elsewhere is no row.
+    #[error("{path}, {place}: found {found}, expected {expected}", path = path.display())]
+    Sample {
+        /// The file.
+        path: PathBuf,
+        /// The sample.
+        place: Place,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        expected: String,
+    },
+
+    /// A sample that was tokenized elsewhere has a token that is not in the vocabulary.
+    #[error(
+        "{path}, {place}: found token {token}, expected 0 to {last} (vocabulary of {vocab_size})",
+        path = path.display(),
+        last = vocab_size.saturating_sub(1)
+    )]
+    SampleToken {
+        /// The file.
+        path: PathBuf,
+        /// The sample.
+        place: Place,
+        /// The token.
+        token: i128,
+        /// Size of the vocabulary; 2^31 - 1 where none is stated.
+        vocab_size: u64,
+    },
+
+    /// A document changed after it was checked, when parts of it could be in the stream.
+    #[error("document {path} changed while it was read", path = path.display())]
+    DocumentChanged {
+        /// The document.
+        path: PathBuf,
+        /// What is wrong with it now.
+        #[source]
+        reason: SkipReason,
+    },
+
+    /// The tokenizer refused a document.
+    #[error("cannot tokenize document {path}", path = path.display())]
+    Tokenize {
+        /// The document.
+        path: PathBuf,
+        /// What the tokenizer says.
+        #[source]
+        source: TokenizeError,
+    },
+
+    /// The tokenizer gave a token that is not in its vocabulary.
+    #[error(
+        "document {path}: the tokenizer gave token {token}, expected 0 to {last} \
+         (its vocabulary of {vocab_size})",
+        path = path.display(),
+        last = vocab_size.saturating_sub(1)
+    )]
+    TokenizedToken {
+        /// The document.
+        path: PathBuf,
+        /// The token.
+        token: u32,
+        /// Size of its vocabulary.
+        vocab_size: u32,
+    },
+
+    /// The documents are too short for a single row.
+    #[error(
+        "found {found} tokens in {documents} documents ({skipped} files and {broken} lines or rows \
+         skipped{first}), expected at least {needed}: one row of seq_len + 1"
+    )]
+    TooFewTokens {
+        /// Tokens of all documents.
+        found: u64,
+        /// Documents that were tokenized.
+        documents: u64,
+        /// Files that could not be.
+        skipped: u64,
+        /// Lines, rows and samples that could not be.
+        broken: u64,
+        /// Which is the first of these and why, behind a comma, where there is one.
+        first: String,
+        /// Tokens of a row.
+        needed: u64,
+    },
+
+    /// There is something where the data set was to be written.
+    #[error(
+        "cannot write data set {path}: found {found}, expected nothing or an empty folder",
+        path = path.display()
+    )]
+    OutputExists {
+        /// The output.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+    },
+
+    /// Another `prepare` began to write the same data set to a store.
+    #[error(
+        "cannot write data set {path}: found the claim of another `prepare`, which took it over, \
+         expected ours",
+        path = path.display()
+    )]
+    OutputTaken {
+        /// The URL of the output.
+        path: PathBuf,
+    },
+
+    /// Rows cannot be brought into the form of a shard.
+    #[error("cannot encode shard {path}", path = path.display())]
+    ShardEncoding {
+        /// The shard.
+        path: PathBuf,
+        /// What the Parquet writer says.
+        #[source]
+        source: parquet::errors::ParquetError,
+    },
+
+    /// A thread of `prepare` panicked, which is a bug of the tokenizer or here.
+    #[error("a thread panicked while {work}: {message}")]
+    Panic {
+        /// What it was doing, on which file.
+        work: String,
+        /// What the panic said.
+        message: String,
+    },
+
+    /// The caller of `prepare` asked it to stop.
+    #[error("preparing was interrupted")]
+    Interrupted,
+}
+
+impl PrepareError {
+    /// Wraps an error of the operating system; made for `map_err`.
+    pub(super) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> PrepareError {
+        let wrap = DataError::io(action, path);
+        move |source| wrap(source).into()
+    }
+}
