@@ -145,6 +145,24 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
 }
 
 #[test]
+fn a_data_set_prepared_to_a_store_is_that_of_a_folder() {
+    let stored = Stored::new();
+    let prepare = |output: &str, more: &[&str]| {
+        let cut = ["--seq-len", "17", "--shard-samples", "97"];
+        let arguments = ["prepare", "--input", "data-text", "--output", output];
+        stored.tidemill(&[&arguments[..], &cut, more].concat())
+    };
+    prepare("s3://bucket/made", &["-w", "2"]).expect(0);
+    let made = files(&stored.bench.path("store/bucket/made"));
+    assert!(made == files(&stored.bench.path("data")), "{:?}", made.keys());
+    prepare("s3://bucket/made", &["-w", "1"]).refused(1, &["s3://bucket/made", "a data set"]);
+    prepare("s3://nowhere/made", &["-w", "1"]).refused(1, &["s3://nowhere/made", "NoSuchBucket"]);
+    let inspect = ["inspect", "s3://bucket/made", "--format", "json"];
+    let local = stored.tidemill(&["inspect", "data", "--format", "json"]).expect(0);
+    assert_eq!(stored.tidemill(&inspect).expect(0).stdout, local.stdout);
+}
+
+#[test]
 fn models_of_a_store_can_be_used() {
     let stored = Stored::new();
     stored.train("cache", &["-w", "2"]).finish().expect(0);

@@ -1,6 +1,6 @@
 //! Hybrids: Mamba blocks and attention blocks in one list, as a pattern of letters says.
 //!
-//! Mamba blocks are those of [`mamba`](crate::mamba). Attention blocks have norms by the root mean square, no biases, an MLP
+//! Mamba blocks are those of [`mamba`](mod@crate::mamba). Attention blocks have norms by the root mean square, no biases, an MLP
 //! with GELU, and no positions of their own: the Mamba blocks between them tell positions apart, as in Jamba
 //! (Lieber et al., 2024).
 

@@ -1,6 +1,6 @@
 //! The `[model]` table of a run: a preset, a checkpoint, or every size.
 //!
-//! [`resolve`](ModelSettings::resolve) says what a table means; which keys a family has stands in [`keys`].
+//! [`resolve`](ModelSettings::resolve) says what a table means; which keys a family has stands in `keys`.
 
 mod keys;
 

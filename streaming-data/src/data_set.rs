@@ -243,8 +243,8 @@ impl DataSet {
 
     /// The identity of the data; the path does not enter.
     ///
-    /// With an index it is [`Index::fingerprint`]. Without one, the hash of a shard is taken over
-    /// the size of its file and the bytes of its footer, which state the place, the compressed and
+    /// With an index it is [`Index::fingerprint`](crate::index::Index::fingerprint). Without one, the
+    /// hash of a shard is taken over the size of its file and the bytes of its footer, which state the place, the compressed and
     /// uncompressed sizes and (as most writers do) the statistics of every column of every row
     /// group. That tells data sets apart without reading them whole, but it does not find a few
     /// changed bytes; `prepare` writes hashes that do.
