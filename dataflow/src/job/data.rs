@@ -27,10 +27,11 @@ pub struct DataSettings {
     /// Memory for decoded samples, per process, in MiB; those of the steps that are read ahead come on top.
     #[serde(default = "default_cache_mib")]
     pub cache_mib: u64,
-    /// The folder on disk in which shards of remote data sets are kept; processes and runs may share it.
+    /// The folder on disk in which shards of remote data sets are kept, and below `runs` what a run in a store works with;
+    /// processes and runs may share it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_dir: Option<PathBuf>,
-    /// What that folder may hold; without a limit nothing is dropped.
+    /// How many bytes of shards that folder may hold; without a limit nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_limit_bytes: Option<u64>,
     /// Steps whose samples are read ahead; never numerics.
