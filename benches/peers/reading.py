@@ -48,7 +48,8 @@ def make(folder, tidemill):
             path.parent.mkdir(exist_ok=True)
             pyarrow.parquet.write_table(table, path, compression="zstd")
     command = [tidemill, "prepare", "--input", folder / "mds", "--output", folder / "prepared"]
-    subprocess.run([*command, "--vocab-size", str(VOCABULARY)], check=True, stdout=subprocess.DEVNULL)
+    command += ["--vocab-size", str(VOCABULARY), "--shard-samples", str(SAMPLES // 8)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def streaming_dataset(folder, shuffle, workers):

@@ -12,8 +12,9 @@
 //! - Lines of metrics behind the latest checkpoint are computed again on resume, so none is lost that counts.
 //! - Machines cannot see each other's locks. So the run that started last has the folder: it writes `running.json`,
 //!   which every run looks at before it writes a checkpoint and before the checkpoint is complete; one that does not
-//!   find its own ends with an error. A complete checkpoint is never written over, and the logs only ever with more: where
-//!   the earlier run has come further, the later one leaves what is there until it has come as far.
+//!   find its own ends with an error. A complete checkpoint is never written over, and the logs only ever with more, but by
+//!   a request that was under way when the folder changed hands: where the earlier run has come further, the later one
+//!   leaves what is there until it has come as far.
 
 mod remote;
 

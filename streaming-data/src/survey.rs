@@ -15,7 +15,7 @@
 
 use std::{collections::BTreeSet, num::NonZeroU64};
 
-use crate::{fetch, mixture::Mixture};
+use crate::{fetch, mixture::Mixture, order::ShuffleOrder};
 
 /// What is known of an order; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,14 +28,14 @@ pub struct Survey {
     pub shards_per_batch: f64,
     /// Bytes of all shards.
     pub bytes: u64,
-    /// Bytes of the shards in which the samples of the first batch are.
+    /// Bytes of the shards in which the samples of the first batch are; by ranges it is less.
     pub first_batch_bytes: u64,
     /// The smallest `cache_limit_bytes` with which shards are downloaded whole, by a decoder of
     /// two threads.
     pub cache_bytes: u64,
-    /// How often a shard is read in an epoch: once where shards are downloaded whole, else by
-    /// ranges, once for every sample.
-    pub reads_per_shard: f64,
+    /// How often a shard is read in an epoch: once where shards are downloaded whole, else (of a full
+    /// shuffle) by ranges, once for every sample; none where a run with such a limit is refused.
+    pub reads_per_shard: Option<f64>,
 }
 
 /// Samples that are looked at.
@@ -81,6 +81,8 @@ impl Survey {
             })
             .sum();
         let is_whole = cache_limit_bytes.is_none_or(|limit| limit >= cache_bytes);
+        let is_ranged =
+            parts().all(|(part, _)| mixture.order(part).settings().order == ShuffleOrder::Full);
         let (samples, count) = parts().fold((0, 0), |(samples, count), (_, part)| {
             (samples + part.data_set.samples(), count + part.data_set.shards().len())
         });
@@ -91,7 +93,10 @@ impl Survey {
             bytes: parts().map(|(part, _)| bytes(part)).sum(),
             first_batch_bytes,
             cache_bytes,
-            reads_per_shard: if is_whole { 1.0 } else { samples as f64 / count as f64 },
+            reads_per_shard: match is_whole {
+                true => Some(1.0),
+                false => is_ranged.then_some(samples as f64 / count as f64),
+            },
         }
     }
 }

@@ -321,8 +321,9 @@ fn the_survey_tells_orders_apart() {
     let near = |found: f64, expected: f64| (found / expected - 1.0).abs() < 0.25;
     assert!(near(one.effective_batch, 32.0), "{one:?}");
     assert!(one.shards_per_batch > 24.0 && one.shards_per_batch < 28.0, "{one:?}");
-    assert_eq!((one.cache_bytes, one.reads_per_shard), (one.bytes, 1.0));
-    assert_eq!(survey(ShuffleOrder::Full, 1, 32, Some(one.bytes - 1)).reads_per_shard, 40.0);
+    assert_eq!((one.cache_bytes, one.reads_per_shard), (one.bytes, Some(1.0)));
+    assert_eq!(survey(ShuffleOrder::Full, 1, 32, Some(one.bytes - 1)).reads_per_shard, Some(40.0));
+    assert_eq!(survey(ShuffleOrder::Window, 20, 32, Some(1)).reads_per_shard, None);
     // Batches within a shard or two are worth hardly more than a sample.
     for order in [ShuffleOrder::None, ShuffleOrder::Shard] {
         let one = survey(order, 1, 32, None);

@@ -57,7 +57,10 @@ fn outputs_at_urls() {
     for (output, parts) in [
         ("ftp://host/out", &["ftp://host/out: found scheme \"ftp\", expected s3, gs, az"][..]),
         ("s3://bucket/out?key=secret", &["s3://bucket/out: found a query or fragment"]),
-        ("https://me:secret@host/out#secret", &["cannot use https://host/out: found a query"]),
+        (
+            "https://me:secret@host/out#secret",
+            &["cannot use https://host/out: found a user or password"],
+        ),
         ("s3:///out", &["found no name behind ://"]),
         ("memory://here/out", &["a place that outlives the program, found memory://here/out"]),
     ] {

@@ -6,8 +6,8 @@
 use std::path::{Component, Path, PathBuf};
 
 use tidemill_model::hugging_face::CONFIG_FILE;
-use tidemill_streaming_data::CacheSettings;
-use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
+use tidemill_streaming_data::DataSettings;
+use tidemill_streaming_data::store::{Cancel, Location, RemoteFolder, StoreSettings};
 
 use super::folder::{CHECKPOINTS_FOLDER, latest, step_of};
 use super::remote::RemoteCheckpoints;
@@ -55,12 +55,26 @@ impl LocalCopy {
     /// # Errors
     /// A store that does not answer or refuses; a file that is missing, or damaged each time it is fetched.
     pub fn of(folder: &Path, wanted: Wanted) -> Result<Self> {
+        Self::of_with(folder, wanted, &DataSettings::default(), Cancel::default())
+    }
+
+    /// As [`of`](Self::of), for a cache and a store as the settings say, until it is cancelled.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn of_with(
+        folder: &Path,
+        wanted: Wanted,
+        settings: &DataSettings,
+        cancel: Cancel,
+    ) -> Result<Self> {
         let location = Location::of_path(folder)?;
         if let Some(path) = location.local() {
             return Ok(Self { path: path.to_owned(), copied: None });
         }
-        let parent = CacheSettings::default().folder(&location)?.join(COPIES);
-        Self::fetch(&RemoteFolder::open(location, &StoreSettings::default())?, wanted, &parent)
+        let parent = settings.cache.folder(&location)?.join(COPIES);
+        let folder = RemoteFolder::open(location, &settings.store)?.cancelled_by(cancel);
+        Self::fetch(&folder, wanted, &parent)
     }
 
     /// A copy of `folder` in a new folder in `parent`.

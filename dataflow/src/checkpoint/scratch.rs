@@ -3,7 +3,8 @@
 //! Each is held by a lock that the kernel releases with its process; the next one to be made beside it removes those that
 //! nobody holds.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::path::Path;
 
 use tempfile::TempDir;
@@ -26,9 +27,15 @@ impl Scratch {
         loop {
             let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
             // Another process may have taken it for one that nobody holds, before this one held it.
-            let Ok(lock) = File::open(folder.path()) else { continue };
-            if lock.try_lock().is_ok() && folder.path().exists() {
-                return Ok(Self { folder, _lock: lock });
+            let lock = match File::open(folder.path()) {
+                Ok(lock) => lock,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            };
+            match lock.try_lock() {
+                Ok(()) if folder.path().exists() => return Ok(Self { folder, _lock: lock }),
+                Ok(()) | Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error),
             }
         }
     }

@@ -154,7 +154,7 @@ fn order_facts(arguments: &InspectArguments) -> anyhow::Result<Value> {
             "shards_per_batch": rounded(survey.shards_per_batch),
             "bytes_before_first_batch": survey.first_batch_bytes,
             "smallest_cache_bytes": survey.cache_bytes,
-            "reads_per_shard": rounded(survey.reads_per_shard),
+            "reads_per_shard": survey.reads_per_shard.map(rounded),
         });
         facts.insert(format!("shuffle {order}"), of_order);
     }

@@ -5,6 +5,7 @@ use std::error::Error;
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::KernelError;
 use tidemill_streaming_data::DataError;
+use tidemill_streaming_data::prepare::PrepareError;
 use tidemill_streaming_data::store::StoreFailure;
 
 use super::error::{ClusterError, unshared};
@@ -38,6 +39,9 @@ impl ExitClass {
                 return error.exit_class();
             }
             if let Some(JobError::Data(error)) = error.downcast_ref() {
+                return Self::of_data(error);
+            }
+            if let Some(PrepareError::Data(error)) = error.downcast_ref() {
                 return Self::of_data(error);
             }
             if let Some(error) = error.downcast_ref() {
@@ -128,6 +132,8 @@ mod tests {
         assert_eq!(ExitClass::of(&silent), ExitClass::Restart);
         let in_a_worker = Failure::from(of(StoreFailure::Other { said: said() }));
         assert_eq!(in_a_worker.exit_class(), ExitClass::Restart);
+        let preparing = PrepareError::from(of(StoreFailure::Other { said: said() }));
+        assert_eq!(ExitClass::of(&preparing), ExitClass::Restart);
         let refused = JobError::from(of(StoreFailure::Refused { said: said() }));
         assert_eq!(ExitClass::of(&refused), ExitClass::FixInput);
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::mixture::{Amount, Part};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+use tidemill_streaming_data::store::Location;
 use tidemill_streaming_data::{CacheSettings, DataSet, DataSettings as RemoteSettings, Mixture};
 
 use super::config::expect;
@@ -169,7 +170,12 @@ impl DataSettings {
 
 impl StreamSettings {
     fn name(&self) -> String {
-        self.name.clone().unwrap_or_else(|| self.dataset.display().to_string())
+        let place = || match Location::of_path(&self.dataset) {
+            Ok(location) => location.to_string(),
+            // The error says it without what may be a secret.
+            Err(_) => "a data set".to_owned(),
+        };
+        self.name.clone().unwrap_or_else(place)
     }
 
     fn amount(&self) -> Amount {

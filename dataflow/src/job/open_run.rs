@@ -38,7 +38,8 @@ impl OpenedRun {
         }
         let cancel = Cancel::default();
         let mut folder = RunFolder::hold_with(dir, &settings)?.cancelled_by(cancel.clone());
-        abort.on_abort(move || cancel.cancel());
+        let on_abort = cancel.clone();
+        abort.on_abort(move || on_abort.cancel());
         folder.announce_release(shared.released.clone());
         checkpoint::sweep(folder.path())?;
         let mut now = run.initial_state(shared.devices.kind());
@@ -59,7 +60,7 @@ impl OpenedRun {
             None => {
                 let parameters = match &run.weights_from {
                     Some(weights) => {
-                        let copy = LocalCopy::of(weights, Wanted::Model)?;
+                        let copy = LocalCopy::of_with(weights, Wanted::Model, &settings, cancel)?;
                         copy.read(|folder| Ok(hugging_face::read_weights(folder, layout)?))?
                     }
                     None => run.model.initialize(run.config.run.seed),

@@ -11,9 +11,10 @@ use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, S
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+use tidemill_streaming_data::store::Cancel;
 
 use super::config::RunConfig;
-use super::data::DocumentBoundaries;
+use super::data::{DataSettings, DocumentBoundaries};
 use super::memory::PlanMemory;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
@@ -63,7 +64,7 @@ impl ResolvedRun {
         let data = config.data.open(config.run.seed)?;
         let document_end = document_end(&config, &data)?;
         let evaluation = open_evaluation(&config, &data)?;
-        let (model_config, weights_from) = resolve_model(&config.model, &data)?;
+        let (model_config, weights_from) = resolve_model(&config.model, &config.data, &data)?;
         let recompute = config.model.recompute.unwrap_or_default();
         let model = Arc::new(Model::new(&model_config)?.with_recompute(recompute));
         let memory = match config.batch.microbatch_grains {
@@ -264,6 +265,7 @@ fn open_evaluation(config: &RunConfig, data: &Mixture) -> Result<Option<(Mixture
 
 fn resolve_model(
     settings: &ModelSettings,
+    places: &DataSettings,
     data: &Mixture,
 ) -> Result<(ModelConfig, Option<PathBuf>)> {
     let (config, folder) = match settings.resolve(data.vocab_size())? {
@@ -277,7 +279,8 @@ fn resolve_model(
         }
         ResolvedModel::From(folder) => {
             let folder = model_folder(&folder)?;
-            let config = LocalCopy::of(&folder, Wanted::Config)?
+            let settings = places.remote();
+            let config = LocalCopy::of_with(&folder, Wanted::Config, &settings, Cancel::default())?
                 .read(|folder| Ok(ModelConfig::read(folder)?))?;
             if let Some(size) = data.vocab_size()
                 && size as usize > config.vocab_size()

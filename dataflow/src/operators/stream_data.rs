@@ -108,7 +108,12 @@ impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
         let (worker, workers) = (self.index(), self.peers());
         let positions = {
             let plan = plan.clone();
-            plan.steps.clone().map(move |step| plan.positions(step, worker, workers))
+            // A worker whose part of every step is empty has no plan, not one of empty ranges.
+            let steps = match plan.positions(0, worker, workers).is_empty() {
+                true => 0..0,
+                false => plan.steps.clone(),
+            };
+            steps.map(move |step| plan.positions(step, worker, workers))
         };
         let mut reader = Some(open(Box::new(positions), wake));
         let (steps, n) = (plan.steps.clone(), plan.step_positions.get());

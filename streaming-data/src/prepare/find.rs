@@ -26,6 +26,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use super::{
     format::Format,
     input::mds::is_mds_index,
+    output::is_in_the_making,
     skip::{SkipReason, SkippedDocument},
 };
 use crate::{index::INDEX_FILE, prepare::PrepareError};
@@ -181,7 +182,9 @@ impl Search {
             let entry = entry?;
             let path = entry.path();
             if entry.file_type()?.is_dir() {
-                inner.push(path);
+                if !is_in_the_making(&entry.file_name()) {
+                    inner.push(path);
+                }
                 continue;
             }
             let wanted = entry.file_name() != INDEX_FILE && self.wants(input, &path);

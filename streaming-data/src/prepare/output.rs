@@ -9,7 +9,10 @@ mod remote;
 
 use std::{fs::File, path::Path};
 
-pub(crate) use self::{folder::OutputFolder, remote::RemoteOutput};
+pub(crate) use self::{
+    folder::{OutputFolder, is_in_the_making},
+    remote::RemoteOutput,
+};
 use crate::{index::Index, prepare::PrepareError};
 
 /// A data set in the making. What is neither published nor abandoned, because the process was

@@ -2,12 +2,16 @@
 //! once and kept until it has gone out of use.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use arrow::compute::interleave_record_batch;
+use arrow::{
+    array::{RecordBatch, UInt32Array},
+    compute::{interleave_record_batch, take_record_batch},
+    error::ArrowError,
+};
 
 use super::{
     Owner, Reader,
@@ -60,9 +64,11 @@ impl TableRows {
         let order = table.order(shuffle)?;
         let fetcher = Fetcher::new(table.all(), &order, None, settings.threads.get())?;
         let waiting_bytes = settings.memory_bytes / 4;
+        // It was read when the table was opened.
+        let footer = table.all().footer(0, &fetcher)?;
         let bounds = Bounds {
             batch: BatchRule { samples: settings.batch_rows.get() as u64, ends_with_range: true },
-            batches: batches(table, settings.batch_rows.get(), waiting_bytes),
+            batches: batches(table, &footer, settings.batch_rows.get(), waiting_bytes),
         };
         let rows = TableRows {
             table: table.clone(),
@@ -107,11 +113,9 @@ impl TableRows {
     }
 }
 
-/// Batches that may wait, by what a row takes according to the sizes of the shards.
-fn batches(table: &Table, batch_rows: usize, waiting_bytes: usize) -> usize {
-    // Compressed sizes, of all columns: within a small factor of what those that are read take.
-    let bytes: u64 = table.shards().iter().map(|shard| shard.bytes()).sum();
-    let row_bytes = (bytes / table.rows().max(1)).max(1) as usize * 4;
+/// Batches that may wait, by what a row takes according to the footer of the first shard.
+fn batches(table: &Table, footer: &Footer, batch_rows: usize, waiting_bytes: usize) -> usize {
+    let row_bytes = usize::try_from(footer.row_bytes(table.schema())).unwrap_or(usize::MAX).max(1);
     (waiting_bytes / row_bytes.saturating_mul(batch_rows)).clamp(1, 1024)
 }
 
@@ -150,33 +154,34 @@ impl TableRows {
         self.fetcher.begin(&ids, |shard, group| {
             self.decoded.holds(&(shard, group, 0)) || self.open.holds(&(shard, group))
         })?;
-        // Slices in the order in which they are met, and each row's place among them.
-        let (mut slices, mut numbers) = (Vec::new(), HashMap::new());
-        let mut places = Vec::with_capacity(ids.len());
-        for id in ids {
+        // Which rows of which slices, and which rows of the batch they become.
+        let mut wanted: BTreeMap<Place, Vec<(u32, usize)>> = BTreeMap::new();
+        for (at, id) in ids.iter().enumerate() {
             let footer = self.table.all().footer(id.shard, &self.fetcher)?;
             let (group, first_row) = footer.group_of(id.row);
             let slice_rows = footer.slice_rows(group, self.table.schema());
             let row = id.row - first_row;
             let place = (id.shard, group, (row / slice_rows) as usize);
-            let number = match numbers.get(&place) {
-                Some(&number) => number,
-                None => {
-                    slices.push(self.slice(place, &footer)?);
-                    numbers.insert(place, slices.len() - 1);
-                    slices.len() - 1
-                }
-            };
-            places.push((number, (row % slice_rows) as usize));
+            wanted.entry(place).or_default().push(((row % slice_rows) as u32, at));
         }
-        let batches: Vec<_> = slices.iter().map(|slice| &slice.0).collect();
-        let rows = interleave_record_batch(&batches, &places).map_err(|source| {
-            DataError::ShardFormat {
-                action: "gather rows of",
-                path: self.table.path().to_owned(),
-                source: source.into(),
+        let gathering = |source: ArrowError| DataError::ShardFormat {
+            action: "gather rows of",
+            path: self.table.path().to_owned(),
+            source: source.into(),
+        };
+        // One slice after the other, of which no more is kept than the batch takes.
+        let (mut parts, mut places) = (Vec::new(), vec![(0, 0); ids.len()]);
+        for (place, rows) in wanted {
+            let footer = self.table.all().footer(place.0, &self.fetcher)?;
+            let slice = self.slice(place, &footer)?;
+            let indices = UInt32Array::from_iter_values(rows.iter().map(|&(row, _)| row));
+            for (row, (_, at)) in rows.into_iter().enumerate() {
+                places[at] = (parts.len(), row);
             }
-        })?;
+            parts.push(take_record_batch(&slice.0, &indices).map_err(gathering)?);
+        }
+        let parts: Vec<&RecordBatch> = parts.iter().collect();
+        let rows = interleave_record_batch(&parts, &places).map_err(gathering)?;
         Ok(RowBatch { positions, rows })
     }
 }

@@ -14,14 +14,20 @@ use parquet::{
             ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
         },
     },
+    basic::Type,
     errors::ParquetError,
+    file::metadata::ColumnChunkMetaData,
 };
 
 use super::{Footer, RowKind, ShardFile, chunk::Chunks, guarded};
 use crate::{cache::Weigh, error::DataError};
 
-/// Decoded bytes of a slice, as the footer tells them.
+/// Decoded bytes of a slice, as far as the footer tells them.
 const SLICE_BYTES: u64 = 4 << 20;
+
+/// Most rows of a slice with texts of which the footer does not tell how long they are: pages state
+/// the sizes of what they are encoded to, and a text that comes again is encoded to nearly nothing.
+const UNKNOWN_ROWS: u64 = 4096;
 
 /// Rows of a row group, one slice after the other.
 pub(crate) struct SliceReader {
@@ -83,19 +89,61 @@ impl Weigh for Rows {
     }
 }
 
+/// What a column takes when it is decoded.
+struct DecodedSize {
+    /// At least.
+    bytes: u64,
+    /// Whether it is about that.
+    is_known: bool,
+}
+
+/// What the footer tells of a column's decoded size. The size of its pages is no bound: a value that
+/// comes again and again is encoded to nearly nothing.
+fn decoded_bytes(column: &ColumnChunkMetaData) -> DecodedSize {
+    let number = |value: i64| u64::try_from(value).unwrap_or(0);
+    let encoded = number(column.uncompressed_size());
+    let values = number(column.num_values());
+    let width = match column.column_type() {
+        Type::BOOLEAN => 1,
+        Type::INT32 | Type::FLOAT => 4,
+        Type::INT64 | Type::DOUBLE => 8,
+        Type::INT96 => 12,
+        Type::FIXED_LEN_BYTE_ARRAY => number(column.column_descr().type_length().into()),
+        Type::BYTE_ARRAY => {
+            let texts = column.unencoded_byte_array_data_bytes().map(number);
+            // Where they end, in four bytes each.
+            let bytes = texts.unwrap_or(encoded).saturating_add(values.saturating_mul(4));
+            let has_dictionary = column.dictionary_page_offset().is_some();
+            return DecodedSize { bytes, is_known: texts.is_some() || !has_dictionary };
+        }
+    };
+    DecodedSize { bytes: encoded.max(values.saturating_mul(width)), is_known: true }
+}
+
 impl Footer {
     /// Rows of each slice of a row group but the last.
     pub(crate) fn slice_rows(&self, group: usize, columns: &SchemaRef) -> u64 {
         let rows = self.group_rows(group) as u64;
         let metadata = self.metadata.metadata().row_group(group);
-        let bytes: u64 = self
-            .leaves_of(columns)
-            .into_iter()
-            .map(|leaf| u64::try_from(metadata.column(leaf).uncompressed_size()).unwrap_or(0))
-            .sum();
+        let leaves = self.leaves_of(columns);
+        let decoded = |leaf: &usize| decoded_bytes(metadata.column(*leaf));
+        let bytes = leaves.iter().map(decoded).map(|size| size.bytes).fold(0, u64::saturating_add);
+        let least = if leaves.iter().map(decoded).all(|size| size.is_known) {
+            1
+        } else {
+            rows.div_ceil(UNKNOWN_ROWS)
+        };
         // At least one row, and slices of equal length.
-        let slices = bytes.div_ceil(SLICE_BYTES).clamp(1, rows.max(1));
+        let slices = bytes.div_ceil(SLICE_BYTES).max(least).clamp(1, rows.max(1));
         rows.max(1).div_ceil(slices)
+    }
+
+    /// What a row takes when it is decoded, by the first row group and as far as the footer tells.
+    pub(crate) fn row_bytes(&self, columns: &SchemaRef) -> u64 {
+        let Some(group) = self.metadata.metadata().row_groups().first() else { return 0 };
+        let leaves = self.leaves_of(columns).into_iter();
+        let sizes = leaves.map(|leaf| decoded_bytes(group.column(leaf)).bytes);
+        sizes.fold(0, u64::saturating_add) / u64::try_from(group.num_rows()).unwrap_or(1).max(1)
     }
 
     /// Begins to decode a row group at a slice.

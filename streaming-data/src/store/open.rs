@@ -18,6 +18,9 @@ use super::{StoreFailure, StoreSettings};
 /// `TOKEN` or `TIMEOUT`, which anything else may have set.
 const PREFIXES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
 
+/// And these, with which machines of clouds tell what runs on them who it is.
+const OTHERS: [&str; 2] = ["IDENTITY_ENDPOINT", "SERVICE_ACCOUNT"];
+
 /// The stores of `memory://name` URLs, by name, for the life of the process.
 static MEMORIES: LazyLock<Mutex<BTreeMap<String, Arc<InMemory>>>> = LazyLock::new(Mutex::default);
 
@@ -85,6 +88,8 @@ pub(super) fn open(
 fn options(settings: &StoreSettings) -> Vec<(String, String)> {
     let environment = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .filter(|(name, _)| PREFIXES.iter().any(|prefix| name.starts_with(prefix)));
+        .filter(|(name, _)| {
+            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || OTHERS.contains(&&**name)
+        });
     environment.chain(settings.options.iter().cloned()).collect()
 }

@@ -260,8 +260,8 @@ impl RemoteFolder {
     }
 
     /// Writes a whole object from a local file of any size, over one that may be there. It is there
-    /// when all of it is; a large one is sent in parts of 8 MiB, and as a whole again where a part
-    /// fails.
+    /// when all of it is; a large one is sent in at most 10,000 parts of 8 MiB or more, of which one
+    /// that fails is sent again alone where the store is known to take that, else with all others.
     ///
     /// # Errors
     /// As [`RemoteFolder::get`], and [`DataError::Io`] when the file cannot be opened; what was there

@@ -17,6 +17,9 @@ use crate::error::DataError;
 /// Parts in which a large object is written; all stores take parts of this size.
 const PART_BYTES: u64 = 8 << 20;
 
+/// Most parts of an object: stores take 10,000, of which S3 wants equal sizes.
+const MOST_PARTS: u64 = 9_999;
+
 /// Parts that are on their way at the same time.
 const PARTS_AT_ONCE: usize = 4;
 
@@ -132,12 +135,13 @@ impl Operation {
         upload: &mut dyn MultipartUpload,
     ) -> Result<(), StoreFailure> {
         let mut running = FuturesUnordered::new();
-        for number in 0..source.bytes.div_ceil(PART_BYTES) {
+        let part_bytes = part_bytes(source.bytes);
+        for number in 0..source.bytes.div_ceil(part_bytes) {
             if running.len() == PARTS_AT_ONCE {
                 running.next().await.transpose()?;
             }
-            let start = number * PART_BYTES;
-            let part = source.read(start, PART_BYTES.min(source.bytes - start)).await?;
+            let start = number * part_bytes;
+            let part = source.read(start, part_bytes.min(source.bytes - start)).await?;
             let deadline = self.transfer_deadline(part.len() as u64);
             running.push(within(deadline, upload.put_part(PutPayload::from_bytes(part))));
         }
@@ -160,6 +164,11 @@ impl Operation {
     fn transfer_deadline(&self, bytes: u64) -> Duration {
         self.settings.progress_deadline.saturating_add(transfer_time(bytes))
     }
+}
+
+/// The size of all parts of an object but the last: a multiple of [`PART_BYTES`].
+fn part_bytes(bytes: u64) -> u64 {
+    PART_BYTES * bytes.div_ceil(MOST_PARTS * PART_BYTES).max(1)
 }
 
 async fn within<T>(
@@ -194,5 +203,19 @@ impl Source {
             let said = format!("the file that is written cannot be read: {error}");
             StoreFailure::Unsupported { said }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_object_has_more_parts_than_stores_take() {
+        for bytes in [1, PART_BYTES + 1, 9_999 * PART_BYTES, 9_999 * PART_BYTES + 1, 5 << 40] {
+            let part = part_bytes(bytes);
+            assert!(part.is_multiple_of(PART_BYTES) && bytes.div_ceil(part) < 10_000, "{bytes}");
+        }
+        assert_eq!(part_bytes(9_999 * PART_BYTES), PART_BYTES);
     }
 }

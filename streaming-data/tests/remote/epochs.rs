@@ -86,7 +86,7 @@ fn a_faulty_store_changes_no_sample() {
             let cache = tempfile::tempdir().unwrap();
             let data_set = open(Arc::new(store), &hasty(cache.path(), limit)).unwrap();
             read_and_compare(&data_set, order, 0..100, false).unwrap();
-            assert!(asked.requests() > SAMPLES.len(), "no request failed");
+            assert!(asked.requests() > 1 + SAMPLES.len(), "no request failed");
             let most = asked.most_at_once.load(Ordering::SeqCst);
             assert!(most <= 4, "{most} requests at once");
             // What was being fetched ahead ends by itself.
@@ -97,7 +97,7 @@ fn a_faulty_store_changes_no_sample() {
 
 /// Few samples are read by ranges: the index says what is where, the rest stays where it is.
 #[test]
-fn few_samples_take_few_bytes_and_keep_nothing() {
+fn few_samples_take_few_requests_and_keep_nothing() {
     let samples = [200, 200, 200];
     let folder = indexed_example(&samples, ROW_TOKENS);
     let all: u64 = files(folder.path()).iter().map(|(_, bytes)| bytes).sum();
@@ -110,6 +110,7 @@ fn few_samples_take_few_bytes_and_keep_nothing() {
         read_and_compare(&data_set, ShuffleOrder::Full, 7..27, true).unwrap();
         assert_eq!(files(cache.path()), []);
         if faults.is_empty() {
+            // The shards here are smaller than what is asked for of their ends.
             assert!(asked.bytes() < 2 * all, "{} of {all}", asked.bytes());
             // The index, three footers, and no more than a row group for each sample.
             assert!(asked.requests() <= 1 + 3 + 20, "{}", asked.requests());

@@ -4,10 +4,12 @@
 //! the output's name. Everything is written into a hidden folder beside the output, synced, and
 //! renamed in one step. Nothing that was there is overwritten, and on failure nothing of ours
 //! stays: neither the hidden folder nor parents that were made for it. What a killed process left
-//! is in nobody's way, since each run takes a name that is not in use.
+//! is no input of anyone, and removed by the next run with that output: who writes into a hidden
+//! folder holds a lock on it, which the kernel releases with the process.
 
 use std::{
     env,
+    ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions, Permissions},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -20,12 +22,22 @@ use crate::{
     prepare::{PrepareError, TOKENIZER_FILE},
 };
 
+/// In the names of hidden folders, between the output's and what tells them from each other.
+const PREPARING: &str = ".preparing-";
+
+/// Whether this is the name of a data set in the making, or of what was left of one.
+pub(crate) fn is_in_the_making(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| name.starts_with('.') && name.contains(PREPARING))
+}
+
 /// A folder in the making; dropped before it is published, it leaves nothing behind.
 #[derive(Debug)]
 pub(crate) struct OutputFolder {
     output: PathBuf,
     /// Where everything is written; none once it was published.
     aside: Option<PathBuf>,
+    /// Held on the hidden folder while it is one.
+    lock: Option<File>,
     /// Folders above the output that were made for it, the outermost first.
     made_parents: Vec<PathBuf>,
 }
@@ -61,7 +73,8 @@ impl OutputFolder {
         if env::current_dir().is_ok_and(|current| current == in_place) {
             return Err(exists("the current folder, which cannot be put in place as a whole"));
         }
-        let mut folder = OutputFolder { output: in_place, aside: None, made_parents: Vec::new() };
+        let mut folder =
+            OutputFolder { output: in_place, aside: None, lock: None, made_parents: Vec::new() };
         folder.make_parents()?;
         folder.make_aside(permissions.as_ref())?;
         if permissions.is_some() {
@@ -118,17 +131,24 @@ impl OutputFolder {
     }
 
     fn make_aside(&mut self, permissions: Option<&Permissions>) -> Result<(), PrepareError> {
-        let name = self.output.file_name().unwrap_or_default();
+        let mut beginning = OsString::from(".");
+        beginning.push(self.output.file_name().unwrap_or_default());
+        beginning.push(PREPARING);
+        remove_dead(&self.output, &beginning);
         // Process numbers come again, in a container at once: the name must also be free.
         for attempt in 0_u64.. {
-            let mut hidden = std::ffi::OsString::from(".");
-            hidden.push(name);
-            hidden.push(format!(".preparing-{}-{attempt}", process::id()));
+            let mut hidden = beginning.clone();
+            hidden.push(format!("{}-{attempt}", process::id()));
             let aside = self.output.with_file_name(hidden);
             match fs::create_dir(&aside) {
                 Ok(()) => {
-                    self.aside = Some(aside);
-                    break;
+                    // Where folders cannot be locked, what is left of a kill stays.
+                    let lock = File::open(&aside).ok().filter(|lock| lock.try_lock().is_ok());
+                    // Another run may have taken it for one that nobody holds, before this one held it.
+                    if aside.exists() {
+                        (self.aside, self.lock) = (Some(aside), lock);
+                        break;
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(PrepareError::io("create folder", aside)(source)),
@@ -192,6 +212,21 @@ impl Drop for OutputFolder {
         for parent in self.made_parents.iter().rev() {
             // Refused, and rightly, when something else was put there.
             let _ = fs::remove_dir(parent);
+        }
+    }
+}
+
+/// Removes hidden folders of this output that nobody holds.
+fn remove_dead(output: &Path, beginning: &OsStr) {
+    let Some(entries) = output.parent().and_then(|parent| fs::read_dir(parent).ok()) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let is_ours =
+            entry.file_name().as_encoded_bytes().starts_with(beginning.as_encoded_bytes());
+        if is_ours && File::open(entry.path()).is_ok_and(|lock| lock.try_lock().is_ok()) {
+            // What cannot be removed is in nobody's way.
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -263,12 +298,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_not_in_the_way() {
+    fn what_a_killed_process_left_is_removed_and_what_one_writes_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("set");
         let left = OutputFolder::begin(&output).unwrap();
         let second = OutputFolder::begin(&output).unwrap();
         assert_ne!(left.path(), second.path());
+        let dead = folder.path().join(".set.preparing-1-0");
+        let other = folder.path().join(".sets.preparing-1-0");
+        for folder in [&dead, &other] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("shard-00000.parquet"), "").unwrap();
+        }
+        drop(OutputFolder::begin(&output).unwrap());
+        assert!(!dead.exists() && other.exists() && second.path().exists());
         second.put_in_place([]).unwrap();
         assert!(left.path().exists() && output.exists());
     }
