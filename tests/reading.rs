@@ -38,7 +38,8 @@ fn samples_of_folders_and_urls() {
     let kept = std::fs::read_dir(bench.path("cache")).unwrap().count();
     assert!((1..=server.count(".parquet")).contains(&kept), "{kept} shards");
     let limited = ["--cache-dir", "cache", "--cache-limit-bytes", "5"];
-    read(&bench, &[&[&web[..]], &limited[..]].concat()).refused(1, &["5", "cache"]);
+    read(&bench, &[&[&web[..]], &limited[..]].concat())
+        .refused(1, &["cache is 5 bytes, expected at least"]);
     read(&bench, &[&server.url("nowhere")]).refused(1, &["nowhere", "index.json"]);
     let words = read(&bench, &["data"]).expect(0).stdout;
     let lines: Vec<&str> = words.lines().collect();

@@ -311,7 +311,7 @@ fn what_a_store_refuses_is_one_line() {
         assert!(!stored.bench.path("store/bucket/a run").exists(), "{assignment}");
     };
     refused("data.dataset=s3://nowhere/data", &["s3://nowhere/data", "NoSuchBucket"]);
-    refused("data.dataset=s3://bucket/nothing", &["s3://bucket/nothing", "no"]);
+    refused("data.dataset=s3://bucket/nothing", &["s3://bucket/nothing has no samples"]);
     refused("run.dir=s3://nowhere/run", &["s3://nowhere/run", "NoSuchBucket"]);
     refused("run.dir=ftp://host/run", &["run.dir", "s3, gs or az", "found scheme \"ftp\""]);
     refused("run.dir=s3:///run", &["run.dir", "no name behind ://"]);

@@ -6,16 +6,19 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::iter::once;
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tidemill::operators::{StreamData, StreamPlan};
+use arrow::array::AsArray;
+use arrow::datatypes::Int32Type;
+use tidemill::operators::{Positioned, StreamData, StreamPlan, WorkerPositions};
 use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
-use tidemill::streaming_data::reader::{Decoder, DecoderSettings, Sample};
-use tidemill::streaming_data::{DataSet, Mixture};
+use tidemill::streaming_data::reader::{Decoder, DecoderSettings, Reader, Sample};
+use tidemill::streaming_data::table::{Columns, RowBatch, Table, TableDecoder, TableSettings};
+use tidemill::streaming_data::{DataSet, DataSettings, Mixture};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::operator::Operator;
@@ -26,8 +29,8 @@ use crate::support::Workbench;
 const STEP: u64 = 20;
 const READ_AHEAD: u64 = 2;
 
-/// What arrived: step and sample, in order of arrival, or the error.
-type Arrived = Vec<Result<(u64, Sample), String>>;
+/// What arrived: step and sample (or rows), in order of arrival, or the error.
+type Arrived<T = Sample> = Vec<Result<(u64, T), String>>;
 
 fn decoder(folder: &Path) -> Decoder {
     let shuffle = ShuffleSettings {
@@ -39,10 +42,26 @@ fn decoder(folder: &Path) -> Decoder {
     Decoder::new(mixture, DecoderSettings::default()).unwrap()
 }
 
-/// Streams steps on some workers to an operator that takes its time with each step, and sees that nothing comes too
-/// early.
+/// Streams steps of samples.
 fn stream(decoder: &Decoder, steps: Range<u64>, workers: usize) -> Vec<Arrived> {
     let decoder = decoder.clone();
+    let open = move |positions: WorkerPositions, wake: Arc<dyn Fn() + Send + Sync>| {
+        decoder.reader_with_wake(positions, move || wake())
+    };
+    stream_any(open, steps, workers)
+}
+
+/// Streams steps on some workers to an operator that takes its time with each step, and sees that nothing comes too
+/// early.
+fn stream_any<T, O>(open: O, steps: Range<u64>, workers: usize) -> Vec<Arrived<T>>
+where
+    T: Positioned + Clone + Send + 'static,
+    O: Fn(WorkerPositions, Arc<dyn Fn() + Send + Sync>) -> Reader<T>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
+{
     let number = |number| NonZeroU64::new(number).unwrap();
     let plan = StreamPlan {
         steps: steps.clone(),
@@ -51,12 +70,9 @@ fn stream(decoder: &Decoder, steps: Range<u64>, workers: usize) -> Vec<Arrived> 
     };
     let guards = timely::execute(timely::Config::process(workers), move |worker| {
         let arrived = Rc::new(RefCell::new(Arrived::new()));
-        let (kept, first) = (Rc::clone(&arrived), plan.steps.start);
+        let (kept, first, open) = (Rc::clone(&arrived), plan.steps.start, open.clone());
         worker.dataflow::<u64, _, _>(|scope| {
             let (done, progress) = scope.feedback::<Vec<()>>(1);
-            let open = |positions, wake: Arc<dyn Fn() + Send + Sync>| {
-                decoder.reader_with_wake(positions, move || wake())
-            };
             scope
                 .stream_data(open, progress, &plan)
                 .unary_frontier::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
@@ -122,6 +138,46 @@ fn steps_are_the_same_for_any_workers_and_from_any_start() {
     assert!(stream(&decoder, 7..7, 2).concat().is_empty(), "no steps");
     // More workers than positions: some have nothing.
     assert_eq!(stream(&decoder, 0..2, 25).concat().len() as u64, 2 * STEP);
+}
+
+/// Where no step ever has anything for a worker, it is at its end, and in nobody's way.
+#[test]
+fn workers_without_positions_do_not_hold_up_a_long_plan() {
+    let bench = Workbench::new();
+    let decoder = decoder(&bench.path("data"));
+    assert_eq!(stream(&decoder, 0..1 << 9, 25).concat().len() as u64, STEP << 9);
+}
+
+#[test]
+fn rows_of_any_columns_come_like_samples() {
+    let bench = Workbench::new();
+    let shuffle = decoder(&bench.path("data")).mixture().order(0).settings();
+    let table = Table::open(bench.path("data"), &Columns::All, &DataSettings::default()).unwrap();
+    let batch_rows = NonZeroUsize::new(3).unwrap();
+    let settings = TableSettings { batch_rows, ..TableSettings::default() };
+    let decoder = TableDecoder::new(&table, shuffle, settings).unwrap();
+    let row_tokens = |rows: &RowBatch| -> Vec<(u64, Vec<i32>)> {
+        let lists = rows.rows.column(0).as_fixed_size_list();
+        let row = |at| lists.value(at).as_primitive::<Int32Type>().values().to_vec();
+        rows.positions.clone().zip((0..rows.rows.num_rows()).map(row)).collect()
+    };
+    let read = decoder.reader(once(0..8 * STEP)).map(Result::unwrap);
+    let expected: Vec<_> = read.flat_map(|rows| row_tokens(&rows)).collect();
+    for workers in [1, 2, 5] {
+        let decoder = decoder.clone();
+        let open = move |positions: WorkerPositions, wake: Arc<dyn Fn() + Send + Sync>| {
+            decoder.reader_with_wake(positions, move || wake())
+        };
+        let arrived: Arrived<RowBatch> = stream_any(open, 0..8, workers).concat();
+        let mut rows = Vec::new();
+        for item in arrived {
+            let (step, batch) = item.unwrap();
+            assert!(batch.positions.clone().all(|position| position / STEP == step));
+            rows.extend(row_tokens(&batch));
+        }
+        rows.sort_by_key(|(position, _)| *position);
+        assert_eq!(rows, expected, "{workers} workers");
+    }
 }
 
 #[test]

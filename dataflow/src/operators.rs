@@ -53,7 +53,7 @@ pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};
 pub use reduce::Reduce;
 pub use residence::Residence;
 pub use samples::{Grain, SampleSource, Samples, Wake};
-pub use stream_data::{Positioned, StreamData, StreamPlan};
+pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, WorkerPositions};
 pub use train::{Training, TrainingLoop, TrainingStreams};
 
 use crate::cluster::Failure;

@@ -31,7 +31,8 @@ use std::{
         Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::SystemTime,
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 
 use crate::{
@@ -53,6 +54,10 @@ pub(crate) struct ShardCache {
     verified: Mutex<HashMap<Key, SystemTime>>,
 }
 
+/// How long the folder's lock is tried for, and how often.
+const LOCK_PATIENCE: Duration = Duration::from_secs(600);
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
+
 /// Part files of this process are told apart by this.
 static PARTS: AtomicU64 = AtomicU64::new(0);
 
@@ -71,6 +76,8 @@ pub(crate) enum Room {
 pub(crate) enum Urgency {
     /// At once: all may be dropped for it that is not needed as soon.
     Now,
+    /// As `Now`, and what another is at is not waited for any longer: it may stand still.
+    AtLast,
     /// As the one of this rank in the order of need. If that need has passed there is no room; for
     /// it only what is needed after the one of rank `before` is dropped.
     Ahead { rank: u64, before: u64 },
@@ -80,7 +87,7 @@ impl Urgency {
     /// Only what is needed after the one of this rank may be dropped.
     fn before(self) -> u64 {
         match self {
-            Urgency::Now => 0,
+            Urgency::Now | Urgency::AtLast => 0,
             Urgency::Ahead { before, .. } => before,
         }
     }
@@ -102,6 +109,14 @@ pub(crate) trait Future {
 
     /// A shard was dropped.
     fn dropped(&self, key: &Key);
+}
+
+/// What is in the cache, of all shards and of one.
+struct Survey {
+    /// Bytes of all files.
+    held_bytes: u64,
+    is_there: bool,
+    is_on_its_way: bool,
 }
 
 /// A file of the cache that is not in anybody's way to be dropped.
@@ -188,8 +203,8 @@ impl ShardCache {
         future: impl FnOnce() -> F,
     ) -> Result<Room, DataError> {
         let _locked = self.lock_folder()?;
-        let (held_bytes, is_on_its_way) = self.survey(key)?;
-        if is_on_its_way {
+        let Survey { held_bytes, is_there, is_on_its_way } = self.survey(key)?;
+        if is_there || (is_on_its_way && !matches!(urgency, Urgency::AtLast)) {
             return Ok(Room::OnItsWay);
         }
         let future = &future();
@@ -272,23 +287,23 @@ impl ShardCache {
         ShardFile::of_file(path, file).map(Ok)
     }
 
-    /// Bytes of all files of the cache, and whether the shard is on its way or there. The files of
-    /// dead processes are removed.
-    fn survey(&self, of: &Key) -> Result<(u64, bool), DataError> {
-        let (mut bytes, mut is_on_its_way) = (0_u64, false);
+    /// Looks at all files of the cache, of which those of dead processes are removed.
+    fn survey(&self, of: &Key) -> Result<Survey, DataError> {
+        let mut survey = Survey { held_bytes: 0, is_there: false, is_on_its_way: false };
         for (name, path) in self.files()? {
             match name {
-                Name::Shard(key) => is_on_its_way |= key == *of,
+                Name::Shard(key) => survey.is_there |= key == *of,
                 Name::Part { .. } if is_dead(&path)? => {
                     remove(&path)?;
                     continue;
                 }
-                Name::Part { key, .. } => is_on_its_way |= key == *of,
+                Name::Part { key, .. } => survey.is_on_its_way |= key == *of,
             }
             // A file that went away since is none.
-            bytes = bytes.saturating_add(path.metadata().map_or(0, |metadata| metadata.len()));
+            let bytes = path.metadata().map_or(0, |metadata| metadata.len());
+            survey.held_bytes = survey.held_bytes.saturating_add(bytes);
         }
-        Ok((bytes, is_on_its_way))
+        Ok(survey)
     }
 
     /// Drops files until so many bytes are free, those needed last first; whether they are.
@@ -355,8 +370,22 @@ impl ShardCache {
     /// Held while files are made, renamed, counted or dropped.
     fn lock_folder(&self) -> Result<File, DataError> {
         let folder = File::open(&self.folder).map_err(DataError::io("open cache", &self.folder))?;
-        folder.lock().map_err(DataError::io("lock cache", &self.folder))?;
-        Ok(folder)
+        let since = Instant::now();
+        let error = loop {
+            match folder.try_lock() {
+                Ok(()) => return Ok(folder),
+                Err(TryLockError::WouldBlock) if since.elapsed() < LOCK_PATIENCE => {
+                    thread::sleep(LOCK_PAUSE);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let held =
+                        "another process has held the lock all the time, and may stand still";
+                    break io::Error::new(io::ErrorKind::TimedOut, held);
+                }
+                Err(TryLockError::Error(error)) => break error,
+            }
+        };
+        Err(DataError::io("lock cache", &self.folder)(error))
     }
 }
 

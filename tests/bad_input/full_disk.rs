@@ -46,6 +46,19 @@ fn a_full_disk() {
     }
 }
 
+/// A data set for which there is no room, in its folder or where shards wait for a store: one line, and nothing is left.
+#[test]
+fn a_full_disk_under_prepare() {
+    let bench = Workbench::new();
+    let line = "trap '' XFSZ; ulimit -f 4; exec \"$@\"";
+    let before = folders(bench.folder());
+    let prepare = ["prepare", "--input", "data-text", "--seq-len", "17", "--output", "out/deep"];
+    let full = Running::start_in_shell(bench.folder(), line, &prepare).finish();
+    full.refused(1, &["out/.deep.preparing-", "shard-00000.parquet", "File too large"]);
+    assert_eq!(folders(bench.folder()), before);
+    bench.tidemill(&prepare).expect(0);
+}
+
 fn folders(path: &Path) -> Vec<String> {
     let names = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();

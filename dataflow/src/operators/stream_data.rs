@@ -59,6 +59,21 @@ impl StreamPlan {
         let cut = |part: usize| (u128::from(n) * part as u128 / workers as u128) as u64;
         step * n + cut(worker)..step * n + cut(worker + 1)
     }
+
+    /// The positions of a worker in all steps: none at all, and not empty ranges without end, where there are more workers
+    /// than positions in a step.
+    fn worker_positions(
+        &self,
+        worker: usize,
+        workers: usize,
+    ) -> impl Iterator<Item = Range<u64>> + Send + 'static {
+        let plan = self.clone();
+        let steps = match plan.positions(0, worker, workers).is_empty() {
+            true => 0..0,
+            false => plan.steps.clone(),
+        };
+        steps.map(move |step| plan.positions(step, worker, workers))
+    }
 }
 
 /// The positions of a worker, a range for each step: the plan of its reader.
@@ -106,15 +121,7 @@ impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
             builder.new_input_connection(progress, Pipeline, [(0, Antichain::new())]);
         let wake = super::wake(self, &builder.operator_info());
         let (worker, workers) = (self.index(), self.peers());
-        let positions = {
-            let plan = plan.clone();
-            // A worker whose part of every step is empty has no plan, not one of empty ranges.
-            let steps = match plan.positions(0, worker, workers).is_empty() {
-                true => 0..0,
-                false => plan.steps.clone(),
-            };
-            steps.map(move |step| plan.positions(step, worker, workers))
-        };
+        let positions = { plan.worker_positions(worker, workers) };
         let mut reader = Some(open(Box::new(positions), wake));
         let (steps, n) = (plan.steps.clone(), plan.step_positions.get());
         let read_ahead = plan.read_ahead_steps.get();
@@ -189,6 +196,20 @@ mod tests {
                 next = part.end;
             }
             assert_eq!(next, 50);
+        }
+    }
+
+    #[test]
+    fn a_worker_without_positions_has_no_plan() {
+        let number = |number| NonZeroU64::new(number).unwrap();
+        let plan = StreamPlan {
+            steps: 3..u64::MAX / 20,
+            step_positions: number(20),
+            read_ahead_steps: number(2),
+        };
+        for workers in [1, 7, 20, 25] {
+            let firsts = (0..workers).filter_map(|it| plan.worker_positions(it, workers).next());
+            assert!(firsts.flatten().eq(60..80), "{workers} workers");
         }
     }
 }

@@ -266,7 +266,7 @@ impl Crew {
     /// A shard that is not there, on a thread that cannot go on without it.
     fn fetch_now(&self, cache: &ShardCache, shard: usize) -> Result<Arc<ShardFile>, DataError> {
         let entry = &self.shards.shards()[shard];
-        let mut without_room_since = None;
+        let (mut without_room_since, mut on_its_way_since) = (None, None);
         loop {
             let mut state = self.lock();
             state.present.remove(&shard);
@@ -287,18 +287,29 @@ impl Crew {
             if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
                 return Ok(Arc::new(file));
             }
-            let room = self.make_room(cache, shard, Urgency::Now)?;
+            let is_overdue =
+                |since: Instant| since.elapsed() > self.folder.settings().operation_deadline;
+            // Who is at it may stand still, and holds its lock all the same.
+            let urgency = if on_its_way_since.is_some_and(is_overdue) {
+                Urgency::AtLast
+            } else {
+                Urgency::Now
+            };
+            let room = self.make_room(cache, shard, urgency)?;
             drop(urgent);
-            match self.fetch(cache, shard, Urgency::Now, room)? {
+            match self.fetch(cache, shard, urgency, room)? {
                 Fetched::Landed(file) => {
                     // As long as the file is held nobody drops it.
                     self.lock().present.insert(shard);
                     return Ok(file);
                 }
-                Fetched::OnItsWay => without_room_since = None,
+                Fetched::OnItsWay => {
+                    without_room_since = None;
+                    on_its_way_since.get_or_insert_with(Instant::now);
+                }
                 Fetched::NoRoom => {
                     let since = *without_room_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() > self.folder.settings().operation_deadline {
+                    if is_overdue(since) {
                         return Err(DataError::CacheInUse {
                             path: cache.folder().to_owned(),
                             limit_bytes: cache.limit_bytes().unwrap_or(u64::MAX),

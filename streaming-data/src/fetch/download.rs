@@ -31,7 +31,7 @@ impl Crew {
         }
         match cache.drop_one(urgency, || Upcoming::of(cache.folder()))? {
             // What is not needed yet can wait.
-            Freed::None if !matches!(urgency, Urgency::Now) => Ok(Freed::Later),
+            Freed::None if matches!(urgency, Urgency::Ahead { .. }) => Ok(Freed::Later),
             freed => Ok(freed),
         }
     }

@@ -77,3 +77,47 @@ fn a_full_disk_waits_for_what_is_on_its_way() {
     assert!(matches!(drop_one(Urgency::Now), Freed::None));
     assert!(holds(&cache, now));
 }
+
+#[test]
+fn what_is_in_use_is_never_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = ShardCache::open(folder.path().to_owned(), Some(20)).unwrap();
+    let [first, second, third] = [[1; 10], [2; 10], [3; 10]];
+    let known = Known(vec![(key(third), 0)]);
+    land(&cache, first, &known);
+    land(&cache, second, &known);
+    // Neither is needed again, and one of them is being read.
+    let in_use = cache.find(&key(first), Path::new("shard")).unwrap().unwrap();
+    assert!(matches!(begin(&cache, third, Urgency::Now, &known), Room::Part(_)));
+    assert!(holds(&cache, first) && !holds(&cache, second));
+    land(&cache, third, &known);
+    assert!(matches!(cache.drop_one(Urgency::Now, || &known).unwrap(), Freed::None));
+    assert!(matches!(begin(&cache, second, Urgency::Now, &known), Room::None));
+    drop(in_use);
+    assert!(matches!(cache.drop_one(Urgency::Now, || &known).unwrap(), Freed::One));
+    assert!(!holds(&cache, first) && holds(&cache, third));
+}
+
+#[test]
+fn what_another_is_at_is_begun_beside_it_at_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = ShardCache::open(folder.path().to_owned(), None).unwrap();
+    let known = Known(Vec::new());
+    let Room::Part(mut other) = begin(&cache, [1; 10], Urgency::Now, &known) else {
+        panic!("no room");
+    };
+    assert!(matches!(begin(&cache, [1; 10], Urgency::Now, &known), Room::OnItsWay));
+    let Room::Part(mut own) = begin(&cache, [1; 10], Urgency::AtLast, &known) else {
+        panic!("no room beside it");
+    };
+    own.write(&[1; 10]).unwrap();
+    assert!(cache.land(own, Path::new("shard")).unwrap().is_ok());
+    assert!(
+        matches!(begin(&cache, [1; 10], Urgency::AtLast, &known), Room::OnItsWay),
+        "it is there"
+    );
+    // The other goes on after all.
+    other.write(&[1; 10]).unwrap();
+    assert!(cache.land(other, Path::new("shard")).unwrap().is_ok());
+    assert!(holds(&cache, [1; 10]));
+}

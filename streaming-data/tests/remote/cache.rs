@@ -9,6 +9,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use tidemill_streaming_data::{DataSet, hash::ContentHash, order::ShuffleOrder};
@@ -266,6 +267,32 @@ fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
     read_and_compare(&data_set, ShuffleOrder::Window, 0..82, false).unwrap();
     let left: Vec<String> = files(cache.path()).into_iter().map(|(name, _)| name).collect();
     assert!(!left.contains(&dead) && left.contains(&living), "{left:?}");
+}
+
+/// A process that stands still keeps its lock, so that nobody sees whether it will go on.
+#[test]
+fn the_part_of_a_process_that_stands_still_is_not_waited_for_for_ever() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let bytes = fs::read(folder.path().join("shard-00000.parquet")).unwrap();
+    let hash = ContentHash::of(&bytes).to_string();
+    let digits = hash.rsplit(':').next().unwrap();
+    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
+    let held = File::create(cache.path().join(&name)).unwrap();
+    held.lock().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+    let mut settings = settings(cache.path(), None);
+    settings.store.operation_deadline = Duration::from_millis(300);
+    let data_set = open(Arc::clone(&store) as _, &settings).unwrap();
+    let decoder = decoder(&data_set, ShuffleOrder::None, Some(0..82)).unwrap();
+    let reader = decoder.reader(std::iter::once(0..82));
+    let reading = thread::spawn(move || reader.filter(Result::is_ok).count());
+    wait_until(|| reading.is_finished());
+    assert_eq!(reading.join().unwrap(), 82);
+    assert_eq!(store.asked.of("set/shard-00000.parquet"), 1);
+    // It is there beside what the other may still put in its place.
+    let left = files(cache.path());
+    assert!(left.iter().any(|(left, _)| *left == name) && left.len() == SAMPLES.len() + 1);
 }
 
 /// A process that dies while others wait for what it downloads: they do it themselves.

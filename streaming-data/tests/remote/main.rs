@@ -1,6 +1,7 @@
 //! A data set in a store gives the samples of the same data set in a folder, whatever the store
 //! does, and what cannot be had is one clear line.
 
+mod blob_server;
 mod cache;
 mod epochs;
 mod errors;

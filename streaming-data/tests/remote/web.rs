@@ -1,45 +1,95 @@
 //! Data sets of web servers, and of Google's and Azure's stores where nothing is signed.
 
-use std::fs;
+use std::{fs, net::SocketAddr};
 
-use tidemill_streaming_data::{DataSet, index::INDEX_FILE};
+use tidemill_streaming_data::{
+    DataSet,
+    index::INDEX_FILE,
+    store::{Location, RemoteFolder, StoreSettings},
+};
 
 use crate::{
-    ORDERS, ROW_TOKENS, SAMPLES, assert_line, read_and_compare, settings, support::indexed_example,
-    web_server::serve,
+    ORDERS, ROW_TOKENS, SAMPLES, assert_line, blob_server::BlobServer, read_and_compare,
+    s3_server::S3Server, settings, store_settings, support::indexed_example, web_server::serve,
 };
+
+fn owned(options: &[(&str, &str)]) -> Vec<(String, String)> {
+    options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// The options of a client of Google's store at this address, where nothing is signed.
+fn google(address: SocketAddr) -> Vec<(String, String)> {
+    let key = format!(
+        "{{\"gcs_base_url\": \"http://{address}\", \"disable_oauth\": true, \
+        \"client_email\": \"\", \"private_key\": \"\", \"private_key_id\": \"\"}}"
+    );
+    owned(&[
+        ("GOOGLE_SERVICE_ACCOUNT_KEY", &key),
+        ("GOOGLE_ALLOW_HTTP", "true"),
+        ("GOOGLE_SKIP_SIGNATURE", "true"),
+    ])
+}
+
+/// The options of a client of Azure's store at this address, where nothing is signed.
+fn azure(address: SocketAddr) -> Vec<(String, String)> {
+    owned(&[
+        ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+        ("AZURE_STORAGE_ENDPOINT", &format!("http://{address}/account")),
+        ("AZURE_SKIP_SIGNATURE", "true"),
+        ("AZURE_ALLOW_HTTP", "true"),
+    ])
+}
 
 #[test]
 fn http_gs_and_az_are_read_too() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let (address, _stop) = serve(folder.path());
-    let key = format!(
-        "{{\"gcs_base_url\": \"http://{address}\", \"disable_oauth\": true, \
-        \"client_email\": \"\", \"private_key\": \"\", \"private_key_id\": \"\"}}"
-    );
-    let google = [("GOOGLE_SERVICE_ACCOUNT_KEY", key.as_str()), ("GOOGLE_ALLOW_HTTP", "true")];
-    let endpoint = format!("http://{address}/account");
-    let azure = [
-        ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
-        ("AZURE_STORAGE_ENDPOINT", endpoint.as_str()),
-        ("AZURE_SKIP_SIGNATURE", "true"),
-        ("AZURE_ALLOW_HTTP", "true"),
-    ];
     for (url, options) in [
-        (format!("http://{address}/set/"), &[][..]),
-        ("gs://bucket/set".to_owned(), &google),
-        ("az://container/set".to_owned(), &azure),
-        ("abfs://container/set".to_owned(), &azure),
+        (format!("http://{address}/set/"), Vec::new()),
+        ("gs://bucket/set".to_owned(), google(address)),
+        ("az://container/set".to_owned(), azure(address)),
+        ("abfs://container/set".to_owned(), azure(address)),
     ] {
         let cache = tempfile::tempdir().unwrap();
         let mut settings = settings(cache.path(), None);
-        let owned = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
-        settings.store.options = options.iter().map(owned).collect();
+        settings.store.options = options;
         let data_set = DataSet::open_with(&url, &settings).unwrap();
         for order in ORDERS {
             read_and_compare(&data_set, order, 20..110, false).unwrap();
             read_and_compare(&data_set, order, 3..6, true).unwrap();
         }
+    }
+}
+
+/// What is written to Google's and Azure's stores is listed, comes back, and can be removed.
+#[test]
+fn gs_and_az_are_written_too() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("bucket")).unwrap();
+    let server = S3Server::start_unsigned(root.path());
+    let blobs = BlobServer::start();
+    let local = tempfile::tempdir().unwrap();
+    let large = local.path().join("large");
+    let bytes: Vec<u8> = (0..(17 << 20) + 3_u32).map(|at| (at / 5) as u8).collect();
+    fs::write(&large, &bytes).unwrap();
+    for (url, options) in [
+        ("gs://bucket/a set", google(server.address())),
+        ("az://container/a set", azure(blobs.address())),
+    ] {
+        let settings = StoreSettings { options, ..store_settings() };
+        let folder = RemoteFolder::open(Location::parse(url).unwrap(), &settings).unwrap();
+        assert_eq!(folder.list().unwrap(), [], "{url}");
+        folder.put("small", b"small".to_vec().into()).unwrap();
+        folder.put_file("large", &large).unwrap();
+        folder.folder("inner").put("b", b"b".to_vec().into()).unwrap();
+        let entries = folder.list().unwrap();
+        let found: Vec<_> = entries.iter().map(|it| (it.name.as_str(), it.bytes)).collect();
+        assert_eq!(found, [("large", bytes.len() as u64), ("small", 5)], "{url}");
+        assert_eq!(folder.list_folders().unwrap(), ["inner"], "{url}");
+        assert!(folder.get("large").unwrap() == bytes, "{url}");
+        assert_eq!(folder.get_if_there("nothing").unwrap(), None, "{url}");
+        folder.delete("small").unwrap();
+        assert_eq!(folder.get_if_there("small").unwrap(), None, "{url}");
     }
 }
 
