@@ -130,8 +130,8 @@ fn large_store() -> Arc<InMemory> {
     Arc::new(store)
 }
 
-/// The text of the index is 0.8 MB. Opening holds it, what it says, and the shards made of that, which is less than four
-/// times as much (2.4 were seen), and keeps the shards, which is less than twice (1.6); a number for every sample would
+/// The text of the index is 1.3 MB. Opening holds it, what it says, and the shards made of that, which is less than four
+/// times as much (2.1 were seen), and keeps the shards, which is less than twice (1.1); a number for every sample would
 /// be 400 MB.
 fn assert_opens_small(open: impl Fn() -> DataSet) {
     let index_bytes = large_index().to_bytes().len();
