@@ -30,7 +30,8 @@ mod settings;
 mod write;
 
 pub use failure::StoreFailure;
-pub(crate) use guarded::{Guard, Guarded};
+pub use guarded::Guard;
+pub(crate) use guarded::Guarded;
 pub use location::Location;
 pub(crate) use remote::Started;
 pub use remote::{Entry, RemoteFolder, Version};

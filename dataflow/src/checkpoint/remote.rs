@@ -40,16 +40,13 @@ impl RemoteCheckpoints {
     /// # Errors
     /// A store that does not answer, or refuses.
     pub fn list(&self) -> Result<Vec<u64>> {
-        let mut complete = self.steps()?;
-        let mut failed = None;
-        complete.retain(|&step| {
-            failed.is_none()
-                && self.is_complete(step).unwrap_or_else(|error| {
-                    failed = Some(error);
-                    false
-                })
-        });
-        failed.map_or(Ok(complete), Err)
+        let mut complete = Vec::new();
+        for step in self.steps()? {
+            if self.is_complete(step)? {
+                complete.push(step);
+            }
+        }
+        Ok(complete)
     }
 
     /// The step of the complete checkpoint with the most updates.

@@ -1,10 +1,8 @@
 //! A run folder in a store: which run it belongs to, and what goes there and comes back.
 
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
-use tidemill_streaming_data::store::{Cancel, RemoteFolder};
+use tidemill_streaming_data::store::{Cancel, Guard, RemoteFolder};
 
 use crate::checkpoint::{LocalCopy, RemoteCheckpoints, TRAINER_FILE, TrainerState, Wanted};
 use crate::error::{JobError, Result};
@@ -22,14 +20,12 @@ const LOGS: [&str; 2] = [StepMetrics::FILE, EvaluationReport::FILE];
 pub struct RemoteRun {
     folder: RemoteFolder,
     /// Tells this run from any other.
-    token: String,
+    claim: Guard,
 }
 
 impl RemoteRun {
     pub fn new(folder: RemoteFolder) -> Self {
-        // Keys of hashers are random.
-        let token = [(); 2].map(|()| RandomState::new().hash_one(std::process::id()));
-        Self { folder, token: format!("{:016x}{:016x}", token[0], token[1]) }
+        Self { folder, claim: Guard::new(RUNNING_FILE, "run") }
     }
 
     #[cfg(test)]
@@ -48,19 +44,15 @@ impl RemoteRun {
 
     /// Makes the folder this run's, whoever had it: that a run on another machine was killed cannot be seen from here.
     pub fn claim(&self) -> Result<()> {
-        let mut text = json!({ "run": self.token }).to_string();
-        text.push('\n');
-        Ok(self.folder.put(RUNNING_FILE, text.into())?)
+        Ok(self.folder.put_guard(&self.claim)?)
     }
 
     /// Fails where another run has claimed the folder since, whether or not it has ended.
     pub fn check_claim(&self) -> Result<()> {
-        let claim = self.folder.get_if_there(RUNNING_FILE)?.unwrap_or_default();
-        let claim: serde_json::Value = serde_json::from_slice(&claim).unwrap_or_default();
-        if claim["run"] != self.token {
-            return Err(JobError::RunFolderTaken { path: self.path() });
+        match self.folder.is_guarded(&self.claim)? {
+            true => Ok(()),
+            false => Err(JobError::RunFolderTaken { path: self.path() }),
         }
-        Ok(())
     }
 
     /// Ends the claim.

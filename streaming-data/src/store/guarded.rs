@@ -4,20 +4,34 @@
 //! it from others, and looks at it again before each further object: of two who began, the one whose
 //! object was written over soon stops.
 
-use std::fs::File;
+use std::{
+    fs::File,
+    hash::{BuildHasher, RandomState},
+};
 
 use bytes::Bytes;
+use serde_json::json;
 
 use super::{RemoteFolder, Started, StoreFailure, Version, runtime::Cancel};
 use crate::error::DataError;
 
-/// What an object must be for others to be written.
+/// What an object must be for others to be written: a claim on its folder.
 #[derive(Debug, Clone)]
-pub(crate) struct Guard {
+pub struct Guard {
     /// Its name in the folder.
-    pub(crate) name: String,
+    name: String,
     /// All of it.
-    pub(crate) content: Bytes,
+    content: Bytes,
+}
+
+impl Guard {
+    /// An object of this name that nobody else's equals: in JSON, with a token of its own at `key`.
+    pub fn new(name: &str, key: &str) -> Guard {
+        // The standard library's hashers have keys from the operating system's randomness.
+        let keys = RandomState::new();
+        let token = [1, 2].map(|half: u8| format!("{:016x}", keys.hash_one(half))).concat();
+        Guard { name: name.to_owned(), content: format!("{}\n", json!({ key: token })).into() }
+    }
 }
 
 /// What became of an object that was to be written.
@@ -57,11 +71,19 @@ impl RemoteFolder {
         })
     }
 
+    /// Puts the guard where it is to be, over another's that may be there.
+    ///
+    /// # Errors
+    /// As [`RemoteFolder::put`].
+    pub fn put_guard(&self, guard: &Guard) -> Result<(), DataError> {
+        self.put(&guard.name, guard.content.clone())
+    }
+
     /// Whether the guard is there as it should be.
     ///
     /// # Errors
     /// As [`RemoteFolder::get`].
-    pub(crate) fn is_guarded(&self, guard: &Guard) -> Result<bool, DataError> {
+    pub fn is_guarded(&self, guard: &Guard) -> Result<bool, DataError> {
         Ok(self.get_if_there(&guard.name)?.is_some_and(|found| found == guard.content))
     }
 }

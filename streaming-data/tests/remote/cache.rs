@@ -269,17 +269,23 @@ fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
     assert!(!left.contains(&dead) && left.contains(&living), "{left:?}");
 }
 
+/// The part of the first shard that a process is at as long as this is held, and its name.
+fn held_part(folder: &FilePath, cache: &FilePath) -> (String, File) {
+    let bytes = fs::read(folder.join("shard-00000.parquet")).unwrap();
+    let hash = ContentHash::of(&bytes).to_string();
+    let digits = hash.rsplit(':').next().unwrap();
+    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
+    let held = File::create(cache.join(&name)).unwrap();
+    held.lock().unwrap();
+    (name, held)
+}
+
 /// A process that stands still keeps its lock, so that nobody sees whether it will go on.
 #[test]
 fn the_part_of_a_process_that_stands_still_is_not_waited_for_for_ever() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let cache = tempfile::tempdir().unwrap();
-    let bytes = fs::read(folder.path().join("shard-00000.parquet")).unwrap();
-    let hash = ContentHash::of(&bytes).to_string();
-    let digits = hash.rsplit(':').next().unwrap();
-    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
-    let held = File::create(cache.path().join(&name)).unwrap();
-    held.lock().unwrap();
+    let (name, _held) = held_part(folder.path(), cache.path());
     let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
     let mut settings = settings(cache.path(), None);
     settings.store.operation_deadline = Duration::from_millis(300);
@@ -300,12 +306,7 @@ fn the_part_of_a_process_that_stands_still_is_not_waited_for_for_ever() {
 fn the_part_of_a_process_that_dies_is_downloaded_by_those_who_wait() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let cache = tempfile::tempdir().unwrap();
-    let bytes = fs::read(folder.path().join("shard-00000.parquet")).unwrap();
-    let hash = ContentHash::of(&bytes).to_string();
-    let digits = hash.rsplit(':').next().unwrap();
-    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
-    let held = File::create(cache.path().join(&name)).unwrap();
-    held.lock().unwrap();
+    let (name, held) = held_part(folder.path(), cache.path());
     let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
     let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
     let decoder = decoder(&data_set, ShuffleOrder::None, Some(0..82)).unwrap();

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use super::Output;
 use crate::{
     error::DataError,
-    index::{INDEX_FILE, Index, is_claim, new_claim},
+    index::{CLAIM_KEY, INDEX_FILE, Index, is_claim},
     prepare::{PrepareError, TOKENIZER_FILE, shard::is_shard_file},
     store::{Cancel, Entry, Guard, Guarded, RemoteFolder, Started},
 };
@@ -67,7 +67,7 @@ impl RemoteOutput {
         if !is_claimed && entries.iter().any(is_in_the_way) {
             return exists("files of a data set");
         }
-        let claim = Guard { name: INDEX_FILE.to_owned(), content: new_claim() };
+        let claim = Guard::new(INDEX_FILE, CLAIM_KEY);
         let output = RemoteOutput {
             folder,
             temporary,
@@ -75,7 +75,7 @@ impl RemoteOutput {
             given_up: Cancel::default(),
             on_their_way: Vec::new(),
         };
-        match output.folder.put(INDEX_FILE, output.claim.content.clone()) {
+        match output.folder.put_guard(&output.claim) {
             Ok(()) => Ok(output),
             Err(error) => {
                 // It may have landed all the same.
