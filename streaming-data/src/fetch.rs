@@ -21,7 +21,7 @@
 //!
 //! | | index with footers | without footers | no index |
 //! |---|---|---|---|
-//! | a whole shard | hash | hash | not verified |
+//! | a whole shard | hash | hash | hashes that the footer states of row groups, of `prepare` |
 //! | the footer alone | hash | not verified | hash, from the second time on |
 //! | a row group alone, of `prepare` | hash | hash that the footer states | hash that the footer states |
 //! | a row group alone, of others | not verified | not verified | not verified |

@@ -3,8 +3,8 @@
 //! Opening a data set of thousands of shards must not read thousands of footers, and a stream's
 //! identity must not depend on where the data lies. So the index states for every shard how many
 //! samples it has, and the size and hash of its file; the order of the entries is the stored order.
-//! Where it states the footer of a shard as well, what is read of a remote one in parts can be
-//! verified too: the footer by this, the row groups by what the footer says of them.
+//! Where it states the footer of a shard as well, what is read of it in parts can be verified without
+//! the rest: the footer by this, the row groups by what the footer says of them.
 //!
 //! Contract: [`Index::to_bytes`] is a pure function of the value (fixed order of keys, a newline
 //! at the end), so that equal data sets have equal indexes. Reading ignores keys it does not know

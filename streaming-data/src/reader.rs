@@ -15,8 +15,10 @@
 //!   it is decoding, and each reader at least one batch (up to 128 KiB, or one sample). A window
 //!   shuffle wants the samples of two windows to fit:
 //!   `2 * window_samples * (seq_len + 1) * 2` bytes for a vocabulary of up to 65,536.
-//! - A shard with a hash in its index is verified before its first sample is decoded, once per
-//!   data set.
+//! - What is decoded has been verified where an index states hashes. Of shards that
+//!   [`prepare`](crate::prepare) wrote the footer is compared with the index and each row group with
+//!   the footer, when they are first read, so that no sample waits for bytes of others; a shard of
+//!   which the index states the whole alone is hashed before its first sample.
 //! - Dropping a reader withdraws its plan; dropping the last reader and decoder ends the threads,
 //!   after the piece in hand, without waiting for them.
 //!

@@ -178,12 +178,25 @@ impl Shard {
         Ok(())
     }
 
-    /// Opens the local file. It is hashed and compared once; where no hash is known it is not.
+    /// Opens the local file. Where an index states the hash of the whole and not that of the footer,
+    /// from which what is read could be verified, it is hashed and compared once.
     ///
     /// # Errors
     /// [`DataError::ShardBytes`] and [`DataError::ShardHash`] for a file that is not the one which
     /// was indexed, [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
     pub(crate) fn open_local(&self) -> Result<ShardFile, DataError> {
+        let file = self.open_unverified()?;
+        match self.hash {
+            Some(expected) if self.footer.is_none() => {
+                self.verify_whole(&file, expected)?;
+                Ok(file.verified())
+            }
+            _ => Ok(file),
+        }
+    }
+
+    /// Opens the local file and looks at its size.
+    fn open_unverified(&self) -> Result<ShardFile, DataError> {
         let file = fs::File::open(&self.path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DataError::MissingShard { path: self.path.clone() },
             _ => DataError::io("open shard", &self.path)(error),
@@ -192,7 +205,11 @@ impl Shard {
         if file.bytes() != self.bytes {
             return Err(self.wrong_bytes(file.bytes()));
         }
-        let Some(expected) = self.hash else { return Ok(file) };
+        Ok(file)
+    }
+
+    /// Hashes the local file and compares, once.
+    fn verify_whole(&self, file: &ShardFile, expected: ContentHash) -> Result<(), DataError> {
         let mut is_verified = self.is_verified.lock().unwrap_or_else(PoisonError::into_inner);
         if !*is_verified {
             let found = file.hash()?;
@@ -201,7 +218,7 @@ impl Shard {
             }
             *is_verified = true;
         }
-        Ok(file)
+        Ok(())
     }
 
     /// What it is known by in a cache.
@@ -243,7 +260,8 @@ impl Shard {
     /// [`DataError::ShardBytes`] and [`DataError::ShardHash`] for a file that is not the one which
     /// was indexed, [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
     pub fn verify(&self) -> Result<(), DataError> {
-        self.open_local().map(|_| ())
+        let file = self.open_unverified()?;
+        self.hash.map_or(Ok(()), |expected| self.verify_whole(&file, expected))
     }
 
     pub(crate) fn wrong_bytes(&self, found: u64) -> DataError {
@@ -259,7 +277,8 @@ impl Shard {
     }
 
     /// Reads the footer and checks it against what is known. What comes from a store is fetched
-    /// again where its hash is not the one known.
+    /// again where its hash is not the one known. A local file is verified as a whole where nothing
+    /// will say what its row groups should be.
     pub(crate) fn footer_of_any_rows(&self, file: &ShardFile) -> Result<Footer, DataError> {
         let footer = match self.footer {
             Some(known) => {
@@ -272,6 +291,13 @@ impl Shard {
             }
             None => Footer::read(file)?,
         };
+        if let Some(expected) = self.hash
+            && file.is_local()
+            && !file.is_verified()
+            && !footer.has_group_hashes()
+        {
+            self.verify_whole(file, expected)?;
+        }
         if footer.samples() != self.samples {
             return Err(DataError::ShardSamples {
                 path: self.path.clone(),

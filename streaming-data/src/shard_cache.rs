@@ -175,7 +175,7 @@ impl ShardCache {
         let shard = ShardFile::of_file(path, file)?;
         let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if verified.get(key) == Some(&written) && shard.bytes() == key.bytes() {
-            return Ok(Some(shard));
+            return Ok(Some(of_key(shard, key)));
         }
         drop(verified);
         let is_right = shard.bytes() == key.bytes()
@@ -190,7 +190,7 @@ impl ShardCache {
         }
         verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         verified.insert(*key, written);
-        Ok(Some(shard))
+        Ok(Some(of_key(shard, key)))
     }
 
     /// Makes room for a shard and begins it, unless somebody has begun it. What is dropped for it
@@ -284,7 +284,7 @@ impl ShardCache {
         verified.insert(part.key, written);
         // Its name is no longer there to be removed.
         part.path = PathBuf::new();
-        ShardFile::of_file(path, file).map(Ok)
+        ShardFile::of_file(path, file).map(|shard| Ok(of_key(shard, &part.key)))
     }
 
     /// Looks at all files of the cache, of which those of dead processes are removed.
@@ -396,6 +396,11 @@ fn is_dead(path: &Path) -> Result<bool, DataError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(error) => Err(DataError::io("open", path)(error)),
     }
+}
+
+/// A file that has the hash of its key, where there is one.
+fn of_key(shard: ShardFile, key: &Key) -> ShardFile {
+    if key.hash().is_some() { shard.verified() } else { shard }
 }
 
 fn remove(path: &Path) -> Result<(), DataError> {

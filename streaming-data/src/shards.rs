@@ -156,7 +156,8 @@ impl Shards {
         CanonicalOrder::new(&samples, settings)
     }
 
-    /// The footer of a shard, whose content is verified before.
+    /// The footer of a shard, verified; where it does not say what the row groups should be, all of
+    /// the shard is.
     pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
         self.content.footers.get_or_load(shard, || {
             let file = files.file(shard)?;

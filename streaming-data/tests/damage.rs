@@ -16,15 +16,18 @@ use arrow::{
     datatypes::{DataType, Field},
 };
 use support::{
-    EXAMPLE_VOCABULARY, Form, ListKind, indexed_example, outcome::assert_line, write_array,
-    write_column, write_example, write_index, write_shard,
+    EXAMPLE_VOCABULARY, Form, ListKind, example_row, footer_range, hashed_example, indexed_example,
+    outcome::assert_line, row_groups, write_array, write_column, write_example, write_index,
+    write_shard,
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    DataError, DataSet, Mixture,
-    index::INDEX_FILE,
-    order::{ShuffleOrder, ShuffleSettings},
-    reader::{Decoder, DecoderSettings},
+    DataError, DataSet, DataSettings, Mixture,
+    hash::ContentHash,
+    index::{FooterEntry, INDEX_FILE, Index},
+    order::{SampleId, ShuffleOrder, ShuffleSettings},
+    reader::{Decoder, DecoderSettings, Sample},
+    table::{Columns, Table, TableDecoder, TableSettings},
 };
 
 const SAMPLES: [u64; 3] = [7, 12, 5];
@@ -32,6 +35,13 @@ const SECOND: &str = "shard-00001.parquet";
 
 /// Opens and reads everything in stored order.
 fn read_all(folder: &Path) -> Result<u64, DataError> {
+    let mut read = 0;
+    for_each_sample(folder, |_| read += 1)?;
+    Ok(read)
+}
+
+/// Opens and reads everything in stored order, up to an error.
+fn for_each_sample(folder: &Path, mut each: impl FnMut(Sample)) -> Result<(), DataError> {
     let data_set = DataSet::open(folder)?;
     let settings =
         ShuffleSettings { order: ShuffleOrder::None, window_samples: NonZeroU64::MIN, seed: 0 };
@@ -39,13 +49,19 @@ fn read_all(folder: &Path) -> Result<u64, DataError> {
     let mixture = Mixture::of(data_set, settings)?;
     let settings = DecoderSettings { threads: NonZeroUsize::MIN, memory_bytes: 1 << 20 };
     let decoder = Decoder::new(mixture, settings)?;
-    let mut reader = decoder.reader(once(0..samples));
-    let mut read = 0;
-    for sample in reader.by_ref() {
-        sample?;
-        read += 1;
+    for sample in decoder.reader(once(0..samples)) {
+        each(sample?);
     }
-    Ok(read)
+    Ok(())
+}
+
+/// Opens and reads everything as rows of whatever columns there are.
+fn read_rows(folder: &Path) -> Result<(), DataError> {
+    let table = Table::open(folder, &Columns::All, &DataSettings::default())?;
+    let order =
+        ShuffleSettings { order: ShuffleOrder::None, window_samples: NonZeroU64::MIN, seed: 0 };
+    let decoder = TableDecoder::new(&table, order, TableSettings::default())?;
+    decoder.reader(once(0..table.rows())).try_for_each(|rows| rows.map(drop))
 }
 
 /// Reading ends with an error that holds these words.
@@ -111,6 +127,77 @@ fn a_flipped_bit_anywhere_is_found_by_the_hash() {
         let folder = changed(|bytes| bytes[at] ^= 0x10, false);
         assert_fails(folder.path(), &[SECOND, "is damaged", "its hash is xxh3-128:"]);
     }
+}
+
+/// Where the footers state hashes, what is damaged is found when it is read, and nothing else waits
+/// for that: what stands before it is read, and other row groups are.
+#[test]
+fn damage_is_found_in_the_row_group_in_which_it_is() {
+    let sound = fs::read(hashed_example(&SAMPLES, 11).path().join(SECOND)).unwrap();
+    let groups = row_groups(&sound);
+    let group = groups[1].clone();
+    let first_row = Form::hashed().group_rows as u64;
+    let named = "row group 1 of shard";
+    for at in group.clone().step_by(7).chain([group.end - 1]) {
+        let folder = hashed_example(&SAMPLES, 11);
+        let path = folder.path().join(SECOND);
+        let mut bytes = sound.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(&path, &bytes).unwrap();
+        let [expected, found] =
+            [&sound, &bytes].map(|bytes| ContentHash::of(&bytes[group.clone()]).to_string());
+        let words = [named, SECOND, &found, &format!("expected {expected} as the footer says")];
+        let check = || {
+            let data_set = DataSet::open(folder.path()).unwrap();
+            let sample = |row| data_set.sample(SampleId { epoch: 0, shard: 1, row });
+            assert_eq!(sample(first_row - 1).unwrap(), example_row(1, first_row - 1, 11));
+            assert_line(&sample(first_row).unwrap_err(), &words);
+            let last_row = SAMPLES[1] - 1;
+            assert_eq!(sample(last_row).unwrap(), example_row(1, last_row, 11));
+            let mut before = 0;
+            let error = for_each_sample(folder.path(), |_| before += 1).unwrap_err();
+            assert_line(&error, &words);
+            assert_eq!(before, SAMPLES[0] + first_row);
+            assert_line(&read_rows(folder.path()).unwrap_err(), &words);
+        };
+        check();
+        let whole = DataSet::open(folder.path()).unwrap().shards()[1].verify().unwrap_err();
+        assert_line(&whole, &[SECOND, "is damaged", &ContentHash::of(&bytes).to_string()]);
+        // The footer says it without an index as well.
+        fs::remove_file(folder.path().join(INDEX_FILE)).unwrap();
+        check();
+    }
+    for at in footer_range(&sound).step_by(61).chain([sound.len() - 1]) {
+        let folder = hashed_example(&SAMPLES, 11);
+        let mut bytes = sound.clone();
+        bytes[at] ^= 1 << (at % 8);
+        fs::write(folder.path().join(SECOND), &bytes).unwrap();
+        let words = ["the footer of shard", SECOND, "is damaged", "as the index says"];
+        assert_fails(folder.path(), &words);
+        assert_line(&read_rows(folder.path()).unwrap_err(), &words);
+    }
+}
+
+/// A footer that is known and says nothing of its row groups leaves the hash of the whole.
+#[test]
+fn damage_is_found_where_only_the_footer_and_the_whole_have_hashes() {
+    let folder = indexed_example(&SAMPLES, 11);
+    let path = folder.path().join(SECOND);
+    let mut bytes = fs::read(&path).unwrap();
+    let mut index = Index::read(folder.path()).unwrap();
+    let footer = &bytes[footer_range(&bytes)];
+    index.shards[1].footer =
+        Some(FooterEntry { bytes: footer.len() as u64, hash: ContentHash::of(footer) });
+    fs::write(folder.path().join(INDEX_FILE), index.to_bytes()).unwrap();
+    assert_eq!(read_all(folder.path()).unwrap(), 24);
+    let last = row_groups(&bytes).last().unwrap().end - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let words = ["shard", SECOND, "is damaged: its hash is", "as the index says"];
+    let sample = DataSet::open(folder.path()).unwrap();
+    assert_line(&sample.sample(SampleId { epoch: 0, shard: 1, row: 0 }).unwrap_err(), &words);
+    assert_fails(folder.path(), &words);
+    assert_line(&read_rows(folder.path()).unwrap_err(), &words);
 }
 
 /// Without a hash a changed byte may go unnoticed, but never panics or hangs.

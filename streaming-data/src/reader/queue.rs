@@ -27,11 +27,18 @@ pub(super) enum Taken<T> {
     End,
 }
 
+/// A batch that a thread is done with.
+pub(super) struct Made<T> {
+    /// All of it, or what there is before the failure.
+    pub(super) items: Vec<T>,
+    pub(super) failure: Option<DataError>,
+}
+
 /// A batch in plan order.
 enum Slot<T> {
     /// A thread is at it.
     InWork,
-    Done(Result<Vec<T>, DataError>),
+    Done(Made<T>),
 }
 
 /// See the [module](self).
@@ -100,19 +107,17 @@ impl<T> Queue<T> {
     }
 
     /// Puts a batch in its place; whether the reader, having had nothing, can go on with it.
-    pub(super) fn finish(&mut self, number: u64, items: Result<Vec<T>, DataError>) -> bool {
-        if items.is_err() {
-            self.is_complete = true;
-        }
+    pub(super) fn finish(&mut self, number: u64, made: Made<T>) -> bool {
+        self.is_complete |= made.failure.is_some();
         let at = (number - self.front) as usize;
-        self.slots[at] = Slot::Done(items);
+        self.slots[at] = Slot::Done(made);
         at == 0
     }
 
     /// Ends the queue with a failure that belongs to no batch, behind those that are begun.
     pub(super) fn fail(&mut self, error: DataError) -> bool {
         self.is_complete = true;
-        self.slots.push_back(Slot::Done(Err(error)));
+        self.slots.push_back(Slot::Done(Made { items: Vec::new(), failure: Some(error) }));
         self.slots.len() == 1
     }
 
@@ -124,20 +129,25 @@ impl<T> Queue<T> {
     /// What the reader gets next, if it is there.
     pub(super) fn take(&mut self) -> Poll<Taken<T>> {
         self.is_one_in_hand = false;
-        match self.slots.front() {
-            Some(Slot::InWork) => return Poll::Pending,
+        let Made { items, failure } = match self.slots.pop_front() {
+            Some(Slot::Done(made)) => made,
+            Some(Slot::InWork) => {
+                self.slots.push_front(Slot::InWork);
+                return Poll::Pending;
+            }
             None if self.is_complete => return Poll::Ready(Taken::End),
             None => return Poll::Pending,
-            Some(Slot::Done(_)) => {}
-        }
-        self.front += 1;
-        match self.slots.pop_front() {
-            Some(Slot::Done(Ok(items))) => {
-                self.is_one_in_hand = true;
-                Poll::Ready(Taken::Batch(items))
+        };
+        match failure {
+            Some(failure) if items.is_empty() => {
+                self.front += 1;
+                return Poll::Ready(Taken::Failure(failure));
             }
-            Some(Slot::Done(Err(error))) => Poll::Ready(Taken::Failure(error)),
-            Some(Slot::InWork) | None => unreachable!("the front was seen to be done"),
+            // What there is before it comes first.
+            Some(_) => self.slots.push_front(Slot::Done(Made { items: Vec::new(), failure })),
+            None => self.front += 1,
         }
+        self.is_one_in_hand = true;
+        Poll::Ready(Taken::Batch(items))
     }
 }

@@ -143,8 +143,16 @@ impl Work for TableRows {
         self.fetcher.close();
     }
 
-    fn make(&self, positions: &[Range<u64>], (): &mut ()) -> Result<Vec<RowBatch>, DataError> {
-        positions.iter().map(|range| self.make_batch(range.clone())).collect()
+    fn make(
+        &self,
+        positions: &[Range<u64>],
+        (): &mut (),
+        batches: &mut Vec<RowBatch>,
+    ) -> Result<(), DataError> {
+        for range in positions {
+            batches.push(self.make_batch(range.clone())?);
+        }
+        Ok(())
     }
 }
 

@@ -94,7 +94,8 @@ impl Work for Samples {
         &self,
         positions: &[Range<u64>],
         scratch: &mut Scratch,
-    ) -> Result<Vec<Sample>, DataError> {
+        samples: &mut Vec<Sample>,
+    ) -> Result<(), DataError> {
         let mixed: Vec<(u64, MixedSample)> = positions
             .iter()
             .cloned()
@@ -103,13 +104,13 @@ impl Work for Samples {
             .collect();
         for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
             let of_part = mixed.iter().map(|(_, mixed)| mixed).filter(|mixed| mixed.part == part);
-            let samples: Vec<SampleId> = of_part.map(|mixed| mixed.sample).collect();
+            let wanted: Vec<SampleId> = of_part.map(|mixed| mixed.sample).collect();
             // A row group that is read by ranges is one piece.
-            fetcher.begin(&samples, |shard, group| {
+            fetcher.begin(&wanted, |shard, group| {
                 self.decoded.holds(&(part, Place { shard, group, piece: 0 }))
             })?;
         }
-        let mut samples = Vec::with_capacity(mixed.len());
+        samples.reserve(mixed.len());
         for (position, MixedSample { part, sample: id, .. }) in mixed {
             let (data_set, fetcher) = (self.mixture.data_set(part), &self.fetchers[part]);
             let footer = data_set.all().footer(id.shard, fetcher)?;
@@ -126,6 +127,6 @@ impl Work for Samples {
             }
             samples.push(Sample { position, tokens });
         }
-        Ok(samples)
+        Ok(())
     }
 }

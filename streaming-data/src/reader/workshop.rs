@@ -11,7 +11,7 @@ use std::{
     task::Poll,
 };
 
-use super::queue::{BatchRule, Plan, Queue, Taken, Wake};
+use super::queue::{BatchRule, Made, Plan, Queue, Taken, Wake};
 use crate::{error::DataError, shard::panic_text};
 
 /// What the threads do: positions become what readers get.
@@ -34,12 +34,13 @@ pub(super) trait Work: Send + Sync + 'static {
     /// Nothing more is wanted: what is waited for ends with an error.
     fn close(&self);
 
-    /// Makes a batch, in the order of the positions.
+    /// Makes a batch, in the order of the positions, up to what cannot be made.
     fn make(
         &self,
         positions: &[Range<u64>],
         scratch: &mut Self::Scratch,
-    ) -> Result<Vec<Self::Item>, DataError>;
+        items: &mut Vec<Self::Item>,
+    ) -> Result<(), DataError>;
 }
 
 /// How much may wait for readers.
@@ -157,10 +158,11 @@ impl<W: Work> Workshop<W> {
         while let Some(call) = self.next_call() {
             match call {
                 Call::Task(task) => {
-                    let items = caught(|| self.work.make(&task.positions, &mut scratch))
-                        .and_then(|made| made);
+                    let mut items = Vec::new();
+                    let make = || self.work.make(&task.positions, &mut scratch, &mut items);
+                    let failure = caught(make).and_then(|made| made).err();
                     self.work.end(task.reader, &task.positions);
-                    self.finish(&task, items);
+                    self.finish(&task, Made { items, failure });
                 }
                 Call::Tell(reader, wake) => self.tell(reader, &wake),
             }
@@ -185,10 +187,10 @@ impl<W: Work> Workshop<W> {
         }
     }
 
-    fn finish(&self, task: &Task, items: Result<Vec<W::Item>, DataError>) {
+    fn finish(&self, task: &Task, made: Made<W::Item>) {
         let mut floor = self.lock();
         let Some(queue) = floor.queues.get_mut(&task.reader) else { return };
-        let is_front = queue.finish(task.number, items);
+        let is_front = queue.finish(task.number, made);
         let wake = Arc::clone(&queue.wake);
         drop(floor);
         if is_front {

@@ -16,7 +16,7 @@ use parquet::{
 };
 
 use super::{Footer, ShardFile};
-use crate::error::DataError;
+use crate::{error::DataError, hash::ContentHash};
 
 /// A range of a file, read; it answers to the offsets of the file.
 #[derive(Debug, Clone)]
@@ -27,8 +27,8 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// Reads a column of a row group, whose range must lie within the file. What comes from a store
-    /// is verified where the footer states a hash; files were verified as a whole.
+    /// Reads a column of a row group, whose range must lie within the file. It is verified where the
+    /// footer states a hash and the file was not verified as a whole.
     pub(super) fn read(
         file: &ShardFile,
         footer: &Footer,
@@ -46,13 +46,11 @@ impl Chunk {
             });
         }
         let start = range.start;
-        let bytes = match footer.group_hash(group) {
-            Some(expected) if !file.is_local() => {
-                let path = file.path().to_owned();
-                let wrong = |found| DataError::RowGroupHash { path, group, expected, found };
-                file.read_verified(range, expected)?.map_err(wrong)?
-            }
-            _ => file.read(range)?,
+        let bytes = match footer.group_hash_for(file, group) {
+            Some(expected) => file
+                .read_verified(range, expected)?
+                .map_err(|found| wrong_group(file, group, expected, found))?,
+            None => file.read(range)?,
         };
         Ok(Chunk { start, bytes, file_bytes })
     }
@@ -104,6 +102,16 @@ impl ChunkReader for Chunk {
         }
         Ok(bytes.split_to(length))
     }
+}
+
+/// A row group has another hash than the footer says.
+pub(super) fn wrong_group(
+    file: &ShardFile,
+    group: usize,
+    expected: ContentHash,
+    found: ContentHash,
+) -> DataError {
+    DataError::RowGroupHash { path: file.path().to_owned(), group, expected, found }
 }
 
 /// Several ranges of a file, read; they answer to the offsets of the file.

@@ -21,7 +21,7 @@ use parquet::{
 
 use super::{
     Footer, RowRule, ShardFile,
-    chunk::{Chunk, column_range},
+    chunk::{Chunk, column_range, wrong_group},
     guarded,
     pages::{self, PageDirectory, Scratch},
     tokens::{DecodedTokens, Outside, TokenElement},
@@ -57,7 +57,7 @@ impl Weigh for Pieces {
 }
 
 impl Footer {
-    /// Finds out how a row group is decoded.
+    /// Finds out how a row group is decoded. Where it will be read in pieces it is verified now.
     pub(crate) fn pieces(
         &self,
         file: &ShardFile,
@@ -70,6 +70,7 @@ impl Footer {
         let is_within = column_range(column.metadata).is_ok_and(|range| range.end <= file.bytes());
         let directory = match file.is_local() && is_within {
             true => {
+                self.verify_group(file, group, scratch)?;
                 let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
                 PageDirectory::find(column, rule, &read, scratch)?
             }
@@ -130,6 +131,23 @@ impl Footer {
             _ => array.as_list::<i64>().value_length(0) as usize,
         };
         Ok(row_tokens)
+    }
+
+    /// Compares a row group with what the footer says, where that is still to be done.
+    fn verify_group(
+        &self,
+        file: &ShardFile,
+        group: usize,
+        scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        let Some(expected) = self.group_hash_for(file, group) else { return Ok(()) };
+        let column = self.column(file.path(), group)?.metadata;
+        let range = guarded("read", file.path(), || column_range(column))?;
+        let found = file.hash_range(range, scratch.stored())?;
+        if found != expected {
+            return Err(wrong_group(file, group, expected, found));
+        }
+        Ok(())
     }
 
     fn read_chunk(&self, file: &ShardFile, group: usize) -> Result<Chunk, DataError> {

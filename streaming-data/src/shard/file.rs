@@ -2,7 +2,7 @@
 //!
 //! One handle serves all threads: every read states its offset. Ranges that were begun ahead are
 //! taken from where they wait; the end of an object is asked for once, since the footer is there.
-//! What comes from a store can be verified by its hash on the way.
+//! What has a hash of its own can be verified on the way.
 
 use std::{
     collections::HashMap,
@@ -36,6 +36,7 @@ pub(crate) struct ShardFile {
     /// What errors name: a path, or the text of a URL.
     path: PathBuf,
     bytes: u64,
+    is_verified: bool,
     content: Content,
 }
 
@@ -67,7 +68,17 @@ impl ShardFile {
     pub(crate) fn of_file(path: &Path, file: File) -> Result<ShardFile, DataError> {
         let bytes = file.metadata().map_err(DataError::io("look at shard", path))?.len();
         let content = Content::File(PositionedFile::new(file));
-        Ok(ShardFile { path: path.to_owned(), bytes, content })
+        Ok(ShardFile { path: path.to_owned(), bytes, is_verified: false, content })
+    }
+
+    /// The same file, which was found to have the hash that it should have as a whole.
+    pub(crate) fn verified(self) -> ShardFile {
+        ShardFile { is_verified: true, ..self }
+    }
+
+    /// Whether it was found to have the hash that it should have as a whole.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.is_verified
     }
 
     /// An object of a known size, to be read by ranges. Nothing is read yet. Of the end as much is
@@ -89,7 +100,7 @@ impl ShardFile {
             tail: Mutex::default(),
             begun: Mutex::default(),
         }));
-        ShardFile { path: path.to_owned(), bytes, content }
+        ShardFile { path: path.to_owned(), bytes, is_verified: false, content }
     }
 
     /// What errors name.
@@ -171,11 +182,21 @@ impl ShardFile {
 
     /// Hash of the whole.
     pub(crate) fn hash(&self) -> Result<ContentHash, DataError> {
+        self.hash_range(0..self.bytes, &mut Vec::new())
+    }
+
+    /// Hash of a range, which must lie within the file; it is read into memory that is used again.
+    pub(crate) fn hash_range(
+        &self,
+        range: Range<u64>,
+        block: &mut Vec<u8>,
+    ) -> Result<ContentHash, DataError> {
         let mut hasher = ContentHasher::new();
-        let mut start = 0;
-        while start < self.bytes {
-            let end = self.bytes.min(start + BLOCK_BYTES);
-            hasher.update(&self.read(start..end)?);
+        let mut start = range.start;
+        while start < range.end {
+            let end = range.end.min(start + BLOCK_BYTES);
+            self.read_into(start..end, block)?;
+            hasher.update(block);
             start = end;
         }
         Ok(hasher.finish())

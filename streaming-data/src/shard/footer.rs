@@ -156,9 +156,16 @@ impl Footer {
         self.entry
     }
 
-    /// Hash of the pages of a row group, where it is known.
-    pub(super) fn group_hash(&self, group: usize) -> Option<ContentHash> {
-        self.group_hashes.as_ref().and_then(|hashes| hashes.get(group))
+    /// Whether the hashes of the row groups are known.
+    pub(super) fn has_group_hashes(&self) -> bool {
+        self.group_hashes.is_some()
+    }
+
+    /// What the pages of a row group should hash to, where that is known and what is read of the
+    /// file is still to be verified.
+    pub(super) fn group_hash_for(&self, file: &ShardFile, group: usize) -> Option<ContentHash> {
+        let hashes = self.group_hashes.as_ref().filter(|_| !file.is_verified())?;
+        hashes.get(group)
     }
 
     /// Row group of a row of the file, and the first row of that group.

@@ -44,6 +44,11 @@ impl std::fmt::Debug for Scratch {
 }
 
 impl Scratch {
+    /// Memory for what is in the file.
+    pub(in crate::shard) fn stored(&mut self) -> &mut Vec<u8> {
+        &mut self.stored
+    }
+
     /// Decompresses `stored[from..]` into `plain`; `None` if it does not become `length` bytes.
     pub(super) fn decompress(&mut self, codec: Codec, from: usize, length: usize) -> Option<()> {
         let source = self.stored.get(from..)?;
