@@ -14,7 +14,8 @@
 //!   wait for their readers, shared evenly. Beyond the bound, each thread may hold the piece that
 //!   it is decoding, and each reader at least one batch (up to 128 KiB, or one sample). A window
 //!   shuffle wants the samples of two windows to fit:
-//!   `2 * window_samples * (seq_len + 1) * 2` bytes for a vocabulary of up to 65,536.
+//!   `2 * window_samples * (seq_len + 1) * 2` bytes where no token is above 65,535, twice that for
+//!   pieces in which one is.
 //! - What is decoded has been verified where an index states hashes. Of shards that
 //!   [`prepare`](crate::prepare) wrote the footer is compared with the index and each row group with
 //!   the footer, when they are first read, so that no sample waits for bytes of others; a shard of

@@ -5,9 +5,13 @@ use std::ops::Range;
 use super::RowRule;
 use crate::cache::Weigh;
 
+/// The largest token of the narrow form.
+const NARROW_LAST: u32 = u16::MAX as u32;
+
 /// Consecutive tokens of one row group.
 ///
-/// Two bytes a token where the vocabulary allows: it halves what a window costs in memory.
+/// Two bytes a token until one needs more: it halves what a window costs in memory, whether or not
+/// it is known how large the vocabulary is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DecodedTokens {
     /// Place of the first among the tokens of its row group.
@@ -34,13 +38,8 @@ pub(crate) struct Outside {
 impl DecodedTokens {
     /// No tokens yet, the first of which is to be token `first` of its row group; room for some.
     pub(crate) fn with_capacity(first: u64, capacity: usize, rule: RowRule) -> DecodedTokens {
-        let last = rule.last_token();
-        let tokens = if last <= u32::from(u16::MAX) {
-            Tokens::Narrow(Vec::with_capacity(capacity))
-        } else {
-            Tokens::Wide(Vec::with_capacity(capacity))
-        };
-        DecodedTokens { first, last, tokens }
+        let tokens = Tokens::Narrow(Vec::with_capacity(capacity));
+        DecodedTokens { first, last: rule.last_token(), tokens }
     }
 
     /// Tokens so far.
@@ -95,6 +94,19 @@ impl DecodedTokens {
         &mut self.tokens
     }
 
+    /// The tokens in four bytes each, from now on; what is appended must be in the vocabulary.
+    pub(super) fn widened(&mut self) -> &mut Vec<u32> {
+        if let Tokens::Narrow(narrow) = &self.tokens {
+            let mut wide = Vec::with_capacity(narrow.capacity());
+            wide.extend(narrow.iter().map(|&token| u32::from(token)));
+            self.tokens = Tokens::Wide(wide);
+        }
+        match &mut self.tokens {
+            Tokens::Wide(tokens) => tokens,
+            Tokens::Narrow(_) => unreachable!("it was just widened"),
+        }
+    }
+
     /// Appends tokens that must all be in the vocabulary; none when one is not.
     ///
     /// Two passes, the first without a branch, so that both are vectorised.
@@ -103,7 +115,11 @@ impl DecodedTokens {
         elements: impl Iterator<Item = E> + Clone,
     ) -> Result<(), Outside> {
         let last = self.last;
-        if !elements.clone().fold(true, |all, element| all & element.is_within(last)) {
+        let (are_tokens, are_narrow) =
+            elements.clone().fold((true, true), |(tokens, narrow), element| {
+                (tokens & element.is_within(last), narrow & element.is_within(NARROW_LAST))
+            });
+        if !are_tokens {
             let (at, element) = elements
                 .enumerate()
                 .find(|(_, element)| !element.is_within(last))
@@ -111,9 +127,10 @@ impl DecodedTokens {
             return Err(Outside { at, token: element.value() });
         }
         match &mut self.tokens {
-            // `last` fits the form, so what is within it does.
-            Tokens::Narrow(tokens) => tokens.extend(elements.map(|e| e.truncate() as u16)),
-            Tokens::Wide(tokens) => tokens.extend(elements.map(|e| e.truncate())),
+            Tokens::Narrow(tokens) if are_narrow => {
+                tokens.extend(elements.map(|e| e.truncate() as u16));
+            }
+            _ => self.widened().extend(elements.map(|e| e.truncate())),
         }
         Ok(())
     }
@@ -219,10 +236,10 @@ mod tests {
 
     #[test]
     fn tokens_come_back_from_both_forms() {
-        for (vocab_size, token_bytes) in [(Some(0x1_0000), 2), (Some(0x1_0001), 4), (None, 4)] {
-            let mut decoded = no_tokens(vocab_size);
+        for (last, token_bytes) in [(65_535, 2), (65_536, 4), (u32::MAX, 4)] {
+            let mut decoded = no_tokens(None);
             decoded.append([1_i64, 2, 3, 4].into_iter()).unwrap();
-            decoded.append([5_u16, 65_535].into_iter()).unwrap();
+            decoded.append([5, last].into_iter()).unwrap();
             assert_eq!(decoded.weight_bytes(), size_of::<DecodedTokens>() + 6 * token_bytes);
             let copy = |decoded: &DecodedTokens, places| {
                 let mut out = vec![9];
@@ -230,9 +247,9 @@ mod tests {
                 out.split_off(1)
             };
             assert_eq!(decoded.places(), 12..18);
-            assert_eq!(copy(&decoded, 0..100), [1, 2, 3, 4, 5, 65_535]);
+            assert_eq!(copy(&decoded, 0..100), [1, 2, 3, 4, 5, last]);
             assert_eq!(copy(&decoded, 9..14), [1, 2]);
-            assert_eq!(copy(&decoded, 16..19), [5, 65_535]);
+            assert_eq!(copy(&decoded, 16..19), [5, last]);
             assert!(copy(&decoded, 0..12).is_empty() && copy(&decoded, 18..20).is_empty());
             let cut = decoded.cut(10..15);
             assert_eq!((cut.places(), copy(&cut, 0..100)), (12..15, vec![1, 2, 3]));

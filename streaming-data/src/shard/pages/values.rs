@@ -55,7 +55,7 @@ pub(super) fn append_plain(
 /// Entries that an index of 16 bits reaches; a table of so many needs no check of its bounds.
 const SHORT: usize = 1 << 16;
 
-/// The tokens of a dictionary, checked, in the form in which they are wanted.
+/// The tokens of a dictionary, checked, in the narrowest form that holds them.
 #[derive(Debug)]
 pub(super) struct Dictionary {
     /// Entries; an index must be below.
@@ -82,7 +82,8 @@ impl Dictionary {
         let mut tokens = DecodedTokens::with_capacity(0, count, rule);
         append_plain(values, width, count, &mut tokens)?;
         let entries = match tokens.into_tokens() {
-            Tokens::Narrow(tokens) => Entries::Narrow(padded(tokens)?),
+            Tokens::Narrow(tokens) if tokens.len() <= SHORT => Entries::Narrow(padded(tokens)?),
+            Tokens::Narrow(tokens) => Entries::Large(tokens.into_iter().map(u32::from).collect()),
             Tokens::Wide(tokens) if tokens.len() <= SHORT => Entries::Wide(padded(tokens)?),
             Tokens::Wide(tokens) => Entries::Large(tokens),
         };
@@ -116,15 +117,18 @@ impl Dictionary {
             (Entries::Narrow(table), Tokens::Narrow(out)) => {
                 look_up(runs, bit_width, count, out, |index| table[usize::from(index as u16)])?
             }
-            (Entries::Wide(table), Tokens::Wide(out)) => {
-                look_up(runs, bit_width, count, out, |index| table[usize::from(index as u16)])?
+            (Entries::Narrow(table), Tokens::Wide(out)) => {
+                let entry = |index| u32::from(table[usize::from(index as u16)]);
+                look_up(runs, bit_width, count, out, entry)?
             }
-            (Entries::Large(table), Tokens::Wide(out)) => {
-                look_up(runs, bit_width, count, out, |index| {
-                    table.get(index as usize).copied().unwrap_or(0)
-                })?
+            (Entries::Wide(table), _) => {
+                let entry = |index| table[usize::from(index as u16)];
+                look_up(runs, bit_width, count, tokens.widened(), entry)?
             }
-            _ => return None,
+            (Entries::Large(table), _) => {
+                let entry = |index| table.get(index as usize).copied().unwrap_or(0);
+                look_up(runs, bit_width, count, tokens.widened(), entry)?
+            }
         };
         // What was looked up beyond the entries is padding, and is thrown away with the page.
         (count == 0 || (largest as usize) < self.length).then_some(())
@@ -318,6 +322,43 @@ mod tests {
                 assert_eq!(tokens(&dictionary, &page[..page.len() - width], count, rule), None);
             }
         }
+    }
+
+    /// Pages of one piece may come from tables of any form, in any order.
+    #[test]
+    fn tokens_are_as_wide_as_the_widest_of_a_piece() {
+        let rule = RowRule { vocab_size: None, ..RULE };
+        let of = |values: &[u32]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            Dictionary::new(&bytes, Width::Unsigned32, values.len(), rule).unwrap()
+        };
+        let large: Vec<u32> = (0..70_000).map(|at| at * 7).collect();
+        let tables = [(of(&[9, 65_535]), 65_535), (of(&[9, 65_536]), 65_536), (of(&large), 7)];
+        assert!(matches!(tables[0].0.entries, Entries::Narrow(_)));
+        assert!(matches!(tables[1].0.entries, Entries::Wide(_)));
+        assert!(matches!(tables[2].0.entries, Entries::Large(_)));
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 0, 1], [0, 0, 1], [0, 0, 0], [2, 1, 0]] {
+            let mut tokens = DecodedTokens::with_capacity(0, 99, rule);
+            let mut expected = Vec::new();
+            for at in order {
+                let (table, token) = &tables[at];
+                for count in [5, 300] {
+                    table.append(&page(&vec![1; count], 1), count, &mut tokens).unwrap();
+                    expected.extend(vec![*token; count]);
+                }
+                table.append(&[1, 3 << 1, 1], 3, &mut tokens).unwrap();
+                expected.extend([*token; 3]);
+            }
+            let mut out = Vec::new();
+            tokens.copy_to(0..expected.len() as u64, &mut out);
+            assert_eq!(out, expected, "{order:?}");
+            assert_eq!(matches!(tokens.into_tokens(), Tokens::Narrow(_)), order == [0, 0, 0]);
+        }
+        // More entries than there are tokens of two bytes, one of which comes again.
+        let twice: Vec<u32> = (0..70_000).map(|at| at % 65_000).collect();
+        let table = of(&twice);
+        let page = page(&[69_999, 3], 17);
+        assert_eq!(self::tokens(&table, &page, 2, rule), Some(vec![4_999, 3]));
     }
 
     #[test]
