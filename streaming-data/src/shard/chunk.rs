@@ -35,17 +35,8 @@ impl Chunk {
         group: usize,
         range: Range<u64>,
     ) -> Result<Chunk, DataError> {
-        let file_bytes = file.bytes();
-        if range.end > file_bytes {
-            return Err(DataError::ShardFormat {
-                action: "read",
-                path: file.path().to_owned(),
-                source: ParquetError::EOF(format!(
-                    "the footer refers to bytes {range:?} of a file of {file_bytes}"
-                )),
-            });
-        }
-        let start = range.start;
+        check_within(file, &range)?;
+        let (start, file_bytes) = (range.start, file.bytes());
         let bytes = match footer.group_hash_for(file, group) {
             Some(expected) => file
                 .read_verified(range, expected)?
@@ -53,6 +44,14 @@ impl Chunk {
             None => file.read(range)?,
         };
         Ok(Chunk { start, bytes, file_bytes })
+    }
+
+    /// Reads what a column of a row group begins with, which must lie within the file; no hash is
+    /// known of that alone.
+    pub(super) fn read_begin(file: &ShardFile, range: Range<u64>) -> Result<Chunk, DataError> {
+        check_within(file, &range)?;
+        let (start, file_bytes) = (range.start, file.bytes());
+        Ok(Chunk { start, bytes: file.read(range)?, file_bytes })
     }
 
     /// Copies a range of the file, which must lie within this one, to `out` and nothing else.
@@ -102,6 +101,19 @@ impl ChunkReader for Chunk {
         }
         Ok(bytes.split_to(length))
     }
+}
+
+fn check_within(file: &ShardFile, range: &Range<u64>) -> Result<(), DataError> {
+    let file_bytes = file.bytes();
+    if range.end <= file_bytes {
+        return Ok(());
+    }
+    let found = format!("the footer refers to bytes {range:?} of a file of {file_bytes}");
+    Err(DataError::ShardFormat {
+        action: "read",
+        path: file.path().to_owned(),
+        source: ParquetError::EOF(found),
+    })
 }
 
 /// A row group has another hash than the footer says.

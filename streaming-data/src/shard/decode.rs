@@ -28,6 +28,9 @@ use super::{
 };
 use crate::{cache::Weigh, error::DataError, index::TOKENS_COLUMN};
 
+/// How much of a row group is read at first to find out how long its first row is.
+const FIRST_BYTES: u64 = 1 << 20;
+
 /// How a row group is decoded.
 #[derive(Debug)]
 pub(crate) struct Pieces {
@@ -122,15 +125,36 @@ impl Footer {
             return Ok(row_tokens);
         }
         let (group, _) = self.group_of(0);
-        let (root, chunk) = (self.tokens(path)?.root, self.read_chunk(file, group)?);
-        let array = guarded("decode", path, || {
+        // A row group may be larger than memory, and its first page is mostly enough.
+        let column = self.column(path, group)?.metadata;
+        let range = guarded("read", path, || column_range(column))?;
+        let mut length = FIRST_BYTES;
+        while length < range.end.saturating_sub(range.start) {
+            let begin = Chunk::read_begin(file, range.start..range.start + length)?;
+            // Cut off, a row group that is longer looks like a damaged one.
+            if let Ok(row_tokens) = self.tokens_of_first(file, group, begin) {
+                return Ok(row_tokens);
+            }
+            length *= 8;
+        }
+        self.tokens_of_first(file, group, self.read_chunk(file, group)?)
+    }
+
+    /// Tokens of the first row of a row group, of which as much is there as it takes.
+    fn tokens_of_first(
+        &self,
+        file: &ShardFile,
+        group: usize,
+        chunk: Chunk,
+    ) -> Result<usize, DataError> {
+        let root = self.tokens(file.path())?.root;
+        let array = guarded("decode", file.path(), || {
             self.arrays(root, chunk, group, 1)?.next().unwrap_or_else(|| Err(short_of_rows()))
         })?;
-        let row_tokens = match array.data_type() {
+        Ok(match array.data_type() {
             DataType::List(_) => array.as_list::<i32>().value_length(0) as usize,
             _ => array.as_list::<i64>().value_length(0) as usize,
-        };
-        Ok(row_tokens)
+        })
     }
 
     /// Compares a row group with what the footer says, where that is still to be done.

@@ -9,6 +9,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use arrow::datatypes::DataType;
 use tidemill_streaming_data::{
     DataError, DataSet,
     hash::ContentHash,
@@ -24,8 +25,8 @@ use crate::{
     faulty::{Fault, Faulty, PASSING},
     files, hasty, open, read_and_compare, settings, shuffle, store_settings,
     support::{
-        Form, Hashes, example_row, footer_range, hashed_example, row_group_hashes, row_groups,
-        write_example,
+        Form, Hashes, ListKind, example_row, footer_range, hashed_example, row_group_hashes,
+        row_groups, write_example, write_shard,
     },
 };
 
@@ -312,4 +313,34 @@ fn hashes_are_of_the_file_in_which_they_stand() {
     let error = read(&Form { hashes: Hashes::Stated("none".to_owned()), ..Form::hashed() });
     assert_line(&error.unwrap_err(), &["tidemill.row_group_hashes is \"none\", expected"]);
     read(&Form { hashes, created_by: "somebody else", ..Form::hashed() }).unwrap();
+}
+
+/// How long rows are that are not typed so is learnt from the first of them, without the rest of a
+/// row group that may be larger than memory.
+#[test]
+fn the_length_of_rows_takes_the_beginning_of_a_row_group() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("0.parquet");
+    // Rows, tokens of each, and what is read of the row group: in the second its first row is
+    // longer than what is looked at first.
+    for (rows, row_tokens, read) in [(2000, 1000, 1 << 20), (3, 700_000, (1 << 20) + (8 << 20))] {
+        let form = Form {
+            kind: ListKind::List,
+            element: DataType::Int32,
+            group_rows: rows,
+            page_rows: (rows / 40).max(1),
+            ..Form::plain()
+        };
+        let row = |row: usize| (0..row_tokens as i64).map(|at| at % 50_000 + row as i64).collect();
+        let tokens: Vec<Vec<i64>> = (0..rows).map(row).collect();
+        write_shard(&path, &tokens, &form);
+        assert!(fs::metadata(&path).unwrap().len() > 8_000_000);
+        let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+        let cache = tempfile::tempdir().unwrap();
+        let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
+        assert_eq!(data_set.seq_len() + 1, row_tokens);
+        assert_eq!(DataSet::open(folder.path()).unwrap().seq_len() + 1, row_tokens);
+        let footer = 64 << 10;
+        assert!((read..=read + footer).contains(&store.asked.bytes()), "{}", store.asked.bytes());
+    }
 }
