@@ -17,7 +17,7 @@ use arrow::{
     array::{ArrayRef, FixedSizeListArray, Int32Array, Int64Array, RecordBatch, StringArray},
     datatypes::{DataType, Field, Schema},
 };
-use object_store::{ObjectStoreExt, memory::InMemory};
+use object_store::memory::InMemory;
 use parquet::{
     arrow::ArrowWriter,
     basic::{Compression, Encoding, ZstdLevel},
@@ -27,12 +27,17 @@ use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     CacheSettings, DataSet, DataSettings, Mixture,
-    hash::{ContentHash, HASH_ALGORITHM},
-    index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    hash::ContentHash,
+    index::{Column, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
     order::{SampleId, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
     table::{Columns, Table, TableDecoder, TableSettings},
 };
+
+#[path = "support/large.rs"]
+mod large;
+
+use large::{SAMPLES, SHARD_SAMPLES, SHARDS};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -73,68 +78,11 @@ fn shuffle(order: ShuffleOrder) -> ShuffleSettings {
     ShuffleSettings { order, window_samples: NonZeroU64::new(4096).unwrap(), seed: 17 }
 }
 
-const SHARDS: usize = 5_000;
-const SHARD_SAMPLES: u64 = 10_000;
-const SAMPLES: u64 = SHARDS as u64 * SHARD_SAMPLES;
-const SHARD_BYTES: u64 = 20_000_000;
-const SEQ_LEN: usize = 2048;
-
-/// The index of shards that nobody has.
-fn large_index() -> Index {
-    let shard = |at: usize| ShardEntry {
-        file: format!("shard-{at:05}.parquet"),
-        samples: SHARD_SAMPLES,
-        bytes: SHARD_BYTES,
-        hash: ContentHash::of(&at.to_be_bytes()),
-        footer: Some(FooterEntry { bytes: 15_000, hash: ContentHash::of(&[at as u8]) }),
-    };
-    Index {
-        format_version: FORMAT_VERSION,
-        seq_len: SEQ_LEN,
-        vocab_size: 50_257,
-        bos_token_id: None,
-        eos_token_id: Some(0),
-        pad_token_id: None,
-        tokenizer_file: None,
-        hash_algorithm: HASH_ALGORITHM.into(),
-        row_group_samples: 128,
-        columns: vec![Column {
-            name: TOKENS_COLUMN.into(),
-            kind: "fixed_size_list".into(),
-            element: "int32".into(),
-            length: SEQ_LEN + 1,
-        }],
-        shards: (0..SHARDS).map(shard).collect(),
-    }
-}
-
-/// A folder of the index and of shards of the right sizes, which hold nothing.
-fn large_folder() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let index = large_index();
-    for shard in &index.shards {
-        // No disk is used for what is never written.
-        File::create(folder.path().join(&shard.file)).unwrap().set_len(shard.bytes).unwrap();
-    }
-    fs::write(folder.path().join(INDEX_FILE), index.to_bytes()).unwrap();
-    folder
-}
-
-/// The index alone, in a store.
-fn large_store() -> Arc<InMemory> {
-    let store = InMemory::new();
-    let bytes = large_index().to_bytes();
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let path = format!("set/{INDEX_FILE}").into();
-    runtime.block_on(store.put(&path, bytes.into())).unwrap();
-    Arc::new(store)
-}
-
 /// The text of the index is 1.3 MB. Opening holds it, what it says, and the shards made of that, which is less than four
 /// times as much (2.1 were seen), and keeps the shards, which is less than twice (1.1); a number for every sample would
 /// be 400 MB.
 fn assert_opens_small(open: impl Fn() -> DataSet) {
-    let index_bytes = large_index().to_bytes().len();
+    let index_bytes = large::index().to_bytes().len();
     let (data_set, held, most) = measured(open);
     assert_eq!((data_set.samples(), data_set.shards().len()), (SAMPLES, SHARDS));
     assert!(held < 2 * index_bytes, "opened: {held} bytes held, {index_bytes} of index");
@@ -165,7 +113,7 @@ fn assert_opens_small(open: impl Fn() -> DataSet) {
 #[test]
 fn fifty_million_samples_open_with_the_memory_of_their_index() {
     let _alone = alone();
-    let folder = large_folder();
+    let folder = large::folder();
     assert_opens_small(|| DataSet::open(folder.path()).unwrap());
 }
 
@@ -174,7 +122,7 @@ fn fifty_million_samples_open_with_the_memory_of_their_index() {
 #[test]
 fn fifty_million_samples_of_a_store_open_and_resume_with_the_memory_of_their_index() {
     let _alone = alone();
-    let (store, cache) = (large_store(), tempfile::tempdir().unwrap());
+    let (store, cache) = (large::store(), tempfile::tempdir().unwrap());
     let cache = CacheSettings { dir: Some(cache.path().to_owned()), limit_bytes: None };
     let settings = DataSettings { cache, ..DataSettings::default() };
     let open = || {
@@ -186,7 +134,7 @@ fn fifty_million_samples_of_a_store_open_and_resume_with_the_memory_of_their_ind
     assert_opens_small(open);
 
     let data_set = open();
-    let index_bytes = large_index().to_bytes().len();
+    let index_bytes = large::index().to_bytes().len();
     for order in ORDERS {
         let start = 7 * SAMPLES + SAMPLES / 2 + 12_345;
         let canonical = data_set.order(shuffle(order)).unwrap();
@@ -226,9 +174,9 @@ fn written(shards: usize) -> TempDir {
     });
     let index = Index {
         seq_len: ROW_TOKENS - 1,
-        columns: vec![Column { length: ROW_TOKENS, ..large_index().columns.remove(0) }],
+        columns: vec![Column { length: ROW_TOKENS, ..large::index().columns.remove(0) }],
         shards: entries.collect(),
-        ..large_index()
+        ..large::index()
     };
     fs::write(folder.path().join(INDEX_FILE), index.to_bytes()).unwrap();
     folder

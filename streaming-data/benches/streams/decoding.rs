@@ -11,7 +11,8 @@ use tidemill_streaming_data::{
 };
 
 use crate::{
-    sets::{self, Pages, ROW_TOKENS},
+    large::ROW_TOKENS,
+    sets::{self, Pages},
     shuffle,
 };
 

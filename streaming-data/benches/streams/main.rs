@@ -4,6 +4,8 @@
 //! made in temporary folders; reading them says what processors bound, and nothing of disks or networks.
 
 mod decoding;
+#[path = "../../tests/support/large.rs"]
+mod large;
 mod opening;
 mod reading;
 mod sets;

@@ -18,14 +18,11 @@ use parquet::{
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    hash::{ContentHash, HASH_ALGORITHM},
-    index::{Column, FORMAT_VERSION, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    hash::ContentHash,
+    index::{INDEX_FILE, ShardEntry, TOKENS_COLUMN},
 };
 
-/// Tokens of a row.
-pub const ROW_TOKENS: usize = 2049;
-
-const VOCABULARY: u32 = 50_257;
+use crate::large::{ROW_TOKENS, VOCABULARY, index_of};
 
 /// How the pages of a shard are written.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -94,31 +91,9 @@ pub fn written(pages: Pages, shards: u64, samples: u64) -> TempDir {
             footer: None,
         }
     });
-    let index = index(entries.collect());
+    let index = index_of(entries.collect());
     fs::write(folder.path().join(INDEX_FILE), index.to_bytes()).unwrap();
     folder
-}
-
-/// What an index says of such shards.
-pub fn index(shards: Vec<ShardEntry>) -> Index {
-    Index {
-        format_version: FORMAT_VERSION,
-        seq_len: ROW_TOKENS - 1,
-        vocab_size: VOCABULARY,
-        bos_token_id: None,
-        eos_token_id: Some(0),
-        pad_token_id: None,
-        tokenizer_file: None,
-        hash_algorithm: HASH_ALGORITHM.into(),
-        row_group_samples: 127,
-        columns: vec![Column {
-            name: TOKENS_COLUMN.into(),
-            kind: "fixed_size_list".into(),
-            element: "int32".into(),
-            length: ROW_TOKENS,
-        }],
-        shards,
-    }
 }
 
 fn write(path: &Path, pages: Pages, shard: u64, samples: u64) {
