@@ -15,13 +15,15 @@
 //!
 //! **What arrives is verified.** Of shards that [`prepare`](crate::prepare) wrote, all: whole ones by
 //! the hash in the index; of what is read alone, the footer by its hash in the index, and every row
-//! group by its hash in the footer. What has another hash is fetched again, four times in all, before
-//! an error names the shard (and the row group) and both hashes. Of other shards, and of an index
-//! that was written before it stated footers, less is known:
+//! group by its hash in the footer. Whole ones without an index are verified by these two before they
+//! are kept. What has another hash is fetched again, four times in all, before an error names the
+//! shard (and the row group) and both hashes. Of other shards, and of an index that was written before
+//! it stated footers, less is known:
 //!
 //! | | index with footers | without footers | no index |
 //! |---|---|---|---|
-//! | a whole shard | hash | hash | hashes that the footer states of row groups, of `prepare` |
+//! | a whole shard, of `prepare` | hash | hash | the footer, and row groups by hashes that it states |
+//! | a whole shard, of others | hash | hash | the footer |
 //! | the footer alone | hash | not verified | hash, from the second time on |
 //! | a row group alone, of `prepare` | hash | hash that the footer states | hash that the footer states |
 //! | a row group alone, of others | not verified | not verified | not verified |

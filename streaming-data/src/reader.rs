@@ -16,10 +16,11 @@
 //!   shuffle wants the samples of two windows to fit:
 //!   `2 * window_samples * (seq_len + 1) * 2` bytes where no token is above 65,535, twice that for
 //!   pieces in which one is.
-//! - What is decoded has been verified where an index states hashes. Of shards that
+//! - What is decoded has been verified as far as there are hashes. Of a local shard that
 //!   [`prepare`](crate::prepare) wrote the footer is compared with the index and each row group with
-//!   the footer, when they are first read, so that no sample waits for bytes of others; a shard of
-//!   which the index states the whole alone is hashed before its first sample.
+//!   the footer, when they are first read, so that no sample waits for bytes of others; one of which
+//!   the index states the whole, and nothing its row groups, is hashed before its first sample. Of
+//!   remote shards `fetch.rs` tells.
 //! - Dropping a reader withdraws its plan; dropping the last reader and decoder ends the threads,
 //!   after the piece in hand, without waiting for them.
 //!

@@ -308,6 +308,22 @@ impl Shard {
         Ok(footer)
     }
 
+    /// Compares a file that was downloaded whole with what is known of its parts, where no index says
+    /// what the whole should be; or what is wrong with it.
+    pub(crate) fn check_parts(&self, file: &ShardFile) -> Result<Result<(), DataError>, DataError> {
+        let footer = self.footer_of_any_rows(file);
+        match footer.and_then(|footer| footer.verify_groups(file)) {
+            Ok(()) => Ok(Ok(())),
+            Err(
+                wrong @ (DataError::ShardFooter { .. }
+                | DataError::ShardFormat { .. }
+                | DataError::ShardSamples { .. }
+                | DataError::RowGroupHash { .. }),
+            ) => Ok(Err(wrong)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The footer has a hash that is not the one known.
     fn wrong_footer(&self, expected: ContentHash, found: ContentHash) -> DataError {
         let path = self.path.clone();

@@ -18,8 +18,9 @@
 //! - No file is ever removed whose name is not of this scheme.
 //! - A part file has its full length from its beginning, so that adding up lengths counts what is
 //!   on its way. Room is made before a part file is: within a limit the folder never exceeds it.
-//! - What is found is hashed before its first use in a process; a file without a hash in its index
-//!   has its size looked at, and was synced before it was renamed.
+//! - What is found is hashed before its first use in a process. A shard without a hash in an index
+//!   has its footer compared with what it was on opening and its row groups with what that says, as
+//!   far as it does; it was synced before it was renamed.
 //! - The folder must be on a file system with locks (`flock`), as local ones are.
 
 use std::{
@@ -37,8 +38,8 @@ use std::{
 
 use crate::{
     error::DataError,
-    hash::{ContentHash, ContentHasher},
-    shard::ShardFile,
+    hash::ContentHasher,
+    shard::{Shard, ShardFile},
 };
 
 mod key;
@@ -148,9 +149,9 @@ impl ShardCache {
         self.limit_bytes
     }
 
-    /// A shard that is there and is right, held so that nobody drops it. What is there and is
-    /// wrong is removed. `path` is what errors of its reader name.
-    pub(crate) fn find(&self, key: &Key, path: &Path) -> Result<Option<ShardFile>, DataError> {
+    /// The shard of a key if it is there and is right, held so that nobody drops it. What is there
+    /// and is wrong is removed.
+    pub(crate) fn find(&self, key: &Key, known: &Shard) -> Result<Option<ShardFile>, DataError> {
         let place = self.folder.join(Name::Shard(*key).to_string());
         let file = match File::open(&place) {
             Ok(file) => file,
@@ -172,16 +173,16 @@ impl ShardCache {
         }
         let written = file.metadata().and_then(|metadata| metadata.modified());
         let written = written.map_err(DataError::io("look at cached shard", &place))?;
-        let shard = ShardFile::of_file(path, file)?;
+        let shard = ShardFile::of_file(known.path(), file)?;
         let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if verified.get(key) == Some(&written) && shard.bytes() == key.bytes() {
-            return Ok(Some(of_key(shard, key)));
+            return Ok(Some(shard.verified()));
         }
         drop(verified);
         let is_right = shard.bytes() == key.bytes()
             && match key.hash() {
                 Some(expected) => shard.hash()? == expected,
-                None => true,
+                None => known.check_parts(&shard)?.is_ok(),
             };
         if !is_right {
             let _locked = self.lock_folder()?;
@@ -190,7 +191,7 @@ impl ShardCache {
         }
         verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         verified.insert(*key, written);
-        Ok(Some(of_key(shard, key)))
+        Ok(Some(shard.verified()))
     }
 
     /// Makes room for a shard and begins it, unless somebody has begun it. What is dropped for it
@@ -254,24 +255,28 @@ impl ShardCache {
         Ok(if is_on_its_way { Freed::Later } else { Freed::None })
     }
 
-    /// Puts a whole part in its place: the shard, or none with its hash when it is not what it
-    /// should be. `path` is what errors of its reader name.
+    /// Puts a whole part of a shard in its place; or says what is wrong with it when it is not what
+    /// it should be, and removes it.
     pub(crate) fn land(
         &self,
         mut part: Box<Part>,
-        path: &Path,
-    ) -> Result<Result<ShardFile, ContentHash>, DataError> {
+        known: &Shard,
+    ) -> Result<Result<ShardFile, DataError>, DataError> {
         let found = part.hasher.finish();
         if part.key.hash().is_some_and(|expected| expected != found) {
-            return Ok(Err(found));
+            return Ok(Err(known.wrong_hash(found)));
         }
         let io = |error| DataError::io("write", part.path.clone())(error);
+        let file = part.file.try_clone().map_err(io)?;
+        let shard = ShardFile::of_file(known.path(), part.file.try_clone().map_err(io)?)?;
         if part.key.hash().is_none() {
-            // Nothing else would tell a file of zeros after a power cut from the real one.
+            if let Err(wrong) = known.check_parts(&shard)? {
+                return Ok(Err(wrong));
+            }
+            // Nothing else might tell a file of zeros after a power cut from the real one.
             part.file.sync_data().map_err(io)?;
         }
         let written = part.file.metadata().and_then(|metadata| metadata.modified()).map_err(io)?;
-        let file = part.file.try_clone().map_err(io)?;
         let place = self.folder.join(Name::Shard(part.key).to_string());
         {
             let _locked = self.lock_folder()?;
@@ -284,7 +289,7 @@ impl ShardCache {
         verified.insert(part.key, written);
         // Its name is no longer there to be removed.
         part.path = PathBuf::new();
-        ShardFile::of_file(path, file).map(|shard| Ok(of_key(shard, &part.key)))
+        Ok(Ok(shard.verified()))
     }
 
     /// Looks at all files of the cache, of which those of dead processes are removed.
@@ -396,11 +401,6 @@ fn is_dead(path: &Path) -> Result<bool, DataError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(error) => Err(DataError::io("open", path)(error)),
     }
-}
-
-/// A file that has the hash of its key, where there is one.
-fn of_key(shard: ShardFile, key: &Key) -> ShardFile {
-    if key.hash().is_some() { shard.verified() } else { shard }
 }
 
 fn remove(path: &Path) -> Result<(), DataError> {

@@ -156,8 +156,8 @@ impl Shards {
         CanonicalOrder::new(&samples, settings)
     }
 
-    /// The footer of a shard, verified; where it does not say what the row groups should be, all of
-    /// the shard is.
+    /// The footer of a shard, verified where its hash is known. A local shard whose hash is known
+    /// and whose footer does not say what its row groups should be is verified as a whole before.
     pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
         self.content.footers.get_or_load(shard, || {
             let file = files.file(shard)?;

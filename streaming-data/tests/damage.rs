@@ -178,6 +178,24 @@ fn damage_is_found_in_the_row_group_in_which_it_is() {
     }
 }
 
+/// A footer that no index describes is not believed before the whole is.
+#[test]
+fn damage_is_found_where_the_index_states_the_whole_alone() {
+    let length = fs::read(hashed_example(&SAMPLES, 11).path().join(SECOND)).unwrap().len();
+    for at in (0..length).step_by(97).chain([length - 1]) {
+        let folder = hashed_example(&SAMPLES, 11);
+        let mut index = Index::read(folder.path()).unwrap();
+        index.shards.iter_mut().for_each(|shard| shard.footer = None);
+        fs::write(folder.path().join(INDEX_FILE), index.to_bytes()).unwrap();
+        assert_eq!(read_all(folder.path()).unwrap(), 24);
+        let path = folder.path().join(SECOND);
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[at] ^= 0x10;
+        fs::write(&path, bytes).unwrap();
+        assert_fails(folder.path(), &["shard", SECOND, "is damaged: its hash", "as the index"]);
+    }
+}
+
 /// A footer that is known and says nothing of its row groups leaves the hash of the whole.
 #[test]
 fn damage_is_found_where_only_the_footer_and_the_whole_have_hashes() {
@@ -194,8 +212,8 @@ fn damage_is_found_where_only_the_footer_and_the_whole_have_hashes() {
     bytes[last] ^= 1;
     fs::write(&path, &bytes).unwrap();
     let words = ["shard", SECOND, "is damaged: its hash is", "as the index says"];
-    let sample = DataSet::open(folder.path()).unwrap();
-    assert_line(&sample.sample(SampleId { epoch: 0, shard: 1, row: 0 }).unwrap_err(), &words);
+    let data_set = DataSet::open(folder.path()).unwrap();
+    assert_line(&data_set.sample(SampleId { epoch: 0, shard: 1, row: 0 }).unwrap_err(), &words);
     assert_fails(folder.path(), &words);
     assert_line(&read_rows(folder.path()).unwrap_err(), &words);
 }

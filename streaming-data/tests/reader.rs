@@ -15,7 +15,11 @@ use std::{
     time::Duration,
 };
 
-use support::{Form, ListKind, example_row, indexed_example, write_example};
+use arrow::datatypes::DataType;
+use support::{
+    EXAMPLE_VOCABULARY, Form, ListKind, example_row, indexed_example, write_example, write_index,
+    write_shard,
+};
 use tidemill_streaming_data::{
     DataError, DataSet, Mixture,
     order::{CanonicalOrder, ShuffleOrder, ShuffleSettings},
@@ -180,8 +184,11 @@ fn a_sample_looked_at_is_the_sample_read() {
     }
 }
 
-/// Reads with `try_next` alone, going on only when woken.
-fn read_when_woken(decoder: &Decoder, plan: Vec<Range<u64>>) -> Vec<Sample> {
+/// Reads with `try_next` alone, going on only when woken, to the end or an error.
+fn read_when_woken(
+    decoder: &Decoder,
+    plan: Vec<Range<u64>>,
+) -> (Vec<Sample>, Result<(), DataError>) {
     let (woken, wakes): (_, Receiver<()>) = mpsc::channel();
     let mut reader = decoder.reader_with_wake(plan, move || {
         let _ = woken.send(());
@@ -189,8 +196,12 @@ fn read_when_woken(decoder: &Decoder, plan: Vec<Range<u64>>) -> Vec<Sample> {
     let mut samples = Vec::new();
     loop {
         match reader.try_next() {
-            Poll::Ready(Some(sample)) => samples.push(sample.unwrap()),
-            Poll::Ready(None) => return samples,
+            Poll::Ready(Some(Ok(sample))) => samples.push(sample),
+            Poll::Ready(Some(Err(error))) => {
+                assert!(matches!(reader.try_next(), Poll::Ready(None)), "nothing follows an error");
+                return (samples, Err(error));
+            }
+            Poll::Ready(None) => return (samples, Ok(())),
             Poll::Pending => wakes.recv_timeout(DEADLINE).expect("woken when there is more"),
         }
     }
@@ -204,8 +215,69 @@ fn a_reader_that_is_not_ready_is_woken() {
     for (threads, memory) in [(1, 0), (2, 3000), (4, 1 << 20)] {
         let decoder = decoder(&data_set, ShuffleOrder::Window, threads, memory);
         for plan in [Vec::from_iter(once(0..300)), vec![], vec![9..9, 4..5]] {
-            let found = read_when_woken(&decoder, plan.clone());
+            let (found, end) = read_when_woken(&decoder, plan.clone());
             assert_eq!(found, expected(&canonical, plan.into_iter()));
+            end.unwrap();
+        }
+    }
+}
+
+/// An error comes behind all samples before it, wherever in a batch it is.
+#[test]
+fn samples_before_an_error_are_yielded() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let group_rows = Form::plain().group_rows as u64;
+    // The second row group of the third shard has a token that is none.
+    let (shard, group) = (2, 1);
+    let mut rows: Vec<Vec<i64>> = (0..SAMPLES[shard])
+        .map(|row| example_row(shard, row, ROW_TOKENS).into_iter().map(i64::from).collect())
+        .collect();
+    rows[group_rows as usize + 3][7] = i64::from(EXAMPLE_VOCABULARY);
+    write_shard(&folder.path().join("shard-00002.parquet"), &rows, &Form::plain());
+    write_index(folder.path(), ROW_TOKENS - 1, EXAMPLE_VOCABULARY, &SAMPLES, &Form::plain());
+    let data_set = DataSet::open(folder.path()).unwrap();
+    for order in [ShuffleOrder::None, ShuffleOrder::Shard, ShuffleOrder::Window, ShuffleOrder::Full]
+    {
+        let canonical = data_set.order(shuffle(order)).unwrap();
+        let is_damaged = |&position: &u64| {
+            let id = canonical.sample_at(position);
+            id.shard == shard && id.row / group_rows == group
+        };
+        let first = (0..data_set.samples()).find(is_damaged).unwrap();
+        for (threads, memory) in [(1, 0), (1, 1 << 20), (2, 3000), (4, 1 << 20)] {
+            let decoder = decoder(&data_set, order, threads, memory);
+            let (found, end) = read_when_woken(&decoder, vec![0..data_set.samples()]);
+            assert_eq!(found, expected(&canonical, once(0..first)), "{order}");
+            assert!(matches!(end, Err(DataError::Token { .. })), "{end:?}");
+            let mut reader = decoder.reader(once(0..data_set.samples()));
+            let found = reader.by_ref().take_while(Result::is_ok).count();
+            assert_eq!(found as u64, first, "{order}");
+            assert!(reader.next().is_none(), "nothing follows an error");
+        }
+    }
+}
+
+/// Two bytes or four, from page to page: what is read is what was written.
+#[test]
+fn tokens_of_any_size_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    // Rows of small tokens between rows of large ones; pages have two rows, row groups five.
+    let token = |row: u64, at: usize| match (row * 11 + at as u64) % 5 {
+        3 if row % 4 == 2 => u32::MAX - row as u32,
+        4 if row % 7 == 3 => 65_536,
+        rest => 65_535 - rest as u32,
+    };
+    let row = |row: u64| (0..ROW_TOKENS).map(|at| i64::from(token(row, at))).collect();
+    let rows: Vec<Vec<i64>> = (0..60).map(row).collect();
+    for dictionary in [false, true] {
+        let form = Form { element: DataType::UInt32, dictionary, ..Form::plain() };
+        write_shard(&folder.path().join("0.parquet"), &rows, &form);
+        let data_set = DataSet::open(folder.path()).unwrap();
+        let canonical = data_set.order(shuffle(ShuffleOrder::Window)).unwrap();
+        for sample in read(decoder(&data_set, ShuffleOrder::Window, 2, 3000).reader(once(0..120))) {
+            let id = canonical.sample_at(sample.position);
+            let expected: Vec<u32> = (0..ROW_TOKENS).map(|at| token(id.row, at)).collect();
+            assert_eq!(sample.tokens, expected);
         }
     }
 }

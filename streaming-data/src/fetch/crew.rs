@@ -254,7 +254,7 @@ impl Crew {
         let entry = &self.shards.shards()[shard];
         match (self.wanted.access(shard), &self.cache) {
             (Access::Whole, Some(cache)) => {
-                if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
+                if let Some(file) = cache.find(&self.keys[shard], entry)? {
                     return Ok(Arc::new(file));
                 }
                 self.fetch_now(cache, shard)
@@ -284,7 +284,7 @@ impl Crew {
             state.in_work.insert(shard);
             drop(state);
             let work = Work { crew: self, shard };
-            if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
+            if let Some(file) = cache.find(&self.keys[shard], entry)? {
                 return Ok(Arc::new(file));
             }
             let is_overdue =
@@ -325,7 +325,7 @@ impl Crew {
                 let waited = self.changed.wait_timeout(state, OTHERS);
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
             }
-            if let Some(file) = cache.find(&self.keys[shard], entry.path())? {
+            if let Some(file) = cache.find(&self.keys[shard], entry)? {
                 return Ok(Arc::new(file));
             }
         }
@@ -352,8 +352,7 @@ impl Crew {
             // is to download more in all: only what is needed soon is worth it.
             let before = if rank < self.requests as u64 { rank } else { u64::MAX };
             let urgency = Urgency::Ahead { rank, before };
-            let path = self.shards.shards()[shard].path();
-            let room = match cache.find(&self.keys[shard], path) {
+            let room = match cache.find(&self.keys[shard], &self.shards.shards()[shard]) {
                 Ok(Some(file)) => Ok(Err(Arc::new(file))),
                 _ => self.make_room(cache, shard, urgency).map(Ok),
             };

@@ -70,12 +70,12 @@ impl Crew {
                 }
                 Err(error) => return Err(entry.error_of(error)),
             }
-            match cache.land(part, entry.path())? {
+            match cache.land(part, entry)? {
                 Ok(file) => return Ok(Fetched::Landed(Arc::new(file))),
-                Err(found) => {
+                Err(wrong) => {
                     downloads += 1;
                     if downloads == FETCHES {
-                        return Err(entry.wrong_hash(found));
+                        return Err(wrong);
                     }
                     room = self.make_room(cache, shard, urgency)?;
                 }

@@ -51,7 +51,7 @@ pub(super) struct Queue<T> {
     slots: VecDeque<Slot<T>>,
     /// Number of the batch at the front of `slots`.
     front: u64,
-    /// Whether the reader has the batch before the front in its hands.
+    /// Whether the reader has a batch in its hands.
     is_one_in_hand: bool,
     pub(super) wake: Wake,
 }

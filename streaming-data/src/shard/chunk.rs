@@ -103,7 +103,8 @@ impl ChunkReader for Chunk {
     }
 }
 
-fn check_within(file: &ShardFile, range: &Range<u64>) -> Result<(), DataError> {
+/// Compares a range that the footer states with the size of the file.
+pub(super) fn check_within(file: &ShardFile, range: &Range<u64>) -> Result<(), DataError> {
     let file_bytes = file.bytes();
     if range.end <= file_bytes {
         return Ok(());

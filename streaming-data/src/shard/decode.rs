@@ -21,7 +21,7 @@ use parquet::{
 
 use super::{
     Footer, RowRule, ShardFile,
-    chunk::{Chunk, column_range, wrong_group},
+    chunk::{Chunk, check_within, column_range, wrong_group},
     guarded,
     pages::{self, PageDirectory, Scratch},
     tokens::{DecodedTokens, Outside, TokenElement},
@@ -29,7 +29,7 @@ use super::{
 use crate::{cache::Weigh, error::DataError, index::TOKENS_COLUMN};
 
 /// How much of a row group is read at first to find out how long its first row is.
-const FIRST_BYTES: u64 = 1 << 20;
+const FIRST_BYTES: u64 = 2 << 20;
 
 /// How a row group is decoded.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Footer {
         let is_within = column_range(column.metadata).is_ok_and(|range| range.end <= file.bytes());
         let directory = match file.is_local() && is_within {
             true => {
-                self.verify_group(file, group, scratch)?;
+                self.verify_group(file, group, scratch.stored())?;
                 let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
                 PageDirectory::find(column, rule, &read, scratch)?
             }
@@ -93,14 +93,31 @@ impl Footer {
         rule: RowRule,
         scratch: &mut Scratch,
     ) -> Result<DecodedTokens, DataError> {
-        if let Some(directory) = &pieces.directory {
+        // What was found in a file that was verified says nothing of ranges that come from elsewhere.
+        if let Some(directory) = pieces.directory.as_ref().filter(|_| file.is_local()) {
             let read = |range, out: &mut Vec<u8>| file.read_into(range, out);
             if let Some(tokens) = directory.decode(piece, &read, scratch)? {
                 return Ok(tokens);
             }
         }
+        let tokens = self.decode_whole(file, group, rule, scratch)?;
+        // A piece that is not simple among others that are, or one that others decode alone.
+        Ok(match &pieces.directory {
+            Some(_) => tokens.cut(pieces.places(piece)),
+            None => tokens,
+        })
+    }
+
+    /// Reads and decodes a row group at once.
+    fn decode_whole(
+        &self,
+        file: &ShardFile,
+        group: usize,
+        rule: RowRule,
+        scratch: &mut Scratch,
+    ) -> Result<DecodedTokens, DataError> {
         let chunk = self.read_chunk(file, group)?;
-        if pieces.directory.is_none() && !file.is_local() {
+        if !file.is_local() {
             let read = |range, out: &mut Vec<u8>| chunk.read_into(file.path(), range, out);
             let column = self.column(file.path(), group)?;
             let directory = PageDirectory::find(column, rule, &read, scratch)?;
@@ -110,12 +127,7 @@ impl Footer {
                 return Ok(tokens);
             }
         }
-        let tokens = self.decode_through_arrow(file.path(), group, rule, chunk)?;
-        // A piece that is not simple among others that are.
-        Ok(match &pieces.directory {
-            Some(_) => tokens.cut(pieces.places(piece)),
-            None => tokens,
-        })
+        self.decode_through_arrow(file.path(), group, rule, chunk)
     }
 
     /// Tokens in the first row of the file.
@@ -125,7 +137,7 @@ impl Footer {
             return Ok(row_tokens);
         }
         let (group, _) = self.group_of(0);
-        // A row group may be larger than memory, and its first page is mostly enough.
+        // A row group may be larger than memory, and a dictionary and a page are mostly enough.
         let column = self.column(path, group)?.metadata;
         let range = guarded("read", path, || column_range(column))?;
         let mut length = FIRST_BYTES;
@@ -135,7 +147,7 @@ impl Footer {
             if let Ok(row_tokens) = self.tokens_of_first(file, group, begin) {
                 return Ok(row_tokens);
             }
-            length *= 8;
+            length *= 16;
         }
         self.tokens_of_first(file, group, self.read_chunk(file, group)?)
     }
@@ -157,17 +169,26 @@ impl Footer {
         })
     }
 
+    /// Compares all row groups with what the footer says.
+    pub(crate) fn verify_groups(&self, file: &ShardFile) -> Result<(), DataError> {
+        let mut block = Vec::new();
+        let groups = self.metadata.metadata().num_row_groups();
+        (0..groups).try_for_each(|group| self.verify_group(file, group, &mut block))
+    }
+
     /// Compares a row group with what the footer says, where that is still to be done.
     fn verify_group(
         &self,
         file: &ShardFile,
         group: usize,
-        scratch: &mut Scratch,
+        block: &mut Vec<u8>,
     ) -> Result<(), DataError> {
         let Some(expected) = self.group_hash_for(file, group) else { return Ok(()) };
-        let column = self.column(file.path(), group)?.metadata;
+        // Where there are hashes there is one column.
+        let column = self.metadata.metadata().row_group(group).column(0);
         let range = guarded("read", file.path(), || column_range(column))?;
-        let found = file.hash_range(range, scratch.stored())?;
+        check_within(file, &range)?;
+        let found = file.hash_range(range, block)?;
         if found != expected {
             return Err(wrong_group(file, group, expected, found));
         }

@@ -71,12 +71,12 @@ impl ShardFile {
         Ok(ShardFile { path: path.to_owned(), bytes, is_verified: false, content })
     }
 
-    /// The same file, which was found to have the hash that it should have as a whole.
+    /// The same file, all of which was compared with what is known of it.
     pub(crate) fn verified(self) -> ShardFile {
         ShardFile { is_verified: true, ..self }
     }
 
-    /// Whether it was found to have the hash that it should have as a whole.
+    /// Whether all of it was compared with what is known of it.
     pub(crate) fn is_verified(&self) -> bool {
         self.is_verified
     }

@@ -239,7 +239,9 @@ mod tests {
         for (last, token_bytes) in [(65_535, 2), (65_536, 4), (u32::MAX, 4)] {
             let mut decoded = no_tokens(None);
             decoded.append([1_i64, 2, 3, 4].into_iter()).unwrap();
-            decoded.append([5, last].into_iter()).unwrap();
+            decoded.append([last].into_iter()).unwrap();
+            // What follows is as wide as it must be, and no narrower than what is there.
+            decoded.append([6_u8].into_iter()).unwrap();
             assert_eq!(decoded.weight_bytes(), size_of::<DecodedTokens>() + 6 * token_bytes);
             let copy = |decoded: &DecodedTokens, places| {
                 let mut out = vec![9];
@@ -247,9 +249,9 @@ mod tests {
                 out.split_off(1)
             };
             assert_eq!(decoded.places(), 12..18);
-            assert_eq!(copy(&decoded, 0..100), [1, 2, 3, 4, 5, last]);
+            assert_eq!(copy(&decoded, 0..100), [1, 2, 3, 4, last, 6]);
             assert_eq!(copy(&decoded, 9..14), [1, 2]);
-            assert_eq!(copy(&decoded, 16..19), [5, last]);
+            assert_eq!(copy(&decoded, 16..19), [last, 6]);
             assert!(copy(&decoded, 0..12).is_empty() && copy(&decoded, 18..20).is_empty());
             let cut = decoded.cut(10..15);
             assert_eq!((cut.places(), copy(&cut, 0..100)), (12..15, vec![1, 2, 3]));

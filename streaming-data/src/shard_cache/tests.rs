@@ -1,6 +1,7 @@
 //! What is dropped for what.
 
 use super::*;
+use crate::{hash::ContentHash, store::Location};
 
 /// What is needed after how many others.
 struct Known(Vec<(Key, u64)>);
@@ -14,8 +15,13 @@ impl Future for &Known {
 }
 
 /// Shards of 10 bytes.
+fn shard(content: [u8; 10]) -> Shard {
+    let folder = Location::parse("memory://store/set").unwrap();
+    Shard::new(&folder, "shard".to_owned(), 1, 10, Some(ContentHash::of(&content)))
+}
+
 fn key(content: [u8; 10]) -> Key {
-    Key::of_content(ContentHash::of(&content), 10)
+    shard(content).key()
 }
 
 /// Room for a shard of these bytes, or what there is in place of it.
@@ -29,11 +35,11 @@ fn land(cache: &ShardCache, content: [u8; 10], known: &Known) {
         panic!("no room");
     };
     part.write(&content).unwrap();
-    assert!(cache.land(part, Path::new("shard")).unwrap().is_ok());
+    assert!(cache.land(part, &shard(content)).unwrap().is_ok());
 }
 
 fn holds(cache: &ShardCache, content: [u8; 10]) -> bool {
-    cache.find(&key(content), Path::new("shard")).unwrap().is_some()
+    cache.find(&key(content), &shard(content)).unwrap().is_some()
 }
 
 #[test]
@@ -87,7 +93,7 @@ fn what_is_in_use_is_never_dropped() {
     land(&cache, first, &known);
     land(&cache, second, &known);
     // Neither is needed again, and one of them is being read.
-    let in_use = cache.find(&key(first), Path::new("shard")).unwrap().unwrap();
+    let in_use = cache.find(&key(first), &shard(first)).unwrap().unwrap();
     assert!(matches!(begin(&cache, third, Urgency::Now, &known), Room::Part(_)));
     assert!(holds(&cache, first) && !holds(&cache, second));
     land(&cache, third, &known);
@@ -111,13 +117,13 @@ fn what_another_is_at_is_begun_beside_it_at_last() {
         panic!("no room beside it");
     };
     own.write(&[1; 10]).unwrap();
-    assert!(cache.land(own, Path::new("shard")).unwrap().is_ok());
+    assert!(cache.land(own, &shard([1; 10])).unwrap().is_ok());
     assert!(
         matches!(begin(&cache, [1; 10], Urgency::AtLast, &known), Room::OnItsWay),
         "it is there"
     );
     // The other goes on after all.
     other.write(&[1; 10]).unwrap();
-    assert!(cache.land(other, Path::new("shard")).unwrap().is_ok());
+    assert!(cache.land(other, &shard([1; 10])).unwrap().is_ok());
     assert!(holds(&cache, [1; 10]));
 }

@@ -15,6 +15,7 @@ mod s3_server;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../support/mod.rs"]
 mod support;
+mod unindexed;
 mod web;
 mod web_server;
 

@@ -321,9 +321,8 @@ fn hashes_are_of_the_file_in_which_they_stand() {
 fn the_length_of_rows_takes_the_beginning_of_a_row_group() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("0.parquet");
-    // Rows, tokens of each, and what is read of the row group: in the second its first row is
-    // longer than what is looked at first.
-    for (rows, row_tokens, read) in [(2000, 1000, 1 << 20), (3, 700_000, (1 << 20) + (8 << 20))] {
+    // Rows, tokens of each, and whether what is looked at first holds the first of them.
+    for (rows, row_tokens, is_enough) in [(2000, 1000, true), (3, 700_000, false)] {
         let form = Form {
             kind: ListKind::List,
             element: DataType::Int32,
@@ -334,13 +333,16 @@ fn the_length_of_rows_takes_the_beginning_of_a_row_group() {
         let row = |row: usize| (0..row_tokens as i64).map(|at| at % 50_000 + row as i64).collect();
         let tokens: Vec<Vec<i64>> = (0..rows).map(row).collect();
         write_shard(&path, &tokens, &form);
-        assert!(fs::metadata(&path).unwrap().len() > 8_000_000);
+        let bytes = fs::metadata(&path).unwrap().len();
+        assert!(bytes > 8_000_000);
         let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
         let cache = tempfile::tempdir().unwrap();
         let data_set = open(Arc::clone(&store) as _, &settings(cache.path(), None)).unwrap();
         assert_eq!(data_set.seq_len() + 1, row_tokens);
         assert_eq!(DataSet::open(folder.path()).unwrap().seq_len() + 1, row_tokens);
-        let footer = 64 << 10;
-        assert!((read..=read + footer).contains(&store.asked.bytes()), "{}", store.asked.bytes());
+        // What is asked for of the end, where the size of the footer is not known.
+        let tail = 64 << 10;
+        let read = (2 << 20) + if is_enough { 0 } else { bytes };
+        assert!((read - tail..=read + tail).contains(&store.asked.bytes()));
     }
 }

@@ -79,7 +79,9 @@ impl Dictionary {
         count: usize,
         rule: RowRule,
     ) -> Option<Dictionary> {
-        let mut tokens = DecodedTokens::with_capacity(0, count, rule);
+        // A damaged header may state anything, and no value takes less than a byte.
+        let capacity = count.min(values.len());
+        let mut tokens = DecodedTokens::with_capacity(0, capacity, rule);
         append_plain(values, width, count, &mut tokens)?;
         let entries = match tokens.into_tokens() {
             Tokens::Narrow(tokens) if tokens.len() <= SHORT => Entries::Narrow(padded(tokens)?),
