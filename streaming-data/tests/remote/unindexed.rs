@@ -73,10 +73,12 @@ fn a_shard_that_stays_damaged_is_named_and_not_kept() {
         let error = read_and_compare(&data_set, ShuffleOrder::None, 0..82, false).unwrap_err();
         let named = format!("row group 1 of shard memory://store/set/{THIRD} is damaged");
         assert_line(&error, &[&named, "as the footer says"]);
-        // By one thread that fetches ahead, and two that decode.
+        // By each thread that decodes or fetches ahead, some of which may be of the reader before.
         let requests = store.asked.of(&format!("set/{THIRD}")) - before;
-        assert!((4..=12).contains(&requests), "{requests}");
-        let is_third = |&(_, held): &(String, u64)| held == bytes.len() as u64;
+        assert!((4..=24).contains(&requests), "{requests}");
+        // Parts may still be on their way.
+        let is_third =
+            |(name, held): &(String, u64)| name.ends_with(".shard") && *held == bytes.len() as u64;
         assert!(!files(cache.path()).iter().any(is_third), "it was kept");
     }
 }
