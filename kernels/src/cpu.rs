@@ -1,8 +1,8 @@
 //! The backend that needs nothing installed.
 //!
 //! Matrix products are our own with AVX-512 and those of `matrixmultiply` without, everything else is loops
-//! written once over sixteen virtual lanes ([`simd`]) and compiled for AVX-512, AVX2 and plain code
-//! ([`dispatch`]): the bits are the same on all of them, and for any number of compute threads.
+//! written once over sixteen virtual lanes (`simd`) and compiled for AVX-512, AVX2 and plain code
+//! (`dispatch`): the bits are the same on all of them, and for any number of compute threads.
 //!
 //! | kernel | file |
 //! |---|---|

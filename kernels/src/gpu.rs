@@ -1,7 +1,7 @@
 //! GPUs: one [`Backend`](crate::Backend) for all of them.
 //!
 //! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's interface and no
-//! kernel. Launchers ([`launch`]) are written once over the driver; they check views against shapes, choose a kernel by
+//! kernel. Launchers (`launch`) are written once over the driver; they check views against shapes, choose a kernel by
 //! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed
 //! ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
 //!
