@@ -246,7 +246,8 @@ fn samples_before_an_error_are_yielded() {
         let first = (0..data_set.samples()).find(is_damaged).unwrap();
         for (threads, memory) in [(1, 0), (1, 1 << 20), (2, 3000), (4, 1 << 20)] {
             let decoder = decoder(&data_set, order, threads, memory);
-            let (found, end) = read_when_woken(&decoder, vec![0..data_set.samples()]);
+            let (found, end) =
+                read_when_woken(&decoder, Vec::from_iter(once(0..data_set.samples())));
             assert_eq!(found, expected(&canonical, once(0..first)), "{order}");
             assert!(matches!(end, Err(DataError::Token { .. })), "{end:?}");
             let mut reader = decoder.reader(once(0..data_set.samples()));
