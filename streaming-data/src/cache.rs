@@ -13,7 +13,10 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::Hash,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 /// What a value costs.
@@ -27,6 +30,8 @@ pub(crate) struct BoundedCache<K, V> {
     bound_bytes: usize,
     content: Mutex<Content<K, V>>,
     loaded: Condvar,
+    /// How often that has happened.
+    loads: AtomicU64,
 }
 
 struct Content<K, V> {
@@ -48,7 +53,12 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
     pub(crate) fn new(bound_bytes: usize) -> BoundedCache<K, V> {
         let content =
             Content { entries: HashMap::new(), by_use: BTreeMap::new(), uses: 0, held_bytes: 0 };
-        BoundedCache { bound_bytes, content: Mutex::new(content), loaded: Condvar::new() }
+        BoundedCache {
+            bound_bytes,
+            content: Mutex::new(content),
+            loaded: Condvar::new(),
+            loads: AtomicU64::new(0),
+        }
     }
 
     /// The value of the key, loaded when it is not held.
@@ -67,6 +77,16 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
                 None => break,
             }
         }
+        self.load(key, content, load)
+    }
+
+    /// Loads a value that nobody holds or loads.
+    fn load<E>(
+        &self,
+        key: K,
+        mut content: MutexGuard<'_, Content<K, V>>,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Arc<V>, E> {
         content.entries.insert(key, None);
         drop(content);
 
@@ -79,6 +99,26 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         }
         drop(claim);
         Ok(value)
+    }
+
+    /// The value of the key, loaded when it is not held; none while another thread loads it.
+    pub(crate) fn try_get_or_load<E>(
+        &self,
+        key: K,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<Option<Arc<V>>, E> {
+        let mut content = self.lock();
+        match content.entries.get(&key) {
+            Some(Some(_)) => return Ok(Some(content.touch(key))),
+            Some(None) => return Ok(None),
+            None => {}
+        }
+        self.load(key, content, load).map(Some)
+    }
+
+    /// A number that is another one after a thread has loaded a value, or failed to.
+    pub(crate) fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Acquire)
     }
 
     /// Whether the value is held, or on its way.
@@ -149,6 +189,7 @@ impl<K: Copy + Eq + Hash, V: Weigh> Drop for Claim<'_, K, V> {
             content.entries.remove(&self.key);
         }
         drop(content);
+        self.cache.loads.fetch_add(1, Ordering::Release);
         self.cache.loaded.notify_all();
     }
 }

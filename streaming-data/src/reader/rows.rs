@@ -16,7 +16,7 @@ use arrow::{
 use super::{
     Owner, Reader,
     queue::{BatchRule, Plan},
-    workshop::{Bounds, Work},
+    workshop::{Bounds, Patience, Progress, Work},
 };
 use crate::{
     cache::{BoundedCache, Weigh},
@@ -148,11 +148,16 @@ impl Work for TableRows {
         positions: &[Range<u64>],
         (): &mut (),
         batches: &mut Vec<RowBatch>,
-    ) -> Result<(), DataError> {
+        _: Patience,
+    ) -> Result<Progress, DataError> {
         for range in positions {
             batches.push(self.make_batch(range.clone())?);
         }
-        Ok(())
+        Ok(Progress::Made)
+    }
+
+    fn loads(&self) -> u64 {
+        0
     }
 }
 

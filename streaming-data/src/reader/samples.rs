@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::{
     DecoderSettings, Sample,
     queue::BatchRule,
-    workshop::{Bounds, Work},
+    workshop::{Bounds, Patience, Progress, Work},
 };
 use crate::{
     cache::BoundedCache,
@@ -95,11 +95,13 @@ impl Work for Samples {
         positions: &[Range<u64>],
         scratch: &mut Scratch,
         samples: &mut Vec<Sample>,
-    ) -> Result<(), DataError> {
+        patience: Patience,
+    ) -> Result<Progress, DataError> {
         let mixed: Vec<(u64, MixedSample)> = positions
             .iter()
             .cloned()
             .flatten()
+            .skip(samples.len())
             .map(|position| (position, self.mixture.sample_at(position)))
             .collect();
         for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
@@ -110,6 +112,9 @@ impl Work for Samples {
                 self.decoded.holds(&(part, Place { shard, group, piece: 0 }))
             })?;
         }
+        // Batches that are begun keep shards in a cache: no more of them than there are threads.
+        let is_remote = self.fetchers.iter().any(Fetcher::is_remote);
+        let may_lay_aside = patience == Patience::None && !is_remote;
         samples.reserve(mixed.len());
         for (position, MixedSample { part, sample: id, .. }) in mixed {
             let (data_set, fetcher) = (self.mixture.data_set(part), &self.fetchers[part]);
@@ -120,13 +125,24 @@ impl Work for Samples {
             let mut tokens = Vec::with_capacity(data_set.seq_len() + 1);
             for piece in pieces.of_row(row) {
                 let place = Place { shard: id.shard, group, piece };
-                let decoded = self.decoded.get_or_load((part, place), || {
-                    data_set.decode(place, &footer, &pieces, fetcher, scratch)
-                })?;
+                let load = || data_set.decode(place, &footer, &pieces, fetcher, scratch);
+                let decoded = if may_lay_aside {
+                    let loads = self.decoded.loads();
+                    match self.decoded.try_get_or_load((part, place), load)? {
+                        Some(decoded) => decoded,
+                        None => return Ok(Progress::Waits { loads }),
+                    }
+                } else {
+                    self.decoded.get_or_load((part, place), load)?
+                };
                 decoded.copy_to(data_set.places_of(row), &mut tokens);
             }
             samples.push(Sample { position, tokens });
         }
-        Ok(())
+        Ok(Progress::Made)
+    }
+
+    fn loads(&self) -> u64 {
+        self.decoded.loads()
     }
 }

@@ -1,5 +1,10 @@
 //! Where the threads of a decoder work: they take batches from the readers' queues in turn.
 //!
+//! A batch that needs what another thread is decoding is laid aside, and its thread begins the next:
+//! neighbouring batches want the same page where samples are read as they are stored, and all threads
+//! but one would wait for it. What was laid aside is gone on with, the oldest first, when something
+//! has been decoded; it is waited for when nothing else may be begun.
+//!
 //! One lock holds all queues; it is taken a few times per batch, never per sample, and never while
 //! something is read, decoded, or called back.
 
@@ -34,13 +39,35 @@ pub(super) trait Work: Send + Sync + 'static {
     /// Nothing more is wanted: what is waited for ends with an error.
     fn close(&self);
 
-    /// Makes a batch, in the order of the positions, up to what cannot be made.
+    /// Makes a batch, in the order of the positions, up to what cannot be made; of what was laid aside,
+    /// the rest. With [`Patience::None`] it may be laid aside, all items so far being whole.
     fn make(
         &self,
         positions: &[Range<u64>],
         scratch: &mut Self::Scratch,
         items: &mut Vec<Self::Item>,
-    ) -> Result<(), DataError>;
+        patience: Patience,
+    ) -> Result<Progress, DataError>;
+
+    /// A number that is another one when what was laid aside can perhaps be gone on with.
+    fn loads(&self) -> u64;
+}
+
+/// Whether a thread waits for what another is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    None,
+    Wait,
+}
+
+/// What became of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    Made,
+    /// Another thread is at what it needs; [`Work::loads`] as it was before that was seen.
+    Waits {
+        loads: u64,
+    },
 }
 
 /// How much may wait for readers.
@@ -68,17 +95,27 @@ struct Floor<T> {
     next_reader: u64,
     /// The reader that was served last.
     last_served: u64,
+    /// Batches that were begun.
+    begun: u64,
+    /// Those that were laid aside, by the order in which they were begun.
+    laid_aside: BTreeMap<u64, Task<T>>,
 }
 
 /// A batch to be made.
-struct Task {
+struct Task<T> {
     reader: u64,
     number: u64,
     positions: Vec<Range<u64>>,
+    /// Its place among all that were begun.
+    turn: u64,
+    /// What is made of it.
+    items: Vec<T>,
+    /// [`Work::loads`] before it was laid aside.
+    loads: u64,
 }
 
-enum Call {
-    Task(Task),
+enum Call<T> {
+    Task(Task<T>, Patience),
     /// A reader has reached its end, or failed, and must be told.
     Tell(u64, Wake),
 }
@@ -93,6 +130,8 @@ impl<W: Work> Workshop<W> {
                 queues: BTreeMap::new(),
                 next_reader: 0,
                 last_served: 0,
+                begun: 0,
+                laid_aside: BTreeMap::new(),
             }),
             has_work: Condvar::new(),
             ready: Condvar::new(),
@@ -116,7 +155,17 @@ impl<W: Work> Workshop<W> {
 
     /// Lets a reader go.
     pub(super) fn leave(&self, reader: u64) {
-        let queue = self.lock().queues.remove(&reader);
+        let mut floor = self.lock();
+        let queue = floor.queues.remove(&reader);
+        let laid_aside: Vec<Task<W::Item>> = floor
+            .laid_aside
+            .extract_if(.., |_, task| task.reader == reader)
+            .map(|(_, t)| t)
+            .collect();
+        drop(floor);
+        for task in &laid_aside {
+            self.work.end(reader, &task.positions);
+        }
         self.work.leave(reader);
         // The others' shares have grown.
         self.has_work.notify_all();
@@ -157,12 +206,19 @@ impl<W: Work> Workshop<W> {
         let mut scratch = W::Scratch::default();
         while let Some(call) = self.next_call() {
             match call {
-                Call::Task(task) => {
-                    let mut items = Vec::new();
-                    let make = || self.work.make(&task.positions, &mut scratch, &mut items);
-                    let failure = caught(make).and_then(|made| made).err();
+                Call::Task(mut task, patience) => {
+                    let Task { positions, items, .. } = &mut task;
+                    let make = || self.work.make(positions, &mut scratch, items, patience);
+                    let failure = match caught(make).and_then(|made| made) {
+                        Ok(Progress::Waits { loads }) => {
+                            self.lay_aside(Task { loads, ..task });
+                            continue;
+                        }
+                        Ok(Progress::Made) => None,
+                        Err(error) => Some(error),
+                    };
                     self.work.end(task.reader, &task.positions);
-                    self.finish(&task, Made { items, failure });
+                    self.finish(task, failure);
                 }
                 Call::Tell(reader, wake) => self.tell(reader, &wake),
             }
@@ -170,27 +226,49 @@ impl<W: Work> Workshop<W> {
     }
 
     /// Waits for something to do; none when the workshop is closed.
-    fn next_call(&self) -> Option<Call> {
+    fn next_call(&self) -> Option<Call<W::Item>> {
         let mut floor = self.lock();
         loop {
             if floor.is_closed {
                 return None;
             }
+            let loads = self.work.loads();
+            let mut laid_aside = floor.laid_aside.extract_if(.., |_, task| task.loads != loads);
+            if let Some((_, task)) = laid_aside.next() {
+                return Some(Call::Task(task, Patience::None));
+            }
+            drop(laid_aside);
             if let Some(call) = floor.next_call(self.bounds) {
-                if let Call::Task(Task { reader, positions, .. }) = &call {
+                if let Call::Task(Task { reader, positions, .. }, _) = &call {
                     // While no thread can begin a later batch: what this one needs is kept.
                     self.work.begin(*reader, positions);
                 }
                 return Some(call);
             }
+            if let Some((_, task)) = floor.laid_aside.pop_first() {
+                return Some(Call::Task(task, Patience::Wait));
+            }
             floor = self.has_work.wait(floor).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn finish(&self, task: &Task, made: Made<W::Item>) {
+    /// Keeps a batch for whoever has time for it.
+    fn lay_aside(&self, task: Task<W::Item>) {
+        let mut floor = self.lock();
+        if floor.queues.contains_key(&task.reader) {
+            floor.laid_aside.insert(task.turn, task);
+            drop(floor);
+            self.has_work.notify_one();
+        } else {
+            drop(floor);
+            self.work.end(task.reader, &task.positions);
+        }
+    }
+
+    fn finish(&self, task: Task<W::Item>, failure: Option<DataError>) {
         let mut floor = self.lock();
         let Some(queue) = floor.queues.get_mut(&task.reader) else { return };
-        let is_front = queue.finish(task.number, made);
+        let is_front = queue.finish(task.number, Made { items: task.items, failure });
         let wake = Arc::clone(&queue.wake);
         drop(floor);
         if is_front {
@@ -218,7 +296,7 @@ impl<W: Work> Workshop<W> {
 
 impl<T> Floor<T> {
     /// The next thing to do, readers taking turns.
-    fn next_call(&mut self, Bounds { batch, batches }: Bounds) -> Option<Call> {
+    fn next_call(&mut self, Bounds { batch, batches }: Bounds) -> Option<Call<T>> {
         let bound = batches / self.queues.len().max(1);
         let after = self.queues.range(self.last_served + 1..).map(|(&reader, _)| reader);
         let before = self.queues.range(..=self.last_served).map(|(&reader, _)| reader);
@@ -231,7 +309,11 @@ impl<T> Floor<T> {
             self.last_served = reader;
             let must_tell = match caught(|| queue.begin(batch)) {
                 Ok(Some((number, positions))) => {
-                    return Some(Call::Task(Task { reader, number, positions }));
+                    let turn = self.begun;
+                    self.begun += 1;
+                    let task =
+                        Task { reader, number, positions, turn, items: Vec::new(), loads: 0 };
+                    return Some(Call::Task(task, Patience::None));
                 }
                 Ok(None) => queue.is_at_end(),
                 Err(error) => queue.fail(error),
@@ -253,3 +335,6 @@ fn caught<T>(run: impl FnOnce() -> T) -> Result<T, DataError> {
     catch_unwind(AssertUnwindSafe(run))
         .map_err(|panic| DataError::DecodingPanic { message: panic_text(&*panic) })
 }
+
+#[cfg(test)]
+mod tests;
