@@ -40,35 +40,60 @@ impl Weigh for Page {
 struct Pages {
     decoded: BoundedCache<u64, Page>,
     /// Page 0 is decoded when this is true, or the deadline has passed.
-    gate: AtomicBool,
-    was_in_time: AtomicBool,
-    /// Opens the gate when it is decoded.
-    opens: Option<u64>,
+    first: AtomicBool,
+    /// Opens the first gate when it is decoded.
+    opens_first: Option<u64>,
+    /// So are pages from this one on.
+    from: u64,
+    rest: AtomicBool,
+    is_late: AtomicBool,
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
 impl Pages {
-    fn new(opens: Option<u64>) -> Pages {
+    fn new(opens_first: Option<u64>, from: u64) -> Pages {
         Pages {
             decoded: BoundedCache::new(100),
-            gate: AtomicBool::new(false),
-            was_in_time: AtomicBool::new(false),
-            opens,
+            first: AtomicBool::new(false),
+            opens_first,
+            from,
+            rest: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
         }
     }
 
+    fn pass(&self, gate: &AtomicBool) {
+        if !wait_until(|| gate.load(Ordering::SeqCst)) {
+            self.is_late.store(true, Ordering::SeqCst);
+        }
+    }
+
     fn decode(&self, page: u64) -> Result<Page, Infallible> {
         if page == 0 {
-            let was_in_time = wait_until(|| self.gate.load(Ordering::SeqCst));
-            self.was_in_time.store(was_in_time, Ordering::SeqCst);
+            self.pass(&self.first);
         }
-        if self.opens == Some(page) {
-            self.gate.store(true, Ordering::SeqCst);
+        if page >= self.from {
+            self.pass(&self.rest);
+        }
+        if self.opens_first == Some(page) {
+            self.first.store(true, Ordering::SeqCst);
         }
         Ok(Page(page))
+    }
+}
+
+/// Whatever becomes of the test, the threads end.
+struct Closing<'a>(&'a Workshop<Arc<Pages>>);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        let pages = self.0.work();
+        pages.first.store(true, Ordering::SeqCst);
+        pages.rest.store(true, Ordering::SeqCst);
+        self.0.close();
     }
 }
 
@@ -127,10 +152,14 @@ fn with_two_threads(
         for _ in 0..2 {
             scope.spawn(|| workshop.do_work());
         }
-        let reader = workshop.enter(Box::new(std::iter::once(0..50)), Arc::new(|| {}));
-        consume(&workshop, reader);
-        workshop.close();
+        let _closing = Closing(&workshop);
+        consume(&workshop, enter(&workshop));
     });
+}
+
+/// A reader of 17 batches.
+fn enter(workshop: &Workshop<Arc<Pages>>) -> u64 {
+    workshop.enter(Box::new(std::iter::once(0..50)), Arc::new(|| {}))
 }
 
 fn read_all(workshop: &Workshop<Arc<Pages>>, reader: u64) {
@@ -147,21 +176,36 @@ fn read_all(workshop: &Workshop<Arc<Pages>>, reader: u64) {
 /// page 1.
 #[test]
 fn a_thread_begins_what_needs_nothing_that_another_is_at() {
-    let pages = Arc::new(Pages::new(Some(2)));
+    let pages = Arc::new(Pages::new(Some(2), u64::MAX));
     with_two_threads(&pages, 20, read_all);
-    assert!(pages.was_in_time.load(Ordering::SeqCst), "a thread waited for page 0");
+    assert!(!pages.is_late.load(Ordering::SeqCst), "a thread waited for page 0");
     assert_eq!(pages.begun.load(Ordering::SeqCst), 17);
     assert_eq!(pages.ended.load(Ordering::SeqCst), 17);
+}
+
+/// What needs page 0 is made when that is there, before both threads are at pages that are decoded
+/// only when a reader has it.
+#[test]
+fn what_was_laid_aside_comes_before_what_was_not_begun() {
+    let pages = Arc::new(Pages::new(Some(2), 5));
+    with_two_threads(&pages, 20, |workshop, reader| {
+        for batch in 0..3 {
+            let Taken::Batch(items) = workshop.take(reader) else { panic!("no batch {batch}") };
+            assert_eq!(items[0], (3 * batch, 0));
+        }
+        assert!(!pages.is_late.load(Ordering::SeqCst), "both threads were further on");
+        pages.rest.store(true, Ordering::SeqCst);
+    });
 }
 
 /// The bound on batches holds for what is laid aside too: then it is waited for.
 #[test]
 fn what_was_laid_aside_is_waited_for_when_nothing_more_may_be_begun() {
     for batches in [1, 2, 3] {
-        let pages = Arc::new(Pages::new(None));
+        let pages = Arc::new(Pages::new(None, u64::MAX));
         with_two_threads(&pages, batches, |workshop, reader| {
             assert!(wait_until(|| pages.begun.load(Ordering::SeqCst) == batches as u64));
-            pages.gate.store(true, Ordering::SeqCst);
+            pages.first.store(true, Ordering::SeqCst);
             read_all(workshop, reader);
         });
         assert_eq!(pages.ended.load(Ordering::SeqCst), 17);
@@ -170,13 +214,13 @@ fn what_was_laid_aside_is_waited_for_when_nothing_more_may_be_begun() {
 
 #[test]
 fn what_was_laid_aside_goes_with_its_reader() {
-    let pages = Arc::new(Pages::new(None));
+    let pages = Arc::new(Pages::new(None, u64::MAX));
     with_two_threads(&pages, 20, |workshop, reader| {
         // All but those of page 0, of which one is in work.
         assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 17 - 3));
         workshop.leave(reader);
-        let next = workshop.enter(Box::new(std::iter::once(0..50)), Arc::new(|| {}));
-        pages.gate.store(true, Ordering::SeqCst);
+        let next = enter(workshop);
+        pages.first.store(true, Ordering::SeqCst);
         read_all(workshop, next);
         assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 2 * 17));
     });
