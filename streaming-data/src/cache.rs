@@ -91,26 +91,31 @@ impl<K: Copy + Eq + Hash, V: Weigh> BoundedCache<K, V> {
         drop(content);
 
         // From here until the value is in place the key is ours to release, on every way out.
-        let claim = Claim { cache: self, key };
+        let mut claim = Claim { cache: self, key, is_held: true };
         let value = Arc::new(load()?);
         let weight_bytes = value.weight_bytes();
         if weight_bytes <= self.bound_bytes {
             self.lock().insert(key, Arc::clone(&value), weight_bytes, self.bound_bytes);
+            // It may be dropped at once, and be claimed by another thread.
+            claim.is_held = false;
         }
         drop(claim);
         Ok(value)
     }
 
-    /// The value of the key, loaded when it is not held; none while another thread loads it.
+    /// The value of the key, loaded when it is not held; none while another thread loads it, and
+    /// where it would have to be loaded and may not be.
     pub(crate) fn try_get_or_load<E>(
         &self,
         key: K,
+        may_load: bool,
         load: impl FnOnce() -> Result<V, E>,
     ) -> Result<Option<Arc<V>>, E> {
         let mut content = self.lock();
         match content.entries.get(&key) {
             Some(Some(_)) => return Ok(Some(content.touch(key))),
             Some(None) => return Ok(None),
+            None if !may_load => return Ok(None),
             None => {}
         }
         self.load(key, content, load).map(Some)
@@ -180,15 +185,15 @@ impl<K: Copy + Eq + Hash, V> Content<K, V> {
 struct Claim<'a, K: Copy + Eq + Hash, V: Weigh> {
     cache: &'a BoundedCache<K, V>,
     key: K,
+    /// Whether nothing has come in its place.
+    is_held: bool,
 }
 
 impl<K: Copy + Eq + Hash, V: Weigh> Drop for Claim<'_, K, V> {
     fn drop(&mut self) {
-        let mut content = self.cache.lock();
-        if matches!(content.entries.get(&self.key), Some(None)) {
-            content.entries.remove(&self.key);
+        if self.is_held {
+            self.cache.lock().entries.remove(&self.key);
         }
-        drop(content);
         self.cache.loads.fetch_add(1, Ordering::Release);
         self.cache.loaded.notify_all();
     }

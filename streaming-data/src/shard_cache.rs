@@ -171,8 +171,8 @@ impl ShardCache {
         if !place.try_exists().map_err(look)? {
             return Ok(None);
         }
-        let written = file.metadata().and_then(|metadata| metadata.modified());
-        let written = written.map_err(DataError::io("look at cached shard", &place))?;
+        let opened = file.metadata().map_err(DataError::io("look at cached shard", &place))?;
+        let written = opened.modified().map_err(DataError::io("look at cached shard", &place))?;
         let shard = ShardFile::of_file(known.path(), file)?;
         let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if verified.get(key) == Some(&written) && shard.bytes() == key.bytes() {
@@ -186,7 +186,10 @@ impl ShardCache {
             };
         if !is_right {
             let _locked = self.lock_folder()?;
-            remove(&place)?;
+            // Another may have found the same, and put the right one there.
+            if fs::metadata(&place).is_ok_and(|there| is_same_file(&there, &opened)) {
+                remove(&place)?;
+            }
             return Ok(None);
         }
         verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
@@ -401,6 +404,19 @@ fn is_dead(path: &Path) -> Result<bool, DataError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(error) => Err(DataError::io("open", path)(error)),
     }
+}
+
+/// Whether two looks were at the same file, one of them at a file that is still open.
+#[cfg(unix)]
+fn is_same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// Whether two looks were at the same file, as far as that can be told.
+#[cfg(not(unix))]
+fn is_same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    one.len() == other.len() && one.modified().ok() == other.modified().ok()
 }
 
 fn remove(path: &Path) -> Result<(), DataError> {

@@ -36,7 +36,7 @@ pub(super) struct Made<T> {
 
 /// A batch in plan order.
 enum Slot<T> {
-    /// A thread is at it.
+    /// A thread is at it, or it was laid aside.
     InWork,
     Done(Made<T>),
 }
@@ -126,9 +126,13 @@ impl<T> Queue<T> {
         self.is_complete && self.slots.is_empty()
     }
 
+    /// The reader comes back for the next batch; whether it had one in its hands.
+    pub(super) fn put_down(&mut self) -> bool {
+        std::mem::take(&mut self.is_one_in_hand)
+    }
+
     /// What the reader gets next, if it is there.
     pub(super) fn take(&mut self) -> Poll<Taken<T>> {
-        self.is_one_in_hand = false;
         let Made { items, failure } = match self.slots.pop_front() {
             Some(Slot::Done(made)) => made,
             Some(Slot::InWork) => {

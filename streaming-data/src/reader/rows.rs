@@ -149,6 +149,7 @@ impl Work for TableRows {
         (): &mut (),
         batches: &mut Vec<RowBatch>,
         _: Patience,
+        _: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError> {
         for range in positions {
             batches.push(self.make_batch(range.clone())?);

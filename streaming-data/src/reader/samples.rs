@@ -59,6 +59,20 @@ impl Samples {
         Ok((Samples { mixture, fetchers, decoded }, bounds))
     }
 
+    /// Begins to read what remote samples need and takes requests of its own.
+    fn begin_to_fetch(&self, positions: impl Iterator<Item = u64>) -> Result<(), DataError> {
+        let mixed: Vec<MixedSample> = positions.map(|at| self.mixture.sample_at(at)).collect();
+        for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
+            let of_part = mixed.iter().filter(|mixed| mixed.part == part);
+            let wanted: Vec<SampleId> = of_part.map(|mixed| mixed.sample).collect();
+            // A row group that is read by ranges is one piece.
+            fetcher.begin(&wanted, |shard, group| {
+                self.decoded.holds(&(part, Place { shard, group, piece: 0 }))
+            })?;
+        }
+        Ok(())
+    }
+
     pub(super) fn mixture(&self) -> &Mixture {
         &self.mixture
     }
@@ -96,27 +110,19 @@ impl Work for Samples {
         scratch: &mut Scratch,
         samples: &mut Vec<Sample>,
         patience: Patience,
+        is_older_ready: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError> {
-        let mixed: Vec<(u64, MixedSample)> = positions
-            .iter()
-            .cloned()
-            .flatten()
-            .skip(samples.len())
-            .map(|position| (position, self.mixture.sample_at(position)))
-            .collect();
-        for (part, fetcher) in self.fetchers.iter().enumerate().filter(|(_, f)| f.is_remote()) {
-            let of_part = mixed.iter().map(|(_, mixed)| mixed).filter(|mixed| mixed.part == part);
-            let wanted: Vec<SampleId> = of_part.map(|mixed| mixed.sample).collect();
-            // A row group that is read by ranges is one piece.
-            fetcher.begin(&wanted, |shard, group| {
-                self.decoded.holds(&(part, Place { shard, group, piece: 0 }))
-            })?;
-        }
+        let positions = || positions.iter().cloned().flatten().skip(samples.len());
         // Batches that are begun keep shards in a cache: no more of them than there are threads.
         let is_remote = self.fetchers.iter().any(Fetcher::is_remote);
         let may_lay_aside = patience == Patience::None && !is_remote;
-        samples.reserve(mixed.len());
-        for (position, MixedSample { part, sample: id, .. }) in mixed {
+        if is_remote {
+            self.begin_to_fetch(positions())?;
+        }
+        let positions: Vec<u64> = positions().collect();
+        samples.reserve(positions.len());
+        for position in positions {
+            let MixedSample { part, sample: id, .. } = self.mixture.sample_at(position);
             let (data_set, fetcher) = (self.mixture.data_set(part), &self.fetchers[part]);
             let footer = data_set.all().footer(id.shard, fetcher)?;
             let (group, first_row) = footer.group_of(id.row);
@@ -128,8 +134,11 @@ impl Work for Samples {
                 let load = || data_set.decode(place, &footer, &pieces, fetcher, scratch);
                 let decoded = if may_lay_aside {
                     let loads = self.decoded.loads();
-                    match self.decoded.try_get_or_load((part, place), load)? {
+                    // A sample that was begun is not given up.
+                    let steps_back = tokens.is_empty() && is_older_ready();
+                    match self.decoded.try_get_or_load((part, place), !steps_back, load)? {
                         Some(decoded) => decoded,
+                        None if steps_back => return Ok(Progress::StepsBack),
                         None => return Ok(Progress::Waits { loads }),
                     }
                 } else {

@@ -3,16 +3,20 @@
 //! A batch that needs what another thread is decoding is laid aside, and its thread begins the next:
 //! neighbouring batches want the same page where samples are read as they are stored, and all threads
 //! but one would wait for it. What was laid aside is gone on with, the oldest first, when something
-//! has been decoded; it is waited for when nothing else may be begun.
+//! has been decoded: the next time that a thread has no batch, or would decode something for a later
+//! one, which it then lays aside in turn. It is waited for when nothing else may be begun.
 //!
-//! One lock holds all queues; it is taken a few times per batch, never per sample, and never while
+//! One lock holds all queues; it is taken a few times per batch and load, never per sample, and never while
 //! something is read, decoded, or called back.
 
 use std::{
     collections::BTreeMap,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     task::Poll,
 };
 
@@ -30,7 +34,7 @@ pub(super) trait Work: Send + Sync + 'static {
     /// later batch can begin.
     fn begin(&self, reader: u64, positions: &[Range<u64>]);
 
-    /// A batch was made, or failed.
+    /// A batch was made, or failed, or its reader has left.
     fn end(&self, reader: u64, positions: &[Range<u64>]);
 
     /// A reader is gone.
@@ -40,13 +44,15 @@ pub(super) trait Work: Send + Sync + 'static {
     fn close(&self);
 
     /// Makes a batch, in the order of the positions, up to what cannot be made; of what was laid aside,
-    /// the rest. With [`Patience::None`] it may be laid aside, all items so far being whole.
+    /// the rest. With [`Patience::None`] it may be laid aside, all items so far being whole, where
+    /// another thread is at what it needs, and where `is_older_ready` before something is decoded.
     fn make(
         &self,
         positions: &[Range<u64>],
         scratch: &mut Self::Scratch,
         items: &mut Vec<Self::Item>,
         patience: Patience,
+        is_older_ready: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError>;
 
     /// A number that is another one when what was laid aside can perhaps be gone on with.
@@ -68,6 +74,8 @@ pub(super) enum Progress {
     Waits {
         loads: u64,
     },
+    /// An older one comes first.
+    StepsBack,
 }
 
 /// How much may wait for readers.
@@ -87,6 +95,11 @@ pub(super) struct Workshop<W: Work> {
     has_work: Condvar,
     /// A queue has something for a reader that waits.
     ready: Condvar,
+    /// The turn of the oldest batch that is laid aside, and [`Work::loads`] when it was; no turn is as
+    /// high where there is none. Both are hints: who reads one of before and one of after is put right
+    /// by the lock.
+    oldest: AtomicU64,
+    oldest_loads: AtomicU64,
 }
 
 struct Floor<T> {
@@ -110,8 +123,8 @@ struct Task<T> {
     turn: u64,
     /// What is made of it.
     items: Vec<T>,
-    /// [`Work::loads`] before it was laid aside.
-    loads: u64,
+    /// [`Work::loads`] before it was seen that it must wait for another, where it must.
+    loads: Option<u64>,
 }
 
 enum Call<T> {
@@ -135,6 +148,8 @@ impl<W: Work> Workshop<W> {
             }),
             has_work: Condvar::new(),
             ready: Condvar::new(),
+            oldest: AtomicU64::new(u64::MAX),
+            oldest_loads: AtomicU64::new(0),
         }
     }
 
@@ -162,6 +177,7 @@ impl<W: Work> Workshop<W> {
             .extract_if(.., |_, task| task.reader == reader)
             .map(|(_, t)| t)
             .collect();
+        self.tell_oldest(&floor);
         drop(floor);
         for task in &laid_aside {
             self.work.end(reader, &task.positions);
@@ -181,8 +197,11 @@ impl<W: Work> Workshop<W> {
 
     /// What the reader gets next, if it is there.
     pub(super) fn try_take(&self, reader: u64) -> Poll<Taken<W::Item>> {
-        let taken = self.lock().take(reader);
-        if taken.is_ready() {
+        let mut floor = self.lock();
+        let has_put_down = floor.put_down(reader);
+        let taken = floor.take(reader);
+        drop(floor);
+        if has_put_down || taken.is_ready() {
             self.has_work.notify_one();
         }
         taken
@@ -191,6 +210,9 @@ impl<W: Work> Workshop<W> {
     /// What the reader gets next, waiting for it.
     pub(super) fn take(&self, reader: u64) -> Taken<W::Item> {
         let mut floor = self.lock();
+        if floor.put_down(reader) {
+            self.has_work.notify_one();
+        }
         loop {
             if let Poll::Ready(taken) = floor.take(reader) {
                 drop(floor);
@@ -207,11 +229,19 @@ impl<W: Work> Workshop<W> {
         while let Some(call) = self.next_call() {
             match call {
                 Call::Task(mut task, patience) => {
-                    let Task { positions, items, .. } = &mut task;
-                    let make = || self.work.make(positions, &mut scratch, items, patience);
+                    let Task { positions, items, turn, .. } = &mut task;
+                    let turn = *turn;
+                    let is_older_ready = || self.is_ready_before(turn);
+                    let make = || {
+                        self.work.make(positions, &mut scratch, items, patience, &is_older_ready)
+                    };
                     let failure = match caught(make).and_then(|made| made) {
                         Ok(Progress::Waits { loads }) => {
-                            self.lay_aside(Task { loads, ..task });
+                            self.lay_aside(Task { loads: Some(loads), ..task });
+                            continue;
+                        }
+                        Ok(Progress::StepsBack) => {
+                            self.lay_aside(Task { loads: None, ..task });
                             continue;
                         }
                         Ok(Progress::Made) => None,
@@ -233,11 +263,12 @@ impl<W: Work> Workshop<W> {
                 return None;
             }
             let loads = self.work.loads();
-            let mut laid_aside = floor.laid_aside.extract_if(.., |_, task| task.loads != loads);
-            if let Some((_, task)) = laid_aside.next() {
+            let mut ready = floor.laid_aside.extract_if(.., |_, task| task.loads != Some(loads));
+            let ready = ready.next();
+            if let Some((_, task)) = ready {
+                self.tell_oldest(&floor);
                 return Some(Call::Task(task, Patience::None));
             }
-            drop(laid_aside);
             if let Some(call) = floor.next_call(self.bounds) {
                 if let Call::Task(Task { reader, positions, .. }, _) = &call {
                     // While no thread can begin a later batch: what this one needs is kept.
@@ -246,10 +277,28 @@ impl<W: Work> Workshop<W> {
                 return Some(call);
             }
             if let Some((_, task)) = floor.laid_aside.pop_first() {
+                self.tell_oldest(&floor);
                 return Some(Call::Task(task, Patience::Wait));
             }
             floor = self.has_work.wait(floor).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Tells the threads which batch is the oldest that is laid aside.
+    fn tell_oldest(&self, floor: &Floor<W::Item>) {
+        let (oldest, loads) = match floor.laid_aside.first_key_value() {
+            // One that stepped back is nobody's to step back for: it waits for an older one.
+            Some((&turn, Task { loads: Some(loads), .. })) => (turn, *loads),
+            _ => (u64::MAX, 0),
+        };
+        self.oldest_loads.store(loads, Ordering::Relaxed);
+        self.oldest.store(oldest, Ordering::Relaxed);
+    }
+
+    /// Whether a batch that was begun before this one, and laid aside, can perhaps be gone on with.
+    fn is_ready_before(&self, turn: u64) -> bool {
+        self.oldest.load(Ordering::Relaxed) < turn
+            && self.oldest_loads.load(Ordering::Relaxed) != self.work.loads()
     }
 
     /// Keeps a batch for whoever has time for it.
@@ -257,6 +306,7 @@ impl<W: Work> Workshop<W> {
         let mut floor = self.lock();
         if floor.queues.contains_key(&task.reader) {
             floor.laid_aside.insert(task.turn, task);
+            self.tell_oldest(&floor);
             drop(floor);
             self.has_work.notify_one();
         } else {
@@ -312,7 +362,7 @@ impl<T> Floor<T> {
                     let turn = self.begun;
                     self.begun += 1;
                     let task =
-                        Task { reader, number, positions, turn, items: Vec::new(), loads: 0 };
+                        Task { reader, number, positions, turn, items: Vec::new(), loads: None };
                     return Some(Call::Task(task, Patience::None));
                 }
                 Ok(None) => queue.is_at_end(),
@@ -323,6 +373,10 @@ impl<T> Floor<T> {
             }
         }
         None
+    }
+
+    fn put_down(&mut self, reader: u64) -> bool {
+        self.queues.get_mut(&reader).is_some_and(Queue::put_down)
     }
 
     fn take(&mut self, reader: u64) -> Poll<Taken<T>> {

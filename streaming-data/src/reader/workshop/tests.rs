@@ -1,8 +1,8 @@
 //! Who waits for whom.
 
 use std::{
-    convert::Infallible,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    collections::HashSet,
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -10,8 +10,8 @@ use std::{
 use super::*;
 use crate::cache::{BoundedCache, Weigh};
 
-/// Positions that share a page.
-const PAGE: u64 = 8;
+/// Positions of a batch.
+const BATCH: usize = 3;
 
 /// Long enough for any machine, so that a hang fails instead.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -36,64 +36,84 @@ impl Weigh for Page {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Event {
+    /// Decoding of a page has begun, or has come to its end.
+    Decoding(u64),
+    Decoded(u64),
+    /// What the test says.
+    Go,
+    /// Nothing waits any more.
+    Over,
+}
+
+/// What happens when a page is decoded, in place of decoding it.
+#[derive(Clone, Copy)]
+enum Decoding {
+    Fails,
+    Panics,
+    WaitsFor(Event),
+}
+
 /// Items are positions and the pages that they were found in.
 struct Pages {
+    /// The page of each position.
+    pages: Vec<u64>,
+    decoding: Vec<(u64, Decoding)>,
     decoded: BoundedCache<u64, Page>,
-    /// Page 0 is decoded when this is true, or the deadline has passed.
-    first: AtomicBool,
-    /// Opens the first gate when it is decoded.
-    opens_first: Option<u64>,
-    /// So are pages from this one on.
-    from: u64,
-    rest: AtomicBool,
-    is_late: AtomicBool,
-    begun: AtomicU64,
-    ended: AtomicU64,
+    events: Mutex<HashSet<Event>>,
+    /// Whether something did not happen before the deadline.
+    late: Mutex<Vec<Event>>,
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+    most_begun: AtomicUsize,
 }
 
 impl Pages {
-    fn new(opens_first: Option<u64>, from: u64) -> Pages {
-        Pages {
+    fn new(pages: &[u64], decoding: &[(u64, Decoding)]) -> Arc<Pages> {
+        Arc::new(Pages {
+            pages: pages.to_vec(),
+            decoding: decoding.to_vec(),
             decoded: BoundedCache::new(100),
-            first: AtomicBool::new(false),
-            opens_first,
-            from,
-            rest: AtomicBool::new(false),
-            is_late: AtomicBool::new(false),
-            begun: AtomicU64::new(0),
-            ended: AtomicU64::new(0),
+            events: Mutex::default(),
+            late: Mutex::default(),
+            begun: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            most_begun: AtomicUsize::new(0),
+        })
+    }
+
+    fn batches(&self) -> usize {
+        self.pages.len().div_ceil(BATCH)
+    }
+
+    fn happens(&self, event: Event) {
+        self.events.lock().unwrap().insert(event);
+    }
+
+    fn wait_for(&self, event: Event) {
+        let has_happened = || {
+            let events = self.events.lock().unwrap();
+            events.contains(&event) || events.contains(&Event::Over)
+        };
+        if !wait_until(has_happened) {
+            self.late.lock().unwrap().push(event);
         }
     }
 
-    fn pass(&self, gate: &AtomicBool) {
-        if !wait_until(|| gate.load(Ordering::SeqCst)) {
-            self.is_late.store(true, Ordering::SeqCst);
+    fn decode(&self, page: u64) -> Result<Page, DataError> {
+        self.happens(Event::Decoding(page));
+        for (_, decoding) in self.decoding.iter().filter(|(of, _)| *of == page) {
+            match decoding {
+                Decoding::Fails => {
+                    return Err(DataError::MissingShard { path: page.to_string().into() });
+                }
+                Decoding::Panics => panic!("page {page}"),
+                Decoding::WaitsFor(event) => self.wait_for(*event),
+            }
         }
-    }
-
-    fn decode(&self, page: u64) -> Result<Page, Infallible> {
-        if page == 0 {
-            self.pass(&self.first);
-        }
-        if page >= self.from {
-            self.pass(&self.rest);
-        }
-        if self.opens_first == Some(page) {
-            self.first.store(true, Ordering::SeqCst);
-        }
+        self.happens(Event::Decoded(page));
         Ok(Page(page))
-    }
-}
-
-/// Whatever becomes of the test, the threads end.
-struct Closing<'a>(&'a Workshop<Arc<Pages>>);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        let pages = self.0.work();
-        pages.first.store(true, Ordering::SeqCst);
-        pages.rest.store(true, Ordering::SeqCst);
-        self.0.close();
     }
 }
 
@@ -102,7 +122,9 @@ impl Work for Arc<Pages> {
     type Scratch = ();
 
     fn begin(&self, _: u64, _: &[Range<u64>]) {
-        self.begun.fetch_add(1, Ordering::SeqCst);
+        let begun = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let now = begun - self.ended.load(Ordering::SeqCst);
+        self.most_begun.fetch_max(now, Ordering::SeqCst);
     }
 
     fn end(&self, _: u64, _: &[Range<u64>]) {
@@ -119,18 +141,23 @@ impl Work for Arc<Pages> {
         (): &mut (),
         items: &mut Vec<(u64, u64)>,
         patience: Patience,
+        is_older_ready: &dyn Fn() -> bool,
     ) -> Result<Progress, DataError> {
         for position in positions.iter().cloned().flatten().skip(items.len()) {
-            let loads = self.decoded.loads();
-            let (key, decode) = (position / PAGE, || self.decode(position / PAGE));
+            let key = self.pages[position as usize];
+            let decode = || self.decode(key);
             let page = match patience {
-                Patience::Wait => self.decoded.get_or_load(key, decode).map(Some),
-                Patience::None => self.decoded.try_get_or_load(key, decode),
+                Patience::Wait => self.decoded.get_or_load(key, decode)?,
+                Patience::None => {
+                    let (loads, steps_back) = (self.decoded.loads(), is_older_ready());
+                    match self.decoded.try_get_or_load(key, !steps_back, decode)? {
+                        Some(page) => page,
+                        None if steps_back => return Ok(Progress::StepsBack),
+                        None => return Ok(Progress::Waits { loads }),
+                    }
+                }
             };
-            match page {
-                Ok(Some(page)) => items.push((position, page.0)),
-                Ok(None) => return Ok(Progress::Waits { loads }),
-            }
+            items.push((position, page.0));
         }
         Ok(Progress::Made)
     }
@@ -140,13 +167,23 @@ impl Work for Arc<Pages> {
     }
 }
 
-/// Lets two threads work on batches of three, of which so many may wait, until `consume` is done.
+/// Whatever becomes of the test, the threads end.
+struct Closing<'a>(&'a Workshop<Arc<Pages>>);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.work().happens(Event::Over);
+        self.0.close();
+    }
+}
+
+/// Lets two threads work, on so many batches at once, until `consume` is done.
 fn with_two_threads(
     pages: &Arc<Pages>,
     batches: usize,
     consume: impl FnOnce(&Workshop<Arc<Pages>>, u64),
 ) {
-    let batch = BatchRule { samples: 3, ends_with_range: false };
+    let batch = BatchRule { samples: BATCH as u64, ends_with_range: false };
     let workshop = Workshop::new(Arc::clone(pages), Bounds { batch, batches });
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -155,74 +192,164 @@ fn with_two_threads(
         let _closing = Closing(&workshop);
         consume(&workshop, enter(&workshop));
     });
+    assert_eq!(*pages.late.lock().unwrap(), []);
 }
 
-/// A reader of 17 batches.
+/// A reader of all positions.
 fn enter(workshop: &Workshop<Arc<Pages>>) -> u64 {
-    workshop.enter(Box::new(std::iter::once(0..50)), Arc::new(|| {}))
+    let positions = 0..workshop.work().pages.len() as u64;
+    workshop.enter(Box::new(std::iter::once(positions)), Arc::new(|| {}))
+}
+
+fn take(workshop: &Workshop<Arc<Pages>>, reader: u64) -> Taken<(u64, u64)> {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Poll::Ready(taken) = workshop.try_take(reader) {
+            return taken;
+        }
+        assert!(Instant::now() < deadline, "a batch does not come");
+        thread::yield_now();
+    }
+}
+
+/// Reads to the end or a failure: how many positions were read.
+fn read(workshop: &Workshop<Arc<Pages>>, reader: u64) -> (usize, Option<DataError>) {
+    let mut read = 0;
+    loop {
+        match take(workshop, reader) {
+            Taken::Batch(items) => {
+                for item in items {
+                    assert_eq!(item, (read as u64, workshop.work().pages[read]));
+                    read += 1;
+                }
+            }
+            Taken::Failure(error) => return (read, Some(error)),
+            Taken::End => return (read, None),
+        }
+    }
 }
 
 fn read_all(workshop: &Workshop<Arc<Pages>>, reader: u64) {
-    let mut expected = (0..50).map(|position| (position, position / PAGE));
-    while let Taken::Batch(items) = workshop.take(reader) {
-        for item in items {
-            assert_eq!(Some(item), expected.next());
-        }
-    }
-    assert_eq!(expected.next(), None);
+    let (read, failure) = read(workshop, reader);
+    assert_eq!((read, failure.is_none()), (workshop.work().pages.len(), true), "{failure:?}");
 }
 
-/// Page 0 is decoded only after page 2 has been: two batches want nothing else, and one wants it and
-/// page 1.
+fn assert_each_ended(pages: &Pages, batches: usize) {
+    let (begun, ended) = (&pages.begun, &pages.ended);
+    assert_eq!((begun.load(Ordering::SeqCst), ended.load(Ordering::SeqCst)), (batches, batches));
+}
+
+/// As samples stand in their shards: eight to a page.
+fn as_stored(pages: u64) -> Vec<u64> {
+    (0..pages).flat_map(|page| [page; 8]).collect()
+}
+
+/// Page 0 is decoded only after page 2 has been, which one thread would never come to.
 #[test]
 fn a_thread_begins_what_needs_nothing_that_another_is_at() {
-    let pages = Arc::new(Pages::new(Some(2), u64::MAX));
+    let waits = Decoding::WaitsFor(Event::Decoded(2));
+    let pages = Pages::new(&as_stored(6), &[(0, waits)]);
     with_two_threads(&pages, 20, read_all);
-    assert!(!pages.is_late.load(Ordering::SeqCst), "a thread waited for page 0");
-    assert_eq!(pages.begun.load(Ordering::SeqCst), 17);
-    assert_eq!(pages.ended.load(Ordering::SeqCst), 17);
+    assert_each_ended(&pages, pages.batches());
 }
 
-/// What needs page 0 is made when that is there, before both threads are at pages that are decoded
-/// only when a reader has it.
+/// Both threads come to pages that are decoded only when a reader has what needs page 0.
 #[test]
 fn what_was_laid_aside_comes_before_what_was_not_begun() {
-    let pages = Arc::new(Pages::new(Some(2), 5));
+    let after = |event| Decoding::WaitsFor(event);
+    let gates = [(0, after(Event::Decoded(2))), (5, after(Event::Go)), (6, after(Event::Go))];
+    let pages = Pages::new(&as_stored(7), &gates);
     with_two_threads(&pages, 20, |workshop, reader| {
         for batch in 0..3 {
-            let Taken::Batch(items) = workshop.take(reader) else { panic!("no batch {batch}") };
+            let Taken::Batch(items) = take(workshop, reader) else { panic!("no batch {batch}") };
             assert_eq!(items[0], (3 * batch, 0));
         }
-        assert!(!pages.is_late.load(Ordering::SeqCst), "both threads were further on");
-        pages.rest.store(true, Ordering::SeqCst);
+        pages.happens(Event::Go);
     });
 }
 
-/// The bound on batches holds for what is laid aside too: then it is waited for.
+/// The first batch waits for page 1, which the thread of the second decodes while the other is held
+/// up in the third; what the second needs then comes after the first.
+#[test]
+fn a_later_batch_steps_back_before_it_decodes_more() {
+    let after = |event| Decoding::WaitsFor(event);
+    let gates = [
+        (0, after(Event::Decoding(1))),
+        (1, after(Event::Decoding(3))),
+        (2, after(Event::Go)),
+        (3, after(Event::Go)),
+    ];
+    let pages = Pages::new(&[0, 1, 1, 1, 2, 2, 3, 3, 3], &gates);
+    with_two_threads(&pages, 20, |workshop, reader| {
+        let Taken::Batch(items) = take(workshop, reader) else { panic!("no batch") };
+        assert_eq!(items, [(0, 0), (1, 1), (2, 1)]);
+        pages.happens(Event::Go);
+        let Taken::Batch(items) = take(workshop, reader) else { panic!("no batch") };
+        assert_eq!(items, [(3, 1), (4, 2), (5, 2)]);
+    });
+}
+
+/// With two batches at once the second is waited for: it is made when page 0 is there, though the
+/// first goes on to a page that is held up.
 #[test]
 fn what_was_laid_aside_is_waited_for_when_nothing_more_may_be_begun() {
+    let after = |event| Decoding::WaitsFor(event);
+    let pages = Pages::new(&[0, 0, 1, 0, 0, 0], &[(0, after(Event::Go)), (1, after(Event::Over))]);
+    with_two_threads(&pages, 2, |workshop, reader| {
+        assert!(wait_until(|| pages.begun.load(Ordering::SeqCst) == 2));
+        pages.happens(Event::Go);
+        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 1), "nobody waited");
+        pages.happens(Event::Over);
+        read_all(workshop, reader);
+    });
+    assert_each_ended(&pages, 2);
+}
+
+/// Laid aside or not, no more batches are begun than the bound says.
+#[test]
+fn the_bound_holds_for_what_is_laid_aside() {
     for batches in [1, 2, 3] {
-        let pages = Arc::new(Pages::new(None, u64::MAX));
+        let pages = Pages::new(&as_stored(6), &[(0, Decoding::WaitsFor(Event::Go))]);
         with_two_threads(&pages, batches, |workshop, reader| {
-            assert!(wait_until(|| pages.begun.load(Ordering::SeqCst) == batches as u64));
-            pages.first.store(true, Ordering::SeqCst);
+            assert!(wait_until(|| pages.begun.load(Ordering::SeqCst) == batches));
+            pages.happens(Event::Go);
             read_all(workshop, reader);
         });
-        assert_eq!(pages.ended.load(Ordering::SeqCst), 17);
+        assert_each_ended(&pages, pages.batches());
+        assert!(pages.most_begun.load(Ordering::SeqCst) <= batches, "of {batches}");
     }
 }
 
 #[test]
 fn what_was_laid_aside_goes_with_its_reader() {
-    let pages = Arc::new(Pages::new(None, u64::MAX));
+    let pages = Pages::new(&as_stored(6), &[(0, Decoding::WaitsFor(Event::Go))]);
+    let all = pages.batches();
     with_two_threads(&pages, 20, |workshop, reader| {
         // All but those of page 0, of which one is in work.
-        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 17 - 3));
+        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == all - 3));
         workshop.leave(reader);
         let next = enter(workshop);
-        pages.first.store(true, Ordering::SeqCst);
+        pages.happens(Event::Go);
         read_all(workshop, next);
-        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 2 * 17));
+        assert!(wait_until(|| pages.ended.load(Ordering::SeqCst) == 2 * all));
     });
-    assert_eq!(pages.begun.load(Ordering::SeqCst), 2 * 17);
+    assert_each_ended(&pages, 2 * all);
+}
+
+/// What fails after it was laid aside has kept what was made of it before.
+#[test]
+fn a_failure_comes_behind_what_was_made_before_it_was_laid_aside() {
+    for decoding in [Decoding::Fails, Decoding::Panics] {
+        // The second batch has page 0 and waits for page 1, then comes to page 2.
+        let gates = [(1, Decoding::WaitsFor(Event::Decoding(3))), (2, decoding)];
+        let pages = Pages::new(&[0, 0, 1, 0, 1, 2, 3, 3, 3], &gates);
+        with_two_threads(&pages, 20, |workshop, reader| {
+            let (read, failure) = read(workshop, reader);
+            assert_eq!(read, 5);
+            match decoding {
+                Decoding::Fails => assert!(matches!(failure, Some(DataError::MissingShard { .. }))),
+                _ => assert!(matches!(failure, Some(DataError::DecodingPanic { .. }))),
+            }
+        });
+    }
 }
