@@ -178,25 +178,12 @@ impl Shard {
         Ok(())
     }
 
-    /// Opens the local file. Where an index states the hash of the whole and not that of the footer,
-    /// from which what is read could be verified, it is hashed and compared once.
+    /// Opens the local file and looks at its size. What is read of it is verified when its footer is.
     ///
     /// # Errors
-    /// [`DataError::ShardBytes`] and [`DataError::ShardHash`] for a file that is not the one which
-    /// was indexed, [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
+    /// [`DataError::ShardBytes`] for a file that is not the one which was indexed,
+    /// [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
     pub(crate) fn open_local(&self) -> Result<ShardFile, DataError> {
-        let file = self.open_unverified()?;
-        match self.hash {
-            Some(expected) if self.footer.is_none() => {
-                self.verify_whole(&file, expected)?;
-                Ok(file.verified())
-            }
-            _ => Ok(file),
-        }
-    }
-
-    /// Opens the local file and looks at its size.
-    fn open_unverified(&self) -> Result<ShardFile, DataError> {
         let file = fs::File::open(&self.path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DataError::MissingShard { path: self.path.clone() },
             _ => DataError::io("open shard", &self.path)(error),
@@ -208,8 +195,11 @@ impl Shard {
         Ok(file)
     }
 
-    /// Hashes the local file and compares, once.
-    fn verify_whole(&self, file: &ShardFile, expected: ContentHash) -> Result<(), DataError> {
+    /// Hashes a local file and compares, once, where its hash is known.
+    fn verify_whole(&self, file: &ShardFile) -> Result<(), DataError> {
+        let Some(expected) = self.hash.filter(|_| file.is_local() && !file.is_verified()) else {
+            return Ok(());
+        };
         let mut is_verified = self.is_verified.lock().unwrap_or_else(PoisonError::into_inner);
         if !*is_verified {
             let found = file.hash()?;
@@ -260,8 +250,7 @@ impl Shard {
     /// [`DataError::ShardBytes`] and [`DataError::ShardHash`] for a file that is not the one which
     /// was indexed, [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
     pub fn verify(&self) -> Result<(), DataError> {
-        let file = self.open_unverified()?;
-        self.hash.map_or(Ok(()), |expected| self.verify_whole(&file, expected))
+        self.verify_whole(&self.open_local()?)
     }
 
     pub(crate) fn wrong_bytes(&self, found: u64) -> DataError {
@@ -289,14 +278,14 @@ impl Shard {
                     bytes.map_err(|found| self.wrong_footer(known.hash, found))?,
                 )?
             }
-            None => Footer::read(file)?,
+            None => {
+                // A footer that nothing describes is not believed before the whole is.
+                self.verify_whole(file)?;
+                Footer::read(file)?
+            }
         };
-        if let Some(expected) = self.hash
-            && file.is_local()
-            && !file.is_verified()
-            && !footer.has_group_hashes()
-        {
-            self.verify_whole(file, expected)?;
+        if !footer.has_group_hashes() {
+            self.verify_whole(file)?;
         }
         if footer.samples() != self.samples {
             return Err(DataError::ShardSamples {

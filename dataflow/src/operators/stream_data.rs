@@ -121,7 +121,7 @@ impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
             builder.new_input_connection(progress, Pipeline, [(0, Antichain::new())]);
         let wake = super::wake(self, &builder.operator_info());
         let (worker, workers) = (self.index(), self.peers());
-        let positions = { plan.worker_positions(worker, workers) };
+        let positions = plan.worker_positions(worker, workers);
         let mut reader = Some(open(Box::new(positions), wake));
         let (steps, n) = (plan.steps.clone(), plan.step_positions.get());
         let read_ahead = plan.read_ahead_steps.get();
