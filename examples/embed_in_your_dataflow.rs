@@ -77,7 +77,7 @@ fn your_program(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
     let kept = Rc::clone(&losses);
     let (index, peers) = (context.index() as u64, context.peers() as u64);
     context.dataflow::<u64, _, _>(|scope| {
-        let reports = training.build_over(input.to_stream(scope)).reports;
+        let reports = training.build_over(input.to_stream(scope), None).reports;
         reports
             .clone()
             .inspect(move |report| kept.borrow_mut().push(report.loss))

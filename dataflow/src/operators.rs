@@ -46,7 +46,7 @@ use timely::dataflow::operators::generic::OperatorInfo;
 pub use tidemill_collective::StatePart;
 
 pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
-pub use evaluate::{Evaluate, EvaluationReport, EvaluationSamples};
+pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};
 pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};

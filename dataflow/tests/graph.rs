@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, LazyLock};
 
 use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN};
-use harness::{Outcome, Run, State, Subject, random};
+use harness::{Grains, Outcome, Run, State, Subject, random};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::Cpu;
 use tidemill::operators::StatePlace;
@@ -135,6 +135,15 @@ fn state_that_stays_on_the_device_can_be_left_and_taken_up_at_any_checkpoint() {
 fn sums_that_are_copied_in_pieces_give_the_same_bits() {
     for workers in [2, 3, 8] {
         same(&Run { state_place: StatePlace::Device, workers, ..Run::default() });
+    }
+}
+
+/// An evaluation comes with its samples, wherever the grains of training come from: planned without them it would be
+/// waited for without end.
+#[test]
+fn grains_of_one_s_own_are_evaluated_like_those_of_a_source() {
+    for workers in [1, 3] {
+        same(&Run { workers, grains: Grains::Own, ..Run::default() });
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, StateArena, TrainerState};
 use crate::cluster::{Abort, Failure};
-use crate::operators::{StatePart, StateSink, StepReport, TrainingPlan};
+use crate::operators::{EvaluationPlan, StatePart, StateSink, StepReport, TrainingPlan};
 use crate::run_folder::RunFolder;
 
 /// Called with each complete checkpoint: updates done, and its folder or URL.
@@ -54,8 +54,10 @@ pub struct CheckpointParts {
     pub folder: Arc<RunFolder>,
     /// What every checkpoint of the run says but for where it stands.
     pub template: TrainerState,
-    /// Which updates are evaluated, and how many samples a step has.
+    /// How many samples a step has.
     pub plan: Arc<TrainingPlan>,
+    /// Which updates are evaluated.
+    pub evaluation: Option<EvaluationPlan>,
     /// What is written down of the run.
     pub written: Written,
     /// Ends the run.
@@ -113,9 +115,10 @@ impl StateSink for RunCheckpoints {
 
     fn commit(&mut self) -> Result<(), Failure> {
         let (report, writer) = self.open.take().ok_or("no checkpoint was begun")?;
-        let CheckpointParts { files, folder, plan, written, abort, on_commit, .. } = &self.parts;
+        let CheckpointParts { files, folder, evaluation, written, abort, on_commit, .. } =
+            &self.parts;
         written.metrics.wait(report.step, abort)?;
-        if plan.is_evaluated(report.step, report.last) {
+        if evaluation.is_some_and(|evaluation| evaluation.is_due(report.step, report.last)) {
             written.evaluations.wait(report.step, abort)?;
         }
         let path = folder.publish(report.step, writer.commit()?, files.keep)?;

@@ -22,8 +22,8 @@ use crate::cluster::{Failure, WorkerContext};
 use crate::device::Devices;
 use crate::error::Result;
 use crate::operators::{
-    CheckpointCuts, EvaluationPlan, InitialState, StateSink, StepReport, Training, TrainingPlan,
-    UpdateRule,
+    CheckpointCuts, Evaluation, EvaluationPlan, InitialState, StateSink, StepReport, Training,
+    TrainingPlan, UpdateRule,
 };
 
 /// What the workers of a process share.
@@ -46,24 +46,26 @@ impl<B: Backend> Shared<B> {
     /// The plan of every worker, which goes on from `start`.
     fn plan(&self, start: &StartPoint) -> TrainingPlan {
         let (run, config) = (&self.run, &self.run.config);
-        let at_least_one = |number| NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN);
-        let evaluation = match (&run.evaluation, &config.evaluation) {
-            (Some((_, samples)), Some(settings)) => Some(EvaluationPlan {
-                samples: *samples,
-                every_steps: at_least_one(settings.every_steps),
-            }),
-            _ => None,
-        };
         let positions = run.data.seq_len();
         TrainingPlan {
             first_step: start.step,
             first_tokens: start.tokens,
             read_ahead_steps: at_least_one(config.data.read_ahead_steps),
             checkpoints: CheckpointCuts::Every(at_least_one(config.checkpoint.every_steps)),
-            evaluation,
             document_end: run.document_end,
             ..TrainingPlan::new(run.batch.clone(), run.model.layout(), positions, run.steps)
         }
+    }
+
+    /// What is evaluated, and the samples of it.
+    fn evaluation(&self) -> Option<(EvaluationPlan, &Decoder)> {
+        let ((_, samples), settings) =
+            self.run.evaluation.as_ref().zip(self.run.config.evaluation.as_ref())?;
+        let plan = EvaluationPlan {
+            samples: at_least_one(*samples),
+            every_steps: at_least_one(settings.every_steps),
+        };
+        Some((plan, self.evaluation_data.as_ref()?))
     }
 
     /// What every checkpoint of the run says but for where it stands.
@@ -95,6 +97,10 @@ impl<B: Backend> Shared<B> {
     }
 }
 
+fn at_least_one(number: u64) -> NonZeroU64 {
+    NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN)
+}
+
 /// Runs the worker of `context` to its end.
 pub(super) fn run_worker<B: Backend>(
     context: &mut WorkerContext<'_>,
@@ -115,10 +121,13 @@ pub(super) fn run_worker<B: Backend>(
     let chunks = ChunkPlan::new(layout.segments().iter().map(|segment| segment.range.clone()));
     let WorkerState { start, parameters, moments } = distribute(context, origin, layout, &chunks)?;
     let plan = Arc::new(shared.plan(&start));
+    let evaluation = shared.evaluation();
     let (mut folder, mut journal) = (None, None);
     if let Some((held, device_changes)) = opened {
-        let evaluations =
-            if run.evaluation.is_some() { Evaluations::Logged } else { Evaluations::None };
+        let evaluations = match evaluation {
+            Some(_) => Evaluations::Logged,
+            None => Evaluations::None,
+        };
         let (observer, abort) = (&shared.observer, context.abort());
         journal = Some(Journal::open(&held, start.step, evaluations, observer, abort)?);
         shared.announce(&start, context.peers(), device_changes);
@@ -132,6 +141,7 @@ pub(super) fn run_worker<B: Backend>(
                 folder: Arc::clone(folder),
                 template: shared.template(&start),
                 plan: Arc::clone(&plan),
+                evaluation: evaluation.map(|(plan, _)| plan),
                 written: journal.written(),
                 abort: context.abort().clone(),
                 on_commit: Box::new(move |step, path| {
@@ -162,7 +172,7 @@ pub(super) fn run_worker<B: Backend>(
     let (report_journal, last_report) = (Arc::clone(&journal), Arc::clone(&last));
     let evaluation_journal = Arc::clone(&journal);
     context.dataflow::<u64, _, _>(|scope| {
-        let evaluation = shared.evaluation_data.as_ref().map(|data| shared.source(data));
+        let evaluation = evaluation.map(|(plan, data)| Evaluation::new(plan, shared.source(data)));
         let streams = training.build(scope, shared.source(&shared.training_data), evaluation);
         streams.reports.inspect(move |report| {
             *lock(&last_report) = Some(*report);

@@ -15,7 +15,7 @@ use timely::progress::Antichain;
 
 use super::forward_backward::EvaluationLoss;
 use super::optimize::StepReport;
-use super::plan::TrainingPlan;
+use super::plan::{EvaluationPlan, TrainingPlan};
 use super::samples::{Grain, SampleSource};
 use crate::cluster::{Abort, Actor, Failure};
 use crate::error::JobError;
@@ -31,8 +31,29 @@ pub struct EvaluationReport {
     pub tokens: u64,
 }
 
+/// An evaluation of a run: when it is due, and the samples that it reads each time, from the first.
+pub struct Evaluation {
+    pub(super) plan: EvaluationPlan,
+    pub(super) source: Box<dyn SampleSource>,
+}
+
+impl Evaluation {
+    /// The evaluation that `plan` says, of samples of `source`, which is asked for those of one worker's grains.
+    pub fn new(plan: EvaluationPlan, source: impl SampleSource) -> Self {
+        Self { plan, source: Box::new(source) }
+    }
+}
+
+/// This worker's grains of each evaluation that is due, all of which will come: only
+/// [`EvaluationSamples`] makes them.
+pub struct EvaluationGrains<'scope> {
+    pub(super) plan: EvaluationPlan,
+    pub(super) grains: StreamVec<'scope, u64, Grain>,
+}
+
 /// Which grains of an evaluation to ask for and to give.
 struct EvaluationCutter {
+    evaluation: EvaluationPlan,
     plan: Arc<TrainingPlan>,
     grains: Range<usize>,
     /// The evaluation that runs: updates done.
@@ -45,16 +66,16 @@ struct EvaluationCutter {
 }
 
 impl EvaluationCutter {
-    fn new(plan: Arc<TrainingPlan>, grains: Range<usize>) -> Self {
+    fn new(evaluation: EvaluationPlan, plan: Arc<TrainingPlan>, grains: Range<usize>) -> Self {
         let next = Grain { step: 0, lane: 0, grain: grains.start, samples: Vec::new() };
         let last = plan.first_step >= plan.steps || grains.is_empty();
         let requested = grains.start;
-        Self { plan, grains, running: None, requested, next, evaluated: 0, last }
+        Self { evaluation, plan, grains, running: None, requested, next, evaluated: 0, last }
     }
 
     fn report(&mut self, report: &StepReport) {
         self.last |= report.last;
-        if self.plan.is_evaluated(report.step, report.last) && !self.grains.is_empty() {
+        if self.evaluation.is_due(report.step, report.last) && !self.grains.is_empty() {
             self.running = Some(report.step);
             self.requested = self.grains.start;
             self.evaluated = 0;
@@ -71,7 +92,7 @@ impl EvaluationCutter {
             return None;
         }
         self.requested += 1;
-        Some(self.plan.evaluation_grain(self.requested - 1))
+        Some(self.evaluation.grain(&self.plan.batch, self.requested - 1))
     }
 
     fn expects_sample(&self) -> bool {
@@ -79,7 +100,7 @@ impl EvaluationCutter {
     }
 
     fn push(&mut self, sample: tidemill_streaming_data::reader::Sample) -> Option<Grain> {
-        let range = self.plan.evaluation_grain(self.next.grain);
+        let range = self.evaluation.grain(&self.plan.batch, self.next.grain);
         self.next.samples.push(sample);
         if (self.next.samples.len() as u64) < range.end - range.start {
             return None;
@@ -98,30 +119,30 @@ pub trait EvaluationSamples<'scope> {
     /// This worker's part of each evaluation that is due.
     ///
     /// # Contract
-    /// - Output: at timestamp u, for each u after which `plan.is_evaluated`, this worker's grains of the evaluation
-    ///   set, in order.
+    /// - Output: at timestamp u, for each u after which an evaluation is due, this worker's grains of it, in order.
     /// - Input: `reports` says when an evaluation is due, `losses` what was evaluated; neither has a path to the output.
     /// - Memory: two microbatches of samples.
-    /// - Failure: an error of `source` aborts the run.
-    fn evaluation_samples<S: SampleSource>(
+    /// - Failure: an error of the source aborts the run.
+    fn evaluation_samples(
         self,
-        source: S,
+        evaluation: Evaluation,
         reports: StreamVec<'scope, u64, StepReport>,
         losses: StreamVec<'scope, u64, EvaluationLoss>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
-    ) -> StreamVec<'scope, u64, Grain>;
+    ) -> EvaluationGrains<'scope>;
 }
 
 impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
-    fn evaluation_samples<S: SampleSource>(
+    fn evaluation_samples(
         self,
-        mut source: S,
+        evaluation: Evaluation,
         reports: StreamVec<'scope, u64, StepReport>,
         losses: StreamVec<'scope, u64, EvaluationLoss>,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
-    ) -> StreamVec<'scope, u64, Grain> {
+    ) -> EvaluationGrains<'scope> {
+        let Evaluation { plan: evaluation, mut source } = evaluation;
         let mut builder = OperatorBuilder::new("EvaluationSamples".to_owned(), self);
         let (output, grains) = builder.new_output::<Vec<Grain>>();
         let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<Grain>>>::from(output);
@@ -130,8 +151,8 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
         let mut losses = builder.new_input_connection(losses, Pipeline, no_path);
         source.set_wake(super::wake(self, &builder.operator_info()));
         let (who, abort) = (Actor::Worker(self.index()), abort.clone());
-        let own = plan.worker_evaluation_grains(self.index(), self.peers());
-        let mut cutter = Some(EvaluationCutter::new(Arc::clone(plan), own));
+        let own = evaluation.worker_grains(&plan.batch, self.index(), self.peers());
+        let mut cutter = Some(EvaluationCutter::new(evaluation, Arc::clone(plan), own));
         builder.build(move |mut capabilities| {
             let mut capability = capabilities.pop();
             move |_frontiers| {
@@ -166,7 +187,7 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
                 }
             }
         });
-        grains
+        EvaluationGrains { plan: evaluation, grains }
     }
 }
 
@@ -180,6 +201,7 @@ pub trait Evaluate<'scope> {
     /// - Failure: no counted token, or a loss that is no number, aborts the run.
     fn evaluate(
         self,
+        evaluation: EvaluationPlan,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
     ) -> StreamVec<'scope, u64, EvaluationReport>;
@@ -188,11 +210,12 @@ pub trait Evaluate<'scope> {
 impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
     fn evaluate(
         self,
+        evaluation: EvaluationPlan,
         plan: &Arc<TrainingPlan>,
         abort: &Abort,
     ) -> StreamVec<'scope, u64, EvaluationReport> {
         let who = Actor::Worker(self.scope().index());
-        let (expected, abort) = (plan.evaluation_grains(), abort.clone());
+        let (expected, abort) = (evaluation.grains(&plan.batch), abort.clone());
         let to_first = Exchange::new(|_: &EvaluationLoss| 0);
         self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
             let mut gathered = BTreeMap::<u64, BTreeMap<u64, EvaluationLoss>>::new();

@@ -18,6 +18,7 @@ use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::Capability;
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::operators::vec::ToStream;
 use timely::dataflow::{Stream, StreamVec};
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
@@ -25,9 +26,10 @@ use timely::progress::operate::FrontierInterest;
 use self::device::{DeviceJob, DeviceParts, DeviceReply};
 use self::schedule::{Computation, DeviceSchedule};
 use super::companion::Companion;
+use super::evaluate::EvaluationGrains;
 use super::keep_first;
 use super::optimize::StepReport;
-use super::plan::TrainingPlan;
+use super::plan::{EvaluationPlan, TrainingPlan};
 use super::residence::Residence;
 use super::samples::Grain;
 use crate::cluster::{Abort, Actor, Failure};
@@ -80,8 +82,8 @@ pub struct ForwardBackwardInputs<'scope> {
     pub parameters: Stream<'scope, u64, Chunk>,
     /// This worker's reports.
     pub reports: StreamVec<'scope, u64, StepReport>,
-    /// Grains to evaluate, at the number of updates after which.
-    pub evaluations: StreamVec<'scope, u64, Grain>,
+    /// Grains to evaluate, where anything is.
+    pub evaluations: Option<EvaluationGrains<'scope>>,
 }
 
 /// What [`ForwardBackward`] gives.
@@ -175,22 +177,25 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
         let mut parameters =
             builder.new_input_connection(inputs.parameters, by_destination(), path(&[2]));
         let mut reports = builder.new_input_connection(inputs.reports, Pipeline, path(&[]));
-        let mut to_evaluate =
-            builder.new_input_connection(inputs.evaluations, Pipeline, path(&[3]));
+        let (evaluation, to_evaluate) = match inputs.evaluations {
+            Some(EvaluationGrains { plan, grains }) => (Some(plan), grains),
+            None => (None, Vec::new().to_stream(scope)),
+        };
+        let mut to_evaluate = builder.new_input_connection(to_evaluate, Pipeline, path(&[3]));
         for input in 1..4 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
         let who = Actor::Worker(scope.index());
         let abort = abort.clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
-        let mut state =
-            match State::start(compute, plan, &abort, scope.index(), scope.peers(), wake) {
-                Ok(state) => Some(state),
-                Err(failure) => {
-                    abort.fail(who.clone(), failure);
-                    None
-                }
-            };
+        let place = (scope.index(), scope.peers());
+        let mut state = match State::start(compute, plan, evaluation, &abort, place, wake) {
+            Ok(state) => Some(state),
+            Err(failure) => {
+                abort.fail(who.clone(), failure);
+                None
+            }
+        };
         builder.build(move |capabilities| {
             drop(capabilities);
             move |frontiers| {
@@ -295,12 +300,12 @@ impl State {
     fn start<B: Backend, M: Trainable<B>>(
         compute: Compute<B, M>,
         plan: &Arc<TrainingPlan>,
+        evaluation: Option<EvaluationPlan>,
         abort: &Abort,
-        worker: usize,
-        workers: usize,
+        (worker, workers): (usize, usize),
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
-        let schedule = DeviceSchedule::new(plan, worker, workers)?;
+        let schedule = DeviceSchedule::new(plan, evaluation, worker, workers)?;
         let resident = compute.residence.is_some();
         let parts = DeviceParts {
             backend: compute.backend,
@@ -309,6 +314,7 @@ impl State {
             residence: compute.residence,
             stop: compute.stop,
             plan: Arc::clone(plan),
+            evaluation,
             worker,
             lanes: schedule.lanes(),
             owners: plan.chunks.owners(workers),

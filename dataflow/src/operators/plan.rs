@@ -34,8 +34,6 @@ pub struct TrainingPlan {
     pub state_place: StatePlace,
     /// Which updates are followed by a checkpoint.
     pub checkpoints: CheckpointCuts,
-    /// What is evaluated, and when.
-    pub evaluation: Option<EvaluationPlan>,
 }
 
 /// Which updates are followed by a checkpoint.
@@ -71,18 +69,44 @@ impl StatePlace {
     }
 }
 
-/// What is evaluated: the first samples of another data set, in its canonical order.
+/// What is evaluated: the first samples of another data set, in its canonical order, cut into grains as a step is.
+///
+/// A graph is given it together with where the samples come from, as an [`Evaluation`](super::evaluate::Evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvaluationPlan {
     /// The number of samples.
-    pub samples: u64,
+    pub samples: NonZeroU64,
     /// Updates between evaluations; there is always one after the last update.
     pub every_steps: NonZeroU64,
 }
 
+impl EvaluationPlan {
+    /// Whether an evaluation follows update `update` (from 1).
+    pub fn is_due(&self, update: u64, last: bool) -> bool {
+        last || update.is_multiple_of(self.every_steps.get())
+    }
+
+    /// The samples of grain `grain`.
+    pub fn grain(&self, batch: &BatchPlan, grain: usize) -> Range<u64> {
+        let cut = |grain: usize| self.samples.get().min((grain * batch.grain_samples()) as u64);
+        cut(grain)..cut(grain + 1)
+    }
+
+    /// The grains of an evaluation.
+    pub fn grains(&self, batch: &BatchPlan) -> usize {
+        self.samples.get().div_ceil(batch.grain_samples() as u64) as usize
+    }
+
+    /// The grains that worker `worker` of `workers` runs.
+    pub fn worker_grains(&self, batch: &BatchPlan, worker: usize, workers: usize) -> Range<usize> {
+        let grains = self.grains(batch);
+        worker * grains / workers..(worker + 1) * grains / workers
+    }
+}
+
 impl TrainingPlan {
     /// A run of `steps` updates from the beginning, with two steps read ahead, the default window,
-    /// and neither checkpoints nor evaluation.
+    /// and no checkpoints.
     pub fn new(batch: BatchPlan, layout: &Layout, positions: usize, steps: u64) -> Self {
         Self {
             batch,
@@ -96,7 +120,6 @@ impl TrainingPlan {
             window_bytes: DEFAULT_WINDOW_BYTES,
             state_place: StatePlace::default(),
             checkpoints: CheckpointCuts::Never,
-            evaluation: None,
         }
     }
 
@@ -106,30 +129,5 @@ impl TrainingPlan {
             CheckpointCuts::Never => false,
             CheckpointCuts::Every(every) => last || update.is_multiple_of(every.get()),
         }
-    }
-
-    /// Whether an evaluation follows update `update` (from 1).
-    pub fn is_evaluated(&self, update: u64, last: bool) -> bool {
-        self.evaluation
-            .is_some_and(|evaluation| last || update.is_multiple_of(evaluation.every_steps.get()))
-    }
-
-    /// The samples of evaluation grain `grain`.
-    pub fn evaluation_grain(&self, grain: usize) -> Range<u64> {
-        let samples = self.evaluation.map_or(0, |evaluation| evaluation.samples);
-        let cut = |grain: usize| samples.min((grain * self.batch.grain_samples()) as u64);
-        cut(grain)..cut(grain + 1)
-    }
-
-    /// The grains of an evaluation.
-    pub fn evaluation_grains(&self) -> usize {
-        let samples = self.evaluation.map_or(0, |evaluation| evaluation.samples);
-        samples.div_ceil(self.batch.grain_samples() as u64) as usize
-    }
-
-    /// The grains of an evaluation that worker `worker` of `workers` runs.
-    pub fn worker_evaluation_grains(&self, worker: usize, workers: usize) -> Range<usize> {
-        let grains = self.evaluation_grains();
-        worker * grains / workers..(worker + 1) * grains / workers
     }
 }

@@ -48,6 +48,20 @@ pub trait SampleSource: 'static {
     fn set_wake(&mut self, wake: Wake);
 }
 
+impl SampleSource for Box<dyn SampleSource> {
+    fn request(&mut self, positions: Range<u64>) {
+        (**self).request(positions);
+    }
+
+    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
+        (**self).poll()
+    }
+
+    fn set_wake(&mut self, wake: Wake) {
+        (**self).set_wake(wake);
+    }
+}
+
 /// Which samples to ask for, and which grain each belongs to.
 #[derive(Debug)]
 pub(super) struct GrainCutter {

@@ -12,7 +12,7 @@ use timely::dataflow::operators::{ConnectLoop, Feedback};
 use timely::dataflow::{Scope, Stream, StreamVec};
 
 use super::checkpoint::{Checkpoint, CheckpointDone, CheckpointStreams, StateSink};
-use super::evaluate::{Evaluate, EvaluationReport, EvaluationSamples};
+use super::evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 use super::forward_backward::{
     Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
 };
@@ -147,44 +147,35 @@ pub struct TrainingStreams<'scope> {
 }
 
 impl<B: Backend, M: Trainable<B>> Training<B, M> {
-    /// The graph over samples of `source`, evaluated on those of `evaluation` where the plan says so.
+    /// The graph over samples of `source`, evaluated as `evaluation` says, the same on every worker.
     ///
     /// The samples of a worker are those of its lanes; `source` is asked for exactly these.
-    pub fn build<'scope, S: SampleSource>(
+    pub fn build<'scope>(
         self,
         scope: Scope<'scope, u64>,
-        source: S,
-        evaluation: Option<S>,
+        source: impl SampleSource,
+        evaluation: Option<Evaluation>,
     ) -> TrainingStreams<'scope> {
         let (begins, ends) = TrainingLoop::open(scope);
         let grains = scope.samples(source, begins.reports.clone(), &self.plan, &self.abort);
-        let evaluations = match evaluation.filter(|_| self.plan.evaluation.is_some()) {
-            Some(source) => scope.evaluation_samples(
-                source,
-                begins.reports.clone(),
-                begins.evaluation_losses.clone(),
-                &self.plan,
-                &self.abort,
-            ),
-            None => Vec::new().to_stream(scope),
-        };
-        self.connect(grains, evaluations, begins, ends)
+        self.connect(grains, evaluation, begins, ends)
     }
 
-    /// The graph over a user's own grains: every grain of this worker's lanes, for every step.
+    /// The graph over a user's own grains: every grain of this worker's lanes, for every step. Evaluated as
+    /// `evaluation` says, the same on every worker.
     pub fn build_over<'scope>(
         self,
         grains: StreamVec<'scope, u64, Grain>,
+        evaluation: Option<Evaluation>,
     ) -> TrainingStreams<'scope> {
-        let scope = grains.scope();
-        let (begins, ends) = TrainingLoop::open(scope);
-        self.connect(grains, Vec::new().to_stream(scope), begins, ends)
+        let (begins, ends) = TrainingLoop::open(grains.scope());
+        self.connect(grains, evaluation, begins, ends)
     }
 
     fn connect<'scope>(
         self,
         grains: StreamVec<'scope, u64, Grain>,
-        evaluations: StreamVec<'scope, u64, Grain>,
+        evaluation: Option<Evaluation>,
         begins: TrainingLoop<'scope>,
         loops: TrainingLoops<'scope>,
     ) -> TrainingStreams<'scope> {
@@ -202,6 +193,11 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
                 }
             }
         }
+        let evaluation_plan = evaluation.as_ref().map(|evaluation| evaluation.plan);
+        let evaluations = evaluation.map(|evaluation| {
+            let (reports, losses) = (begins.reports.clone(), begins.evaluation_losses.clone());
+            scope.evaluation_samples(evaluation, reports, losses, &plan, &abort)
+        });
         let compute = Compute {
             backend: Arc::clone(&backend),
             model,
@@ -226,7 +222,10 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             gradients.reduce(&plan, &layout, &abort).optimize(inputs, optimizer, &plan, &abort);
         let CheckpointStreams { done, state_credits } =
             state.checkpoint(reports.clone(), checkpoints, &plan, &abort);
-        let evaluations = evaluation_losses.clone().evaluate(&plan, &abort);
+        let evaluations = match evaluation_plan {
+            Some(evaluation) => evaluation_losses.clone().evaluate(evaluation, &plan, &abort),
+            None => Vec::new().to_stream(scope),
+        };
         loops.close(LoopEnds {
             parameters,
             reports: reports.clone(),

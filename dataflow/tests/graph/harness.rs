@@ -16,10 +16,13 @@ use tidemill::kernels::Backend;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
-    CheckpointCuts, EvaluationPlan, EvaluationReport, InitialState, SampleSource, StatePart,
-    StatePlace, StateSink, StepReport, Training, TrainingPlan, UpdateRule, Wake,
+    CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState,
+    SampleSource, StatePart, StatePlace, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
+    Wake,
 };
 use tidemill::streaming_data::Sample;
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::InputHandle;
 use timely::dataflow::operators::Inspect;
 
 pub const POSITIONS: usize = 5;
@@ -68,6 +71,17 @@ pub struct Run {
     pub poison: Option<(u64, u32)>,
     /// Refuse to commit the checkpoint of this step.
     pub full_disk: Option<u64>,
+    /// Where the grains of training come from.
+    pub grains: Grains,
+}
+
+/// Where the grains of training come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grains {
+    /// The graph cuts them from a source of samples.
+    Cut,
+    /// The program around the graph makes them.
+    Own,
 }
 
 impl Default for Run {
@@ -87,6 +101,7 @@ impl Default for Run {
             stop: None,
             poison: None,
             full_disk: None,
+            grains: Grains::Cut,
         }
     }
 }
@@ -128,19 +143,21 @@ impl SampleSource for Synthetic {
             return Ok(None);
         }
         let Self { poison, vocab_size, .. } = *self;
-        Ok(self.waiting.pop_front().map(|position| {
-            let token = |t| (random(position * 31 + t) % vocab_size) as u32;
-            let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
-            if let Some((_, token)) = poison.filter(|&(at, _)| at == position) {
-                tokens[0] = token;
-            }
-            Sample { position, tokens }
-        }))
+        Ok(self.waiting.pop_front().map(|position| sample(position, vocab_size, poison)))
     }
 
     fn set_wake(&mut self, wake: Wake) {
         self.wake = Some(wake);
     }
+}
+
+fn sample(position: u64, vocab_size: u64, poison: Option<(u64, u32)>) -> Sample {
+    let token = |t| (random(position * 31 + t) % vocab_size) as u32;
+    let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
+    if let Some((_, token)) = poison.filter(|&(at, _)| at == position) {
+        tokens[0] = token;
+    }
+    Sample { position, tokens }
 }
 
 /// Keeps checkpoints; what was not committed is not there.
@@ -218,8 +235,6 @@ impl Run {
         plan.window_bytes = self.window_bytes;
         plan.state_place = self.state_place;
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(self.checkpoint_every).unwrap());
-        let every_steps = NonZeroU64::new(4).unwrap();
-        plan.evaluation = Some(EvaluationPlan { samples: 11, every_steps });
         plan
     }
 
@@ -331,12 +346,20 @@ impl Run {
             assert!(step < seen.get() + limit, "step {step} was read too early");
         });
         let source = samples(bounded, self.poison);
-        let evaluation = samples(Box::new(|_| ()), None);
+        let planned = EvaluationPlan {
+            samples: NonZeroU64::new(11).unwrap(),
+            every_steps: NonZeroU64::new(4).unwrap(),
+        };
+        let evaluation = Evaluation::new(planned, samples(Box::new(|_| ()), None));
         let (sender, receiver) = std::sync::mpsc::channel();
         let (evaluated, evaluations) = std::sync::mpsc::channel::<EvaluationReport>();
         let ask = self.stop.filter(|&(worker, _)| worker == index);
+        let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<Grain>>>::new();
         context.dataflow::<u64, _, _>(|scope| {
-            let streams = training.build(scope, source, Some(evaluation));
+            let streams = match self.grains {
+                Grains::Cut => training.build(scope, source, Some(evaluation)),
+                Grains::Own => training.build_over(input.to_stream(scope), Some(evaluation)),
+            };
             streams.reports.inspect(move |report| {
                 done.set(report.step);
                 if ask.is_some_and(|(_, step)| step == report.step) {
@@ -346,6 +369,21 @@ impl Run {
             });
             streams.evaluations.inspect(move |report| evaluated.send(*report).unwrap());
         });
+        if self.grains == Grains::Own {
+            let batch = &plan.batch;
+            for step in plan.first_step..plan.steps {
+                input.advance_to(step);
+                for lane in batch.worker_lanes(index, context.peers())? {
+                    for grain in 0..batch.lane_grains(lane) {
+                        let positions = batch.positions(step, &batch.grain_range(lane, grain));
+                        let samples = positions.map(|at| sample(at, vocab_size, self.poison));
+                        let samples = samples.collect();
+                        input.send(Grain { step, lane, grain, samples });
+                    }
+                }
+            }
+        }
+        input.close();
         context.run_until_done()?;
         let report = |r: StepReport| {
             (r.step, r.loss.to_bits(), r.grad_norm.to_bits(), r.total_tokens, r.last)

@@ -16,7 +16,7 @@ use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::operators::companion::{OperatorGone, Replies};
-use crate::operators::plan::TrainingPlan;
+use crate::operators::plan::{EvaluationPlan, TrainingPlan};
 use crate::operators::residence::{Replica, Residence};
 use crate::operators::samples::Grain;
 
@@ -57,6 +57,7 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) residence: Option<Residence<B>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
+    pub(super) evaluation: Option<EvaluationPlan>,
     pub(super) worker: usize,
     pub(super) lanes: Range<usize>,
     /// The owner of each chunk.
@@ -206,7 +207,7 @@ fn plan_workspace<B: Backend, M: Trainable<B>>(
 ) -> Result<M::Workspace, Failure> {
     let batch = &parts.plan.batch;
     // A grain of an evaluation can be longer than a lane.
-    let evaluated = parts.plan.evaluation.map_or(0, |_| batch.grain_samples());
+    let evaluated = parts.evaluation.map_or(0, |_| batch.grain_samples());
     let shape = MicrobatchShape {
         samples: batch.microbatch_samples().max(evaluated),
         positions: parts.plan.positions,

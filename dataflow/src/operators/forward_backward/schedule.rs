@@ -8,7 +8,7 @@ use tidemill_collective::{Chunk, Part, StatePart};
 
 use crate::cluster::Failure;
 use crate::operators::optimize::StepReport;
-use crate::operators::plan::TrainingPlan;
+use crate::operators::plan::{EvaluationPlan, TrainingPlan};
 use crate::operators::samples::Grain;
 
 /// The next computation of the device.
@@ -24,6 +24,7 @@ pub(super) enum Computation {
 #[derive(Debug)]
 pub(super) struct DeviceSchedule {
     plan: Arc<TrainingPlan>,
+    evaluation: Option<EvaluationPlan>,
     worker: usize,
     lanes: Range<usize>,
     /// Grains that a step of this worker has.
@@ -49,14 +50,18 @@ pub(super) struct DeviceSchedule {
 impl DeviceSchedule {
     pub(super) fn new(
         plan: &Arc<TrainingPlan>,
+        evaluation: Option<EvaluationPlan>,
         worker: usize,
         workers: usize,
     ) -> Result<Self, Failure> {
         let lanes = plan.batch.worker_lanes(worker, workers)?;
+        let evaluated =
+            evaluation.map(|evaluation| evaluation.worker_grains(&plan.batch, worker, workers));
         Ok(Self {
             worker,
             grains_per_step: lanes.clone().map(|lane| plan.batch.lane_grains(lane)).sum(),
-            evaluation_grains: plan.worker_evaluation_grains(worker, workers).len(),
+            evaluation_grains: evaluated.map_or(0, |grains| grains.len()),
+            evaluation,
             lanes,
             updates: plan.first_step,
             arrived: vec![false; plan.chunks.chunks().len()],
@@ -104,7 +109,8 @@ impl DeviceSchedule {
 
     /// Takes a grain of an evaluation.
     pub(super) fn evaluation_grain(&mut self, grain: Grain) -> Result<(), Failure> {
-        let range = self.plan.evaluation_grain(grain.grain);
+        let evaluation = self.evaluation.ok_or("a grain of an evaluation that was not planned")?;
+        let range = evaluation.grain(&self.plan.batch, grain.grain);
         self.check_samples(&grain, (range.end - range.start) as usize)?;
         self.evaluations.push_back(grain);
         Ok(())
@@ -188,8 +194,9 @@ impl DeviceSchedule {
             self.updates += 1;
             self.arrived.fill(false);
             self.evaluated = 0;
+            let last = self.last == Some(self.updates);
             self.evaluation_due =
-                self.plan.is_evaluated(self.updates, self.last == Some(self.updates));
+                self.evaluation.is_some_and(|evaluation| evaluation.is_due(self.updates, last));
         }
         if self.evaluation_due && self.evaluated < self.evaluation_grains {
             return self.next_evaluation();
@@ -248,7 +255,6 @@ impl DeviceSchedule {
 mod tests {
     use super::*;
     use crate::batch::{BatchSettings, MicrobatchMemory};
-    use crate::operators::plan::EvaluationPlan;
     use std::num::NonZeroU64;
     use tidemill_collective::{ChunkHeader, Node};
     use tidemill_model::{Decay, Layout};
@@ -261,10 +267,10 @@ mod tests {
         layout.block("only", &[table]);
         let settings = BatchSettings { samples_per_step: 4, lanes: Some(2), ..Default::default() };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
-        let mut plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
-        let every_steps = NonZeroU64::MIN;
-        plan.evaluation = evaluated.then_some(EvaluationPlan { samples: 3, every_steps });
-        DeviceSchedule::new(&Arc::new(plan), 0, 1).unwrap()
+        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
+        let (samples, every_steps) = (NonZeroU64::new(3).unwrap(), NonZeroU64::MIN);
+        let evaluation = evaluated.then_some(EvaluationPlan { samples, every_steps });
+        DeviceSchedule::new(&Arc::new(plan), evaluation, 0, 1).unwrap()
     }
 
     fn grain(step: u64, lane: usize, grain: usize) -> Grain {
