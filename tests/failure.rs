@@ -123,7 +123,7 @@ impl SampleSource for Tokens {
         let fatal = position == FATAL_POSITION;
         assert!(self.breaks != Breaks::Source || !fatal, "broken on purpose");
         if self.breaks == Breaks::SourceError && fatal {
-            return Err("broken on purpose".into());
+            return Err(Failure::fix_input("broken on purpose"));
         }
         let token = |index| ((position * 7 + index * index) % 49) as u32;
         let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();

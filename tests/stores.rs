@@ -278,8 +278,8 @@ fn full_disks_lose_nothing() {
     let shard = files(&stored.bench.path("data"))["shard-00000.parquet"].len();
     let before_model = (shard + bytes("model.safetensors")) / 2;
     assert!(shard > 1024 && before_model < bytes("model.safetensors"), "{shard}");
-    let no_shard = stored.train_with_blocks(shard / 2 / 512, "cache").finish().expect(1);
-    let no_checkpoint = stored.train_with_blocks(before_model / 512, "cache").finish().expect(1);
+    let no_shard = stored.train_with_blocks(shard / 2 / 512, "cache").finish().expect(75);
+    let no_checkpoint = stored.train_with_blocks(before_model / 512, "cache").finish().expect(75);
     for (finished, named) in
         [(no_shard, "cache/tidemill-"), (no_checkpoint, "step-00000001.partial/model.safetensors")]
     {

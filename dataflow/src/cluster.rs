@@ -7,7 +7,7 @@
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
 //! - [`Abort`]: end a run from a thread, and guard threads of one's own;
-//! - [`ClusterError`], [`Failure`] and [`ExitClass`]: what went wrong, and whether to restart;
+//! - [`ClusterError`], [`Failure`], [`Classified`] and [`ExitClass`]: what went wrong, and whether to restart;
 //! - [`read_hosts`]: the addresses of a cluster from a file;
 //! - [`Supervisor`], [`join_supervised`] and [`Lifeline`]: local processes that live and die
 //!   together.
@@ -31,6 +31,7 @@
 
 mod abort;
 mod acceptor;
+mod classified;
 mod control;
 mod data_socket;
 mod error;
@@ -48,6 +49,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use abort::Abort;
+pub use classified::Classified;
 pub(crate) use error::unshared;
 pub use error::{Aborted, Actor, ClusterError, Failure, Peer, SharedError};
 pub use execute::{Cluster, WorkerContext, execute};

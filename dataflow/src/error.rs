@@ -1,11 +1,16 @@
 //! What can end a job, and what its caller should do about it.
 
+use std::error::Error;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use tidemill_collective::CollectiveError;
+use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
 use tidemill_streaming_data::DataError;
+use tidemill_streaming_data::prepare::PrepareError;
 
-use crate::cluster::{ClusterError, SharedError};
+use crate::cluster::{Classified, ClusterError, ExitClass, SharedError};
 
 /// The result of a call on a job.
 pub type Result<T> = std::result::Result<T, JobError>;
@@ -170,5 +175,171 @@ impl JobError {
     /// A [`JobError::Checkpoint`].
     pub fn checkpoint(path: &Path, what: impl Into<String>) -> Self {
         Self::Checkpoint { path: path.to_owned(), what: what.into() }
+    }
+}
+
+impl Classified for JobError {
+    fn exit_class(&self) -> ExitClass {
+        match self {
+            Self::Copied { cause, .. } => cause.exit_class(),
+            Self::File { source, .. } => source.exit_class(),
+            Self::Model(error) => error.exit_class(),
+            Self::Data(error) => error.exit_class(),
+            Self::Cluster(error) => error.exit_class(),
+            Self::Config { .. }
+            | Self::Value { .. }
+            | Self::Resume { .. }
+            | Self::Checkpoint { .. }
+            | Self::RunFolderInUse { .. }
+            | Self::RunFolderTaken { .. }
+            | Self::Device { .. }
+            | Self::MixedDevices { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Compile { .. }
+            | Self::Token { .. }
+            | Self::Step { .. } => ExitClass::FixInput,
+        }
+    }
+}
+
+impl Classified for KernelError {
+    fn exit_class(&self) -> ExitClass {
+        class(self, self.may_succeed_later())
+    }
+}
+
+impl Classified for ModelError {
+    fn exit_class(&self) -> ExitClass {
+        class(self, self.may_succeed_later())
+    }
+}
+
+impl Classified for CollectiveError {
+    fn exit_class(&self) -> ExitClass {
+        class(self, self.may_succeed_later())
+    }
+}
+
+impl Classified for DataError {
+    fn exit_class(&self) -> ExitClass {
+        class(self, self.may_succeed_later())
+    }
+}
+
+impl Classified for PrepareError {
+    fn exit_class(&self) -> ExitClass {
+        class(self, self.may_succeed_later())
+    }
+}
+
+/// What an error of a library comes to: where the operating system's answer is behind it, that decides, as the paths that the
+/// libraries are given are those that a user names.
+fn class(error: &(dyn Error + 'static), may_succeed_later: bool) -> ExitClass {
+    let mut causes = std::iter::successors(error.source(), |cause| (*cause).source());
+    match causes.find_map(|cause| cause.downcast_ref::<io::Error>()) {
+        Some(answer) => answer.exit_class(),
+        None if may_succeed_later => ExitClass::Restart,
+        None => ExitClass::FixInput,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Failure, Peer};
+    use tidemill_streaming_data::store::StoreFailure;
+
+    #[test]
+    fn a_failed_device_is_worth_a_restart_and_one_that_refuses_is_not() {
+        let device = || "NVIDIA H200".to_owned();
+        let failed = || KernelError::Device {
+            attempted: "waiting for the device",
+            device: device(),
+            answer: "uncorrectable ECC error encountered".to_owned(),
+        };
+        assert_eq!(Failure::from(ModelError::from(failed())).exit_class(), ExitClass::Restart);
+        let outside_a_worker = JobError::from(ModelError::from(failed()));
+        assert_eq!(outside_a_worker.exit_class(), ExitClass::Restart);
+        let architecture = || "sm_35".to_owned();
+        let refusals = [
+            KernelError::OutOfMemory { bytes: 7, device: device() },
+            KernelError::shape("scan", "states", 1, 2),
+            KernelError::Unavailable { backend: "cuda", reason: "no driver".to_owned() },
+            KernelError::Compile {
+                source_name: "scan.cu",
+                architecture: architecture(),
+                log: "error".to_owned(),
+            },
+            KernelError::UnsupportedArchitecture {
+                device: device(),
+                found: architecture(),
+                expected: "sm_70 or later".to_owned(),
+            },
+        ];
+        for refusal in refusals {
+            let text = refusal.to_string();
+            let error = JobError::from(ModelError::from(refusal));
+            assert_eq!(error.exit_class(), ExitClass::FixInput, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_may_another_time() {
+        let of = |source| DataError::Store {
+            action: "read",
+            url: "s3://bucket/set".to_owned(),
+            attempts: 6,
+            source,
+        };
+        let said = || "503 Slow Down".to_owned();
+        let silent = JobError::from(of(StoreFailure::Other { said: said() }));
+        assert_eq!(silent.exit_class(), ExitClass::Restart);
+        let in_a_worker = Failure::from(of(StoreFailure::Other { said: said() }));
+        assert_eq!(in_a_worker.exit_class(), ExitClass::Restart);
+        let preparing = PrepareError::from(of(StoreFailure::Other { said: said() }));
+        assert_eq!(preparing.exit_class(), ExitClass::Restart);
+        let refused = JobError::from(of(StoreFailure::Refused { said: said() }));
+        assert_eq!(refused.exit_class(), ExitClass::FixInput);
+    }
+
+    #[test]
+    fn an_error_of_the_cluster_has_its_own_class_wherever_it_stands() {
+        let peer = Peer { process: 1, address: "host:1".into() };
+        let error = JobError::from(ClusterError::PeerEnded { peer });
+        assert_eq!(error.exit_class(), ExitClass::Restart);
+        let error = JobError::from(ClusterError::Zero { setting: "threads" });
+        assert_eq!(error.exit_class(), ExitClass::FixInput);
+    }
+
+    #[test]
+    fn a_message_that_is_damaged_is_never_the_inputs_fault() {
+        let damaged = Failure::from(CollectiveError::Malformed { what: "it is too short" });
+        assert_eq!(damaged.exit_class(), ExitClass::Restart);
+        let lanes = Failure::from(CollectiveError::Lanes { found: 3 });
+        assert_eq!(lanes.exit_class(), ExitClass::FixInput);
+    }
+
+    #[test]
+    fn a_disk_that_fails_under_a_library_is_worth_a_restart() {
+        // As Linux numbers them.
+        let (no_such_file, input_output, no_space) = (2, 5, 28);
+        let answer = io::Error::from_raw_os_error;
+        for (number, expected) in [
+            (no_such_file, ExitClass::FixInput),
+            (input_output, ExitClass::Restart),
+            (no_space, ExitClass::Restart),
+        ] {
+            let path = || PathBuf::from("some/file");
+            let file = JobError::file("writing", &path(), answer(number));
+            assert_eq!(file.exit_class(), expected, "{file}");
+            let copied = JobError::Copied { url: path(), cause: Box::new(file) };
+            assert_eq!(copied.exit_class(), expected, "{copied}");
+            let source = answer(number);
+            let model = ModelError::File { action: "reading", path: path(), source };
+            assert_eq!(JobError::from(model).exit_class(), expected, "{number}");
+            let data = || DataError::Io { action: "read", path: path(), source: answer(number) };
+            assert_eq!(JobError::from(data()).exit_class(), expected, "{number}");
+            assert_eq!(PrepareError::from(data()).exit_class(), expected, "{number}");
+        }
     }
 }

@@ -22,12 +22,14 @@
 //! | [`train`] | all of them, with the loops between |
 //! | [`stream_data`] | streams a data set, or rows of any columns, into any timely program |
 //! | [`plan`] | what all of them must know |
+//! | [`error`] | what breaks their contracts |
 //! | [`residence`] | state that stays on the device, where one worker owns all of it |
 //!
 //! Start at [`train`].
 
 pub mod checkpoint;
 mod companion;
+pub mod error;
 pub mod evaluate;
 pub mod forward_backward;
 pub mod optimize;
@@ -46,6 +48,7 @@ use timely::dataflow::operators::generic::OperatorInfo;
 pub use tidemill_collective::StatePart;
 
 pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
+pub use error::GraphError;
 pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};

@@ -1,7 +1,6 @@
 //! What a device refuses to do, in one line that says what to change.
 //!
-//! [`words`] are those of an error wherever one is told: to the user, and to the other processes. What to change depends on
-//! the command, so whoever knows it gives its [`Advice`] to a [`Refusal`].
+//! What to change depends on the command, so each command gives its own [`Advice`] to a [`Refusal`].
 
 use std::error::Error;
 
@@ -9,24 +8,6 @@ use tidemill_kernels::KernelError;
 
 use crate::cluster::{ClusterError, SharedError, unshared};
 use crate::error::JobError;
-
-/// The message of `error` alone, its causes left out; of a compiler's log, the first line that is an error.
-pub(crate) fn words(error: &(dyn Error + 'static)) -> String {
-    match unshared(error).downcast_ref() {
-        Some(KernelError::Compile { source_name, architecture, log }) => {
-            let (architecture, log) = (architecture.clone(), first_error(log).to_owned());
-            KernelError::Compile { source_name, architecture, log }.to_string()
-        }
-        _ => error.to_string(),
-    }
-}
-
-/// The first line of a compiler's log that says "error"; the first that says anything where none does.
-fn first_error(log: &str) -> &str {
-    let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
-    let first = lines.clone().next().unwrap_or("the compiler does not say why");
-    lines.find(|line| line.contains("error")).unwrap_or(first)
-}
 
 /// What to change, in the words of the command that was given.
 pub(crate) struct Advice {
@@ -51,7 +32,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// What `error` comes from, if from one of these. A compiler's whole log is told to who asks for it.
+    /// What `error` comes from, if from one of these. A compiler's whole log goes to the debug log.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Option<Self> {
         let mut link = Some(error);
         while let Some(error) = link.map(unshared) {
@@ -59,7 +40,7 @@ impl Refusal {
                 Some(KernelError::OutOfMemory { .. }) => return Some(Self::OutOfMemory),
                 Some(KernelError::Compile { log, .. }) => {
                     tracing::debug!("the compiler's log:\n{log}");
-                    return Some(Self::Compile { message: words(error) });
+                    return Some(Self::Compile { message: error.to_string() });
                 }
                 _ => link = error.source(),
             }
@@ -101,9 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn of_a_compilers_log_the_first_error_is_told() {
+    fn a_peer_is_told_the_first_error_of_a_compiler() {
         let told = "compiling scan.cu for sm_90a failed: scan.cu(7): error: no such type";
-        assert_eq!(words(&compile()), told);
         let causes: [(&str, SharedError); 2] = [
             ("a kernel failed: ", Arc::new(ModelError::from(compile()))),
             ("", Arc::new(compile())),
@@ -115,8 +95,6 @@ mod tests {
             assert_eq!(error.with_causes(), expected);
             assert!(Refusal::of(&error).is_some());
         }
-        assert_eq!(first_error("\n warning: old\n"), "warning: old");
-        assert_eq!(first_error(" \n"), "the compiler does not say why");
     }
 
     #[test]

@@ -75,13 +75,13 @@ pub enum KernelError {
         expected: String,
     },
     /// A kernel's source was refused by the device's compiler: report it.
-    #[error("compiling {source_name} for {architecture} failed: {log}")]
+    #[error("compiling {source_name} for {architecture} failed: {}", first_error(log))]
     Compile {
         /// The file of kernels.
         source_name: &'static str,
         /// What it was compiled for.
         architecture: String,
-        /// What the compiler said.
+        /// All that the compiler said; the message has its first error.
         log: String,
     },
     /// The device, its driver or one of its libraries failed: start again from a checkpoint.
@@ -112,6 +112,22 @@ pub enum KernelError {
 }
 
 impl KernelError {
+    /// Whether the same call may succeed another time though nothing is changed: the device or the host failed, or this code
+    /// did. A device that refuses (no room, an architecture, a shape, a kernel that does not compile) will refuse again.
+    pub fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::Device { .. } | Self::Threads { .. } | Self::NotRecordable { .. } => true,
+            Self::Shape { .. }
+            | Self::TokenOutOfRange { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Unsupported { .. }
+            | Self::Unavailable { .. }
+            | Self::UnsupportedArchitecture { .. }
+            | Self::Compile { .. }
+            | Self::InstructionSet { .. } => false,
+        }
+    }
+
     /// A shape error; `expected` and `found` are formatted.
     pub fn shape(
         kernel: &'static str,
@@ -120,5 +136,30 @@ impl KernelError {
         found: impl ToString,
     ) -> Self {
         Self::Shape { kernel, what, expected: expected.to_string(), found: found.to_string() }
+    }
+}
+
+/// The first line of a compiler's log that says "error"; the first that says anything where none does.
+fn first_error(log: &str) -> &str {
+    let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.clone().next().unwrap_or("the compiler does not say why");
+    lines.find(|line| line.contains("error")).unwrap_or(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_compilers_log_the_first_error_is_told() {
+        let said = |log: &str| {
+            let (source_name, architecture) = ("scan.cu", "sm_90a".to_owned());
+            KernelError::Compile { source_name, architecture, log: log.to_owned() }.to_string()
+        };
+        let log = "\nIn file included from scan.cu:3:\n  scan.cu(7): error: no such type\n1 error detected\n";
+        let failed = "compiling scan.cu for sm_90a failed: ";
+        assert_eq!(said(log), format!("{failed}scan.cu(7): error: no such type"));
+        assert_eq!(said("\n warning: old\n"), format!("{failed}warning: old"));
+        assert_eq!(said(" \n"), format!("{failed}the compiler does not say why"));
     }
 }

@@ -83,6 +83,23 @@ pub enum ModelError {
 }
 
 impl ModelError {
+    /// Whether the same call may succeed another time though nothing is changed: a device failed, or the code around the model
+    /// did. What the operating system answered ([`File`](Self::File)) may have passed, as far as this crate can tell: only its
+    /// caller knows which paths were given by a user.
+    pub fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::Kernel(error) => error.may_succeed_later(),
+            Self::File { .. }
+            | Self::ArenaSize { .. }
+            | Self::Microbatch { .. }
+            | Self::SinkClosed => true,
+            Self::Config { .. }
+            | Self::Format { .. }
+            | Self::Token { .. }
+            | Self::NotFinite { .. } => false,
+        }
+    }
+
     /// A [`ModelError::Config`].
     pub fn config(key: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         Self::Config { key: key.into(), expected: expected.to_string(), found: found.to_string() }

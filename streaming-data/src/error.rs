@@ -366,6 +366,46 @@ pub enum DataError {
 }
 
 impl DataError {
+    /// Whether the same call may succeed another time though nothing is changed. A store that did not answer may; one that
+    /// refuses, and a data set or a setting that is wrong, will be the same.
+    ///
+    /// What the operating system answered ([`Io`](Self::Io)) may have passed, as far as this crate can tell: only its caller
+    /// knows which paths were given by a user.
+    pub fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::Store { source: StoreFailure::TooSlow(_), .. }
+            | Self::Cancelled { .. }
+            | Self::CacheInUse { .. }
+            | Self::Io { .. }
+            | Self::DecodingPanic { .. } => true,
+            Self::Store { source, .. } => !source.is_final(),
+            Self::Location { .. }
+            | Self::CacheLimit { .. }
+            | Self::NotAFolder { .. }
+            | Self::NoShards { .. }
+            | Self::StillPreparing { .. }
+            | Self::IndexSyntax { .. }
+            | Self::IndexVersion { .. }
+            | Self::IndexValue { .. }
+            | Self::MissingShard { .. }
+            | Self::EmptyShard { .. }
+            | Self::ShardBytes { .. }
+            | Self::ShardSamples { .. }
+            | Self::ShardHash { .. }
+            | Self::ShardFooter { .. }
+            | Self::FooterHash { .. }
+            | Self::RowGroupHash { .. }
+            | Self::ShardFormat { .. }
+            | Self::Column { .. }
+            | Self::RowLength { .. }
+            | Self::NullToken { .. }
+            | Self::Token { .. }
+            | Self::Order { .. }
+            | Self::Mixture { .. }
+            | Self::ResumeMismatch { .. } => false,
+        }
+    }
+
     /// Wraps an error of the operating system; made for `map_err`.
     pub(crate) fn io(
         action: &'static str,

@@ -3,10 +3,14 @@
 use std::error::Error;
 use std::io::Write;
 
+use tidemill_kernels::KernelError;
+use tidemill_model::ModelError;
+use tidemill_streaming_data::DataError;
+use tidemill_streaming_data::prepare::PrepareError;
+
 use super::output::note_line;
-use crate::cluster::{ClusterError, ExitClass};
+use crate::cluster::{Classified, ClusterError, ExitClass};
 use crate::error::JobError;
-use crate::refusal::words;
 
 /// What the program answers to whoever started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +55,10 @@ pub(crate) fn start_logging() {
 
 /// The whole chain of causes on one line.
 pub(super) fn one_line(error: &(dyn Error + 'static)) -> String {
-    let mut line = words(error);
+    let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        let text = words(inner);
+        let text = inner.to_string();
         if !line.contains(&text) {
             line.push_str(": ");
             line.push_str(&text);
@@ -99,9 +103,28 @@ pub(crate) fn report(result: anyhow::Result<ExitCode>) -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             note_line!("tidemill: {}", message(&error));
-            ExitCode::from(ExitClass::of(error.as_ref()).exit_code())
+            ExitCode::from(exit_class(&error).exit_code())
         }
     }
+}
+
+/// What a restart would do about `error`: what the first in its chain of causes says that says anything. An error that says
+/// nothing is not known to be the input's fault.
+fn exit_class(error: &anyhow::Error) -> ExitClass {
+    error.chain().find_map(class_of).unwrap_or(ExitClass::Restart)
+}
+
+fn class_of(cause: &(dyn Error + 'static)) -> Option<ExitClass> {
+    fn of<E: Classified + Error + 'static>(cause: &(dyn Error + 'static)) -> Option<ExitClass> {
+        cause.downcast_ref::<E>().map(Classified::exit_class)
+    }
+    of::<JobError>(cause)
+        .or_else(|| of::<ClusterError>(cause))
+        .or_else(|| of::<PrepareError>(cause))
+        .or_else(|| of::<DataError>(cause))
+        .or_else(|| of::<ModelError>(cause))
+        .or_else(|| of::<KernelError>(cause))
+        .or_else(|| of::<std::io::Error>(cause))
 }
 
 /// What the user is told. Which worker noticed wrong input says nothing, so it is left out.
@@ -125,4 +148,26 @@ fn cluster_error(error: &anyhow::Error) -> Option<&ClusterError> {
         Some(JobError::Cluster(cluster)) => Some(cluster),
         _ => cause.downcast_ref::<ClusterError>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+    use std::io;
+
+    #[test]
+    fn what_is_not_known_to_be_the_inputs_fault_is_75() {
+        let code = |error: anyhow::Error| exit_class(&error).exit_code();
+        let answer = |kind: io::ErrorKind| Err::<(), _>(io::Error::from(kind));
+        assert_eq!(code(anyhow::anyhow!("an error of which nothing is known")), 75);
+        assert_eq!(code(JobError::value("--seconds", "a time", "x").into()), 1);
+        let missing = answer(io::ErrorKind::NotFound).context("reading lines.jsonl failed");
+        assert_eq!(code(missing.unwrap_err()), 1);
+        let full = answer(io::ErrorKind::StorageFull).context("writing loss.svg failed");
+        assert_eq!(code(full.unwrap_err()), 75);
+        let said = JobError::value("--model", "a folder", "a file");
+        let behind_others = Err::<(), _>(said).context("line 3").context("lines.jsonl");
+        assert_eq!(code(behind_others.unwrap_err()), 1);
+    }
 }

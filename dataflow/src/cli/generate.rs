@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use tidemill_kernels::Backend;
 use tidemill_model::ModelError;
@@ -22,6 +22,7 @@ use super::requests::{Encoder, Request, Requests, TextKey, note_nothing_asked};
 use super::tokenizer::TextTokenizer;
 use crate::cli::exit::ExitCode;
 use crate::device::{Devices, WithBackend};
+use crate::error::JobError;
 use crate::inference::LoadedModel;
 
 /// Flags of `tidemill generate`.
@@ -153,13 +154,17 @@ fn write_one<B: Backend>(
         Asked { tokens: Some(tokens), .. } => tokens.clone(),
         Asked { prompt: Some(text), .. } => Encoder { tokenizer, folder: model.folder() }
             .encode(text, "give --tokens instead of --prompt")?,
-        _ => bail!("--prompt, --tokens or --input is required"),
+        _ => return Err(nothing_asked("--prompt, --tokens or --input").into()),
     };
     let mut stream = Stream::new(answers);
     let written = model.generate(&prompt, settings, |token| stream.push(token))?;
     stream.finish()?;
     note_cut_answers(&model, settings, usize::from(is_cut(&written, settings)), 1);
     Ok(())
+}
+
+fn nothing_asked(expected: &str) -> JobError {
+    JobError::value("generate", expected, "none")
 }
 
 /// Whether an answer has ended where the model's learned positions do.
@@ -190,7 +195,7 @@ fn write_many<B: Backend>(
     settings: &GenerationSettings,
     answers: &Answers<'_>,
 ) -> anyhow::Result<()> {
-    let Some(path) = &arguments.asked.input else { bail!("--input is required") };
+    let Some(path) = &arguments.asked.input else { return Err(nothing_asked("--input").into()) };
     let encoder = Encoder { tokenizer, folder: model.folder() };
     // All of them are looked at before any is answered.
     let requests = Requests::open(path, TextKey::Prompt, encoder)?

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
@@ -21,6 +21,7 @@ use crate::checkpoint::{
     self, CHECKPOINTS_FOLDER, Checkpoint, LocalCopy, RemoteCheckpoints, TRAINER_FILE, Wanted,
 };
 use crate::cli::exit::ExitCode;
+use crate::error::JobError;
 use crate::metrics::{self, StepMetrics};
 use crate::run_folder::{self, RUN_CONFIG_FILE};
 
@@ -50,7 +51,8 @@ pub(crate) struct InspectArguments {
 pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
     let location = Location::of_path(&arguments.folder)?;
     if location.local().is_some_and(|folder| !folder.is_dir()) {
-        bail!("{location}: expected a folder");
+        let what = "expected a folder".to_owned();
+        return Err(JobError::Config { origin: location.to_string(), what }.into());
     }
     let facts = match location.local() {
         _ if arguments.order.is_some() => order_facts(arguments)?,

@@ -20,6 +20,7 @@ use super::exit::one_line;
 use super::output::{note_line, result_line};
 use super::{Format, progress};
 use crate::cli::exit::ExitCode;
+use crate::error::JobError;
 
 /// Flags of `tidemill prepare`.
 #[derive(Debug, Args)]
@@ -75,10 +76,10 @@ const PRINTED_BROKEN: usize = 20;
 
 pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let output = Location::of_path(&arguments.output)?;
-    anyhow::ensure!(
-        !output.to_string().starts_with("memory://"),
-        "--output: expected a place that outlives the program, found {output}"
-    );
+    if output.to_string().starts_with("memory://") {
+        let expected = "a place that outlives the program";
+        return Err(JobError::value("--output", expected, output).into());
+    }
     let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let settings = PrepareSettings {
         glob: arguments.glob.clone(),
@@ -97,10 +98,13 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let eos_token = arguments.eos_token.as_deref();
     let tokenizer: Box<dyn Tokenize> = match arguments.tokenizer.as_deref() {
         None | Some("bytes") => {
-            anyhow::ensure!(
-                eos_token.is_none(),
-                "--eos-token: expected only with a tokenizer.json; the tokenizer `bytes` has its own"
-            );
+            if eos_token.is_some() {
+                let (origin, what) = (
+                    "--eos-token".to_owned(),
+                    "expected only with a tokenizer.json; the tokenizer `bytes` has its own",
+                );
+                return Err(JobError::Config { origin, what: what.to_owned() }.into());
+            }
             Box::new(ByteTokenizer)
         }
         Some(path) => Box::new(DocumentTokenizer::open(path.as_ref(), eos_token)?),

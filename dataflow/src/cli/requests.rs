@@ -5,12 +5,13 @@ use std::io::{BufRead, BufReader, Lines};
 use std::iter::Enumerate;
 use std::path::Path;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::Context;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::output::note_line;
 use super::tokenizer::TextTokenizer;
+use crate::error::JobError;
 
 /// What text is called in a file of requests.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +91,10 @@ impl Encoder<'_> {
     pub(crate) fn encode(self, text: &str, instead: &str) -> anyhow::Result<Vec<u32>> {
         match self.tokenizer {
             Some(tokenizer) => tokenizer.encode(text),
-            None => bail!("{} has no tokenizer.json: {instead}", self.folder.display()),
+            None => {
+                let what = format!("expected tokenizer.json, found none: {instead}");
+                Err(wrong(&self.folder.display().to_string(), what))
+            }
         }
     }
 }
@@ -113,24 +117,29 @@ impl<'a> Requests<'a> {
 
     fn parse(&self, place: String, line: &str) -> anyhow::Result<Request> {
         let word = self.key.word();
-        let expected =
-            format!("{place}: expected {{\"tokens\": [...]}} or {{\"{word}\": \"...\"}}");
+        let expected = format!("expected {{\"tokens\": [...]}} or {{\"{word}\": \"...\"}}");
         // A list would be taken for the values of the keys.
         if !line.trim_start().starts_with('{') {
-            bail!("{expected}, found no JSON object");
+            return Err(wrong(&place, format!("{expected}, found no JSON object")));
         }
         let read = self.key.read(line);
-        let line = read.map_err(|error| anyhow!("{expected}: {}", at_column(&error)))?;
+        let line =
+            read.map_err(|error| wrong(&place, format!("{expected}: {}", at_column(&error))))?;
         let tokens = match (line.tokens, line.text) {
             (Some(tokens), None) => tokens,
             (None, Some(text)) => {
                 let instead = format!("give tokens, not {word}");
                 self.encoder.encode(&text, &instead).with_context(|| place.clone())?
             }
-            _ => bail!("{place}: expected one of tokens and {word}"),
+            _ => return Err(wrong(&place, format!("expected one of tokens and {word}"))),
         };
         Ok(Request { place, id: line.id, tokens })
     }
+}
+
+/// What is wrong with an input.
+fn wrong(origin: &str, what: String) -> anyhow::Error {
+    JobError::Config { origin: origin.to_owned(), what }.into()
 }
 
 /// What is wrong with a line, which is the first of the JSON and another of the file.

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use crate::error::JobError;
+
 /// A tokenizer read from a tokenizer.json.
 pub(crate) struct TextTokenizer {
     tokenizer: tokenizers::Tokenizer,
@@ -17,8 +19,10 @@ impl TextTokenizer {
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         let path_text = path.display().to_string();
         let bytes = std::fs::read(path).with_context(|| format!("reading {path_text} failed"))?;
-        let wrong =
-            |error| anyhow::anyhow!("{path_text}: expected a Hugging Face tokenizer.json: {error}");
+        let wrong = |error| {
+            let what = format!("expected a Hugging Face tokenizer.json: {error}");
+            JobError::Config { origin: path_text.clone(), what }
+        };
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(wrong)?;
         tokenizer.with_truncation(None).map_err(wrong)?.with_padding(None);
         Ok(Self { tokenizer, path: path_text })
@@ -35,15 +39,20 @@ impl TextTokenizer {
         let encoding = self
             .tokenizer
             .encode_fast(text, false)
-            .map_err(|error| anyhow::anyhow!("{}: tokenizing failed: {error}", self.path))?;
+            .map_err(|error| self.failed("tokenizing", &error))?;
         Ok(encoding.get_ids().to_vec())
     }
 
     /// The text of `tokens`, special tokens left out.
     pub(crate) fn decode(&self, tokens: &[u32]) -> anyhow::Result<String> {
-        self.tokenizer
-            .decode(tokens, true)
-            .map_err(|error| anyhow::anyhow!("{}: decoding failed: {error}", self.path))
+        let text = self.tokenizer.decode(tokens, true);
+        text.map_err(|error| self.failed("decoding", &error).into())
+    }
+
+    /// A tokenizer that cannot do with a text what it is for.
+    fn failed(&self, action: &str, error: &tokenizers::Error) -> JobError {
+        let what = format!("{action} failed: {error}");
+        JobError::Config { origin: self.path.clone(), what }
     }
 
     /// Decodes tokens one by one.

@@ -228,7 +228,11 @@ mod tests {
         assert_eq!(error.to_string(), "thread reader panicked: no tape");
 
         let abort = Abort::new();
-        abort.guard_thread("writer", || Err("disk full")?).unwrap().join().unwrap();
+        abort
+            .guard_thread("writer", || Err(Failure::restart("disk full")))
+            .unwrap()
+            .join()
+            .unwrap();
         let error = abort.first_error().unwrap();
         assert_eq!(error.with_causes(), "thread writer failed: disk full");
     }

@@ -2,8 +2,8 @@
 //!
 //! [`ClusterError`] is `Clone`: the first error of a run is kept by the [`Abort`](super::Abort)
 //! handle, sent to the peers, and returned to every caller. [`Failure`] is the error type of the
-//! closures that run on workers and guarded threads. It is built from any error by `?`, and says
-//! whether a restart could help.
+//! closures that run on workers and guarded threads. It is built by `?` from any error that says whether a restart could
+//! help ([`Classified`]), and keeps what that says.
 
 use std::error::Error;
 use std::fmt;
@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::classified::Classified;
 use super::exit_class::ExitClass;
-use crate::refusal::words;
 
 /// An error as it is shared between threads.
 pub type SharedError = Arc<dyn Error + Send + Sync + 'static>;
@@ -64,10 +64,17 @@ impl fmt::Display for Actor {
 #[error("the run was aborted")]
 pub struct Aborted;
 
+impl Classified for Aborted {
+    /// That of a consequence: the first error has one of its own.
+    fn exit_class(&self) -> ExitClass {
+        ExitClass::Restart
+    }
+}
+
 /// An error with which a worker or a guarded thread ends, and what a restart would do about it.
 ///
-/// Any error (also `anyhow::Error`, `String` and `&str`) becomes a `Failure` by `?`. Its class is
-/// then [`ExitClass::of`] it; [`Failure::restart`] says otherwise.
+/// An error that is [`Classified`] becomes a `Failure` of its class by `?`. Any other (also `anyhow::Error`, `String` and
+/// `&str`) becomes one by [`Failure::restart`] or [`Failure::fix_input`].
 #[derive(Debug)]
 pub struct Failure {
     exit_class: ExitClass,
@@ -80,6 +87,11 @@ impl Failure {
         Self { exit_class, cause: cause.into() }
     }
 
+    /// A failure that would come again: something that the run was given is wrong.
+    pub fn fix_input(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::new(ExitClass::FixInput, cause)
+    }
+
     /// A failure that a restart from the last checkpoint may cure.
     pub fn restart(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::new(ExitClass::Restart, cause)
@@ -90,17 +102,20 @@ impl Failure {
         self.exit_class
     }
 
+    /// The error itself.
+    pub fn cause(&self) -> &(dyn Error + Send + Sync + 'static) {
+        self.cause.as_ref()
+    }
+
     /// The same failure as the error of `who`.
     pub(super) fn into_error(self, who: Actor) -> ClusterError {
         ClusterError::Failed { who, exit_class: self.exit_class, cause: self.cause.into() }
     }
 }
 
-impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failure {
+impl<E: Classified + Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        let cause = error.into();
-        let exit_class = ExitClass::of(cause.as_ref());
-        Self { exit_class, cause }
+        Self { exit_class: error.exit_class(), cause: Box::new(error) }
     }
 }
 
@@ -314,15 +329,16 @@ impl ClusterError {
     pub fn exit_class(&self) -> ExitClass {
         match self {
             Self::Failed { exit_class, .. } | Self::Reported { exit_class, .. } => *exit_class,
-            Self::Bind { source, .. } if source.kind() != io::ErrorKind::AddrInUse => {
+            // An address that is not this machine's, or a port that it may not have.
+            Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrNotAvailable => {
                 ExitClass::FixInput
             }
+            Self::Bind { source, .. } | Self::HostsUnreadable { source, .. } => source.exit_class(),
             Self::Disagreement { .. }
             | Self::Refused { .. }
             | Self::WrongPeer { .. }
             | Self::ProcessIndex { .. }
             | Self::Zero { .. }
-            | Self::HostsUnreadable { .. }
             | Self::HostsLine { .. }
             | Self::HostsEmpty { .. }
             | Self::Invitation { .. } => ExitClass::FixInput,
@@ -331,7 +347,6 @@ impl ClusterError {
             | Self::PeerSilent { .. }
             | Self::DataConnection { .. }
             | Self::Unreachable { .. }
-            | Self::Bind { .. }
             | Self::Socket { .. }
             | Self::Spawn { .. }
             | Self::Workers { .. }
@@ -346,7 +361,7 @@ impl ClusterError {
         let mut link = self.source();
         while let Some(error) = link {
             text.push_str(": ");
-            text.push_str(&words(error));
+            text.push_str(&error.to_string());
             link = error.source();
         }
         text
@@ -358,6 +373,12 @@ impl ClusterError {
 
     pub(super) fn spawn(name: &str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Spawn { name: name.to_string(), source: Arc::new(source) }
+    }
+}
+
+impl Classified for ClusterError {
+    fn exit_class(&self) -> ExitClass {
+        Self::exit_class(self)
     }
 }
 
@@ -381,18 +402,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_takes_the_class_of_the_cluster_error_in_its_chain() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outer")]
-        struct Outer(#[source] ClusterError);
-
+    fn a_failure_takes_the_class_of_its_error() {
         let peer = Peer { process: 1, address: "host:1".into() };
-        let restart = Failure::from(Outer(ClusterError::PeerEnded { peer }));
+        let restart = Failure::from(ClusterError::PeerEnded { peer });
         assert_eq!(restart.exit_class(), ExitClass::Restart);
-        let input = Failure::from(Outer(ClusterError::Zero { setting: "threads" }));
+        let input = Failure::from(ClusterError::Zero { setting: "threads" });
         assert_eq!(input.exit_class(), ExitClass::FixInput);
-        assert_eq!(Failure::from("text").exit_class(), ExitClass::FixInput);
+        assert_eq!(Failure::from(Aborted).exit_class(), ExitClass::Restart);
+        assert_eq!(Failure::fix_input("text").exit_class(), ExitClass::FixInput);
         assert_eq!(Failure::restart("text").exit_class(), ExitClass::Restart);
+    }
+
+    #[test]
+    fn a_hosts_file_on_a_failing_disk_is_not_the_inputs_fault() {
+        let unreadable = |number| ClusterError::HostsUnreadable {
+            path: "hosts".into(),
+            source: Arc::new(io::Error::from_raw_os_error(number)),
+        };
+        let (no_such_file, input_output) = (2, 5);
+        assert_eq!(unreadable(no_such_file).exit_class(), ExitClass::FixInput);
+        assert_eq!(unreadable(input_output).exit_class(), ExitClass::Restart);
     }
 
     #[test]
@@ -400,6 +429,6 @@ mod tests {
         let inner = io::Error::other("disk on fire");
         let error = Failure::from(inner).into_error(Actor::Worker(3));
         assert_eq!(error.with_causes(), "worker 3 failed: disk on fire");
-        assert_eq!(error.exit_class().exit_code(), 1);
+        assert_eq!(error.exit_class().exit_code(), 75);
     }
 }

@@ -76,7 +76,7 @@ fn on_the_cpu(precision: Precision, because: String) -> Result<Platform> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::ExitClass;
+    use crate::cluster::{Classified, ExitClass};
 
     fn choice(
         backend: BackendChoice,
@@ -114,13 +114,13 @@ mod tests {
             Err(NoGpu { why: failure.to_string(), gpus: 1, failure: Some(failure) })
         };
         let error = choose(BackendChoice::Cuda, Precision::Fp32, failed).unwrap_err();
-        assert_eq!(ExitClass::of(&error), ExitClass::Restart);
+        assert_eq!(error.exit_class(), ExitClass::Restart);
         let auto = choose(BackendChoice::Auto, Precision::Fp32, failed).unwrap();
         assert_eq!(auto, Platform::Cpu);
         let missing = choose(BackendChoice::Cuda, Precision::Fp32, || {
             Err(NoGpu { why: "none".to_owned(), gpus: 0, failure: None })
         });
-        assert_eq!(ExitClass::of(&missing.unwrap_err()), ExitClass::FixInput);
+        assert_eq!(missing.unwrap_err().exit_class(), ExitClass::FixInput);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use tidemill_model::ModelError;
 
 use super::choice::NoGpu;
 use super::{Devices, Precision, WithBackend, WorkerDevice};
-use crate::cluster::ExitClass;
 use crate::error::{JobError, Result};
 
 /// How many GPUs there are, the first of which can be opened.
@@ -25,9 +24,10 @@ pub(super) fn usable_gpus() -> std::result::Result<NonZeroUsize, NoGpu> {
 }
 
 fn no_gpu(error: KernelError, gpus: usize) -> NoGpu {
-    match ExitClass::of(&error) {
-        ExitClass::Restart => NoGpu { why: error.to_string(), gpus, failure: Some(error) },
-        ExitClass::FixInput => NoGpu { why: reason(error), gpus, failure: None },
+    if error.may_succeed_later() {
+        NoGpu { why: error.to_string(), gpus, failure: Some(error) }
+    } else {
+        NoGpu { why: reason(error), gpus, failure: None }
     }
 }
 

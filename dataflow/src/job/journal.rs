@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::state_sink::Written;
+use super::state_sink::{Written, not_written};
 use super::train::{Observer, TrainEvent};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
@@ -86,7 +86,7 @@ impl Journal {
                 self.written.metrics.note(metrics.step);
                 (self.observer)(&TrainEvent::Step(metrics));
             }
-            Err(error) => self.abort.fail(Actor::Worker(0), error),
+            Err(error) => self.abort.fail(Actor::Worker(0), not_written(error)),
         }
     }
 
@@ -99,7 +99,7 @@ impl Journal {
                 let (step, loss) = (report.step, report.loss);
                 (self.observer)(&TrainEvent::Evaluated { step, loss });
             }
-            Err(error) => self.abort.fail(Actor::Worker(0), error),
+            Err(error) => self.abort.fail(Actor::Worker(0), not_written(error)),
         }
     }
 }

@@ -20,6 +20,7 @@ use timely::dataflow::{InputHandle, ProbeHandle};
 use crate::checkpoint::{StateArena, optimizer_file};
 use crate::cluster::{Failure, WorkerContext};
 use crate::error::Result;
+use crate::operators::GraphError;
 
 /// Pieces that may be on their way while the next is read.
 const PIECES_IN_FLIGHT: u64 = 8;
@@ -58,6 +59,9 @@ pub struct WorkerState {
     /// are zero. Pages of chunks that others own are never touched, so they cost no memory.
     pub moments: Option<[Vec<f32>; 2]>,
 }
+
+const NO_STATE: GraphError =
+    GraphError::Order { what: "the end of the state from worker 0", missing: "its beginning" };
 
 #[derive(Clone, Serialize, Deserialize)]
 enum Piece {
@@ -167,7 +171,7 @@ pub fn distribute(
     input.close();
     context.run_until_done()?;
     let mut received = received.borrow_mut();
-    let start = received.start.ok_or("worker 0 sent no state")?;
+    let start = received.start.ok_or(NO_STATE)?;
     Ok(WorkerState {
         start,
         parameters: std::mem::take(&mut received.parameters),

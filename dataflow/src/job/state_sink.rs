@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, StateArena, TrainerState};
 use crate::cluster::{Abort, Failure};
-use crate::operators::{EvaluationPlan, StatePart, StateSink, StepReport, TrainingPlan};
+use crate::error::JobError;
+use crate::operators::{
+    EvaluationPlan, GraphError, StatePart, StateSink, StepReport, TrainingPlan,
+};
 use crate::run_folder::RunFolder;
 
 /// Called with each complete checkpoint: updates done, and its folder or URL.
@@ -82,8 +85,20 @@ impl RunCheckpoints {
     }
 
     fn writer(&mut self) -> Result<&mut CheckpointWriter, Failure> {
-        let (_, writer) = self.open.as_mut().ok_or("no checkpoint was begun")?;
+        let (_, writer) = self.open.as_mut().ok_or(NO_CHECKPOINT)?;
         Ok(writer)
+    }
+}
+
+const NO_CHECKPOINT: GraphError =
+    GraphError::Order { what: "a part of a checkpoint", missing: "its beginning" };
+
+/// A failure to write down what a run has come to. Whatever is wrong with a file that the run itself made, the input is not at
+/// fault: the disk is full, the folder has vanished, a chunk got lost.
+pub(super) fn not_written(error: JobError) -> Failure {
+    match error {
+        JobError::File { .. } | JobError::Checkpoint { .. } => Failure::restart(error),
+        other => other.into(),
     }
 }
 
@@ -94,7 +109,8 @@ impl StateSink for RunCheckpoints {
         state.step = report.step;
         state.tokens = report.total_tokens;
         state.cursor.position = report.step * plan.batch.samples_per_step() as u64;
-        let writer = CheckpointWriter::begin(files.clone(), folder.path(), state)?;
+        let writer =
+            CheckpointWriter::begin(files.clone(), folder.path(), state).map_err(not_written)?;
         self.open = Some((*report, writer));
         Ok(())
     }
@@ -110,18 +126,19 @@ impl StateSink for RunCheckpoints {
             StatePart::ExpAvg => StateArena::ExpAvg,
             StatePart::ExpAvgSq => StateArena::ExpAvgSq,
         };
-        Ok(self.writer()?.write(arena, arena_start, values)?)
+        self.writer()?.write(arena, arena_start, values).map_err(not_written)
     }
 
     fn commit(&mut self) -> Result<(), Failure> {
-        let (report, writer) = self.open.take().ok_or("no checkpoint was begun")?;
+        let (report, writer) = self.open.take().ok_or(NO_CHECKPOINT)?;
         let CheckpointParts { files, folder, evaluation, written, abort, on_commit, .. } =
             &self.parts;
         written.metrics.wait(report.step, abort)?;
         if evaluation.is_some_and(|evaluation| evaluation.is_due(report.step, report.last)) {
             written.evaluations.wait(report.step, abort)?;
         }
-        let path = folder.publish(report.step, writer.commit()?, files.keep)?;
+        let written = writer.commit().map_err(not_written)?;
+        let path = folder.publish(report.step, written, files.keep).map_err(not_written)?;
         on_commit(report.step, path);
         Ok(())
     }

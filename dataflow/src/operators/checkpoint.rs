@@ -15,6 +15,7 @@ use timely::dataflow::{Stream, StreamVec};
 use timely::progress::operate::FrontierInterest;
 
 use super::companion::{Companion, OperatorGone, Replies};
+use super::error::GraphError;
 use super::optimize::StepReport;
 use super::plan::{CheckpointCuts, TrainingPlan};
 use crate::cluster::{Abort, Actor, Failure};
@@ -160,7 +161,12 @@ impl State {
                 {
                     (part, planned)
                 }
-                _ => return Err(format!("state outside the plan: {header:?}").into()),
+                _ => {
+                    let expected = "a part of the optimizer's state";
+                    return Err(
+                        GraphError::Chunk { step: step + 1, expected, found: header }.into()
+                    );
+                }
             };
             if cut.handed == 0 {
                 self.writer.send(WriterJob::Begin(report));
@@ -210,7 +216,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 Err(error) => abort.fail(who.clone(), error),
             }
         } else if scope.index() == 0 && plan.checkpoints != CheckpointCuts::Never {
-            abort.fail(who.clone(), "worker 0 was given nowhere to write its checkpoints");
+            abort.fail(who.clone(), GraphError::NoSink);
         }
         builder.build(move |capabilities| {
             drop(capabilities);
@@ -252,7 +258,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                                 done_output.session(held).give(CheckpointDone { step });
                                 entry.remove();
                             }
-                            _ => return Err("the writer answered what was not asked".into()),
+                            _ => return Err(GraphError::Unasked { thread: "the writer" }.into()),
                         }
                     }
                     state.hand_over()

@@ -26,6 +26,7 @@ use timely::progress::operate::FrontierInterest;
 use self::device::{DeviceJob, DeviceParts, DeviceReply};
 use self::schedule::{Computation, DeviceSchedule};
 use super::companion::Companion;
+use super::error::GraphError;
 use super::evaluate::EvaluationGrains;
 use super::keep_first;
 use super::optimize::StepReport;
@@ -269,7 +270,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                                 }
                             }
                             (DeviceReply::Finished, _) => state.finished(),
-                            _ => return Err("the device answered what was not asked".into()),
+                            _ => return Err(GraphError::Unasked { thread: "the device" }.into()),
                         }
                     }
                     state.compute();
@@ -293,7 +294,10 @@ fn check_time(grain: &Grain, time: u64) -> Result<(), Failure> {
     if grain.step == time {
         return Ok(());
     }
-    Err(format!("a grain of timestamp {time} says that it is of {}", grain.step).into())
+    let Grain { step, lane, grain, .. } = *grain;
+    let (expected, found) =
+        (format!("the step of its timestamp, {}", time + 1), format!("step {}", step + 1));
+    Err(GraphError::Grain { step: time + 1, lane, grain, expected, found }.into())
 }
 
 impl State {
@@ -347,8 +351,9 @@ impl State {
     ) -> Result<(), Failure> {
         let range = self.schedule.parameters(&chunk)?;
         if chunk.is_resident() {
-            let elsewhere = || "parameters that this device does not hold".into();
-            return if self.resident { Ok(()) } else { Err(elsewhere()) };
+            let (expected, found) = ("the host", "a device");
+            let elsewhere = GraphError::Memory { what: "parameters", expected, found };
+            return if self.resident { Ok(()) } else { Err(elsewhere.into()) };
         }
         let held = hold();
         let outstanding = &mut self.writing.entry(*held.time()).or_insert((held, 0)).1;

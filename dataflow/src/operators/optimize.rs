@@ -30,11 +30,15 @@ use self::resident::ResidentShard;
 use self::schedule::{OptimizerSchedule, ShardJob};
 use self::shard::{ShardParts, ShardReply};
 use super::companion::Companion;
+use super::error::GraphError;
 use super::forward_backward::LaneLoss;
 use super::keep_first;
 use super::plan::TrainingPlan;
 use super::residence::Residence;
 use crate::cluster::{Abort, Actor, Failure};
+
+const NO_CUT: GraphError = GraphError::Order { what: "a snapshot", missing: "its cut" };
+const NO_STEP: GraphError = GraphError::Order { what: "a report", missing: "its step" };
 
 /// What an update did: the same on every worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -288,7 +292,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                                 state.schedule.updated(chunk);
                             }
                             (ShardReply::Snapshot { chunk, part, values }, _) => {
-                                let mut cut = state.cuts.first_entry().ok_or("no cut is due")?;
+                                let mut cut = state.cuts.first_entry().ok_or(NO_CUT)?;
                                 let (held, remaining) = cut.get_mut();
                                 let header = header(part, 0, chunk, *held.time() + 1)?;
                                 let mut session = state_output.session(&*held);
@@ -300,7 +304,8 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                                 }
                             }
                             (reply, None) => {
-                                return Err(format!("step {step} has no {reply:?}").into());
+                                let what = format!("{reply:?} of the optimizer's thread");
+                                return Err(GraphError::Unplanned { step: step + 1, what }.into());
                             }
                         }
                     }
@@ -313,7 +318,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                     loop {
                         if let Some(report) = state.schedule.report()? {
                             let step = state.schedule.step();
-                            let held = state.steps.get(&step).ok_or("a report before its step")?;
+                            let held = state.steps.get(&step).ok_or(NO_STEP)?;
                             reports_output.session(&held.reports).give(report);
                             let remaining = 3 * state.schedule.owned().len();
                             if state.schedule.is_cut() && remaining > 0 {

@@ -14,6 +14,7 @@ use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::operators::{ConnectLoop, Feedback};
 use timely::progress::operate::FrontierInterest;
 
+use super::error::GraphError;
 use super::plan::TrainingPlan;
 use crate::cluster::{Abort, Actor, Failure};
 
@@ -49,8 +50,9 @@ impl ChunkSums {
     /// Adds a node of step `step`; answers the chunk's sum once all lanes are in it.
     fn insert(&mut self, step: u64, chunk: Chunk) -> Result<Option<Chunk>, Failure> {
         let header = *chunk.header_for(self.worker)?;
+        let unplanned = |expected| GraphError::Chunk { step: step + 1, expected, found: header };
         let Part::Gradient { use_index } = header.part else {
-            return Err(format!("expected a gradient, found {:?}", header.part).into());
+            return Err(unplanned("a gradient").into());
         };
         let segment = self.use_segments.get(use_index as usize);
         let planned = self.plan.chunks.chunks().get(header.chunk as usize);
@@ -62,7 +64,7 @@ impl ChunkSums {
             {
                 planned.range.len()
             }
-            _ => return Err(format!("step {step}: a gradient outside the plan: {header:?}").into()),
+            _ => return Err(unplanned("a gradient of this worker's chunks").into()),
         };
         if chunk.is_resident() {
             // Elements that do not move can only be added up where they are: by whoever has all lanes.
@@ -70,7 +72,7 @@ impl ChunkSums {
             return if whole {
                 Ok(Some(chunk))
             } else {
-                Err(format!("step {step}: a resident part of a sum: {header:?}").into())
+                Err(unplanned("the sum over all lanes, as it is resident").into())
             };
         }
         let key = (step, use_index, header.chunk);

@@ -11,6 +11,7 @@ use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::{Scope, StreamVec};
 use timely::progress::Antichain;
 
+use super::error::GraphError;
 use super::optimize::StepReport;
 use super::plan::TrainingPlan;
 use crate::cluster::{Abort, Actor, Failure};
@@ -118,7 +119,7 @@ impl GrainCutter {
         let expected = range.start + self.next.samples.len() as u64;
         if sample.position != expected {
             let found = sample.position;
-            return Err(format!("expected the sample at position {expected}, found {found}").into());
+            return Err(GraphError::Position { expected, found }.into());
         }
         self.next.samples.push(sample);
         if expected + 1 < range.end {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidemill::cluster::{
-    Abort, Actor, Cluster, ClusterError, ClusterSettings, ExitClass, execute, read_hosts,
+    Abort, Actor, Cluster, ClusterError, ClusterSettings, ExitClass, Failure, execute, read_hosts,
 };
 
 use crate::ring::{SOON, cluster, settings, soon};
@@ -124,7 +124,9 @@ fn an_abort_ends_the_search_for_peers() {
     let mut all = settings(2, 1);
     let abort = Abort::new();
     let outside = abort.clone();
-    let culprit = std::thread::spawn(move || outside.fail(Actor::Thread("main".into()), "no use"));
+    let culprit = std::thread::spawn(move || {
+        outside.fail(Actor::Thread("main".into()), Failure::fix_input("no use"))
+    });
     let error = soon(|| Cluster::connect_with(all.remove(0), abort).map(|_| ())).unwrap_err();
     culprit.join().unwrap();
     assert_eq!(error.with_causes(), "thread main failed: no use");
@@ -136,7 +138,7 @@ fn a_process_that_fails_early_still_tells_those_that_come() {
     let mut all = settings(2, 1).into_iter();
     let (early, late) = (all.next().unwrap(), all.next().unwrap());
     let abort = Abort::new();
-    abort.fail(Actor::Thread("main".into()), "wrong config");
+    abort.fail(Actor::Thread("main".into()), Failure::fix_input("wrong config"));
     let first = std::thread::spawn(move || Cluster::connect_with(early, abort).map(|_| ()));
     std::thread::park_timeout(Duration::from_millis(200));
     let text = soon(|| execute(late, |_| Ok(()))).unwrap_err().with_causes();

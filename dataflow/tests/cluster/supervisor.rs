@@ -38,7 +38,7 @@ pub fn supervised_child(role: &str) -> ! {
         println!("\nat work");
         let index = context.index();
         match role.as_str() {
-            "wrong-input" if index == 1 => Err("wrong input")?,
+            "wrong-input" if index == 1 => return Err(Failure::fix_input("wrong input")),
             "panic" if index == 1 => panic!("a bug"),
             "stop" if index == 1 => {
                 let pid = std::process::id().to_string();

@@ -33,7 +33,8 @@ fn an_error_of_one_worker_ends_every_thread() {
             for _ in 0..20 {
                 context.step_or_park()?;
             }
-            Err(std::io::Error::other("row 7 is outside the vocabulary"))?;
+            let error = std::io::Error::other("row 7 is outside the vocabulary");
+            return Err(Failure::fix_input(error));
         }
         Ok(context.run_until_done()?)
     };
@@ -51,7 +52,7 @@ fn workers_that_wait_for_ever_are_woken() {
     let outside = abort.clone();
     let culprit = std::thread::spawn(move || {
         (0..3).for_each(|_| waiting.recv().unwrap());
-        outside.fail(Actor::Thread("test".into()), "enough");
+        outside.fail(Actor::Thread("test".into()), Failure::fix_input("enough"));
     });
     let error = soon(|| {
         with_abort(3, &abort, move |context| {
@@ -61,7 +62,7 @@ fn workers_that_wait_for_ever_are_woken() {
                 stream.probe();
                 input
             });
-            ready.send(())?;
+            ready.send(()).map_err(Failure::restart)?;
             Ok(context.run_until_done()?)
         })
     });
@@ -146,7 +147,7 @@ fn an_error_keeps_its_class_on_the_way_to_the_peers() {
     let wrong_input = |context: &mut WorkerContext<'_>| -> Result<(), Failure> {
         ring(context, |_| {});
         if context.index() == 2 {
-            Err("lanes is not a power of two")?;
+            return Err(Failure::fix_input("lanes is not a power of two"));
         }
         Ok(context.run_until_done()?)
     };

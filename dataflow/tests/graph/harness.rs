@@ -186,7 +186,7 @@ impl StateSink for Memory {
     fn commit(&mut self) -> Result<(), Failure> {
         let (step, parts) = self.open.take().expect("a checkpoint was begun");
         if self.full_disk == Some(step) {
-            return Err("no space left on device".into());
+            return Err(Failure::restart("no space left on device"));
         }
         let bits = |values: Vec<f32>| -> Vec<u32> {
             assert!(values.iter().all(|value| !value.is_nan()), "every element");

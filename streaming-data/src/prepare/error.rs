@@ -269,6 +269,35 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
+    /// Whether the same preparation may succeed another time though nothing is changed. As for
+    /// [`DataError::may_succeed_later`], what the operating system answered may have passed.
+    pub fn may_succeed_later(&self) -> bool {
+        match self {
+            Self::Data(error) => error.may_succeed_later(),
+            Self::DocumentChanged { .. }
+            | Self::ShardEncoding { .. }
+            | Self::Panic { .. }
+            | Self::Interrupted => true,
+            Self::Setting { .. }
+            | Self::Glob { .. }
+            | Self::NoDocuments { .. }
+            | Self::Document { .. }
+            | Self::BrokenDocument { .. }
+            | Self::InputColumn { .. }
+            | Self::MixedInputs { .. }
+            | Self::SampleLength { .. }
+            | Self::ShardDigest { .. }
+            | Self::DamagedMdsShard { .. }
+            | Self::Sample { .. }
+            | Self::SampleToken { .. }
+            | Self::Tokenize { .. }
+            | Self::TokenizedToken { .. }
+            | Self::TooFewTokens { .. }
+            | Self::OutputExists { .. }
+            | Self::OutputTaken { .. } => false,
+        }
+    }
+
     /// Wraps an error of the operating system; made for `map_err`.
     pub(super) fn io(
         action: &'static str,

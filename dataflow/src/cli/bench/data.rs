@@ -16,6 +16,7 @@ use crate::cli::Format;
 use crate::cli::exit::ExitCode;
 use crate::cli::order::OrderChoice;
 use crate::cli::output::result_line;
+use crate::error::JobError;
 
 mod pace;
 
@@ -59,7 +60,7 @@ pub(crate) struct DataBench {
 
 pub(crate) fn run(bench: &DataBench) -> anyhow::Result<ExitCode> {
     let duration = Duration::try_from_secs_f64(bench.seconds).map_err(|error| {
-        anyhow::anyhow!("--seconds: expected a time, found {}: {error}", bench.seconds)
+        JobError::value("--seconds", "a time", format!("{}: {error}", bench.seconds))
     })?;
     let measured =
         if bench.columns.is_empty() { samples(bench, duration) } else { rows(bench, duration) }?;

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tidemill_streaming_data::prepare::{Tokenize, TokenizeError};
 
 use crate::cli::tokenizer::TextTokenizer;
+use crate::error::JobError;
 
 /// A tokenizer, and what an index says of it.
 pub(super) struct DocumentTokenizer {
@@ -55,11 +56,11 @@ impl DocumentTokenizer {
             let mut special = tokenizer.special_tokens();
             special.truncate(NAMED_TOKENS);
             let special = if special.is_empty() { "none".to_owned() } else { special.join(", ") };
-            anyhow::anyhow!(
-                "{}: expected a token that ends documents, found none of {wanted}; name one with --eos-token (its special \
-                 tokens: {special})",
-                path.display()
-            )
+            let what = format!(
+                "expected a token that ends documents, found none of {wanted}; name one with --eos-token (its special \
+                 tokens: {special})"
+            );
+            wrong(path, what)
         })?;
         Ok(Self {
             vocab_size: tokenizer.vocab_size(),
@@ -74,14 +75,18 @@ impl DocumentTokenizer {
 
 /// A tokenizer that was saved for training may leave merges out at random.
 fn check_determinism(path: &Path, json: &str) -> anyhow::Result<()> {
-    let json: Value = serde_json::from_str(json).with_context(|| path.display().to_string())?;
+    let json: Value = serde_json::from_str(json).map_err(|error| wrong(path, error.to_string()))?;
     let dropout = json["model"]["dropout"].as_f64().unwrap_or(0.0);
-    anyhow::ensure!(
-        dropout == 0.0,
-        "{}: model.dropout is {dropout}, expected null: the same text must always give the same tokens",
-        path.display()
-    );
+    if dropout != 0.0 {
+        let what = "expected null: the same text must always give the same tokens";
+        return Err(wrong(path, format!("model.dropout is {dropout}, {what}")).into());
+    }
     Ok(())
+}
+
+/// A file that cannot be used.
+fn wrong(path: &Path, what: String) -> JobError {
+    JobError::Config { origin: path.display().to_string(), what }
 }
 
 /// What the files beside a tokenizer say of its special tokens.
@@ -94,7 +99,8 @@ impl NamedTokens {
             let path = path.with_file_name(name);
             match std::fs::read(&path) {
                 Ok(bytes) => files.push(
-                    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?,
+                    serde_json::from_slice(&bytes)
+                        .map_err(|error| wrong(&path, error.to_string()))?,
                 ),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => {

@@ -13,6 +13,7 @@ use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
 use crate::cluster::Failure;
+use crate::operators::error::GraphError;
 
 /// Where the elements of a finished chunk are.
 pub(super) enum FinishedValues {
@@ -133,7 +134,7 @@ pub(super) struct LaneSink<'a, B: Backend> {
     closing: Option<Closing>,
     /// One more than the block that has to be done next.
     expected_block: usize,
-    violation: Option<String>,
+    violation: Option<GraphError>,
 }
 
 impl<B: Backend> LaneSink<'_, B> {
@@ -161,7 +162,11 @@ impl<B: Backend> LaneSink<'_, B> {
         let missing = std::mem::replace(&mut self.expected_block, self.map.layout.blocks().len());
         if missing > 0 {
             let name = &self.map.layout.blocks()[missing - 1];
-            return Err(format!("the model's backward pass did not finish block {name}").into());
+            return Err(GraphError::Model {
+                expected: format!("that it finishes block {name} before its backward pass ends"),
+                done: "did not".to_owned(),
+            }
+            .into());
         }
         Ok(())
     }
@@ -276,9 +281,11 @@ impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
         block: usize,
     ) -> tidemill_model::Result<()> {
         if block + 1 != self.expected_block {
-            let due = self.expected_block;
-            self.violation.get_or_insert_with(|| {
-                format!("the model finished block {block} where {due} blocks were left")
+            let due = self.expected_block.checked_sub(1);
+            let due = due.map_or("the end of the pass".to_owned(), |due| format!("block {due}"));
+            self.violation.get_or_insert_with(|| GraphError::Model {
+                expected: due,
+                done: format!("finished block {block}"),
             });
             return Err(ModelError::SinkClosed);
         }

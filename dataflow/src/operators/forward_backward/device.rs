@@ -16,6 +16,7 @@ use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::operators::companion::{OperatorGone, Replies};
+use crate::operators::error::GraphError;
 use crate::operators::plan::{EvaluationPlan, TrainingPlan};
 use crate::operators::residence::{Replica, Residence};
 use crate::operators::samples::Grain;
@@ -339,7 +340,12 @@ fn microbatch<'a>(
 fn add_losses(total: &mut GrainLoss, losses: &[GrainLoss], expected: usize) -> Result<(), Failure> {
     if losses.len() != expected {
         let found = losses.len();
-        return Err(format!("the model gave {found} losses for {expected} grains").into());
+        let done = format!("gave {found} losses for a microbatch");
+        return Err(GraphError::Model {
+            expected: format!("one for each of {expected} grains"),
+            done,
+        }
+        .into());
     }
     for loss in losses {
         total.loss_sum += loss.loss_sum;

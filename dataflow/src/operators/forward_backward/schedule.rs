@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tidemill_collective::{Chunk, Part, StatePart};
 
 use crate::cluster::Failure;
+use crate::operators::error::GraphError;
 use crate::operators::optimize::StepReport;
 use crate::operators::plan::{EvaluationPlan, TrainingPlan};
 use crate::operators::samples::Grain;
@@ -90,26 +91,33 @@ impl DeviceSchedule {
         }
         let expected = self.plan.batch.grain_range(lane, index).len();
         if !self.lanes.contains(&lane) || expected == 0 || step < self.updates {
-            let lanes = &self.lanes;
-            return Err(format!(
-                "step {}: grain {index} of lane {lane} came to worker {}, whose lanes are {lanes:?}",
-                step + 1,
-                self.worker
-            )
+            let (worker, lanes, next) = (self.worker, &self.lanes, self.updates + 1);
+            return Err(GraphError::Grain {
+                step: step + 1,
+                lane,
+                grain: index,
+                expected: format!("a grain of lanes {lanes:?} from step {next} on"),
+                found: format!("it at worker {worker}"),
+            }
             .into());
         }
         self.check_samples(&grain, expected)?;
         match self.steps.entry(step).or_default().insert((lane, index), grain) {
             None => Ok(()),
             Some(_) => {
-                Err(format!("step {}: grain {index} of lane {lane} came twice", step + 1).into())
+                let what = format!("grain {index} of lane {lane}");
+                Err(GraphError::Twice { step: step + 1, what }.into())
             }
         }
     }
 
     /// Takes a grain of an evaluation.
     pub(super) fn evaluation_grain(&mut self, grain: Grain) -> Result<(), Failure> {
-        let evaluation = self.evaluation.ok_or("a grain of an evaluation that was not planned")?;
+        let step = grain.step;
+        let evaluation = self.evaluation.ok_or_else(|| {
+            let what = format!("grain {} of an evaluation", grain.grain);
+            GraphError::Unplanned { step, what }
+        })?;
         let range = evaluation.grain(&self.plan.batch, grain.grain);
         self.check_samples(&grain, (range.end - range.start) as usize)?;
         self.evaluations.push_back(grain);
@@ -118,22 +126,23 @@ impl DeviceSchedule {
 
     fn check_samples(&self, grain: &Grain, expected: usize) -> Result<(), Failure> {
         if grain.samples.len() != expected {
-            let Grain { lane, grain: index, samples, .. } = grain;
-            let found = samples.len();
-            return Err(format!(
-                "grain {index} of lane {lane}: expected {expected} samples, found {found}"
-            )
+            let Grain { step, lane, grain: index, ref samples } = *grain;
+            return Err(GraphError::Grain {
+                step: step + 1,
+                lane,
+                grain: index,
+                expected: format!("{expected} samples"),
+                found: samples.len().to_string(),
+            }
             .into());
         }
         let tokens = self.plan.positions + 1;
         match grain.samples.iter().find(|sample| sample.tokens.len() != tokens) {
             None => Ok(()),
-            Some(sample) => Err(format!(
-                "the sample at position {} has {} tokens, expected {tokens}",
-                sample.position,
-                sample.tokens.len()
-            )
-            .into()),
+            Some(sample) => {
+                let (position, found) = (sample.position, sample.tokens.len());
+                Err(GraphError::SampleLength { position, expected: tokens, found }.into())
+            }
         }
     }
 
@@ -154,8 +163,8 @@ impl DeviceSchedule {
                 Ok(planned.range.clone())
             }
             _ => {
-                Err(format!("unexpected parameters after {} updates: {header:?}", self.updates)
-                    .into())
+                let (step, expected) = (self.updates + 1, "parameters that are due");
+                Err(GraphError::Chunk { step, expected, found: *header }.into())
             }
         }
     }
@@ -238,11 +247,7 @@ impl DeviceSchedule {
             return Ok(());
         }
         let worker = self.worker;
-        Err(format!(
-            "the stream of grains ended: step {} has {found} of the {expected} grains of worker {worker}",
-            step + 1
-        )
-        .into())
+        Err(GraphError::GrainsEnded { step: step + 1, worker, expected, found }.into())
     }
 
     /// The step whose grains the device waits for.
@@ -255,6 +260,7 @@ impl DeviceSchedule {
 mod tests {
     use super::*;
     use crate::batch::{BatchSettings, MicrobatchMemory};
+    use crate::cluster::ExitClass;
     use std::num::NonZeroU64;
     use tidemill_collective::{ChunkHeader, Node};
     use tidemill_model::{Decay, Layout};
@@ -372,13 +378,17 @@ mod tests {
     #[test]
     fn wrong_grains_are_named() {
         let mut schedule = schedule(false);
-        let message = |result: Result<(), Failure>| format!("{:?}", result.unwrap_err());
+        let message = |result: Result<(), Failure>| {
+            let failure = result.unwrap_err();
+            assert_eq!(failure.exit_class(), ExitClass::Restart, "{failure:?}");
+            failure.cause().to_string()
+        };
         schedule.grain(grain(0, 0, 0)).unwrap();
         assert!(
             message(schedule.grain(grain(0, 0, 0)))
                 .contains("step 1: grain 0 of lane 0 came twice")
         );
-        assert!(message(schedule.grain(grain(0, 2, 0))).contains("whose lanes are 0..2"));
+        assert!(message(schedule.grain(grain(0, 2, 0))).contains("a grain of lanes 0..2"));
         assert!(message(schedule.grain(grain(0, 0, 2))).contains("grain 2 of lane 0"));
         let mut short = grain(0, 1, 0);
         short.samples[0].tokens.pop();

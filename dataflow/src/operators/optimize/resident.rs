@@ -18,6 +18,7 @@ use super::schedule::{ShardJob, UseSum};
 use super::shard::{ShardReply, decay_runs};
 use crate::cluster::Failure;
 use crate::operators::companion::Replies;
+use crate::operators::error::GraphError;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::residence::{Replica, Residence, ResidentState};
 
@@ -32,6 +33,9 @@ pub(super) struct ResidentShard<B: Backend> {
     /// By segment: where the slots of its uses begin in the gradient arena, in the order of uses.
     slots: Vec<Vec<usize>>,
 }
+
+const NO_SUMS: GraphError =
+    GraphError::Order { what: "the mean of gradients", missing: "their sums" };
 
 /// Chunks whose elements follow each other in the parameter arena.
 type Neighbours<'a> = &'a [usize];
@@ -80,9 +84,9 @@ impl<B: Backend> ResidentShard<B> {
             match alike[0] {
                 ShardJob::Mean { tokens, .. } => {
                     if !alike.iter().all(are_sums_resident) {
-                        return Err(
-                            "sums came from the host, but the state is on the device".into()
-                        );
+                        let (what, expected, found) =
+                            ("sums of gradients", "the device", "the host");
+                        return Err(GraphError::Memory { what, expected, found }.into());
                     }
                     for neighbours in self.neighbours(&chunks) {
                         self.means(state, neighbours, tokens, &mut replies)?;
@@ -142,7 +146,7 @@ impl<B: Backend> ResidentShard<B> {
         replies: &mut Vec<ShardReply>,
     ) -> Result<(), Failure> {
         let ResidentState { replica: Replica { stream, sums, .. }, mean_gradient, .. } = state;
-        let sums = sums.as_ref().ok_or("mean gradients before any sums")?;
+        let sums = sums.as_ref().ok_or(NO_SUMS)?;
         for run in chunks.chunk_by(|&a, &b| self.follows(a, b)) {
             let range = self.range(run);
             let uses: Result<Vec<_>, _> = self

@@ -12,6 +12,7 @@ use super::tree_sum::tree_sum;
 use super::{SquareSum, StepReport};
 use crate::cluster::Failure;
 use crate::error::JobError;
+use crate::operators::error::GraphError;
 use crate::operators::forward_backward::LaneLoss;
 use crate::operators::plan::TrainingPlan;
 
@@ -150,12 +151,7 @@ impl OptimizerSchedule {
 
     fn gathered(&mut self, step: u64) -> Result<&mut Gathered, Failure> {
         if step < self.step {
-            return Err(format!(
-                "step {}: something of step {} came late",
-                self.step + 1,
-                step + 1
-            )
-            .into());
+            return Err(GraphError::Late { step: self.step + 1, found: step + 1 }.into());
         }
         Ok(self.gathered.entry(step).or_insert_with(|| Gathered {
             losses: vec![None; self.plan.batch.lanes()],
@@ -167,7 +163,7 @@ impl OptimizerSchedule {
     /// Takes the loss of a lane.
     pub(super) fn loss(&mut self, loss: LaneLoss) -> Result<(), Failure> {
         let slot = self.gathered(loss.step)?.losses.get_mut(loss.lane as usize);
-        fill(slot, loss, || format!("step {}: the loss of lane {}", loss.step + 1, loss.lane))
+        fill(slot, loss, loss.step, || format!("the loss of lane {}", loss.lane))
     }
 
     /// Takes the sum of one use of an owned chunk.
@@ -185,14 +181,14 @@ impl OptimizerSchedule {
             true => UseSum::Resident,
             false => UseSum::Host(chunk.into_values()?),
         };
-        fill(slot, sum, || format!("the sum {header:?}"))
+        fill(slot, sum, header.step, || format!("the sum {header:?}"))
     }
 
     /// Takes the sum of squares of any chunk.
     pub(super) fn squares(&mut self, squares: SquareSum) -> Result<(), Failure> {
         let SquareSum { step, chunk, sum } = squares;
         let slot = self.gathered(step)?.squares.get_mut(chunk as usize);
-        fill(slot, sum, || format!("step {}: the squares of chunk {chunk}", step + 1))
+        fill(slot, sum, step, || format!("the squares of chunk {chunk}"))
     }
 
     /// Credit for parameters comes back.
@@ -336,18 +332,20 @@ impl OptimizerSchedule {
     }
 }
 
-/// Fills a slot that exists and is empty.
+/// Fills a slot of step `step` that exists and is empty.
 fn fill<T>(
     slot: Option<&mut Option<T>>,
     value: T,
+    step: u64,
     what: impl FnOnce() -> String,
 ) -> Result<(), Failure> {
+    let step = step + 1;
     match slot {
         Some(slot @ None) => {
             *slot = Some(value);
             Ok(())
         }
-        Some(Some(_)) => Err(format!("{} came twice", what()).into()),
-        None => Err(format!("{} is not in the plan", what()).into()),
+        Some(Some(_)) => Err(GraphError::Twice { step, what: what() }.into()),
+        None => Err(GraphError::Unplanned { step, what: what() }.into()),
     }
 }

@@ -12,6 +12,7 @@ use super::rule::UpdateRule;
 use super::schedule::{ShardJob, UseSum};
 use crate::cluster::Failure;
 use crate::operators::companion::Replies;
+use crate::operators::error::GraphError;
 use crate::operators::plan::TrainingPlan;
 
 /// Parameters and moments after `plan.first_step` updates.
@@ -129,13 +130,9 @@ impl<B: Backend> Shard<B> {
             let Some(arena) = arena else { continue };
             for &chunk in &owned {
                 let range = plan.chunks.chunks()[chunk].range.clone();
-                let values = arena.get(range.clone()).ok_or_else(|| {
-                    let found = arena.len();
-                    format!(
-                        "the initial state has {found} elements, expected at least {}",
-                        range.end
-                    )
-                })?;
+                let (found, expected) = (arena.len(), range.end);
+                let values =
+                    arena.get(range.clone()).ok_or(GraphError::InitialState { expected, found })?;
                 let out = SliceMut::new(buffer, starts[chunk].unwrap_or(0), range.len())?;
                 backend.write(&mut stream, out, values)?;
             }
@@ -161,7 +158,7 @@ impl<B: Backend> Shard<B> {
 
     /// Where `chunk` stands in the buffers, and in the arena.
     fn place(&self, chunk: usize) -> Result<(usize, Range<usize>), Failure> {
-        let start = self.starts[chunk].ok_or("the optimizer was given another worker's chunk")?;
+        let start = self.starts[chunk].ok_or(GraphError::ForeignChunk { chunk })?;
         Ok((start, self.plan.chunks.chunks()[chunk].range.clone()))
     }
 
@@ -170,7 +167,8 @@ impl<B: Backend> Shard<B> {
         let (backend, stream) = (&self.backend, &mut self.stream);
         for (index, sum) in uses.iter().enumerate() {
             let UseSum::Host(values) = sum else {
-                return Err("the sums are on the device, but the optimizer's state is not".into());
+                let (what, expected, found) = ("sums of gradients", "the host", "a device");
+                return Err(GraphError::Memory { what, expected, found }.into());
             };
             if self.uses.len() == index {
                 let chunks = self.plan.chunks.chunks().iter();

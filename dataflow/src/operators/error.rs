@@ -1,0 +1,154 @@
+//! What breaks the contracts of the graph's operators.
+
+use tidemill_collective::ChunkHeader;
+
+use crate::cluster::{Classified, ExitClass};
+
+/// Why an operator ended the run.
+///
+/// What arrives at an operator was made by this code, by another process or by the streams and models of an embedder. An
+/// error there is a damaged message, a peer that runs something else, or a bug: never known to be the fault of the
+/// configuration or the data, which are checked where they are read.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GraphError {
+    /// A chunk that the plan does not have, or not there and then.
+    #[error("step {step}: expected {expected}, found {found:?}")]
+    Chunk {
+        /// The step of the receiver, from 1.
+        step: u64,
+        /// What could have come.
+        expected: &'static str,
+        /// What came.
+        found: ChunkHeader,
+    },
+    /// Something that no slot of the plan is for.
+    #[error("step {step}: {what} is not in the plan")]
+    Unplanned {
+        /// The step, from 1.
+        step: u64,
+        /// What came.
+        what: String,
+    },
+    /// Something that comes once came again.
+    #[error("step {step}: {what} came twice")]
+    Twice {
+        /// The step, from 1.
+        step: u64,
+        /// What came.
+        what: String,
+    },
+    /// Something of a step that is done.
+    #[error("step {step}: something of step {found} came late")]
+    Late {
+        /// The step of the receiver, from 1.
+        step: u64,
+        /// The step that it is of, from 1.
+        found: u64,
+    },
+    /// A grain that does not belong where it came, or is not as the plan says.
+    #[error("step {step}: grain {grain} of lane {lane}: expected {expected}, found {found}")]
+    Grain {
+        /// The step, from 1.
+        step: u64,
+        /// The lane that it says it is of.
+        lane: usize,
+        /// Its index in the lane.
+        grain: usize,
+        /// What was expected.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// The stream of grains ended too early.
+    #[error(
+        "the stream of grains ended: step {step} has {found} of the {expected} grains of worker {worker}"
+    )]
+    GrainsEnded {
+        /// The step that is not complete, from 1.
+        step: u64,
+        /// The worker.
+        worker: usize,
+        /// Grains that the worker has in a step.
+        expected: usize,
+        /// Grains that came.
+        found: usize,
+    },
+    /// A source of samples gave another than the next.
+    #[error("expected the sample at position {expected}, found {found}")]
+    Position {
+        /// The position that was asked for.
+        expected: u64,
+        /// The position that came.
+        found: u64,
+    },
+    /// A sample of another length than the plan's.
+    #[error("the sample at position {position} has {found} tokens, expected {expected}")]
+    SampleLength {
+        /// Its position.
+        position: u64,
+        /// Tokens of each sample.
+        expected: usize,
+        /// Tokens of this one.
+        found: usize,
+    },
+    /// A model that does not do what a [`Trainable`](tidemill_model::Trainable) does.
+    #[error("the model {done}, expected {expected}")]
+    Model {
+        /// What was expected of it.
+        expected: String,
+        /// What it did.
+        done: String,
+    },
+    /// Numbers that are in another memory than where they are needed.
+    #[error("{what} came in the memory of {found}, expected that of {expected}")]
+    Memory {
+        /// Which numbers.
+        what: &'static str,
+        /// Where they are needed.
+        expected: &'static str,
+        /// Where they are.
+        found: &'static str,
+    },
+    /// An operator, or a thread of one, did something before what must come first.
+    #[error("{what} came before {missing}")]
+    Order {
+        /// What came.
+        what: &'static str,
+        /// What must come first.
+        missing: &'static str,
+    },
+    /// A thread of an operator answered what it was not asked.
+    #[error("{thread} answered what it was not asked")]
+    Unasked {
+        /// Which thread.
+        thread: &'static str,
+    },
+    /// The optimizer was given a chunk that another worker owns.
+    #[error("the optimizer was given chunk {chunk}, which another worker owns")]
+    ForeignChunk {
+        /// The chunk.
+        chunk: usize,
+    },
+    /// The initial state that was given to the graph is not that of its model.
+    #[error("the initial state has {found} elements, expected at least {expected}")]
+    InitialState {
+        /// Elements that are needed.
+        expected: usize,
+        /// Elements that were given.
+        found: usize,
+    },
+    /// The plan has checkpoints, but the graph was given nowhere to write them.
+    #[error("worker 0 was given nowhere to write its checkpoints")]
+    NoSink,
+}
+
+impl Classified for GraphError {
+    fn exit_class(&self) -> ExitClass {
+        match self {
+            // Arguments of the caller, which will be the same again.
+            Self::InitialState { .. } | Self::NoSink => ExitClass::FixInput,
+            _ => ExitClass::Restart,
+        }
+    }
+}
