@@ -22,6 +22,7 @@
 
 mod arrival_order;
 mod bad_input;
+mod cluster_secret;
 mod devices;
 mod documents;
 mod elastic;

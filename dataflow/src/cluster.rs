@@ -9,6 +9,7 @@
 //! - [`Abort`]: end a run from a thread, and guard threads of one's own;
 //! - [`ClusterError`], [`Failure`], [`Classified`] and [`ExitClass`]: what went wrong, and whether to restart;
 //! - [`read_hosts`]: the addresses of a cluster from a file;
+//! - [`Admission`] and [`Secret`]: which processes may join;
 //! - [`Supervisor`], [`join_supervised`] and [`Lifeline`]: local processes that live and die
 //!   together.
 //!
@@ -31,17 +32,26 @@
 
 mod abort;
 mod acceptor;
+mod channel;
 mod classified;
 mod control;
 mod data_socket;
 mod error;
 mod execute;
 mod exit_class;
-mod frame;
+mod failure;
+mod greetings;
+mod hello;
 mod hosts;
 mod lifeline;
+mod peer_text;
+mod reach;
+mod received;
 mod rendezvous;
+mod sealed;
+mod secret;
 mod supervisor;
+mod timely_messages;
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -51,12 +61,28 @@ use std::time::Duration;
 pub use abort::Abort;
 pub use classified::Classified;
 pub(crate) use error::unshared;
-pub use error::{Aborted, Actor, ClusterError, Failure, Peer, SharedError};
+pub use error::{Actor, ClusterError, Peer, SharedError};
 pub use execute::{Cluster, WorkerContext, execute};
 pub use exit_class::ExitClass;
+pub use failure::{Aborted, Failure};
 pub use hosts::read_hosts;
-pub use lifeline::{Invitation, Lifeline, join_supervised};
-pub use supervisor::{ChildOutcome, StopHandle, Supervisor, SupervisorOutcome, SupervisorSettings};
+pub use lifeline::{Invitation, Lifeline, Siblings, join_supervised};
+pub use secret::Secret;
+pub use supervisor::{
+    ChildOutcome, Killed, StopHandle, Supervisor, SupervisorOutcome, SupervisorSettings,
+};
+
+/// Which processes may join a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Admission {
+    /// Those that know the same secret.
+    Secret(Secret),
+    /// Any process of this machine: every address must be a loopback address.
+    #[default]
+    LoopbackOnly,
+    /// Any process that can reach the ports.
+    Anyone,
+}
 
 /// How this process takes part in a cluster.
 #[derive(Debug)]
@@ -69,13 +95,21 @@ pub struct ClusterSettings {
     pub addresses: Vec<String>,
     /// The socket that listens at this process's address, where it is open already.
     pub listener: Option<TcpListener>,
+    /// Which processes may join.
+    pub admission: Admission,
+    /// The news of its siblings, where a supervisor has started this process.
+    pub siblings: Option<Siblings>,
     /// What must be equal in all processes, compared when they meet: fingerprints of the
     /// configuration and of the data set, the kind of device.
     pub identity: BTreeMap<String, String>,
     /// How long the processes may take to meet.
     pub connect_deadline: Duration,
-    /// How long a peer may be silent before it is taken for dead.
+    /// How long a peer may be silent before it is taken for dead. Of two processes with different
+    /// deadlines the longer one counts for both.
     pub peer_deadline: Duration,
+    /// How much a peer may have sent that waits here to be consumed. A training run has a few
+    /// megabytes on the way to each worker; beyond the limit the run ends.
+    pub received_limit_bytes: usize,
 }
 
 impl ClusterSettings {
@@ -86,9 +120,12 @@ impl ClusterSettings {
             process: 0,
             addresses: Vec::new(),
             listener: None,
+            admission: Admission::default(),
+            siblings: None,
             identity: BTreeMap::new(),
             connect_deadline: Duration::from_secs(60),
             peer_deadline: Duration::from_secs(30),
+            received_limit_bytes: 2 << 30,
         }
     }
 
@@ -117,6 +154,20 @@ impl ClusterSettings {
     /// How many processes there are.
     pub fn processes(&self) -> usize {
         self.addresses.len().max(1)
+    }
+
+    /// Whether the cluster may run with its [`Admission`]; looks its addresses up.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoSecret`] if any process is on a network, and there is no secret.
+    pub fn check_admission(&self) -> Result<(), ClusterError> {
+        if self.processes() == 1 || self.admission != Admission::LoopbackOnly {
+            return Ok(());
+        }
+        match self.addresses.iter().find(|address| !reach::is_loopback(address)) {
+            Some(address) => Err(ClusterError::NoSecret { address: address.clone() }),
+            None => Ok(()),
+        }
     }
 
     fn check(&self) -> Result<(), ClusterError> {

@@ -15,6 +15,9 @@ use super::processes::{self, wait_until};
 /// Longer than anything here takes on a machine that does other things too.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
+/// What the processes of a test's cluster know.
+const SECRET: (&str, &str) = ("TIDEMILL_CLUSTER_SECRET", "known to these tests alone");
+
 /// Set to a program to test that one instead.
 const PROGRAM_VARIABLE: &str = "TIDEMILL_PROGRAM";
 
@@ -126,6 +129,7 @@ impl Running {
     fn spawn(folder: &Path, mut command: Command, stdout: Stdio) -> Self {
         let words: Vec<OsString> = command.get_args().map(OsString::from).collect();
         command.current_dir(folder).env_remove("TIDEMILL_LOG").process_group(0);
+        command.env(SECRET.0, SECRET.1);
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
         let mut child = command.spawn().expect("start the program");
         Self {

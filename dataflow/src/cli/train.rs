@@ -14,8 +14,8 @@ use super::output::{note_line, result_line};
 use super::progress::TrainProgress;
 use crate::cli::exit::ExitCode;
 use crate::cluster::{
-    ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Supervisor, SupervisorSettings,
-    join_supervised,
+    Admission, ClusterError, ClusterSettings, ExitClass, Invitation, Killed, Lifeline, Secret,
+    Supervisor, SupervisorSettings, join_supervised,
 };
 use crate::device::{DeviceChoice, LocalWorkers};
 use crate::error::JobError;
@@ -24,8 +24,17 @@ use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary
 /// Where a supervised process finds its supervisor.
 const INVITATION_VARIABLE: &str = "TIDEMILL_INVITATION";
 
+/// What the help ends with.
+const SECRET_HELP: &str = "\
+The processes of --hosts must know one secret: TIDEMILL_CLUSTER_SECRET, or the file (mode 0600) that \
+TIDEMILL_CLUSTER_SECRET_FILE names. `openssl rand -hex 32` makes one. The processes of -n get one from here.";
+
+/// What is said when a run ended before it began.
+const STOPPED_EARLY: &str = "stopped before the first step; the same command goes on";
+
 /// Flags of `tidemill train`.
 #[derive(Debug, Args)]
+#[command(after_help = SECRET_HELP)]
 pub(crate) struct TrainArguments {
     /// The run's config.
     #[arg(value_name = "RUN.toml")]
@@ -45,6 +54,10 @@ pub(crate) struct TrainArguments {
     /// One host:port a line, one for each process of the cluster.
     #[arg(long, value_name = "FILE", requires = "process")]
     hosts: Option<PathBuf>,
+    /// Go on without a secret though processes of --hosts are on other machines: whoever reaches their ports can join
+    /// the run, read the model and change it.
+    #[arg(long, requires = "process")]
+    insecure: bool,
     /// Print the resolved config and end.
     #[arg(long)]
     print_config: bool,
@@ -53,18 +66,30 @@ pub(crate) struct TrainArguments {
 pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let config = RunConfig::load(&arguments.config, &arguments.overrides)?;
     let invitation = std::env::var(INVITATION_VARIABLE).ok();
+    let stop = StopRequest::default();
+    if invitation.is_some() {
+        // Before it waits for its siblings: it is stopped together with them.
+        heed_signals(&stop)?;
+    }
     let device = DeviceChoice::new(&config.device)?;
     let workers = |others: Others| workers(arguments, &config, &device, others);
     let (cluster, lifeline, here) = match (&invitation, arguments.process, &arguments.hosts) {
         (Some(text), ..) => {
             let threads = workers(Others { processes: 1, here: 1 })?;
             let invitation = Invitation::from_str(text)?;
-            let (cluster, lifeline) = join_supervised(&invitation, threads)?;
+            let (cluster, lifeline) = match join_supervised(&invitation, threads) {
+                Ok(joined) => joined,
+                // The supervisor says so.
+                Err(ClusterError::StoppedEarly) => return Ok(ExitCode::SUCCESS),
+                Err(error) => return Err(error.into()),
+            };
             let here = LocalWorkers::of(&cluster);
             (cluster, Some(lifeline), here)
         }
         (None, Some(process), Some(hosts)) => {
             let mut cluster = ClusterSettings::from_hosts(1, process, hosts)?;
+            cluster.admission = admission(arguments)?;
+            cluster.check_admission()?;
             let here = LocalWorkers::processes_here(&cluster);
             cluster.threads = workers(Others { processes: cluster.processes(), here })?;
             let here = LocalWorkers::of(&cluster);
@@ -86,12 +111,12 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     if invitation.is_none() && processes(arguments)?.get() > 1 {
         return supervise(arguments, &run, cluster.threads);
     }
-    let stop = StopRequest::default();
-    heed_signals(&stop)?;
     quiet_worker_panics();
-    if let Some(lifeline) = &lifeline {
-        heed_supervisor(lifeline, &stop);
+    match &lifeline {
+        Some(lifeline) => heed_supervisor(lifeline, &stop),
+        None => heed_signals(&stop)?,
     }
+    warn_of_open_ports(&cluster);
     let shows_progress = cluster.process == 0;
     let supervised = lifeline.is_some();
     let progress = Arc::new(TrainProgress::new(&run));
@@ -108,6 +133,12 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
             }
             ExitCode::SUCCESS
         }
+        Err(JobError::Cluster(ClusterError::StoppedEarly)) => {
+            if shows_progress || !supervised {
+                result_line!("{STOPPED_EARLY}")?;
+            }
+            ExitCode::SUCCESS
+        }
         // The process in which it happened has said so already.
         Err(JobError::Cluster(error @ ClusterError::Reported { .. })) if supervised => {
             ExitCode::from(error.exit_class().exit_code())
@@ -116,6 +147,27 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     };
     drop(lifeline);
     Ok(code)
+}
+
+/// Which processes may join those of the hosts file.
+fn admission(arguments: &TrainArguments) -> Result<Admission, ClusterError> {
+    Ok(match Secret::from_environment()? {
+        Some(secret) => Admission::Secret(secret),
+        None if arguments.insecure => Admission::Anyone,
+        None => Admission::LoopbackOnly,
+    })
+}
+
+fn warn_of_open_ports(cluster: &ClusterSettings) {
+    let open_to = match &cluster.admission {
+        _ if cluster.processes() == 1 => return,
+        Admission::Secret(_) => return,
+        Admission::LoopbackOnly => "any user of this machine",
+        Admission::Anyone => "whoever reaches its port",
+    };
+    note_line!(
+        "note: without TIDEMILL_CLUSTER_SECRET {open_to} can join this run, read the model and change it"
+    );
 }
 
 fn processes(arguments: &TrainArguments) -> Result<NonZeroUsize, JobError> {
@@ -157,6 +209,7 @@ fn supervise(
     let mut settings = SupervisorSettings::new(processes);
     // Longer than the peers wait for each other, so that they can say what happened.
     settings.silence_deadline = run.peer_deadline() + run.peer_deadline() / 2;
+    settings.join_deadline = run.connect_deadline();
     let supervisor = Supervisor::new(settings)?;
     let stop = supervisor.stop_handle();
     ctrlc::set_handler(move || stop.stop()).context("listening for Ctrl-C failed")?;
@@ -172,9 +225,17 @@ fn supervise(
         command.arg("-w").arg(threads.to_string());
         command
     })?;
+    if outcome.stopped_early && outcome.exit_code() == 0 {
+        result_line!("{STOPPED_EARLY}")?;
+        return Ok(ExitCode::SUCCESS);
+    }
     for (process, child) in outcome.children.iter().enumerate() {
         if child.status.code().is_none() {
-            let how = if child.killed { "was silent and was killed" } else { "ended" };
+            let how = match child.killed {
+                None => "ended",
+                Some(Killed::Silent) => "was silent and was killed",
+                Some(Killed::Outlived) => "did not end with the others and was killed",
+            };
             note_line!("tidemill: process {process} {how}: {}", child.status);
         }
     }

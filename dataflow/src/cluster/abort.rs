@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::error::{Aborted, Actor, ClusterError, Failure, panic_message};
+use super::error::{Actor, ClusterError, panic_message};
+use super::failure::{Aborted, Failure};
 
 /// How long a suspicion waits for the error that explains it.
 const EXPLANATION_PATIENCE: Duration = Duration::from_millis(1500);

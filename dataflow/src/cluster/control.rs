@@ -12,6 +12,7 @@
 //! A process that was stopped as a whole (Ctrl-Z, a sleeping laptop) does not accuse its peers
 //! when it wakes: the monitor notices that it overslept and gives them another deadline.
 
+use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,9 +22,10 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::abort::Abort;
+use super::channel::Channel;
 use super::error::{ClusterError, Peer};
 use super::exit_class::ExitClass;
-use super::frame::{read_frame, write_frame};
+use super::peer_text::printable;
 
 /// How long a control connection may take to swallow a frame of a few bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -31,15 +33,21 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// The monitor looks for unexplained suspicions at least this often.
 const LONGEST_TICK: Duration = Duration::from_millis(500);
-/// Longer messages are cut off on their way to the peers.
-const MESSAGE_LIMIT_BYTES: usize = 1 << 16;
+/// Longer messages are cut off, on their way to the peers and when they come from one.
+const MESSAGE_LIMIT_BYTES: usize = 1 << 14;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
     Beat,
     Goodbye,
-    Abort { origin: usize, exit_class: ExitClass, message: String },
+    /// As an abort, for which nothing has failed.
+    StoppedEarly,
+    Abort {
+        origin: usize,
+        exit_class: ExitClass,
+        message: String,
+    },
 }
 
 enum Order {
@@ -66,14 +74,16 @@ struct Shared {
 #[derive(Default)]
 struct State {
     links: Vec<Link>,
-    data: Vec<TcpStream>,
+    data: Vec<Arc<TcpStream>>,
     data_cut: bool,
     closing: bool,
 }
 
 struct Link {
     peer: Peer,
-    stream: Arc<TcpStream>,
+    channel: Arc<Channel>,
+    /// How long it may be silent: what the two processes have agreed on.
+    deadline: Duration,
     heard: Instant,
     /// The peer has said its last word: a goodbye, or why it aborts.
     farewell: bool,
@@ -120,25 +130,31 @@ impl Control {
     }
 
     /// Takes over an established control connection.
-    pub(super) fn attach(&self, peer: Peer, stream: TcpStream) -> Result<(), ClusterError> {
-        stream
-            .set_read_timeout(None)
-            .and_then(|()| stream.set_write_timeout(Some(WRITE_TIMEOUT)))
-            .map_err(ClusterError::socket("set the timeouts of a control connection"))?;
-        let stream = Arc::new(stream);
+    pub(super) fn attach(
+        &self,
+        peer: Peer,
+        channel: Channel,
+        deadline: Duration,
+    ) -> Result<(), ClusterError> {
+        channel
+            .stream()
+            .set_write_timeout(Some(WRITE_TIMEOUT))
+            .map_err(ClusterError::socket("set the timeout of a control connection"))?;
+        let channel = Arc::new(channel);
         let name = format!("cluster:peer-{}", peer.process);
         let mut state = self.shared.lock();
         let index = state.links.len();
         let reader = {
-            let (shared, stream) = (Arc::clone(&self.shared), Arc::clone(&stream));
+            let (shared, channel) = (Arc::clone(&self.shared), Arc::clone(&channel));
             std::thread::Builder::new()
                 .name(name.clone())
-                .spawn(move || shared.read(index, &stream))
+                .spawn(move || shared.read(index, &channel))
                 .map_err(ClusterError::spawn(&name))?
         };
         state.links.push(Link {
             peer,
-            stream,
+            channel,
+            deadline,
             heard: Instant::now(),
             farewell: false,
             told_abort: false,
@@ -153,7 +169,7 @@ impl Control {
     }
 
     /// Cuts these connections when the run is aborted, once the peers have been told why.
-    pub(super) fn cut_on_abort(&self, data: Vec<TcpStream>) {
+    pub(super) fn cut_on_abort(&self, data: Vec<Arc<TcpStream>>) {
         let mut state = self.shared.lock();
         if state.data_cut {
             cut(&data);
@@ -187,7 +203,7 @@ impl Control {
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let mut readers = Vec::new();
         for link in &mut state.links {
-            let _ = link.stream.shutdown(Shutdown::Both);
+            link.channel.shutdown(Shutdown::Both);
             readers.extend(link.reader.take());
         }
         drop(state);
@@ -234,35 +250,39 @@ impl Shared {
             self.abort.is_aborted();
         }
         for link in &self.lock().links {
-            let _ = link.stream.shutdown(Shutdown::Write);
+            link.channel.shutdown(Shutdown::Write);
         }
     }
 
     /// Failing to write is no news: the reader of that connection will say so, or its silence.
     fn tell_all(&self, message: &Message) {
-        let streams: Vec<_> =
-            self.lock().links.iter().map(|link| Arc::clone(&link.stream)).collect();
-        for stream in streams {
-            let _ = write_frame(&*stream, message);
+        let channels: Vec<_> =
+            self.lock().links.iter().map(|link| Arc::clone(&link.channel)).collect();
+        for channel in channels {
+            let _ = channel.send(message);
         }
     }
 
     fn tell_abort(&self) {
         let Some(error) = self.abort.first_error() else { return };
-        let (origin, mut message) = match &error {
-            ClusterError::Reported { peer, message, .. } => (peer.process, message.clone()),
-            own => (self.process, own.with_causes()),
+        let exit_class = error.exit_class();
+        let abort = |origin, text: &str| {
+            let message = printable(text, MESSAGE_LIMIT_BYTES);
+            Message::Abort { origin, exit_class, message }
         };
-        message.truncate(message.floor_char_boundary(MESSAGE_LIMIT_BYTES));
-        let message = Message::Abort { origin, exit_class: error.exit_class(), message };
+        let message = match &error {
+            ClusterError::StoppedEarly => Message::StoppedEarly,
+            ClusterError::Reported { peer, message, .. } => abort(peer.process, message),
+            own => abort(self.process, &own.with_causes()),
+        };
         let mut untold = Vec::new();
         for link in &mut self.lock().links {
             if !std::mem::replace(&mut link.told_abort, true) {
-                untold.push(Arc::clone(&link.stream));
+                untold.push(Arc::clone(&link.channel));
             }
         }
-        for stream in untold {
-            let _ = write_frame(&*stream, &message);
+        for channel in untold {
+            let _ = channel.send(&message);
         }
         let mut state = self.lock();
         state.data_cut = true;
@@ -274,18 +294,18 @@ impl Shared {
         for link in &mut self.lock().links {
             if overslept {
                 link.heard = now;
-            } else if link.open && !link.farewell && now - link.heard >= self.deadline {
-                silent.get_or_insert_with(|| link.peer.clone());
+            } else if link.open && !link.farewell && now - link.heard >= link.deadline {
+                silent.get_or_insert_with(|| (link.peer.clone(), link.deadline));
             }
         }
-        if let Some(peer) = silent {
-            self.abort.abort(ClusterError::PeerSilent { peer, deadline: self.deadline });
+        if let Some((peer, deadline)) = silent {
+            self.abort.abort(ClusterError::PeerSilent { peer, deadline });
         }
     }
 
-    fn read(&self, index: usize, stream: &TcpStream) {
+    fn read(&self, index: usize, channel: &Channel) {
         loop {
-            let message = read_frame::<Message>(stream);
+            let message = channel.receive::<Message>();
             let mut state = self.lock();
             let closing = state.closing;
             let link = &mut state.links[index];
@@ -296,18 +316,28 @@ impl Shared {
                     link.farewell = true;
                     None
                 }
+                Ok(Message::StoppedEarly) => {
+                    link.farewell = true;
+                    Some(ClusterError::StoppedEarly)
+                }
                 Ok(Message::Abort { origin, exit_class, message }) => {
                     link.farewell = true;
                     let peer = match self.addresses.get(origin) {
                         Some(address) => Peer { process: origin, address: address.clone() },
                         None => link.peer.clone(),
                     };
+                    let message = printable(&message, MESSAGE_LIMIT_BYTES);
                     Some(ClusterError::Reported { peer, exit_class, message })
                 }
-                Err(_) => {
+                Err(error) => {
                     link.open = false;
-                    let expected = link.farewell || closing;
-                    (!expected).then(|| ClusterError::PeerEnded { peer: link.peer.clone() })
+                    let peer = link.peer.clone();
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        Some(ClusterError::Protocol { peer, found: error.to_string() })
+                    } else {
+                        let expected = link.farewell || closing;
+                        (!expected).then_some(ClusterError::PeerEnded { peer })
+                    }
                 }
             };
             let open = link.open;
@@ -323,7 +353,7 @@ impl Shared {
     }
 }
 
-fn cut(data: &[TcpStream]) {
+fn cut(data: &[Arc<TcpStream>]) {
     for stream in data {
         let _ = stream.shutdown(Shutdown::Both);
     }

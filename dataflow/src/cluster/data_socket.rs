@@ -1,20 +1,26 @@
-//! Timely's data connection, wrapped so that timely's own threads never panic.
+//! Timely's data connection, wrapped so that timely's own threads never panic, and so that a peer
+//! can send them nothing that they do not expect.
 //!
-//! When a plain socket breaks, timely's communication threads panic and poison their queues; the
-//! workers panic in turn, possibly while unwinding, which ends the process. So this wrapper keeps
-//! a broken connection to itself: it reports a suspicion to the [`Abort`] handle, swallows what is
-//! still written, and holds the reading thread until the local workers have ended. Then it lets
-//! the byte stream end as timely expects: the message that was cut off is filled up with zeros,
-//! which nobody reads any more, and a header of zeros means the end.
+//! What goes over the network is sealed ([`Sealer`], [`Opener`]); what comes out is checked
+//! ([`Messages`]) before timely sees it. When a plain socket breaks, timely's communication threads
+//! panic and poison their queues; the workers panic in turn, possibly while unwinding, which ends
+//! the process. So this wrapper keeps a broken connection to itself: it reports it to the [`Abort`]
+//! handle, swallows what is still written, and holds the reading thread until the local workers
+//! have ended. Then it lets the byte stream end as timely expects: the message that was cut off is
+//! filled up with zeros, which nobody reads any more, and a header of zeros means the end.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use timely::communication::allocator::zero_copy::stream::Stream;
 
 use super::abort::Abort;
 use super::error::{ClusterError, Peer};
+use super::received::Received;
+use super::rendezvous::DataLink;
+use super::sealed::{Opener, Sealer};
+use super::timely_messages::{Impossible, Messages};
 
 /// Opens once: when the workers of this process have ended.
 #[derive(Default)]
@@ -35,70 +41,161 @@ impl Latch {
     }
 }
 
+/// A handle on a data connection. Timely clones it for its sending and its receiving thread; all
+/// clones share both directions, so that no running number is used twice.
+#[derive(Clone)]
 pub(super) struct DataSocket {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
+    ends: Ends,
+    outgoing: Arc<Mutex<Outgoing>>,
+    incoming: Arc<Mutex<Incoming>>,
+}
+
+/// What both directions report to.
+#[derive(Clone)]
+struct Ends {
     peer: Peer,
     abort: Abort,
     workers_ended: Arc<Latch>,
+}
+
+struct Outgoing {
+    sealer: Sealer,
     broken: bool,
-    framing: Framing,
+}
+
+struct Incoming {
+    opener: Opener,
+    messages: Messages,
+    received: Arc<Received>,
+    /// Opened, and not handed on yet: checked up to `checked`, handed on up to `at`. What follows
+    /// `checked` is the beginning of a header.
+    opened: Vec<u8>,
+    at: usize,
+    checked: usize,
+    broken: bool,
 }
 
 impl DataSocket {
     pub(super) fn new(
-        stream: TcpStream,
+        link: DataLink,
         peer: Peer,
         abort: Abort,
         workers_ended: Arc<Latch>,
+        messages: Messages,
+        received: Arc<Received>,
     ) -> Self {
-        Self { stream, peer, abort, workers_ended, broken: false, framing: Framing::default() }
+        let outgoing = Outgoing { sealer: Sealer::new(&link.keys.sending), broken: false };
+        let incoming = Incoming {
+            opener: Opener::new(&link.keys.receiving),
+            messages,
+            received,
+            opened: Vec::new(),
+            at: 0,
+            checked: 0,
+            broken: false,
+        };
+        Self {
+            stream: link.stream,
+            ends: Ends { peer, abort, workers_ended },
+            outgoing: Arc::new(Mutex::new(outgoing)),
+            incoming: Arc::new(Mutex::new(incoming)),
+        }
     }
+}
 
-    fn report(&mut self, source: io::Error) {
-        self.broken = true;
-        let (peer, source) = (self.peer.clone(), Arc::new(source));
-        self.abort.suspect(ClusterError::DataConnection { peer, source });
+impl Ends {
+    fn report(&self, source: io::Error) {
+        let peer = self.peer.clone();
+        if source.kind() == io::ErrorKind::InvalidData {
+            // No consequence of anything else: the connection itself is not to be trusted.
+            self.abort.abort(ClusterError::Protocol { peer, found: source.to_string() });
+        } else {
+            let source = Arc::new(source);
+            self.abort.suspect(ClusterError::DataConnection { peer, source });
+        }
     }
 }
 
 impl Read for DataSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.framing.ended() {
-            return Ok(0);
-        }
-        while !self.broken {
-            match self.stream.read(buffer) {
-                Ok(0) => self.report(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => {
-                    self.framing.advance(&buffer[..count]);
-                    return Ok(count);
+        let mut incoming = lock(&self.incoming);
+        incoming.received.count_here();
+        if !incoming.broken {
+            match incoming.read(&mut &*self.stream, buffer) {
+                Ok(count) => return Ok(count),
+                Err(error) => {
+                    incoming.broken = true;
+                    self.ends.report(error);
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => self.report(error),
             }
         }
-        self.workers_ended.wait();
-        let count = self.framing.bytes_to_boundary().min(buffer.len());
-        buffer[..count].fill(0);
-        self.framing.advance(&buffer[..count]);
-        Ok(count)
+        self.ends.workers_ended.wait();
+        Ok(incoming.messages.fill_up(buffer))
+    }
+}
+
+impl Incoming {
+    fn read(&mut self, stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.at < self.checked {
+                let count = buffer.len().min(self.checked - self.at);
+                buffer[..count].copy_from_slice(&self.opened[self.at..self.at + count]);
+                self.at += count;
+                return Ok(count);
+            }
+            self.opened.drain(..self.checked);
+            (self.at, self.checked) = (0, 0);
+            if self.messages.ended() {
+                return Ok(0);
+            }
+            if self.received.exceeded() {
+                let limit = self.received.limit_bytes();
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("more than {limit} bytes that wait to be consumed"),
+                ));
+            }
+            let length = self.opener.next_frame(stream)?;
+            let held = self.opened.len();
+            if let Some(room) = buffer.get_mut(..held + length) {
+                // Straight to where timely wants it, which holds nothing but what is returned.
+                room[..held].copy_from_slice(&self.opened);
+                self.opener.open(&mut room[held..])?;
+                let checked = self.check(room)?;
+                self.opened.clear();
+                self.opened.extend_from_slice(&room[checked..]);
+                if checked > 0 {
+                    return Ok(checked);
+                }
+            } else {
+                self.opened.resize(held + length, 0);
+                self.opener.open(&mut self.opened[held..])?;
+                let opened = std::mem::take(&mut self.opened);
+                self.checked = self.check(&opened)?;
+                self.opened = opened;
+            }
+        }
+    }
+
+    fn check(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let checked = self.messages.check(bytes);
+        checked.map_err(|Impossible(what)| io::Error::new(io::ErrorKind::InvalidData, what))
     }
 }
 
 impl Write for DataSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.broken {
+        let mut outgoing = lock(&self.outgoing);
+        if outgoing.broken || bytes.is_empty() {
             return Ok(bytes.len());
         }
-        match self.stream.write(bytes) {
-            Ok(count) if count > 0 || bytes.is_empty() => Ok(count),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
-            Ok(_) => {
-                self.report(io::ErrorKind::WriteZero.into());
-                Ok(bytes.len())
-            }
+        let (frame, count) = outgoing.sealer.seal(bytes);
+        match (&*self.stream).write_all(frame) {
+            Ok(()) => Ok(count),
             Err(error) => {
-                self.report(error);
+                outgoing.broken = true;
+                self.ends.report(error);
                 Ok(bytes.len())
             }
         }
@@ -111,9 +208,7 @@ impl Write for DataSocket {
 
 impl Stream for DataSocket {
     fn try_clone(&self) -> io::Result<Self> {
-        let (peer, abort) = (self.peer.clone(), self.abort.clone());
-        let workers_ended = Arc::clone(&self.workers_ended);
-        Ok(Self::new(self.stream.try_clone()?, peer, abort, workers_ended))
+        Ok(self.clone())
     }
 
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
@@ -128,92 +223,115 @@ impl Stream for DataSocket {
     }
 }
 
-const HEADER_BYTES: usize = 48;
-const LENGTH_AT: usize = 32;
-
-/// Follows timely's messages through a byte stream: six big-endian u64, of which the fifth is the
-/// length of the payload that follows; a length of zero ends the stream
-/// (`timely_communication::networking::MessageHeader`).
-#[derive(Default)]
-struct Framing {
-    header: Vec<u8>,
-    payload_left_bytes: usize,
-    ended: bool,
-}
-
-impl Framing {
-    fn advance(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() && !self.ended {
-            if self.payload_left_bytes > 0 {
-                let count = self.payload_left_bytes.min(bytes.len());
-                self.payload_left_bytes -= count;
-                bytes = &bytes[count..];
-                continue;
-            }
-            let count = (HEADER_BYTES - self.header.len()).min(bytes.len());
-            self.header.extend_from_slice(&bytes[..count]);
-            bytes = &bytes[count..];
-            if self.header.len() == HEADER_BYTES {
-                let mut length = [0; 8];
-                length.copy_from_slice(&self.header[LENGTH_AT..LENGTH_AT + 8]);
-                self.payload_left_bytes = usize::try_from(u64::from_be_bytes(length)).unwrap_or(0);
-                self.ended = self.payload_left_bytes == 0;
-                self.header.clear();
-            }
-        }
-    }
-
-    fn ended(&self) -> bool {
-        self.ended
-    }
-
-    /// How many zeros end the payload or the header that the stream stopped in. A header whose
-    /// length was cut off gets a length of zero from them (its known bytes are the high ones of a
-    /// small number, unless the cut fell inside: then the payload follows).
-    fn bytes_to_boundary(&self) -> usize {
-        if self.payload_left_bytes > 0 {
-            self.payload_left_bytes
-        } else {
-            HEADER_BYTES - self.header.len()
-        }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::sealed::{DataKey, DataKeys};
     use super::*;
+    use std::net::TcpListener;
 
-    fn message(length: u64) -> Vec<u8> {
-        let fields = [3, 1, 0, 1, length, 7];
-        let mut bytes: Vec<u8> =
-            fields.iter().flat_map(|field: &u64| field.to_be_bytes()).collect();
-        bytes.resize(bytes.len() + length as usize, 0xab);
-        bytes
+    /// A socket of process 0 with one worker, and what process 1 sends to it with.
+    fn socket(abort: &Abort, limit_bytes: usize) -> (DataSocket, TcpStream, Sealer, Arc<Latch>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Arc::new(listener.accept().unwrap().0);
+        let [sending, receiving] = [(); 2].map(|()| DataKey::generate().unwrap());
+        let sealer = Sealer::new(&receiving);
+        let link = DataLink { stream, keys: DataKeys { sending, receiving } };
+        let peer = Peer { process: 1, address: "peer:1".to_string() };
+        let ended = Arc::<Latch>::default();
+        let (messages, received) = (Messages::new(0, 1, 1), Received::new(limit_bytes));
+        let latch = Arc::clone(&ended);
+        let ours = DataSocket::new(link, peer, abort.clone(), latch, messages, received);
+        (ours, theirs, sealer, ended)
+    }
+
+    fn message(header: [u64; 6], payload: &[u8]) -> Vec<u8> {
+        let header = header.iter().flat_map(|field| field.to_be_bytes());
+        header.chain(payload.iter().copied()).collect()
+    }
+
+    const END: [u64; 6] = [0; 6];
+
+    /// All that timely would read, in pieces of all kinds.
+    fn read_to_end(mut socket: DataSocket) -> Vec<u8> {
+        let mut received = Vec::new();
+        for room in [1, 20, 47, 48, 49, 1 << 16].into_iter().cycle() {
+            let mut buffer = vec![0xee; room];
+            let count = socket.read(&mut buffer).unwrap();
+            if count == 0 {
+                break;
+            }
+            received.extend_from_slice(&buffer[..count]);
+        }
+        received
     }
 
     #[test]
-    fn wherever_the_stream_is_cut_zeros_end_it() {
-        let whole: Vec<u8> = [message(700), message(1), message(65_000)].concat();
-        for cut in (0..900).chain(whole.len() - 3..=whole.len()) {
-            let mut framing = Framing::default();
-            for piece in whole[..cut].chunks(13) {
-                framing.advance(piece);
-            }
-            let mut zeros = 0;
-            while !framing.ended() {
-                let count = framing.bytes_to_boundary().min(4096);
-                assert!(count > 0);
-                framing.advance(&vec![0; count]);
-                zeros += count;
-                assert!(zeros < 200_000, "no end after a cut at {cut}");
-            }
+    fn messages_arrive_whole_through_frames_that_cut_them_anywhere() {
+        let abort = Abort::new();
+        let (ours, mut theirs, mut sealer, _ended) = socket(&abort, usize::MAX);
+        let sent: Vec<u8> = (1..40)
+            .flat_map(|size| message([3, 1, 0, 1, size, size], &vec![7; size as usize]))
+            .chain(message(END, &[]))
+            .collect();
+        for piece in sent.chunks(29) {
+            theirs.write_all(sealer.seal(piece).0).unwrap();
+        }
+        assert!(read_to_end(ours) == sent);
+        assert!(!abort.is_aborted());
+    }
+
+    #[test]
+    fn what_timely_must_not_see_ends_the_run_and_the_stream_in_order() {
+        let right = message([3, 1, 0, 1, 5, 1], b"right");
+        let after_right = |rest: Vec<u8>| [b"rest".to_vec(), right.clone(), rest].concat();
+        let cases = [
+            (Some(after_right(message([3, 1, 0, 1, u64::MAX - 47, 2], b""))), "at most"),
+            (Some(after_right(message([3, 1, 7, 9, 8, 2], b""))), "for workers 7..9"),
+            (Some(after_right([message(END, b""), right.clone()].concat())), "after its last"),
+            (None, "changed on its way or is forged"),
+        ];
+        for (forged, expected) in cases {
+            let abort = Abort::new();
+            let (ours, mut theirs, mut sealer, ended) = socket(&abort, usize::MAX);
+            // Four of its bytes are missing.
+            let first = message([3, 1, 0, 1, 9, 0], b"first");
+            theirs.write_all(sealer.seal(&first).0).unwrap();
+            let frame = forged.map_or(vec![1; 4096], |forged| sealer.seal(&forged).0.to_vec());
+            theirs.write_all(&frame).unwrap();
+            abort.on_abort(move || ended.open());
+            // Of the frame nothing is seen: the message is filled up, and the stream ends.
+            let filled_up = message([3, 1, 0, 1, 9, 0], b"first\0\0\0\0");
+            assert!(read_to_end(ours) == [filled_up, message(END, b"")].concat(), "{expected}");
+            let text = abort.first_error().unwrap().to_string();
+            assert!(text.contains("process 1 (peer:1) sent") && text.contains(expected), "{text}");
         }
     }
 
     #[test]
-    fn a_clean_end_is_seen_as_one() {
-        let mut framing = Framing::default();
-        framing.advance(&[message(5), message(0)].concat());
-        assert!(framing.ended());
+    fn memory_of_a_peer_is_counted_where_it_is_received() {
+        use super::super::received::counted_memory;
+        let abort = Abort::new();
+        let (ours, mut theirs, mut sealer, ended) = socket(&abort, 1000);
+        let words = [message([3, 1, 0, 1, 5, 1], b"first"), message(END, &[])];
+        for word in &words {
+            theirs.write_all(sealer.seal(word).0).unwrap();
+        }
+        let mut socket = ours.clone();
+        assert_eq!(socket.read(&mut [0; 100]).unwrap(), words[0].len());
+        let memory = counted_memory();
+        drop((memory.logic)(900));
+        let held = (memory.logic)(900);
+        assert!(!abort.is_aborted());
+        let more = (memory.logic)(101);
+        abort.on_abort(move || ended.open());
+        assert!(read_to_end(ours) == words[1]);
+        let text = abort.first_error().unwrap().to_string();
+        assert!(text.ends_with("sent more than 1000 bytes that wait to be consumed"), "{text}");
+        drop((held, more));
     }
 }

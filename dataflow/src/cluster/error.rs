@@ -1,9 +1,7 @@
 //! What can go wrong in a cluster, and what a restart would do about it.
 //!
 //! [`ClusterError`] is `Clone`: the first error of a run is kept by the [`Abort`](super::Abort)
-//! handle, sent to the peers, and returned to every caller. [`Failure`] is the error type of the
-//! closures that run on workers and guarded threads. It is built by `?` from any error that says whether a restart could
-//! help ([`Classified`]), and keeps what that says.
+//! handle, sent to the peers, and returned to every caller.
 
 use std::error::Error;
 use std::fmt;
@@ -56,66 +54,6 @@ impl fmt::Display for Actor {
             Self::Worker(index) => write!(formatter, "worker {index}"),
             Self::Thread(name) => write!(formatter, "thread {name}"),
         }
-    }
-}
-
-/// The run was aborted; the first error is in the [`Abort`](super::Abort) handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the run was aborted")]
-pub struct Aborted;
-
-impl Classified for Aborted {
-    /// That of a consequence: the first error has one of its own.
-    fn exit_class(&self) -> ExitClass {
-        ExitClass::Restart
-    }
-}
-
-/// An error with which a worker or a guarded thread ends, and what a restart would do about it.
-///
-/// An error that is [`Classified`] becomes a `Failure` of its class by `?`. Any other (also `anyhow::Error`, `String` and
-/// `&str`) becomes one by [`Failure::restart`] or [`Failure::fix_input`].
-#[derive(Debug)]
-pub struct Failure {
-    exit_class: ExitClass,
-    cause: Box<dyn Error + Send + Sync>,
-}
-
-impl Failure {
-    /// A failure of the given class.
-    pub fn new(exit_class: ExitClass, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { exit_class, cause: cause.into() }
-    }
-
-    /// A failure that would come again: something that the run was given is wrong.
-    pub fn fix_input(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(ExitClass::FixInput, cause)
-    }
-
-    /// A failure that a restart from the last checkpoint may cure.
-    pub fn restart(cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::new(ExitClass::Restart, cause)
-    }
-
-    /// What a restart would do about it.
-    pub fn exit_class(&self) -> ExitClass {
-        self.exit_class
-    }
-
-    /// The error itself.
-    pub fn cause(&self) -> &(dyn Error + Send + Sync + 'static) {
-        self.cause.as_ref()
-    }
-
-    /// The same failure as the error of `who`.
-    pub(super) fn into_error(self, who: Actor) -> ClusterError {
-        ClusterError::Failed { who, exit_class: self.exit_class, cause: self.cause.into() }
-    }
-}
-
-impl<E: Classified + Error + Send + Sync + 'static> From<E> for Failure {
-    fn from(error: E) -> Self {
-        Self { exit_class: error.exit_class(), cause: Box::new(error) }
     }
 }
 
@@ -175,6 +113,15 @@ pub enum ClusterError {
         #[source]
         source: Arc<io::Error>,
     },
+    /// A peer sent what no process of this cluster sends: it, or something on the way, is not to be
+    /// trusted.
+    #[error("{peer} sent {found}")]
+    Protocol {
+        /// The process at the other end.
+        peer: Peer,
+        /// What came.
+        found: String,
+    },
     /// Two processes were started with different settings or data.
     #[error(
         "peers disagree on {key}: process {process} has {value}, process {other} has {other_value}"
@@ -229,6 +176,69 @@ pub enum ClusterError {
         #[source]
         source: Arc<io::Error>,
     },
+    /// The address of this process means this machine, to every machine.
+    #[error(
+        "cannot listen at {address} for processes on other machines ({other}): it is a loopback \
+         address, so give the hosts file one that they can reach"
+    )]
+    LoopbackAmongMachines {
+        /// This process's address.
+        address: String,
+        /// The address of a process elsewhere.
+        other: String,
+    },
+    /// A cluster over several machines has no secret.
+    #[error(
+        "{address} is on a network, and without a secret whoever reaches this cluster's ports can \
+         join it: set TIDEMILL_CLUSTER_SECRET to the same text on every machine (openssl rand -hex \
+         32 makes one), or TIDEMILL_CLUSTER_SECRET_FILE to a file with it, or give --insecure"
+    )]
+    NoSecret {
+        /// The first address that is not on this machine alone.
+        address: String,
+    },
+    /// The secret is given twice.
+    #[error("both {variable} and {other} are set: expected one of them")]
+    SecretTwice {
+        /// A variable that gives it.
+        variable: &'static str,
+        /// Another.
+        other: &'static str,
+    },
+    /// The file of the secret cannot be read.
+    #[error("cannot read the cluster's secret from {}", path.display())]
+    SecretUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// Others may read or write the file of the secret.
+    #[error(
+        "the cluster's secret in {path} can be read or changed by other users (mode {mode:o}): \
+         chmod 600 {path}", path = path.display()
+    )]
+    SecretExposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The secret is too short to be one, or too long.
+    #[error(
+        "the cluster's secret in {origin} must have 16 to 4096 bytes, found {found} (openssl rand \
+         -hex 32 makes one)"
+    )]
+    SecretLength {
+        /// Where it comes from.
+        origin: String,
+        /// How many bytes it has.
+        found: usize,
+    },
+    /// The system gives no random numbers.
+    #[error("the system gives no random numbers for keys")]
+    NoRandomNumbers,
     /// An operation on one of our own sockets failed.
     #[error("cannot {action}")]
     Socket {
@@ -297,10 +307,16 @@ pub enum ClusterError {
         path: PathBuf,
     },
     /// The text that invites a process to its supervisor is wrong.
-    #[error("expected an invitation as the supervisor writes it (address/token), found {found:?}")]
-    Invitation {
-        /// The text.
-        found: String,
+    #[error("expected an invitation as the supervisor writes it (address/process/secret)")]
+    Invitation,
+    /// A process was asked to stop before all had met. Nothing has begun, and nothing is lost.
+    #[error("stopped before all processes had met")]
+    StoppedEarly,
+    /// Another process of the supervisor ended before all had joined.
+    #[error("process {process} ended before all processes had joined")]
+    SiblingEnded {
+        /// Its index.
+        process: usize,
     },
     /// The supervisor cannot be reached, or ended before this process was placed in its cluster.
     #[error("lost the supervisor at {address}")]
@@ -333,19 +349,30 @@ impl ClusterError {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrNotAvailable => {
                 ExitClass::FixInput
             }
-            Self::Bind { source, .. } | Self::HostsUnreadable { source, .. } => source.exit_class(),
+            Self::Bind { source, .. }
+            | Self::HostsUnreadable { source, .. }
+            | Self::SecretUnreadable { source, .. } => source.exit_class(),
             Self::Disagreement { .. }
             | Self::Refused { .. }
             | Self::WrongPeer { .. }
+            | Self::LoopbackAmongMachines { .. }
+            | Self::NoSecret { .. }
+            | Self::SecretTwice { .. }
+            | Self::SecretExposed { .. }
+            | Self::SecretLength { .. }
             | Self::ProcessIndex { .. }
             | Self::Zero { .. }
             | Self::HostsLine { .. }
             | Self::HostsEmpty { .. }
-            | Self::Invitation { .. } => ExitClass::FixInput,
+            | Self::Invitation => ExitClass::FixInput,
             Self::Panicked { .. }
             | Self::PeerEnded { .. }
             | Self::PeerSilent { .. }
             | Self::DataConnection { .. }
+            | Self::Protocol { .. }
+            | Self::StoppedEarly
+            | Self::SiblingEnded { .. }
+            | Self::NoRandomNumbers
             | Self::Unreachable { .. }
             | Self::Socket { .. }
             | Self::Spawn { .. }
@@ -402,18 +429,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_takes_the_class_of_its_error() {
-        let peer = Peer { process: 1, address: "host:1".into() };
-        let restart = Failure::from(ClusterError::PeerEnded { peer });
-        assert_eq!(restart.exit_class(), ExitClass::Restart);
-        let input = Failure::from(ClusterError::Zero { setting: "threads" });
-        assert_eq!(input.exit_class(), ExitClass::FixInput);
-        assert_eq!(Failure::from(Aborted).exit_class(), ExitClass::Restart);
-        assert_eq!(Failure::fix_input("text").exit_class(), ExitClass::FixInput);
-        assert_eq!(Failure::restart("text").exit_class(), ExitClass::Restart);
-    }
-
-    #[test]
     fn a_hosts_file_on_a_failing_disk_is_not_the_inputs_fault() {
         let unreadable = |number| ClusterError::HostsUnreadable {
             path: "hosts".into(),
@@ -422,13 +437,5 @@ mod tests {
         let (no_such_file, input_output) = (2, 5);
         assert_eq!(unreadable(no_such_file).exit_class(), ExitClass::FixInput);
         assert_eq!(unreadable(input_output).exit_class(), ExitClass::Restart);
-    }
-
-    #[test]
-    fn causes_are_listed_once_each() {
-        let inner = io::Error::other("disk on fire");
-        let error = Failure::from(inner).into_error(Actor::Worker(3));
-        assert_eq!(error.with_causes(), "worker 3 failed: disk on fire");
-        assert_eq!(error.exit_class().exit_code(), 75);
     }
 }

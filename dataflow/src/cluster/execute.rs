@@ -25,8 +25,11 @@ use super::ClusterSettings;
 use super::abort::Abort;
 use super::control::Control;
 use super::data_socket::{DataSocket, Latch};
-use super::error::{Aborted, Actor, ClusterError, Failure, Peer};
-use super::rendezvous::meet;
+use super::error::{Actor, ClusterError, Peer};
+use super::failure::{Aborted, Failure};
+use super::received::{Received, counted_memory};
+use super::rendezvous::{DataLink, meet};
+use super::timely_messages::Messages;
 
 /// A worker that has nothing to do looks at the abort flag at least this often.
 const LONGEST_PARK: Duration = Duration::from_millis(100);
@@ -154,13 +157,17 @@ impl Cluster {
     /// As [`Cluster::connect`]; or the error of `abort`.
     pub fn connect_with(mut settings: ClusterSettings, abort: Abort) -> Result<Self, ClusterError> {
         settings.check()?;
+        settings.check_admission()?;
         let (threads, process) = (settings.threads, settings.process);
         let addresses = settings.addresses.clone();
+        if let Some(siblings) = &settings.siblings {
+            siblings.end_with_the_first(&abort, &addresses);
+        }
         let network = if addresses.len() > 1 {
             let deadline = settings.peer_deadline;
             let control = Control::start(process, addresses.clone(), deadline, &abort)?;
             match meet(&mut settings, &abort, &control)
-                .and_then(|sockets| wrap_sockets(sockets, &addresses, &abort, &control))
+                .map(|links| wrap_sockets(links, &settings, &abort, &control))
             {
                 Ok((data, workers_ended)) => Some(Network { control, data, workers_ended }),
                 Err(error) => {
@@ -298,22 +305,23 @@ impl Ending {
 }
 
 fn wrap_sockets(
-    sockets: Vec<Option<std::net::TcpStream>>,
-    addresses: &[String],
+    links: Vec<Option<DataLink>>,
+    settings: &ClusterSettings,
     abort: &Abort,
     control: &Control,
-) -> Result<(Vec<DataSocket>, Arc<Latch>), ClusterError> {
+) -> (Vec<DataSocket>, Arc<Latch>) {
     let workers_ended = Arc::<Latch>::default();
-    let mut handles = Vec::new();
+    control.cut_on_abort(links.iter().flatten().map(|link| Arc::clone(&link.stream)).collect());
     let mut data = Vec::new();
-    for (process, socket) in sockets.into_iter().enumerate() {
-        let Some(socket) = socket else { continue };
-        handles.push(socket.try_clone().map_err(ClusterError::socket("share a connection"))?);
-        let peer = Peer { process, address: addresses[process].clone() };
-        data.push(DataSocket::new(socket, peer, abort.clone(), Arc::clone(&workers_ended)));
+    for (process, link) in links.into_iter().enumerate() {
+        let Some(link) = link else { continue };
+        let peer = Peer { process, address: settings.addresses[process].clone() };
+        let messages = Messages::new(settings.process, process, settings.threads);
+        let received = Received::new(settings.received_limit_bytes);
+        let ended = Arc::clone(&workers_ended);
+        data.push(DataSocket::new(link, peer, abort.clone(), ended, messages, received));
     }
-    control.cut_on_abort(handles);
-    Ok((data, workers_ended))
+    (data, workers_ended)
 }
 
 fn local_builders(threads: usize) -> Vec<AllocatorBuilder> {
@@ -329,7 +337,7 @@ fn network_builders(
     process: usize,
     threads: usize,
 ) -> Result<(Vec<AllocatorBuilder>, CommsGuard), ClusterError> {
-    let hooks = Hooks::default();
+    let hooks = Hooks { refill: counted_memory(), ..Hooks::default() };
     let local = ProcessBuilder::new_typed_vector(threads, hooks.refill.clone(), None);
     let mut sockets: Vec<Option<DataSocket>> = data.into_iter().map(Some).collect();
     sockets.insert(process, None);

@@ -1,10 +1,10 @@
 //! A supervised process's end of the connection to its supervisor.
 //!
 //! The process is given an [`Invitation`] (by a flag or an environment variable). It opens its own
-//! listener, tells the supervisor the port and is told its index and everyone's addresses. The
+//! listener, tells the supervisor the port and is told everyone's addresses. The
 //! connection stays open for as long as the process lives: when it closes, the supervisor is gone,
 //! however it ended, and the program ends itself ([`Lifeline::on_lost`]). The supervisor's wish to
-//! stop arrives the same way.
+//! stop arrives the same way, and so does the news that another of its processes has failed.
 
 use std::fmt;
 use std::io;
@@ -16,11 +16,14 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::ClusterSettings;
-use super::error::ClusterError;
-use super::frame::{UntilDeadline, read_frame, write_frame, write_magic};
+use super::abort::Abort;
+use super::channel::{Between, Channel};
+use super::error::{ClusterError, Peer};
+use super::secret::Secret;
+use super::{Admission, ClusterSettings};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CALL_ATTEMPTS: usize = 100;
 /// How long the siblings may take to join. The supervisor gives up earlier.
 const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -28,30 +31,40 @@ const ASSIGNMENT_TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToChild {
-    Assignment { process: usize, addresses: Vec<String>, beat_milliseconds: u64 },
+    Assignment {
+        addresses: Vec<String>,
+        beat_milliseconds: u64,
+    },
     Stop,
+    /// Another process has failed.
+    Ended {
+        process: usize,
+    },
 }
 
 /// What a child tells its supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromChild {
-    Join { token: String, port: u16 },
+    Join { process: usize, port: u16 },
     Beat,
 }
 
-/// Where a process finds its supervisor, and the secret by which it is known there.
+/// Where a process finds its supervisor, its index, and the secret by which it is known there and
+/// to its siblings.
 ///
-/// Its text form (`address/token`) is meant for a hidden flag or an environment variable.
+/// Its text form (`address/process/secret`) is meant for an environment variable, which other users
+/// cannot read, as they can a command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invitation {
     pub(super) address: SocketAddr,
-    pub(super) token: String,
+    pub(super) process: usize,
+    pub(super) secret: Secret,
 }
 
 impl fmt::Display for Invitation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}/{}", self.address, self.token)
+        write!(formatter, "{}/{}/{}", self.address, self.process, self.secret.text())
     }
 }
 
@@ -59,11 +72,13 @@ impl FromStr for Invitation {
     type Err = ClusterError;
 
     fn from_str(text: &str) -> Result<Self, ClusterError> {
-        text.split_once('/')
-            .and_then(|(address, token)| Some((address.parse().ok()?, token)))
-            .filter(|(_, token)| !token.is_empty())
-            .map(|(address, token)| Self { address, token: token.to_string() })
-            .ok_or_else(|| ClusterError::Invitation { found: text.to_string() })
+        let parsed = || {
+            let (address, rest) = text.split_once('/')?;
+            let (process, secret) = rest.split_once('/')?;
+            let secret = Secret::new(secret, "the invitation").ok()?;
+            Some(Self { address: address.parse().ok()?, process: process.parse().ok()?, secret })
+        };
+        parsed().ok_or(ClusterError::Invitation)
     }
 }
 
@@ -76,7 +91,7 @@ pub struct Lifeline {
 }
 
 struct Shared {
-    stream: TcpStream,
+    channel: Channel,
     stop: Arc<AtomicBool>,
     state: Mutex<State>,
     changed: Condvar,
@@ -89,6 +104,38 @@ struct State {
     dropped: bool,
     on_lost: Vec<Callback>,
     on_stop: Vec<Callback>,
+    /// Processes that have failed.
+    ended: Vec<usize>,
+    on_ended: Option<Box<dyn Fn(usize) + Send>>,
+}
+
+/// The news of the other processes of a supervisor.
+#[derive(Clone)]
+pub struct Siblings {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Siblings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Siblings(..)")
+    }
+}
+
+impl Siblings {
+    /// Ends the run when one has failed, unless that one has said itself why. Processes that have
+    /// not met yet learn it from nowhere else.
+    pub(super) fn end_with_the_first(&self, abort: &Abort, addresses: &[String]) {
+        let (abort, addresses) = (abort.clone(), addresses.to_vec());
+        let ended = move |process: usize| {
+            if let Some(address) = addresses.get(process) {
+                let peer = Peer { process, address: address.clone() };
+                abort.suspect(ClusterError::PeerEnded { peer });
+            }
+        };
+        let mut state = self.shared.lock();
+        state.ended.iter().for_each(|&process| ended(process));
+        state.on_ended = Some(Box::new(ended));
+    }
 }
 
 impl Lifeline {
@@ -126,7 +173,7 @@ impl Lifeline {
 impl Drop for Lifeline {
     fn drop(&mut self) {
         self.shared.lock().dropped = true;
-        let _ = self.shared.stream.shutdown(Shutdown::Both);
+        self.shared.channel.shutdown(Shutdown::Both);
     }
 }
 
@@ -134,7 +181,9 @@ impl Drop for Lifeline {
 /// the settings of the cluster, with our listener open, and the lifeline.
 ///
 /// # Errors
-/// [`ClusterError::SupervisorLost`] if the supervisor cannot be reached or ends first.
+/// [`ClusterError::SupervisorLost`] if the supervisor cannot be reached or ends first,
+/// [`ClusterError::SiblingEnded`] if one of the others does, and [`ClusterError::StoppedEarly`] if
+/// it asks to stop first.
 pub fn join_supervised(
     invitation: &Invitation,
     threads: usize,
@@ -147,13 +196,15 @@ pub fn join_supervised(
         address: invitation.address.to_string(),
         source: Arc::new(source),
     };
-    let (stream, assignment) = announce(invitation, port).map_err(lost)?;
-    let ToChild::Assignment { process, addresses, beat_milliseconds } = assignment else {
-        return Err(lost(io::Error::new(io::ErrorKind::InvalidData, "no assignment came first")));
+    let (channel, assignment) = announce(invitation, port).map_err(lost)?;
+    let (addresses, beat_milliseconds) = match assignment {
+        ToChild::Assignment { addresses, beat_milliseconds } => (addresses, beat_milliseconds),
+        ToChild::Stop => return Err(ClusterError::StoppedEarly),
+        ToChild::Ended { process } => return Err(ClusterError::SiblingEnded { process }),
     };
     let lifeline = Lifeline {
         shared: Arc::new(Shared {
-            stream,
+            channel,
             stop: Arc::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -163,20 +214,35 @@ pub fn join_supervised(
     let (reader, beater) = (Arc::clone(&lifeline.shared), Arc::clone(&lifeline.shared));
     spawn("cluster:lifeline", move || reader.listen())?;
     spawn("cluster:lifebeat", move || beater.beat(interval))?;
-    let mut settings = ClusterSettings::process(threads, process, addresses);
+    let mut settings = ClusterSettings::process(threads, invitation.process, addresses);
     settings.listener = Some(listener);
+    settings.admission = Admission::Secret(invitation.secret.clone());
+    settings.siblings = Some(Siblings { shared: Arc::clone(&lifeline.shared) });
     Ok((settings, lifeline))
 }
 
-fn announce(invitation: &Invitation, port: u16) -> io::Result<(TcpStream, ToChild)> {
-    let stream = TcpStream::connect_timeout(&invitation.address, CONNECT_TIMEOUT)?;
-    stream.set_nodelay(true)?;
-    write_magic(&stream)?;
-    write_frame(&stream, &FromChild::Join { token: invitation.token.clone(), port })?;
+fn announce(invitation: &Invitation, port: u16) -> io::Result<(Channel, ToChild)> {
     let deadline = Instant::now() + ASSIGNMENT_TIMEOUT;
-    let assignment = read_frame(UntilDeadline::new(&stream, deadline))?;
-    stream.set_read_timeout(None)?;
-    Ok((stream, assignment))
+    let Invitation { address, process, ref secret } = *invitation;
+    let channel = call(&address, secret, deadline)?;
+    channel.send(&FromChild::Join { process, port })?;
+    let assignment = channel.receive_until(deadline)?;
+    channel.stream().set_read_timeout(None)?;
+    Ok((channel, assignment))
+}
+
+/// Strangers may have us hung up on before our first words are read: then we call again.
+fn call(address: &SocketAddr, secret: &Secret, deadline: Instant) -> io::Result<Channel> {
+    let mut attempts_left = CALL_ATTEMPTS;
+    loop {
+        let stream = Arc::new(TcpStream::connect_timeout(address, CONNECT_TIMEOUT)?);
+        stream.set_nodelay(true)?;
+        attempts_left -= 1;
+        match Channel::call(stream, secret, Between::ChildAndSupervisor, deadline) {
+            Err(error) if attempts_left > 0 && error.kind() == io::ErrorKind::PermissionDenied => {}
+            called => return called,
+        }
+    }
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ClusterError> {
@@ -190,14 +256,24 @@ impl Shared {
     }
 
     fn listen(&self) {
-        while let Ok(message) = read_frame::<ToChild>(&self.stream) {
-            if let ToChild::Stop = message {
-                let callbacks = {
+        while let Ok(message) = self.channel.receive() {
+            match message {
+                ToChild::Stop => {
+                    let callbacks = {
+                        let mut state = self.lock();
+                        self.stop.store(true, Ordering::Release);
+                        std::mem::take(&mut state.on_stop)
+                    };
+                    callbacks.into_iter().for_each(|callback| callback());
+                }
+                ToChild::Ended { process } => {
                     let mut state = self.lock();
-                    self.stop.store(true, Ordering::Release);
-                    std::mem::take(&mut state.on_stop)
-                };
-                callbacks.into_iter().for_each(|callback| callback());
+                    state.ended.push(process);
+                    if let Some(ended) = &state.on_ended {
+                        ended(process);
+                    }
+                }
+                ToChild::Assignment { .. } => {}
             }
         }
         let callbacks = {
@@ -217,7 +293,7 @@ impl Shared {
                 return;
             }
             // The listening thread notices when the other end is gone.
-            let _ = write_frame(&self.stream, &FromChild::Beat);
+            let _ = self.channel.send(&FromChild::Beat);
         }
     }
 }
@@ -228,11 +304,20 @@ mod tests {
 
     #[test]
     fn invitations_survive_their_text() {
-        let invitation =
-            Invitation { address: "127.0.0.1:99".parse().unwrap(), token: "ab".into() };
-        assert_eq!(invitation.to_string().parse::<Invitation>().unwrap(), invitation);
-        for wrong in ["", "127.0.0.1:99", "127.0.0.1:99/", "host/ab", "/ab"] {
+        let invitation = Invitation {
+            address: "127.0.0.1:99".parse().unwrap(),
+            process: 3,
+            secret: Secret::generate().unwrap(),
+        };
+        let text = invitation.to_string();
+        assert_eq!(text.parse::<Invitation>().unwrap(), invitation);
+        let secret = invitation.secret.text();
+        for wrong in ["", "127.0.0.1:99", "127.0.0.1:99/3", "127.0.0.1:99/3/ab"] {
             assert!(wrong.parse::<Invitation>().is_err(), "{wrong:?}");
+        }
+        for wrong in [format!("host/3/{secret}"), format!("127.0.0.1:99/x/{secret}")] {
+            let error = wrong.parse::<Invitation>().unwrap_err().to_string();
+            assert!(!error.contains(secret), "{error}");
         }
     }
 }

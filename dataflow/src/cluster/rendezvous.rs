@@ -1,30 +1,33 @@
 //! How the processes of a cluster find each other.
 //!
 //! Every process listens at its own address, connects to the processes of lower index and accepts
-//! those of higher index: one control and one data connection for each pair. Both sides say who
-//! they are, how they were started and what their identity is, and compare. Whoever greets
-//! differently is a stranger and is dropped; it can delay nobody, as each greeting has its own
-//! thread and a time limit. Everything ends at one deadline, with an error that names who is
-//! missing.
+//! those of higher index: one control and one data connection for each pair. A connection begins
+//! with a handshake that proves that both ends know the secret of the cluster
+//! ([`Channel`]); then both sides say who they are, how they were started and what their identity
+//! is, and compare ([`Hello`]). A stranger is dropped without an answer; it delays no process, as
+//! each greeting has its own thread and a time limit, and there are never many
+//! ([`Greetings`]). Everything ends at one deadline, with an error that names who is missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use super::ClusterSettings;
 use super::abort::Abort;
 use super::acceptor::Acceptor;
+use super::channel::{Between, Channel};
 use super::control::Control;
 use super::error::{ClusterError, Peer};
-use super::frame::{UntilDeadline, read_frame, read_magic, write_frame, write_magic};
+use super::greetings::{Greeting, Greetings};
+use super::hello::{CallerSays, Hello, Purpose, Reply, compare};
+use super::peer_text::printable;
+use super::reach::listen;
+use super::sealed::{DataKey, DataKeys};
+use super::secret::{Secret, random};
+use super::{Admission, ClusterSettings};
 
-const PROTOCOL: u32 = 1;
 /// How long a caller has to say who it is.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take.
@@ -33,34 +36,35 @@ const SHORTEST_BACKOFF: Duration = Duration::from_millis(20);
 const LONGEST_BACKOFF: Duration = Duration::from_millis(500);
 /// How long a process that has failed waits for those that do not know yet.
 const LINGER: Duration = Duration::from_secs(1);
+/// Longer reasons of a peer are cut.
+const REASON_LIMIT_BYTES: usize = 1 << 10;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Purpose {
-    Control,
-    Data,
+/// A data connection whose ends have met.
+pub(super) struct DataLink {
+    pub stream: Arc<TcpStream>,
+    pub keys: DataKeys,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Hello {
-    process: usize,
-    purpose: Purpose,
-    /// How this process was started and what it holds: must be equal everywhere.
-    identity: BTreeMap<String, String>,
+/// A connection whose ends have met.
+enum Link {
+    /// With the deadline that both ends have agreed on.
+    Control(Channel, Duration),
+    Data(DataLink),
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Reply {
-    Welcome(Hello),
-    Refused(String),
+impl Link {
+    fn purpose(&self) -> Purpose {
+        match self {
+            Self::Control(..) => Purpose::Control,
+            Self::Data(_) => Purpose::Data,
+        }
+    }
 }
 
 enum Event {
     Connected {
         process: usize,
-        purpose: Purpose,
-        stream: TcpStream,
+        link: Link,
     },
     NotYet(io::Error),
     /// With the process that knows of it too, if one does.
@@ -73,19 +77,29 @@ struct Meeting {
     process: usize,
     addresses: Vec<String>,
     identity: BTreeMap<String, String>,
+    secret: Secret,
+    instance: u64,
+    peer_deadline: Duration,
     deadline: Instant,
     events: Sender<Event>,
+    greetings: Arc<Greetings>,
     state: Mutex<State>,
     over: Condvar,
-    next_greeting: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     over: bool,
-    taken: BTreeSet<(usize, Purpose)>,
-    /// Sockets on which a thread may be waiting.
-    greeting: BTreeMap<u64, TcpStream>,
+    /// Connections that have been welcomed, by the process at their other end.
+    taken: BTreeMap<(usize, Purpose), Seat>,
+}
+
+/// Which process has taken a place in the cluster.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Seat {
+    instance: u64,
+    /// It may not call again.
+    confirmed: bool,
 }
 
 /// Connects this process with all others. Control connections go to `control`; the data
@@ -94,11 +108,11 @@ pub(super) fn meet(
     settings: &mut ClusterSettings,
     abort: &Abort,
     control: &Control,
-) -> Result<Vec<Option<TcpStream>>, ClusterError> {
+) -> Result<Vec<Option<DataLink>>, ClusterError> {
     let (process, processes) = (settings.process, settings.addresses.len());
     let listener = match settings.listener.take() {
         Some(listener) => listener,
-        None => bind(&settings.addresses[process])?,
+        None => listen(&settings.addresses, process)?,
     };
     let (events, received) = mpsc::channel();
     let wake = events.clone();
@@ -106,21 +120,31 @@ pub(super) fn meet(
         let _ = wake.send(Event::Aborted);
     });
     let mut identity = settings.identity.clone();
-    identity.insert("cluster protocol".into(), PROTOCOL.to_string());
     identity.insert("number of processes".into(), processes.to_string());
     identity.insert("workers per process".into(), settings.threads.to_string());
+    let secret = match &settings.admission {
+        Admission::Secret(secret) => secret.clone(),
+        Admission::LoopbackOnly | Admission::Anyone => Secret::well_known(),
+    };
+    let mut instance = [0; 8];
+    random(&mut instance)?;
     let meeting = Arc::new(Meeting {
         process,
         addresses: settings.addresses.clone(),
         identity,
+        secret,
+        instance: u64::from_be_bytes(instance),
+        peer_deadline: settings.peer_deadline,
         deadline: Instant::now() + settings.connect_deadline,
         events,
+        greetings: Arc::default(),
         state: Mutex::default(),
         over: Condvar::new(),
-        next_greeting: AtomicU64::new(0),
     });
     let greeter = Arc::clone(&meeting);
-    let acceptor = Acceptor::start(listener, move |connection| greeter.accepted(connection))?;
+    let acceptor = Acceptor::start(listener, &meeting.greetings, move |stream, greeting| {
+        greeter.accepted(stream, greeting);
+    })?;
     let mut unaware: BTreeSet<usize> = (0..processes).filter(|&other| other != process).collect();
     let deadline = settings.connect_deadline;
     let result = meeting
@@ -138,13 +162,6 @@ pub(super) fn meet(
     result
 }
 
-fn bind(address: &str) -> Result<TcpListener, ClusterError> {
-    TcpListener::bind(address).map_err(|source| ClusterError::Bind {
-        address: address.to_string(),
-        source: Arc::new(source),
-    })
-}
-
 impl Meeting {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -154,8 +171,30 @@ impl Meeting {
         Peer { process, address: self.addresses[process].clone() }
     }
 
-    fn hello(&self, purpose: Purpose) -> Hello {
-        Hello { process: self.process, purpose, identity: self.identity.clone() }
+    fn hello(&self, purpose: Purpose) -> io::Result<Hello> {
+        Ok(Hello {
+            process: self.process,
+            purpose,
+            instance: self.instance,
+            peer_deadline: self.peer_deadline,
+            identity: self.identity.clone(),
+            data_key: DataKey::generate().map_err(io::Error::other)?,
+        })
+    }
+
+    /// The connection that two hellos have agreed on.
+    fn link(&self, channel: Channel, ours: Hello, theirs: &Hello) -> io::Result<Link> {
+        channel.stream().set_read_timeout(None)?;
+        channel.stream().set_write_timeout(None)?;
+        Ok(match ours.purpose {
+            Purpose::Control => {
+                Link::Control(channel, self.peer_deadline.max(theirs.peer_deadline))
+            }
+            Purpose::Data => Link::Data(DataLink {
+                stream: Arc::clone(channel.stream()),
+                keys: DataKeys { sending: ours.data_key, receiving: theirs.data_key.clone() },
+            }),
+        })
     }
 
     fn report(&self, event: Event) {
@@ -170,7 +209,7 @@ impl Meeting {
         control: &Control,
         received: &Receiver<Event>,
         unaware: &mut BTreeSet<usize>,
-    ) -> Result<Vec<Option<TcpStream>>, ClusterError> {
+    ) -> Result<Vec<Option<DataLink>>, ClusterError> {
         let both = |other: &usize| [(*other, Purpose::Control), (*other, Purpose::Data)];
         let mut missing: BTreeSet<(usize, Purpose)> = unaware.iter().flat_map(both).collect();
         let mut data: Vec<_> = self.addresses.iter().map(|_| None).collect();
@@ -178,14 +217,14 @@ impl Meeting {
         while !missing.is_empty() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match received.recv_timeout(left) {
-                Ok(Event::Connected { process, purpose, stream }) => {
-                    missing.remove(&(process, purpose));
-                    match purpose {
-                        Purpose::Control => {
+                Ok(Event::Connected { process, link }) => {
+                    missing.remove(&(process, link.purpose()));
+                    match link {
+                        Link::Control(channel, deadline) => {
                             unaware.remove(&process);
-                            control.attach(self.peer(process), stream)?;
+                            control.attach(self.peer(process), channel, deadline)?;
                         }
-                        Purpose::Data => data[process] = Some(stream),
+                        Link::Data(link) => data[process] = Some(link),
                     }
                 }
                 Ok(Event::NotYet(error)) => last_failure = Some(Arc::new(error)),
@@ -216,10 +255,10 @@ impl Meeting {
         let end = Instant::now() + LINGER;
         while !unaware.is_empty() {
             match received.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(Event::Connected { process, purpose: Purpose::Control, stream }) => {
+                Ok(Event::Connected { process, link: Link::Control(channel, deadline) }) => {
                     unaware.remove(&process);
                     // The first error is what counts: this one would be a second.
-                    let _ = control.attach(self.peer(process), stream);
+                    let _ = control.attach(self.peer(process), channel, deadline);
                 }
                 Ok(Event::Failed(_, Some(process))) => {
                     unaware.remove(&process);
@@ -232,83 +271,62 @@ impl Meeting {
 
     /// Wakes and ends every thread of the meeting.
     fn end(&self) {
-        let mut state = self.lock();
-        state.over = true;
-        for stream in state.greeting.values() {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.lock().over = true;
+        self.greetings.close();
         self.over.notify_all();
     }
 
-    /// Runs a greeting on a socket that [`Meeting::end`] can cut.
-    fn cuttable<R>(
-        &self,
-        stream: &TcpStream,
-        greet: impl FnOnce() -> io::Result<R>,
-    ) -> io::Result<R> {
-        let id = self.next_greeting.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut state = self.lock();
-            if state.over {
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
-            state.greeting.insert(id, stream.try_clone()?);
-        }
-        let result = greet();
-        self.lock().greeting.remove(&id);
-        result
-    }
-
-    fn accepted(self: &Arc<Self>, connection: io::Result<TcpStream>) {
-        let stream = match connection {
-            Ok(stream) => stream,
+    fn accepted(&self, stream: Arc<TcpStream>, mut greeting: Greeting) {
+        let caller = stream.peer_addr().map_or("?".into(), |from| from.to_string());
+        let greeted = self.greet(stream, &mut greeting);
+        // Before the meeting can end: it cuts every greeting that goes on.
+        drop(greeting);
+        match greeted {
+            Ok(Some((process, link))) => self.report(Event::Connected { process, link }),
+            Ok(None) => {}
             Err(error) => {
-                let error = ClusterError::socket("accept connections")(error);
-                return self.report(Event::Failed(error, None));
-            }
-        };
-        let meeting = Arc::clone(self);
-        let spawned =
-            std::thread::Builder::new().name("cluster:greet".to_string()).spawn(move || {
-                match meeting.greet(&stream) {
-                    Ok((process, purpose)) => {
-                        meeting.report(Event::Connected { process, purpose, stream });
-                    }
-                    Err(error) => {
-                        let caller = stream.peer_addr().map_or("?".into(), |from| from.to_string());
-                        tracing::debug!(caller, %error, "dropped a caller");
-                    }
+                tracing::debug!(caller, %error, "dropped a caller");
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    let what = format!("the last caller, {caller}, was dropped: {error}");
+                    self.report(Event::NotYet(io::Error::new(error.kind(), what)));
                 }
-            });
-        if let Err(error) = spawned {
-            self.report(Event::Failed(ClusterError::spawn("cluster:greet")(error), None));
+            }
         }
     }
 
     /// The side that accepts. An error drops the caller without further consequence.
-    fn greet(&self, stream: &TcpStream) -> io::Result<(usize, Purpose)> {
+    fn greet(
+        &self,
+        stream: Arc<TcpStream>,
+        greeting: &mut Greeting,
+    ) -> io::Result<Option<(usize, Link)>> {
         let deadline = self.deadline.min(Instant::now() + GREETING_TIMEOUT);
-        self.cuttable(stream, || {
-            stream.set_nodelay(true)?;
-            stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
-            read_magic(UntilDeadline::new(stream, deadline))?;
-            let theirs: Hello = read_frame(UntilDeadline::new(stream, deadline))?;
-            write_magic(stream)?;
-            let ours = self.hello(theirs.purpose);
-            if let Some(disagreement) = compare(&ours, &theirs) {
-                write_frame(stream, &Reply::Welcome(ours))?;
-                self.report(Event::Failed(disagreement, Some(theirs.process)));
-                return Err(io::Error::other("peers disagree"));
-            }
-            if let Err(reason) = self.admit(&theirs) {
-                write_frame(stream, &Reply::Refused(reason))?;
-                return Err(io::Error::other("refused"));
-            }
-            write_frame(stream, &Reply::Welcome(ours))?;
-            stream.set_read_timeout(None)?;
-            stream.set_write_timeout(None)?;
-            Ok((theirs.process, theirs.purpose))
-        })
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
+        let channel = Channel::answer(stream, &self.secret, Between::Peers, deadline)?;
+        let CallerSays::Hello(theirs) = channel.receive_until(deadline)? else {
+            return Err(io::Error::other("no hello came first"));
+        };
+        // Only now: the handshake may have been recorded, what follows it cannot be.
+        greeting.known();
+        let ours = self.hello(theirs.purpose)?;
+        if let Some(disagreement) = compare(&ours, &theirs) {
+            channel.send(&Reply::Welcome(ours))?;
+            self.report(Event::Failed(disagreement, Some(theirs.process)));
+            return Ok(None);
+        }
+        if let Err(reason) = self.admit(&theirs) {
+            channel.send(&Reply::Refused(reason))?;
+            return Ok(None);
+        }
+        let confirmed = channel
+            .send(&Reply::Welcome(ours.clone()))
+            .and_then(|()| channel.receive_until::<CallerSays>(deadline));
+        if !self.settle(&theirs, matches!(confirmed, Ok(CallerSays::Confirm))) {
+            confirmed?;
+            return Err(io::Error::other("it called again meanwhile"));
+        }
+        Ok(Some((theirs.process, self.link(channel, ours, &theirs)?)))
     }
 
     fn admit(&self, theirs: &Hello) -> Result<(), String> {
@@ -316,10 +334,30 @@ impl Meeting {
             let found = self.process;
             return Err(format!("process {found} answers at an address of another process"));
         }
-        if !self.lock().taken.insert((theirs.process, theirs.purpose)) {
-            return Err("a process with this index has joined before".to_string());
+        let seat = Seat { instance: theirs.instance, confirmed: false };
+        let mut state = self.lock();
+        // A caller whose welcome was lost calls again.
+        if *state.taken.entry((theirs.process, theirs.purpose)).or_insert(seat) == seat {
+            return Ok(());
         }
-        Ok(())
+        Err("a process with this index has joined before".to_string())
+    }
+
+    /// The end of a welcome: the caller has the place, or leaves it to another. Whether it has it.
+    fn settle(&self, theirs: &Hello, confirmed: bool) -> bool {
+        let waiting = Seat { instance: theirs.instance, confirmed: false };
+        let mut state = self.lock();
+        let place = (theirs.process, theirs.purpose);
+        // An earlier call of the same process may have left it meanwhile.
+        if state.taken.get(&place).is_some_and(|seat| *seat != waiting) {
+            return false;
+        }
+        if confirmed {
+            state.taken.insert(place, Seat { confirmed, ..waiting });
+        } else {
+            state.taken.remove(&place);
+        }
+        confirmed
     }
 
     fn start_connecting(self: &Arc<Self>) -> Result<(), ClusterError> {
@@ -345,8 +383,8 @@ impl Meeting {
         let mut backoff = SHORTEST_BACKOFF;
         loop {
             match self.call(process, purpose) {
-                Ok(Ok(stream)) => {
-                    self.report(Event::Connected { process, purpose, stream });
+                Ok(Ok(link)) => {
+                    self.report(Event::Connected { process, link });
                     return true;
                 }
                 Ok(Err(error)) => {
@@ -365,37 +403,35 @@ impl Meeting {
     }
 
     /// One attempt. The outer error is worth another one.
-    fn call(
-        &self,
-        process: usize,
-        purpose: Purpose,
-    ) -> io::Result<Result<TcpStream, ClusterError>> {
-        let stream = dial(&self.addresses[process], self.deadline)?;
-        let ours = self.hello(purpose);
-        let reply = self.cuttable(&stream, || {
-            stream.set_nodelay(true)?;
-            write_magic(&stream)?;
-            write_frame(&stream, &ours)?;
-            // The peer may be busy before it answers: it has until the deadline.
-            read_magic(UntilDeadline::new(&stream, self.deadline))?;
-            let reply = read_frame(UntilDeadline::new(&stream, self.deadline))?;
-            stream.set_read_timeout(None)?;
-            Ok(reply)
-        })?;
-        Ok(match reply {
-            Reply::Refused(reason) => Err(ClusterError::Refused {
-                peer: self.peer(process),
-                process: self.process,
-                reason,
-            }),
-            Reply::Welcome(theirs) if theirs.process != process => {
-                Err(ClusterError::WrongPeer { peer: self.peer(process), found: theirs.process })
+    fn call(&self, process: usize, purpose: Purpose) -> io::Result<Result<Link, ClusterError>> {
+        let stream = Arc::new(dial(&self.addresses[process], self.deadline)?);
+        let held = self.greetings.hold(&stream);
+        let _held = held.ok_or(io::ErrorKind::ConnectionAborted)?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(GREETING_TIMEOUT))?;
+        // The peer may be busy before it answers: it has until the deadline.
+        let channel = Channel::call(stream, &self.secret, Between::Peers, self.deadline)?;
+        let ours = self.hello(purpose)?;
+        channel.send(&CallerSays::Hello(ours.clone()))?;
+        let theirs = match channel.receive_until(self.deadline)? {
+            Reply::Welcome(theirs) => theirs,
+            Reply::Refused(reason) => {
+                return Ok(Err(ClusterError::Refused {
+                    peer: self.peer(process),
+                    process: self.process,
+                    reason: printable(&reason, REASON_LIMIT_BYTES),
+                }));
             }
-            Reply::Welcome(theirs) => match compare(&ours, &theirs) {
-                Some(disagreement) => Err(disagreement),
-                None => Ok(stream),
-            },
-        })
+        };
+        if theirs.process != process {
+            let (peer, found) = (self.peer(process), theirs.process);
+            return Ok(Err(ClusterError::WrongPeer { peer, found }));
+        }
+        if let Some(disagreement) = compare(&ours, &theirs) {
+            return Ok(Err(disagreement));
+        }
+        channel.send(&CallerSays::Confirm)?;
+        Ok(Ok(self.link(channel, ours, &theirs)?))
     }
 }
 
@@ -412,20 +448,4 @@ fn dial(address: &str, deadline: Instant) -> io::Result<TcpStream> {
         }
     }
     Err(failure)
-}
-
-/// The first key, in byte order, on which two processes disagree: the same error on both sides.
-fn compare(ours: &Hello, theirs: &Hello) -> Option<ClusterError> {
-    let (low, high) = if ours.process <= theirs.process { (ours, theirs) } else { (theirs, ours) };
-    let keys: BTreeSet<&String> = low.identity.keys().chain(high.identity.keys()).collect();
-    let key = keys.into_iter().find(|key| low.identity.get(*key) != high.identity.get(*key))?;
-    let value =
-        |hello: &Hello| hello.identity.get(key).map_or("nothing", String::as_str).to_string();
-    Some(ClusterError::Disagreement {
-        key: key.clone(),
-        process: low.process,
-        value: value(low),
-        other: high.process,
-        other_value: value(high),
-    })
 }

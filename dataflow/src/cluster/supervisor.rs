@@ -6,8 +6,6 @@
 //! signs of life, is killed. All of them are gone when [`Supervisor::run`] returns, also on error
 //! and on panic; if the supervisor itself is killed, their lifelines tell them.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitStatus};
@@ -16,15 +14,21 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use super::acceptor::Acceptor;
+use super::channel::{Between, Channel};
 use super::error::ClusterError;
 use super::exit_class::ExitClass;
-use super::frame::{UntilDeadline, read_frame, read_magic, write_frame};
+use super::greetings::{Greeting, Greetings};
 use super::lifeline::{FromChild, Invitation, ToChild};
+use super::secret::Secret;
 
 /// How often the children are looked at when nothing is heard of them.
 const TICK: Duration = Duration::from_millis(50);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+#[cfg(unix)]
+const SIGINT: i32 = 2;
+#[cfg(unix)]
+const SIGTERM: i32 = 15;
 
 /// What a supervisor does, and how patient it is.
 #[derive(Clone, Debug)]
@@ -52,13 +56,22 @@ impl SupervisorSettings {
     }
 }
 
+/// Why a supervisor killed a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Killed {
+    /// It gave no sign of life.
+    Silent,
+    /// Another had failed, and it did not end within the grace.
+    Outlived,
+}
+
 /// How one process ended.
 #[derive(Clone, Copy, Debug)]
 pub struct ChildOutcome {
     /// Its status.
     pub status: ExitStatus,
-    /// Whether the supervisor killed it.
-    pub killed: bool,
+    /// Why the supervisor killed it, where it did.
+    pub killed: Option<Killed>,
 }
 
 /// How all processes ended, by index.
@@ -66,23 +79,40 @@ pub struct ChildOutcome {
 pub struct SupervisorOutcome {
     /// One for each process.
     pub children: Vec<ChildOutcome>,
+    /// Whether they were asked to stop before all had joined.
+    pub stopped_early: bool,
 }
 
 impl SupervisorOutcome {
     /// The exit code for all: 0 if all have succeeded; 1 if any returned 1; else 2 if any returned
-    /// 2 (a wrong flag); else 75, also for other codes and for signals.
+    /// 2 (a wrong flag); else 75, also for other codes and for signals. The signals that ask to stop
+    /// are a success where that was asked for before all had joined.
     pub fn exit_code(&self) -> u8 {
         let returned = |code| self.children.iter().any(|child| child.status.code() == Some(code));
         if returned(1) {
             ExitClass::FixInput.exit_code()
         } else if returned(2) {
             2
-        } else if self.children.iter().all(|child| child.status.success()) {
+        } else if self.children.iter().all(|child| {
+            child.status.success() || (self.stopped_early && was_asked_to_stop(child.status))
+        }) {
             0
         } else {
             ExitClass::Restart.exit_code()
         }
     }
+}
+
+/// Whether a process ended by Ctrl-C or SIGTERM, before it could heed them.
+#[cfg(unix)]
+fn was_asked_to_stop(status: ExitStatus) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    matches!(status.signal(), Some(SIGINT | SIGTERM))
+}
+
+#[cfg(not(unix))]
+fn was_asked_to_stop(_status: ExitStatus) -> bool {
+    false
 }
 
 /// Asks the processes of a supervisor to stop; from any thread.
@@ -99,11 +129,9 @@ impl StopHandle {
     }
 }
 
-#[derive(Debug)]
 enum Event {
-    Joined { process: usize, stream: TcpStream, port: u16 },
+    Joined { process: usize, lifeline: Arc<Channel>, port: u16 },
     Heard { process: usize },
-    Failed(ClusterError),
     Stop,
 }
 
@@ -148,74 +176,77 @@ impl Supervisor {
         mut command: impl FnMut(usize, &Invitation) -> Command,
     ) -> Result<SupervisorOutcome, ClusterError> {
         let Self { settings, listener, address, events, received } = self;
-        let tokens: Vec<String> = (0..settings.processes).map(|_| token()).collect();
+        let (secret, processes) = (Secret::generate()?, settings.processes);
         let mut family = Family::new(settings);
-        for (process, token) in tokens.iter().enumerate() {
-            let invitation = Invitation { address, token: token.clone() };
+        for process in 0..processes {
+            let invitation = Invitation { address, process, secret: secret.clone() };
             family.start(process, command(process, &invitation))?;
         }
-        let tokens: Arc<[String]> = tokens.into();
-        let acceptor = Acceptor::start(listener, move |connection| {
-            accepted(connection, &tokens, &events);
+        let joining = Joining { secret, processes, events };
+        let acceptor = Acceptor::start(listener, &Arc::<Greetings>::default(), {
+            move |stream, greeting| joining.accepted(stream, greeting)
         })?;
-        let outcome = family.watch(&received);
-        acceptor.stop();
-        outcome
+        family.watch(&received, acceptor)
     }
 }
 
-/// A secret that other users of this machine cannot guess; from the hasher's random keys.
-fn token() -> String {
-    let random = || RandomState::new().hash_one(0u8);
-    format!("{:016x}{:016x}", random(), random())
+/// What the threads need that greet the processes.
+#[derive(Clone)]
+struct Joining {
+    secret: Secret,
+    processes: usize,
+    events: Sender<Event>,
 }
 
-fn accepted(connection: io::Result<TcpStream>, tokens: &Arc<[String]>, events: &Sender<Event>) {
-    // The receiver may be gone: then nothing matters any more.
-    let report = |event| drop(events.send(event));
-    let stream = match connection {
-        Ok(stream) => stream,
-        Err(error) => {
-            return report(Event::Failed(ClusterError::socket("accept connections")(error)));
-        }
-    };
-    let (tokens, listener) = (Arc::clone(tokens), events.clone());
-    let name = "cluster:child";
-    let spawned = std::thread::Builder::new().name(name.to_string()).spawn(move || {
-        match greet(&stream, &tokens).and_then(|joined| Ok((joined, stream.try_clone()?))) {
-            Ok(((process, port), ours)) => {
-                drop(listener.send(Event::Joined { process, stream: ours, port }));
-                while let Ok(FromChild::Beat) = read_frame(&stream) {
-                    drop(listener.send(Event::Heard { process }));
+impl Joining {
+    fn report(&self, event: Event) {
+        // The receiver may be gone: then nothing matters any more.
+        let _ = self.events.send(event);
+    }
+
+    /// Greets a process, and listens to it for as long as it lives.
+    fn accepted(&self, stream: Arc<TcpStream>, mut greeting: Greeting) {
+        let greeted = self.greet(stream, &mut greeting);
+        drop(greeting);
+        match greeted {
+            Ok((process, port, channel)) => {
+                let lifeline = Arc::new(channel);
+                let ours = Arc::clone(&lifeline);
+                self.report(Event::Joined { process, lifeline: ours, port });
+                while let Ok(FromChild::Beat) = lifeline.receive() {
+                    self.report(Event::Heard { process });
                 }
             }
             Err(error) => tracing::debug!(%error, "dropped a caller"),
         }
-    });
-    if let Err(error) = spawned {
-        report(Event::Failed(ClusterError::spawn(name)(error)));
     }
-}
 
-fn greet(stream: &TcpStream, tokens: &[String]) -> io::Result<(usize, u16)> {
-    let deadline = Instant::now() + GREETING_TIMEOUT;
-    stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    read_magic(UntilDeadline::new(stream, deadline))?;
-    let stranger = || io::Error::new(io::ErrorKind::PermissionDenied, "an unknown token");
-    let FromChild::Join { token, port } = read_frame(UntilDeadline::new(stream, deadline))? else {
-        return Err(stranger());
-    };
-    let process = tokens.iter().position(|known| *known == token).ok_or_else(stranger)?;
-    stream.set_read_timeout(None)?;
-    Ok((process, port))
+    fn greet(
+        &self,
+        stream: Arc<TcpStream>,
+        greeting: &mut Greeting,
+    ) -> io::Result<(usize, u16, Channel)> {
+        let deadline = Instant::now() + GREETING_TIMEOUT;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
+        let between = Between::ChildAndSupervisor;
+        let channel = Channel::answer(stream, &self.secret, between, deadline)?;
+        match channel.receive_until(deadline)? {
+            FromChild::Join { process, port } if process < self.processes => {
+                greeting.known();
+                channel.stream().set_read_timeout(None)?;
+                Ok((process, port, channel))
+            }
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not join")),
+        }
+    }
 }
 
 struct Member {
     child: Child,
     outcome: Option<ChildOutcome>,
-    killed: bool,
-    lifeline: Option<(TcpStream, u16)>,
+    killed: Option<Killed>,
+    lifeline: Option<(Arc<Channel>, u16)>,
     heard: Instant,
 }
 
@@ -242,26 +273,40 @@ impl Family {
             source: Arc::new(source),
         })?;
         let (outcome, lifeline) = (None, None);
-        self.members.push(Member {
-            child,
-            outcome,
-            killed: false,
-            lifeline,
-            heard: Instant::now(),
-        });
+        self.members.push(Member { child, outcome, killed: None, lifeline, heard: Instant::now() });
         Ok(())
     }
 
-    fn watch(mut self, events: &Receiver<Event>) -> Result<SupervisorOutcome, ClusterError> {
+    /// Returns when all processes have ended. The port is open until all have joined.
+    fn watch(
+        mut self,
+        events: &Receiver<Event>,
+        acceptor: Acceptor,
+    ) -> Result<SupervisorOutcome, ClusterError> {
+        let mut open = Some(acceptor);
+        let outcome = self.watch_until_all_ended(events, &mut open);
+        open.into_iter().for_each(Acceptor::stop);
+        outcome
+    }
+
+    fn watch_until_all_ended(
+        &mut self,
+        events: &Receiver<Event>,
+        open: &mut Option<Acceptor>,
+    ) -> Result<SupervisorOutcome, ClusterError> {
         let join_deadline = Instant::now() + self.settings.join_deadline;
         let mut looked = Instant::now();
         loop {
             match events.recv_timeout(TICK) {
-                Ok(Event::Joined { process, stream, port }) => self.joined(process, stream, port),
+                Ok(Event::Joined { process, lifeline, port }) => {
+                    self.joined(process, lifeline, port);
+                    if self.introduced {
+                        open.take().into_iter().for_each(Acceptor::stop);
+                    }
+                }
                 Ok(Event::Heard { process }) => self.members[process].heard = Instant::now(),
                 Ok(Event::Stop) => self.stop(),
-                Ok(Event::Failed(error)) => return Err(error),
-                // We hold no sender here: without one there are only the children to look at.
+                // Without a sender there are only the children to look at.
                 Err(_) => {}
             }
             let now = Instant::now();
@@ -271,10 +316,12 @@ impl Family {
             self.reap(now)?;
             let finished: Option<Vec<_>> = self.members.iter().map(|child| child.outcome).collect();
             if let Some(children) = finished {
-                return Ok(SupervisorOutcome { children });
+                return Ok(SupervisorOutcome { children, stopped_early: self.stopped_early() });
             }
             self.kill_the_silent(now, overslept)?;
-            let incomplete = !self.introduced && self.members.iter().any(|m| m.outcome.is_some());
+            let incomplete = !self.introduced
+                && !self.stopping
+                && self.members.iter().any(|member| member.outcome.is_some());
             if self.first_failure.is_none()
                 && (incomplete || (!self.introduced && now >= join_deadline))
             {
@@ -285,19 +332,29 @@ impl Family {
                     self.hang_up();
                 }
                 if now - failure >= self.settings.grace {
-                    self.kill(|_| true)?;
+                    self.kill(Killed::Outlived, |_| true)?;
                 }
             }
         }
     }
 
-    fn joined(&mut self, process: usize, stream: TcpStream, port: u16) {
+    /// Whether the processes were asked to stop before they could begin.
+    fn stopped_early(&self) -> bool {
+        self.stopping && !self.introduced
+    }
+
+    fn joined(&mut self, process: usize, lifeline: Arc<Channel>, port: u16) {
+        let stopping = self.stopped_early();
         let member = &mut self.members[process];
         if member.lifeline.is_some() || self.first_failure.is_some() {
-            let _ = stream.shutdown(Shutdown::Both);
+            lifeline.shutdown(Shutdown::Both);
             return;
         }
-        member.lifeline = Some((stream, port));
+        member.lifeline = Some((lifeline, port));
+        if stopping {
+            member.tell(&ToChild::Stop);
+            return;
+        }
         let ports: Option<Vec<u16>> = self
             .members
             .iter()
@@ -308,33 +365,39 @@ impl Family {
             ports.into_iter().map(|port| format!("{}:{port}", Ipv4Addr::LOCALHOST)).collect();
         let beat = self.settings.silence_deadline / 5;
         let beat_milliseconds = u64::try_from(beat.as_millis()).unwrap_or(u64::MAX).max(1);
-        for (process, member) in self.members.iter_mut().enumerate() {
+        for member in &mut self.members {
             let addresses = addresses.clone();
             member.heard = Instant::now();
-            member.tell(&ToChild::Assignment { process, addresses, beat_milliseconds });
+            member.tell(&ToChild::Assignment { addresses, beat_milliseconds });
         }
         self.introduced = true;
-        if self.stopping {
-            self.stop();
-        }
     }
 
     fn stop(&mut self) {
         self.stopping = true;
-        if self.introduced {
-            self.members.iter().for_each(|member| member.tell(&ToChild::Stop));
-        }
+        self.members.iter().for_each(|member| member.tell(&ToChild::Stop));
     }
 
     fn reap(&mut self, now: Instant) -> Result<(), ClusterError> {
-        for member in self.members.iter_mut().filter(|member| member.outcome.is_none()) {
+        let mut ended = Vec::new();
+        for (process, member) in self.members.iter_mut().enumerate() {
+            if member.outcome.is_some() {
+                continue;
+            }
             let waited = member.child.try_wait();
             if let Some(status) = waited.map_err(ClusterError::socket("wait for a process"))? {
                 member.outcome = Some(ChildOutcome { status, killed: member.killed });
-                if !status.success() {
-                    self.first_failure.get_or_insert(now);
-                }
+                ended.push((process, status));
             }
+        }
+        for (process, status) in ended.into_iter().filter(|(_, status)| !status.success()) {
+            if !self.introduced && was_asked_to_stop(status) {
+                // It came before the process could heed it; so it was meant for all.
+                self.stop();
+                continue;
+            }
+            self.first_failure.get_or_insert(now);
+            self.members.iter().for_each(|member| member.tell(&ToChild::Ended { process }));
         }
         Ok(())
     }
@@ -345,14 +408,14 @@ impl Family {
         }
         let deadline = self.settings.silence_deadline;
         let introduced = self.introduced;
-        self.kill(|member| introduced && now - member.heard >= deadline)
+        self.kill(Killed::Silent, |member| introduced && now - member.heard >= deadline)
     }
 
-    fn kill(&mut self, which: impl Fn(&Member) -> bool) -> Result<(), ClusterError> {
+    fn kill(&mut self, why: Killed, which: impl Fn(&Member) -> bool) -> Result<(), ClusterError> {
         for member in &mut self.members {
-            if member.outcome.is_none() && !member.killed && which(member) {
+            if member.outcome.is_none() && member.killed.is_none() && which(member) {
                 member.child.kill().map_err(ClusterError::socket("kill a process"))?;
-                member.killed = true;
+                member.killed = Some(why);
             }
         }
         Ok(())
@@ -361,8 +424,8 @@ impl Family {
     /// Closes every lifeline: the processes that are still waiting to be introduced give up.
     fn hang_up(&mut self) {
         for member in &self.members {
-            if let Some((stream, _)) = &member.lifeline {
-                let _ = stream.shutdown(Shutdown::Both);
+            if let Some((lifeline, _)) = &member.lifeline {
+                lifeline.shutdown(Shutdown::Both);
             }
         }
     }
@@ -370,9 +433,9 @@ impl Family {
 
 impl Member {
     fn tell(&self, message: &ToChild) {
-        if let Some((stream, _)) = &self.lifeline {
+        if let Some((lifeline, _)) = &self.lifeline {
             // A child that cannot be told is one that has ended: we wait for it anyway.
-            let _ = write_frame(stream, message);
+            let _ = lifeline.send(message);
         }
     }
 }
@@ -393,11 +456,15 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     fn exit_code(wait_statuses: &[i32]) -> u8 {
+        outcome(wait_statuses).exit_code()
+    }
+
+    fn outcome(wait_statuses: &[i32]) -> SupervisorOutcome {
         let children = wait_statuses
             .iter()
-            .map(|&raw| ChildOutcome { status: ExitStatus::from_raw(raw), killed: false })
+            .map(|&raw| ChildOutcome { status: ExitStatus::from_raw(raw), killed: None })
             .collect();
-        SupervisorOutcome { children }.exit_code()
+        SupervisorOutcome { children, stopped_early: false }
     }
 
     #[test]
@@ -409,5 +476,10 @@ mod tests {
         assert_eq!(exit_code(&[ok, signal]), 75);
         assert_eq!(exit_code(&[restart, ok]), 75);
         assert_eq!(exit_code(&[101 << 8, ok]), 75);
+        assert_eq!(exit_code(&[SIGINT, SIGTERM, ok]), 75);
+        for (statuses, expected) in [([SIGINT, SIGTERM, ok], 0), ([signal, SIGINT, ok], 75)] {
+            let stopped = SupervisorOutcome { stopped_early: true, ..outcome(&statuses) };
+            assert_eq!(stopped.exit_code(), expected);
+        }
     }
 }

@@ -69,6 +69,9 @@ pub struct RunSettings {
     /// How long a peer process may be silent before the run ends with exit code 75.
     #[serde(default = "default_peer_deadline_seconds")]
     pub peer_deadline_seconds: f64,
+    /// How long the processes may take to meet before the run ends with exit code 75.
+    #[serde(default = "default_connect_deadline_seconds")]
+    pub connect_deadline_seconds: f64,
 }
 
 fn default_seed() -> u64 {
@@ -77,6 +80,10 @@ fn default_seed() -> u64 {
 
 fn default_peer_deadline_seconds() -> f64 {
     30.0
+}
+
+fn default_connect_deadline_seconds() -> f64 {
+    60.0
 }
 
 /// `[checkpoint]`.
@@ -157,7 +164,7 @@ impl RunConfig {
     /// # Errors
     /// The first rule that is broken, naming its keys.
     pub fn check(&self) -> Result<()> {
-        let RunSettings { steps, tokens, epochs, peer_deadline_seconds, .. } = &self.run;
+        let RunSettings { steps, tokens, epochs, .. } = &self.run;
         let lengths = [steps.is_some(), tokens.is_some(), epochs.is_some()];
         let given = lengths.into_iter().filter(|&given| given).count();
         expect(given == 1, "run.steps, run.tokens, run.epochs", "exactly one of them", given)?;
@@ -167,8 +174,12 @@ impl RunConfig {
             let valid = epochs.is_finite() && *epochs > 0.0;
             expect(valid, "run.epochs", "a number above 0", epochs)?;
         }
-        let valid = (0.1..=86_400.0).contains(peer_deadline_seconds);
-        expect(valid, "run.peer_deadline_seconds", "0.1 to 86400", peer_deadline_seconds)?;
+        for (key, seconds) in [
+            ("run.peer_deadline_seconds", self.run.peer_deadline_seconds),
+            ("run.connect_deadline_seconds", self.run.connect_deadline_seconds),
+        ] {
+            expect((0.1..=86_400.0).contains(&seconds), key, "0.1 to 86400", seconds)?;
+        }
         expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder or URL", "\"\"")?;
         let place = "a folder or a URL of s3, gs or az";
         let location = Location::of_path(&self.run.dir)

@@ -160,6 +160,11 @@ impl ResolvedRun {
         Duration::from_secs_f64(self.config.run.peer_deadline_seconds)
     }
 
+    /// How long the processes may take to meet.
+    pub fn connect_deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.config.run.connect_deadline_seconds)
+    }
+
     /// The resolved config as TOML, the horizon of the schedule included.
     pub fn to_toml(&self) -> String {
         let mut config = self.config.clone();

@@ -12,7 +12,7 @@ use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
-use crate::cluster::{Abort, Actor, Cluster, ClusterSettings, Failure};
+use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
 use crate::device::{Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
@@ -32,7 +32,7 @@ impl StopRequest {
     pub fn request(&self) {
         self.asked.store(true, Ordering::Release);
         if let Some(abort) = lock(&self.waiting).take() {
-            abort.fail(Actor::Worker(0), Failure::restart("stopped before all processes had met"));
+            abort.abort(ClusterError::StoppedEarly);
         }
     }
 }
@@ -126,7 +126,8 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// Trains, from the run folder's latest checkpoint where it has one, on the devices that `run.device` says.
 ///
 /// # Errors
-/// The first error of the run, in whichever process it occurred.
+/// The first error of the run, in whichever process it occurred; [`ClusterError::StoppedEarly`] where any of them was
+/// asked to stop before all had met, which no harm comes of.
 pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let cluster = &options.cluster;
     run.batch.worker_lanes(0, cluster.threads * cluster.processes())?;
@@ -152,6 +153,7 @@ impl WithBackend for Train {
         let Self { run, options: TrainOptions { mut cluster, stop, observer } } = self;
         cluster.identity.extend(run.identity(devices.kind()));
         cluster.peer_deadline = run.peer_deadline();
+        cluster.connect_deadline = run.connect_deadline();
         let memory_bytes = run.config.data.cache_bytes();
         let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
         // Of remote data sets no more is fetched than the run will read.
@@ -166,6 +168,9 @@ impl WithBackend for Train {
             Shared { run, devices, training_data, evaluation_data, stop, observer, released };
         let abort = Abort::new();
         *lock(&shared.stop.waiting) = Some(abort.clone());
+        if cluster.processes() > 1 && shared.stop.asked.load(Ordering::Acquire) {
+            abort.abort(ClusterError::StoppedEarly);
+        }
         let cluster = Cluster::connect_with(cluster, abort);
         *lock(&shared.stop.waiting) = None;
         let summaries = cluster?.execute(move |context| run_worker(context, &shared));
@@ -206,7 +211,7 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
-    use crate::cluster::{ClusterError, ExitClass};
+    use crate::cluster::{Actor, ExitClass};
     use tidemill_kernels::KernelError;
     use tidemill_model::ModelError;
 

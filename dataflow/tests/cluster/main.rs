@@ -4,7 +4,10 @@
 //! process has to die, this executable starts itself: `processes::child_entry`.
 
 mod processes;
+mod proxy;
 mod rendezvous;
 mod ring;
+mod strangers;
 mod supervisor;
+mod tampering;
 mod threads;

@@ -33,6 +33,16 @@ pub fn command(role: &str) -> Command {
     command
 }
 
+/// As [`command`], with at most this many descriptors.
+pub fn limited(role: &str, descriptors: usize) -> Command {
+    let command = command(role);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" \"$@\"")]);
+    shell.arg(command.get_program()).args(command.get_args());
+    shell.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    shell
+}
+
 /// Opens a port, prints it, reads everyone's, runs, prints the error, and exits.
 fn member() -> ! {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -80,7 +90,7 @@ fn member() -> ! {
 }
 
 /// A started process; killed when dropped.
-struct Member {
+pub struct Member {
     child: Child,
     stdin: ChildStdin,
     lines: Receiver<String>,
@@ -89,7 +99,10 @@ struct Member {
 
 impl Member {
     fn start(role: &str) -> Self {
-        let mut command = command(role);
+        Self::of(command(role))
+    }
+
+    pub fn of(mut command: Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("start ourselves");
         let stderr = child.stderr.take();
@@ -103,8 +116,15 @@ impl Member {
         Self { stdin: child.stdin.take().unwrap(), child, lines, stderr }
     }
 
+    /// Tells it its place in the cluster.
+    pub fn begin(&mut self, process: usize, threads: usize, deadline: Duration, all: &[String]) {
+        let deadline = deadline.as_millis();
+        let line = format!("{process} {threads} {deadline} {}\n", all.join(" "));
+        self.stdin.write_all(line.as_bytes()).unwrap();
+    }
+
     /// The rest of the next line that begins with `prefix`.
-    fn line(&self, prefix: &str) -> String {
+    pub fn line(&self, prefix: &str) -> String {
         loop {
             let line = self.lines.recv_timeout(SOON).unwrap_or_else(|_| panic!("no {prefix:?}"));
             if let Some(rest) = line.strip_prefix(prefix) {
@@ -141,9 +161,7 @@ fn start(role: &str, processes: usize, threads: usize, deadline: Duration) -> Ve
     let mut members: Vec<Member> = (0..processes).map(|_| Member::start(role)).collect();
     let addresses: Vec<String> = members.iter().map(|member| member.line("port ")).collect();
     for (process, member) in members.iter_mut().enumerate() {
-        let deadline = deadline.as_millis();
-        let line = format!("{process} {threads} {deadline} {}\n", addresses.join(" "));
-        member.stdin.write_all(line.as_bytes()).unwrap();
+        member.begin(process, threads, deadline, &addresses);
     }
     for member in &members {
         member.line("at work");

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidemill::cluster::{
-    Abort, Actor, Cluster, ClusterError, ClusterSettings, ExitClass, Failure, execute, read_hosts,
+    Abort, Actor, Admission, Cluster, ClusterError, ClusterSettings, ExitClass, Failure, Secret,
+    execute, read_hosts,
 };
 
-use crate::ring::{SOON, cluster, settings, soon};
+use crate::ring::{SOON, cluster, ring, settings, soon};
 
 #[test]
 fn a_different_identity_is_an_error_on_every_side() {
@@ -130,6 +131,73 @@ fn an_abort_ends_the_search_for_peers() {
     let error = soon(|| Cluster::connect_with(all.remove(0), abort).map(|_| ())).unwrap_err();
     culprit.join().unwrap();
     assert_eq!(error.with_causes(), "thread main failed: no use");
+}
+
+#[test]
+fn a_stop_before_all_have_met_is_the_same_word_for_all_that_hear_it() {
+    let mut all = settings(3, 1);
+    let missing = all.pop();
+    let aborts = [Abort::new(), Abort::new()];
+    let stop = aborts[1].clone();
+    let (first, second) = soon(|| {
+        let processes: Vec<_> = all
+            .into_iter()
+            .zip(aborts)
+            .map(|(settings, abort)| {
+                std::thread::spawn(|| Cluster::connect_with(settings, abort).map(|_| ()))
+            })
+            .collect();
+        stop.abort(ClusterError::StoppedEarly);
+        let mut ends = processes.into_iter().map(|process| process.join().unwrap().unwrap_err());
+        (ends.next().unwrap(), ends.next().unwrap())
+    });
+    for error in [first, second] {
+        assert!(matches!(error, ClusterError::StoppedEarly), "{error}");
+    }
+    drop(missing);
+}
+
+#[test]
+fn a_cluster_over_machines_without_a_secret_is_refused() {
+    let machines = || vec!["127.0.0.1:2101".to_string(), "192.0.2.1:2101".to_string()];
+    let mut settings = ClusterSettings::process(1, 0, machines());
+    let error = soon(|| execute(settings, |_| Ok(()))).unwrap_err();
+    assert_eq!(error.exit_class(), ExitClass::FixInput);
+    let text = error.to_string();
+    for part in ["192.0.2.1:2101", "TIDEMILL_CLUSTER_SECRET", "openssl rand -hex 32", "--insecure"]
+    {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    for admission in [Admission::Anyone, Admission::Secret(Secret::generate().unwrap())] {
+        settings = ClusterSettings::process(1, 0, machines());
+        settings.admission = admission;
+        settings.check_admission().unwrap();
+        // Its own address is one that the other machine cannot reach.
+        let error = soon(|| execute(settings, |_| Ok(()))).unwrap_err();
+        assert!(matches!(error, ClusterError::LoopbackAmongMachines { .. }), "{error}");
+        assert_eq!(error.exit_class(), ExitClass::FixInput);
+    }
+}
+
+/// The one that waits a fifth of a second for a sign gets one every six seconds only.
+#[test]
+fn different_peer_deadlines_do_not_end_a_healthy_run() {
+    let mut all = settings(2, 1);
+    all[0].peer_deadline = Duration::from_millis(200);
+    let results = soon(|| {
+        cluster(all, |context| {
+            ring(context, |_| {});
+            let start = Instant::now();
+            context.step_while(|| start.elapsed() < Duration::from_millis(800))?;
+            for dataflow in context.installed_dataflows() {
+                context.drop_dataflow(dataflow);
+            }
+            Ok(())
+        })
+    });
+    for result in results {
+        result.unwrap();
+    }
 }
 
 /// Without it, whoever starts a little later would look for us until its own deadline.

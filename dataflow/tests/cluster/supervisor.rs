@@ -1,14 +1,15 @@
 //! Supervised processes: they live and die together, and the exit code says why.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use tidemill::cluster::{
-    ClusterError, Failure, Invitation, Supervisor, SupervisorOutcome, SupervisorSettings, execute,
-    join_supervised,
+    ClusterError, Failure, Invitation, Killed, Supervisor, SupervisorOutcome, SupervisorSettings,
+    execute, join_supervised,
 };
 
 use crate::processes::command;
@@ -22,11 +23,16 @@ pub fn supervised_child(role: &str) -> ! {
         std::process::exit(3);
     }
     let invitation = std::env::var(INVITATION).unwrap().parse().unwrap();
+    println!("\nsupervisor {}", std::env::var(INVITATION).unwrap().split('/').next().unwrap());
     let (mut settings, lifeline) = match join_supervised(&invitation, 1) {
         Ok(joined) => joined,
+        Err(ClusterError::StoppedEarly) => std::process::exit(0),
         Err(error) => std::process::exit(error.exit_class().exit_code().into()),
     };
     lifeline.on_lost(|| std::process::exit(75));
+    if role == "die-after-joining" {
+        std::process::exit(3);
+    }
     settings.peer_deadline = Duration::from_secs(1);
     let stop = lifeline.stop_flag();
     let role = role.to_string();
@@ -86,14 +92,24 @@ fn supervise(role: &str, processes: usize) -> Result<SupervisorOutcome, ClusterE
 fn wrong_input_in_one_process_is_exit_code_1_for_all() {
     let outcome = soon(|| supervise("wrong-input", 3)).unwrap();
     assert_eq!(outcome.exit_code(), 1);
-    assert!(outcome.children.iter().all(|child| child.status.code() == Some(1) && !child.killed));
+    assert!(
+        outcome
+            .children
+            .iter()
+            .all(|child| child.status.code() == Some(1) && child.killed.is_none())
+    );
 }
 
 #[test]
 fn a_panic_in_one_process_is_exit_code_75_for_all() {
     let outcome = soon(|| supervise("panic", 2)).unwrap();
     assert_eq!(outcome.exit_code(), 75);
-    assert!(outcome.children.iter().all(|child| child.status.code() == Some(75) && !child.killed));
+    assert!(
+        outcome
+            .children
+            .iter()
+            .all(|child| child.status.code() == Some(75) && child.killed.is_none())
+    );
 }
 
 #[test]
@@ -109,13 +125,60 @@ fn processes_that_end_before_they_join_take_the_others_along() {
     assert_eq!((codes, outcome.exit_code()), (vec![Some(75), Some(3)], 75));
 }
 
+/// The others wait for it to meet them, and have no connection to it that could break.
+#[test]
+fn a_process_that_dies_before_all_have_met_ends_the_others_at_once() {
+    let settings = SupervisorSettings { grace: SOON * 4, ..SupervisorSettings::new(3) };
+    let supervisor = Supervisor::new(settings).unwrap();
+    let role = |process| if process == 1 { "die-after-joining" } else { "run" };
+    let outcome =
+        soon(|| supervisor.run(|process, invitation| child(role(process), invitation))).unwrap();
+    let codes: Vec<_> = outcome.children.iter().map(|child| child.status.code()).collect();
+    assert_eq!(codes, [Some(75), Some(3), Some(75)]);
+    assert!(outcome.children.iter().all(|child| child.killed.is_none()), "{outcome:?}");
+}
+
+#[test]
+fn idle_strangers_keep_no_child_from_joining() {
+    let supervisor = Supervisor::new(patience()).unwrap();
+    let mut strangers = Vec::new();
+    let outcome = soon(|| {
+        supervisor.run(|process, invitation| {
+            let address = invitation.to_string();
+            let address = address.split('/').next().unwrap();
+            if process == 0 {
+                strangers.extend((0..100).map(|_| TcpStream::connect(address).unwrap()));
+            }
+            child("wrong-input", invitation)
+        })
+    });
+    // It joined, ran, and failed as it was to.
+    assert_eq!(outcome.unwrap().exit_code(), 1);
+}
+
+#[test]
+fn the_port_of_a_supervisor_is_closed_once_all_have_joined() {
+    let mut supervisor = command("supervisor").stdout(Stdio::piped()).spawn().unwrap();
+    let mut text = String::new();
+    let mut stdout = BufReader::new(supervisor.stdout.take().unwrap());
+    let start = Instant::now();
+    while text.matches("at work").count() < 2 {
+        assert!(stdout.read_line(&mut text).unwrap() > 0 && start.elapsed() < SOON, "{text}");
+    }
+    let address = text.lines().find_map(|line| line.strip_prefix("supervisor ")).unwrap();
+    let refused = TcpStream::connect(address).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+}
+
 #[test]
 fn a_stopped_process_is_killed_after_the_grace() {
     // Its peers end after their deadline of a second; the grace is another.
     let outcome = soon(|| supervise("stop", 2)).unwrap();
     assert_eq!(outcome.exit_code(), 75);
-    let killed: Vec<bool> = outcome.children.iter().map(|child| child.killed).collect();
-    assert_eq!(killed, [false, true]);
+    let killed: Vec<_> = outcome.children.iter().map(|child| child.killed).collect();
+    assert_eq!(killed, [None, Some(Killed::Outlived)]);
 }
 
 #[test]
@@ -139,7 +202,7 @@ fn a_silent_process_is_killed_even_when_it_has_no_peers() {
         })
     })
     .unwrap();
-    assert!(outcome.children[0].killed);
+    assert_eq!(outcome.children[0].killed, Some(Killed::Silent));
     assert_eq!(outcome.exit_code(), 75);
 }
 

@@ -85,7 +85,7 @@ fn a_panic_in_a_guarded_thread_ends_the_run_with_its_message() {
 }
 
 /// Sums 0..1000 over all workers' exchange: traffic between all of them, and a result each.
-fn exchange_sums(context: &mut WorkerContext<'_>) -> Result<u64, Failure> {
+pub fn exchange_sums(context: &mut WorkerContext<'_>) -> Result<u64, Failure> {
     let (sender, receiver) = mpsc::channel();
     let numbers = if context.index() == 0 { 0..1000u64 } else { 0..0 };
     context.dataflow::<u64, _, _>(|scope| {

@@ -1,12 +1,4 @@
-//! `all_reduce` bandwidth of the chunk exchange: how fast gradients become the same sums everywhere.
-//!
-//! ```text
-//! cargo bench -p tidemill-collective --bench all_reduce -- [--megabytes 256] [--window-kib 1024] [--rounds 7]
-//! ```
-//!
-//! Every worker holds S bytes; they are summed at their owners and sent back to all. The number is S over
-//! the time of a round: the median, the first round (cold memory) left out. Over threads chunks move as
-//! pointers; over processes they cross TCP loopback. The peer's number is OpenMPI over TCP, 1.15-1.4 GB/s.
+//! The exchange that is measured: every worker's chunks are summed at their owners and sent back to all.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -25,11 +17,12 @@ use timely::dataflow::operators::{ConnectLoop, Feedback, Input, Probe};
 use timely::dataflow::{InputHandle, ProbeHandle, Stream, StreamVec};
 use timely::worker::Worker;
 
+/// What is exchanged.
 #[derive(Clone, Copy)]
-struct Settings {
-    elements: usize,
-    window_bytes: usize,
-    rounds: usize,
+pub struct Settings {
+    pub elements: usize,
+    pub window_bytes: usize,
+    pub rounds: usize,
 }
 
 /// A stage that consumes chunks, gives credit back, and may send others.
@@ -69,7 +62,7 @@ fn consume<'scope>(
 }
 
 /// Seconds of each round.
-fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
+pub fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
     let (index, workers) = (worker.index(), worker.peers());
     let plan = Arc::new(ChunkPlan::new(std::iter::once(0..settings.elements)));
     let (owners, tree) = (plan.owners(workers), Tree::new(workers).expect("a power of two"));
@@ -140,7 +133,8 @@ fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
     seconds
 }
 
-fn report(name: &str, settings: Settings, mut seconds: Vec<f64>) {
+/// Prints the median and the best of the rounds but the first.
+pub fn report(name: &str, settings: Settings, mut seconds: Vec<f64>) {
     let warm = &mut seconds[1..];
     warm.sort_by(f64::total_cmp);
     let bytes = 4.0 * settings.elements as f64;
@@ -154,46 +148,27 @@ fn report(name: &str, settings: Settings, mut seconds: Vec<f64>) {
     );
 }
 
-fn execute(configuration: timely::CommunicationConfig, settings: Settings) -> Option<Vec<f64>> {
-    let configuration =
-        timely::Config { communication: configuration, worker: timely::WorkerConfig::default() };
-    let guards = timely::execute(configuration, move |worker| run(worker, settings)).unwrap();
-    guards.join().into_iter().next().map(Result::unwrap)
+impl Settings {
+    /// Those of the command line.
+    pub fn from_arguments() -> Self {
+        Self {
+            elements: value("--megabytes", 256) * 1_000_000 / 4,
+            window_bytes: value("--window-kib", 1_024) << 10,
+            rounds: value("--rounds", 7).max(2),
+        }
+    }
 }
 
-fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let value = |name: &str, default: usize| {
-        let at = arguments.iter().position(|argument| argument == name);
-        at.map_or(default, |at| arguments[at + 1].parse().expect("a number"))
-    };
-    let settings = Settings {
-        elements: value("--megabytes", 256) * 1_000_000 / 4,
-        window_bytes: value("--window-kib", 1_024) << 10,
-        rounds: value("--rounds", 7).max(2),
-    };
-    let port = value("--port", 23_470);
-    let cluster = |process| timely::CommunicationConfig::Cluster {
-        threads: 1,
-        process,
-        addresses: (0..2).map(|index| format!("127.0.0.1:{}", port + index)).collect(),
-        report: false,
-        zerocopy: false,
-    };
-    if value("--process", 0) == 1 {
-        execute(cluster(1), settings);
-        return;
-    }
-    for threads in [1, 2] {
-        let seconds = execute(timely::CommunicationConfig::Process(threads), settings);
-        report(&format!("{threads} threads"), settings, seconds.unwrap());
-    }
-    let mut other = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(arguments.iter().filter(|argument| *argument != "--bench"))
-        .args(["--process", "1"])
-        .spawn()
-        .expect("the other process starts");
-    let seconds = execute(cluster(0), settings);
-    other.wait().expect("the other process ends");
-    report("2 processes over TCP loopback", settings, seconds.unwrap());
+/// A number of the command line.
+pub fn value(name: &str, default: usize) -> usize {
+    let mut arguments = std::env::args().skip_while(|argument| argument != name);
+    arguments.nth(1).map_or(default, |value| value.parse().expect("a number"))
+}
+
+/// This program as process 1, with the same arguments.
+pub fn other_process() -> std::process::Command {
+    let mut command = std::process::Command::new(std::env::current_exe().expect("a program"));
+    command.args(std::env::args().skip(1).filter(|argument| argument != "--bench"));
+    command.args(["--process", "1"]);
+    command
 }
