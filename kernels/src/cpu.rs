@@ -56,7 +56,8 @@ use crate::error::Result;
 use device_stream::ComputeThreads;
 use dispatch::Dispatch;
 
-/// The version of `matrixmultiply` that Cargo.lock names, whose bits are ours too: part of the kind of device.
+/// The version of `matrixmultiply`, whose bits are ours too: part of the kind of device. The manifest asks for it and no other,
+/// because an embedder's Cargo.lock is not this workspace's.
 const MATRIX_LIBRARY: &str = "matrixmultiply 0.3.11";
 
 /// A processor and its compute threads; clones share the threads.
@@ -89,10 +90,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_matrix_library_is_the_locked_one() {
+    fn the_matrix_library_is_the_one_that_the_manifest_and_the_lock_name() {
         let lock = include_str!("../../Cargo.lock");
         let (_, package) = lock.split_once("name = \"matrixmultiply\"\nversion = \"").unwrap();
-        let (version, _) = package.split_once('"').unwrap();
-        assert_eq!(MATRIX_LIBRARY, format!("matrixmultiply {version}"));
+        let (locked, _) = package.split_once('"').unwrap();
+        assert_eq!(MATRIX_LIBRARY, format!("matrixmultiply {locked}"));
+        let manifest = include_str!("../../Cargo.toml");
+        let asked = manifest.lines().find_map(|line| line.strip_prefix("matrixmultiply = "));
+        assert_eq!(asked, Some(format!("\"={locked}\"").as_str()), "another lock may hold another");
+        assert!(
+            include_str!("../Cargo.toml").contains("\nmatrixmultiply.workspace = true\n"),
+            "the kernels' manifest takes the version from the workspace's"
+        );
     }
 }
