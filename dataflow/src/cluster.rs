@@ -4,6 +4,11 @@
 //! compute thread, a process, a host), every worker of every process ends within seconds and each
 //! process gets the same first error. No call hangs, none ends the process.
 //!
+//! Panics are caught, which needs a profile that unwinds, as Cargo's profiles do. Where a program is built with
+//! `panic = "abort"`, a panic of an operator, a guarded thread or a decoder of damaged data ends the whole process at once, with the
+//! message that Rust prints. Its peers find it gone, as one that was killed, and a restart goes on from the last
+//! checkpoint; but the program's own clean-up does not run.
+//!
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
 //! - [`Abort`]: end a run from a thread, and guard threads of one's own;

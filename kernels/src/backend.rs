@@ -263,6 +263,9 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
 
     /// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`: the mean gradient of a chunk of
     /// parameters from the sums of its uses.
+    ///
+    /// `count` is the number of counted tokens as the nearest `f32`: itself to 2^24, above it off by one in 2^24 parts at the
+    /// most. It is the same on every worker, so that no bit depends on who divides.
     fn mean_gradient(
         &self,
         stream: &mut Self::DeviceStream,
