@@ -64,33 +64,34 @@ impl Pool {
         &self.context
     }
 
-    /// A graph begins: nothing is given back until [`let_go`](Self::let_go).
+    /// A graph is about to begin: from here until [`let_go`](Self::let_go) nothing is given back. Whatever another thread is giving
+    /// back has been when this returns. It goes through the legacy stream, which waits for all queues, and one that waits for
+    /// a queue that is being recorded spoils the recording.
     pub(super) fn keep(&self) {
         self.aside().graphs += 1;
     }
 
     /// A graph is gone.
     pub(super) fn let_go(&self) {
-        let dropped = {
-            let mut aside = self.aside();
-            aside.graphs -= 1;
-            if aside.graphs == 0 { std::mem::take(&mut aside.dropped) } else { Vec::new() }
-        };
-        dropped.into_iter().for_each(|dropped| self.release(dropped));
+        let mut aside = self.aside();
+        aside.graphs -= 1;
+        if aside.graphs == 0 {
+            std::mem::take(&mut aside.dropped)
+                .into_iter()
+                .for_each(|dropped| self.release(dropped));
+        }
     }
 
     /// Gives something back, now or with the last graph.
     pub(super) fn give_back(&self, dropped: Dropped) {
-        {
-            let mut aside = self.aside();
-            if aside.graphs > 0 {
-                aside.dropped.push(dropped);
-                return;
-            }
+        let mut aside = self.aside();
+        match aside.graphs {
+            0 => self.release(dropped),
+            _ => aside.dropped.push(dropped),
         }
-        self.release(dropped);
     }
 
+    /// The caller holds the lock, so that no graph begins meanwhile.
     fn release(&self, dropped: Dropped) {
         if self.context.bind_to_thread().is_err() {
             return;

@@ -35,10 +35,11 @@ impl CudaQueue {
 
     pub(super) fn begin_recording(&mut self, device: &str) -> Result<()> {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // First, so that what another thread drops once the recording has begun is set aside already.
+        self.pool.keep();
         // SAFETY: the stream is alive.
         let begun = unsafe { result::stream::begin_capture(self.stream, mode) };
-        on(device, "beginning a graph", begun)?;
-        self.pool.keep();
+        on(device, "beginning a graph", begun).inspect_err(|_| self.pool.let_go())?;
         self.recording = true;
         Ok(())
     }
@@ -57,6 +58,10 @@ impl CudaQueue {
             self.pool.let_go();
         }
         graph
+    }
+
+    pub(super) fn is_recording(&self) -> bool {
+        self.recording
     }
 
     pub(super) fn stream(&self) -> sys::CUstream {

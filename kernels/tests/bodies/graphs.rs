@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidemill_kernels::backend::{LogitGradient, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows};
@@ -67,6 +68,53 @@ pub fn keep_what_was_dropped<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     // What was kept is given back with the graph.
     let again = device.upload(&[5.0_f32; ELEMENTS]);
     assert_eq!(device.download(&again), [5.0; ELEMENTS]);
+}
+
+/// What another thread drops neither spoils a recording nor goes while the graph is there, be it that the recording begins, goes
+/// on, or ends meanwhile.
+pub fn are_recorded_while_another_thread_drops<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    const ROUNDS: usize = 200;
+    let mut device = Device::new(arm);
+    let backend = device.backend;
+    let gradient = device.upload(&[0.375_f32; ELEMENTS]);
+    let mut lane = device.upload(&[1.0_f32; ELEMENTS]);
+    let add = |stream: &mut B::DeviceStream, lane: &mut B::Buffer<f32>| {
+        backend.accumulate(stream, SliceMut::all(lane), Slice::all(&gradient))
+    };
+    add(&mut device.stream, &mut lane).unwrap();
+    let over = AtomicBool::new(false);
+    let has_graphs = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut stream = backend.device_stream().unwrap();
+            while !over.load(Ordering::Relaxed) {
+                let mut allocate = || backend.allocate::<f32>(&mut stream, ELEMENTS).unwrap();
+                drop(std::array::from_fn::<_, 16, _>(|_| allocate()));
+            }
+        });
+        // Also where an assertion fails.
+        let _ends = Ends(&over);
+        (0..ROUNDS).all(|_| {
+            let stream = &mut device.stream;
+            let recorded = backend.record_graph(stream, &mut |stream| add(stream, &mut lane));
+            let Some(graph) = recorded.unwrap() else { return false };
+            backend.replay(stream, &graph).unwrap();
+            true
+        })
+    });
+    if !has_graphs {
+        return not_run(arm, "are_recorded_while_another_thread_drops");
+    }
+    let expected = 1.0 + 0.375 * (ROUNDS + 1) as f32;
+    assert_eq!(device.download(&lane), [expected; ELEMENTS]);
+}
+
+/// Says that something is over when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[track_caller]

@@ -83,6 +83,7 @@ macro_rules! every_body {
                 events_complete: bodies::memory::events_complete;
                 graphs_repeat_what_was_recorded: bodies::graphs::repeat_what_was_recorded;
                 graphs_keep_what_was_dropped: bodies::graphs::keep_what_was_dropped;
+                graphs_are_recorded_while_another_thread_drops: bodies::graphs::are_recorded_while_another_thread_drops;
                 graphs_refuse_what_cannot_be_recorded: bodies::graphs::refuse_what_cannot_be_recorded;
                 graphs_end_with_their_recording: bodies::graphs::end_with_their_recording;
                 graphs_answer_the_faults_of_their_kernels: bodies::graphs::answer_the_faults_of_their_kernels;
