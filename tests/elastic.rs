@@ -7,6 +7,7 @@
 
 use std::sync::LazyLock;
 
+use tidemill::kernels::FloatEnvironment;
 use tidemill::streaming_data::DataSet;
 
 use crate::support::{Job, Outcome, Workbench, assert_same, program};
@@ -51,6 +52,23 @@ fn the_reference_learns_and_leaves_everything() {
 fn any_number_of_threads() {
     for workers in [2, 3, 5, 8] {
         same(workers, &[]);
+    }
+}
+
+/// An embedder's thread has called a library that was built with `-ffast-math`, and one that rounds otherwise: from the
+/// reading of the config to the last checkpoint nothing depends on it.
+#[test]
+fn any_floating_point_environment_of_the_callers_thread() {
+    let runs: [(usize, &[&str]); 2] = [(1, &[]), (2, &["device.threads=3"])];
+    for (workers, set) in runs {
+        let dir = format!("foreign-{workers}");
+        let job = Job { dir: &dir, workers, set };
+        let foreign = FloatEnvironment::foreign();
+        let trained = BENCH.try_train(job);
+        // What the run has left is read by the test.
+        drop(foreign);
+        trained.unwrap();
+        assert_same(&BENCH.outcome(&dir), &REFERENCE, &format!("{workers} workers"));
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock};
 use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN};
 use harness::{Grains, Outcome, Run, State, Subject, random};
 use tidemill::cluster::ClusterError;
-use tidemill::kernels::Cpu;
+use tidemill::kernels::{Cpu, FloatEnvironment};
 use tidemill::operators::StatePlace;
 
 /// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
@@ -60,6 +60,25 @@ fn any_number_of_workers_gives_the_same_bits() {
     for workers in [2, 3, 5, 8] {
         same(&Run { workers, ..Run::default() });
     }
+}
+
+/// The threads of a run inherit from the one that starts it, and an embedder's may have called a library that was built with
+/// `-ffast-math`.
+///
+/// Seen failing: without the standard environment on companions' threads, and without it where the norm is formed.
+#[test]
+fn a_thread_that_flushes_denormal_numbers_trains_to_the_same_bits() {
+    let expected = &*REFERENCE;
+    let _foreign = FloatEnvironment::foreign();
+    for workers in [1, 3] {
+        assert_eq!(
+            Run { workers, ..Run::default() }.run().unwrap(),
+            *expected,
+            "{workers} workers"
+        );
+    }
+    let state_place = StatePlace::Device;
+    assert_eq!(Run { state_place, ..Run::default() }.run().unwrap(), *expected, "on the device");
 }
 
 /// The control: other lanes are another association of the same sums, and these bits can tell.

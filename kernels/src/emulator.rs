@@ -20,6 +20,7 @@ use self::module::{Library, compile};
 use self::queue::Step;
 pub use self::queue::{EmulatorGraph, EmulatorQueue};
 use crate::error::{KernelError, Result};
+use crate::float_environment::FloatEnvironment;
 use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
 
@@ -101,6 +102,8 @@ impl Emulator {
     /// # Safety
     /// All that it names must still be there.
     unsafe fn run(&self, step: &Step) -> Result<()> {
+        // A GPU knows nothing of the host's environment; threads of a launch inherit this one.
+        let _standard = FloatEnvironment::standard();
         match step {
             Step::Launch { kernel, launch, arguments } => {
                 self.check_shared_bytes(kernel, launch.shared_bytes)?;

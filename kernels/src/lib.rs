@@ -19,6 +19,7 @@ pub mod cuda;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 pub mod error;
+mod float_environment;
 pub mod gpu;
 pub mod process;
 pub mod reference;
@@ -35,5 +36,6 @@ pub use cuda::Cuda;
 #[cfg(feature = "emulator")]
 pub use emulator::Emulator;
 pub use error::{KernelError, Result};
+pub use float_environment::FloatEnvironment;
 pub use gpu::{Bf16, Fp32, Gpu};
 pub use view::{Matrix, MatrixMut, Slice, SliceMut};

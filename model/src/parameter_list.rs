@@ -4,6 +4,8 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use tidemill_kernels::FloatEnvironment;
+
 use crate::initialization::Initializer;
 use crate::layout::{Decay, Layout};
 
@@ -107,6 +109,8 @@ impl ParameterList {
         });
         let parts = Mutex::new(parts);
         let fill = || {
+            // The caller's thread may be an embedder's, and the others inherit from it.
+            let _standard = FloatEnvironment::standard();
             // A thread that panicked has left the iterator as it was between two tensors, or ends this one with it.
             let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
             while let Some(((tensor, initializer), out)) = next() {

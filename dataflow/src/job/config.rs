@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tidemill_kernels::FloatEnvironment;
 use tidemill_model::ModelSettings;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::ScheduleSettings;
@@ -141,6 +142,8 @@ impl RunConfig {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self> {
+        // Decimal numbers become binary ones by arithmetic.
+        let _standard = FloatEnvironment::standard();
         let config_error = |what: String| JobError::Config { origin: origin.to_owned(), what };
         let config: Self = if overrides.is_empty() {
             // Straight from the text, so that an error can say in which line it stands.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use tidemill_kernels::DeviceKind;
+use tidemill_kernels::{DeviceKind, FloatEnvironment};
 use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::cursor::Cursor;
@@ -60,6 +60,7 @@ impl ResolvedRun {
     /// # Errors
     /// The first thing that is wrong, by key or file.
     pub fn for_workers(mut config: RunConfig, workers: LocalWorkers) -> Result<Self> {
+        let _standard = FloatEnvironment::standard();
         let device = DeviceChoice::new(&config.device)?;
         let data = config.data.open(config.run.seed)?;
         let document_end = document_end(&config, &data)?;

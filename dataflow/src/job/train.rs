@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidemill_kernels::Backend;
+use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
 use super::resolve::ResolvedRun;
@@ -129,6 +129,8 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
 /// The first error of the run, in whichever process it occurred; [`ClusterError::StoppedEarly`] where any of them was
 /// asked to stop before all had met, which no harm comes of.
 pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
+    // The caller's thread is an embedder's, and what is started here inherits from it.
+    let _standard = FloatEnvironment::standard();
     let cluster = &options.cluster;
     run.batch.worker_lanes(0, cluster.threads * cluster.processes())?;
     let workers = LocalWorkers::of(cluster);

@@ -6,7 +6,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use tidemill_collective::ChunkPlan;
-use tidemill_kernels::Backend;
+use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
@@ -106,6 +106,8 @@ pub(super) fn run_worker<B: Backend>(
     context: &mut WorkerContext<'_>,
     shared: &Shared<B>,
 ) -> std::result::Result<TrainSummary, Failure> {
+    // Timely has started this thread.
+    let _standard = FloatEnvironment::standard();
     let Shared { run, devices, .. } = shared;
     let layout = run.model.layout();
     let opened = match context.index() {

@@ -6,6 +6,7 @@
 
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
+use tidemill_kernels::FloatEnvironment;
 use timely::scheduling::SyncActivator;
 
 use crate::cluster::{Abort, Actor, ClusterError, Failure};
@@ -50,7 +51,11 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
     {
         let (jobs, received) = mpsc::channel();
         let (sender, replies) = mpsc::channel();
-        let thread = move || body(&received, &Replies { sender, wake });
+        let thread = move || {
+            // It would inherit the environment of an embedder's thread.
+            FloatEnvironment::standard().keep();
+            body(&received, &Replies { sender, wake })
+        };
         abort.guard_thread(&name, thread)?;
         Ok(Self { name, abort: abort.clone(), jobs, replies, gone: false })
     }

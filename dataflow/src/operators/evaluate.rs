@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tidemill_kernels::FloatEnvironment;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::{Exchange, Pipeline};
 use timely::dataflow::operators::Operator;
@@ -220,6 +221,8 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
         self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
             let mut gathered = BTreeMap::<u64, BTreeMap<u64, EvaluationLoss>>::new();
             move |input, output| {
+                // The worker's thread may be an embedder's.
+                let _standard = FloatEnvironment::standard();
                 input.for_each(|time, losses| {
                     let grains = gathered.entry(*time.time()).or_default();
                     grains.extend(losses.drain(..).map(|loss| (loss.grain, loss)));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_collective::{Chunk, ChunkHeader, Credit, Part, StatePart, Tree};
-use tidemill_kernels::{Backend, MemoryPlace};
+use tidemill_kernels::{Backend, FloatEnvironment, MemoryPlace};
 use tidemill_model::Layout;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::{Exchange, Pipeline};
@@ -232,6 +232,8 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
         builder.build(move |capabilities| {
             drop(capabilities);
             move |_frontiers| {
+                // The worker's thread may be an embedder's; the norm and the clipping are computed on it.
+                let _standard = FloatEnvironment::standard();
                 let mut turn = |state: &mut State| -> Result<(), Failure> {
                     let mut result = Ok(());
                     let mut keep = |taken| keep_first(&mut result, taken);

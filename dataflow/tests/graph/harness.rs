@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::collective::ChunkPlan;
-use tidemill::kernels::Backend;
 use tidemill::kernels::backend::AdamWStep;
+use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState,
@@ -239,6 +239,8 @@ impl Run {
     }
 
     fn state<B: Backend, M: Trainable<B>>(&self, model: &M) -> InitialState {
+        // What a run begins with is the test's own.
+        let _standard = FloatEnvironment::standard();
         let floats = |bits: &Vec<u32>| Arc::new(bits.iter().map(|&b| f32::from_bits(b)).collect());
         match &self.resume {
             Some((_, [parameters, first, second])) => InitialState {

@@ -13,6 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use super::Buffer;
 use super::simd::Lanes;
 use crate::error::{KernelError, Result};
+use crate::float_environment::FloatEnvironment;
 
 /// A point in a device stream of the CPU, where everything is over when a call returns.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,8 @@ impl ComputeThreads {
         let pool = ThreadPoolBuilder::new()
             .num_threads(count)
             .thread_name(|index| format!("compute-{index}"))
+            // They would inherit the environment of the thread that makes the pool.
+            .start_handler(|_| FloatEnvironment::standard().keep())
             .build()
             .map_err(|source| KernelError::Threads { threads: count, source: Box::new(source) })?;
         Ok(Self { pool: Some(Arc::new(pool)), count })
@@ -56,14 +59,17 @@ impl ComputeThreads {
         items.div_ceil(self.count).max(1)
     }
 
-    /// `work` on every part, in any order.
+    /// `work` on every part, in any order and in the standard floating-point environment.
     pub(crate) fn for_each<P: Send>(
         &self,
         parts: impl Iterator<Item = P>,
         work: impl Fn(P) + Sync,
     ) {
         match &self.pool {
-            None => parts.for_each(work),
+            None => {
+                let _standard = FloatEnvironment::standard();
+                parts.for_each(work);
+            }
             Some(pool) => pool.in_place_scope(|scope| {
                 for part in parts {
                     let work = &work;

@@ -5,6 +5,7 @@ use super::simd::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Avx2, avx512::Avx512};
 use crate::error::{KernelError, Result};
+use crate::float_environment::FloatEnvironment;
 
 /// The ways to run the vectorised loops; all give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +89,10 @@ impl Dispatch {
         self.0
     }
 
-    /// Runs `kernel` compiled for this instruction set.
+    /// Runs `kernel` compiled for this instruction set, in the standard floating-point environment whatever the caller's is.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        let _standard = FloatEnvironment::standard();
         match self.0 {
             // SAFETY: `Dispatch` was constructed by finding the instruction set available.
             #[cfg(target_arch = "x86_64")]

@@ -7,6 +7,7 @@ use super::rows::{Rows, RowsMut, elements, exactly};
 use super::simd::{LANES, Lanes, Simd};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
+use crate::float_environment::FloatEnvironment;
 use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
 
@@ -33,6 +34,7 @@ pub(crate) fn embedding_forward(
     let mut out = RowsMut::new(KERNEL, "out", out, tokens.len(), width)?;
     let table = Rows::new(KERNEL, "table", table, vocab_size, width)?;
     check_tokens(KERNEL, tokens, vocab_size)?;
+    let _standard = FloatEnvironment::standard();
     for (row, &token) in tokens.iter().enumerate() {
         let (out, from) = (out.row_mut(row), table.row(token as usize));
         match output {

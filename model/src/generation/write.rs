@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-use tidemill_kernels::Backend;
+use tidemill_kernels::{Backend, FloatEnvironment};
 
 use crate::error::{ModelError, Result};
 use crate::generation::{GenerationSettings, Incremental, Sampler, Sequences};
@@ -149,6 +149,8 @@ fn choose(writers: &mut [Writer], logits: &[f32], vocab_size: usize) -> Result<(
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (logits.len() / LOGITS_PER_THREAD).clamp(1, cores);
     let choose_all = |writers: &mut [Writer], logits: &[f32]| {
+        // The caller's thread may be an embedder's, and the others inherit from it.
+        let _standard = FloatEnvironment::standard();
         let mut pairs = writers.iter_mut().zip(logits.chunks_exact(vocab_size));
         pairs.try_for_each(|(writer, logits)| writer.choose(logits))
     };

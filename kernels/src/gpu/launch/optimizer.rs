@@ -6,6 +6,7 @@ use super::sizes::{Access, WIDE_BYTES, blocks};
 use super::{exactly, exactly_mut};
 use crate::backend::AdamWStep;
 use crate::error::Result;
+use crate::float_environment::FloatEnvironment;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
@@ -65,6 +66,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         exactly_mut(KERNEL, "exp_avg", &exp_avg, elements)?;
         exactly_mut(KERNEL, "exp_avg_sq", &exp_avg_sq, elements)?;
         exactly(KERNEL, "gradient", &gradient, elements)?;
+        // What all elements have in common is computed here.
+        let _standard = FloatEnvironment::standard();
         let arguments = AdamW {
             parameters: parameters.address(),
             exp_avg: exp_avg.address(),
