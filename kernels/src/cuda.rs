@@ -162,7 +162,11 @@ impl Cuda {
             warp: 32,
             multiprocessors: attribute(multiprocessors)? as u32,
             shared_bytes_per_block: attribute(shared)? as usize,
-            matrix_library: matrices.version(),
+            matrix_library: format!(
+                "{}, algorithms {:016x}",
+                matrices.version(),
+                matrices.digest()?
+            ),
             name,
         };
         let pool = Pool::new(context, &properties.name)?;
@@ -375,7 +379,7 @@ impl Driver for Cuda {
     unsafe fn matmul(&self, queue: &mut CudaQueue, product: MatrixProduct) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller vouches for the operands.
-        unsafe { self.matrices.matmul(queue, product) }
+        unsafe { self.matrices.matmul(self, queue, product) }
     }
 
     fn has_graphs(&self) -> bool {

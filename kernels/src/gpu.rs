@@ -7,10 +7,11 @@
 //!
 //! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of
 //! rows; grains are cut from their own first row; a matrix product's algorithm is pinned to what its rows have in
-//! common ([`MatrixProduct`]).
+//! common ([`MatrixProduct`]), after it has been seen to treat all rows alike ([`first_row_independent`]).
 //!
 //! To add a vendor, implement [`Driver`].
 
+mod algorithm;
 mod backend;
 mod buffer;
 #[cfg(any(feature = "cuda", feature = "emulator"))]
@@ -29,6 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
 
+pub use self::algorithm::first_row_independent;
 pub use self::buffer::GpuBuffer;
 pub use self::driver::{
     Address, DeviceProperties, Driver, ElementKind, Launch, MatrixProduct, Operand, Rows,

@@ -4,11 +4,14 @@
 //! as not run, and if `TIDEMILL_TEST_BACKEND=cuda` asks for one, the program fails. Arguments select the tests whose names
 //! hold one of them.
 
+#[path = "bodies/algorithms.rs"]
+mod algorithms;
 mod bodies;
 #[path = "../../tests/support/device_program.rs"]
 mod device_program;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use bodies::arm::{Arm, Sizes, agree};
 use bodies::every_body;
@@ -31,6 +34,8 @@ macro_rules! tests {
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
             vec![
                 ("every_source_compiles", |arm| arm.backend.compile_all().unwrap()),
+                ("a_device_that_is_opened_again_is_of_the_same_kind", is_of_the_same_kind),
+                ("row_dependent_algorithms_are_passed_over", algorithms::row_dependent_ones_are_passed_over),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
                 $((stringify!($of_attention), |arm| agree(&[arm, arm], $attention)),)*
@@ -42,9 +47,24 @@ macro_rules! tests {
 
 every_body!(tests);
 
+/// The digest of the library's choices is the same whenever it is formed, and says which library it was formed of.
+fn is_of_the_same_kind<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {
+    let kind = arm.backend.device_kind();
+    assert!(kind.matrix_library.contains(", algorithms "), "{kind:?}");
+    for _ in 0..2 {
+        let start = Instant::now();
+        let again = Gpu::<Cuda, P>::new(Cuda::open(0).unwrap());
+        println!("opened again in {:?}", start.elapsed());
+        assert_eq!(again.device_kind(), kind);
+    }
+}
+
 /// Runs the tests of one precision on the first device, if there is one.
 fn run<P: Precision<Activation: Number>>(program: &mut Program, precision: &str) {
-    let arm = Cuda::open(0).map(|cuda| {
+    let start = Instant::now();
+    let cuda = Cuda::open(0);
+    println!("opened in {:?}", start.elapsed());
+    let arm = cuda.map(|cuda| {
         let mut arm = Arm::new(format!("cuda, {precision}"), Gpu::<Cuda, P>::new(cuda));
         if std::env::var(SIZES_VARIABLE).is_ok_and(|sizes| sizes == "small") {
             arm.sizes = Sizes::Small;

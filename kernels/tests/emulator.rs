@@ -3,6 +3,8 @@
 //! The launchers and the kernels' own sources run, compiled by the host's `g++`. The order in which threads take their turns
 //! must change no bit.
 
+#[path = "bodies/algorithms.rs"]
+mod algorithms;
 mod bodies;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +64,12 @@ macro_rules! tests {
 }
 
 every_body!(tests);
+
+#[test]
+fn algorithms_that_treat_rows_differently_are_passed_over() {
+    algorithms::row_dependent_ones_are_passed_over(&arm::<Fp32>(32, SEEDS[0]));
+    algorithms::row_dependent_ones_are_passed_over(&arm::<Bf16>(32, SEEDS[0]));
+}
 
 #[test]
 fn every_source_compiles() {

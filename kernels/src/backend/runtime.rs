@@ -27,7 +27,7 @@ pub struct DeviceKind {
     pub architecture: String,
     /// [`NUMERICS_VERSION`](super::NUMERICS_VERSION) of the kernels.
     pub numerics_version: u32,
-    /// The matrix library and its version.
+    /// The matrix library and its version; on GPUs also a digest of what it chooses, and what else it chooses by.
     pub matrix_library: String,
 }
 

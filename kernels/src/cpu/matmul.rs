@@ -3,7 +3,8 @@
 //!
 //! Its kernels for AVX-512, AVX2 and NEON and ours do the same: each element of the output is a chain of fused
 //! multiply-adds from +0.0 over a block of 256 along k, and the blocks are added in order. So an
-//! element depends on k alone, and dividing the output among threads changes no bits; dividing k would.
+//! element depends on k alone, and dividing the output among threads changes no bits; dividing k would. Its version is fixed,
+//! so tests of that version are the check that a GPU's library gets when it is used.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;

@@ -37,7 +37,7 @@ pub struct DeviceProperties {
     pub multiprocessors: u32,
     /// The most shared memory that one block can have.
     pub shared_bytes_per_block: usize,
-    /// The matrix library and its version.
+    /// The matrix library, its version, and a digest of the algorithms that it chooses, where it chooses.
     pub matrix_library: String,
 }
 

@@ -258,3 +258,35 @@ pub fn elements_are_independent<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
     }
     transcript
 }
+
+/// As [`elements_are_independent`], for as many rows as fill a device: a library shares out work between multiprocessors only
+/// where there is enough of it.
+pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    const FEW: usize = 129;
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let rows = device.sizes.choose(vec![4096], vec![300])[0];
+    for (seed, inner, columns) in [(1, 264, 8), (2, 19, 33)] {
+        let mut inputs = Inputs::new(seed);
+        let a = inputs.uniform_of::<B::Activation>(rows * inner, -1.0, 1.0);
+        let b = inputs.uniform_of::<B::Activation>(inner * columns, -1.0, 1.0);
+        let initial = inputs.uniform_of::<B::Activation>(rows * columns, -1.0, 1.0);
+        let a = Operand::new(&mut device, Storage::Packed, &a, rows, inner);
+        let b = Operand::new(&mut device, Storage::Transposed, &b, inner, columns);
+        for initial in [None, Some(initial.as_slice())] {
+            let label = format!("matmul of {rows} rows, inner {inner}, seed {seed}");
+            let whole = product(&mut device, &label, initial, a.view(), b.view());
+            whole.record(&mut transcript, &label);
+            let last = rows - FEW;
+            for (first, count) in [(0, 1), (rows - 1, 1), (0, FEW), (rows / 2, FEW), (last, FEW)] {
+                let inside = first * columns..(first + count) * columns;
+                let initial = initial.map(|initial| &initial[inside.clone()]);
+                let a = a.view().rows(first, count).unwrap();
+                let out = product(&mut device, &label, initial, a, b.view());
+                let label = format!("{label}, {count} from {first}");
+                out.assert_part_of(&label, &whole, |whole| whole[inside.clone()].to_vec());
+            }
+        }
+    }
+    transcript
+}

@@ -46,6 +46,7 @@ macro_rules! every_body {
                 matmul_agrees: bodies::matmul::agrees;
                 matmul_backward_agrees: bodies::matmul::backward_agrees;
                 matmul_elements_are_independent: bodies::matmul::elements_are_independent;
+                matmul_rows_of_any_number_agree: bodies::matmul::rows_of_any_number_agree;
                 weight_gradient_agrees: bodies::weight_gradient::agrees;
                 embedding_agrees: bodies::embedding::agrees;
                 rms_norm_agrees: bodies::rms_norm::agrees;

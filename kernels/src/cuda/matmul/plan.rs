@@ -1,0 +1,213 @@
+//! What the library is given of a product: descriptors, and the algorithm that it is to use.
+
+use std::ffi::c_void;
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t,
+    cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreferenceAttributes_t, cublasStatus_t, cudaDataType,
+};
+
+use super::WORKSPACE_BYTES;
+use crate::gpu::driver::{ElementKind, MatrixProduct, Operand};
+
+/// Algorithms that are looked at.
+const CANDIDATES: usize = 32;
+
+/// Descriptors of a product, as the library wants them: column by column, so that it computes `out^T = b^T a^T`.
+pub(super) struct Plan {
+    pub(super) operation: sys::cublasLtMatmulDesc_t,
+    pub(super) left: sys::cublasLtMatrixLayout_t,
+    pub(super) right: sys::cublasLtMatrixLayout_t,
+    pub(super) out: sys::cublasLtMatrixLayout_t,
+    pub(super) algorithm: Option<cublasLtMatmulAlgo_t>,
+}
+
+// SAFETY: descriptors are only read once the plan is made.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+fn data_type(element: ElementKind) -> cudaDataType {
+    match element {
+        ElementKind::F32 => cudaDataType::CUDA_R_32F,
+        ElementKind::Bf16 => cudaDataType::CUDA_R_16BF,
+    }
+}
+
+impl Plan {
+    pub(super) fn new(product: &MatrixProduct, m: usize) -> std::result::Result<Self, CublasError> {
+        let MatrixProduct { out, a, b, n, k, .. } = *product;
+        let [m, n, k] = [m, n, k].map(|size| size as u64);
+        let layout = |operand: Operand, rows: u64, columns: u64| {
+            // `operand[rows, columns]` row by row is its transpose column by column.
+            let [height, width] =
+                if operand.transposed { [rows, columns] } else { [columns, rows] };
+            let element = data_type(operand.element);
+            result::create_matrix_layout(element, height, width, operand.stride as i64)
+        };
+        let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let plan = Self {
+            operation: result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)?,
+            left: layout(b, k, n)?,
+            right: layout(a, m, k)?,
+            out: layout(out, m, n)?,
+            algorithm: None,
+        };
+        let transposes = [
+            (cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, b.transposed),
+            (cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, a.transposed),
+        ];
+        for (attribute, transposed) in transposes {
+            // cuBLAS's numbers for an operand as it is and for its transpose.
+            let operation = i32::from(transposed);
+            let value = std::ptr::from_ref(&operation).cast::<c_void>();
+            // SAFETY: the descriptor is alive, and the attribute is of the type given.
+            unsafe {
+                let bytes = size_of_val(&operation);
+                result::set_matmul_desc_attribute(plan.operation, attribute, value, bytes)?;
+            }
+        }
+        Ok(plan)
+    }
+
+    pub(super) fn with_algorithm(mut self, algorithm: cublasLtMatmulAlgo_t) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// The library's own order of algorithms for the product, those that split k left out.
+    pub(super) fn candidates(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        product: &MatrixProduct,
+    ) -> std::result::Result<Vec<cublasLtMatmulAlgo_t>, CublasError> {
+        use cublasLtMatmulPreferenceAttributes_t as Preference;
+        let preference = result::create_matmul_pref()?;
+        let alignment = |operand: Operand| operand.alignment as u32;
+        let (left, right) = (alignment(product.b), alignment(product.a));
+        let out = alignment(product.out);
+        let workspace = WORKSPACE_BYTES as u64;
+        let none = 0_u32;
+        let settings: [(Preference, *const c_void, usize); 6] = [
+            (
+                Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                std::ptr::from_ref(&workspace).cast(),
+                8,
+            ),
+            (
+                Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                std::ptr::from_ref(&none).cast(),
+                4,
+            ),
+            (
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                std::ptr::from_ref(&left).cast(),
+                4,
+            ),
+            (
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                std::ptr::from_ref(&right).cast(),
+                4,
+            ),
+            (
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                std::ptr::from_ref(&out).cast(),
+                4,
+            ),
+            (
+                Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                std::ptr::from_ref(&out).cast(),
+                4,
+            ),
+        ];
+        let mut found = Vec::with_capacity(CANDIDATES);
+        // SAFETY: descriptors are alive; attributes are of the types and sizes given; the library writes at most as
+        // many results as there is room for, and says how many.
+        let answer = unsafe {
+            let set = settings.into_iter().try_for_each(|(attribute, value, bytes)| {
+                result::set_matmul_pref_attribute(preference, attribute, value, bytes)
+            });
+            let mut count = 0;
+            let results: *mut cublasLtMatmulHeuristicResult_t = found.as_mut_ptr();
+            let asked = set.and_then(|()| {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    handle,
+                    self.operation,
+                    self.left,
+                    self.right,
+                    self.out,
+                    self.out,
+                    preference,
+                    CANDIDATES as i32,
+                    results,
+                    &raw mut count,
+                )
+                .result()
+            });
+            let _ = result::destroy_matmul_pref(preference);
+            asked.map(|()| found.set_len(usize::try_from(count).unwrap_or(0)))
+        };
+        answer?;
+        let usable = found.into_iter().filter(|result| {
+            result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS && !splits(&result.algo)
+        });
+        Ok(usable.map(|result| result.algo).collect())
+    }
+
+    /// Whether the algorithm can compute this plan's product within the workspace.
+    pub(super) fn accepts(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        algorithm: &cublasLtMatmulAlgo_t,
+    ) -> bool {
+        let mut result = std::mem::MaybeUninit::<cublasLtMatmulHeuristicResult_t>::zeroed();
+        // SAFETY: descriptors are alive; the result was zeroed, which is a value of every field.
+        unsafe {
+            let status = sys::cublasLtMatmulAlgoCheck(
+                handle,
+                self.operation,
+                self.left,
+                self.right,
+                self.out,
+                self.out,
+                algorithm,
+                result.as_mut_ptr(),
+            );
+            status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
+                && result.assume_init().workspaceSize <= WORKSPACE_BYTES
+        }
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the descriptors are alive and not used again.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.operation);
+            for layout in [self.left, self.right, self.out] {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// Whether an algorithm cuts k into parts that are summed afterwards: so may one that does not tell that it leaves k whole.
+fn splits(algorithm: &cublasLtMatmulAlgo_t) -> bool {
+    let attribute = cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+    let (mut parts, mut written) = (0_i32, 0);
+    // SAFETY: the attribute is a 32-bit number.
+    let status = unsafe {
+        let place = std::ptr::from_mut(&mut parts).cast();
+        let bytes = size_of::<i32>();
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            algorithm,
+            attribute,
+            place,
+            bytes,
+            &raw mut written,
+        )
+    };
+    !(status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && matches!(parts, 0 | 1))
+}
