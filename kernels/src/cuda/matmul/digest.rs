@@ -5,12 +5,11 @@
 //! no work of the device. What would make a library of the same version choose differently, such as another build, another
 //! table of heuristics or a variable of the environment that makes it emulate a precision, shows there.
 
-use cudarc::cublaslt::sys::{
-    self, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t as Attribute, cublasStatus_t,
-};
+use cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::MatrixLibrary;
+use super::plan::attribute;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, ElementKind, MatrixProduct, Operand, Rows};
@@ -72,7 +71,12 @@ pub(super) fn of(library: &MatrixLibrary) -> Result<u64> {
             };
             hasher.update(&[u8::from(chosen.is_some())]);
             if let Some(algorithm) = chosen {
-                ATTRIBUTES.iter().for_each(|attribute| update(&mut hasher, &algorithm, *attribute));
+                for (name, bytes) in ATTRIBUTES {
+                    // An older library does not know every one.
+                    let value = attribute(&algorithm, name, bytes);
+                    hasher.update(&[u8::from(value.is_some())]);
+                    hasher.update(&value.unwrap_or(0).to_le_bytes());
+                }
             }
         }
     }
@@ -102,29 +106,6 @@ fn product(activation: ElementKind, n: usize, k: usize, used: Use) -> MatrixProd
         Use::Weight => (k, GRAIN_ROWS, operand(k, true, activation), operand(n, false, activation)),
     };
     MatrixProduct { out: operand(n, false, sum), a, b, m, n, k: terms, output, rows }
-}
-
-fn update(
-    hasher: &mut Xxh3Default,
-    algorithm: &cublasLtMatmulAlgo_t,
-    (attribute, bytes): (Attribute, usize),
-) {
-    let mut value = [0_u8; 4];
-    let mut written = 0;
-    // SAFETY: the library writes at most as many bytes as it is told that there are.
-    let status = unsafe {
-        let place = value.as_mut_ptr().cast();
-        sys::cublasLtMatmulAlgoConfigGetAttribute(
-            algorithm,
-            attribute,
-            place,
-            bytes,
-            &raw mut written,
-        )
-    };
-    // An older library does not know every attribute.
-    hasher.update(&[u8::from(status == cublasStatus_t::CUBLAS_STATUS_SUCCESS)]);
-    hasher.update(&value);
 }
 
 #[cfg(test)]

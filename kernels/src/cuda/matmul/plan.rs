@@ -4,9 +4,10 @@ use std::ffi::c_void;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t,
-    cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t,
-    cublasLtMatmulPreferenceAttributes_t, cublasStatus_t, cudaDataType,
+    self, cublasComputeType_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulAlgoConfigAttributes_t as Attribute, cublasLtMatmulDescAttributes_t,
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t, cublasStatus_t,
+    cudaDataType,
 };
 
 use super::WORKSPACE_BYTES;
@@ -195,19 +196,28 @@ impl Drop for Plan {
 
 /// Whether an algorithm cuts k into parts that are summed afterwards: so may one that does not tell that it leaves k whole.
 fn splits(algorithm: &cublasLtMatmulAlgo_t) -> bool {
-    let attribute = cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
-    let (mut parts, mut written) = (0_i32, 0);
-    // SAFETY: the attribute is a 32-bit number.
+    let parts = attribute(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4);
+    !matches!(parts, Some(0 | 1))
+}
+
+/// A number of an algorithm, of so many bytes, at most 4; `None` where the library does not tell it.
+pub(super) fn attribute(
+    algorithm: &cublasLtMatmulAlgo_t,
+    attribute: Attribute,
+    bytes: usize,
+) -> Option<u32> {
+    let mut value = [0_u8; 4];
+    let room = value.get_mut(..bytes)?;
+    let mut written = 0;
+    // SAFETY: the library writes at most as many bytes as it is told that there is room for.
     let status = unsafe {
-        let place = std::ptr::from_mut(&mut parts).cast();
-        let bytes = size_of::<i32>();
         sys::cublasLtMatmulAlgoConfigGetAttribute(
             algorithm,
             attribute,
-            place,
-            bytes,
+            room.as_mut_ptr().cast(),
+            room.len(),
             &raw mut written,
         )
     };
-    !(status == cublasStatus_t::CUBLAS_STATUS_SUCCESS && matches!(parts, 0 | 1))
+    (status == cublasStatus_t::CUBLAS_STATUS_SUCCESS).then_some(u32::from_le_bytes(value))
 }
