@@ -52,8 +52,11 @@ impl Greetings {
     ) {
         let stream = Arc::new(stream);
         let mut state = self.lock();
-        while state.threads >= STRANGERS && !state.closed {
+        while state.strangers.len() >= STRANGERS {
             hang_up_on_the_oldest(&mut state);
+        }
+        // Those that have been hung up on end by themselves, and soon.
+        while state.threads >= 2 * STRANGERS && !state.closed {
             let waited = self.changed.wait_timeout(state, PATIENCE);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -169,7 +172,7 @@ mod tests {
         // The first has become a friend: two strangers had to go.
         assert_eq!([ended.recv().unwrap(), ended.recv().unwrap()], [1, 2]);
         assert!(ended.try_recv().is_err());
-        assert_eq!(greetings.lock().threads, STRANGERS);
+        assert_eq!(greetings.lock().strangers.len(), STRANGERS);
         greetings.close();
         assert_eq!(ended.iter().take(STRANGERS + 1).count(), STRANGERS + 1);
     }
