@@ -45,10 +45,15 @@ fn train_family(bench: &Workbench, family: &str) -> String {
 fn run_folders() {
     let bench = Workbench::new();
     training(&bench, &[]).expect(0);
-    let before = files(&bench.path("run"));
     let hold = tidemill::run_folder::RunFolder::hold(&bench.path("run")).unwrap();
+    let before = files(&bench.path("run"));
     for processes in ["1", "2"] {
-        training(&bench, &["-n", processes]).refused(1, &["run", "in use by another run"]);
+        let refused = training(&bench, &["-n", processes]).expect(1);
+        let holder = format!("run is in use by another run (process {} on ", std::process::id());
+        let said: Vec<&str> = refused.stderr.lines().collect();
+        assert!(said.len() == 2, "that it waits, and that it gave up: {refused:?}");
+        assert!(said[0].contains("waiting for run, which is in use by process "), "{refused:?}");
+        assert!(said[1].contains(&holder), "{refused:?}");
     }
     drop(hold);
     assert!(files(&bench.path("run")) == before);

@@ -22,6 +22,7 @@ use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, Up
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::{Exchange, Inspect};
 
+use crate::support::outcome::{assert_same, files};
 use crate::support::processes::{is_gone, signal, wait_until};
 use crate::support::{Workbench, program};
 
@@ -231,6 +232,48 @@ fn a_killed_supervisor_takes_its_processes_along() {
     wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
     assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
     assert_eq!(run.finish().status.code(), None);
+}
+
+/// The processes of a killed run let go of its folder a moment after it: one of them as late here as the test wants.
+#[test]
+fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
+    let bench = Workbench::new();
+    let run = bench.start(&[&["train", "run.toml", "-n", "2", "-w", "1"], &ENDLESS[..]].concat());
+    let holder = run.children(2)[0];
+    wait_for_steps(&bench);
+    signal("STOP", &holder.to_string());
+    run.signal("KILL");
+    assert_eq!(run.finish().status.code(), None);
+    let next = bench.start(&["train", "run.toml", "-w", "1"]);
+    wait_until("the next run to look at the lock", || {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", next.pid())).into_iter().flatten();
+        let mut targets = open.flatten().flat_map(|entry| std::fs::read_link(entry.path()));
+        targets.any(|target| target.ends_with("run.lock"))
+    });
+    signal("CONT", &holder.to_string());
+    next.finish().expect(0);
+    assert!(is_gone(holder));
+}
+
+/// What a run would write under the old name, another may be writing there.
+#[test]
+fn a_run_folder_that_is_renamed_ends_its_run_and_leaves_the_next_alone() {
+    let bench = Workbench::new();
+    let train = |more: &[&str]| bench.start(&[&["train", "run.toml", "-w", "1"], more].concat());
+    train(&["--set", "run.dir=reference"]).finish().expect(0);
+    let every = ["--set", "checkpoint.every_steps=1"];
+    let first = train(&[&ENDLESS[..], &every].concat());
+    wait_for_steps(&bench);
+    std::fs::rename(bench.path("run"), bench.path("moved")).unwrap();
+    let second = train(&[]);
+    first.finish().failed(75, &["run was removed or renamed"]);
+    second.finish().expect(0);
+    assert_same(&bench.outcome("run"), &bench.outcome("reference"), "the next run");
+    let reference = files(&bench.path("reference"));
+    assert!(files(&bench.path("run")).keys().eq(reference.keys()), "nothing of the first");
+    // The first is whole, as far as it came.
+    let moved = bench.outcome("moved").checkpoint_steps();
+    assert!(moved.len() <= 3 && moved.last() >= Some(&2), "{moved:?}");
 }
 
 /// Without a supervisor, the other processes notice by themselves.

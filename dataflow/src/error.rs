@@ -79,9 +79,17 @@ pub enum JobError {
         source: std::io::Error,
     },
     /// A run folder that another process is working in.
-    #[error("{} is in use by another run", path.display())]
+    #[error("{} is in use by another run ({holder})", path.display())]
     RunFolderInUse {
         /// The folder.
+        path: PathBuf,
+        /// Which process on which host, as far as it has said so.
+        holder: String,
+    },
+    /// A run folder that was removed or renamed while a run worked in it: whatever is there now is not this run's.
+    #[error("{} was removed or renamed, or another run has its place, while this run worked in it", path.display())]
+    RunFolderGone {
+        /// Where it was.
         path: PathBuf,
     },
     /// A run folder in a store in which another run has started since: end that one, or leave this one ended.
@@ -186,6 +194,7 @@ impl Classified for JobError {
             Self::Model(error) => error.exit_class(),
             Self::Data(error) => error.exit_class(),
             Self::Cluster(error) => error.exit_class(),
+            Self::RunFolderGone { .. } => ExitClass::Restart,
             Self::Config { .. }
             | Self::Value { .. }
             | Self::Resume { .. }

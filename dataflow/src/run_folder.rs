@@ -1,7 +1,9 @@
 //! A run folder, held by one run at a time: on this machine, or in a store.
 //!
-//! The hold is an advisory lock on the folder itself, which the kernel releases with the process: a run
-//! that was killed leaves nothing to clean.
+//! The hold is an advisory lock on the file `run.lock` in the folder, which the kernel releases with the process: a run
+//! that was killed leaves nothing to clean. The file stays and says who held the folder last. A run that starts while the
+//! processes of a killed one are still going away waits for them, some seconds. Before a line of metrics is written and
+//! before a checkpoint is begun or completed, the folder is looked at: where it was removed or renamed, the run ends.
 //!
 //! # In a store
 //! Where `run.dir` is a URL, the run works in a folder of this machine, which is held in the same way, below `runs` in the
@@ -16,17 +18,20 @@
 //!   a request that was under way when the folder changed hands: where the earlier run has come further, the later one
 //!   leaves what is there until it has come as far.
 
+mod hold;
 mod remote;
 
 use std::convert::Infallible;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use tidemill_streaming_data::DataSettings;
 use tidemill_streaming_data::store::{Cancel, Location, RemoteFolder};
 use xxhash_rust::xxh3::xxh3_64;
 
+pub use self::hold::LOCK_FILE;
+use self::hold::{Hold, PATIENCE};
 use self::remote::RemoteRun;
 pub use self::remote::{RUNNING_FILE, fetch_logs};
 use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, TrainerState, Wanted};
@@ -47,9 +52,9 @@ pub struct RunFolder {
     /// The folder of this machine that is worked in.
     path: PathBuf,
     remote: Option<RemoteRun>,
-    /// Keeps the lock for as long as the run lives.
-    _lock: File,
-    /// Is dropped after the lock.
+    /// Lasts for as long as the run lives.
+    hold: Hold,
+    /// Is dropped after the hold.
     _released: Option<Sender<Infallible>>,
 }
 
@@ -83,21 +88,34 @@ impl RunFolder {
     /// As [`hold`](Self::hold); `settings` say how a store is used and where the cache is.
     ///
     /// # Errors
-    /// A folder that cannot be created or opened, or that another run of this machine holds; a store that does not answer
-    /// or refuses.
+    /// A folder that cannot be created or opened, or that another run goes on holding; a store that does not answer or
+    /// refuses.
     pub fn hold_with(path: &Path, settings: &DataSettings) -> Result<Self> {
+        Self::hold_within(path, settings, PATIENCE)
+    }
+
+    /// As [`hold_with`](Self::hold_with); another run may take `patience` to let go.
+    fn hold_within(path: &Path, settings: &DataSettings, patience: Duration) -> Result<Self> {
         let location = Location::of_path(path)?;
         if let Some(path) = location.local() {
-            let lock = lock(path, path)?;
-            return Ok(Self { path: path.to_owned(), remote: None, _lock: lock, _released: None });
+            let hold = Hold::take(path, path, patience)?;
+            return Ok(Self { path: path.to_owned(), remote: None, hold, _released: None });
         }
         let url = location.to_string();
         let local = settings.cache.folder(&location)?.join(LOCAL_RUNS);
         let local = local.join(format!("{:016x}", xxh3_64(url.as_bytes())));
         let remote = RemoteRun::new(RemoteFolder::open(location, &settings.store)?);
-        let lock = lock(&local, Path::new(&url))?;
+        let hold = Hold::take(&local, Path::new(&url), patience)?;
         empty(&local)?;
-        Ok(Self { path: local, remote: Some(remote), _lock: lock, _released: None })
+        Ok(Self { path: local, remote: Some(remote), hold, _released: None })
+    }
+
+    /// Looks at whether the folder is still the one that is held.
+    ///
+    /// # Errors
+    /// [`JobError::RunFolderGone`], or a folder that cannot be looked at.
+    pub fn check(&self) -> Result<()> {
+        self.hold.check()
     }
 
     /// Whether the run folder `path` has a complete checkpoint; it is not held.
@@ -230,26 +248,16 @@ impl RunFolder {
     }
 }
 
-/// Creates `folder` where it is missing and locks it; `shown` is what a refusal names.
-fn lock(folder: &Path, shown: &Path) -> Result<File> {
-    std::fs::create_dir_all(folder).map_err(|source| JobError::file("creating", folder, source))?;
-    let lock = File::open(folder).map_err(|source| JobError::file("opening", folder, source))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            Err(JobError::RunFolderInUse { path: shown.to_owned() })
-        }
-        Err(std::fs::TryLockError::Error(source)) => Err(JobError::file("locking", folder, source)),
-    }
-}
-
-/// Removes everything in `folder`.
+/// Removes everything in `folder` but the file by which it is held.
 fn empty(folder: &Path) -> Result<()> {
     let failed = |source| JobError::file("emptying", folder, source);
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let is_folder = entry.file_type().map_err(failed)?.is_dir();
         let path = entry.path();
+        if entry.file_name() == LOCK_FILE {
+            continue;
+        }
         if is_folder { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }
             .map_err(failed)?;
     }
@@ -269,9 +277,12 @@ mod tests {
         let settings = settings(cache.path());
         for path in [dir.path(), Path::new("memory://one-at-a-time/run")] {
             let first = RunFolder::hold_with(path, &settings).unwrap();
-            let error = RunFolder::hold_with(path, &settings).unwrap_err();
+            let error = RunFolder::hold_within(path, &settings, Duration::ZERO).unwrap_err();
             assert!(matches!(error, JobError::RunFolderInUse { .. }), "{error}");
-            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            let us = format!("in use by another run (process {} on ", std::process::id());
+            for part in [path.to_str().unwrap(), &us] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
             drop(first);
             RunFolder::hold_with(path, &settings).unwrap();
         }

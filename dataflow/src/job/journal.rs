@@ -1,5 +1,6 @@
 //! What worker 0 writes down beside checkpoints, and whom it tells.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::state_sink::{Written, not_written};
@@ -12,6 +13,7 @@ use crate::run_folder::RunFolder;
 
 /// What worker 0 writes down and tells.
 pub(super) struct Journal {
+    folder: Arc<RunFolder>,
     metrics: StepLog<StepMetrics>,
     evaluations: Option<StepLog<EvaluationReport>>,
     written: Written,
@@ -33,7 +35,7 @@ pub(super) enum Evaluations {
 impl Journal {
     /// The logs in `folder`, as they were after `step` updates.
     pub fn open(
-        folder: &RunFolder,
+        folder: &Arc<RunFolder>,
         step: u64,
         evaluations: Evaluations,
         observer: &Observer,
@@ -47,6 +49,7 @@ impl Journal {
         let now = Instant::now();
         Ok(Self {
             elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
+            folder: Arc::clone(folder),
             metrics,
             evaluations,
             written: Written::default(),
@@ -81,7 +84,7 @@ impl Journal {
             tokens_per_second: report.tokens as f64 / seconds.max(1e-9),
             elapsed_seconds: self.elapsed_before + (now - self.started).as_secs_f64(),
         };
-        match self.metrics.append(metrics.clone()) {
+        match self.folder.check().and_then(|()| self.metrics.append(metrics.clone())) {
             Ok(()) => {
                 self.written.metrics.note(metrics.step);
                 (self.observer)(&TrainEvent::Step(metrics));
@@ -93,7 +96,7 @@ impl Journal {
     /// Writes down an evaluation, and tells it.
     pub fn evaluation(&mut self, report: &EvaluationReport) {
         let Some(evaluations) = &mut self.evaluations else { return };
-        match evaluations.append(*report) {
+        match self.folder.check().and_then(|()| evaluations.append(*report)) {
             Ok(()) => {
                 self.written.evaluations.note(report.step);
                 let (step, loss) = (report.step, report.loss);

@@ -109,6 +109,7 @@ impl StateSink for RunCheckpoints {
         state.step = report.step;
         state.tokens = report.total_tokens;
         state.cursor.position = report.step * plan.batch.samples_per_step() as u64;
+        folder.check().map_err(not_written)?;
         let writer =
             CheckpointWriter::begin(files.clone(), folder.path(), state).map_err(not_written)?;
         self.open = Some((*report, writer));
@@ -137,6 +138,7 @@ impl StateSink for RunCheckpoints {
         if evaluation.is_some_and(|evaluation| evaluation.is_due(report.step, report.last)) {
             written.evaluations.wait(report.step, abort)?;
         }
+        folder.check().map_err(not_written)?;
         let written = writer.commit().map_err(not_written)?;
         let path = folder.publish(report.step, written, files.keep).map_err(not_written)?;
         on_commit(report.step, path);

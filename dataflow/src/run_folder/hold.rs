@@ -1,0 +1,240 @@
+//! The hold on a folder of this machine: a lock on a file in it, which the kernel releases with the process.
+//!
+//! The file is opened for writing, as NFS grants a lock that excludes all others to nothing else, and stays when the hold
+//! ends: what it says is who held it last. A copy of the folder has a file of its own, which nobody holds; other names of the
+//! folder lead to the same file. A hold is of the file, so it is lost with the name: [`Hold::check`] says whether the
+//! folder is still where it was.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::{JobError, Result};
+
+/// The name of the file that is locked.
+pub const LOCK_FILE: &str = "run.lock";
+
+/// How long the hold of another is waited for. The processes of a run that was killed let go when the last of them is gone,
+/// for which those on GPUs take some seconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Nothing is said of a wait that is over sooner.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// How often the lock is tried.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The longest name of a holder that is read.
+const LONGEST_NAME_BYTES: u64 = 300;
+
+/// A folder that this process holds.
+#[derive(Debug)]
+pub(super) struct Hold {
+    folder: PathBuf,
+    lock: File,
+}
+
+impl Hold {
+    /// Creates `folder` where it is missing and takes hold of it, as soon as another lets go but no later than `patience`.
+    /// `shown` is what errors call the folder.
+    ///
+    /// # Errors
+    /// A folder or file that cannot be made or locked, or [`JobError::RunFolderInUse`].
+    pub(super) fn take(folder: &Path, shown: &Path, patience: Duration) -> Result<Self> {
+        let path = folder.join(LOCK_FILE);
+        let since = Instant::now();
+        let mut told = false;
+        loop {
+            std::fs::create_dir_all(folder)
+                .map_err(|source| JobError::file("creating", folder, source))?;
+            let mut options = OpenOptions::new();
+            let mut lock = options
+                .create(true)
+                .truncate(false)
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(|source| JobError::file("opening", &path, source))?;
+            match lock.try_lock() {
+                Ok(()) => {
+                    let hold = Self { folder: folder.to_owned(), lock };
+                    // The folder may have gone between being opened and being locked.
+                    if hold.is_in_place()? {
+                        hold.sign().map_err(|source| JobError::file("writing", &path, source))?;
+                        return Ok(hold);
+                    }
+                }
+                Err(TryLockError::WouldBlock) if since.elapsed() < patience => {
+                    if !told && since.elapsed() > SILENCE {
+                        told = true;
+                        let (holder, shown) = (holder(&mut lock), shown.display());
+                        tracing::warn!("waiting for {shown}, which is in use by {holder}");
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    let holder = holder(&mut lock);
+                    return Err(JobError::RunFolderInUse { path: shown.to_owned(), holder });
+                }
+                Err(TryLockError::Error(source)) => {
+                    return Err(JobError::file("locking", &path, source));
+                }
+            }
+        }
+    }
+
+    /// Says so where the folder is no longer the one that is held: it was removed or renamed, and another may be in its place.
+    ///
+    /// # Errors
+    /// [`JobError::RunFolderGone`], or a folder that cannot be looked at.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.is_in_place()? {
+            return Ok(());
+        }
+        Err(JobError::RunFolderGone { path: self.folder.clone() })
+    }
+
+    fn is_in_place(&self) -> Result<bool> {
+        let path = self.folder.join(LOCK_FILE);
+        let looking = |source| JobError::file("looking at", &path, source);
+        let there = match std::fs::metadata(&path) {
+            Ok(there) => there,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Ok(false);
+            }
+            Err(error) => return Err(looking(error)),
+        };
+        let held = self.lock.metadata().map_err(looking)?;
+        Ok((there.dev(), there.ino()) == (held.dev(), held.ino()))
+    }
+
+    /// Writes down who holds it.
+    fn sign(&self) -> std::io::Result<()> {
+        let mut lock = &self.lock;
+        lock.set_len(0)?;
+        lock.rewind()?;
+        lock.write_all(format!("process {} on {}\n", std::process::id(), host()).as_bytes())
+    }
+}
+
+/// Who holds a lock, as it wrote down.
+fn holder(lock: &mut File) -> String {
+    let mut name = String::new();
+    let read = lock.rewind().and_then(|()| lock.take(LONGEST_NAME_BYTES).read_to_string(&mut name));
+    let name = name.trim();
+    match read {
+        Ok(_) if !name.is_empty() && !name.contains(char::is_control) => name.to_owned(),
+        _ => "an unknown process".to_owned(),
+    }
+}
+
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "an unknown host".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Classified, ExitClass};
+
+    fn take(folder: &Path) -> Result<Hold> {
+        Hold::take(folder, folder, Duration::ZERO)
+    }
+
+    fn assert_in_use(folder: &Path) {
+        let error = take(folder).unwrap_err();
+        assert!(matches!(error, JobError::RunFolderInUse { .. }), "{error}");
+        assert_eq!(error.exit_class(), ExitClass::FixInput);
+    }
+
+    #[test]
+    fn a_hold_that_ends_soon_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let dying = take(dir.path()).unwrap();
+        let (waiting, other_waits) = std::sync::mpsc::channel();
+        let path = dir.path().to_owned();
+        let next = std::thread::spawn(move || {
+            waiting.send(()).unwrap();
+            Hold::take(&path, &path, Duration::from_secs(60))
+        });
+        other_waits.recv().unwrap();
+        assert_in_use(dir.path());
+        drop(dying);
+        next.join().unwrap().unwrap().check().unwrap();
+    }
+
+    /// NFS grants a lock that excludes others only to a file that is open for writing.
+    #[test]
+    fn what_is_locked_is_open_for_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        let hold = take(dir.path()).unwrap();
+        (&hold.lock).write_all(b"x").unwrap();
+    }
+
+    #[test]
+    fn another_name_of_a_folder_is_the_same_folder_and_a_copy_is_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, link, copy) =
+            (dir.path().join("run"), dir.path().join("link"), dir.path().join("copy"));
+        let hold = take(&run).unwrap();
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        assert_in_use(&link);
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::copy(run.join(LOCK_FILE), copy.join(LOCK_FILE)).unwrap();
+        let of_copy = take(&copy).unwrap();
+        drop(hold);
+        take(&link).unwrap().check().unwrap();
+        of_copy.check().unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_renamed_or_removed_is_no_longer_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, moved) = (dir.path().join("run"), dir.path().join("moved"));
+        let gone = |hold: &Hold| {
+            let error = hold.check().unwrap_err();
+            assert!(matches!(error, JobError::RunFolderGone { .. }), "{error}");
+            assert_eq!(error.exit_class(), ExitClass::Restart);
+        };
+        let first = take(&run).unwrap();
+        first.check().unwrap();
+        std::fs::rename(&run, &moved).unwrap();
+        gone(&first);
+        // Another run under the old name has a folder of its own, and the first still has the other name.
+        let second = take(&run).unwrap();
+        second.check().unwrap();
+        gone(&first);
+        assert_in_use(&moved);
+        std::fs::remove_file(run.join(LOCK_FILE)).unwrap();
+        gone(&second);
+        let third = take(&run).unwrap();
+        std::fs::remove_dir_all(&run).unwrap();
+        gone(&third);
+        std::fs::write(&run, "a file").unwrap();
+        gone(&third);
+    }
+
+    #[test]
+    fn a_holder_that_says_nothing_sensible_is_unknown() {
+        let dir = tempfile::tempdir().unwrap();
+        for (said, told) in [
+            ("process 7 on node-1\n", "process 7 on node-1"),
+            ("", "an unknown process"),
+            ("process \u{1b}[31m7", "an unknown process"),
+        ] {
+            let hold = take(dir.path()).unwrap();
+            std::fs::write(dir.path().join(LOCK_FILE), said).unwrap();
+            let error = take(dir.path()).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("in use by another run ({told})")), "{error}");
+            drop(hold);
+        }
+    }
+}
