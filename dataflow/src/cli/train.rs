@@ -29,7 +29,7 @@ const SECRET_HELP: &str = "\
 The processes of --hosts must know one secret: TIDEMILL_CLUSTER_SECRET, or the file (mode 0600) that \
 TIDEMILL_CLUSTER_SECRET_FILE names. `openssl rand -hex 32` makes one. The processes of -n get one from here.";
 
-/// What is said when a run ended before it began.
+/// The last line of a run that ended before it began.
 const STOPPED_EARLY: &str = "stopped before the first step; the same command goes on";
 
 /// Flags of `tidemill train`.
@@ -54,8 +54,8 @@ pub(crate) struct TrainArguments {
     /// One host:port a line, one for each process of the cluster.
     #[arg(long, value_name = "FILE", requires = "process")]
     hosts: Option<PathBuf>,
-    /// Go on without a secret though processes of --hosts are on other machines: whoever reaches their ports can join
-    /// the run, read the model and change it.
+    /// Go on without a secret though processes of --hosts are on other machines: any caller that reaches their ports can
+    /// join the run, read the model and change it.
     #[arg(long, requires = "process")]
     insecure: bool,
     /// Print the resolved config and end.
@@ -163,7 +163,7 @@ fn warn_of_open_ports(cluster: &ClusterSettings) {
         _ if cluster.processes() == 1 => return,
         Admission::Secret(_) => return,
         Admission::LoopbackOnly => "any user of this machine",
-        Admission::Anyone => "whoever reaches its port",
+        Admission::Anyone => "any caller that reaches its port",
     };
     note_line!(
         "note: without TIDEMILL_CLUSTER_SECRET {open_to} can join this run, read the model and change it"

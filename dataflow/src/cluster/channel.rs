@@ -163,7 +163,7 @@ impl Channel {
         &self.stream
     }
 
-    /// Closes one direction or both; whatever was closed before is no error.
+    /// Closes one direction or both. One that was closed before is no error.
     pub(super) fn shutdown(&self, how: Shutdown) {
         let _ = self.stream.shutdown(how);
     }
@@ -183,7 +183,7 @@ fn handshake(
         .map_err(forged)
 }
 
-/// Whatever Noise refuses was not written by an end that knows the keys.
+/// A message that Noise refuses was not written by an end that knows the keys.
 fn forged(_error: snow::Error) -> io::Error {
     invalid("a message that was changed on its way or is forged")
 }

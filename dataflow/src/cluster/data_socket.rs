@@ -7,7 +7,7 @@
 //! the process. So this wrapper keeps a broken connection to itself: it reports it to the [`Abort`]
 //! handle, swallows what is still written, and holds the reading thread until the local workers
 //! have ended. Then it lets the byte stream end as timely expects: the message that was cut off is
-//! filled up with zeros, which nobody reads any more, and a header of zeros means the end.
+//! filled up with zeros, which no worker reads any more, and a header of zeros means the end.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

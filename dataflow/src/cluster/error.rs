@@ -189,7 +189,7 @@ pub enum ClusterError {
     },
     /// A cluster over several machines has no secret.
     #[error(
-        "{address} is on a network, and without a secret whoever reaches this cluster's ports can \
+        "{address} is on a network, and without a secret any caller that reaches its ports can \
          join it: set TIDEMILL_CLUSTER_SECRET to the same text on every machine (openssl rand -hex \
          32 makes one), or TIDEMILL_CLUSTER_SECRET_FILE to a file with it, or give --insecure"
     )]

@@ -1,7 +1,7 @@
 //! A supervised process's end of the connection to its supervisor.
 //!
 //! The process is given an [`Invitation`] (by a flag or an environment variable). It opens its own
-//! listener, tells the supervisor the port and is told everyone's addresses. The
+//! listener, tells the supervisor the port and is told the addresses of all. The
 //! connection stays open for as long as the process lives: when it closes, the supervisor is gone,
 //! however it ended, and the program ends itself ([`Lifeline::on_lost`]). The supervisor's wish to
 //! stop arrives the same way, and so does the news that another of its processes has failed.

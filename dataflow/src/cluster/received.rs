@@ -1,6 +1,6 @@
 //! How much of a peer's messages waits to be consumed here, and the most that may.
 //!
-//! Timely's receiving threads take whatever a peer sends, and keep it until the workers have read
+//! Timely's receiving threads take all that a peer sends, and keep it until the workers have read
 //! it: for ever, where a message is for a channel that never comes to be. They get their memory
 //! from a function of ours, so that it can be counted: by the threads that receive, which each
 //! serve one peer, until it is freed.

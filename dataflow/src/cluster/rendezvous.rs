@@ -6,7 +6,7 @@
 //! ([`Channel`]); then both sides say who they are, how they were started and what their identity
 //! is, and compare ([`Hello`]). A stranger is dropped without an answer; it delays no process, as
 //! each greeting has its own thread and a time limit, and there are never many
-//! ([`Greetings`]). Everything ends at one deadline, with an error that names who is missing.
+//! ([`Greetings`]). Everything ends at one deadline, with an error that names the processes that are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

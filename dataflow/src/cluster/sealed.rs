@@ -1,5 +1,5 @@
 //! Bytes between two processes, sealed in frames: what arrives is what was sent, all of it and in
-//! order, and nobody on the way can read it.
+//! order, and it cannot be read on the way.
 //!
 //! A frame is the length of its payload and the payload, each encrypted by AES-256-GCM and followed
 //! by its tag of 16 bytes. The nonces are running numbers, two a frame, and each direction of each

@@ -105,7 +105,7 @@ impl Secret {
         Self::new(&String::from_utf8_lossy(&bytes), &path.display().to_string())
     }
 
-    /// What stands for the secret where there is none. Everyone knows it.
+    /// Stands for the secret where there is none, and is known to all.
     pub(super) fn well_known() -> Self {
         Self("".into())
     }

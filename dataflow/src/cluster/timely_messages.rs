@@ -4,7 +4,7 @@
 //! length, sequence number) and a payload of that length; a length of zero ends the stream
 //! (`timely_communication::networking::MessageHeader`). Timely believes a header: a target that is
 //! not there panics its thread, a length near 2^64 has it loop for ever. A peer cannot do that
-//! here, whatever it sends: a header that could not be one of its own is an error, and is not
+//! here: a header that could not be one of its own is an error, and is not
 //! handed on, not even in part.
 
 use std::ops::Range;

@@ -90,7 +90,7 @@ fn strangers_are_not_answered_and_end_nothing() {
     });
 }
 
-/// Whoever has listened can say what a process said. It proves to have known the secret once, and
+/// A listener on the network can repeat what a process said. It thereby proves that the secret was known once, and
 /// gets one message of a handshake that it cannot go on with.
 #[test]
 fn a_recorded_greeting_takes_no_place() {
@@ -158,7 +158,7 @@ fn idle_strangers_keep_no_process_out() {
 /// The receiving side of a peer that is joined, and sends without end what is never consumed.
 #[test]
 fn a_peer_that_sends_more_than_may_wait_is_named() {
-    const LIMIT_BYTES: usize = 16 << 20;
+    const LIMIT_BYTES: usize = 2 << 20;
     let mut all = settings(2, 1);
     all.iter_mut().for_each(|each| each.received_limit_bytes = LIMIT_BYTES);
     let flood = |context: &mut WorkerContext<'_>| -> Result<(), Failure> {
