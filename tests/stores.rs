@@ -2,10 +2,12 @@
 //! the same bits, whatever is killed; and what a store refuses is one clear line.
 //!
 //! Seen red: with `trainer.json` written first, with logs that are not written before a checkpoint or not fetched, with
-//! checksums that are not compared, and with a local folder that keeps what an earlier run left.
+//! checksums that are not compared, with checkpoints that no record names, and with a local folder that keeps what an
+//! earlier run left.
 //!
 //! The server runs in this process and keeps its buckets in folders, so that what is in a store can be looked at.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use crate::s3_server::{S3Server, SECRET};
@@ -79,12 +81,22 @@ impl Stored {
         })
     }
 
-    /// What the store has of the run. A checkpoint is complete with its last file, and the server leaves folders without a
-    /// file where objects were, which no store shows.
+    /// What the store has of the run. The server leaves folders without a file where objects were, which no store shows.
     fn outcome(&self) -> Outcome {
-        let mut outcome = Outcome::read(&self.bench.path("store/bucket/a run"));
-        outcome.checkpoints.retain(|_, files| files.contains_key("trainer.json"));
-        outcome
+        let run = self.bench.path("store/bucket/a run");
+        for entry in std::fs::read_dir(run.join("checkpoints")).unwrap() {
+            // One that is not empty stays.
+            let _ = std::fs::remove_dir(entry.unwrap().path());
+        }
+        Outcome::read(&run)
+    }
+
+    /// The name of the folder of a checkpoint.
+    fn checkpoint(&self, step: u64) -> String {
+        let folder = self.bench.path("store/bucket/a run/checkpoints");
+        let names = std::fs::read_dir(folder).unwrap();
+        let mut names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.find(|name| name.starts_with(&format!("step-{step:08}-"))).unwrap()
     }
 
     /// Fails unless the store has the run as a folder would.
@@ -94,7 +106,9 @@ impl Stored {
         let others: Vec<&str> = (found.keys().map(String::as_str))
             .filter(|name| !name.starts_with("checkpoints/step-"))
             .collect();
-        assert_eq!(others, ["devices.json", "evaluation.jsonl", "metrics.jsonl", "run.toml"]);
+        let expected =
+            ["devices.json", "evaluation.jsonl", "metrics.jsonl", "run.json", "run.toml"];
+        assert_eq!(others, expected);
     }
 }
 
@@ -115,13 +129,14 @@ fn with_arguments(cache: &str, more: &[&str], start: impl FnOnce(&[&str]) -> Run
 fn a_run_in_a_store_is_the_run_in_a_folder() {
     let stored = Stored::new();
     let finished = stored.train("cache", &["-w", "2"]).finish().expect(0);
-    let last = format!("checkpoint: {SHOWN}/checkpoints/step-{STEPS:08}\n");
+    let last = format!("checkpoint: {SHOWN}/checkpoints/{}\n", stored.checkpoint(STEPS));
     assert!(finished.stdout.ends_with(&last), "{finished:?}");
     stored.assert_whole("two workers");
-    // Of what was written on this machine nothing is left but the logs.
+    // Of what was written on this machine nothing is left but the logs, and the file that is locked.
     let local: Vec<_> = files(&stored.bench.path("cache/runs")).into_keys().collect();
-    assert_eq!(local.len(), 2, "{local:?}");
-    assert!(local.iter().all(|name| name.ends_with(".jsonl")), "{local:?}");
+    assert_eq!(local.len(), 2 + 1, "{local:?}");
+    let stays = |name: &String| name.ends_with(".jsonl") || name.ends_with("/run.lock");
+    assert!(local.iter().all(stays), "{local:?}");
 
     // Once more: nothing is left to do, and nothing is written.
     let puts = stored.server.count("PUT");
@@ -130,7 +145,7 @@ fn a_run_in_a_store_is_the_run_in_a_folder() {
 
     // A setting that may not change is compared with the checkpoint in the store.
     let other = ["-w", "1", "--set", "optimizer.learning_rate=0.5", "--set", "run.steps=14"];
-    let words = ["optimizer.learning_rate", "s3://bucket/a%20run/checkpoints/step-00000012"];
+    let words = ["optimizer.learning_rate", "s3://bucket/a%20run/checkpoints/step-00000012-"];
     stored.train("cache", &other).finish().failed(1, &words);
     stored.assert_whole("after a refusal");
 
@@ -154,12 +169,25 @@ fn a_data_set_prepared_to_a_store_is_that_of_a_folder() {
     };
     prepare("s3://bucket/made", &["-w", "2"]).expect(0);
     let made = files(&stored.bench.path("store/bucket/made"));
+    let shard =
+        made.keys().find_map(|name| name.strip_prefix("shard")?.strip_suffix("-00000.parquet"));
+    let token = shard.expect("a shard whose name holds a token").to_owned();
+    assert_eq!(token.len(), 1 + 16, "{token}");
+    let without_token = |(name, bytes): (String, Vec<u8>)| match &*name {
+        "index.json" => {
+            let index = String::from_utf8(bytes).unwrap().replace(&token, "");
+            (name, index.into_bytes())
+        }
+        _ => (name.replace(&token, ""), bytes),
+    };
+    let made: BTreeMap<_, _> = made.into_iter().map(without_token).collect();
     assert!(made == files(&stored.bench.path("data")), "{:?}", made.keys());
     prepare("s3://bucket/made", &["-w", "1"]).refused(1, &["s3://bucket/made", "a data set"]);
     prepare("s3://nowhere/made", &["-w", "1"]).refused(1, &["s3://nowhere/made", "NoSuchBucket"]);
     let inspect = ["inspect", "s3://bucket/made", "--format", "json"];
     let local = stored.tidemill(&["inspect", "data", "--format", "json"]).expect(0);
-    assert_eq!(stored.tidemill(&inspect).expect(0).stdout, local.stdout);
+    let inspected = stored.tidemill(&inspect).expect(0).stdout;
+    assert_eq!(inspected.replace(&token, ""), local.stdout);
 }
 
 #[test]
@@ -167,7 +195,7 @@ fn models_of_a_store_can_be_used() {
     let stored = Stored::new();
     stored.train("cache", &["-w", "2"]).finish().expect(0);
     let folder = stored.bench.path("store/bucket/a run");
-    let last = format!("checkpoints/step-{STEPS:08}");
+    let last = format!("checkpoints/{}", stored.checkpoint(STEPS));
     let of_folder = |inner: &str| folder.join(inner).to_str().unwrap().to_owned();
     for (inner, kind) in [("", "run"), (last.as_str(), "checkpoint")] {
         let (url, local) = (format!("s3://bucket/a run/{inner}"), of_folder(inner));
@@ -222,16 +250,16 @@ fn kills_change_nothing_in_a_store() {
     let of_run = |request: &str, inner: &str| format!("{request} {run}{inner}");
     let held = [
         "GET /bucket/data/shard-".to_owned(),
-        of_run("PUT", "running.json"),
-        of_run("PUT", "checkpoints/step-00000001/model.safetensors"),
+        of_run("PUT", "run.json"),
+        of_run("PUT", "checkpoints/step-00000001-*/model.safetensors"),
         of_run("PUT", "metrics.jsonl"),
-        of_run("PUT", "checkpoints/step-00000003/trainer.json"),
+        of_run("PUT", "checkpoints/step-00000003-*/trainer.json"),
         // Something is removed.
         "POST /bucket?delete".to_owned(),
         of_run("GET", "checkpoints/"),
         "POST /bucket?delete".to_owned(),
         of_run("PUT", "evaluation.jsonl"),
-        of_run("PUT", "checkpoints/step-00000012/optimizer.safetensors"),
+        of_run("PUT", "checkpoints/step-00000012-*/optimizer.safetensors"),
     ];
     let worlds: [&[&str]; 3] = [&["-w", "1"], &["-w", "3"], &["-n", "2", "-w", "1"]];
     for (index, request) in held.iter().enumerate() {
@@ -254,7 +282,7 @@ fn kills_change_nothing_in_a_store() {
 #[test]
 fn a_run_that_was_taken_over_ends_and_changes_nothing() {
     let stored = Stored::new();
-    let third = "PUT /bucket/a%20run/checkpoints/step-00000003/";
+    let third = "PUT /bucket/a%20run/checkpoints/step-00000003-";
     let mut first = stored.train("cache", &["-w", "2"]);
     wait_until(third, || stored.server.count(third) > 0 || first.has_ended());
     first.signal_group("STOP");

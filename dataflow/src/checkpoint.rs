@@ -17,11 +17,12 @@ mod trainer_state;
 mod write;
 
 pub use folder::{
-    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_path, latest, list, retain, sweep,
+    CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_name, checkpoint_name_of, checkpoint_path,
+    latest, list, retain, step_of, sweep,
 };
 pub use local_copy::{LocalCopy, Wanted, model_folder};
 pub use read::{Checkpoint, RestoredState};
-pub use remote::RemoteCheckpoints;
+pub use remote::{RUN_FILE, RemoteCheckpoints, RunRecord};
 pub use trainer_state::{TRAINER_FILE, TrainerState, checksum, checksum_file, device_keys};
 pub use write::{CheckpointFiles, CheckpointWriter, StateArena, optimizer_file};
 

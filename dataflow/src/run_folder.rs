@@ -12,11 +12,16 @@
 //! - `run.toml` and `devices.json` go to the store when the run starts, `metrics.jsonl` and `evaluation.jsonl` before each
 //!   checkpoint and at the end, a checkpoint file by file with `trainer.json` last. It is complete once that is there.
 //! - Lines of metrics behind the latest checkpoint are computed again on resume, so none is lost that counts.
-//! - Machines cannot see each other's locks. So the run that started last has the folder: it writes `running.json`,
-//!   which every run looks at before it writes a checkpoint and before the checkpoint is complete; one that does not
-//!   find its own ends with an error. A complete checkpoint is never written over, and the logs only ever with more, but by
-//!   a request that was under way when the folder changed hands: where the earlier run has come further, the later one
-//!   leaves what is there until it has come as far.
+//! - Machines cannot see each other's locks. So the run that started last has the folder: `run.json` holds its token, and
+//!   names the checkpoints that count. Each run puts that object only in place of the one that it saw there last, so that
+//!   one which was overtaken can neither add a checkpoint nor remove one; it sees so before it writes a checkpoint, before
+//!   the checkpoint is complete and when it is to count, and ends with an error. The token is also in the names of the
+//!   folders of checkpoints, so that no two runs write the same file, and what both write (logs, config, list of devices)
+//!   is put only over what was there before the run saw that the folder was still its own. Requests that arrive late
+//!   change none of that.
+//! - A store that cannot compare and write in one step is warned of. There `run.json` is looked at before it is written,
+//!   and a request that was under way when the folder changed hands takes effect.
+//! - A folder without `run.json`, copied there by hand say, has the checkpoints that are complete.
 
 mod hold;
 mod remote;
@@ -33,7 +38,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use self::hold::LOCK_FILE;
 use self::hold::{Hold, PATIENCE};
 use self::remote::RemoteRun;
-pub use self::remote::{RUNNING_FILE, fetch_logs};
+pub use self::remote::fetch_logs;
 use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, TrainerState, Wanted};
 use crate::error::{JobError, Result};
 
@@ -157,7 +162,7 @@ impl RunFolder {
             None => Ok(checkpoint::latest(&self.path)?.map(|entry| entry.path)),
             Some(remote) => {
                 let checkpoints = remote.checkpoints();
-                Ok(checkpoints.latest()?.map(|step| checkpoints.url(step)))
+                Ok(checkpoints.latest()?.map(|name| checkpoints.url(&name)))
             }
         }
     }
@@ -212,12 +217,12 @@ impl RunFolder {
         Ok(published)
     }
 
-    /// The run is at its end, after `step` updates: brings its last lines of metrics to where the run folder is.
+    /// The run is at its end: brings its last lines of metrics to where the run folder is.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
-    pub fn finish(&self, step: u64) -> Result<()> {
-        self.remote.as_ref().map_or(Ok(()), |remote| remote.finish(step, &self.path))
+    pub fn finish(&self) -> Result<()> {
+        self.remote.as_ref().map_or(Ok(()), |remote| remote.finish(&self.path))
     }
 
     /// Writes the resolved config, wholly or not at all.
@@ -321,32 +326,33 @@ mod tests {
         assert!(begin(&one).unwrap().is_none());
         write_log(&one, "two");
         let path = one.publish(2, checkpoint_in(&one, 2), 3).unwrap();
-        assert_eq!(path, Path::new("memory://two-machines/run/checkpoints/step-00000002"));
+        let url = path.to_str().unwrap();
+        assert!(url.starts_with("memory://two-machines/run/checkpoints/step-00000002-"), "{url}");
         assert_eq!(std::fs::read_dir(one.path().join("checkpoints")).unwrap().count(), 0);
         // To look at a folder takes nothing from the run that has it.
         other.latest_checkpoint().unwrap();
         write_log(&one, "two four six");
-        one.publish(6, checkpoint_in(&one, 6), 3).unwrap();
+        let sixth = one.publish(6, checkpoint_in(&one, 6), 3).unwrap();
 
         // These checkpoints are none that a run could go on from, so that only the claim is of use here.
         begin(&other).unwrap_err();
         taken(one.publish(8, checkpoint_in(&one, 8), 3).unwrap_err());
-        taken(one.finish(8).unwrap_err());
-        // The later run comes from behind: what is there stays until it has come as far.
-        write_log(&other, "two four");
-        other.publish(4, checkpoint_in(&other, 4), 2).unwrap();
+        taken(one.finish().unwrap_err());
         let remote = other.remote.as_ref().unwrap();
+        let steps = || remote.checkpoints().steps().unwrap();
         let log = || remote.folder().get("metrics.jsonl").unwrap();
-        assert_eq!(remote.checkpoints().list().unwrap(), [2, 6]);
-        assert_eq!(log(), "two four six");
+        assert_eq!((steps(), log()), (vec![2, 6], "two four six".into()));
+        // A checkpoint of as many updates is not written over.
+        assert_eq!(other.publish(6, checkpoint_in(&other, 6), 2).unwrap(), sixth);
+        assert_eq!((steps(), log()), (vec![2, 6], "two four six".into()));
         write_log(&other, "two four six eight");
-        other.publish(8, checkpoint_in(&other, 8), 2).unwrap();
-        assert_eq!(remote.checkpoints().list().unwrap(), [6, 8]);
-        assert_eq!(log(), "two four six eight");
-        other.finish(8).unwrap();
-        assert_eq!(other.latest_checkpoint().unwrap(), Some(remote.checkpoints().url(8)));
+        let eighth = other.publish(8, checkpoint_in(&other, 8), 2).unwrap();
+        assert_eq!((steps(), log()), (vec![6, 8], "two four six eight".into()));
+        other.finish().unwrap();
+        assert_eq!(other.latest_checkpoint().unwrap(), Some(eighth));
         // Nor does the earlier go on once the later is done.
         taken(one.publish(10, checkpoint_in(&one, 10), 2).unwrap_err());
-        assert_eq!(log(), "two four six eight");
+        assert_eq!((steps(), log()), (vec![6, 8], "two four six eight".into()));
+        assert_eq!(remote.checkpoints().folders().unwrap().len(), 2);
     }
 }

@@ -110,8 +110,8 @@ pub enum DataError {
 
     /// A data set of a store is not complete: `prepare` has not put its index.
     #[error(
-        "data set {path} is still being prepared, or its `prepare` was killed: wait for it, or run it \
-         again",
+        "data set {path} is still being prepared, or its `prepare` ended before it was complete: wait \
+         for it, or run it again",
         path = path.display()
     )]
     StillPreparing {

@@ -27,7 +27,7 @@ use crate::{
 
 mod claim;
 
-pub(crate) use claim::{CLAIM_KEY, is_claim};
+pub(crate) use claim::{claim_of, is_claim};
 
 /// Name of the index within the folder of a data set.
 pub const INDEX_FILE: &str = "index.json";

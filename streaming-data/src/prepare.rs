@@ -16,10 +16,16 @@
 //!
 //! # Contract
 //! - The output is the same to the byte for any number of workers: shards, `index.json` and
-//!   `tokenizer.json` depend on the documents, the tokenizer and the settings alone.
+//!   `tokenizer.json` depend on the documents, the tokenizer and the settings alone. In a store, names
+//!   (and the index, which states them) differ from one run to the next: `shard-`, 16 digits that no other
+//!   run has, and the number, as in `shard-0123456789abcdef-00000.parquet`.
 //! - The output appears complete or not at all, and no data set is ever overwritten. A folder on this
 //!   machine is put in place in one step. In a store, a claim stands in the place of the index until
-//!   the shards are there, and whoever opens the data set before is told so.
+//!   the shards are there, and opening the data set before is an error that says so. Of two that write to
+//!   the same place, the one that claimed it last goes on. That holds without exception in stores that
+//!   compare and write in one step: S3, Google's, Azure's and memory. To one that cannot (a web server with
+//!   WebDAV, some that speak like S3) a warning is logged: requests that were under way when the place
+//!   changed hands may damage what is there.
 //! - A text that cannot be read or is not UTF-8 enters the stream not at all; it is skipped and
 //!   named in the report, or an error ([`Strictness`]).
 //! - A line, row or sample that is no document is counted, and the first [`NAMED_BROKEN`] are named,
@@ -195,8 +201,8 @@ pub struct PrepareReport {
 ///   URL of an output, the credentials or the rights are at fault, that is before the first document
 ///   is tokenized.
 ///
-/// After an error nothing of the output is left. What a store does not let us remove is no data set:
-/// its index says so, and the next `prepare` takes it over.
+/// After an error nothing of the output is left in a folder. In a store the claim is left, which says that
+/// there is no data set, and what the store does not let us remove; the next `prepare` takes it over.
 pub fn prepare(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
@@ -282,7 +288,7 @@ fn prepare_in(
         bos_token_id: by.and_then(Tokenize::bos_token_id),
         eos_token_id: by.map(Tokenize::eos_token_id),
         pad_token_id: by.and_then(Tokenize::pad_token_id),
-        tokenizer_file: tokenizer_json.is_some().then(|| TOKENIZER_FILE.to_owned()),
+        tokenizer_file: tokenizer_json.is_some().then(|| output.name_of(TOKENIZER_FILE)),
         hash_algorithm: HASH_ALGORITHM.to_owned(),
         row_group_samples: cut.row_group_samples as u64,
         columns: vec![format.column()],

@@ -16,11 +16,14 @@
 //!
 //! Contract: messages never hold a password, a key or the query of a URL. Threads of callers wait
 //! for a runtime of this crate's own, so that everything here may be called inside of another one.
-//! What an operation needs (bytes, etag) is checked against what the store says and sends.
+//! What an operation needs (bytes, etag) is checked against what the store says and sends. Of several that
+//! write to the same folder one at a time has it ([`Claim`]), without exception where the store writes an
+//! object only if it is unchanged: S3, Google's, Azure's and memory.
 
 mod backoff;
+mod claim;
+mod conditional;
 mod failure;
-mod guarded;
 mod location;
 mod open;
 mod operation;
@@ -29,9 +32,10 @@ mod runtime;
 mod settings;
 mod write;
 
+pub(crate) use claim::TOKEN_DIGITS;
+pub use claim::{Claim, Claimed, new_token};
+pub use conditional::Found;
 pub use failure::StoreFailure;
-pub use guarded::Guard;
-pub(crate) use guarded::Guarded;
 pub use location::Location;
 pub(crate) use remote::Started;
 pub use remote::{Entry, RemoteFolder, Version};

@@ -20,13 +20,21 @@ pub struct CheckpointEntry {
 }
 
 /// `step-00000100`.
-pub(super) fn checkpoint_name(step: u64) -> String {
+pub fn checkpoint_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// The step of a checkpoint's name; none for any other name.
-pub(super) fn step_of(name: &str) -> Option<u64> {
-    name.strip_prefix("step-")?.parse().ok()
+/// `step-00000100-0123456789abcdef`: in a store, where the token tells the run that wrote it from any other.
+pub fn checkpoint_name_of(step: u64, token: &str) -> String {
+    format!("{}-{token}", checkpoint_name(step))
+}
+
+/// The step of a checkpoint's name, with or without a token; none for any other name.
+pub fn step_of(name: &str) -> Option<u64> {
+    let name = name.strip_prefix("step-")?;
+    let (step, token) = name.split_once('-').unwrap_or((name, "0"));
+    let is_token = !token.is_empty() && token.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_token.then(|| step.parse().ok())?
 }
 
 /// `checkpoints/step-00000100` in `run_folder`.

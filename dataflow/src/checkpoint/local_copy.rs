@@ -126,7 +126,7 @@ pub fn model_folder(path: &Path) -> Result<PathBuf> {
                 return Ok(path.to_owned());
             }
             let checkpoints = RemoteCheckpoints::of_run(&folder);
-            checkpoints.latest()?.map(|step| checkpoints.url(step))
+            checkpoints.latest()?.map(|name| checkpoints.url(&name))
         }
     };
     found.ok_or_else(|| {

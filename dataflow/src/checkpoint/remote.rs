@@ -1,79 +1,138 @@
 //! Checkpoints of a run whose folder is in a store.
 //!
 //! A store cannot rename. So `trainer.json`, which holds the checksums of all the other files, is written last and removed
-//! first: a checkpoint is complete exactly while it is there. Remains of a killed run are never complete; they are
-//! overwritten when the run comes to their step again, or removed with older checkpoints.
+//! first: a checkpoint is complete exactly while it is there. Which of the complete ones count is said by `run.json` of the
+//! run folder, one object that the run which has the folder replaces as a whole. Remains of a killed run are never in it;
+//! they are removed with older checkpoints.
 
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::DataError;
 use tidemill_streaming_data::store::{RemoteFolder, StoreFailure};
 
-use super::folder::{CHECKPOINTS_FOLDER, checkpoint_name, step_of};
+use super::folder::{CHECKPOINTS_FOLDER, step_of};
 use super::trainer_state::TRAINER_FILE;
 use crate::error::{JobError, Result};
+
+/// The object in a run folder that says which run has it, and which checkpoints count.
+pub const RUN_FILE: &str = "run.json";
+
+/// What [`RUN_FILE`] says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// The token of the run that has the folder, or had it last.
+    pub run: String,
+    /// Whether that one has come to its end. One that was killed has not.
+    pub ended: bool,
+    /// The names of the checkpoints that count.
+    pub checkpoints: Vec<String>,
+}
+
+impl RunRecord {
+    /// The text.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).expect("a record has only JSON values");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Parses the record of the run folder `run`.
+    ///
+    /// # Errors
+    /// Bytes that are no record.
+    pub fn from_bytes(bytes: &[u8], run: &RemoteFolder) -> Result<Self> {
+        let wrong = |what| {
+            let path = PathBuf::from(run.location().join(RUN_FILE).to_string());
+            Err(JobError::checkpoint(&path, what))
+        };
+        match serde_json::from_slice::<Self>(bytes) {
+            Ok(record) => match record.checkpoints.iter().find(|name| step_of(name).is_none()) {
+                Some(name) => wrong(format!("expected names of checkpoints, found {name:?}")),
+                None => Ok(record),
+            },
+            Err(error) => wrong(format!("expected the record of a run: {error}")),
+        }
+    }
+}
 
 /// The checkpoints of a run in a store.
 #[derive(Clone, Debug)]
 pub struct RemoteCheckpoints {
+    run: RemoteFolder,
     folder: RemoteFolder,
 }
 
 impl RemoteCheckpoints {
     /// Those of the run folder `run`.
     pub fn of_run(run: &RemoteFolder) -> Self {
-        Self { folder: run.folder(CHECKPOINTS_FOLDER) }
+        Self { run: run.clone(), folder: run.folder(CHECKPOINTS_FOLDER) }
     }
 
-    /// The folder of the checkpoint of `step`.
-    pub fn folder(&self, step: u64) -> RemoteFolder {
-        self.folder.folder(&checkpoint_name(step))
+    /// The folder of a checkpoint.
+    pub fn folder(&self, name: &str) -> RemoteFolder {
+        self.folder.folder(name)
     }
 
     /// The URL of that folder, as a path.
-    pub fn url(&self, step: u64) -> PathBuf {
-        PathBuf::from(self.folder(step).location().to_string())
+    pub fn url(&self, name: &str) -> PathBuf {
+        PathBuf::from(self.folder(name).location().to_string())
     }
 
-    /// The steps of the complete checkpoints, in order.
+    /// The steps of the checkpoints that count, in order.
     ///
     /// # Errors
-    /// A store that does not answer, or refuses.
-    pub fn list(&self) -> Result<Vec<u64>> {
+    /// A store that does not answer, or refuses; a record that is damaged.
+    pub fn steps(&self) -> Result<Vec<u64>> {
+        Ok(self.list()?.iter().filter_map(|name| step_of(name)).collect())
+    }
+
+    /// The names of the checkpoints that count, in order of their steps.
+    ///
+    /// # Errors
+    /// As [`steps`](Self::steps).
+    pub fn list(&self) -> Result<Vec<String>> {
+        let record = self.run.get_if_there(RUN_FILE)?;
+        let record = record.map(|bytes| RunRecord::from_bytes(&bytes, &self.run)).transpose()?;
+        self.complete(record.as_ref())
+    }
+
+    /// The names of the checkpoints that count where this is the record, in order of their steps. One that was removed by
+    /// hand does not; where there is no record, all do.
+    ///
+    /// # Errors
+    /// As [`steps`](Self::steps).
+    pub fn complete(&self, record: Option<&RunRecord>) -> Result<Vec<String>> {
         let mut complete = Vec::new();
-        for step in self.steps()? {
-            if self.is_complete(step)? {
-                complete.push(step);
+        for name in record.map_or_else(|| self.folders(), |it| Ok(it.checkpoints.clone()))? {
+            if self.folder(&name).list()?.iter().any(|entry| entry.name == TRAINER_FILE) {
+                complete.push(name);
             }
         }
+        complete.sort_by_cached_key(|name| (step_of(name), name.clone()));
         Ok(complete)
     }
 
-    /// The step of the complete checkpoint with the most updates.
+    /// The name of the checkpoint with the most updates.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
-    pub fn latest(&self) -> Result<Option<u64>> {
-        for step in self.steps()?.into_iter().rev() {
-            if self.is_complete(step)? {
-                return Ok(Some(step));
-            }
-        }
-        Ok(None)
+    /// As [`steps`](Self::steps).
+    pub fn latest(&self) -> Result<Option<String>> {
+        Ok(self.list()?.pop())
     }
 
-    /// What `read` gives for the complete checkpoint with the most updates. Where a run removes that one meanwhile, it
-    /// is asked again, for the one that is the latest then.
+    /// What `read` gives for the checkpoint with the most updates. Where a run removes that one meanwhile, it is asked
+    /// again, for the one that is the latest then.
     ///
     /// # Errors
-    /// As [`list`](Self::list), and those of `read`.
+    /// As [`steps`](Self::steps), and those of `read`.
     pub fn with_latest<T>(
         &self,
-        mut read: impl FnMut(u64, &RemoteFolder) -> Result<T>,
+        mut read: impl FnMut(&str, &RemoteFolder) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut latest = self.latest()?;
-        while let Some(step) = latest {
-            let error = match read(step, &self.folder(step)) {
+        while let Some(name) = &latest {
+            let error = match read(name, &self.folder(name)) {
                 Ok(value) => return Ok(Some(value)),
                 Err(error) => error,
             };
@@ -81,7 +140,7 @@ impl RemoteCheckpoints {
                 &error,
                 JobError::Data(DataError::Store { source: StoreFailure::NotFound { .. }, .. })
             );
-            let next = if is_gone { self.latest()? } else { latest };
+            let next = if is_gone { self.latest()? } else { latest.clone() };
             if next == latest {
                 return Err(error);
             }
@@ -90,51 +149,38 @@ impl RemoteCheckpoints {
         Ok(None)
     }
 
-    /// Writes the complete checkpoint of `step` that is in the local folder `from`, which is `allowed` again before
-    /// its last file.
+    /// Writes a complete checkpoint that is in the local folder `from`, which is `allowed` again before its last file.
     ///
     /// # Errors
-    /// As [`list`](Self::list), or a file that cannot be read, or that of `allowed`. The checkpoint is not complete then.
+    /// As [`steps`](Self::steps), or a file that cannot be read, or that of `allowed`. The checkpoint is not complete then.
     pub fn upload(
         &self,
-        step: u64,
+        name: &str,
         from: &Path,
         allowed: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let reading = |source| JobError::file("reading", from, source);
-        let mut names = Vec::new();
+        let mut files = Vec::new();
         for entry in std::fs::read_dir(from).map_err(reading)? {
-            names.push(entry.map_err(reading)?.file_name().to_string_lossy().into_owned());
+            files.push(entry.map_err(reading)?.file_name().to_string_lossy().into_owned());
         }
-        names.retain(|name| name != TRAINER_FILE);
-        names.sort();
-        let folder = self.folder(step);
-        for name in names {
-            folder.put_file(&name, &from.join(&name))?;
+        files.retain(|file| file != TRAINER_FILE);
+        files.sort();
+        let folder = self.folder(name);
+        for file in files {
+            folder.put_file(&file, &from.join(&file))?;
         }
         // What makes it complete comes last.
         allowed()?;
         Ok(folder.put_file(TRAINER_FILE, &from.join(TRAINER_FILE))?)
     }
 
-    /// Removes all but the newest `keep` complete checkpoints, and the incomplete ones before `step`.
+    /// Removes a checkpoint, or what there is of it.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
-    pub fn retain(&self, step: u64, keep: usize) -> Result<()> {
-        let complete = self.list()?;
-        let kept = &complete[complete.len().saturating_sub(keep)..];
-        for old in self.steps()? {
-            let is_remains = !complete.contains(&old) && old < step;
-            if is_remains || (complete.contains(&old) && !kept.contains(&old)) {
-                self.remove(old)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn remove(&self, step: u64) -> Result<()> {
-        let folder = self.folder(step);
+    /// As [`steps`](Self::steps).
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let folder = self.folder(name);
         // What makes it complete goes first.
         folder.delete(TRAINER_FILE)?;
         for entry in folder.list()? {
@@ -143,16 +189,14 @@ impl RemoteCheckpoints {
         Ok(())
     }
 
-    /// The steps of which there is anything, in order.
-    fn steps(&self) -> Result<Vec<u64>> {
-        let names = self.folder.list_folders()?;
-        let mut steps: Vec<u64> = names.iter().filter_map(|name| step_of(name)).collect();
-        steps.sort_unstable();
-        Ok(steps)
-    }
-
-    fn is_complete(&self, step: u64) -> Result<bool> {
-        Ok(self.folder(step).list()?.iter().any(|entry| entry.name == TRAINER_FILE))
+    /// The names of the checkpoints of which there is anything.
+    ///
+    /// # Errors
+    /// As [`steps`](Self::steps).
+    pub fn folders(&self) -> Result<Vec<String>> {
+        let mut names = self.folder.list_folders()?;
+        names.retain(|name| step_of(name).is_some());
+        Ok(names)
     }
 }
 
@@ -181,25 +225,51 @@ mod tests {
         let checkpoints = RemoteCheckpoints::of_run(&run);
         assert_eq!(checkpoints.latest().unwrap(), None);
         let complete = local(&["zz.json", TRAINER_FILE, "config.json"]);
-        for step in [5, 100, 20, 7] {
-            checkpoints.upload(step, complete.path(), || Ok(())).unwrap();
+        // Those of a folder of this machine that was copied there have no token.
+        for name in ["step-00000005", "step-00000100-ab", "step-00000020-00", "step-00000007-ab"] {
+            checkpoints.upload(name, complete.path(), || Ok(())).unwrap();
         }
-        for step in [3, 200] {
+        for name in ["step-00000003-ab", "step-00000200-ab"] {
             let not_allowed = || Err(JobError::RunFolderTaken { path: "elsewhere".into() });
-            checkpoints.upload(step, complete.path(), not_allowed).unwrap_err();
-            assert_eq!(checkpoints.folder(step).list().unwrap().len(), 2);
+            checkpoints.upload(name, complete.path(), not_allowed).unwrap_err();
+            assert_eq!(checkpoints.folder(name).list().unwrap().len(), 2);
         }
         run.put("checkpoints/notes/mine.txt", b"mine"[..].to_vec().into()).unwrap();
-        assert_eq!(checkpoints.list().unwrap(), [5, 7, 20, 100]);
-        assert_eq!(checkpoints.latest().unwrap(), Some(100));
-        let read = checkpoints.folder(20).get("zz.json").unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [5, 7, 20, 100]);
+        assert_eq!(checkpoints.latest().unwrap().as_deref(), Some("step-00000100-ab"));
+        let read = checkpoints.folder("step-00000020-00").get("zz.json").unwrap();
         assert_eq!(&read[..], b"zz.json");
+        assert_eq!(checkpoints.folders().unwrap().len(), 6);
 
-        checkpoints.retain(100, 2).unwrap();
-        assert_eq!(checkpoints.list().unwrap(), [20, 100]);
-        // What is older and incomplete is gone, what may be on its way is not, nor what is no checkpoint.
-        let left = run.folder(CHECKPOINTS_FOLDER).list_folders().unwrap();
-        assert_eq!(left, ["notes", "step-00000020", "step-00000100", "step-00000200"]);
+        checkpoints.remove("step-00000007-ab").unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [5, 20, 100]);
+    }
+
+    #[test]
+    fn where_a_record_is_only_the_complete_checkpoints_that_it_names_count() {
+        let run = run("that-it-names");
+        let checkpoints = RemoteCheckpoints::of_run(&run);
+        let complete = local(&[TRAINER_FILE]);
+        let names = ["step-00000002-ab", "step-00000004-ab", "step-00000006-cd"];
+        for name in names {
+            checkpoints.upload(name, complete.path(), || Ok(())).unwrap();
+        }
+        let of = |names: &[&str]| RunRecord {
+            run: "ab".to_owned(),
+            ended: true,
+            checkpoints: names.iter().map(|&name| name.to_owned()).collect(),
+        };
+        let put = |bytes: Vec<u8>| run.put(RUN_FILE, bytes.into()).unwrap();
+        put(of(&names[..2]).to_bytes());
+        assert_eq!(checkpoints.steps().unwrap(), [2, 4]);
+        // One that is removed by hand takes the run back to the one before.
+        checkpoints.remove(names[1]).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [2]);
+        for wrong in [&b"{}"[..], &of(&["../other"]).to_bytes()] {
+            put(wrong.to_vec());
+            let said = checkpoints.steps().unwrap_err().to_string();
+            assert!(said.contains("memory://that-it-names/a%20run/run.json: expected"), "{said}");
+        }
     }
 
     #[test]
@@ -209,20 +279,21 @@ mod tests {
         let folder = local(&[TRAINER_FILE]);
         let bytes: Vec<u8> = (0..(17 << 20) + 5_u32).map(|at| (at / 7) as u8).collect();
         std::fs::write(folder.path().join("model.safetensors"), &bytes).unwrap();
-        for step in [3, 4] {
-            checkpoints.upload(step, folder.path(), || Ok(())).unwrap();
+        let names = ["step-00000003-ab", "step-00000004-ab"];
+        for name in names {
+            checkpoints.upload(name, folder.path(), || Ok(())).unwrap();
         }
         let mut seen = Vec::new();
-        let read = checkpoints.with_latest(|step, folder| {
-            seen.push(step);
-            if step == 4 {
-                checkpoints.remove(4).unwrap();
+        let read = checkpoints.with_latest(|name, folder| {
+            seen.push(name.to_owned());
+            if name == names[1] {
+                checkpoints.remove(name).unwrap();
             }
             Ok(folder.get("model.safetensors")?)
         });
         assert!(read.unwrap().unwrap() == bytes);
-        assert_eq!(seen, [4, 3]);
+        assert_eq!(seen, [names[1], names[0]]);
         let missing = checkpoints.with_latest(|_, folder| Ok(folder.get("nothing")?));
-        assert!(missing.unwrap_err().to_string().contains("step-00000003/nothing"));
+        assert!(missing.unwrap_err().to_string().contains("step-00000003-ab/nothing"));
     }
 }

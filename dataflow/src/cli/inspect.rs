@@ -96,7 +96,7 @@ fn remote_facts(location: Location) -> anyhow::Result<Value> {
     {
         let logs = tempfile::tempdir()?;
         run_folder::fetch_logs(&folder, logs.path())?;
-        run_facts(logs.path(), RemoteCheckpoints::of_run(&folder).list()?)
+        run_facts(logs.path(), RemoteCheckpoints::of_run(&folder).steps()?)
             .with_context(|| of_copy(&url))
     } else {
         data_set_facts(&url)

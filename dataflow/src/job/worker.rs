@@ -194,7 +194,7 @@ pub(super) fn run_worker<B: Backend>(
     let mut checkpoint = None;
     if let Some(folder) = &folder {
         if step > start.step {
-            folder.finish(step)?;
+            folder.finish()?;
         }
         checkpoint = folder.latest_checkpoint()?;
     }

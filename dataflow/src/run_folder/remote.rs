@@ -1,16 +1,17 @@
 //! A run folder in a store: which run it belongs to, and what goes there and comes back.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tidemill_streaming_data::store::{Cancel, Guard, RemoteFolder};
+use tidemill_streaming_data::store::{Cancel, Claim, Claimed, RemoteFolder, new_token};
 
-use crate::checkpoint::{LocalCopy, RemoteCheckpoints, TRAINER_FILE, TrainerState, Wanted};
+use crate::checkpoint::{
+    LocalCopy, RUN_FILE, RemoteCheckpoints, RunRecord, TRAINER_FILE, TrainerState, Wanted,
+    checkpoint_name, checkpoint_name_of, step_of,
+};
 use crate::error::{JobError, Result};
 use crate::metrics::{StepLine, StepMetrics};
 use crate::operators::EvaluationReport;
-
-/// The name of the object that says which run writes there. It is there while one does, or after one was killed.
-pub const RUNNING_FILE: &str = "running.json";
 
 /// The logs of a run.
 const LOGS: [&str; 2] = [StepMetrics::FILE, EvaluationReport::FILE];
@@ -19,13 +20,19 @@ const LOGS: [&str; 2] = [StepMetrics::FILE, EvaluationReport::FILE];
 #[derive(Debug)]
 pub struct RemoteRun {
     folder: RemoteFolder,
-    /// Tells this run from any other.
-    claim: Guard,
+    held: Mutex<Option<Held>>,
+}
+
+/// A run folder that was claimed, as its record was last put.
+#[derive(Debug)]
+struct Held {
+    claim: Claim,
+    record: RunRecord,
 }
 
 impl RemoteRun {
     pub fn new(folder: RemoteFolder) -> Self {
-        Self { folder, claim: Guard::new(RUNNING_FILE, "run") }
+        Self { folder, held: Mutex::default() }
     }
 
     #[cfg(test)]
@@ -42,23 +49,24 @@ impl RemoteRun {
         Self { folder: self.folder.cancelled_by(cancel), ..self }
     }
 
-    /// Makes the folder this run's, whoever had it: that a run on another machine was killed cannot be seen from here.
+    /// Makes the folder this run's, whichever had it: that a run on another machine was killed cannot be seen from here.
     pub fn claim(&self) -> Result<()> {
-        Ok(self.folder.put_guard(&self.claim)?)
-    }
-
-    /// Fails where another run has claimed the folder since, whether or not it has ended.
-    pub fn check_claim(&self) -> Result<()> {
-        match self.folder.is_guarded(&self.claim)? {
-            true => Ok(()),
-            false => Err(JobError::RunFolderTaken { path: self.path() }),
+        loop {
+            let found = self.folder.find(RUN_FILE)?;
+            let there = found
+                .as_ref()
+                .map(|found| RunRecord::from_bytes(&found.content, &self.folder))
+                .transpose()?;
+            let checkpoints = self.checkpoints().complete(there.as_ref())?;
+            // A new one each time: the one before may have been there, and no state comes twice.
+            let record = RunRecord { run: new_token(), ended: false, checkpoints };
+            let content = record.to_bytes().into();
+            if let Some(claim) = self.folder.claim(RUN_FILE, content, found.as_ref())? {
+                *self.lock() = Some(Held { claim, record });
+                return Ok(());
+            }
+            // Another run was there first.
         }
-    }
-
-    /// Ends the claim.
-    pub fn release(&self) -> Result<()> {
-        self.check_claim()?;
-        Ok(self.folder.delete(RUNNING_FILE)?)
     }
 
     /// Copies the logs into the local folder `into`.
@@ -66,27 +74,17 @@ impl RemoteRun {
         fetch_logs(&self.folder, into)
     }
 
-    /// Writes the logs of the local folder `from`.
-    pub fn put_logs(&self, from: &Path) -> Result<()> {
-        for name in LOGS {
-            let file = from.join(name);
-            if file.exists() {
-                self.folder.put_file(name, &file)?;
-            }
-        }
-        Ok(())
-    }
-
+    /// Writes a text that every run of the folder writes.
     pub fn put(&self, name: &str, text: &str) -> Result<()> {
-        Ok(self.folder.put(name, text.as_bytes().to_vec().into())?)
+        self.with_held(|held| self.put_bytes(held, name, text.as_bytes().to_vec()))
     }
 
     /// What the latest checkpoint says of the run, and its URL.
     pub fn peek(&self) -> Result<Option<(PathBuf, TrainerState)>> {
-        self.checkpoints().with_latest(|step, folder| {
+        self.checkpoints().with_latest(|name, folder| {
             let path = PathBuf::from(folder.location().join(TRAINER_FILE).to_string());
             let state = TrainerState::from_bytes(&folder.get(TRAINER_FILE)?, &path)?;
-            Ok((self.checkpoints().url(step), state))
+            Ok((self.checkpoints().url(name), state))
         })
     }
 
@@ -96,15 +94,16 @@ impl RemoteRun {
         parent: &Path,
         mut on_fetch: impl FnMut(&Path),
     ) -> Result<Option<(PathBuf, LocalCopy)>> {
-        self.checkpoints().with_latest(|step, folder| {
-            let url = self.checkpoints().url(step);
+        self.checkpoints().with_latest(|name, folder| {
+            let url = self.checkpoints().url(name);
             on_fetch(&url);
             Ok((url, LocalCopy::fetch(folder, Wanted::Checkpoint, parent)?))
         })
     }
 
-    /// Writes the checkpoint of `step`, complete or not at all, and before it the logs, whose lines it stands behind. Where a
-    /// run that had the folder before has come as far, what it left stays. The URL of the latest checkpoint.
+    /// Writes the checkpoint of `step`, complete or not at all, and before it the logs, whose lines it stands behind; and
+    /// removes the oldest beyond `keep`. Where there is one of as many updates, that stays. The URL of the latest
+    /// checkpoint.
     pub fn publish(
         &self,
         step: u64,
@@ -112,30 +111,121 @@ impl RemoteRun {
         keep: usize,
         logs: &Path,
     ) -> Result<PathBuf> {
-        self.check_claim()?;
         let checkpoints = self.checkpoints();
-        if let Some(latest) = checkpoints.latest()?.filter(|&latest| latest >= step) {
-            return Ok(checkpoints.url(latest));
-        }
-        self.put_logs(logs)?;
-        checkpoints.upload(step, checkpoint, || self.check_claim())?;
-        self.check_claim()?;
-        checkpoints.retain(step, keep)?;
-        Ok(checkpoints.url(step))
+        self.with_held(|held| {
+            self.check(held)?;
+            if let Some(latest) =
+                held.record.checkpoints.last().filter(|name| step_of(name) >= Some(step))
+            {
+                return Ok(checkpoints.url(latest));
+            }
+            self.put_logs(held, logs)?;
+            let name = checkpoint_name_of(step, &held.record.run);
+            let counts = checkpoints
+                .upload(&name, checkpoint, || self.check(held))
+                .and_then(|()| self.make_count(held, &name, keep));
+            match counts {
+                Ok(left_over) => left_over.iter().try_for_each(|old| checkpoints.remove(old))?,
+                Err(error) => {
+                    if matches!(error, JobError::RunFolderTaken { .. }) {
+                        // The run that took the folder may have found it in the record; if not, none ever will. That
+                        // the folder was taken is what to report.
+                        let is_named = checkpoints.list().map(|names| names.contains(&name));
+                        if is_named.is_ok_and(|is_named| !is_named) {
+                            let _ = checkpoints.remove(&name);
+                        }
+                    }
+                    return Err(error);
+                }
+            }
+            Ok(checkpoints.url(&name))
+        })
     }
 
-    /// Ends the claim of a run that has come to `step`, with its last lines.
-    pub fn finish(&self, step: u64, logs: &Path) -> Result<()> {
-        self.check_claim()?;
-        if self.checkpoints().latest()? <= Some(step) {
-            self.put_logs(logs)?;
-        }
-        self.release()
+    /// Puts a checkpoint into the record, in which `keep` stay. The names of what can be removed then: of checkpoints that
+    /// no longer count, and of others that runs left behind.
+    fn make_count(&self, held: &mut Held, name: &str, keep: usize) -> Result<Vec<String>> {
+        // What is there before the record is put is of runs that claimed the folder earlier: their records are gone.
+        let there = self.checkpoints().folders()?;
+        let mut record = held.record.clone();
+        record.checkpoints.push(name.to_owned());
+        let old = record.checkpoints.len().saturating_sub(keep);
+        let mut left_over: Vec<String> = record.checkpoints.drain(..old).collect();
+        self.replace(held, record)?;
+        let is_remains = |it: &String| {
+            let is_by_hand = step_of(it).is_some_and(|step| *it == checkpoint_name(step));
+            !is_by_hand && !held.record.checkpoints.contains(it) && !left_over.contains(it)
+        };
+        let remains: Vec<String> = there.into_iter().filter(is_remains).collect();
+        left_over.extend(remains);
+        Ok(left_over)
+    }
+
+    /// Ends the claim of a run that has come to its last step, with its last lines.
+    pub fn finish(&self, logs: &Path) -> Result<()> {
+        self.with_held(|held| {
+            self.put_logs(held, logs)?;
+            let record = RunRecord { ended: true, ..held.record.clone() };
+            self.replace(held, record)
+        })
     }
 
     /// The folder's URL.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(self.folder.location().to_string())
+    }
+
+    /// Fails where another run has claimed the folder since, whether or not it has ended.
+    fn check(&self, held: &Held) -> Result<()> {
+        match self.folder.is_claimed_by(&held.claim)? {
+            true => Ok(()),
+            false => Err(self.taken()),
+        }
+    }
+
+    fn replace(&self, held: &mut Held, record: RunRecord) -> Result<()> {
+        let content = record.to_bytes().into();
+        self.unless_taken(self.folder.replace_claim(&mut held.claim, content)?)?;
+        held.record = record;
+        Ok(())
+    }
+
+    fn put_logs(&self, held: &Held, from: &Path) -> Result<()> {
+        for name in LOGS {
+            let file = from.join(name);
+            if file.exists() {
+                let bytes = std::fs::read(&file)
+                    .map_err(|source| JobError::file("reading", &file, source))?;
+                self.put_bytes(held, name, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn put_bytes(&self, held: &Held, name: &str, bytes: Vec<u8>) -> Result<()> {
+        self.unless_taken(self.folder.put_claimed(&held.claim, name, bytes.into())?)
+    }
+
+    fn unless_taken(&self, claimed: Claimed) -> Result<()> {
+        match claimed {
+            Claimed::Ours => Ok(()),
+            Claimed::Others => Err(self.taken()),
+        }
+    }
+
+    fn taken(&self) -> JobError {
+        JobError::RunFolderTaken { path: self.path() }
+    }
+
+    fn with_held<T>(&self, act: impl FnOnce(&mut Held) -> Result<T>) -> Result<T> {
+        match &mut *self.lock() {
+            Some(held) => act(held),
+            None => Err(self.taken()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -153,3 +243,6 @@ pub fn fetch_logs(run: &RemoteFolder, into: &Path) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

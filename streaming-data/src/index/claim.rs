@@ -3,20 +3,23 @@
 //! It is an `index.json` with the single key `preparing`, which every version of this crate refuses
 //! to take for an index.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-/// The key, whose value differs between any two runs of `prepare`.
-pub(crate) const CLAIM_KEY: &str = "preparing";
+#[derive(Serialize, Deserialize)]
+struct Claim<'a> {
+    preparing: &'a str,
+}
 
-#[derive(Deserialize)]
-struct Claim {
-    #[serde(rename = "preparing")]
-    _token: String,
+/// What stands in the place of the index; the token differs between any two runs of `prepare`.
+pub(crate) fn claim_of(token: &str) -> Vec<u8> {
+    let mut bytes = serde_json::to_vec(&Claim { preparing: token }).expect("it is JSON");
+    bytes.push(b'\n');
+    bytes
 }
 
 /// Whether an index is not one, but says that it is to come.
 pub(crate) fn is_claim(index: &[u8]) -> bool {
-    serde_json::from_slice::<Claim>(index).is_ok()
+    serde_json::from_slice::<Claim<'_>>(index).is_ok()
 }
 
 #[cfg(test)]
@@ -25,7 +28,7 @@ mod tests {
 
     #[test]
     fn claims_are_told_from_indexes() {
-        assert!(is_claim(format!("{{\"{CLAIM_KEY}\": \"1\"}}").as_bytes()));
+        assert!(is_claim(b"{\"preparing\": \"1\"}") && is_claim(&claim_of("1")));
         for other in ["", "{}", "{\"format_version\": 1}", "{\"preparing\": 1}"] {
             assert!(!is_claim(other.as_bytes()), "{other}");
         }

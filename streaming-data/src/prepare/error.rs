@@ -235,8 +235,8 @@ pub enum PrepareError {
 
     /// Another `prepare` began to write the same data set to a store.
     #[error(
-        "cannot write data set {path}: found the claim of another `prepare`, which took it over, \
-         expected ours",
+        "cannot write data set {path}: found the claim of another `prepare`, which took it over, or its \
+         data set, expected the claim of this one; what the other wrote is untouched",
         path = path.display()
     )]
     OutputTaken {

@@ -21,6 +21,9 @@ pub(crate) trait Output {
     /// The folder on this machine in which shards are written.
     fn folder(&self) -> &Path;
 
+    /// What a file of a data set is called here: a shard, or the tokenizer.
+    fn name_of(&self, file: &str) -> String;
+
     /// An empty file for a shard of this name, which was not written before.
     ///
     /// # Errors
@@ -43,7 +46,7 @@ pub(crate) trait Output {
     /// Makes it a data set: all its shards were taken, and none is on its way.
     ///
     /// # Errors
-    /// [`DataError::Io`], [`DataError::Store`], [`PrepareError::OutputTaken`]; nothing is left then.
+    /// [`DataError::Io`], [`DataError::Store`], [`PrepareError::OutputTaken`]; it is abandoned then.
     fn publish(
         self: Box<Self>,
         index: &Index,

@@ -147,7 +147,7 @@ fn token_field() -> FieldRef {
     Arc::new(Field::new_list_field(DataType::Int32, false))
 }
 
-/// The file name of a shard.
+/// The file name of a shard, before [`Output::name_of`].
 pub(crate) fn shard_file(shard: usize) -> String {
     format!("shard-{shard:05}.parquet")
 }
@@ -236,7 +236,7 @@ impl<'a> ShardWriter<'a> {
             let mut written = writer.into_inner().map_err(|error| encoding_error(&path, error))?;
             let footer = footer(&written.cut()).map_err(|error| encoding_error(&path, error))?;
             let HashedFile { file, hasher, .. } = written;
-            let name = shard_file(self.written.len());
+            let name = self.output.name_of(&shard_file(self.written.len()));
             let bytes = file.metadata().map_err(PrepareError::io("read", &path))?.len();
             self.output.take(&name, file)?;
             let (hash, footer) = (hasher.finish(), Some(footer));
@@ -265,7 +265,7 @@ impl OpenShard {
         output: &dyn Output,
         shard: usize,
     ) -> Result<OpenShard, PrepareError> {
-        let name = shard_file(shard);
+        let name = output.name_of(&shard_file(shard));
         let (path, file) = (output.folder().join(&name), output.create(&name)?);
         let file = HashedFile { file, hasher: ContentHasher::new(), since_cut: Vec::new() };
         let (schema, properties) = (format.parquet_schema.clone(), format.properties.clone());

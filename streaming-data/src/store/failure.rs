@@ -46,6 +46,12 @@ pub enum StoreFailure {
         /// What the store says.
         said: String,
     },
+    /// The store cannot compare an object and write it in one step.
+    #[error("the store cannot write an object only where it is unchanged ({said})")]
+    Unconditional {
+        /// What the store says.
+        said: String,
+    },
     /// Nothing arrived for a time.
     #[error("nothing arrived for {} s", seconds(.0))]
     Stalled(Duration),
@@ -76,6 +82,18 @@ impl StoreFailure {
             StoreFailure::Stalled(_) | StoreFailure::Truncated { .. } | StoreFailure::Other { .. }
         )
     }
+
+    /// Why an object was not written that has to be unchanged for it.
+    pub(super) fn of_conditional(error: object_store::Error) -> StoreFailure {
+        let is_unknown = matches!(&error, object_store::Error::NotImplemented { .. });
+        match StoreFailure::from(error) {
+            // 501 is what servers answer to headers that ask for what they lack.
+            StoreFailure::Unsupported { said } if is_unknown || status(&said) == Some(501) => {
+                StoreFailure::Unconditional { said }
+            }
+            failure => failure,
+        }
+    }
 }
 
 impl From<object_store::Error> for StoreFailure {
@@ -98,7 +116,7 @@ impl From<object_store::Error> for StoreFailure {
             | E::NotImplemented { .. }
             | E::InvalidPath { .. }
             | E::UnknownConfigurationKey { .. } => StoreFailure::Unsupported { said },
-            // Any conflict (409) is called so; nothing here asks that an object be new.
+            // Any conflict (409) is called so; what asks that an object be new looks at it again.
             E::AlreadyExists { .. } => StoreFailure::Other { said },
             // Listings report everything as any other error, with the server's answer inside.
             _ if said.contains("NoSuchBucket") => StoreFailure::NotFound { said },

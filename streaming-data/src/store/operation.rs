@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{StoreFailure, StoreSettings, Version, backoff::BackOff};
+use super::{StoreFailure, StoreSettings, Version, backoff::BackOff, conditional::Seen};
 use crate::error::DataError;
 
 /// The slowest transfer for which an operation's deadline leaves time.
@@ -55,12 +55,15 @@ pub(super) enum Sink {
 }
 
 /// Where a body is, between attempts.
-struct Place {
+#[derive(Default)]
+pub(super) struct Place {
     /// The next byte of the object.
     at: u64,
     /// Behind the last byte, once that is known.
     end: Option<u64>,
     version: Version,
+    /// The object, once there was an answer.
+    pub(super) seen: Option<Seen>,
 }
 
 impl Operation {
@@ -92,8 +95,10 @@ impl Operation {
         let _permit = self.permits.acquire().await;
         let mut attempts = Attempts::new(self);
         let mut place = match range {
-            Some(range) => Place { at: range.start, end: Some(range.end), version },
-            None => Place { at: 0, end: None, version },
+            Some(range) => {
+                Place { at: range.start, end: Some(range.end), version, ..Place::default() }
+            }
+            None => Place { version, ..Place::default() },
         };
         loop {
             match self.read_on(&mut place, sink, &mut attempts).await {
@@ -104,7 +109,7 @@ impl Operation {
     }
 
     /// One attempt to read what is left.
-    async fn read_on(
+    pub(super) async fn read_on(
         &self,
         place: &mut Place,
         sink: &mut Sink,
@@ -114,6 +119,7 @@ impl Operation {
         let options = GetOptions { range, ..GetOptions::default() };
         let result = self.within(self.store.get_opts(&self.path, options)).await?;
         place.version.check(result.meta.size, result.meta.e_tag.as_deref())?;
+        place.seen = Some(Seen::from(&result.meta));
         if result.range.start != place.at {
             let said = format!("a range from {}, not from {}", result.range.start, place.at);
             return Err(StoreFailure::Unsupported { said });

@@ -295,6 +295,11 @@ impl RemoteFolder {
         }
     }
 
+    /// A write under conditions, whose attempts are all its own: an earlier one may have succeeded.
+    pub(super) fn conditional(&self, name: &str) -> Operation {
+        Operation { store: Arc::clone(&self.store), ..self.operation("write", name) }
+    }
+
     pub(super) fn start<T: Send + 'static>(
         &self,
         url: String,
@@ -322,7 +327,7 @@ impl RemoteFolder {
         }
     }
 
-    fn wait<T: Send + 'static>(
+    pub(super) fn wait<T: Send + 'static>(
         &self,
         url: String,
         future: impl Future<Output = Result<T, DataError>> + Send + 'static,

@@ -161,7 +161,7 @@ impl Operation {
     }
 
     /// How far a request that sends has come is not known: it has time for all.
-    fn transfer_deadline(&self, bytes: u64) -> Duration {
+    pub(super) fn transfer_deadline(&self, bytes: u64) -> Duration {
         self.settings.progress_deadline.saturating_add(transfer_time(bytes))
     }
 }

@@ -1,5 +1,5 @@
-//! A server that speaks as much of Azure's blob service as writing, listing and removing take, in this process, on a
-//! free port. It keeps blobs in memory and asks for no signatures.
+//! A server that speaks as much of Azure's blob service as writing, listing and removing take, and of Google's as
+//! conditions take, in this process, on a free port. It keeps blobs in memory and asks for no signatures.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -9,7 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use hyper::{Request, Response, StatusCode, body::Incoming, header, service::service_fn};
+use hyper::{
+    HeaderMap, Request, Response, StatusCode, body::Incoming, header, http::response::Builder,
+    service::service_fn,
+};
 use s3s::Body;
 use tokio::sync::oneshot;
 
@@ -24,7 +27,9 @@ pub struct BlobServer {
 /// What it keeps, by path behind the account's name.
 #[derive(Default)]
 struct Kept {
-    blobs: BTreeMap<String, Bytes>,
+    blobs: BTreeMap<String, (Bytes, u64)>,
+    /// How many blobs were written: the generation of the last one.
+    written: u64,
     /// Blocks that belong to no blob yet, by path and number.
     blocks: HashMap<(String, String), Bytes>,
 }
@@ -44,7 +49,11 @@ impl BlobServer {
                     url::form_urlencoded::parse(uri.query().unwrap_or("").as_bytes())
                         .into_owned()
                         .collect();
-                let answer = kept.lock().unwrap().answer(head.method.as_str(), path, &query, body);
+                let mut kept = kept.lock().unwrap();
+                let answer = match kept.refuses(&path, &head.headers) {
+                    Some(code) => status(code),
+                    None => kept.answer(head.method.as_str(), path, &query, body),
+                };
                 Ok::<_, Infallible>(answer)
             }
         }));
@@ -66,7 +75,7 @@ impl Kept {
     ) -> Response<Body> {
         let of = |key: &str| query.get(key).map_or("", String::as_str);
         match (method, of("comp")) {
-            ("GET", "list") => whole(self.list(&path, of("prefix")).into()),
+            ("GET", "list") => whole(self.list(&path, of("prefix")).into(), 0),
             ("PUT", "block") => {
                 self.blocks.insert((path, of("blockid").to_owned()), body);
                 status(StatusCode::CREATED)
@@ -81,20 +90,35 @@ impl Kept {
                 for number in numbers {
                     blob.extend_from_slice(&self.blocks.remove(&(path.clone(), number)).unwrap());
                 }
-                self.blobs.insert(path, blob.into());
-                status(StatusCode::CREATED)
+                self.put(path, blob.into())
             }
-            ("PUT", _) => {
-                self.blobs.insert(path, body);
-                status(StatusCode::CREATED)
-            }
-            ("GET", _) => match self.blobs.get(&path) {
-                Some(bytes) => whole(bytes.clone()),
+            ("PUT", _) => self.put(path, body),
+            ("GET" | "HEAD", _) => match self.blobs.get(&path) {
+                Some((bytes, generation)) => whole(bytes.clone(), *generation),
                 None => status(StatusCode::NOT_FOUND),
             },
             ("POST", "batch") => self.remove(&body),
             _ => status(StatusCode::NOT_FOUND),
         }
+    }
+
+    fn put(&mut self, path: String, blob: Bytes) -> Response<Body> {
+        self.written += 1;
+        self.blobs.insert(path, (blob, self.written));
+        let answer = Response::builder().status(StatusCode::CREATED);
+        of_generation(answer, self.written).body(Body::empty()).unwrap()
+    }
+
+    /// What a condition of Azure's or Google's says to a request.
+    fn refuses(&self, path: &str, headers: &HeaderMap) -> Option<StatusCode> {
+        let generation = self.blobs.get(path).map_or(0, |(_, generation)| *generation);
+        let of = |name: &str| headers.get(name).map(|value| value.to_str().unwrap());
+        if of("if-none-match").is_some() && generation > 0 {
+            return Some(StatusCode::CONFLICT);
+        }
+        let is_other = of("if-match").is_some_and(|e_tag| e_tag != e_tag_of(generation))
+            || of("x-goog-if-generation-match").is_some_and(|it| it != generation.to_string());
+        is_other.then_some(StatusCode::PRECONDITION_FAILED)
     }
 
     /// Removes what requests within a request ask for.
@@ -122,7 +146,7 @@ impl Kept {
     /// The blobs and folders directly behind a prefix.
     fn list(&self, container: &str, prefix: &str) -> String {
         let (mut blobs, mut folders) = (String::new(), BTreeSet::new());
-        for (path, bytes) in &self.blobs {
+        for (path, (bytes, _)) in &self.blobs {
             let Some(name) = path.strip_prefix(&format!("{container}/")) else { continue };
             let Some(rest) = name.strip_prefix(prefix) else { continue };
             match rest.split_once('/') {
@@ -150,10 +174,20 @@ impl Kept {
     }
 }
 
-fn whole(bytes: Bytes) -> Response<Body> {
-    Response::builder()
+fn e_tag_of(generation: u64) -> String {
+    format!("\"{generation}\"")
+}
+
+fn of_generation(answer: Builder, generation: u64) -> Builder {
+    answer
+        .header(header::ETAG, e_tag_of(generation))
+        .header("x-goog-generation", generation.to_string())
+}
+
+fn whole(bytes: Bytes, generation: u64) -> Response<Body> {
+    of_generation(Response::builder(), generation)
         .header(header::LAST_MODIFIED, "Thu, 01 Jan 2026 00:00:00 GMT")
-        .header(header::ETAG, "1")
+        .header(header::CONTENT_LENGTH, bytes.len())
         .body(Body::from(bytes))
         .unwrap()
 }

@@ -20,7 +20,7 @@ use futures_util::{
 };
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
     PutResult, Result, UploadPart, memory::InMemory, path::Path,
 };
 use tokio::sync::watch;
@@ -43,6 +43,16 @@ pub enum Fault {
     Flip,
     /// There is no such object.
     Missing,
+}
+
+/// What the store makes of a put that is to depend on what is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Conditions {
+    Kept,
+    /// It puts all the same, without a word.
+    PassedOver,
+    /// It says that it cannot.
+    Refused,
 }
 
 pub const PASSING: [Fault; 5] =
@@ -94,6 +104,7 @@ pub struct Faulty {
     only: String,
     /// Only what writes fails.
     only_puts: bool,
+    conditions: Conditions,
     /// Shards are written while this is true.
     pub gate: Arc<watch::Sender<bool>>,
     /// While it is set, nothing fails.
@@ -114,6 +125,7 @@ impl Faulty {
             flipped: Mutex::default(),
             only: String::new(),
             only_puts: false,
+            conditions: Conditions::Kept,
             gate: Arc::new(watch::Sender::new(true)),
             is_calm: AtomicBool::default(),
         }
@@ -138,6 +150,11 @@ impl Faulty {
     /// Only what writes fails, and it always does.
     pub fn only_puts(self) -> Faulty {
         Faulty { only_puts: true, in_a_row: usize::MAX, ..self }
+    }
+
+    /// Conditions of puts are treated so.
+    pub fn conditions(self, conditions: Conditions) -> Faulty {
+        Faulty { conditions, ..self }
     }
 
     /// What goes wrong, where something does, and a number that says where in a body.
@@ -263,8 +280,16 @@ impl ObjectStore for Faulty {
         &self,
         location: &Path,
         payload: PutPayload,
-        options: PutOptions,
+        mut options: PutOptions,
     ) -> Result<PutResult> {
+        match self.conditions {
+            Conditions::Refused if options.mode != PutMode::Overwrite => {
+                let (operation, implementer) = ("conditions".to_owned(), self.to_string());
+                return Err(Error::NotImplemented { operation, implementer });
+            }
+            Conditions::PassedOver => options.mode = PutMode::Overwrite,
+            _ => {}
+        }
         let _under = Under::way(&self.asked);
         self.asked.puts.fetch_add(1, Ordering::SeqCst);
         if location.as_ref().ends_with(".parquet") {

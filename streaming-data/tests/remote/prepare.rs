@@ -84,6 +84,31 @@ fn stored(folder: &RemoteFolder) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
+/// What is stored, as it would be in a folder: without the token that names hold in a store.
+fn data_set(objects: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<u8>)> {
+    let shard = |(name, _): &(String, Vec<u8>)| {
+        let token = name.strip_prefix("shard-")?.strip_suffix("-00000.parquet")?;
+        (token.len() == 16).then(|| format!("-{token}"))
+    };
+    let token = objects.iter().find_map(shard).expect("a shard with a token in its name");
+    let without_token = |(name, content): (String, Vec<u8>)| match name == INDEX_FILE {
+        true => {
+            let index = String::from_utf8(content).unwrap().replace(&token, "");
+            (name, index.into_bytes())
+        }
+        false => (name.replace(&token, ""), content),
+    };
+    let mut objects: Vec<_> = objects.into_iter().map(without_token).collect();
+    objects.sort();
+    objects
+}
+
+/// Fails unless there is nothing but the claim of a `prepare` that has ended.
+fn assert_only_claimed(objects: &[(String, Vec<u8>)]) {
+    assert_eq!(names(objects), [INDEX_FILE]);
+    assert!(objects[0].1.starts_with(b"{\"preparing\":"), "{objects:?}");
+}
+
 fn names(objects: &[(String, Vec<u8>)]) -> Vec<&str> {
     objects.iter().map(|(name, _)| name.as_str()).collect()
 }
@@ -169,13 +194,14 @@ fn s3_gets_the_bytes_of_a_local_folder_for_any_number_of_workers() {
         let report = run(&settings).unwrap();
         assert_eq!(report.shards, 7);
         let folder = RemoteFolder::open(Location::parse(&url).unwrap(), &settings.store).unwrap();
-        assert!(stored(&folder) == expected, "{:?}", names(&stored(&folder)));
+        assert!(data_set(stored(&folder)) == expected, "{:?}", names(&stored(&folder)));
     }
     // The index is what comes last.
     let puts = server.asked("PUT ");
     let index = format!("/{INDEX_FILE}");
     assert!(puts[0].contains(&index) && puts[puts.len() - 1].contains(&index), "{puts:?}");
-    assert_eq!(puts.len(), 2 * (1 + 7 + 2), "{puts:?}");
+    // The claim is put twice: to see that the store keeps to conditions.
+    assert_eq!(puts.len(), 2 * (2 + 7 + 2), "{puts:?}");
 }
 
 #[test]
@@ -200,7 +226,7 @@ fn a_faulty_store_gets_the_same_bytes() {
         let folder = disturbed(&store, &hasty(cache.path(), None).store);
         run_in(&folder, &texts, 1 + seed as usize % 2).unwrap();
         assert!(store.asked.puts.load(Ordering::SeqCst) > expected.len() + 1, "no request failed");
-        let stored = stored(&undisturbed(&store));
+        let stored = data_set(stored(&undisturbed(&store)));
         assert!(stored == expected, "{:?}", names(&stored));
     }
 }
@@ -227,7 +253,7 @@ fn shards_are_sent_side_by_side_and_few_wait() {
         ControlFlow::Continue(())
     });
     assert_eq!(report.unwrap().shards, 12);
-    assert_eq!(stored(&undisturbed(&store)), local(&texts));
+    assert_eq!(data_set(stored(&undisturbed(&store))), local(&texts));
 }
 
 /// Text that is hardly compressed, for one shard of more than the 8 MiB that are sent at once.
@@ -267,7 +293,7 @@ fn an_interruption_gives_up_what_is_half_sent() {
     let waited = broken_off.unwrap().elapsed();
     assert!(matches!(result, Err(PrepareError::Interrupted)), "{result:?}");
     assert_eq!(store.asked.aborted.load(Ordering::SeqCst), 1);
-    assert_eq!(stored(&undisturbed(&store)), []);
+    assert_only_claimed(&stored(&undisturbed(&store)));
     assert!(waited < store_settings().progress_deadline, "it waited for the store: {waited:?}");
 }
 
@@ -279,14 +305,16 @@ fn webdav_gets_the_same_bytes() {
     let (address, _stop) = serve_writable(served.path());
     let out = local.path().join("out");
     run(&large_settings(&texts, out.to_str().unwrap())).unwrap();
-    let (stays, goes) =
-        (served.path().join("notes.txt"), served.path().join("shard-00007.parquet"));
+    let (stays, goes) = (
+        served.path().join("notes.txt"),
+        served.path().join("shard-0123456789abcdef-00007.parquet"),
+    );
     fs::write(&stays, "").unwrap();
     fs::write(goes, "").unwrap();
     fs::write(served.path().join(INDEX_FILE), "{\"preparing\": \"by another\"}").unwrap();
     run(&large_settings(&texts, &format!("http://{address}/a/set"))).unwrap();
     fs::remove_file(stays).unwrap();
-    let (written, expected) = (content(served.path()), content(&out));
+    let (written, expected) = (data_set(content(served.path())), content(&out));
     assert!(written == expected, "{:?} and {:?}", names(&written), names(&expected));
     assert!(expected.iter().any(|(_, bytes)| bytes.len() > 8 << 20), "{:?}", files(&out));
 }

@@ -4,11 +4,15 @@ use std::{
     net::SocketAddr,
     path::Path,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use hyper::{Request, body::Incoming, header, service::Service};
+use hyper::{Request, Response, StatusCode, body::Incoming, header, service::Service};
 use s3s::{
+    Body,
     auth::SimpleAuth,
     service::{S3Service, S3ServiceBuilder},
 };
@@ -27,6 +31,8 @@ pub struct S3Server {
     asked: Arc<Mutex<Vec<String>>>,
     /// Requests that begin so are not answered for now.
     held: Arc<watch::Sender<Option<String>>>,
+    /// Whether it answers to conditions that it lacks them.
+    is_unconditional: Arc<AtomicBool>,
     _stop: oneshot::Sender<()>,
 }
 
@@ -45,10 +51,16 @@ impl S3Server {
 
     fn of(builder: S3ServiceBuilder, is_signed: bool) -> S3Server {
         let (asked, held) = (Arc::default(), Arc::new(watch::Sender::new(None)));
-        let (inner, asked_of) = (builder.build(), Arc::clone(&asked));
-        let service = Recorded { inner, is_signed, asked: asked_of, held: Arc::clone(&held) };
+        let is_unconditional = Arc::default();
+        let service = Recorded {
+            inner: builder.build(),
+            is_signed,
+            asked: Arc::clone(&asked),
+            held: Arc::clone(&held),
+            is_unconditional: Arc::clone(&is_unconditional),
+        };
         let (address, stop) = listen(service);
-        S3Server { address, asked, held, _stop: stop }
+        S3Server { address, asked, held, is_unconditional, _stop: stop }
     }
 
     /// Where it listens.
@@ -71,13 +83,20 @@ impl S3Server {
         .to_vec()
     }
 
-    /// Leaves requests unanswered that begin with this method and path, or answers them from now on.
+    /// Leaves requests unanswered that begin with this method and path, of which `*` is any part, or answers them
+    /// from now on.
     #[allow(dead_code, reason = "not every program with this server needs it")]
     pub fn hold(&self, request: Option<&str>) {
         self.held.send_replace(request.map(str::to_owned));
     }
 
-    /// How many requests began with this method and path.
+    /// From now on answers to conditions that it lacks them.
+    #[allow(dead_code, reason = "not every program with this server needs it")]
+    pub fn refuse_conditions(&self) {
+        self.is_unconditional.store(true, Ordering::SeqCst);
+    }
+
+    /// How many requests began with this method and path, of which `*` is any part.
     pub fn count(&self, request: &str) -> usize {
         self.asked(request).len()
     }
@@ -85,7 +104,17 @@ impl S3Server {
     /// The requests that began with this method and path.
     pub fn asked(&self, request: &str) -> Vec<String> {
         let asked = self.asked.lock().unwrap();
-        asked.iter().filter(|asked| asked.starts_with(request)).cloned().collect()
+        asked.iter().filter(|asked| begins(asked, request)).cloned().collect()
+    }
+}
+
+/// Whether a request begins so; `*` is any part.
+fn begins(asked: &str, request: &str) -> bool {
+    match request.split_once('*') {
+        None => asked.starts_with(request),
+        Some((beginning, rest)) => {
+            asked.strip_prefix(beginning).is_some_and(|asked| asked.contains(rest))
+        }
     }
 }
 
@@ -95,6 +124,7 @@ struct Recorded {
     is_signed: bool,
     asked: Arc<Mutex<Vec<String>>>,
     held: Arc<watch::Sender<Option<String>>>,
+    is_unconditional: Arc<AtomicBool>,
 }
 
 impl Service<Request<Incoming>> for Recorded {
@@ -110,9 +140,16 @@ impl Service<Request<Incoming>> for Recorded {
         let asked = format!("{} {}", request.method(), request.uri());
         self.asked.lock().unwrap().push(asked.clone());
         let (inner, mut held) = (self.inner.clone(), self.held.subscribe());
+        let is_conditional = [header::IF_MATCH, header::IF_NONE_MATCH]
+            .iter()
+            .any(|condition| request.headers().contains_key(condition));
+        if is_conditional && self.is_unconditional.load(Ordering::SeqCst) {
+            let answer = Response::builder().status(StatusCode::NOT_IMPLEMENTED);
+            return Box::pin(async move { Ok(answer.body(Body::empty()).unwrap()) });
+        }
         Box::pin(async move {
             let goes_on = |held: &Option<String>| {
-                held.as_ref().is_none_or(|beginning| !asked.starts_with(beginning))
+                held.as_ref().is_none_or(|beginning| !begins(&asked, beginning))
             };
             // The server may end meanwhile.
             let _ = held.wait_for(goes_on).await;

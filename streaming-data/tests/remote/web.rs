@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr};
 use tidemill_streaming_data::{
     DataSet,
     index::INDEX_FILE,
-    store::{Location, RemoteFolder, StoreSettings},
+    store::{Claimed, Location, RemoteFolder, StoreSettings},
 };
 
 use crate::{
@@ -90,6 +90,37 @@ fn gs_and_az_are_written_too() {
         assert_eq!(folder.get_if_there("nothing").unwrap(), None, "{url}");
         folder.delete("small").unwrap();
         assert_eq!(folder.get_if_there("small").unwrap(), None, "{url}");
+    }
+}
+
+/// What is compared differs: an etag here, a generation there.
+#[test]
+fn of_two_that_claim_a_folder_of_gs_az_or_memory_the_later_has_it() {
+    let blobs = BlobServer::start();
+    for (url, options) in [
+        ("gs://bucket/claimed", google(blobs.address())),
+        ("az://container/claimed", azure(blobs.address())),
+        ("memory://web/claimed", Vec::new()),
+    ] {
+        let settings = StoreSettings { options, ..store_settings() };
+        let folder = RemoteFolder::open(Location::parse(url).unwrap(), &settings).unwrap();
+        let claim = |content: &'static str, found| folder.claim("it", content.into(), found);
+        assert!(folder.find("it").unwrap().is_none(), "{url}");
+        let mut first = claim("first", None).unwrap().unwrap();
+        let found = folder.find("it").unwrap().unwrap();
+        assert_eq!(found.content, "first", "{url}");
+        assert!(claim("second", None).unwrap().is_none(), "{url}: over one that was not seen");
+        assert_eq!(folder.put_claimed(&first, "log", "1".into()).unwrap(), Claimed::Ours);
+        let mut second = claim("second", Some(&found)).unwrap().unwrap();
+        assert!(claim("third", Some(&found)).unwrap().is_none(), "{url}: over one that is gone");
+        assert!(!folder.is_claimed_by(&first).unwrap(), "{url}");
+        assert_eq!(folder.replace_claim(&mut first, "done".into()).unwrap(), Claimed::Others);
+        assert_eq!(folder.put_claimed(&first, "log", "1 2".into()).unwrap(), Claimed::Others);
+        assert_eq!(folder.put_claimed(&second, "log", "1 2 3".into()).unwrap(), Claimed::Ours);
+        assert_eq!(folder.replace_claim(&mut second, "on".into()).unwrap(), Claimed::Ours);
+        assert_eq!(folder.replace_claim(&mut second, "done".into()).unwrap(), Claimed::Ours);
+        let there = ["it", "log"].map(|name| folder.get(name).unwrap());
+        assert_eq!(there, ["done", "1 2 3"], "{url}");
     }
 }
 

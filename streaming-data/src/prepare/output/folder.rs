@@ -174,6 +174,10 @@ impl Output for OutputFolder {
         self.path()
     }
 
+    fn name_of(&self, file: &str) -> String {
+        file.to_owned()
+    }
+
     fn create(&self, name: &str) -> Result<File, PrepareError> {
         let path = self.path().join(name);
         File::create_new(&path).map_err(PrepareError::io("create", path))

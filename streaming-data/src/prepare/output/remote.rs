@@ -2,19 +2,24 @@
 //!
 //! A store has no rename, and shards without an index would be taken for a data set. So the first
 //! object that is written is a [claim](crate::index) in the place of the index, and the index is the
-//! last: it takes the claim's place. In between nobody reads what is there. A claim that was left by a
-//! process that was killed is taken over, with all that was written under it.
+//! last: it takes the claim's place. In between nothing there is a data set. A claim that was left by a
+//! process that was killed is taken over.
 //!
-//! Of two that prepare the same data set at the same time, the one that claimed it last goes on; the
-//! other sees before its next object that the claim is not its own, and ends without touching
-//! anything. Objects are removed under the own claim alone, and only those with names that `prepare`
-//! gives.
+//! In that place stand claims, one after the other, and an index at last; each is put only over the one
+//! that was seen there, and none is ever removed: see [`Claim`]. So of two that prepare the same data set
+//! at the same time, the one that claimed it last goes on; the other sees before its next object that the
+//! claim is not its own, and could not publish in any case. Each writes under names that hold its token,
+//! and removes those alone. Only behind an index removes its writer also what it had seen there of others
+//! before: their claims are gone, and can become no index.
+//!
+//! An index whose put failed without an answer may still arrive. So the shards that it names are removed
+//! only after another claim was put over the one that it needs.
 //!
 //! Shards are written to files without a name in the folder for temporary files, of which a kill
 //! leaves nothing, and sent while the next are being written.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     env,
     fs::File,
     path::{Path, PathBuf},
@@ -26,9 +31,9 @@ use bytes::Bytes;
 use super::Output;
 use crate::{
     error::DataError,
-    index::{CLAIM_KEY, INDEX_FILE, Index, is_claim},
+    index::{INDEX_FILE, Index, claim_of, is_claim},
     prepare::{PrepareError, TOKENIZER_FILE, shard::is_shard_file},
-    store::{Cancel, Entry, Guard, Guarded, RemoteFolder, Started},
+    store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token},
 };
 
 /// How long a shard on its way is waited for before the caller may look at something else.
@@ -39,9 +44,21 @@ pub(crate) struct RemoteOutput {
     folder: RemoteFolder,
     /// Where shards are on this machine.
     temporary: PathBuf,
-    claim: Guard,
+    token: String,
+    claim: Claim,
     given_up: Cancel,
-    on_their_way: Vec<Started<Guarded>>,
+    on_their_way: Vec<Started<Claimed>>,
+}
+
+/// What an index is that was put without an answer.
+#[derive(Debug, PartialEq, Eq)]
+enum Unanswered {
+    /// It is there.
+    Published,
+    /// It is not there, and never will be.
+    Refused,
+    /// The store does not say.
+    Unknown,
 }
 
 impl RemoteOutput {
@@ -56,37 +73,39 @@ impl RemoteOutput {
         let exists = |found| {
             Err(PrepareError::OutputExists { path: folder.location().to_string().into(), found })
         };
-        let is_claimed = match folder.get_if_there(INDEX_FILE)? {
-            Some(index) if is_claim(&index) => true,
-            Some(_) => return exists("a data set"),
-            None => false,
-        };
-        let entries = folder.list()?;
-        let is_in_the_way =
-            |entry: &Entry| entry.name.ends_with(".parquet") || entry.name == TOKENIZER_FILE;
-        if !is_claimed && entries.iter().any(is_in_the_way) {
-            return exists("files of a data set");
-        }
-        let claim = Guard::new(INDEX_FILE, CLAIM_KEY);
-        let output = RemoteOutput {
-            folder,
-            temporary,
-            claim,
-            given_up: Cancel::default(),
-            on_their_way: Vec::new(),
-        };
-        match output.folder.put_guard(&output.claim) {
-            Ok(()) => Ok(output),
-            Err(error) => {
-                // It may have landed all the same.
-                Box::new(output).abandon();
-                Err(error.into())
+        loop {
+            let found = folder.find(INDEX_FILE)?;
+            if found.as_ref().is_some_and(|found| !is_claim(&found.content)) {
+                return exists("a data set");
             }
+            let entries = folder.list()?;
+            let is_in_the_way = |entry: &Entry| {
+                let name = entry.name.as_str();
+                name.ends_with(".parquet") || name == TOKENIZER_FILE || token_of(name).is_some()
+            };
+            if found.is_none() && entries.iter().any(is_in_the_way) {
+                return exists("files of a data set");
+            }
+            // A new one each time: the one before may have been there, and no state comes twice.
+            let token = new_token();
+            let content = claim_of(&token).into();
+            if let Some(claim) = folder.claim(INDEX_FILE, content, found.as_ref())? {
+                let (given_up, on_their_way) = (Cancel::default(), Vec::new());
+                return Ok(RemoteOutput {
+                    folder,
+                    temporary,
+                    token,
+                    claim,
+                    given_up,
+                    on_their_way,
+                });
+            }
+            // Another was there first: with a claim, or a data set.
         }
     }
 
     fn check_claim(&self) -> Result<(), PrepareError> {
-        match self.folder.is_guarded(&self.claim)? {
+        match self.folder.is_claimed_by(&self.claim)? {
             true => Ok(()),
             false => Err(self.taken()),
         }
@@ -96,46 +115,59 @@ impl RemoteOutput {
         PrepareError::OutputTaken { path: self.folder.location().to_string().into() }
     }
 
-    fn complete(&self, index: &Index, tokenizer_json: Option<&str>) -> Result<(), PrepareError> {
+    /// Writes what belongs to the index, and looks at what is there: all of it, in the end.
+    fn complete(
+        &self,
+        index: &Index,
+        tokenizer_json: Option<&str>,
+    ) -> Result<Vec<Entry>, PrepareError> {
         self.check_claim()?;
-        if let Some(json) = tokenizer_json {
-            self.folder.put(TOKENIZER_FILE, Bytes::from(json.to_owned()))?;
+        if let (Some(json), Some(file)) = (tokenizer_json, &index.tokenizer_file) {
+            self.folder.put(file, Bytes::from(json.to_owned()))?;
         }
         let entries = self.folder.list()?;
-        self.check_claim()?;
         let stored: BTreeMap<&str, u64> =
             entries.iter().map(|entry| (entry.name.as_str(), entry.bytes)).collect();
         for shard in &index.shards {
-            let path = || self.folder.location().join(&shard.file).to_string().into();
-            match stored.get(&*shard.file) {
-                Some(&found) if found == shard.bytes => {}
-                Some(&found) => {
-                    return Err(DataError::ShardBytes {
-                        path: path(),
-                        expected: shard.bytes,
-                        found,
-                    }
-                    .into());
-                }
-                None => return Err(DataError::MissingShard { path: path() }.into()),
+            let found = stored.get(&*shard.file).copied();
+            if found == Some(shard.bytes) {
+                continue;
             }
+            // Behind an index of another, that one removes what is there of this.
+            self.check_claim()?;
+            let path = self.folder.location().join(&shard.file).to_string().into();
+            return Err(match found {
+                Some(found) => DataError::ShardBytes { path, expected: shard.bytes, found },
+                None => DataError::MissingShard { path },
+            }
+            .into());
         }
-        // What a killed process left is all that it does not name.
-        let named: BTreeSet<&str> = index
-            .shards
-            .iter()
-            .map(|shard| &*shard.file)
-            .chain(index.tokenizer_file.as_deref())
-            .collect();
-        remove(&self.folder, &entries, |name| named.contains(name))?;
-        Ok(self.folder.put(INDEX_FILE, Bytes::from(index.to_bytes()))?)
+        Ok(entries)
     }
 
-    /// Removes all that was written, and the claim last, as long as that is the own one.
-    fn remove_all(&self) -> Result<(), DataError> {
+    /// What became of an index whose put failed. It cannot arrive any more once another claim stands in
+    /// the place of the one that it was to replace.
+    fn fence(&mut self, index: &[u8]) -> Unanswered {
         let folder = self.folder.hurried();
-        if folder.is_guarded(&self.claim)? {
-            remove(&folder, &folder.list()?, |_| false)?;
+        let fence = claim_of(&new_token()).into();
+        match folder.replace_claim(&mut self.claim, fence) {
+            Ok(Claimed::Ours) => Unanswered::Refused,
+            Ok(Claimed::Others) => match folder.find(INDEX_FILE) {
+                Ok(Some(found)) if found.content == index => Unanswered::Published,
+                Ok(_) => Unanswered::Refused,
+                Err(_) => Unanswered::Unknown,
+            },
+            Err(_) => Unanswered::Unknown,
+        }
+    }
+
+    /// Removes what was written under the own token, and the claim where the store has no conditions: one
+    /// that has, never brings back what was there before.
+    fn remove_own(&self) -> Result<(), DataError> {
+        let folder = self.folder.hurried();
+        let is_own = |name: &str| token_of(name) == Some(&self.token);
+        remove(&folder, &folder.list()?, is_own)?;
+        if !self.claim.is_checked() && folder.is_claimed_by(&self.claim)? {
             folder.delete(INDEX_FILE)?;
         }
         Ok(())
@@ -147,12 +179,17 @@ impl Output for RemoteOutput {
         &self.temporary
     }
 
+    fn name_of(&self, file: &str) -> String {
+        let (kind, rest) = file.split_at(file.find(['-', '.']).unwrap_or(file.len()));
+        format!("{kind}-{}{rest}", self.token)
+    }
+
     fn create(&self, _: &str) -> Result<File, PrepareError> {
         unnamed_file(&self.temporary)
     }
 
     fn take(&mut self, name: &str, file: File) -> Result<(), PrepareError> {
-        let started = self.folder.start_guarded(name, file, &self.claim, &self.given_up)?;
+        let started = self.folder.start_claimed(&self.claim, name, file, &self.given_up)?;
         self.on_their_way.push(started);
         Ok(())
     }
@@ -167,7 +204,7 @@ impl Output for RemoteOutput {
                 None => at += 1,
                 Some(stored) => {
                     self.on_their_way.remove(at);
-                    if stored? == Guarded::Refused {
+                    if stored? == Claimed::Others {
                         return Err(self.taken());
                     }
                 }
@@ -177,16 +214,39 @@ impl Output for RemoteOutput {
     }
 
     fn publish(
-        self: Box<Self>,
+        mut self: Box<Self>,
         index: &Index,
         tokenizer_json: Option<&str>,
     ) -> Result<(), PrepareError> {
         assert!(self.on_their_way.is_empty(), "all shards were waited for");
-        let completed = self.complete(index, tokenizer_json);
-        if completed.is_err() {
-            self.abandon();
-        }
-        completed
+        let entries = match self.complete(index, tokenizer_json) {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.abandon();
+                return Err(error);
+            }
+        };
+        let bytes = index.to_bytes();
+        let put = self.folder.replace_claim(&mut self.claim, bytes.clone().into());
+        let error = match put {
+            Ok(Claimed::Ours) => {
+                // It was there before the index was, so that the claim over it is gone. The data set is
+                // complete, whether or not it can be removed.
+                let is_left_over =
+                    |name: &str| token_of(name).is_some_and(|token| token != self.token);
+                let _ = remove(&self.folder, &entries, is_left_over);
+                return Ok(());
+            }
+            Ok(Claimed::Others) => self.taken(),
+            Err(error) => match self.fence(&bytes) {
+                Unanswered::Published => return Ok(()),
+                Unanswered::Refused => error.into(),
+                // What it names has to stay.
+                Unanswered::Unknown => return Err(error.into()),
+            },
+        };
+        self.abandon();
+        Err(error)
     }
 
     fn abandon(mut self: Box<Self>) {
@@ -197,7 +257,7 @@ impl Output for RemoteOutput {
         }
         // Whatever ended the run is the error to report. What stays is under a claim, and is no data
         // set.
-        let _ = self.remove_all();
+        let _ = self.remove_own();
     }
 }
 
@@ -205,13 +265,24 @@ fn unnamed_file(folder: &Path) -> Result<File, PrepareError> {
     tempfile::tempfile_in(folder).map_err(PrepareError::io("create a temporary file in", folder))
 }
 
-/// Removes the objects that a `prepare` may have written, but for the claim and those to keep.
+/// The token in a name that [`Output::name_of`] gives in stores, for a shard or a tokenizer.
+fn token_of(name: &str) -> Option<&str> {
+    let (kind, rest) = name.split_once('-')?;
+    let (token, rest) = rest.split_at_checked(TOKEN_DIGITS)?;
+    let is_token = token.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let file = format!("{kind}{rest}");
+    (is_token && (is_shard_file(&file) || file == TOKENIZER_FILE)).then_some(token)
+}
+
+/// Removes the objects with such names.
 fn remove(
     folder: &RemoteFolder,
     entries: &[Entry],
-    is_kept: impl Fn(&str) -> bool,
+    is_removed: impl Fn(&str) -> bool,
 ) -> Result<(), DataError> {
-    let is_ours = |name: &str| is_shard_file(name) || name == TOKENIZER_FILE;
     let names = entries.iter().map(|entry| entry.name.as_str());
-    names.filter(|name| is_ours(name) && !is_kept(name)).try_for_each(|name| folder.delete(name))
+    names.filter(|name| is_removed(name)).try_for_each(|name| folder.delete(name))
 }
+
+#[cfg(test)]
+mod tests;

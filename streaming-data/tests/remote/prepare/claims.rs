@@ -1,9 +1,9 @@
 //! What is not complete in a store is no data set, whatever ended its `prepare`.
 //!
 //! Seen red: with claims that readers take for broken indexes, shards of an earlier attempt or the
-//! own claim that stay, objects of others that go, a claim that is not looked at before a shard,
-//! before the index or before objects are removed, sizes that are not compared, shards that land
-//! behind what removes them, and temporary files with names.
+//! own shards that stay, objects of others that go, a claim that is not looked at before a shard or
+//! before the index, sizes that are not compared, shards that land behind what removes them, temporary
+//! files with names, and stores without conditions that are believed to have them.
 
 use std::{
     num::NonZeroUsize,
@@ -25,12 +25,12 @@ use tidemill_streaming_data::{
 };
 
 use super::{
-    SEQ_LEN, SHARD_SAMPLES, Watched, bucket, disturbed, empty_store, local, names, of_server, run,
-    run_in, settings_of, stored, texts, undisturbed,
+    SEQ_LEN, SHARD_SAMPLES, Watched, assert_only_claimed, bucket, data_set, disturbed, empty_store,
+    local, names, of_server, run, run_in, settings_of, stored, texts, undisturbed,
 };
 use crate::{
     assert_line,
-    faulty::{Fault, Faulty},
+    faulty::{Conditions, Fault, Faulty},
     files, settings, store_settings, wait_until,
 };
 
@@ -39,8 +39,14 @@ fn put_claim(folder: &RemoteFolder) {
     folder.put(INDEX_FILE, bytes::Bytes::from("{\"preparing\": \"by another\"}")).unwrap();
 }
 
+/// What such a one called a file.
+fn of_killed(name: &str) -> String {
+    let at = name.find(['-', '.']).unwrap();
+    format!("{}-0123456789abcdef{}", &name[..at], &name[at..])
+}
+
 /// What is being prepared is not opened, with or without its shards; the next `prepare` takes it
-/// over, and removes nothing that it would not write.
+/// over, and removes nothing that no `prepare` would write.
 #[test]
 fn a_claim_is_an_error_to_readers_and_is_taken_over() {
     let (many, few) = (texts(5), texts(2));
@@ -48,7 +54,9 @@ fn a_claim_is_an_error_to_readers_and_is_taken_over() {
     let store = Arc::new(empty_store(0, &[], 0));
     let folder = disturbed(&store, &store_settings());
     for (name, content) in local(&many) {
-        folder.put(&name, bytes::Bytes::from(content)).unwrap();
+        if name != INDEX_FILE {
+            folder.put(&of_killed(&name), bytes::Bytes::from(content)).unwrap();
+        }
     }
     put_claim(&folder);
     let others = ["notes.txt", "shard-1.parquet", "shard-00001.parquet.sha"];
@@ -57,19 +65,22 @@ fn a_claim_is_an_error_to_readers_and_is_taken_over() {
     }
     let cache = tempfile::tempdir().unwrap();
     let open = || crate::open(Arc::clone(&store) as _, &settings(cache.path(), None));
-    let words = "data set memory://store/set is still being prepared, or its `prepare` was killed";
+    let words =
+        "data set memory://store/set is still being prepared, or its `prepare` ended before";
     assert_line(&open().unwrap_err(), &[words]);
 
     run_in(&folder, &few, 2).unwrap();
     let mut found = stored(&undisturbed(&store));
     found
         .retain(|(name, content)| !(others.contains(&name.as_str()) && name.as_bytes() == content));
+    let found = data_set(found);
     assert!(found == expected, "{:?}", names(&found));
     assert_eq!(folder.list().unwrap().len(), expected.len() + others.len());
     assert_eq!(open().unwrap().shards().len(), 2);
 }
 
-/// What ends a `prepare` is its error, and nothing of it stays: also not what one before it left.
+/// What ends a `prepare` is its error, and nothing of it stays but the claim. What one before it left does:
+/// that one may be at it still.
 #[test]
 fn errors_and_interruptions_leave_nothing() {
     let texts = texts(6);
@@ -79,16 +90,21 @@ fn errors_and_interruptions_leave_nothing() {
             if is_claimed {
                 let folder = undisturbed(&store);
                 put_claim(&folder);
-                folder.put("shard-00017.parquet", bytes::Bytes::from("PAR1")).unwrap();
+                folder.put(&of_killed("shard-00017.parquet"), bytes::Bytes::from("PAR1")).unwrap();
             }
             store
         };
+        let assert_nothing_more = |store: &Faulty| {
+            let mut stored = stored(&undisturbed(store));
+            stored.retain(|(name, _)| !is_claimed || *name != of_killed("shard-00017.parquet"));
+            assert_only_claimed(&stored);
+        };
         let nothing = tempfile::tempdir().unwrap();
-        let store = begin(Faulty::always(nothing.path(), "shard-00002", Fault::Break));
+        let store = begin(Faulty::always(nothing.path(), "-00002.parquet", Fault::Break));
         let error = run_in(&disturbed(&store, &store_settings()), &texts, 2).unwrap_err();
-        let words = "cannot write memory://store/set/shard-00002.parquet (8 attempts)";
-        assert_line(&error, &[words, "the connection broke"]);
-        assert_eq!(stored(&undisturbed(&store)), []);
+        let words = ["cannot write memory://store/set/shard-", "-00002.parquet (8 attempts)"];
+        assert_line(&error, &[words[0], words[1], "the connection broke"]);
+        assert_nothing_more(&store);
 
         let store = begin(empty_store(0, &[], 0));
         let folder = disturbed(&store, &store_settings());
@@ -107,7 +123,7 @@ fn errors_and_interruptions_leave_nothing() {
                 false => ControlFlow::Continue(()),
             });
         assert!(matches!(result, Err(PrepareError::Interrupted)), "{result:?}");
-        assert_eq!(stored(&undisturbed(&store)), []);
+        assert_nothing_more(&store);
 
         let store = begin(empty_store(0, &[], 0));
         let folder = disturbed(&store, &store_settings());
@@ -116,7 +132,7 @@ fn errors_and_interruptions_leave_nothing() {
         let progress = &mut |_| ControlFlow::Continue(());
         let error = prepare_to_store(&folder, &settings, &ByteTokenizer, progress).unwrap_err();
         assert_line(&error, &["expected at least 1048577"]);
-        assert_eq!(stored(&undisturbed(&store)), []);
+        assert_nothing_more(&store);
     }
 }
 
@@ -151,13 +167,13 @@ fn what_is_on_its_way_is_removed_too() {
         assert!(matches!(result, Err(PrepareError::Interrupted)), "{result:?}");
     });
     wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
-    assert_eq!(stored(&undisturbed(&store)), []);
+    assert_only_claimed(&stored(&undisturbed(&store)));
 }
 
-/// Of two that write to the same place, the one that began last goes on, and the other touches
-/// nothing more: whether that one is done or still at it.
+/// Of two that write to the same place, the one that began last goes on, and the other removes what it
+/// wrote and nothing else: whether that one is done or still at it.
 #[test]
-fn one_that_was_overtaken_ends_and_touches_nothing() {
+fn one_that_was_overtaken_ends_and_touches_nothing_of_the_other() {
     let (ours, others) = (texts(6), texts(3));
     for is_done in [true, false] {
         let store = Arc::new(empty_store(0, &[], 0));
@@ -181,8 +197,13 @@ fn one_that_was_overtaken_ends_and_touches_nothing() {
             "cannot write data set memory://store/set: found the claim of another `prepare`";
         assert_line(&result.unwrap_err(), &[words]);
         let stored = stored(&undisturbed(&store));
-        assert!(Some(&stored) == left.as_ref(), "{:?}", names(&stored));
-        assert!(!is_done || stored == local(&others));
+        if is_done {
+            assert!(Some(&stored) == left.as_ref(), "{:?}", names(&stored));
+            assert!(data_set(stored) == local(&others));
+        } else {
+            assert_only_claimed(&stored);
+            assert!(left.is_some_and(|left| left.contains(&stored[0])));
+        }
     }
 }
 
@@ -190,7 +211,10 @@ fn one_that_was_overtaken_ends_and_touches_nothing() {
 #[test]
 fn the_index_is_put_over_what_it_says() {
     let texts = texts(3);
-    let shard = "shard-00001.parquet";
+    let second = |folder: &RemoteFolder| {
+        let entries = folder.list().unwrap().into_iter();
+        entries.map(|entry| entry.name).find(|name| name.ends_with("-00001.parquet")).unwrap()
+    };
     let between = |act: &(dyn Fn(&RemoteFolder) + Sync)| {
         let store = Arc::new(empty_store(0, &[], 0));
         let folder = undisturbed(&store);
@@ -198,17 +222,75 @@ fn the_index_is_put_over_what_it_says() {
         let settings = settings_of(&texts, "nowhere", 1);
         let progress = &mut |_| ControlFlow::Continue(());
         let error = prepare_to_store(&folder, &settings, &tokenizer, progress).unwrap_err();
-        (error, folder.list().unwrap().len())
+        assert_only_claimed(&stored(&folder));
+        error
     };
-    let (error, left) = between(&put_claim);
+    let error = between(&put_claim);
     assert_line(&error, &["memory://store/set: found the claim of another `prepare`"]);
-    assert_eq!(left, 3 + 1);
-    let (error, left) = between(&|folder| folder.delete(shard).unwrap());
-    assert_line(&error, &["memory://store/set/shard-00001.parquet is missing"]);
-    assert_eq!(left, 0);
-    let (error, left) = between(&|folder| folder.put(shard, bytes::Bytes::from("PAR1")).unwrap());
-    assert_line(&error, &["memory://store/set/shard-00001.parquet has 4 bytes, expected"]);
-    assert_eq!(left, 0);
+    let error = between(&|folder| folder.delete(&second(folder)).unwrap());
+    assert_line(&error, &["memory://store/set/shard-", "-00001.parquet is missing"]);
+    let error = between(&|folder| folder.put(&second(folder), bytes::Bytes::from("PAR1")).unwrap());
+    assert_line(&error, &["memory://store/set/shard-", "-00001.parquet has 4 bytes, expected"]);
+}
+
+/// Of a server that speaks like S3 it is known that it lacks conditions, or the server says so.
+#[test]
+fn an_s3_server_that_lacks_conditions_is_written_all_the_same() {
+    let texts = texts(3);
+    let (_root, server) = bucket();
+    let expected = local(&texts);
+    let write = |url: &str, option: Option<(&str, &str)>| {
+        let mut settings = settings_of(&texts, url, 2);
+        settings.store = of_server(&server);
+        let option = option.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        settings.store.options.extend(option);
+        let before = server.count("PUT ");
+        run(&settings).unwrap();
+        let folder = RemoteFolder::open(Location::parse(url).unwrap(), &settings.store).unwrap();
+        assert!(data_set(stored(&folder)) == expected, "{url}");
+        server.count("PUT ") - before
+    };
+    // A refused claim and one that is not compared; a claim alone.
+    server.refuse_conditions();
+    assert_eq!(write("s3://bucket/said", None), 2 + 3 + 2);
+    let known = Some(("AWS_CONDITIONAL_PUT", "disabled"));
+    assert_eq!(write("s3://bucket/known", known), 1 + 3 + 2);
+}
+
+/// Where a store does not compare what it writes over, the claim is looked at before; and it is removed in
+/// the end, since there nothing depends on what was in its place.
+#[test]
+fn stores_without_conditions_are_written_all_the_same() {
+    let texts = texts(3);
+    for conditions in [Conditions::PassedOver, Conditions::Refused] {
+        let begin = || Arc::new(empty_store(0, &[], 0).conditions(conditions));
+        let store = begin();
+        put_claim(&undisturbed(&store));
+        run_in(&disturbed(&store, &store_settings()), &texts, 2).unwrap();
+        assert!(data_set(stored(&undisturbed(&store))) == local(&texts), "{conditions:?}");
+
+        let ended_by = |act: &(dyn Fn(&RemoteFolder) + Sync)| {
+            let store = begin();
+            let folder = undisturbed(&store);
+            let tokenizer = Watched { encode: &|| (), end: &|| act(&folder) };
+            let settings = settings_of(&texts, "nowhere", 1);
+            let progress = &mut |_| ControlFlow::Continue(());
+            let disturbed = disturbed(&store, &store_settings());
+            let error = prepare_to_store(&disturbed, &settings, &tokenizer, progress).unwrap_err();
+            (error, stored(&folder))
+        };
+        let remove_all = |folder: &RemoteFolder| {
+            for entry in folder.list().unwrap().iter().filter(|entry| entry.name != INDEX_FILE) {
+                folder.delete(&entry.name).unwrap();
+            }
+        };
+        let (error, left) = ended_by(&remove_all);
+        assert_line(&error, &["-00000.parquet is missing"]);
+        assert_eq!(left, [], "{conditions:?}");
+        let (error, left) = ended_by(&put_claim);
+        assert_line(&error, &["memory://store/set: found the claim of another `prepare`"]);
+        assert_only_claimed(&left);
+    }
 }
 
 const TEXTS: &str = "TIDEMILL_TEST_TEXTS";
@@ -274,6 +356,6 @@ fn kills_in_the_middle_of_uploads_leave_nothing_to_clean() {
     assert!(left > 3 + 2, "{left} objects: none is left to be removed");
     let settings = PrepareSettings { store, ..settings_of(&few, "s3://bucket/out", 2) };
     run(&settings).unwrap();
-    let (stored, expected) = (stored(&folder), local(&few));
+    let (stored, expected) = (data_set(stored(&folder)), local(&few));
     assert!(stored == expected, "{:?}", names(&stored));
 }
