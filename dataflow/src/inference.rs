@@ -39,9 +39,9 @@ impl<B: Backend> LoadedModel<B> {
     pub fn open(path: &Path, backend: Arc<B>) -> Result<Self> {
         let files = LocalCopy::of(&model_folder(path)?, Wanted::Model)?;
         let (config, (model, arena)) = files.read(|folder| {
-            if folder.join(TRAINER_FILE).exists() {
+            if !files.is_fetched() && folder.join(TRAINER_FILE).exists() {
                 // One of our own: its checksums say whether it is whole. (Those of a copy were compared.)
-                Checkpoint::open(folder)?;
+                Checkpoint::open_for(folder, Wanted::Model)?;
             }
             Ok((ModelConfig::read(folder)?, load(folder)?))
         })?;

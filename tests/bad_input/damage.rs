@@ -101,9 +101,15 @@ fn damaged_checkpoints() {
             // Without trainer.json it is a model like any other.
             if name != "trainer.json" {
                 let generate = ["generate", "--model", "run", "--prompt", "a"];
-                bench.tidemill(&generate).refused(1, &["step-00000005", name]);
                 let inspect = ["inspect", "run/checkpoints/step-00000005"];
-                bench.tidemill(&inspect).refused(1, &["step-00000005", name]);
+                for command in [&generate[..], &inspect] {
+                    let answered = bench.tidemill(command);
+                    // What only a run that goes on needs, nothing else reads.
+                    match name.as_str() {
+                        "optimizer.safetensors" => answered.expect(0),
+                        _ => answered.refused(1, &["step-00000005", name]),
+                    };
+                }
             }
             std::fs::write(&path, &good).unwrap();
         }

@@ -6,6 +6,7 @@ use std::path::Path;
 use tidemill::checkpoint;
 use tidemill::metrics::{self, StepMetrics};
 use tidemill::operators::EvaluationReport;
+use tidemill::run_folder::LOCK_FILE;
 
 /// What a run left. Times are left out; everything else is compared to the bit.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl Outcome {
     }
 }
 
-/// Every file below `folder`, by its path in it.
+/// Every file below `folder`, by its path in it; but not who held a run folder last.
 pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -61,7 +62,7 @@ pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else {
+            } else if !path.ends_with(LOCK_FILE) {
                 let name = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
                 found.insert(name, std::fs::read(&path).unwrap());
             }

@@ -30,6 +30,17 @@ pub enum Wanted {
     Checkpoint,
 }
 
+impl Wanted {
+    /// Whether the file `name` of a checkpoint is wanted.
+    pub(super) fn includes(self, name: &str) -> bool {
+        match self {
+            Self::Config => name == CONFIG_FILE,
+            Self::Model => name != OPTIMIZER_FILE,
+            Self::Checkpoint => true,
+        }
+    }
+}
+
 /// The folder of a checkpoint or model on this machine. A copy is removed when this is dropped; files that are open then
 /// can still be read.
 #[derive(Debug)]
@@ -104,6 +115,11 @@ impl LocalCopy {
         })
     }
 
+    /// Whether the files were fetched, and so verified.
+    pub fn is_fetched(&self) -> bool {
+        self.copied.is_some()
+    }
+
     /// Where the files are.
     pub fn path(&self) -> &Path {
         &self.path
@@ -171,17 +187,13 @@ fn fetch_checkpoint(
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
             return Err(JobError::checkpoint(&path, "expected the name of a file beside it"));
         }
-        if wanted == Wanted::Model && name == OPTIMIZER_FILE {
+        if !wanted.includes(name) {
             continue;
         }
         fetch_verified(folder, name, expected, into)?;
     }
-    if wanted == Wanted::Checkpoint {
-        let copy = into.join(TRAINER_FILE);
-        std::fs::write(&copy, trainer)
-            .map_err(|source| JobError::file("writing", &copy, source))?;
-    }
-    Ok(())
+    let copy = into.join(TRAINER_FILE);
+    std::fs::write(&copy, trainer).map_err(|source| JobError::file("writing", &copy, source))
 }
 
 fn fetch_verified(folder: &RemoteFolder, name: &str, expected: &str, into: &Path) -> Result<()> {

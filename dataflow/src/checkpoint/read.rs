@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::{CONFIG_FILE, SINGLE_FILE, TensorFiles};
 
+use super::local_copy::Wanted;
 use super::trainer_state::{TrainerState, checksum_file};
 use super::write::{OPTIMIZER_FILE, OPTIMIZER_PREFIXES};
 use crate::error::{JobError, Result};
 
-/// A complete, verified checkpoint.
+/// A complete checkpoint, verified as far as it is wanted.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     state: TrainerState,
+    wanted: Wanted,
 }
 
 /// The arenas of a checkpoint.
@@ -33,14 +35,26 @@ impl Checkpoint {
     /// # Errors
     /// A file that is missing, truncated or changed, each named.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_for(path, Wanted::Checkpoint)
+    }
+
+    /// Opens the checkpoint in `path` for those of its files that are `wanted`: no other is read or verified.
+    ///
+    /// # Errors
+    /// A file that is missing, truncated or changed, each named.
+    pub fn open_for(path: &Path, wanted: Wanted) -> Result<Self> {
         let state = TrainerState::read(path)?;
-        for required in [CONFIG_FILE, SINGLE_FILE, OPTIMIZER_FILE] {
+        let required = [CONFIG_FILE, SINGLE_FILE, OPTIMIZER_FILE];
+        for required in required.into_iter().filter(|name| wanted.includes(name)) {
             if !state.checksums.contains_key(required) {
                 let what = format!("expected a checksum of {required}, found none");
                 return Err(JobError::checkpoint(path, what));
             }
         }
         for (name, expected) in &state.checksums {
+            if !wanted.includes(name) {
+                continue;
+            }
             let file = path.join(name);
             let found = checksum_file(&file)?;
             if &found != expected {
@@ -48,12 +62,17 @@ impl Checkpoint {
                 return Err(JobError::checkpoint(&file, what));
             }
         }
-        Ok(Self { path: path.to_owned(), state })
+        Ok(Self { path: path.to_owned(), state, wanted })
     }
 
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the file `name` was verified.
+    pub fn is_verified(&self, name: &str) -> bool {
+        self.wanted.includes(name) && self.state.checksums.contains_key(name)
     }
 
     /// Where the run stood.
@@ -176,6 +195,40 @@ mod tests {
             std::fs::write(&file, &good).unwrap();
             Checkpoint::open(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn a_damaged_optimizer_does_not_keep_the_model_from_being_opened() {
+        let run = tempfile::tempdir().unwrap();
+        let path = write(run.path(), 1, 64);
+        std::fs::write(path.join(OPTIMIZER_FILE), "damaged").unwrap();
+        Checkpoint::open_for(&path, Wanted::Model).unwrap();
+        std::fs::remove_file(path.join(OPTIMIZER_FILE)).unwrap();
+        Checkpoint::open_for(&path, Wanted::Model).unwrap();
+        assert!(Checkpoint::open(&path).is_err(), "a run cannot go on from it");
+        std::fs::write(path.join(SINGLE_FILE), "damaged").unwrap();
+        let error = Checkpoint::open_for(&path, Wanted::Model).unwrap_err().to_string();
+        assert!(error.contains(SINGLE_FILE), "{error}");
+        Checkpoint::open_for(&path, Wanted::Config).unwrap();
+    }
+
+    #[test]
+    fn elements_that_are_written_twice_are_refused() {
+        let run = tempfile::tempdir().unwrap();
+        let layout = layout();
+        let mut writer = CheckpointWriter::begin(files(&layout), run.path(), state(1)).unwrap();
+        let values = arena(&layout, 0.0);
+        writer.write(StateArena::Parameters, 4, &values[4..8]).unwrap();
+        writer.write(StateArena::Parameters, 0, &values[..4]).unwrap();
+        writer.write(StateArena::ExpAvg, 0, &values[..4]).unwrap();
+        for twice in [0..4, 3..5, 7..9, 0..9, 5..6] {
+            let error = writer
+                .write(StateArena::Parameters, twice.start, &values[twice.clone()])
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains("written before"), "{twice:?}: {error}");
+        }
+        writer.write(StateArena::Parameters, 8, &values[8..]).unwrap();
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Writing a checkpoint: chunks in any order, in place, aside, then renamed.
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -80,6 +81,8 @@ pub struct CheckpointWriter {
     model: TensorFile,
     optimizer: TensorFile,
     placements: [ArenaPlacement; 3],
+    /// By arena, in the order of [`StateArena`]: what was written, from where to where.
+    written: [BTreeMap<usize, usize>; 3],
     committed: bool,
 }
 
@@ -136,6 +139,7 @@ impl CheckpointWriter {
             model,
             optimizer,
             placements,
+            written: Default::default(),
             committed: false,
             files,
         })
@@ -145,8 +149,19 @@ impl CheckpointWriter {
     /// any order.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// A file that cannot be written, or elements that were written before: others are missing then.
     pub fn write(&mut self, arena: StateArena, start: usize, values: &[f32]) -> Result<()> {
+        let end = start + values.len();
+        let written = &mut self.written[arena as usize];
+        if let Some((&before, &until)) = written.range(..end).next_back()
+            && until > start
+        {
+            let what = format!(
+                "elements {start} to {end} of {arena:?} arrived, but {before} to {until} were written before"
+            );
+            return Err(JobError::checkpoint(&self.partial, what));
+        }
+        written.insert(start, end);
         let (placement, target) = match arena {
             StateArena::Parameters => (&self.placements[0], &mut self.model),
             StateArena::ExpAvg => (&self.placements[1], &mut self.optimizer),

@@ -86,7 +86,7 @@ fn remote_facts(location: Location) -> anyhow::Result<Value> {
     let folder = RemoteFolder::open(location, &StoreSettings::default())?;
     let has = |name| folder.get_if_there(name).map(|found| found.is_some());
     if has(TRAINER_FILE)? {
-        let copy = LocalCopy::of(&url, Wanted::Checkpoint)?;
+        let copy = LocalCopy::of(&url, Wanted::Model)?;
         checkpoint_facts(copy.path()).with_context(|| of_copy(&url))
     } else if has(CONFIG_FILE)? {
         let copy = LocalCopy::of(&url, Wanted::Config)?;
@@ -179,11 +179,14 @@ fn model_facts(folder: &Path) -> anyhow::Result<Value> {
 }
 
 fn checkpoint_facts(folder: &Path) -> anyhow::Result<Value> {
-    let checkpoint = Checkpoint::open(folder)?;
+    let checkpoint = Checkpoint::open_for(folder, Wanted::Model)?;
     let state = checkpoint.state();
+    let (verified, not_verified): (Vec<_>, Vec<_>) =
+        state.checksums.keys().partition(|name| checkpoint.is_verified(name));
     Ok(json!({
         "kind": "checkpoint",
-        "verified": true,
+        "verified": verified,
+        "not_verified": not_verified,
         "step": state.step,
         "tokens": state.tokens,
         "position": state.cursor.position,

@@ -127,8 +127,42 @@ struct Cut {
     credits: Option<Capability<u64>>,
     /// What arrived and was not handed to the writer.
     waiting: Vec<Chunk>,
+    /// By part: which chunks of it were handed over.
+    arrived: [Vec<bool>; StatePart::ALL.len()],
     handed: usize,
     written: usize,
+}
+
+impl Cut {
+    /// Takes note of a chunk of the cut after step `step`; answers which part it is and where it stands in the arena.
+    fn admit(
+        &mut self,
+        plan: &TrainingPlan,
+        step: u64,
+        chunk: &Chunk,
+    ) -> Result<(StatePart, usize), Failure> {
+        let header = *chunk.header_for(0)?;
+        let (chunks, index, step) = (plan.chunks.chunks(), header.chunk as usize, step + 1);
+        let (part, planned) = match (header.part, chunks.get(index)) {
+            (Part::State(part), Some(planned))
+                if header.step == step && chunk.payload_bytes() == 4 * planned.range.len() =>
+            {
+                (part, planned)
+            }
+            _ => {
+                let expected = "a part of the optimizer's state";
+                return Err(GraphError::Chunk { step, expected, found: header }.into());
+            }
+        };
+        let arrived = &mut self.arrived[part as usize];
+        arrived.resize(chunks.len(), false);
+        if std::mem::replace(&mut arrived[index], true) {
+            let what = format!("{part:?} of chunk {index}");
+            return Err(GraphError::Twice { step, what }.into());
+        }
+        self.handed += 1;
+        Ok((part, planned.range.start))
+    }
 }
 
 struct State {
@@ -151,28 +185,12 @@ impl State {
         let step = *entry.key();
         let cut = entry.get_mut();
         let Some(report) = cut.report else { return Ok(()) };
-        for chunk in cut.waiting.drain(..) {
-            let header = *chunk.header_for(0)?;
-            let planned = self.plan.chunks.chunks().get(header.chunk as usize);
-            let (part, planned) = match (header.part, planned) {
-                (Part::State(part), Some(planned))
-                    if header.step == step + 1
-                        && chunk.payload_bytes() == 4 * planned.range.len() =>
-                {
-                    (part, planned)
-                }
-                _ => {
-                    let expected = "a part of the optimizer's state";
-                    return Err(
-                        GraphError::Chunk { step: step + 1, expected, found: header }.into()
-                    );
-                }
-            };
-            if cut.handed == 0 {
+        for chunk in std::mem::take(&mut cut.waiting) {
+            let is_first = cut.handed == 0;
+            let (part, arena_start) = cut.admit(&self.plan, step, &chunk)?;
+            if is_first {
                 self.writer.send(WriterJob::Begin(report));
             }
-            cut.handed += 1;
-            let arena_start = planned.range.start;
             self.writer.send(WriterJob::Write { part, arena_start, chunk });
             if cut.handed == expected {
                 self.writer.send(WriterJob::Commit);
@@ -273,5 +291,47 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
             }
         });
         CheckpointStreams { done, state_credits }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{BatchSettings, MicrobatchMemory};
+    use crate::cluster::ExitClass;
+    use tidemill_collective::{ChunkHeader, Node};
+    use tidemill_model::{Decay, Layout};
+
+    /// One chunk that comes twice and one that is missing are as many as a whole checkpoint has.
+    #[test]
+    fn a_chunk_that_comes_twice_is_refused() {
+        let mut layout = Layout::new();
+        for name in ["first", "second"] {
+            let segment = layout.segment(name);
+            layout.tensor(&format!("{name}.weight"), &[16], Decay::Exempt, 1);
+            layout.block(name, &[segment]);
+        }
+        let settings = BatchSettings { samples_per_step: 2, ..Default::default() };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
+        let state = |part, chunk, step| {
+            let node = Node { lo: 0, hi: 2 };
+            let part = Part::State(part);
+            let header = ChunkHeader { destination: 0, source: 1, part, chunk, node, step };
+            Chunk::new(header, vec![1.0; 16])
+        };
+        let mut cut = Cut::default();
+        assert!(cut.admit(&plan, 4, &state(StatePart::ExpAvg, 0, 4)).is_err(), "of another step");
+        assert!(cut.admit(&plan, 4, &state(StatePart::ExpAvg, 2, 5)).is_err(), "no such chunk");
+        for part in StatePart::ALL {
+            for chunk in [1, 0] {
+                cut.admit(&plan, 4, &state(part, chunk, 5)).unwrap();
+                let failure = cut.admit(&plan, 4, &state(part, chunk, 5)).unwrap_err();
+                assert_eq!(failure.exit_class(), ExitClass::Restart);
+                let said = failure.cause().to_string();
+                assert_eq!(said, format!("step 5: {part:?} of chunk {chunk} came twice"));
+            }
+        }
+        assert_eq!(cut.handed, 6);
     }
 }
