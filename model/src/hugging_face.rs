@@ -18,6 +18,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tidemill_files::Kind;
 
 pub use config::MambaHuggingFaceConfig;
 pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsLayout};
@@ -52,7 +53,7 @@ pub fn load(folder: &Path) -> Result<(Model, Vec<f32>)> {
 
 /// The JSON in the file `path`.
 pub(crate) fn read_json(path: &Path) -> Result<Value> {
-    let bytes = std::fs::read(path).map_err(|source| ModelError::File {
+    let bytes = tidemill_files::read(path, Kind::Config).map_err(|source| ModelError::File {
         action: "reading",
         path: PathBuf::from(path),
         source,

@@ -67,6 +67,25 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
 
+/// The lengths of a file are added up with care: what is too much is damage, not another number.
+#[test]
+fn a_header_that_states_as_many_bytes_as_there_are_numbers_is_damaged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.safetensors");
+    let bits = u64::MAX / 4 * 4;
+    let tensor = |end: u64, elements: u64| {
+        json!({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, end]}}).to_string()
+    };
+    for header in
+        [tensor(bits, bits / 4), tensor(u64::MAX, u64::MAX), tensor(bits - 8, bits / 4 - 2)]
+    {
+        let length = (header.len() as u64).to_le_bytes();
+        std::fs::write(&path, [&length[..], header.as_bytes()].concat()).expect("writes");
+        let error = TensorFiles::open(&path).err().expect("refused").to_string();
+        assert!(error.contains("damaged"), "{error}");
+    }
+}
+
 #[test]
 fn a_model_reads_back_to_the_bit() {
     for tied in [true, false] {

@@ -13,7 +13,6 @@
 //! to clone; clones share what has been verified and the footers that have been read.
 
 use std::{
-    fs,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -21,6 +20,7 @@ use std::{
 
 use bytes::Bytes;
 use object_store::ObjectStore;
+use tidemill_files::{Kind, read};
 
 use crate::{
     cache::BoundedCache,
@@ -225,7 +225,7 @@ impl DataSet {
             Some(remote) => remote.folder.get(name).map(Some),
             None => {
                 let path = self.path().join(name);
-                let bytes = fs::read(&path).map_err(DataError::io("read", &path))?;
+                let bytes = read(&path, Kind::Tokenizer).map_err(DataError::io("read", &path))?;
                 Ok(Some(bytes.into()))
             }
         }

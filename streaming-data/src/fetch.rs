@@ -51,9 +51,10 @@
 //! for every stream of the process that shares the folder: the parts of a mixture, training and
 //! evaluation. A process that shares it with others keeps to its own limit, all their files counted.
 //!
-//! **The cache** is a folder of files `tidemill-<key>-<bytes>.shard`, named by the content of the shard
-//! (or its URL, etag and footer, where no index states a hash), which processes and data sets may
-//! share; it may be deleted at any time that nobody uses it. A shard lands in a `.part` file and is
+//! **The cache** is a folder of files `tidemill-<key>-<bytes>.shard`, named by the place of the data
+//! set and the content of the shard (or its URL, etag and footer, where no index states a hash).
+//! Processes share the shards of a data set, and data sets the folder and its limit, but no data set
+//! finds what another one brought. It may be deleted at any time that nobody uses it. A shard lands in a `.part` file and is
 //! renamed when it is whole and right. There are no lock files: who uses a file holds a lock on
 //! that file (`flock`), which the kernel releases when a process ends, however it ends, so that
 //! nothing is ever to be cleaned up. The part files of dead processes are removed by the next one.

@@ -3,7 +3,7 @@
 //! They detect damage and tell data sets apart; they are no defence against a forger. The
 //! algorithm stands in the text, so that a later one can be told from this one.
 
-use std::{fmt, fs::File, io::Read, path::Path, str::FromStr};
+use std::{fmt, io::Read, path::Path, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
@@ -31,7 +31,7 @@ impl ContentHash {
     /// # Errors
     /// [`DataError::Io`] when the file cannot be opened or read.
     pub fn of_file(path: &Path) -> Result<ContentHash, DataError> {
-        let mut file = File::open(path).map_err(DataError::io("open", path))?;
+        let mut file = tidemill_files::open(path).map_err(DataError::io("open", path))?;
         let mut hasher = ContentHasher::new();
         let mut block = vec![0_u8; BLOCK_BYTES];
         loop {

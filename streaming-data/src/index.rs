@@ -14,11 +14,11 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
     path::{Component, Path},
 };
 
 use serde::{Deserialize, Serialize};
+use tidemill_files::{Kind, read};
 
 use crate::{
     error::DataError,
@@ -138,7 +138,7 @@ impl Index {
     /// [`DataError::Io`] when it cannot be read, and those of [`Index::from_bytes`].
     pub fn read(folder: &Path) -> Result<Index, DataError> {
         let path = folder.join(INDEX_FILE);
-        let bytes = fs::read(&path).map_err(DataError::io("read", &path))?;
+        let bytes = read(&path, Kind::Index).map_err(DataError::io("read", &path))?;
         Index::from_bytes(&bytes, &path)
     }
 

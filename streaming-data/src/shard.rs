@@ -19,7 +19,7 @@ use crate::{
     error::DataError,
     hash::ContentHash,
     index::FooterEntry,
-    shard_cache::Key,
+    shard_cache::{Key, Origin},
     store::{Location, RemoteFolder, StoreFailure, Version},
 };
 
@@ -37,7 +37,7 @@ pub(crate) use decode::Pieces;
 pub(crate) use file::{FETCHES, ShardFile};
 pub(crate) use footer::{Footer, footer_at_end};
 pub(crate) use group_hashes::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes};
-pub(crate) use pages::Scratch;
+pub(crate) use pages::{HEADER_BYTES, MAX_HEADER_BYTES, PageContent, PageHeader, Scratch};
 pub(crate) use tokens::DecodedTokens;
 
 /// A shard of a data set.
@@ -184,7 +184,7 @@ impl Shard {
     /// [`DataError::ShardBytes`] for a file that is not the one which was indexed,
     /// [`DataError::MissingShard`] and [`DataError::Io`] when it cannot be read.
     pub(crate) fn open_local(&self) -> Result<ShardFile, DataError> {
-        let file = fs::File::open(&self.path).map_err(|error| match error.kind() {
+        let file = tidemill_files::open(&self.path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => DataError::MissingShard { path: self.path.clone() },
             _ => DataError::io("open shard", &self.path)(error),
         })?;
@@ -212,12 +212,12 @@ impl Shard {
     }
 
     /// What it is known by in a cache.
-    pub(crate) fn key(&self) -> Key {
+    pub(crate) fn key(&self, origin: Origin) -> Key {
         match self.hash {
-            Some(hash) => Key::of_content(hash, self.bytes),
+            Some(hash) => Key::of_content(origin, hash, self.bytes),
             None => {
-                let url = self.path.display().to_string();
-                Key::of_place(&url, self.footer_hash, self.version.e_tag.as_deref(), self.bytes)
+                let (url, e_tag) = (self.path.display().to_string(), self.version.e_tag.as_deref());
+                Key::of_place(origin, &url, self.footer_hash, e_tag, self.bytes)
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Downloaded shards in a folder, shared by the processes of a machine.
 //!
-//! A shard is named by its content (or, where no index states a hash, by its URL, size and etag),
-//! so that data sets and processes share what they have in common. It lands in a part file beside
-//! the others, which is renamed when it is whole.
+//! A shard is named by the place of its data set and by its content (or, where no index states a
+//! hash, by its URL, size and etag): the processes that read a data set share it, and no data set can
+//! plant a shard for another. It lands in a part file beside the others, which is renamed when it is
+//! whole.
 //!
 //! There is no lock file and no shared memory: who uses a file holds a lock on the file itself,
 //! which the kernel releases when a process ends, however it ends.
@@ -44,8 +45,8 @@ use crate::{
 
 mod key;
 
-pub(crate) use key::Key;
 use key::Name;
+pub(crate) use key::{Key, Origin};
 
 /// See the [module](self).
 pub(crate) struct ShardCache {

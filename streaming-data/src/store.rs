@@ -24,6 +24,7 @@ mod backoff;
 mod claim;
 mod conditional;
 mod failure;
+mod http;
 mod location;
 mod open;
 mod operation;

@@ -4,10 +4,11 @@
 //! The file carries the checksums of its neighbours, and one of itself.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tidemill_files::Kind;
 use tidemill_kernels::DeviceKind;
 use tidemill_streaming_data::cursor::Cursor;
 use xxhash_rust::xxh3::xxh3_128;
@@ -65,7 +66,7 @@ pub fn checksum(bytes: &[u8]) -> String {
 pub fn checksum_file(path: &Path) -> Result<String> {
     use std::io::Read;
     let read = || -> std::io::Result<String> {
-        let mut file = std::fs::File::open(path)?;
+        let mut file = tidemill_files::open(path)?;
         let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
         let mut piece = vec![0; 1 << 20];
         loop {
@@ -113,8 +114,8 @@ impl TrainerState {
     /// A missing or damaged file, or one of a later version.
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(TRAINER_FILE);
-        let bytes =
-            std::fs::read(&path).map_err(|source| JobError::file("reading", &path, source))?;
+        let bytes = tidemill_files::read(&path, Kind::TrainerState)
+            .map_err(|source| JobError::file("reading", &path, source))?;
         Self::from_bytes(&bytes, &path)
     }
 
@@ -144,6 +145,15 @@ impl TrainerState {
         }
         let state: Self = serde_json::from_value(value)
             .map_err(|error| damaged(format!("expected the state of a run: {error}")))?;
+        // A name with a folder in it could be that of any file of the machine.
+        let is_beside = |name: &str| {
+            let mut parts = Path::new(name).components();
+            matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
+        };
+        if let Some(name) = state.checksums.keys().find(|name| !is_beside(name)) {
+            let expected = "expected checksums of files beside it";
+            return Err(damaged(format!("{expected}, found one of {name:?}")));
+        }
         if state.to_bytes() != bytes {
             return Err(damaged("damaged: not the bytes that were written".to_owned()));
         }
@@ -170,6 +180,34 @@ pub(super) mod tests {
         let stream =
             StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle, parts: Vec::new() };
         TrainerState::new(step, 10 * step, Cursor { position: 4 * step, stream })
+    }
+
+    #[test]
+    fn a_checksum_of_a_file_elsewhere_is_refused_before_that_file_is_opened() {
+        for name in ["../../../etc/passwd", "/dev/zero", "..", "a/b", ""] {
+            let mut state = state(7);
+            state.checksums.insert(name.into(), checksum(b""));
+            let error = TrainerState::from_bytes(&state.to_bytes(), Path::new("t")).unwrap_err();
+            let expected = "expected checksums of files beside it, found one of";
+            assert!(error.to_string().contains(expected), "{name}: {error}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_checkpoint_of_pipes_and_devices_is_refused_without_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(TRAINER_FILE);
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        assert!(TrainerState::read(dir.path()).is_err());
+        let zeros = dir.path().join("zeros");
+        std::os::unix::fs::symlink("/dev/zero", &zeros).unwrap();
+        for path in [&path, &zeros] {
+            let error = checksum_file(path).unwrap_err();
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.ends_with("expected a regular file"), "{source}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde_json::Value;
+use tidemill_files::Kind;
 
 use super::decode::{decode, element_bytes};
 use crate::error::{ModelError, Result};
@@ -85,7 +86,8 @@ impl TensorFiles {
     }
 
     fn open_index(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|source| reading(path, source))?;
+        let bytes = tidemill_files::read(path, Kind::TensorIndex)
+            .map_err(|source| reading(path, source))?;
         let index: Value = serde_json::from_slice(&bytes)
             .map_err(|error| ModelError::format(path, format!("is not JSON: {error}")))?;
         let map = index.get("weight_map").and_then(Value::as_object);
@@ -123,7 +125,7 @@ impl TensorFiles {
     /// Opens one more file; returns its number.
     fn add(&mut self, path: &Path) -> Result<usize> {
         let damaged = |what: String| ModelError::format(path, what);
-        let mut file = File::open(path).map_err(|source| reading(path, source))?;
+        let mut file = tidemill_files::open(path).map_err(|source| reading(path, source))?;
         let file_bytes = file.metadata().map_err(|source| reading(path, source))?.len();
         let mut length = [0; 8];
         if file_bytes < 8 {
@@ -142,10 +144,12 @@ impl TensorFiles {
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(|error| damaged(format!("has a damaged header: {error}")))?;
         let data_start = 8 + header_bytes;
-        let expected_bytes = data_start + header.data_len() as u64;
-        if expected_bytes != file_bytes {
+        let expected_bytes = data_start.checked_add(header.data_len() as u64);
+        if expected_bytes != Some(file_bytes) {
+            let expected =
+                expected_bytes.map_or("2^64 or more".to_owned(), |bytes| bytes.to_string());
             return Err(damaged(format!(
-                "is cut short or damaged: expected {expected_bytes} bytes, found {file_bytes}"
+                "is cut short or damaged: expected {expected} bytes, found {file_bytes}"
             )));
         }
         let number = self.files.len();

@@ -141,7 +141,8 @@ impl Crew {
                 Some(ShardCache::open(folder, limit_bytes)?)
             }
         };
-        let keys: Vec<Key> = shards.shards().iter().map(|shard| shard.key()).collect();
+        let origin = remote.folder.origin();
+        let keys: Vec<Key> = shards.shards().iter().map(|shard| shard.key(origin)).collect();
         let requests = remote.settings.store.requests.get();
         let crew = Arc::new(Crew {
             shards: shards.clone(),

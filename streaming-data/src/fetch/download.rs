@@ -52,8 +52,9 @@ impl Crew {
                 Room::OnItsWay => return Ok(Fetched::OnItsWay),
                 Room::None => return Ok(Fetched::NoRoom),
             };
-            let download =
-                self.folder.download(entry.name(), entry.version(), |bytes| part.write(bytes));
+            let download = self
+                .folder
+                .download(entry.name(), entry.version(), None, |bytes| part.write(bytes));
             match download {
                 Ok(()) => {}
                 Err(DataError::Io { source, .. }) if is_full(&source) => {

@@ -7,7 +7,6 @@
 //! exactly one piece, and the document is UTF-8 if and only if every piece is.
 
 use std::{
-    fs::File,
     io::{Read, Seek, SeekFrom},
     ops::Range,
     path::Path,
@@ -21,7 +20,7 @@ const MAX_CONTINUATION_BYTES: u64 = 3;
 /// Reads a whole document.
 pub(crate) fn read_document(path: &Path) -> Result<String, SkipReason> {
     let mut bytes = Vec::new();
-    File::open(path)?.read_to_end(&mut bytes)?;
+    tidemill_files::open(path)?.read_to_end(&mut bytes)?;
     decode(bytes, 0)
 }
 
@@ -32,7 +31,7 @@ pub(crate) fn read_piece(
     document_bytes: u64,
     piece: Range<u64>,
 ) -> Result<String, SkipReason> {
-    let mut file = File::open(path)?;
+    let mut file = tidemill_files::open(path)?;
     let found = file.metadata()?.len();
     if found != document_bytes {
         return Err(SkipReason::Changed { expected: document_bytes, found });

@@ -60,7 +60,7 @@ struct Ranges {
 impl ShardFile {
     /// Opens a local file.
     pub(crate) fn open(path: &Path) -> Result<ShardFile, DataError> {
-        let file = File::open(path).map_err(DataError::io("open shard", path))?;
+        let file = tidemill_files::open(path).map_err(DataError::io("open shard", path))?;
         ShardFile::of_file(path, file)
     }
 

@@ -32,7 +32,8 @@ mod values;
 pub(crate) use decompress::Scratch;
 
 use decompress::Codec;
-use header::{PageContent, PageHeader, encoding};
+use header::encoding;
+pub(crate) use header::{PageContent, PageHeader};
 use levels::{are_all, are_rows};
 use values::{Dictionary, Width, append_plain};
 
@@ -40,10 +41,10 @@ use values::{Dictionary, Width, append_plain};
 pub(super) type ReadRange<'a> = dyn Fn(Range<u64>, &mut Vec<u8>) -> Result<(), DataError> + 'a;
 
 /// What is read in order to find the header of a page; statistics can make one longer.
-const HEADER_BYTES: u64 = 512;
+pub(crate) const HEADER_BYTES: u64 = 512;
 
 /// The longest header that is looked for.
-const MAX_HEADER_BYTES: u64 = 64 << 10;
+pub(crate) const MAX_HEADER_BYTES: u64 = 64 << 10;
 
 /// The largest page that is decoded here, decompressed: a damaged header may state anything.
 const MAX_PAGE_BYTES: usize = 256 << 20;

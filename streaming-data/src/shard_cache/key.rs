@@ -2,13 +2,38 @@
 
 use std::{fmt, str::FromStr};
 
+use sha2::{Digest, Sha256};
+
 use crate::hash::{ContentHash, ContentHasher};
 
 const PREFIX: &str = "tidemill-";
 
+/// The store and folder that a data set is read from.
+///
+/// The hash of a shard is no defence against a forger, and its index is as trustworthy as the place
+/// it is from: so no data set finds what another one brought. Of the place a forger could choose a
+/// part, and this hash is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Origin(u128);
+
+impl Origin {
+    /// The origin that these texts name together.
+    pub(crate) fn of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Origin {
+        let mut hasher = Sha256::new();
+        for text in texts {
+            hasher.update((text.len() as u64).to_be_bytes());
+            hasher.update(text);
+        }
+        let bytes: [u8; 32] = hasher.finalize().into();
+        let (half, _) = bytes.split_first_chunk().expect("32 bytes are more than 16");
+        Origin(u128::from_be_bytes(*half))
+    }
+}
+
 /// What a cached shard is known by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
+    origin: Origin,
     /// Of the content; of the place where that is not known.
     digest: ContentHash,
     is_of_content: bool,
@@ -17,12 +42,13 @@ pub(crate) struct Key {
 
 impl Key {
     /// A shard whose hash is known.
-    pub(crate) fn of_content(hash: ContentHash, bytes: u64) -> Key {
-        Key { digest: hash, is_of_content: true, bytes }
+    pub(crate) fn of_content(origin: Origin, hash: ContentHash, bytes: u64) -> Key {
+        Key { origin, digest: hash, is_of_content: true, bytes }
     }
 
     /// A shard of which only the place, the hash of the footer and the etag are known.
     pub(crate) fn of_place(
+        origin: Origin,
         url: &str,
         footer: Option<ContentHash>,
         e_tag: Option<&str>,
@@ -34,7 +60,7 @@ impl Key {
             hasher.update(&(part.len() as u64).to_be_bytes());
             hasher.update(part);
         }
-        Key { digest: hasher.finish(), is_of_content: false, bytes }
+        Key { origin, digest: hasher.finish(), is_of_content: false, bytes }
     }
 
     /// Size of the file.
@@ -52,7 +78,7 @@ impl fmt::Display for Key {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_of_content { 'h' } else { 'p' };
         let digest = u128::from_be_bytes(self.digest.to_be_bytes());
-        write!(formatter, "{kind}{digest:032x}-{}", self.bytes)
+        write!(formatter, "{kind}{:032x}-{digest:032x}-{}", self.origin.0, self.bytes)
     }
 }
 
@@ -60,15 +86,18 @@ impl FromStr for Key {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Key, ()> {
-        let (digest, bytes) = text.split_once('-').ok_or(())?;
-        let is_of_content = match digest.get(..1) {
-            Some("h") => true,
-            Some("p") => false,
+        let (is_of_content, text_of_parts) = match text.split_at_checked(1).ok_or(())? {
+            ("h", rest) => (true, rest),
+            ("p", rest) => (false, rest),
             _ => return Err(()),
         };
-        let digest = format!("{}:{}", crate::hash::HASH_ALGORITHM, &digest[1..]);
+        let mut parts = text_of_parts.split('-');
+        let mut part = || parts.next().ok_or(());
+        let origin = Origin(u128::from_str_radix(part()?, 16).map_err(|_| ())?);
+        let digest = format!("{}:{}", crate::hash::HASH_ALGORITHM, part()?);
         let digest = digest.parse().map_err(|_| ())?;
-        let key = Key { digest, is_of_content, bytes: bytes.parse().map_err(|_| ())? };
+        let bytes = part()?.parse().map_err(|_| ())?;
+        let key = Key { origin, digest, is_of_content, bytes };
         // What would be written otherwise (capitals, leading zeros) is not ours.
         if key.to_string() == text { Ok(key) } else { Err(()) }
     }
@@ -118,11 +147,11 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_nothing_else_is_ours() {
-        let hash = ContentHash::of(b"x");
+        let (hash, origin) = (ContentHash::of(b"x"), Origin::of(["s3://b"]));
         for key in [
-            Key::of_content(hash, 7),
-            Key::of_place("s3://b/x", Some(hash), None, 7),
-            Key::of_place("s3://b/x", None, Some("1"), 7),
+            Key::of_content(origin, hash, 7),
+            Key::of_place(origin, "s3://b/x", Some(hash), None, 7),
+            Key::of_place(origin, "s3://b/x", None, Some("1"), 7),
         ] {
             for name in [Name::Shard(key), Name::Part { key, process: 3, number: 9 }] {
                 let text = name.to_string();
@@ -139,7 +168,10 @@ mod tests {
                 }
             }
         }
-        for foreign in ["shard-00000.parquet", "tidemill-", "tidemill-é-7.shard", ".part", ""] {
+        // Named by content alone, as before there were origins.
+        let old = format!("tidemill-h{}-7.shard", hash.digits());
+        for foreign in [&old, "shard-00000.parquet", "tidemill-", "tidemill-é-7.shard", ".part", ""]
+        {
             assert_eq!(foreign.parse::<Name>(), Err(()), "{foreign}");
         }
     }

@@ -21,7 +21,7 @@ fn shard(content: [u8; 10]) -> Shard {
 }
 
 fn key(content: [u8; 10]) -> Key {
-    shard(content).key()
+    shard(content).key(Origin::of(["memory://store/set"]))
 }
 
 /// Room for a shard of these bytes, or what there is in place of it.

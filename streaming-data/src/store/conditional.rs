@@ -67,7 +67,8 @@ impl Operation {
     async fn find_within(&self) -> Result<Option<Found>, DataError> {
         let mut attempts = Attempts::new(self);
         loop {
-            let (mut place, mut sink) = (Place::default(), Sink::Memory(BytesMut::new()));
+            let (mut place, mut sink) =
+                (Place::of_whole(self.kind()), Sink::Memory(BytesMut::new()));
             match (self.read_on(&mut place, &mut sink, &mut attempts).await, sink, place.seen) {
                 (Ok(()), Sink::Memory(bytes), Some(seen)) => {
                     return Ok(Some(Found { content: bytes.freeze(), seen }));

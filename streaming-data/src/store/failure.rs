@@ -2,6 +2,8 @@
 
 use std::{error::Error, time::Duration};
 
+use super::http::RefusedAnswer;
+
 /// Longer answers of servers are cut.
 const TEXT_CHARACTERS: usize = 400;
 
@@ -40,6 +42,9 @@ pub enum StoreFailure {
         /// Bytes that it should have.
         expected: u64,
     },
+    /// The object is larger than such a one may be.
+    #[error("{0}")]
+    TooLarge(tidemill_files::Refused),
     /// The store cannot do what was asked for, or the request is wrong.
     #[error("{said}")]
     Unsupported {
@@ -103,6 +108,9 @@ impl From<object_store::Error> for StoreFailure {
         if said.contains(MACHINE_SERVICE) {
             said = format!("the environment has no credentials, nor has the machine: {said}");
         }
+        if cause::<RefusedAnswer>(&error).is_some() {
+            return StoreFailure::Unsupported { said };
+        }
         match error {
             E::NotFound { .. } => StoreFailure::NotFound { said },
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
@@ -130,6 +138,18 @@ impl From<object_store::Error> for StoreFailure {
             },
         }
     }
+}
+
+/// The first of an error and its causes that is of a type.
+fn cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
+    let mut link = Some(error);
+    while let Some(error) = link {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        link = error.source();
+    }
+    None
 }
 
 /// The status in what `object_store` says of an answer that it did not expect.

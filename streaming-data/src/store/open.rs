@@ -12,7 +12,7 @@ use object_store::{
 };
 use url::{Position, Url};
 
-use super::{StoreFailure, StoreSettings};
+use super::{StoreFailure, StoreSettings, http::Connector};
 
 /// Only these variables are looked at: `object_store` also knows names without them, such as
 /// `TOKEN` or `TIMEOUT`, which anything else may have set.
@@ -49,7 +49,7 @@ pub(super) fn open(
     let connect = format!("{} ms", settings.progress_deadline.as_millis());
     macro_rules! build {
         ($builder:expr) => {{
-            let mut builder = $builder.with_retry(retry);
+            let mut builder = $builder.with_retry(retry).with_http_connector(Connector);
             for (key, value) in
                 [(ClientConfigKey::ConnectTimeout, &connect), (ClientConfigKey::Timeout, &deadline)]
             {
@@ -60,6 +60,7 @@ pub(super) fn open(
             for (name, value) in options(settings) {
                 // Names of other stores, and unknown ones, are passed over.
                 if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    check_place(&name, &value)?;
                     builder = builder.with_config(key, value);
                 }
             }
@@ -76,12 +77,42 @@ pub(super) fn open(
         }
         ObjectStoreScheme::Http => {
             let builder = HttpBuilder::new().with_url(&url[..Position::BeforePath]);
-            // The URL itself says that it is not to be encrypted.
-            build!(builder.with_config(ClientConfigKey::AllowHttp, "true"))
+            // Where it is not to be encrypted the URL itself says so.
+            let is_plain = (url.scheme() == "http").to_string();
+            build!(builder.with_config(ClientConfigKey::AllowHttp, is_plain))
         }
         other => return Err(StoreFailure::Unsupported { said: format!("no store {other:?}") }),
     };
     Ok((store, path))
+}
+
+/// Refuses a URL that holds a user or password, which would be told to logs and proxies; that of a
+/// proxy may.
+fn check_place(name: &str, value: &str) -> Result<(), StoreFailure> {
+    let has_credentials = |url: Url| !url.username().is_empty() || url.password().is_some();
+    if name.to_ascii_uppercase().contains("PROXY") || !Url::parse(value).is_ok_and(has_credentials)
+    {
+        return Ok(());
+    }
+    Err(StoreFailure::Unsupported {
+        said: format!(
+            "{name} holds a user or password, expected a URL without: credentials have variables of \
+             their own, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ),
+    })
+}
+
+/// What says beside a URL which store it is: two stores can have buckets of one name.
+pub(super) fn endpoints(settings: &StoreSettings) -> Vec<String> {
+    const PARTS: [&str; 3] = ["ENDPOINT", "BASE_URL", "ACCOUNT_NAME"];
+    let mut by_name = BTreeMap::new();
+    for (name, value) in options(settings) {
+        let name = name.to_ascii_uppercase();
+        if !OTHERS.contains(&&*name) && PARTS.iter().any(|part| name.contains(part)) {
+            by_name.insert(name, value);
+        }
+    }
+    by_name.into_values().collect()
 }
 
 /// Settings of the environment, and behind them (so that they win) those given.

@@ -16,6 +16,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetRange, ObjectStore, path::Path};
+use tidemill_files::Kind;
 use tokio::{
     sync::Semaphore,
     time::{Instant, sleep, timeout},
@@ -64,6 +65,15 @@ pub(super) struct Place {
     version: Version,
     /// The object, once there was an answer.
     pub(super) seen: Option<Seen>,
+    /// What the whole may not be larger than.
+    kind: Option<Kind>,
+}
+
+impl Place {
+    /// The beginning of an object of which all is read, if it is no larger than its kind may be.
+    pub(super) fn of_whole(kind: Kind) -> Place {
+        Place { kind: Some(kind), ..Place::default() }
+    }
 }
 
 impl Operation {
@@ -71,34 +81,41 @@ impl Operation {
         self.url.clone()
     }
 
-    /// A range, or all, of an object in memory.
+    /// A range, or all, of an object in memory; all of it only where it is no larger than its kind may
+    /// be.
     pub(super) async fn collect(
         &self,
         range: Option<Range<u64>>,
         version: Version,
     ) -> Result<Bytes, DataError> {
         let mut sink = Sink::Memory(BytesMut::new());
-        self.read(range, version, &mut sink).await?;
+        self.read(range, version, Some(self.kind()), &mut sink).await?;
         match sink {
             Sink::Memory(bytes) => Ok(bytes.freeze()),
             Sink::Pieces(_) => unreachable!("it was made above"),
         }
     }
 
-    /// A range, or all, of an object.
+    /// What the object is, by its name.
+    pub(super) fn kind(&self) -> Kind {
+        Kind::of_name(self.path.filename().unwrap_or_default())
+    }
+
+    /// A range, or all, of an object; all of one that is no larger than `kind` may be.
     pub(super) async fn read(
         &self,
         range: Option<Range<u64>>,
         version: Version,
+        kind: Option<Kind>,
         sink: &mut Sink,
     ) -> Result<(), DataError> {
         let _permit = self.permits.acquire().await;
         let mut attempts = Attempts::new(self);
         let mut place = match range {
             Some(range) => {
-                Place { at: range.start, end: Some(range.end), version, ..Place::default() }
+                Place { at: range.start, end: Some(range.end), version, kind, ..Place::default() }
             }
-            None => Place { version, ..Place::default() },
+            None => Place { version, kind, ..Place::default() },
         };
         loop {
             match self.read_on(&mut place, sink, &mut attempts).await {
@@ -123,6 +140,9 @@ impl Operation {
         if result.range.start != place.at {
             let said = format!("a range from {}, not from {}", result.range.start, place.at);
             return Err(StoreFailure::Unsupported { said });
+        }
+        if let (None, Some(kind)) = (place.end, place.kind) {
+            kind.check(result.meta.size).map_err(StoreFailure::TooLarge)?;
         }
         let start = place.at;
         let end = *place.end.get_or_insert(result.meta.size);

@@ -19,6 +19,7 @@ use std::{
 
 use bytes::Bytes;
 use object_store::{ObjectStore, path::Path};
+use tidemill_files::Kind;
 use tokio::sync::Semaphore;
 
 use super::{
@@ -26,7 +27,7 @@ use super::{
     operation::{Operation, Sink, pieces},
     runtime::{self, Cancel, NotRun},
 };
-use crate::error::DataError;
+use crate::{error::DataError, shard_cache::Origin};
 
 /// How often a part of a large object is tried again before the whole is.
 const PART_RETRIES: usize = 10;
@@ -71,6 +72,8 @@ pub struct RemoteFolder {
     /// Requests at a time, of all clones.
     permits: Arc<Semaphore>,
     cancel: Cancel,
+    /// What says beside the URL which store it is.
+    endpoints: Arc<[String]>,
 }
 
 impl RemoteFolder {
@@ -94,7 +97,8 @@ impl RemoteFolder {
         let (store, prefix) = opened(0)?;
         let (writer, _) = opened(PART_RETRIES)?;
         let folder = RemoteFolder::of_store(store, prefix, location.clone(), settings);
-        Ok(RemoteFolder { writer, ..folder })
+        let endpoints = open::endpoints(settings).into();
+        Ok(RemoteFolder { writer, endpoints, ..folder })
     }
 
     /// A folder of a store that the caller made; `location` is what messages name.
@@ -107,7 +111,17 @@ impl RemoteFolder {
         let permits = Arc::new(Semaphore::new(settings.requests.get()));
         let (settings, cancel) = (Arc::new(settings.clone()), Cancel::default());
         let (writer, has_answered) = (Arc::clone(&store), Arc::default());
-        RemoteFolder { store, writer, prefix, location, settings, has_answered, permits, cancel }
+        RemoteFolder {
+            store,
+            writer,
+            prefix,
+            location,
+            settings,
+            has_answered,
+            permits,
+            cancel,
+            endpoints: Arc::default(),
+        }
     }
 
     /// The same folder, whose operations end when they are cancelled.
@@ -139,15 +153,23 @@ impl RemoteFolder {
         &self.location
     }
 
+    /// The place as a cache tells it from others.
+    pub(crate) fn origin(&self) -> Origin {
+        let place = self.location.to_string();
+        Origin::of([place.as_str()].into_iter().chain(self.endpoints.iter().map(String::as_str)))
+    }
+
     /// How it is used.
     pub fn settings(&self) -> &StoreSettings {
         &self.settings
     }
 
-    /// A whole object in memory.
+    /// A whole object in memory, of no more bytes than an object of this name may have
+    /// ([`Kind::of_name`]).
     ///
     /// # Errors
-    /// [`DataError::Store`], [`DataError::Cancelled`].
+    /// [`DataError::Store`] (with [`StoreFailure::TooLarge`] before such an object is read),
+    /// [`DataError::Cancelled`].
     pub fn get(&self, name: &str) -> Result<Bytes, DataError> {
         let operation = self.operation("read", name);
         let version = Version::default();
@@ -195,8 +217,8 @@ impl RemoteFolder {
         self.start(url, future)
     }
 
-    /// A whole object, piece by piece, given to `take` on the caller's thread. It ends early when
-    /// `take` fails.
+    /// A whole object, of no more bytes than a `kind` may have, piece by piece, given to `take` on the
+    /// caller's thread. It ends early when `take` fails.
     ///
     /// # Errors
     /// As [`RemoteFolder::get_range`], and those of `take`.
@@ -204,13 +226,14 @@ impl RemoteFolder {
         &self,
         name: &str,
         version: &Version,
+        kind: Option<Kind>,
         mut take: impl FnMut(&[u8]) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let operation = self.operation("read", name);
         let (url, version) = (operation.url(), version.clone());
         let (sender, pieces) = pieces();
         let end = runtime::start(
-            async move { operation.read(None, version, &mut Sink::Pieces(sender)).await },
+            async move { operation.read(None, version, kind, &mut Sink::Pieces(sender)).await },
             &self.cancel,
         )
         .map_err(|not_run| not_run_error(not_run, url.clone()))?;
@@ -227,7 +250,9 @@ impl RemoteFolder {
     /// is left there then.
     pub fn get_file(&self, name: &str, file: &std::path::Path) -> Result<(), DataError> {
         let mut target = File::create(file).map_err(DataError::io("create", file))?;
-        self.download(name, &Version::default(), |bytes| {
+        // What is not known by its name may be weights, of any size.
+        let kind = Some(Kind::of_name(name)).filter(|&kind| kind != Kind::Other);
+        self.download(name, &Version::default(), kind, |bytes| {
             target.write_all(bytes).map_err(DataError::io("write", file))
         })
     }

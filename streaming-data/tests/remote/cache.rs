@@ -29,10 +29,13 @@ fn foreign(cache: &FilePath) -> Vec<(String, u64)> {
         "index.json",
         "notes.part",
         "tidemill-x.shard",
-        "tidemill-h0123456789abcdef0123456789abcdeF-7.shard",
-        "tidemill-h0123456789abcdef0123456789abcdef-07.shard",
-        "tidemill-h0123456789abcdef0123456789abcdef-7.1.part",
+        "tidemill-h0123456789abcdef0123456789abcdef-7.shard",
     ] {
+        fs::write(cache.join(name), "the only copy").unwrap();
+    }
+    let digits = "0123456789abcdef".repeat(2);
+    for end in ["abcdeF-7.shard", "abcdef-07.shard", "abcdef-7.1.part"] {
+        let name = format!("tidemill-h{digits}-{}{end}", &digits[6..]);
         fs::write(cache.join(name), "the only copy").unwrap();
     }
     files(cache)
@@ -143,8 +146,30 @@ fn streams_of_a_process_share_a_limit() {
     }
 }
 
+/// An index may state the hash of another's shard beside a shard of its own making.
 #[test]
-fn two_data_sets_share_what_they_have_in_common() {
+fn a_data_set_cannot_plant_a_shard_for_another() {
+    let folder = indexed_example(&SAMPLES, ROW_TOKENS);
+    let cache = tempfile::tempdir().unwrap();
+    let read_from = |place: &str| {
+        let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
+        let settings = settings(cache.path(), None);
+        let path = object_store::path::Path::from("set");
+        let data_set = DataSet::open_store(Arc::clone(&store) as _, path, place, &settings);
+        let data_set = data_set.unwrap();
+        read_and_compare(&data_set, ShuffleOrder::Shard, 0..82, false).unwrap();
+        store.asked.requests()
+    };
+    assert_eq!(read_from("memory://store/set"), 1 + SAMPLES.len());
+    assert_eq!(read_from("memory://store/set/"), 1, "the same place, for which all is there");
+    for other in ["memory://store/other", "memory://other/set", "http://store/set"] {
+        assert_eq!(read_from(other), 1 + SAMPLES.len(), "{other}");
+    }
+    assert_eq!(files(cache.path()).len(), 4 * SAMPLES.len());
+}
+
+#[test]
+fn streams_of_one_data_set_share_its_shards() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let cache = tempfile::tempdir().unwrap();
     let store = Arc::new(Faulty::of_folder(folder.path(), 0, &[], 0));
@@ -254,7 +279,8 @@ fn parts_of_the_dead_are_removed_and_parts_of_the_living_are_not() {
     let folder = indexed_example(&SAMPLES, ROW_TOKENS);
     let cache = tempfile::tempdir().unwrap();
     let part = |digit: char| {
-        let name = format!("tidemill-h{}-50.1-0.part", digit.to_string().repeat(32));
+        let digits = digit.to_string().repeat(32);
+        let name = format!("tidemill-h{digits}-{digits}-50.1-0.part");
         let file = File::create(cache.path().join(&name)).unwrap();
         file.set_len(50).unwrap();
         (name, file)
@@ -274,7 +300,14 @@ fn held_part(folder: &FilePath, cache: &FilePath) -> (String, File) {
     let bytes = fs::read(folder.join("shard-00000.parquet")).unwrap();
     let hash = ContentHash::of(&bytes).to_string();
     let digits = hash.rsplit(':').next().unwrap();
-    let name = format!("tidemill-h{digits}-{}.1-0.part", bytes.len());
+    // Its origin is told by a cache in which the shard is.
+    let other = tempfile::tempdir().unwrap();
+    let store = Arc::new(Faulty::of_folder(folder, 0, &[], 0));
+    let data_set = open(store, &settings(other.path(), None)).unwrap();
+    read_and_compare(&data_set, ShuffleOrder::None, 0..82, false).unwrap();
+    let shards = files(other.path());
+    let (shard, _) = shards.iter().find(|(name, _)| name.contains(digits)).unwrap();
+    let name = shard.replace(".shard", ".1-0.part");
     let held = File::create(cache.join(&name)).unwrap();
     held.lock().unwrap();
     (name, held)

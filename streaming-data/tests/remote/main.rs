@@ -12,6 +12,7 @@ mod processes;
 mod ranges;
 mod s3;
 mod s3_server;
+mod strangers;
 #[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "../support/mod.rs"]
 mod support;

@@ -10,17 +10,17 @@
 
 /// What the header of a page says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct PageHeader {
+pub(crate) struct PageHeader {
     /// Size of the page's content in the file.
-    pub(super) compressed_bytes: usize,
+    pub(crate) compressed_bytes: usize,
     /// Size of the page's content when it is decompressed.
-    pub(super) uncompressed_bytes: usize,
-    pub(super) content: PageContent,
+    pub(crate) uncompressed_bytes: usize,
+    pub(crate) content: PageContent,
 }
 
 /// What a page holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PageContent {
+pub(crate) enum PageContent {
     /// Levels and values compressed together, levels preceded by their length.
     Data {
         values: usize,
@@ -54,7 +54,7 @@ pub(super) mod encoding {
 
 impl PageHeader {
     /// Parses the header with which the bytes begin, and says how long it is.
-    pub(super) fn parse(bytes: &[u8]) -> Option<(PageHeader, usize)> {
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(PageHeader, usize)> {
         let mut input = Compact { bytes, at: 0 };
         let (mut kind, mut uncompressed, mut compressed) = (None, None, None);
         let (mut data, mut data_v2, mut dictionary) = (None, None, None);

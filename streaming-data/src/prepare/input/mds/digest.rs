@@ -45,7 +45,7 @@ pub(crate) fn verify(path: &Path, hashes: &BTreeMap<String, String>) -> Result<(
 
 /// The hash of a file, in hexadecimal digits; none of an unknown algorithm.
 fn of_file(path: &Path, algorithm: &str) -> std::io::Result<Option<String>> {
-    let mut file = File::open(path)?;
+    let mut file = tidemill_files::open(path)?;
     Ok(Some(match algorithm {
         "md5" => by_digest::<Md5>(&mut file)?,
         "sha1" => by_digest::<Sha1>(&mut file)?,

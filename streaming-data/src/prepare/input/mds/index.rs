@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use tidemill_files::{Kind, read};
 
 use super::{
     shard::{ShardCompression, ShardEntry},
@@ -35,7 +36,7 @@ pub(crate) fn is_mds_index(path: &Path) -> Result<bool, SkipReason> {
     struct ProbeShard {
         format: String,
     }
-    match serde_json::from_slice::<Probe>(&fs::read(path)?) {
+    match serde_json::from_slice::<Probe>(&read(path, Kind::Index)?) {
         Ok(probe) => Ok(probe.shards.iter().any(|shard| shard.format == FORMAT)),
         Err(error) if error.is_data() => Ok(false),
         Err(source) => Err(SkipReason::Index { source }),
@@ -100,7 +101,7 @@ impl MdsSet {
     /// [`PrepareError::InputColumn`], [`DataError::MissingShard`] and [`DataError::ShardBytes`].
     pub(crate) fn open(folder: &Path, text_key: Option<&str>) -> Result<MdsSet, PrepareError> {
         let path = folder.join(INDEX_FILE);
-        let bytes = fs::read(&path).map_err(PrepareError::io("read index", &path))?;
+        let bytes = read(&path, Kind::Index).map_err(PrepareError::io("read index", &path))?;
         let index: IndexJson = serde_json::from_slice(&bytes)
             .map_err(|source| DataError::IndexSyntax { path: path.clone(), source })?;
         let wrong = Wrong { path: &path };
