@@ -36,7 +36,10 @@
 //! - Memory is bounded by the number of workers, whatever the input's size: documents are read
 //!   ahead up to a bound in bytes, large texts in pieces (where the tokenizer allows it), other
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above
-//!   [`DOCUMENT_BYTES_LIMIT`] is broken. Only the list of paths grows with the input. For an output
+//!   [`DOCUMENT_BYTES_LIMIT`] is broken; while a large one is on its way nothing else is. Of a Parquet
+//!   file the page at hand and the dictionary are held too, each of at most [`PAGE_BYTES_LIMIT`], of
+//!   Zstandard its window (128 MiB), of an MDS shard in Snappy all (1 GiB). Only the list of paths
+//!   grows with the input. For an output
 //!   in a store, at most four shards wait in the folder for temporary files (`TMPDIR`), without
 //!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
 //!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
@@ -114,6 +117,10 @@ const PIECE_BYTES: u64 = 512 << 10;
 
 /// A line, row or sample may have this many bytes: 64 MiB. (A text file may have any number.)
 pub const DOCUMENT_BYTES_LIMIT: u64 = 64 << 20;
+
+/// A page of a Parquet column of text may have this many bytes, decompressed: 1 GiB. Writers make
+/// pages of about a megabyte, but some end one only after a thousand rows, however large.
+pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 
 /// What texts may take in memory on their way to the file, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;

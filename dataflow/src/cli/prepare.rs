@@ -63,7 +63,11 @@ pub(crate) struct PrepareArguments {
     /// Make files, lines and rows that are no documents an error that leaves nothing behind.
     #[arg(long)]
     strict: bool,
-    /// Threads that read and tokenize; they change no byte. By default one per core.
+    /// Threads that read and tokenize; they change no byte. By default one per core. What is on its way takes 32 MiB of
+    /// memory for each of them, and a larger document is on its way alone, with up to 32 times its size: a line, row or sample
+    /// may have 64 MiB, a text file any size. Beside that are held: of Parquet a page of the text and a dictionary (each of 1 GiB
+    /// at most; most writers make them of 1 MiB), of Zstandard its window (128 MiB at most), of an MDS shard in Snappy all of it
+    /// (1 GiB at most).
     #[arg(short = 'w', long, value_name = "N")]
     workers: Option<NonZeroUsize>,
     /// How the report is printed.

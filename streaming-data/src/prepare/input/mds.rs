@@ -12,11 +12,13 @@
 //! |---|---|
 //! | [`index`] | `index.json`, checked; which column is wanted |
 //! | [`digest`] | the hashes that it states |
+//! | [`offsets`] | where the samples of a shard are |
 //! | [`shard`] | the samples of one shard, one after the other |
 //! | [`tokens`] | arrays of numbers to tokens |
 
 mod digest;
 mod index;
+mod offsets;
 mod shard;
 mod tokens;
 
@@ -32,7 +34,7 @@ use super::{
     Documents, Limits, More, Next, Part, ReadFailure, ReadParts,
     values::{Texts, Values},
 };
-use crate::prepare::{PrepareError, skip::Place};
+use crate::prepare::{DOCUMENT_BYTES_LIMIT, PrepareError, skip::Place};
 
 /// Samples of a part, however short.
 const PART_SAMPLES: usize = 1 << 16;
@@ -112,7 +114,8 @@ pub(crate) fn first_sample_tokens(set: &MdsSet) -> Result<Option<usize>, Prepare
     let Wanted::Tokens(encoding) = entry.wanted else { return Ok(None) };
     let mut open = OpenShard::open(entry)?;
     let mut values = Values::new(0, Place::Sample);
-    let limits = Limits { part_bytes: usize::MAX, document_bytes: usize::MAX };
+    let document_bytes = DOCUMENT_BYTES_LIMIT as usize;
+    let limits = Limits { part_bytes: usize::MAX, document_bytes };
     open.read_sample(&mut values, limits)?;
     let samples = TokenSamples { path: Arc::clone(&entry.path), values, encoding, row_tokens: 0 };
     samples.first_length().map(Some)

@@ -3,7 +3,8 @@
 //! The column is read as its values, page by page, and not as Arrow arrays: so it does not matter
 //! which of Arrow's kinds of strings a writer had (small, large, views, dictionaries), a value that
 //! is not UTF-8 costs one row instead of the rest of the file, and a part ends where its texts are
-//! large enough, however many rows a row group has.
+//! large enough, however many rows a row group has. In memory are the page at hand, the dictionary of
+//! its row group, and the part.
 
 use std::{
     fs::File,
@@ -14,13 +15,16 @@ use std::{
 
 use parquet::{
     basic::{ConvertedType, LogicalType, Type as PhysicalType},
-    column::reader::{ColumnReaderImpl, get_typed_column_reader},
+    column::reader::ColumnReaderImpl,
     data_type::{ByteArray, ByteArrayType},
     errors::ParquetError,
     file::reader::{FileReader, SerializedFileReader},
     schema::types::{ColumnDescriptor, SchemaDescriptor},
 };
 
+mod pages;
+
+use self::pages::BoundedPages;
 use super::{
     Limits, More, Next, Part, ReadFailure, ReadParts,
     values::{Texts, Values},
@@ -31,9 +35,6 @@ use crate::{
     shard::panic_text,
 };
 
-/// Rows that are read at once: a part may exceed its size by the texts of so many.
-const ROWS_AT_ONCE: usize = 16;
-
 /// Rows of a part, however short their texts.
 const PART_ROWS: usize = 1 << 16;
 
@@ -43,7 +44,9 @@ const NAMED_COLUMNS: usize = 20;
 /// A column of a file being read.
 pub(crate) struct TextColumn {
     path: Arc<Path>,
-    file: SerializedFileReader<File>,
+    reader: SerializedFileReader<File>,
+    /// The same file, to look at headers of pages.
+    file: File,
     /// The file's size.
     bytes: u64,
     /// The column's place among the leaves of the schema.
@@ -54,6 +57,9 @@ pub(crate) struct TextColumn {
     group: usize,
     /// Its column, once it was begun, and its rows that were not read.
     column: Option<(ColumnReaderImpl<ByteArrayType>, u64)>,
+    /// The value at hand, and its level.
+    value: Vec<ByteArray>,
+    level: Vec<i16>,
     /// The next row of the file.
     row: u64,
     rows: u64,
@@ -69,65 +75,71 @@ impl TextColumn {
     /// [`PrepareError::InputColumn`].
     pub(crate) fn open(path: &Path, key: &str) -> Result<TextColumn, ReadFailure> {
         let unreadable = |error: std::io::Error| ReadFailure::Skip(error.into());
-        let file = File::open(path).map_err(unreadable)?;
+        let file = tidemill_files::open(path).map_err(unreadable)?;
         let bytes = file.metadata().map_err(unreadable)?.len();
-        let file = guarded(|| SerializedFileReader::new(file))
+        let reader = file.try_clone().map_err(unreadable)?;
+        let reader = guarded(|| SerializedFileReader::new(reader))
             .map_err(|source| ReadFailure::Skip(SkipReason::NotParquet { source }))?;
-        let metadata = file.metadata().file_metadata();
+        let metadata = reader.metadata().file_metadata();
         let leaf = find_column(metadata.schema_descr(), key).map_err(|found| {
             let expected = format!("a column {key:?} of strings");
             ReadFailure::Fatal(PrepareError::InputColumn { path: path.to_owned(), found, expected })
         })?;
         let defined = metadata.schema_descr().column(leaf).max_def_level();
-        let rows = file.metadata().row_groups().iter().map(|group| group.num_rows());
+        let rows = reader.metadata().row_groups().iter().map(|group| group.num_rows());
         let rows = rows.map(|rows| u64::try_from(rows).unwrap_or(0)).sum();
         Ok(TextColumn {
             path: path.into(),
+            reader,
             file,
             bytes,
             leaf,
             defined,
             group: 0,
             column: None,
+            value: Vec::new(),
+            level: Vec::new(),
             row: 0,
             rows,
             failure: None,
         })
     }
 
-    /// Appends some rows; none at the end of the file.
-    fn read_rows(&mut self, rows: &mut Values, limits: Limits) -> Result<usize, ParquetError> {
+    /// Appends the next row; none at the end of the file. One at a time: a part ends with the row that
+    /// fills it, however large the texts are.
+    fn read_row(&mut self, rows: &mut Values, limits: Limits) -> Result<Option<()>, ParquetError> {
         loop {
             let (column, left) = match &mut self.column {
                 Some(column) => column,
-                None if self.group == self.file.num_row_groups() => return Ok(0),
+                None if self.group == self.reader.num_row_groups() => return Ok(None),
                 none => {
-                    let group = self.file.get_row_group(self.group)?;
-                    let column = get_typed_column_reader(group.get_column_reader(self.leaf)?);
+                    let group = self.reader.get_row_group(self.group)?;
+                    let pages = BoundedPages::new(&*group, self.leaf, &self.file)?;
+                    let description = group.metadata().column(self.leaf).column_descr_ptr();
+                    let column = ColumnReaderImpl::new(description, Box::new(pages));
                     let rows = u64::try_from(group.metadata().num_rows()).unwrap_or(0);
                     none.insert((column, rows))
                 }
             };
-            let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
-            let (read, ..) =
-                column.read_records(ROWS_AT_ONCE, Some(&mut levels), None, &mut values)?;
+            self.value.clear();
+            self.level.clear();
+            let levels = Some(&mut self.level);
+            let (read, ..) = column.read_records(1, levels, None, &mut self.value)?;
             if read == 0 && *left == 0 {
                 self.column = None;
                 self.group += 1;
                 continue;
             }
             let short = || ParquetError::EOF("a row group has other rows than it says".to_owned());
-            *left = left.checked_sub(read as u64).filter(|_| read > 0).ok_or_else(short)?;
-            let mut values = values.iter();
-            for row in 0..read {
-                let is_null =
-                    self.defined > 0 && *levels.get(row).ok_or_else(short)? < self.defined;
-                match is_null {
-                    true => rows.push_null(),
-                    false => rows.push(values.next().ok_or_else(short)?.data(), limits),
-                }
+            *left = left.checked_sub(1).filter(|_| read == 1).ok_or_else(short)?;
+            let is_null = self.defined > 0 && *self.level.first().ok_or_else(short)? < self.defined;
+            match is_null {
+                true => rows.push_null(),
+                false => rows.push(self.value.first().ok_or_else(short)?.data(), limits),
             }
-            return Ok(read);
+            // It would keep its page in memory.
+            self.value.clear();
+            return Ok(Some(()));
         }
     }
 }
@@ -141,12 +153,12 @@ impl ReadParts for TextColumn {
             && rows.value_bytes() < limits.part_bytes
             && rows.len() < PART_ROWS
         {
-            match guarded(|| self.read_rows(&mut rows, limits)) {
-                Ok(0) => {
+            match guarded(|| self.read_row(&mut rows, limits)) {
+                Ok(None) => {
                     more = More::No;
                     break;
                 }
-                Ok(read) => self.row += read as u64,
+                Ok(Some(())) => self.row += 1,
                 Err(error) => {
                     rows.truncate((self.row - first_row) as usize);
                     self.failure = Some(error);

@@ -17,9 +17,20 @@ use crate::prepare::format::Compression;
 /// How much of a file is asked for at once.
 const FILE_BUFFER_BYTES: usize = 256 << 10;
 
-/// Windows up to 2 GiB, which is what `zstd --long=31` makes and some public dumps need; other
-/// files need a small part of that, and only one file is open at a time.
-const ZSTD_WINDOW_LOG: u32 = 31;
+/// Windows up to 128 MiB, as `zstd` itself takes without being asked for more: a file of a few
+/// kilobytes may demand all of its window.
+const ZSTD_WINDOW_LOG: u32 = 27;
+
+/// What Zstandard says of a window above that.
+const ZSTD_WINDOW_TOO_LARGE: &str = "Frame requires too much memory for decoding";
+
+/// A file in Zstandard needs too much memory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "its Zstandard window is larger than 128 MiB, expected one that `zstd` takes without --long: \
+     compress it again (zstd -d --long=31 --stdout OLD | zstd -o NEW)"
+)]
+struct WindowTooLarge;
 
 /// A file's bytes after decompression, and how far the file itself was read.
 pub(crate) struct Stream {
@@ -45,7 +56,7 @@ impl Stream {
     /// [`io::Error`].
     pub(crate) fn open(path: &Path, compression: Compression) -> io::Result<Stream> {
         let count = ReadCount::default();
-        let file = Counted { file: File::open(path)?, count: count.clone() };
+        let file = Counted { file: tidemill_files::open(path)?, count: count.clone() };
         let bytes: Box<dyn Read + Send> = match compression {
             Compression::None => Box::new(file),
             Compression::Gzip => {
@@ -58,6 +69,7 @@ impl Stream {
                 Box::new(decoder)
             }
             Compression::Brotli => {
+                let file = NarrowBrotli { bytes: file, is_begun: false };
                 Box::new(brotli_decompressor::Decompressor::new(file, FILE_BUFFER_BYTES))
             }
         };
@@ -72,7 +84,33 @@ impl Stream {
 
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.bytes.read(bytes)
+        self.bytes.read(bytes).map_err(|error| match error.to_string() {
+            said if said == ZSTD_WINDOW_TOO_LARGE => {
+                io::Error::new(io::ErrorKind::InvalidData, WindowTooLarge)
+            }
+            _ => error,
+        })
+    }
+}
+
+/// Brotli as its standard has it: with windows up to 16 MiB. A first byte that the standard does not
+/// know stands for windows up to 1 GiB, which the decoder would take.
+struct NarrowBrotli<R> {
+    bytes: R,
+    is_begun: bool,
+}
+
+impl<R: Read> Read for NarrowBrotli<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.bytes.read(bytes)?;
+        if !self.is_begun && read > 0 {
+            self.is_begun = true;
+            if bytes[0] & 0x7f == 0x11 {
+                let said = "it is Brotli with a large window, expected one of at most 16 MiB";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, said));
+            }
+        }
+        Ok(read)
     }
 }
 

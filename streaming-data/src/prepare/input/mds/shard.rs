@@ -3,18 +3,20 @@
 //! A shard is `u32 n`, `u32 offsets[n + 1]`, a description of the columns that the index states too,
 //! and the samples. A sample is a `u32` size for every column that has no fixed one, and the bytes
 //! of all columns. All is little endian, and offsets count from the beginning of the file. In memory
-//! are the offsets (4 bytes a sample) and the wanted column of the samples at hand; of a shard in
-//! Snappy, which can only be decompressed as a whole, all of it.
+//! is the wanted column of the samples at hand; of a shard in Snappy, which can only be decompressed
+//! as a whole, all of it.
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::{self, BufReader, Cursor, Read},
+    io::{self, BufReader, Read},
     path::Path,
     sync::Arc,
 };
 
-use super::{Wanted, digest};
+use bytes::{Buf, Bytes};
+use tidemill_files::Kind;
+
+use super::{Wanted, digest, offsets::Offsets};
 use crate::prepare::{
     PrepareError,
     format::Compression,
@@ -78,10 +80,12 @@ pub(crate) struct OpenShard {
     sizes: Vec<Option<u32>>,
     column: usize,
     raw_bytes: u64,
-    /// Where each sample begins, and the last ends.
-    offsets: Vec<u32>,
-    /// The next sample.
-    sample: usize,
+    samples: u64,
+    /// Where the samples behind the next one begin, and the last ends.
+    offsets: Offsets,
+    /// The next sample, and where it begins.
+    sample: u64,
+    start: u32,
 }
 
 impl OpenShard {
@@ -91,7 +95,7 @@ impl OpenShard {
     /// [`PrepareError::ShardDigest`], [`PrepareError::DamagedMdsShard`] and [`DataError::Io`].
     pub(crate) fn open(entry: &ShardEntry) -> Result<OpenShard, PrepareError> {
         digest::verify(&entry.path, &entry.hashes)?;
-        let (bytes, stream_bytes) = content(entry)?;
+        let Content { bytes, again, stream_bytes } = content(entry)?;
         let mut shard = OpenShard {
             path: Arc::clone(&entry.path),
             bytes,
@@ -99,16 +103,18 @@ impl OpenShard {
             sizes: entry.sizes.clone(),
             column: entry.column,
             raw_bytes: entry.raw_bytes,
-            offsets: Vec::new(),
+            samples: entry.samples,
+            offsets: Offsets::new(again, entry.samples),
             sample: 0,
+            start: 0,
         };
-        shard.read_offsets(entry.samples)?;
+        shard.find_samples()?;
         Ok(shard)
     }
 
     /// Number of the next sample.
     pub(crate) fn sample(&self) -> u64 {
-        self.sample as u64
+        self.sample
     }
 
     /// Bytes of the file that were read.
@@ -116,32 +122,46 @@ impl OpenShard {
         (self.stream_bytes)()
     }
 
-    fn read_offsets(&mut self, samples: u64) -> Result<(), PrepareError> {
+    /// Reads up to the first sample.
+    fn find_samples(&mut self) -> Result<(), PrepareError> {
+        let samples = self.samples;
         let found = u64::from(self.read_u32()?);
         if found != samples {
             return Err(
                 self.damaged(format!("{found} samples"), format!("{samples} as the index says"))
             );
         }
-        let header_bytes = 4 + 4 * (samples + 1);
+        let header_bytes = samples.saturating_mul(4).saturating_add(8);
         // Offsets have 32 bits, so whatever the index says, this is not to be believed above that.
         if header_bytes > self.raw_bytes.min(u64::from(u32::MAX)) {
             let expected = format!("room for them in {} bytes", self.raw_bytes);
             return Err(self.damaged(format!("{samples} samples"), expected));
         }
-        let mut offsets = vec![0; (header_bytes - 4) as usize];
-        self.read_exact(&mut offsets)?;
-        let offset = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-        self.offsets = offsets.chunks_exact(4).map(offset).collect();
-        let (first, last) = (self.offsets[0], self.offsets[samples as usize]);
-        let is_sorted = self.offsets.is_sorted();
-        if !is_sorted || u64::from(first) < header_bytes || u64::from(last) != self.raw_bytes {
-            let found = format!("samples from byte {first} to byte {last}");
-            let found = if is_sorted { found } else { format!("{found}, not in order") };
-            let expected = format!("from {header_bytes} or later to {}", self.raw_bytes);
+        self.start = self.next_offset()?.unwrap_or(0);
+        if !(header_bytes..=self.raw_bytes).contains(&u64::from(self.start)) {
+            let found = format!("samples from byte {}", self.start);
+            let expected = format!("from {header_bytes} to {}", self.raw_bytes);
             return Err(self.damaged(found, expected));
         }
-        self.pass_over(u64::from(first) - header_bytes)
+        if samples == 0 {
+            self.check_last(self.start)?;
+        }
+        self.pass_over(u64::from(self.start) - 4)
+    }
+
+    fn next_offset(&mut self) -> Result<Option<u32>, PrepareError> {
+        self.offsets.next().map_err(|error| self.unreadable(error))
+    }
+
+    /// Whether the samples end where the shard does.
+    fn check_last(&self, end: u32) -> Result<(), PrepareError> {
+        match u64::from(end) == self.raw_bytes {
+            true => Ok(()),
+            false => {
+                let expected = format!("samples to byte {}", self.raw_bytes);
+                Err(self.damaged(format!("samples to byte {end}"), expected))
+            }
+        }
     }
 
     /// Appends the wanted column of the next sample; false where there is none.
@@ -153,9 +173,19 @@ impl OpenShard {
         values: &mut Values,
         limits: Limits,
     ) -> Result<bool, PrepareError> {
-        let Some(&[start, end]) = self.offsets.get(self.sample..self.sample + 2) else {
+        if self.sample == self.samples {
             return self.check_end().map(|()| false);
-        };
+        }
+        let start = self.start;
+        let end = self.next_offset()?.unwrap_or(start);
+        if end < start || u64::from(end) > self.raw_bytes {
+            let found = format!("sample {} from byte {start} to byte {end}", self.sample);
+            let expected = format!("one behind the other up to byte {}", self.raw_bytes);
+            return Err(self.damaged(found, expected));
+        }
+        if self.sample + 1 == self.samples {
+            self.check_last(end)?;
+        }
         let mut left = u64::from(end - start);
         let (mut before, mut size, mut behind) = (0, 0, 0);
         for column in 0..self.sizes.len() {
@@ -187,6 +217,7 @@ impl OpenShard {
         }
         self.pass_over(behind)?;
         self.sample += 1;
+        self.start = end;
         Ok(true)
     }
 
@@ -234,25 +265,36 @@ impl OpenShard {
     }
 }
 
-/// The content of a shard, and how far its file was read.
-type Content = (Box<dyn Read + Send>, Box<dyn Fn() -> u64 + Send>);
+/// The content of a shard.
+struct Content {
+    bytes: Box<dyn Read + Send>,
+    /// The same once more.
+    again: Box<dyn Read + Send>,
+    /// How far the first of them was read in the file.
+    stream_bytes: Box<dyn Fn() -> u64 + Send>,
+}
 
 fn content(entry: &ShardEntry) -> Result<Content, PrepareError> {
     let path = &entry.path;
     match entry.compression {
         ShardCompression::Streamed(compression) => {
-            let stream =
-                Stream::open(path, compression).map_err(PrepareError::io("open shard", &**path))?;
+            let open =
+                || Stream::open(path, compression).map_err(PrepareError::io("open shard", &**path));
+            let (stream, again) = (open()?, open()?);
             let count = stream.count();
-            let bytes = BufReader::with_capacity(BUFFER_BYTES, stream);
-            Ok((Box::new(bytes), Box::new(move || count.bytes())))
+            Ok(Content {
+                bytes: Box::new(BufReader::with_capacity(BUFFER_BYTES, stream)),
+                again: Box::new(BufReader::with_capacity(BUFFER_BYTES, again)),
+                stream_bytes: Box::new(move || count.bytes()),
+            })
         }
         ShardCompression::Snappy => {
             let damaged = |found: String, expected: String| {
                 let path = path.to_path_buf();
                 PrepareError::DamagedMdsShard { path, found, expected }
             };
-            let bytes = fs::read(path).map_err(PrepareError::io("read shard", &**path))?;
+            let bytes = tidemill_files::read(path, Kind::Other)
+                .map_err(PrepareError::io("read shard", &**path))?;
             let length = snap::raw::decompress_len(&bytes).map_or(0, |length| length as u64);
             if length != entry.raw_bytes || length > SNAPPY_BYTES_LIMIT {
                 let expected = entry.raw_bytes;
@@ -264,8 +306,12 @@ fn content(entry: &ShardEntry) -> Result<Content, PrepareError> {
             let raw = snap::raw::Decoder::new().decompress_vec(&bytes).map_err(|error| {
                 damaged(format!("no Snappy ({error})"), "what the index says".to_owned())
             })?;
-            let file_bytes = entry.bytes;
-            Ok((Box::new(Cursor::new(raw)), Box::new(move || file_bytes)))
+            let (raw, file_bytes) = (Bytes::from(raw), entry.bytes);
+            Ok(Content {
+                bytes: Box::new(raw.clone().reader()),
+                again: Box::new(raw.reader()),
+                stream_bytes: Box::new(move || file_bytes),
+            })
         }
     }
 }

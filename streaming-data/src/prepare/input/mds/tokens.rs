@@ -148,8 +148,19 @@ impl TokenSamples {
     /// # Errors
     /// [`PrepareError::Sample`] where it is no array of integers, or too short for a row.
     pub(crate) fn first_length(&self) -> Result<usize, PrepareError> {
-        let Some((place, Value::Bytes(sample))) = self.values.iter().next() else {
-            return Err(self.wrong(Place::Sample(0), "nothing".to_owned(), "a sample".to_owned()));
+        let (place, sample) = match self.values.iter().next() {
+            Some((place, Value::Bytes(sample))) => (place, sample),
+            Some((place, Value::Broken(reason))) => {
+                let found = format!("that {reason}");
+                return Err(self.wrong(place, found, "an array of tokens".to_owned()));
+            }
+            Some((place, Value::Null)) => {
+                return Err(self.wrong(place, "a null".to_owned(), "a sample".to_owned()));
+            }
+            None => {
+                let place = Place::Sample(0);
+                return Err(self.wrong(place, "nothing".to_owned(), "a sample".to_owned()));
+            }
         };
         let numbers = self.encoding.numbers(sample).map_err(|found| self.no_array(place, found))?;
         match numbers.len() {
