@@ -39,7 +39,7 @@ pub enum PrepareError {
 
     /// The inputs hold no document.
     #[error(
-        "found no document: expected a file that matches glob {glob:?} below {inputs}",
+        "found no document: expected a file that matches glob {glob:?} below {inputs}, found {found}",
         inputs = inputs.iter().map(|input| input.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NoDocuments {
@@ -47,6 +47,8 @@ pub enum PrepareError {
         inputs: Vec<PathBuf>,
         /// The pattern.
         glob: String,
+        /// What is there in place of one, and what would take it.
+        found: String,
     },
 
     /// A file or folder gives no document, and was to be an error.

@@ -16,7 +16,8 @@
 //! hidden by a link to it.
 
 use std::{
-    collections::BTreeSet,
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -66,7 +67,12 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
         .build()
         .map_err(|source| PrepareError::Glob { glob: glob.to_owned(), source })?
         .compile_matcher();
-    let mut search = Search { matcher, candidates: Vec::new(), skipped: Vec::new() };
+    let mut search = Search {
+        matcher,
+        candidates: Vec::new(),
+        skipped: Vec::new(),
+        passed_over: PassedOver::default(),
+    };
     for input in inputs {
         let metadata = fs::metadata(input).map_err(PrepareError::io("read input", input))?;
         if metadata.is_dir() {
@@ -81,13 +87,13 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
             search.take_file(input.clone(), metadata);
         }
     }
-    let Search { mut candidates, mut skipped, .. } = search;
+    let (mut candidates, mut skipped) = (search.candidates, search.skipped);
     candidates.sort_by(|a, b| path_bytes(&a.0.path).cmp(path_bytes(&b.0.path)));
     skipped.sort_by(|a, b| path_bytes(&a.path).cmp(path_bytes(&b.path)));
     skipped.dedup_by(|a, b| a.path == b.path);
     if candidates.is_empty() && skipped.is_empty() {
-        let inputs = inputs.to_vec();
-        return Err(PrepareError::NoDocuments { inputs, glob: glob.to_owned() });
+        let (inputs, found) = (inputs.to_vec(), search.passed_over.told());
+        return Err(PrepareError::NoDocuments { inputs, glob: glob.to_owned(), found });
     }
     let mut seen = BTreeSet::new();
     let reached = candidates.len();
@@ -109,6 +115,61 @@ struct Search {
     /// Inputs, and the path of each without symbolic links.
     candidates: Vec<(Input, PathBuf)>,
     skipped: Vec<SkippedDocument>,
+    passed_over: PassedOver,
+}
+
+/// How many suffixes an error names.
+const NAMED_SUFFIXES: usize = 8;
+
+/// Files that the glob does not match, by the suffixes of their names.
+#[derive(Default)]
+struct PassedOver {
+    counts: BTreeMap<String, u64>,
+    without_suffix: u64,
+}
+
+impl PassedOver {
+    fn add(&mut self, path: &Path) {
+        match path.extension() {
+            Some(suffix) => {
+                let suffix = suffix.to_string_lossy().into_owned();
+                *self.counts.entry(suffix).or_default() += 1;
+            }
+            None => self.without_suffix += 1,
+        }
+    }
+
+    /// What there is, the most frequent first, and the flag that takes it.
+    fn told(self) -> String {
+        let mut counts: Vec<(String, u64)> = self.counts.into_iter().collect();
+        counts.sort_by_key(|(_, count)| Reverse(*count));
+        let mut words: Vec<String> = counts
+            .iter()
+            .take(NAMED_SUFFIXES)
+            .map(|(suffix, count)| format!("{count} of .{suffix}"))
+            .collect();
+        let others: u64 = counts.iter().skip(NAMED_SUFFIXES).map(|(_, count)| count).sum();
+        if others > 0 {
+            words.push(format!("{others} of other suffixes"));
+        }
+        if self.without_suffix > 0 {
+            words.push(format!("{} without a suffix", self.without_suffix));
+        }
+        // A name may hold what a shell or a glob would take for something else.
+        let is_plain = |suffix: &&str| {
+            let is_word = suffix.chars().all(|c| c.is_alphanumeric() || "-_+".contains(c));
+            is_word && Format::of_file(Path::new(&format!("a.{suffix}"))).is_ok()
+        };
+        let suffixes = counts.iter().map(|(suffix, _)| suffix.as_str());
+        let suffixes: Vec<&str> = suffixes.filter(is_plain).take(NAMED_SUFFIXES).collect();
+        let glob = match &suffixes[..] {
+            [] if self.without_suffix > 0 => "**/*".to_owned(),
+            [] => return if words.is_empty() { "no file".to_owned() } else { words.join(", ") },
+            [one] => format!("**/*.{one}"),
+            all => format!("**/*.{{{}}}", all.join(",")),
+        };
+        format!("{}: --glob '{glob}' takes them", words.join(", "))
+    }
 }
 
 impl Search {
@@ -192,6 +253,7 @@ impl Search {
                 Ok(metadata) if metadata.is_dir() => linked.push(path),
                 Ok(metadata) if wanted => self.take_file(path, metadata),
                 Err(source) if wanted => self.skip(path, SkipReason::Unreadable { source }),
+                Ok(metadata) if metadata.is_file() => self.passed_over.add(&path),
                 Ok(_) | Err(_) => {}
             }
         }
@@ -263,6 +325,22 @@ mod tests {
         let skipped = find_inputs(&[path.join("in")], "**/*.txt").unwrap().skipped;
         let names: Vec<_> = skipped.iter().map(|one| one.path.file_name().unwrap()).collect();
         assert_eq!(names, ["dangling.txt", "loop.txt"], "and not dangling.md");
+    }
+
+    #[test]
+    fn a_folder_without_documents_is_told_with_what_is_there_and_the_glob_to_type() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let none = |glob| find_inputs(&[path.to_owned()], glob).unwrap_err().to_string();
+        assert!(none(crate::prepare::DEFAULT_GLOB).ends_with(", found no file"));
+        write(path, &["a.md", "b/c.md", "b/d.rst", "b/e.md", "README", "f.t{x", "g.md.xz"]);
+        let said = none(crate::prepare::DEFAULT_GLOB);
+        let expected = "found 3 of .md, 1 of .rst, 1 of .t{x, 1 of .xz, 1 without a suffix: \
+                        --glob '**/*.{md,rst}' takes them";
+        assert!(said.ends_with(expected), "{said}");
+        assert_eq!(found(path, &[""], "**/*.{md,rst}").0.len(), 4);
+        write(path, &["g.json"]);
+        assert!(none("*.txt").contains("1 of .json"), "{}", none("*.txt"));
     }
 
     #[test]
