@@ -11,6 +11,7 @@ mod inputs;
 mod models;
 mod requests;
 mod settings;
+mod strangers;
 
 use crate::families::{MODELS, with_model};
 use crate::support::outcome::files;

@@ -41,10 +41,19 @@ impl From<u8> for ExitCode {
     }
 }
 
+/// What carries requests to stores. Of these no more than warnings and news are logged: their details are addresses as
+/// they are used, in which a redirect or a proxy may have a password.
+const LIBRARIES_OF_REQUESTS: [&str; 6] =
+    ["h2", "hyper", "hyper_util", "object_store", "reqwest", "rustls"];
+
 /// Logs warnings, and what `TIDEMILL_LOG` asks for, to standard error.
 pub(crate) fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("TIDEMILL_LOG")
+    let mut filter = tracing_subscriber::EnvFilter::try_from_env("TIDEMILL_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    for library in LIBRARIES_OF_REQUESTS {
+        let directive = format!("{library}=info").parse().expect("a target and a level");
+        filter = filter.add_directive(directive);
+    }
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context;
+use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use tidemill_files::Kind;
 
+use super::quiet::caught;
 use crate::error::JobError;
 
 /// A tokenizer read from a tokenizer.json.
@@ -17,15 +20,27 @@ impl TextTokenizer {
     /// Reads `path`. Lengths that it was saved with (those of a training long ago) are not applied: every text is
     /// tokenized whole, and nothing is filled up.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        let path_text = path.display().to_string();
-        let bytes = std::fs::read(path).with_context(|| format!("reading {path_text} failed"))?;
-        let wrong = |error| {
-            let what = format!("expected a Hugging Face tokenizer.json: {error}");
-            JobError::Config { origin: path_text.clone(), what }
+        let bytes = tidemill_files::read(path, Kind::Tokenizer)
+            .with_context(|| format!("reading {} failed", path.display()))?;
+        Self::of_bytes(&bytes, path)
+    }
+
+    /// As [`open`](Self::open), of what `path` holds.
+    pub(crate) fn of_bytes(bytes: &[u8], path: &Path) -> anyhow::Result<Self> {
+        let path = path.display().to_string();
+        let wrong = |said: &dyn std::fmt::Display| {
+            let what = format!("expected a Hugging Face tokenizer.json: {said}");
+            JobError::Config { origin: path.clone(), what }
         };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&bytes).map_err(wrong)?;
-        tokenizer.with_truncation(None).map_err(wrong)?.with_padding(None);
-        Ok(Self { tokenizer, path: path_text })
+        // The library panics where it meets a mistake of JSON in certain places.
+        serde_json::from_slice::<AnyJson>(bytes).map_err(|error| wrong(&error))?;
+        let read = || {
+            let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes)?;
+            tokenizer.with_truncation(None)?.with_padding(None);
+            Ok(tokenizer)
+        };
+        let tokenizer: tokenizers::Result<_> = caught(read).map_err(|said| wrong(&said))?;
+        Ok(Self { tokenizer: tokenizer.map_err(|error| wrong(&error))?, path })
     }
 
     /// The tokenizer.json in `folder`, where there is one.
@@ -36,22 +51,21 @@ impl TextTokenizer {
 
     /// The tokens of `text`, without special tokens around it.
     pub(crate) fn encode(&self, text: &str) -> anyhow::Result<Vec<u32>> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, false)
-            .map_err(|error| self.failed("tokenizing", &error))?;
-        Ok(encoding.get_ids().to_vec())
+        let encoding = caught(|| self.tokenizer.encode_fast(text, false))
+            .map_err(|said| self.failed("tokenizing", &said))?;
+        Ok(encoding.map_err(|error| self.failed("tokenizing", &error))?.get_ids().to_vec())
     }
 
     /// The text of `tokens`, special tokens left out.
     pub(crate) fn decode(&self, tokens: &[u32]) -> anyhow::Result<String> {
-        let text = self.tokenizer.decode(tokens, true);
+        let text = caught(|| self.tokenizer.decode(tokens, true))
+            .map_err(|said| self.failed("decoding", &said))?;
         text.map_err(|error| self.failed("decoding", &error).into())
     }
 
     /// A tokenizer that cannot do with a text what it is for.
-    fn failed(&self, action: &str, error: &tokenizers::Error) -> JobError {
-        let what = format!("{action} failed: {error}");
+    fn failed(&self, action: &str, said: &dyn std::fmt::Display) -> JobError {
+        let what = format!("{action} failed: {said}");
         JobError::Config { origin: self.path.clone(), what }
     }
 
@@ -75,6 +89,57 @@ impl TextTokenizer {
     /// The id of a token by its text.
     pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)
+    }
+}
+
+/// Any JSON that a deserializer takes whole, of which nothing is kept: in memory it would be many times as large.
+struct AnyJson;
+
+impl<'de> Deserialize<'de> for AnyJson {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for AnyJson {
+    type Value = Self;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Self, A::Error> {
+        while values.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut values: A) -> Result<Self, A::Error> {
+        while values.next_entry::<Self, Self>()?.is_some() {}
+        Ok(self)
     }
 }
 

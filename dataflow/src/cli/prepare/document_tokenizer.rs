@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde_json::Value;
+use tidemill_files::Kind;
 use tidemill_streaming_data::prepare::{Tokenize, TokenizeError};
 
 use crate::cli::tokenizer::TextTokenizer;
@@ -40,9 +41,10 @@ impl DocumentTokenizer {
     pub(super) fn open(path: &Path, eos_token: Option<&str>) -> anyhow::Result<Self> {
         let inside = path.join("tokenizer.json");
         let path = if path.is_dir() { inside.as_path() } else { path };
-        let tokenizer = TextTokenizer::open(path)?;
-        let json = std::fs::read_to_string(path)
-            .with_context(|| format!("reading {} failed", path.display()))?;
+        let failed = || format!("reading {} failed", path.display());
+        let json = tidemill_files::read(path, Kind::Tokenizer).with_context(failed)?;
+        let tokenizer = TextTokenizer::of_bytes(&json, path)?;
+        let json = String::from_utf8(json).with_context(failed)?;
         check_determinism(path, &json)?;
         let named = NamedTokens::beside(path)?;
         let eos = match eos_token {
@@ -97,7 +99,7 @@ impl NamedTokens {
         let mut files = Vec::new();
         for name in NAMING_FILES {
             let path = path.with_file_name(name);
-            match std::fs::read(&path) {
+            match tidemill_files::read(&path, Kind::Config) {
                 Ok(bytes) => files.push(
                     serde_json::from_slice(&bytes)
                         .map_err(|error| wrong(&path, error.to_string()))?,
@@ -149,5 +151,7 @@ impl Tokenize for DocumentTokenizer {
     }
 }
 
+#[cfg(test)]
+mod damage;
 #[cfg(test)]
 mod tests;

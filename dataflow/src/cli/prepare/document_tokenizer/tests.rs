@@ -60,7 +60,7 @@ fn new(model: impl Into<ModelWrapper>) -> Tokenizer {
     Tokenizer::new(model)
 }
 
-fn byte_level(end: &str) -> Tokenizer {
+pub(super) fn byte_level(end: &str) -> Tokenizer {
     let mut tokenizer = new(BPE::default());
     tokenizer
         .with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)))
@@ -78,7 +78,7 @@ fn metaspace() -> Metaspace {
     Metaspace::new('▁', PrependScheme::Always, true)
 }
 
-fn bpe_of_characters() -> Tokenizer {
+pub(super) fn bpe_of_characters() -> Tokenizer {
     let mut tokenizer = new(BPE::builder().unk_token("<unk>".to_owned()).build().unwrap());
     tokenizer.with_pre_tokenizer(Some(metaspace())).with_decoder(Some(metaspace()));
     let trainer = BpeTrainer::builder()
@@ -89,7 +89,7 @@ fn bpe_of_characters() -> Tokenizer {
     trained(tokenizer, TrainerWrapper::from(trainer))
 }
 
-fn unigram() -> Tokenizer {
+pub(super) fn unigram() -> Tokenizer {
     let mut tokenizer = new(Unigram::default());
     tokenizer.with_pre_tokenizer(Some(metaspace())).with_decoder(Some(metaspace()));
     let trainer = UnigramTrainer::builder()
@@ -102,7 +102,7 @@ fn unigram() -> Tokenizer {
     trained(tokenizer, TrainerWrapper::from(trainer))
 }
 
-fn word_piece() -> Tokenizer {
+pub(super) fn word_piece() -> Tokenizer {
     let mut tokenizer = new(WordPiece::builder().unk_token("[UNK]".to_owned()).build().unwrap());
     tokenizer
         .with_normalizer(Some(BertNormalizer::default()))
@@ -115,7 +115,7 @@ fn word_piece() -> Tokenizer {
     trained(tokenizer, TrainerWrapper::from(trainer))
 }
 
-fn word_level() -> Tokenizer {
+pub(super) fn word_level() -> Tokenizer {
     let mut tokenizer = new(WordLevel::builder().unk_token("[UNK]".to_owned()).build().unwrap());
     tokenizer.with_pre_tokenizer(Some(Whitespace {}));
     let trainer = WordLevelTrainer::builder()
