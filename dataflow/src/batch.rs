@@ -186,8 +186,11 @@ impl BatchPlan {
     /// The samples of grain `grain` of `lane`, counted from the start of the step; empty past the lane's last.
     pub fn grain_range(&self, lane: usize, grain: usize) -> Range<usize> {
         let samples = self.lane_samples(lane);
-        let cut = |grain: usize| samples.end.min(samples.start + grain * self.grain_samples);
-        cut(grain)..cut(grain + 1)
+        let cut = |grain: usize| {
+            let before = grain.saturating_mul(self.grain_samples);
+            samples.end.min(samples.start.saturating_add(before))
+        };
+        cut(grain)..cut(grain.saturating_add(1))
     }
 
     /// The microbatches of `lane`, each a range of its grains.
@@ -218,8 +221,9 @@ impl BatchPlan {
 
     /// Where `samples` of step `step` (from 0) stand in the endless canonical order.
     pub fn positions(&self, step: u64, samples: &Range<usize>) -> Range<u64> {
-        let start = step * self.samples_per_step as u64;
-        start + samples.start as u64..start + samples.end as u64
+        let start = step.saturating_mul(self.samples_per_step as u64);
+        let at = |sample: usize| start.saturating_add(sample as u64);
+        at(samples.start)..at(samples.end)
     }
 }
 
@@ -281,6 +285,17 @@ mod tests {
         assert_eq!(plan.positions(3, &(2..5)), 41..44);
         let error = plan.worker_lanes(0, 9).unwrap_err().to_string();
         assert_eq!(error, "batch.lanes: expected at least the 9 workers, found 8");
+    }
+
+    #[test]
+    fn grains_and_steps_beyond_all_numbers_are_empty_and_not_those_of_the_beginning() {
+        let plan = settings(13, 4, 8).plan(MEMORY).unwrap();
+        for grain in [1, usize::MAX / 8 + 1, usize::MAX - 1, usize::MAX] {
+            assert!(plan.grain_range(1, grain).is_empty(), "{grain}");
+        }
+        for step in [u64::MAX / 13 + 1, u64::MAX] {
+            assert!(plan.positions(step, &(2..5)).is_empty(), "{step}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod order;
 mod output;
 mod prepare;
 mod progress;
+mod quiet;
 mod requests;
 mod score;
 mod tokenizer;
@@ -70,6 +71,7 @@ fn run() -> ExitCode {
         Err(error) => return exit::wrong_flags(&error),
     };
     exit::start_logging();
+    quiet::silence_caught_panics();
     let result = match program.command {
         Command::Prepare(arguments) => prepare::run(&arguments),
         Command::Train(arguments) => train::run(&arguments),

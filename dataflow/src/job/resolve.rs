@@ -85,6 +85,11 @@ impl ResolvedRun {
         };
         let batch = config.batch.plan(memory)?;
         let steps = steps(&config, &data, &batch);
+        // Every position of a run is a number of 64 bits.
+        let most_steps = u64::MAX / batch.samples_per_step() as u64;
+        if steps > most_steps {
+            return Err(JobError::value("run.steps", format!("at most {most_steps}"), steps));
+        }
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
         }
