@@ -24,7 +24,6 @@ use tidemill_streaming_data::prepare::{
     ByteTokenizer, PrepareReport, PrepareSettings, Strictness, prepare,
 };
 
-#[allow(dead_code, reason = "other test programs use the rest")]
 #[path = "support/outcome.rs"]
 mod outcome;
 
@@ -166,30 +165,34 @@ fn a_page_in_gzip_that_is_longer_than_it_states_is_refused_before_it_is_decompre
     assert!(most < 16 << 20, "{most} bytes");
 }
 
-#[test]
-fn a_shard_that_states_millions_of_samples_takes_no_memory_for_them() {
-    let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let samples = 20_000_000_u32;
-    let table_bytes = 8 + 4 * samples as usize;
-    let zip = {
-        let mut raw = samples.to_le_bytes().to_vec();
-        raw.resize(table_bytes, 0);
-        for offset in raw[4..].chunks_exact_mut(4) {
-            offset.copy_from_slice(&(table_bytes as u32).to_le_bytes());
-        }
-        zstd::encode_all(&raw[..], 1).unwrap()
-    };
+/// An MDS data set of tokens: a shard of so many samples, which becomes so many bytes, compressed.
+fn mds(folder: &TempDir, samples: u32, raw: &[u8]) -> PathBuf {
     let set = folder.path().join("set");
+    let zip = zstd::encode_all(raw, 1).unwrap();
     let file = |name: &str, bytes: usize| serde_json::json!({"basename": name, "bytes": bytes});
     let index = serde_json::json!({"version": 2, "shards": [{
         "column_encodings": ["ndarray:int32"], "column_names": ["tokens"], "column_sizes": [null],
         "compression": "zstd", "format": "mds", "version": 2, "samples": samples,
-        "raw_data": file("s.mds", table_bytes), "zip_data": file("s.mds.zstd", zip.len()),
+        "raw_data": file("s.mds", raw.len()), "zip_data": file("s.mds.zstd", zip.len()),
     }]});
     fs::create_dir(&set).unwrap();
     fs::write(set.join("index.json"), index.to_string()).unwrap();
     fs::write(set.join("s.mds.zstd"), zip).unwrap();
+    set
+}
+
+#[test]
+fn a_shard_that_states_millions_of_samples_takes_no_memory_for_them() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let samples = 10_000_000_u32;
+    let table_bytes = 8 + 4 * samples;
+    let mut raw = samples.to_le_bytes().to_vec();
+    for _ in 0..=samples {
+        raw.extend(table_bytes.to_le_bytes());
+    }
+    let set = mds(&folder, samples, &raw);
+    drop(raw);
     let (result, most) = prepared(&folder, &set);
     let error = result.unwrap_err();
     assert!(error.contains("found sample 0 of 0 bytes"), "{error}");
@@ -200,24 +203,12 @@ fn a_shard_that_states_millions_of_samples_takes_no_memory_for_them() {
 fn a_first_sample_that_is_longer_than_a_document_may_be_is_not_read() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
-    let sample_bytes = 100 << 20;
-    let zip = {
-        let (start, end) = (12, 12 + 4 + sample_bytes);
-        let mut raw: Vec<u8> = [1, start, end, sample_bytes].map(u32::to_le_bytes).concat();
-        raw.resize(end as usize, 0);
-        zstd::encode_all(&raw[..], 1).unwrap()
-    };
-    let set = folder.path().join("set");
-    let file = |name: &str, bytes: usize| serde_json::json!({"basename": name, "bytes": bytes});
-    let index = serde_json::json!({"version": 2, "shards": [{
-        "column_encodings": ["ndarray:int32"], "column_names": ["tokens"], "column_sizes": [null],
-        "compression": "zstd", "format": "mds", "version": 2, "samples": 1,
-        "raw_data": file("s.mds", 16 + sample_bytes as usize),
-        "zip_data": file("s.mds.zstd", zip.len()),
-    }]});
-    fs::create_dir(&set).unwrap();
-    fs::write(set.join("index.json"), index.to_string()).unwrap();
-    fs::write(set.join("s.mds.zstd"), zip).unwrap();
+    let sample_bytes = 70 << 20;
+    let (start, end) = (12, 12 + 4 + sample_bytes);
+    let mut raw: Vec<u8> = [1, start, end, sample_bytes].map(u32::to_le_bytes).concat();
+    raw.resize(end as usize, 0);
+    let set = mds(&folder, 1, &raw);
+    drop(raw);
     let (result, most) = prepared(&folder, &set);
     let error = result.unwrap_err();
     assert!(error.contains("it is longer than 67108864 bytes"), "{error}");

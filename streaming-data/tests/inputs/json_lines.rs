@@ -186,3 +186,23 @@ fn damaged_files_give_what_is_before_the_damage_and_are_named_with_the_place() {
     let refused = bench.refused_strictly(&["i.txt.gz"]);
     assert!(refused.contains("its name ends in .gz, expected"), "{refused}");
 }
+
+/// A frame of Zstandard (RFC 8878) with one block, not compressed, that demands such a window.
+fn zstd_of_window(window_log: u8, bytes: &[u8]) -> Vec<u8> {
+    let block = (bytes.len() as u32) << 3 | 1;
+    let head = [0x28, 0xb5, 0x2f, 0xfd, 0, (window_log - 10) << 3];
+    [&head, &block.to_le_bytes()[..3], bytes].concat()
+}
+
+/// A file of a few bytes may demand any window.
+#[test]
+fn a_window_of_two_gigabytes_is_refused_with_what_to_do() {
+    let bench = Bench::new();
+    let bytes = lines(&documents()[..20]);
+    bench.write("a.jsonl.zst", zstd_of_window(27, bytes.as_bytes()));
+    assert_eq!(bench.prepare(&bench.settings(&["a.jsonl.zst"])).unwrap().0.broken, 0);
+    bench.write("a.jsonl.zst", zstd_of_window(31, bytes.as_bytes()));
+    let refused = bench.refused_strictly(&["a.jsonl.zst"]);
+    let part = "larger than 128 MiB, expected one that `zstd` takes without --long";
+    assert!(refused.contains("a.jsonl.zst") && refused.contains(part), "{refused}");
+}
