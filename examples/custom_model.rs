@@ -165,7 +165,7 @@ fn train(workers: usize) -> Result<Vec<f64>> {
 fn worker(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
     let alphabet = alphabet();
     let model = Arc::new(Bigram::new(alphabet.len()));
-    let batch = BatchSettings { samples_per_step: 8, ..Default::default() };
+    let batch = BatchSettings { samples_per_step: Some(8), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let optimizer = OptimizerSettings { learning_rate: 0.1, ..Default::default() };
     let training = Training {

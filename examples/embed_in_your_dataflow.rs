@@ -51,7 +51,7 @@ fn losses(workers: usize) -> Result<Vec<f64>> {
 fn your_program(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
     // The model, and how a step is cut. `lanes` bounds the number of workers.
     let model = Arc::new(Mamba::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
-    let batch = BatchSettings { samples_per_step: 16, ..Default::default() };
+    let batch = BatchSettings { samples_per_step: Some(16), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));

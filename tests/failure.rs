@@ -141,10 +141,10 @@ fn worker(context: &mut WorkerContext<'_>, breaks: Breaks) -> Result<(), Failure
     let mut config = MambaConfig::new(VOCAB_SIZE, 16, 2);
     config.d_state = 5;
     let model = Arc::new(Fragile { mamba: Mamba::new(&config)?, breaks });
-    let batch = BatchSettings { samples_per_step: 8, ..Default::default() };
+    let batch = BatchSettings { samples_per_step: Some(8), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let steps = 1_000_000;
-    let schedule = ScheduleSettings { warmup_steps: 0, ..Default::default() };
+    let schedule = ScheduleSettings { warmup_steps: Some(0), ..Default::default() };
     let training = Training {
         plan: Arc::new(TrainingPlan::new(batch, model.layout(), POSITIONS, steps)),
         backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),

@@ -15,6 +15,7 @@
 //! | [`stores`] | samples may come from a store and checkpoints go there, with the same bits, whatever is killed |
 //! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
+//! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
@@ -23,6 +24,7 @@
 mod arrival_order;
 mod bad_input;
 mod cluster_secret;
+mod defaults;
 mod devices;
 mod documents;
 mod elastic;

@@ -83,7 +83,7 @@ fn measure<M: Trainable<Cpu>>(
         let model = Arc::new(model());
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let settings =
-            BatchSettings { samples_per_step: 4, lanes: Some(4), ..BatchSettings::default() };
+            BatchSettings { samples_per_step: Some(4), lanes: Some(4), ..BatchSettings::default() };
         let mut plan = TrainingPlan::new(settings.plan(memory)?, model.layout(), 2, steps);
         arrange(&mut plan);
         let parameters = Arc::new(model.initialize(1));

@@ -10,6 +10,8 @@ use tidemill_collective::{CollectiveError, lane_cut};
 
 use crate::error::{JobError, Result};
 
+/// Samples of a step where a config does not say, and does not ask for more lanes.
+const DEFAULT_SAMPLES_PER_STEP: usize = 32;
 /// Lanes are at most this many unless a config says so.
 const DEFAULT_LANES: usize = 8;
 /// Beyond any batch that trains; below it no product of positions leaves 64 bits.
@@ -19,13 +21,14 @@ const MOST_SAMPLES_PER_STEP: usize = 1 << 24;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BatchSettings {
-    /// Samples of one optimizer update, over all workers.
-    pub samples_per_step: usize,
+    /// Samples of one optimizer update, over all workers. By default 32, or one for each of `lanes` where there are more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samples_per_step: Option<usize>,
     /// Parts of the batch that are summed by the canonical tree: a power of two. By default the
     /// largest up to 8 and up to `samples_per_step`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lanes: Option<usize>,
-    /// Samples whose parameter gradients are formed together.
+    /// Samples whose parameter gradients are formed together; where a lane has fewer, those of a lane.
     pub grain_samples: usize,
     /// Grains in flight on a worker; memory, never numerics.
     pub microbatch_grains: MicrobatchGrains,
@@ -34,7 +37,7 @@ pub struct BatchSettings {
 impl Default for BatchSettings {
     fn default() -> Self {
         Self {
-            samples_per_step: 32,
+            samples_per_step: None,
             lanes: None,
             grain_samples: 1,
             microbatch_grains: MicrobatchGrains::Grains(4),
@@ -97,13 +100,20 @@ pub struct BatchPlan {
     samples_per_step: usize,
     lanes: usize,
     grain_samples: usize,
+    evaluation_grain_samples: usize,
     microbatch_grains: usize,
 }
 
 impl BatchSettings {
+    /// The samples of a step: those that are set, or the default.
+    pub fn resolved_samples_per_step(&self) -> usize {
+        let lanes = self.lanes.unwrap_or(1);
+        self.samples_per_step.unwrap_or(DEFAULT_SAMPLES_PER_STEP.max(lanes))
+    }
+
     /// The number of lanes: the one that is set, or the default.
     pub fn resolved_lanes(&self) -> usize {
-        let most = self.samples_per_step.clamp(1, DEFAULT_LANES);
+        let most = self.resolved_samples_per_step().clamp(1, DEFAULT_LANES);
         self.lanes.unwrap_or(1 << most.ilog2())
     }
 
@@ -113,18 +123,25 @@ impl BatchSettings {
     /// No samples, lanes that are no power of two or more than the samples, no samples in a grain, or no grains in a
     /// microbatch; the error names the key.
     pub fn plan(&self, memory: MicrobatchMemory) -> Result<BatchPlan> {
-        let Self { samples_per_step, grain_samples, .. } = *self;
+        let samples_per_step = self.resolved_samples_per_step();
         let lanes = self.resolved_lanes();
         at_least_one("batch.samples_per_step", samples_per_step)?;
-        if samples_per_step > MOST_SAMPLES_PER_STEP {
+        if let Some(found) = self.samples_per_step.filter(|&found| found > MOST_SAMPLES_PER_STEP) {
             let expected = format!("at most {MOST_SAMPLES_PER_STEP}");
-            return Err(JobError::value("batch.samples_per_step", expected, samples_per_step));
+            return Err(JobError::value("batch.samples_per_step", expected, found));
         }
-        at_least_one("batch.grain_samples", grain_samples)?;
-        if !lanes.is_power_of_two() || lanes > samples_per_step {
-            let expected = format!("a power of two up to samples_per_step ({samples_per_step})");
+        at_least_one("batch.grain_samples", self.grain_samples)?;
+        // Where nothing says how many samples a step has, it has one for each lane at least.
+        let (most_lanes, why) = match self.samples_per_step {
+            Some(samples) => (samples, format!("samples_per_step ({samples})")),
+            None => (MOST_SAMPLES_PER_STEP, MOST_SAMPLES_PER_STEP.to_string()),
+        };
+        if !lanes.is_power_of_two() || lanes > most_lanes {
+            let expected = format!("a power of two up to {why}");
             return Err(JobError::value("batch.lanes", expected, lanes));
         }
+        let lane_samples = samples_per_step.div_ceil(lanes);
+        let grain_samples = self.grain_samples.min(lane_samples);
         let microbatch_grains = match self.microbatch_grains {
             MicrobatchGrains::Grains(grains) => {
                 at_least_one("batch.microbatch_grains", grains)?;
@@ -135,9 +152,14 @@ impl BatchSettings {
                 memory.workspace_bytes / grain_bytes.max(1)
             }
         };
-        let lane_grains = samples_per_step.div_ceil(lanes).div_ceil(grain_samples);
-        let microbatch_grains = microbatch_grains.clamp(1, lane_grains);
-        Ok(BatchPlan { samples_per_step, lanes, grain_samples, microbatch_grains })
+        let microbatch_grains = microbatch_grains.clamp(1, lane_samples.div_ceil(grain_samples));
+        Ok(BatchPlan {
+            samples_per_step,
+            lanes,
+            grain_samples,
+            evaluation_grain_samples: self.grain_samples,
+            microbatch_grains,
+        })
     }
 }
 
@@ -156,9 +178,14 @@ impl BatchPlan {
         self.lanes
     }
 
-    /// Samples of every grain but perhaps a lane's last.
+    /// Samples of every grain but perhaps a lane's last: never more than the longest lane has.
     pub fn grain_samples(&self) -> usize {
         self.grain_samples
+    }
+
+    /// Samples of every grain of an evaluation but perhaps its last, which no lane bounds: the setting as it stands.
+    pub fn evaluation_grain_samples(&self) -> usize {
+        self.evaluation_grain_samples
     }
 
     /// Grains of every microbatch but perhaps a lane's last: never more than the longest lane has.
@@ -202,11 +229,15 @@ impl BatchPlan {
     /// The lanes of worker `worker` of `workers`.
     ///
     /// # Errors
-    /// More workers than lanes, or none; the error names `batch.lanes`.
+    /// More workers than lanes, or none.
     pub fn worker_lanes(&self, worker: usize, workers: usize) -> Result<Range<usize>> {
         let cut = lane_cut(self.lanes, workers).map_err(|error| match error {
             CollectiveError::Workers { workers, lanes } => {
-                JobError::value("batch.lanes", format!("at least the {workers} workers"), lanes)
+                let expected = match workers {
+                    0 => "at least 1".to_owned(),
+                    _ => format!("at most {lanes} over all processes, one for each of batch.lanes"),
+                };
+                JobError::value("workers", expected, workers)
             }
             _ => JobError::value("batch.lanes", "a power of two", self.lanes),
         })?;
@@ -234,7 +265,7 @@ mod tests {
     const MEMORY: MicrobatchMemory = MicrobatchMemory { sample_bytes: 10, workspace_bytes: 35 };
 
     fn settings(samples_per_step: usize, lanes: usize, grain_samples: usize) -> BatchSettings {
-        let lanes = Some(lanes);
+        let (samples_per_step, lanes) = (Some(samples_per_step), Some(lanes));
         BatchSettings { samples_per_step, lanes, grain_samples, ..Default::default() }
     }
 
@@ -284,7 +315,8 @@ mod tests {
         }
         assert_eq!(plan.positions(3, &(2..5)), 41..44);
         let error = plan.worker_lanes(0, 9).unwrap_err().to_string();
-        assert_eq!(error, "batch.lanes: expected at least the 9 workers, found 8");
+        let expected = "at most 8 over all processes, one for each of batch.lanes";
+        assert_eq!(error, format!("workers: expected {expected}, found 9"));
     }
 
     #[test]
@@ -301,8 +333,13 @@ mod tests {
     #[test]
     fn defaults_and_auto_resolve() {
         for (samples, lanes) in [(1, 1), (3, 2), (7, 4), (8, 8), (100, 8)] {
-            let settings = BatchSettings { samples_per_step: samples, ..Default::default() };
+            let samples_per_step = Some(samples);
+            let settings = BatchSettings { samples_per_step, ..Default::default() };
             assert_eq!(settings.plan(MEMORY).unwrap().lanes(), lanes);
+        }
+        for (lanes, samples) in [(1, 32), (32, 32), (64, 64)] {
+            let settings = BatchSettings { lanes: Some(lanes), ..Default::default() };
+            assert_eq!(settings.plan(MEMORY).unwrap().samples_per_step(), samples);
         }
         let auto = |workspace_bytes| {
             let mut settings = settings(64, 1, 1);
@@ -314,6 +351,22 @@ mod tests {
     }
 
     #[test]
+    fn a_grain_is_never_longer_than_a_lane_but_in_an_evaluation() {
+        let plan = |grain_samples| settings(45, 8, grain_samples).plan(MEMORY).unwrap();
+        let whole = plan(6);
+        for longer in [7, 1 << 20, usize::MAX] {
+            let plan = plan(longer);
+            assert_eq!((plan.grain_samples(), plan.evaluation_grain_samples()), (6, longer));
+            for lane in 0..8 {
+                assert_eq!(plan.grain_range(lane, 0), whole.grain_range(lane, 0));
+                assert_eq!(plan.grain_range(lane, 0), plan.lane_samples(lane));
+                assert!(plan.grain_range(lane, 1).is_empty());
+            }
+            assert_eq!((plan.microbatch_grains(), plan.microbatch_samples()), (1, 6));
+        }
+    }
+
+    #[test]
     fn wrong_settings_name_their_key() {
         let message = |settings: &BatchSettings| settings.plan(MEMORY).unwrap_err().to_string();
         assert!(message(&settings(0, 1, 1)).starts_with("batch.samples_per_step: "));
@@ -321,6 +374,8 @@ mod tests {
         assert!(message(&settings(8, 3, 1)).starts_with("batch.lanes: "));
         assert!(message(&settings(8, 0, 1)).starts_with("batch.lanes: "));
         assert!(message(&settings(8, 16, 1)).starts_with("batch.lanes: "));
+        let lanes = BatchSettings { lanes: Some(1 << 40), ..Default::default() };
+        assert!(message(&lanes).starts_with("batch.lanes: expected a power of two up to 16777216"));
         assert!(message(&settings(8, 8, 0)).starts_with("batch.grain_samples: "));
         let mut none = settings(8, 8, 1);
         none.microbatch_grains = MicrobatchGrains::Grains(0);
@@ -332,7 +387,7 @@ mod tests {
         let parse = |text: &str| toml::from_str::<BatchSettings>(text);
         let settings = parse("lanes = 4\nmicrobatch_grains = \"auto\"").unwrap();
         assert_eq!(settings.microbatch_grains, MicrobatchGrains::Auto);
-        assert_eq!(settings.samples_per_step, 32);
+        assert_eq!(settings.resolved_samples_per_step(), 32);
         assert_eq!(parse(&toml::to_string(&settings).unwrap()).unwrap(), settings);
         assert_eq!(parse("").unwrap(), BatchSettings::default());
         for wrong in ["microbatch_grains = \"all\"", "microbatch_grains = -1", "lane = 4"] {

@@ -257,5 +257,8 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run() {
 fn more_workers_than_lanes_are_refused() {
     let (error, _) = Run { workers: 3, lanes: 2, ..Run::default() }.run_to_failure();
     let message = error.with_causes();
-    assert!(message.contains("batch.lanes: expected at least the 3 workers, found 2"), "{message}");
+    assert!(
+        message.contains("at most 2 over all processes, one for each of batch.lanes, found 3"),
+        "{message}"
+    );
 }

@@ -150,6 +150,18 @@ impl ModelConfig {
         }
     }
 
+    /// Gives a model that learns its positions at least `positions` of them.
+    pub fn extend_positions(&mut self, positions: usize) {
+        let max_seq_len = match self {
+            Self::Mpt(config) if config.positions == MptPositions::Learned => {
+                &mut config.max_seq_len
+            }
+            Self::GptNeo(config) => &mut config.max_seq_len,
+            Self::Mamba(_) | Self::Mpt(_) | Self::Hybrid(_) => return,
+        };
+        *max_seq_len = positions.max(*max_seq_len);
+    }
+
     /// Refuses sizes that no model can have.
     ///
     /// # Errors
@@ -278,6 +290,20 @@ pub(crate) fn check_norm_eps(eps: f64) -> Result<()> {
         return Err(ModelError::config("norm_eps", "a number above 0", eps));
     }
     Ok(())
+}
+
+/// As many heads of `d_model` columns as make them as wide as those of a model of `like` columns and heads,
+/// or nearly so; the same number of heads where that works.
+pub(crate) fn heads_like(like: (usize, usize), d_model: usize) -> usize {
+    let (like_d_model, like_heads) = like;
+    if head_width(d_model, like_heads).is_ok() {
+        return like_heads;
+    }
+    let width = like_d_model / like_heads.max(1);
+    let widths = (1..=tidemill_kernels::shape::MOST_HEAD_WIDTH.min(d_model))
+        .filter(|width| d_model.is_multiple_of(*width));
+    let nearest = widths.min_by_key(|candidate| candidate.abs_diff(width));
+    nearest.map_or(like_heads, |width| d_model / width)
 }
 
 /// What a file calls heads and the width that they share.

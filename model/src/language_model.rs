@@ -354,6 +354,18 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         Ok(grain_losses(&losses, workspace.batch.host_targets(), microbatch))
     }
 
+    fn forward_onto(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Self::Workspace,
+        parameters: &Parameters<B>,
+        microbatch: Microbatch<'_>,
+        so_far: GrainLoss,
+    ) -> Result<GrainLoss> {
+        let losses = self.row_losses(device, workspace, parameters, microbatch)?;
+        Ok(so_far.with_rows(&losses, workspace.batch.host_targets()))
+    }
+
     fn forward_backward(
         &self,
         device: &mut Device<'_, B>,

@@ -27,8 +27,9 @@ pub enum ScheduleName {
 pub struct ScheduleSettings {
     /// The curve after the warm-up.
     pub name: ScheduleName,
-    /// Steps of warm-up; 0 for none.
-    pub warmup_steps: u64,
+    /// Steps of warm-up; 0 for none. Where it is absent, 20, or the whole horizon where that is shorter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
     /// The factor at the horizon; a constant schedule does not use it.
     pub final_fraction: f64,
     /// The horizon, in steps; where it is absent, the steps of the run when it began.
@@ -36,20 +37,23 @@ pub struct ScheduleSettings {
     pub steps: Option<u64>,
 }
 
+/// The warm-up of a schedule that names none, where its horizon is as long.
+const DEFAULT_WARMUP_STEPS: u64 = 20;
+
 impl Default for ScheduleSettings {
     fn default() -> Self {
-        Self { name: ScheduleName::default(), warmup_steps: 20, final_fraction: 0.1, steps: None }
+        Self { name: ScheduleName::default(), warmup_steps: None, final_fraction: 0.1, steps: None }
     }
 }
 
 impl ScheduleSettings {
-    /// Checks every value against a horizon of `horizon` steps.
+    /// The rules that hold for every horizon.
     ///
     /// # Errors
     /// A value that gives no curve, named by its key.
-    pub fn check(&self, horizon: u64) -> Result<()> {
-        if horizon == 0 {
-            return Err(ModelError::config("schedule.steps", "at least 1", horizon));
+    pub fn check_values(&self) -> Result<()> {
+        if self.steps == Some(0) {
+            return Err(ModelError::config("schedule.steps", "at least 1", 0));
         }
         if !(0.0..=1.0).contains(&self.final_fraction) {
             let expected = "a number from 0 to 1";
@@ -59,11 +63,26 @@ impl ScheduleSettings {
                 self.final_fraction,
             ));
         }
-        if self.warmup_steps > horizon {
+        Ok(())
+    }
+
+    /// Checks every value against a horizon of `horizon` steps.
+    ///
+    /// # Errors
+    /// A value that gives no curve, named by its key.
+    pub fn check(&self, horizon: u64) -> Result<()> {
+        self.check_values()?;
+        let warmup_steps = self.resolved_warmup_steps(horizon);
+        if warmup_steps > horizon {
             let expected = format!("at most the {horizon} steps of the schedule");
-            return Err(ModelError::config("schedule.warmup_steps", expected, self.warmup_steps));
+            return Err(ModelError::config("schedule.warmup_steps", expected, warmup_steps));
         }
         Ok(())
+    }
+
+    /// Steps of warm-up under a horizon of `horizon` steps: those that are set, or the default.
+    pub fn resolved_warmup_steps(&self, horizon: u64) -> u64 {
+        self.warmup_steps.unwrap_or(DEFAULT_WARMUP_STEPS.min(horizon))
     }
 
     /// The learning rate of update `step` (counted from 1): `base` times
@@ -77,12 +96,13 @@ impl ScheduleSettings {
     }
 
     fn factor(&self, step: u64, horizon: u64) -> f64 {
-        if step <= self.warmup_steps {
-            return step as f64 / self.warmup_steps as f64;
+        let warmup_steps = self.resolved_warmup_steps(horizon);
+        if step <= warmup_steps {
+            return step as f64 / warmup_steps as f64;
         }
         // Past a horizon that is all warm-up the curve has ended, and nothing is divided by zero.
-        let length = horizon.saturating_sub(self.warmup_steps).max(1);
-        let x = ((step - self.warmup_steps) as f64 / length as f64).min(1.0);
+        let length = horizon.saturating_sub(warmup_steps).max(1);
+        let x = ((step - warmup_steps) as f64 / length as f64).min(1.0);
         let last = self.final_fraction;
         match self.name {
             ScheduleName::Constant => 1.0,
@@ -99,7 +119,7 @@ mod tests {
     use super::*;
 
     fn schedule(name: ScheduleName) -> ScheduleSettings {
-        ScheduleSettings { name, warmup_steps: 4, final_fraction: 0.2, steps: None }
+        ScheduleSettings { name, warmup_steps: Some(4), final_fraction: 0.2, steps: None }
     }
 
     #[test]
@@ -121,12 +141,22 @@ mod tests {
 
     #[test]
     fn no_warm_up_and_nothing_but_warm_up() {
-        let none = ScheduleSettings { warmup_steps: 0, ..schedule(ScheduleName::Linear) };
+        let none = ScheduleSettings { warmup_steps: Some(0), ..schedule(ScheduleName::Linear) };
         assert!((none.learning_rate(1.0, 1, 2) - 0.6).abs() < 1e-12);
         let only = schedule(ScheduleName::Cosine);
         only.check(4).expect("all of the horizon may be warm-up");
         assert_eq!(only.learning_rate(1.0, 4, 4), 1.0);
         assert!((only.learning_rate(1.0, 5, 4) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_warm_up_that_nobody_asked_for_is_never_longer_than_the_run() {
+        let settings = ScheduleSettings::default();
+        for (horizon, warmup_steps) in [(1, 1), (10, 10), (20, 20), (21, 20), (1 << 40, 20)] {
+            settings.check(horizon).expect("a default is not refused");
+            assert_eq!(settings.resolved_warmup_steps(horizon), warmup_steps);
+            assert_eq!(settings.learning_rate(1.0, warmup_steps, horizon), 1.0);
+        }
     }
 
     #[test]
@@ -137,7 +167,7 @@ mod tests {
             message,
             "schedule.warmup_steps: expected at most the 3 steps of the schedule, found 4"
         );
-        assert!(settings.check(0).is_err());
+        assert!(ScheduleSettings { steps: Some(0), ..settings.clone() }.check_values().is_err());
         let wide = ScheduleSettings { final_fraction: f64::NAN, ..settings };
         assert!(wide.check(9).is_err());
         assert!(serde_json::from_str::<ScheduleSettings>(r#"{"warmup": 1}"#).is_err());

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{ModelError, Result};
-use crate::family::{Family, ModelConfig, check_sizes};
+use crate::family::{Family, ModelConfig, check_sizes, heads_like};
 use crate::gpt_neo::GptNeoConfig;
 use crate::hybrid::{HybridConfig, LayerPattern};
 use crate::language_model::Recompute;
@@ -51,13 +51,13 @@ pub struct ModelSettings {
     /// Mamba: r, the rank of the step sizes; `ceil(d_model / 16)` where not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dt_rank: Option<usize>,
-    /// Attention: h, heads.
+    /// Attention: h, heads; with a preset and another `d_model`, heads about as wide as the preset's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_heads: Option<usize>,
     /// Attention: the MLP's width as a multiple of `d_model`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<usize>,
-    /// MPT and GPT-Neo: positions that the model can tell apart.
+    /// MPT and GPT-Neo: positions that the model can tell apart; a preset has as many as the data's samples at least.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_seq_len: Option<usize>,
     /// MPT: scores that fall with distance, in place of learned positions.
@@ -199,11 +199,17 @@ impl ModelSettings {
         }
     }
 
+    /// The heads that are given, or a preset's, which fit another width where that alone is given.
+    fn heads(&self, d_model: usize, like: (usize, usize)) -> usize {
+        self.n_heads.unwrap_or_else(|| heads_like(like, d_model))
+    }
+
     fn over_mpt(&self, config: MptConfig, vocab_size: usize) -> MptConfig {
+        let d_model = self.d_model.unwrap_or(config.d_model);
         MptConfig {
             vocab_size,
-            d_model: self.d_model.unwrap_or(config.d_model),
-            n_heads: self.n_heads.unwrap_or(config.n_heads),
+            d_model,
+            n_heads: self.heads(d_model, (config.d_model, config.n_heads)),
             n_layers: self.n_layers.unwrap_or(config.n_layers),
             expansion: self.expansion.unwrap_or(config.expansion),
             max_seq_len: self.max_seq_len.unwrap_or(config.max_seq_len),
@@ -227,7 +233,7 @@ impl ModelSettings {
         GptNeoConfig {
             vocab_size,
             d_model,
-            n_heads: self.n_heads.unwrap_or(config.n_heads),
+            n_heads: self.heads(d_model, (config.d_model, config.n_heads)),
             n_layers: self.n_layers.unwrap_or(config.n_layers),
             mlp_width: expansion.saturating_mul(d_model),
             max_seq_len: self.max_seq_len.unwrap_or(config.max_seq_len),
@@ -344,6 +350,28 @@ mod tests {
         };
         assert_eq!((config.positions, config.qk_ln), (MptPositions::Learned, true));
         assert_eq!((config.vocab_size, config.no_bias, config.n_heads), (259, true, 4));
+    }
+
+    #[test]
+    fn heads_of_a_preset_fit_another_width() {
+        for (preset, d_model, n_heads) in [
+            ("mpt-10m", 128, 4),
+            ("mpt-10m", 1024, 4),
+            ("mpt-10m", 250, 5),
+            ("mpt-10m", 2048, 32),
+            ("mpt-10m", 2, 1),
+            ("mpt-10m", 1031, 1031),
+            ("gpt-neo-125m", 1000, 20),
+        ] {
+            let json = format!(r#"{{"preset": "{preset}", "d_model": {d_model}}}"#);
+            let config = resolved(&json, None);
+            let found = match config {
+                ModelConfig::Mpt(config) => config.n_heads,
+                ModelConfig::GptNeo(config) => config.n_heads,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(found, n_heads, "{json}");
+        }
     }
 
     #[test]

@@ -268,6 +268,29 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>>;
 
+    /// `so_far` and the losses of the next samples of the same grain, which are the one grain of `microbatch`: what a grain
+    /// that is longer than the workspace goes through, piece after piece.
+    ///
+    /// As it stands here each piece is summed apart. A model that adds row after row to `so_far` instead, as
+    /// [`GrainLoss`] says, gives such a grain the bits that it would have as a whole.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn forward_onto(
+        &self,
+        device: &mut Device<'_, B>,
+        workspace: &mut Self::Workspace,
+        parameters: &Parameters<B>,
+        microbatch: Microbatch<'_>,
+        so_far: GrainLoss,
+    ) -> Result<GrainLoss> {
+        let pieces = self.forward(device, workspace, parameters, microbatch)?;
+        Ok(pieces.iter().fold(so_far, |sum, piece| GrainLoss {
+            loss_sum: sum.loss_sum + piece.loss_sum,
+            tokens: sum.tokens + piece.tokens,
+        }))
+    }
+
     /// The losses of a microbatch, grain by grain, its gradients added to `sink`.
     ///
     /// # Errors

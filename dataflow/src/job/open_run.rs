@@ -7,7 +7,7 @@ use tidemill_kernels::Backend;
 use tidemill_model::hugging_face;
 use tidemill_streaming_data::store::Cancel;
 
-use super::resolve::HORIZON_KEY;
+use super::resolve::{HORIZON_KEY, ResolvedRun};
 use super::restore::{StartPoint, StateOrigin};
 use super::resume;
 use super::train::TrainEvent;
@@ -34,7 +34,7 @@ impl OpenedRun {
         let (dir, settings) = (&run.config.run.dir, run.config.data.remote());
         if !RunFolder::has_checkpoint(dir, &settings)? {
             // A run that cannot begin leaves no folder; one that goes on keeps the horizon that was checked then.
-            run.config.schedule.check(run.config.schedule.steps.unwrap_or(run.steps))?;
+            run.check_beginning()?;
         }
         let cancel = Cancel::default();
         let mut folder = RunFolder::hold_with(dir, &settings)?.cancelled_by(cancel.clone());
@@ -47,7 +47,7 @@ impl OpenedRun {
         let mut writes = Writes::Something;
         if let Some((path, saved)) = folder.peek()? {
             // A run that may not go on leaves the folder to the one that has it.
-            keep_horizon(&saved, &mut now, run.config.schedule.steps.is_some());
+            keep_horizon(run, &saved, &mut now);
             resume::check(&saved, &now, &path)?;
             if saved.step >= run.steps {
                 writes = Writes::Nothing;
@@ -65,14 +65,14 @@ impl OpenedRun {
                     }
                     None => run.model.initialize(run.config.run.seed),
                 };
-                let horizon = run.config.schedule.steps.unwrap_or(run.steps);
-                (StartPoint { step: 0, tokens: 0, horizon }, StateOrigin::Parameters(parameters))
+                let start = StartPoint { step: 0, tokens: 0, horizon: run.horizon() };
+                (start, StateOrigin::Parameters(parameters))
             }
             Some(found) => {
                 let (path, files) = (&found.path, &found.files);
                 let checkpoint = files.read(Checkpoint::open)?;
                 let saved = checkpoint.state();
-                keep_horizon(saved, &mut now, run.config.schedule.steps.is_some());
+                keep_horizon(run, saved, &mut now);
                 resume::check(saved, &now, path)?;
                 device_changes = resume::device_changes(saved, &now);
                 let horizon = saved.settings.get(HORIZON_KEY).and_then(|steps| steps.as_u64());
@@ -85,7 +85,7 @@ impl OpenedRun {
             }
         };
         if origin.0.step < run.steps {
-            folder.write_config(&run.to_toml())?;
+            folder.write_config(&run.to_toml_with(origin.0.horizon))?;
             folder.write_devices(&shared.devices.to_json())?;
         }
         Ok(Self { folder: Arc::new(folder), origin, device_changes })
@@ -93,8 +93,9 @@ impl OpenedRun {
 }
 
 /// The horizon of a run that has begun stays, unless the user names one: then it must be the same.
-fn keep_horizon(saved: &TrainerState, now: &mut TrainerState, named: bool) {
-    if let (false, Some(horizon)) = (named, saved.settings.get(HORIZON_KEY)) {
-        now.settings.insert(HORIZON_KEY.to_owned(), horizon.clone());
+fn keep_horizon(run: &ResolvedRun, saved: &TrainerState, now: &mut TrainerState) {
+    let horizon = saved.settings.get(HORIZON_KEY).and_then(|steps| steps.as_u64());
+    if let (None, Some(horizon)) = (run.config.schedule.steps, horizon) {
+        run.set_horizon(now, horizon);
     }
 }

@@ -84,7 +84,7 @@ impl ResolvedRun {
             }
         };
         let batch = config.batch.plan(memory)?;
-        let steps = steps(&config, &data, &batch);
+        let steps = steps(&config, &data, &batch)?;
         // Every position of a run is a number of 64 bits.
         let most_steps = u64::MAX / batch.samples_per_step() as u64;
         if steps > most_steps {
@@ -102,6 +102,7 @@ impl ResolvedRun {
                 None => sizes,
             };
         }
+        config.batch.samples_per_step = Some(batch.samples_per_step());
         config.batch.lanes = Some(batch.lanes());
         config.batch.microbatch_grains = MicrobatchGrains::Grains(batch.microbatch_grains());
         config.run.steps = Some(steps);
@@ -119,6 +120,14 @@ impl ResolvedRun {
         })
     }
 
+    /// The rules that hold for a run that begins; one that goes on was checked then.
+    ///
+    /// # Errors
+    /// A schedule that does not fit the run's steps, by key.
+    pub fn check_beginning(&self) -> Result<()> {
+        Ok(self.config.schedule.check(self.horizon())?)
+    }
+
     /// The state before the first update, with every setting that may not change on resume.
     pub fn initial_state(&self, kind: &DeviceKind) -> TrainerState {
         let mut state = TrainerState::new(0, 0, Cursor::start(self.data.identity()));
@@ -131,13 +140,25 @@ impl ResolvedRun {
         flatten(DOCUMENTS_KEY, &config.data.document_boundaries, settings);
         flatten("batch.samples_per_step", &self.batch.samples_per_step(), settings);
         flatten("batch.lanes", &self.batch.lanes(), settings);
-        flatten("batch.grain_samples", &self.batch.grain_samples(), settings);
+        flatten("batch.grain_samples", &config.batch.grain_samples, settings);
         flatten("optimizer", &config.optimizer, settings);
         flatten("schedule", &config.schedule, settings);
-        let horizon = config.schedule.steps.unwrap_or(self.steps);
-        settings.insert(HORIZON_KEY.to_owned(), Value::from(horizon));
         flatten("device.precision", &config.device.precision, settings);
+        self.set_horizon(&mut state, self.horizon());
         state
+    }
+
+    /// The horizon of the schedule of a run that begins.
+    pub(super) fn horizon(&self) -> u64 {
+        self.config.schedule.steps.unwrap_or(self.steps)
+    }
+
+    /// Makes `horizon` that of the schedule, with what depends on it.
+    pub(super) fn set_horizon(&self, state: &mut TrainerState, horizon: u64) {
+        let warmup_steps = self.config.schedule.resolved_warmup_steps(horizon);
+        for (key, steps) in [(HORIZON_KEY, horizon), (WARMUP_KEY, warmup_steps)] {
+            state.settings.insert(key.to_owned(), Value::from(steps));
+        }
     }
 
     /// What must be equal in all processes for them to train together.
@@ -171,10 +192,16 @@ impl ResolvedRun {
         Duration::from_secs_f64(self.config.run.connect_deadline_seconds)
     }
 
-    /// The resolved config as TOML, the horizon of the schedule included.
+    /// The resolved config as TOML, with the schedule of a run that begins.
     pub fn to_toml(&self) -> String {
+        self.to_toml_with(self.horizon())
+    }
+
+    /// The resolved config as TOML, with a schedule of this horizon.
+    pub(super) fn to_toml_with(&self, horizon: u64) -> String {
         let mut config = self.config.clone();
-        config.schedule.steps.get_or_insert(self.steps);
+        config.schedule.warmup_steps = Some(config.schedule.resolved_warmup_steps(horizon));
+        config.schedule.steps = Some(horizon);
         config.to_toml()
     }
 
@@ -231,6 +258,9 @@ pub(super) const DOCUMENTS_KEY: &str = "data.document_boundaries";
 /// The key of the schedule's horizon among the settings of a checkpoint.
 pub(super) const HORIZON_KEY: &str = "schedule.steps";
 
+/// The key of its warm-up.
+const WARMUP_KEY: &str = "schedule.warmup_steps";
+
 /// The order in which evaluation samples are taken: as stored.
 fn evaluation_shuffle() -> ShuffleSettings {
     ShuffleSettings {
@@ -279,7 +309,7 @@ fn resolve_model(
     places: &DataSettings,
     data: &Mixture,
 ) -> Result<(ModelConfig, Option<PathBuf>)> {
-    let (config, folder) = match settings.resolve(data.vocab_size())? {
+    let (mut config, folder) = match settings.resolve(data.vocab_size())? {
         ResolvedModel::New(mut config) => {
             *config.special_tokens_mut() = SpecialTokens {
                 bos: data.bos_token_id(),
@@ -302,6 +332,10 @@ fn resolve_model(
             (config, Some(folder))
         }
     };
+    if settings.max_seq_len.is_none() && folder.is_none() {
+        // A preset's number is a default.
+        config.extend_positions(data.seq_len());
+    }
     if let Some(most) = config.learned_positions()
         && data.seq_len() > most
     {
@@ -311,16 +345,26 @@ fn resolve_model(
     Ok((config, folder))
 }
 
-fn steps(config: &RunConfig, data: &Mixture, batch: &BatchPlan) -> u64 {
+fn steps(config: &RunConfig, data: &Mixture, batch: &BatchPlan) -> Result<u64> {
     let samples_per_step = batch.samples_per_step() as u64;
     let run = &config.run;
-    if let Some(steps) = run.steps {
-        return steps;
+    let (key, found, steps) = match (run.steps, run.tokens) {
+        (Some(steps), _) => ("run.steps", steps.to_string(), steps),
+        (None, Some(tokens)) => {
+            let steps = tokens.div_ceil(samples_per_step * data.seq_len() as u64);
+            ("run.tokens", tokens.to_string(), steps)
+        }
+        (None, None) => {
+            let epochs = run.epochs.unwrap_or(1.0);
+            let samples = (epochs * data.samples() as f64).ceil() as u64;
+            ("run.epochs", epochs.to_string(), samples.div_ceil(samples_per_step).max(1))
+        }
+    };
+    // TOML has no larger numbers, and positions are counted in as many bits.
+    let most = i64::MAX as u64 / samples_per_step;
+    if steps > most {
+        let expected = format!("no more than {most} steps of {samples_per_step} samples");
+        return Err(JobError::value(key, expected, found));
     }
-    if let Some(tokens) = run.tokens {
-        return tokens.div_ceil(samples_per_step * data.seq_len() as u64);
-    }
-    let epochs = run.epochs.unwrap_or(1.0);
-    let samples = (epochs * data.samples() as f64).ceil() as u64;
-    samples.div_ceil(samples_per_step).max(1)
+    Ok(steps)
 }

@@ -12,7 +12,7 @@ use timely::dataflow::operators::Inspect;
 
 use super::journal::{Evaluations, Journal};
 use super::open_run::OpenedRun;
-use super::resolve::{HORIZON_KEY, ResolvedRun};
+use super::resolve::ResolvedRun;
 use super::restore::{StartPoint, WorkerState, distribute};
 use super::source::DecodedSamples;
 use super::state_sink::{CheckpointParts, RunCheckpoints};
@@ -71,7 +71,7 @@ impl<B: Backend> Shared<B> {
     /// What every checkpoint of the run says but for where it stands.
     fn template(&self, start: &StartPoint) -> TrainerState {
         let mut template = self.run.initial_state(self.devices.kind());
-        template.settings.insert(HORIZON_KEY.to_owned(), start.horizon.into());
+        self.run.set_horizon(&mut template, start.horizon);
         template
     }
 

@@ -318,7 +318,6 @@ impl State {
             residence: compute.residence,
             stop: compute.stop,
             plan: Arc::clone(plan),
-            evaluation,
             worker,
             lanes: schedule.lanes(),
             owners: plan.chunks.owners(workers),

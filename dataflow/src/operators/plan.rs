@@ -88,13 +88,14 @@ impl EvaluationPlan {
 
     /// The samples of grain `grain`.
     pub fn grain(&self, batch: &BatchPlan, grain: usize) -> Range<u64> {
-        let cut = |grain: usize| self.samples.get().min((grain * batch.grain_samples()) as u64);
+        let size = batch.evaluation_grain_samples() as u64;
+        let cut = |grain: usize| self.samples.get().min(size.saturating_mul(grain as u64));
         cut(grain)..cut(grain + 1)
     }
 
     /// The grains of an evaluation.
     pub fn grains(&self, batch: &BatchPlan) -> usize {
-        self.samples.get().div_ceil(batch.grain_samples() as u64) as usize
+        self.samples.get().div_ceil(batch.evaluation_grain_samples() as u64) as usize
     }
 
     /// The grains that worker `worker` of `workers` runs.

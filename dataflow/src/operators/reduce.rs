@@ -174,7 +174,7 @@ mod tests {
         layout.tensor("bias", &[4], Decay::Exempt, 1);
         layout.block("first", &[table]);
         layout.block("second", &[other]);
-        let settings = BatchSettings { samples_per_step: 2, ..Default::default() };
+        let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let plan = Arc::new(TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 1));
         let mut sums = ChunkSums::new(&plan, &layout, 0, 1).unwrap();

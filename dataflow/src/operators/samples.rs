@@ -225,7 +225,7 @@ mod tests {
 
     fn cutter(steps: u64, lanes: Range<usize>) -> GrainCutter {
         let settings = BatchSettings {
-            samples_per_step: 10,
+            samples_per_step: Some(10),
             lanes: Some(4),
             grain_samples: 2,
             ..Default::default()

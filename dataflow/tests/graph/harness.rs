@@ -218,7 +218,7 @@ pub fn rule() -> UpdateRule {
 impl Run {
     fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
         let settings = BatchSettings {
-            samples_per_step: self.samples as usize,
+            samples_per_step: Some(self.samples as usize),
             lanes: Some(self.lanes),
             grain_samples: 2,
             microbatch_grains: MicrobatchGrains::Grains(self.microbatch),

@@ -159,19 +159,49 @@ impl<B: Backend> Batch<B> {
     }
 }
 
-/// Sums the losses of counted rows grain by grain, in f64 and in row order.
+/// Sums the losses of counted rows grain by grain.
 pub(super) fn grain_losses(
     losses: &[f32],
     targets: &[u32],
     microbatch: Microbatch<'_>,
 ) -> Vec<GrainLoss> {
     let rows = microbatch.samples_per_grain.saturating_mul(microbatch.positions);
-    let sum = |(losses, targets): (&[f32], &[u32])| {
+    let grains = losses.chunks(rows).zip(targets.chunks(rows));
+    grains.map(|(losses, targets)| GrainLoss::default().with_rows(losses, targets)).collect()
+}
+
+impl GrainLoss {
+    /// With the losses of counted rows, in f64 and in row order.
+    pub(super) fn with_rows(self, losses: &[f32], targets: &[u32]) -> Self {
         let counted = losses.iter().zip(targets).filter(|(_, target)| **target != IGNORED_TARGET);
-        counted.fold(GrainLoss::default(), |sum, (&loss, _)| GrainLoss {
+        counted.fold(self, |sum, (&loss, _)| Self {
             loss_sum: sum.loss_sum + f64::from(loss),
             tokens: sum.tokens + 1,
         })
-    };
-    losses.chunks(rows).zip(targets.chunks(rows)).map(sum).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grain_in_pieces_has_the_loss_of_a_whole() {
+        // Losses so far apart that the order of their sum is seen.
+        let magnitude = |row: i32| [1e9_f32, 1.0, 1e-7][row as usize % 3];
+        let losses: Vec<f32> = (0..40).map(|row| magnitude(row) / (row + 3) as f32).collect();
+        let targets: Vec<u32> = (0..40).map(|row| [7, IGNORED_TARGET][row / 13 % 2]).collect();
+        let whole = GrainLoss::default().with_rows(&losses, &targets);
+        for rows in [1, 7, 39] {
+            let pieces = losses.chunks(rows).zip(targets.chunks(rows));
+            let found = pieces.fold(GrainLoss::default(), |so_far, (losses, targets)| {
+                so_far.with_rows(losses, targets)
+            });
+            assert_eq!(found, whole);
+        }
+        // Summed apart, they differ: this can tell the two.
+        let apart = losses.chunks(7).zip(targets.chunks(7));
+        let apart = apart.map(|(losses, targets)| GrainLoss::default().with_rows(losses, targets));
+        assert_ne!(apart.fold(0.0, |sum, piece| sum + piece.loss_sum), whole.loss_sum);
+    }
 }

@@ -105,7 +105,7 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
         ..OptimizerSettings::default()
     };
     let schedule = ScheduleSettings {
-        warmup_steps: number("warmup_steps") as u64,
+        warmup_steps: Some(number("warmup_steps") as u64),
         final_fraction: number("final_fraction"),
         ..ScheduleSettings::default()
     };

@@ -46,7 +46,7 @@ pub(crate) struct TrainBench {
     /// Steps that are measured, after one that is not.
     #[arg(long, value_name = "N", default_value = "10")]
     steps: NonZeroUsize,
-    /// Workers; by default one per core or GPU, up to the lanes.
+    /// Workers; by default one per core, up to the lanes, or one GPU.
     #[arg(short = 'w', long, value_name = "W")]
     workers: Option<usize>,
     /// Lanes; by default the largest power of two up to 8 and to the samples.
@@ -87,14 +87,14 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
         return Err(JobError::value("--seq-len", expected, bench.seq_len).into());
     }
     let batch = BatchSettings {
-        samples_per_step: bench.samples_per_step,
+        samples_per_step: Some(bench.samples_per_step),
         lanes: bench.lanes,
         grain_samples: bench.grain_samples,
         microbatch_grains: MicrobatchGrains::Grains(bench.microbatch_grains),
     };
     let batch = batch.plan(MicrobatchMemory::default())?;
     let device = bench.device.choice(bench.threads)?;
-    let workers = bench.workers.unwrap_or(device.places().min(batch.lanes()));
+    let workers = bench.workers.unwrap_or_else(|| device.default_workers(batch.lanes(), 1));
     batch.worker_lanes(0, workers)?;
     let model = Arc::new(Model::new(&config)?);
     let measurement = Measurement { bench, batch: &batch, model: Arc::clone(&model) };
@@ -241,8 +241,11 @@ fn measure<B: Backend>(
     let parameters = Arc::new(model.initialize(17));
     let vocab_size = model.vocab_size() as u64;
     let profiled = bench.profile;
-    let schedule =
-        ScheduleSettings { name: ScheduleName::Constant, warmup_steps: 0, ..Default::default() };
+    let schedule = ScheduleSettings {
+        name: ScheduleName::Constant,
+        warmup_steps: Some(0),
+        ..Default::default()
+    };
     let workers = devices.workers().len();
     let results = execute(ClusterSettings::threads(workers), move |context| {
         let backend = Arc::clone(&devices.workers()[context.index()].backend);

@@ -8,6 +8,7 @@ use std::sync::mpsc::Receiver;
 use tidemill_collective::{Chunk, ChunkHeader, Credit, CreditLedger, Node, Part, Tree};
 use tidemill_kernels::{Backend, MemoryPlace};
 use tidemill_model::{Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Trainable};
+use tidemill_streaming_data::reader::Sample;
 
 use super::accumulators::{
     Accumulators, FinishedChunks, FinishedSums, FinishedValues, GradientMap,
@@ -17,7 +18,7 @@ use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::operators::companion::{OperatorGone, Replies};
 use crate::operators::error::GraphError;
-use crate::operators::plan::{EvaluationPlan, TrainingPlan};
+use crate::operators::plan::TrainingPlan;
 use crate::operators::residence::{Replica, Residence};
 use crate::operators::samples::Grain;
 
@@ -58,7 +59,6 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) residence: Option<Residence<B>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
-    pub(super) evaluation: Option<EvaluationPlan>,
     pub(super) worker: usize,
     pub(super) lanes: Range<usize>,
     /// The owner of each chunk.
@@ -207,10 +207,8 @@ fn plan_workspace<B: Backend, M: Trainable<B>>(
     replica: &mut Replica<B>,
 ) -> Result<M::Workspace, Failure> {
     let batch = &parts.plan.batch;
-    // A grain of an evaluation can be longer than a lane.
-    let evaluated = parts.evaluation.map_or(0, |_| batch.grain_samples());
     let shape = MicrobatchShape {
-        samples: batch.microbatch_samples().max(evaluated),
+        samples: batch.microbatch_samples(),
         positions: parts.plan.positions,
         samples_per_grain: batch.grain_samples(),
     };
@@ -261,7 +259,9 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             if range.end == grains.len() {
                 sink.close();
             }
-            let microbatch = microbatch(&mut self.tokens, &parts.plan, &grains[range]);
+            let size = parts.plan.batch.grain_samples();
+            let samples = grains[range].iter().flat_map(|grain| &grain.samples);
+            let microbatch = microbatch(&mut self.tokens, &parts.plan, samples, size);
             let expected = microbatch.grains();
             let losses = parts.model.forward_backward(
                 &mut device,
@@ -295,17 +295,25 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         updates: u64,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
-        let parts = self.parts;
-        let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
+        let plan = &self.parts.plan;
         let mut evaluated = Vec::with_capacity(grains.len());
+        let size = plan.batch.evaluation_grain_samples();
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
-        let fitting = parts.plan.batch.microbatch_samples() / parts.plan.batch.grain_samples();
+        let fitting = plan.batch.microbatch_samples() / size;
         for grains in grains.chunks(fitting.max(1)) {
-            let microbatch = microbatch(&mut self.tokens, &parts.plan, grains);
-            let losses = parts
-                .model
-                .forward(&mut device, &mut self.workspace, &replica.parameters, microbatch)
-                .map_err(Failure::from)?;
+            let losses = match fitting {
+                0 => vec![self.evaluate_in_pieces(replica, &grains[0])?],
+                _ => {
+                    let samples = grains.iter().flat_map(|grain| &grain.samples);
+                    let microbatch = microbatch(&mut self.tokens, plan, samples, size);
+                    let Replica { stream, parameters, .. } = &mut *replica;
+                    let mut device = Device { backend: &*self.parts.backend, stream };
+                    let model = &self.parts.model;
+                    model
+                        .forward(&mut device, &mut self.workspace, parameters, microbatch)
+                        .map_err(Failure::from)?
+                }
+            };
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
             evaluated.extend(grains.iter().zip(losses).map(|(grain, loss)| EvaluationLoss {
                 updates,
@@ -316,22 +324,38 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         }
         Ok(self.replies.send(DeviceReply::Evaluated(evaluated))?)
     }
+
+    /// The loss of a grain that is longer than a lane, and so than the workspace: as if it had been formed at once.
+    fn evaluate_in_pieces(
+        &mut self,
+        replica: &mut Replica<B>,
+        grain: &Grain,
+    ) -> Result<GrainLoss, Failure> {
+        let DeviceParts { backend, model, plan, .. } = self.parts;
+        let mut device = Device { backend: &**backend, stream: &mut replica.stream };
+        let size = plan.batch.microbatch_samples();
+        grain.samples.chunks(size).try_fold(GrainLoss::default(), |so_far, samples| {
+            let microbatch = microbatch(&mut self.tokens, plan, samples, size);
+            let (workspace, parameters) = (&mut self.workspace, &replica.parameters);
+            Ok(model.forward_onto(&mut device, workspace, parameters, microbatch, so_far)?)
+        })
+    }
 }
 
-/// `grains` as one microbatch, its tokens gathered in `tokens`.
-fn microbatch<'a>(
+/// `samples` as one microbatch of grains of `samples_per_grain`, its tokens gathered in `tokens`.
+fn microbatch<'a, 's>(
     tokens: &'a mut Vec<u32>,
     plan: &TrainingPlan,
-    grains: &[Grain],
+    samples: impl IntoIterator<Item = &'s Sample>,
+    samples_per_grain: usize,
 ) -> Microbatch<'a> {
     tokens.clear();
-    let samples = grains.iter().flat_map(|grain| &grain.samples);
-    samples.for_each(|sample| tokens.extend_from_slice(&sample.tokens));
+    samples.into_iter().for_each(|sample| tokens.extend_from_slice(&sample.tokens));
     Microbatch {
         samples: tokens.len() / (plan.positions + 1),
         tokens,
         positions: plan.positions,
-        samples_per_grain: plan.batch.grain_samples(),
+        samples_per_grain,
         document_end: plan.document_end,
     }
 }

@@ -271,7 +271,8 @@ mod tests {
         let table = layout.segment("table");
         layout.tensor("weight", &[16], Decay::Exempt, 1);
         layout.block("only", &[table]);
-        let settings = BatchSettings { samples_per_step: 4, lanes: Some(2), ..Default::default() };
+        let settings =
+            BatchSettings { samples_per_step: Some(4), lanes: Some(2), ..Default::default() };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
         let (samples, every_steps) = (NonZeroU64::new(3).unwrap(), NonZeroU64::MIN);
