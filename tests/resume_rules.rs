@@ -1,6 +1,6 @@
 //! What a resumed run may change and what it may not, key by key.
 //!
-//! Seen red: with `run.seed` and with `optimizer` left out of the saved settings, with moments that are not restored,
+//! Seen red: with the answers of other processes thrown away, with `run.seed` and with `optimizer` left out of the saved settings, with moments that are not restored,
 //! and with a horizon that follows `run.steps`.
 
 use tidemill::JobError;
@@ -8,6 +8,7 @@ use tidemill::run_folder::RunFolder;
 
 use crate::support::device::{backend, precision};
 use crate::support::outcome::files;
+use crate::support::program::{Running, free_hosts};
 use crate::support::workbench::causes;
 use crate::support::{Job, Workbench, assert_same};
 
@@ -175,6 +176,37 @@ fn a_run_that_has_returned_has_let_go_of_its_folder() {
         let set = [steps.as_str(), "schedule.steps=12", "checkpoint.every_steps=1"];
         bench.try_train(Job { dir: "run", workers: 1, set: &set }).unwrap();
         RunFolder::hold(&bench.path("run")).unwrap();
+    }
+}
+
+/// Only process 0's folder counts: where another machine becomes process 0, the run does not begin anew without a word.
+#[test]
+fn a_run_whose_checkpoints_lie_with_another_process_does_not_begin_anew() {
+    let bench = Workbench::new();
+    bench.train(Job { dir: "run-1", workers: 1, set: &[] });
+    bench.write("hosts", free_hosts(2));
+    let start = |process: &str, dir: &str| {
+        let set = format!("run.dir={dir}");
+        let world = ["-p", process, "--hosts", "hosts", "-w", "1", "--set", &set];
+        bench.start(&[&["train", "run.toml"], &world[..]].concat())
+    };
+    let both =
+        |first: &str, second: &str| [start("0", first), start("1", second)].map(Running::finish);
+    for finished in both("run-0", "run-1") {
+        finished.refused(
+            1,
+            &["run.dir run-0 of process 0 has no checkpoint, but run-1 of process 1 has step 5: copy"],
+        );
+    }
+    assert!(!bench.path("run-0").exists(), "something was written");
+    // Nor does it go on from behind.
+    bench.train(Job { dir: "run-2", workers: 1, set: &["run.steps=2", "schedule.steps=5"] });
+    for finished in both("run-2", "run-1") {
+        finished.refused(1, &["run-2 of process 0 has step 2 at most, but run-1 of process 1"]);
+    }
+    // Where process 0 has come as far, or further, nothing is in the way.
+    for finished in both("run-1", "run-2") {
+        finished.expect(0);
     }
 }
 

@@ -98,6 +98,25 @@ pub enum JobError {
         /// The folder's URL.
         path: PathBuf,
     },
+    /// A run that another process's run folder holds more of than process 0's, the only one that counts.
+    #[error(
+        "run.dir {} of process 0 has {step}, but {} of process {process} has step {other_step}: copy that to \
+         process 0, or name a run.dir that is new to all",
+        path.display(),
+        other_path.display()
+    )]
+    RunElsewhere {
+        /// Process 0's run folder.
+        path: PathBuf,
+        /// What it has, in words.
+        step: String,
+        /// The other process.
+        process: usize,
+        /// Its run folder.
+        other_path: PathBuf,
+        /// Its latest checkpoint.
+        other_step: u64,
+    },
     /// A device that this build or machine does not have: fix the input.
     #[error("{key}: {backend} is not available: {why}")]
     Device {
@@ -201,6 +220,7 @@ impl Classified for JobError {
             | Self::Checkpoint { .. }
             | Self::RunFolderInUse { .. }
             | Self::RunFolderTaken { .. }
+            | Self::RunElsewhere { .. }
             | Self::Device { .. }
             | Self::MixedDevices { .. }
             | Self::OutOfMemory { .. }

@@ -123,19 +123,19 @@ impl RunFolder {
         self.hold.check()
     }
 
-    /// Whether the run folder `path` has a complete checkpoint; it is not held.
+    /// The updates of the complete checkpoint with the most of them in the run folder `path`, which is not held.
     ///
     /// # Errors
     /// A folder that cannot be read, or a store that does not answer or refuses.
-    pub fn has_checkpoint(path: &Path, settings: &DataSettings) -> Result<bool> {
+    pub fn latest_step(path: &Path, settings: &DataSettings) -> Result<Option<u64>> {
         let location = Location::of_path(path)?;
-        Ok(match location.local() {
-            Some(path) => checkpoint::latest(path)?.is_some(),
+        match location.local() {
+            Some(path) => Ok(checkpoint::latest(path)?.map(|entry| entry.step)),
             None => {
                 let folder = RemoteFolder::open(location, &settings.store)?;
-                RemoteCheckpoints::of_run(&folder).latest()?.is_some()
+                Ok(RemoteCheckpoints::of_run(&folder).steps()?.pop())
             }
-        })
+        }
     }
 
     /// The same folder; what it does in a store ends when it is cancelled.

@@ -7,6 +7,7 @@ use tidemill_kernels::Backend;
 use tidemill_model::hugging_face;
 use tidemill_streaming_data::store::Cancel;
 
+use super::elsewhere::Elsewhere;
 use super::resolve::{HORIZON_KEY, ResolvedRun};
 use super::restore::{StartPoint, StateOrigin};
 use super::resume;
@@ -27,12 +28,18 @@ pub(super) struct OpenedRun {
 
 impl OpenedRun {
     /// Opens it, and writes down what the run is where there is something left to do.
-    /// What it waits for in a store ends when the run is aborted.
-    pub fn open<B: Backend>(shared: &Shared<B>, abort: &Abort) -> Result<Self> {
+    /// What it waits for in a store ends when the run is aborted. `elsewhere` is what other processes have of the run.
+    pub fn open<B: Backend>(
+        shared: &Shared<B>,
+        elsewhere: Option<Elsewhere>,
+        abort: &Abort,
+    ) -> Result<Self> {
         let run = &shared.run;
         let layout = run.model.layout();
         let (dir, settings) = (&run.config.run.dir, run.config.data.remote());
-        if !RunFolder::has_checkpoint(dir, &settings)? {
+        let latest = RunFolder::latest_step(dir, &settings)?;
+        elsewhere.map_or(Ok(()), |elsewhere| elsewhere.check(run, latest))?;
+        if latest.is_none() {
             // A run that cannot begin leaves no folder; one that goes on keeps the horizon that was checked then.
             run.check_beginning()?;
         }

@@ -10,6 +10,7 @@ use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
+use super::elsewhere;
 use super::journal::{Evaluations, Journal};
 use super::open_run::OpenedRun;
 use super::resolve::ResolvedRun;
@@ -110,8 +111,9 @@ pub(super) fn run_worker<B: Backend>(
     let _standard = FloatEnvironment::standard();
     let Shared { run, devices, .. } = shared;
     let layout = run.model.layout();
+    let elsewhere = elsewhere::furthest(context, run, devices.workers().len())?;
     let opened = match context.index() {
-        0 => Some(OpenedRun::open(shared, context.abort())?),
+        0 => Some(OpenedRun::open(shared, elsewhere, context.abort())?),
         _ => None,
     };
     let (opened, origin) = match opened {
