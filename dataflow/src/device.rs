@@ -11,7 +11,7 @@ mod choice;
 mod cuda;
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::{Backend, Cpu, DeviceKind, MemoryPlace};
@@ -30,7 +30,7 @@ pub struct DeviceSettings {
     pub backend: BackendChoice,
     /// The precision of activations.
     pub precision: Precision,
-    /// Compute threads of a CPU worker; never numerics.
+    /// Compute threads of a CPU worker, as far as there are cores; never numerics.
     pub threads: usize,
 }
 
@@ -252,6 +252,7 @@ pub fn kind_in_words(kind: &DeviceKind) -> String {
 pub struct DeviceChoice {
     platform: Platform,
     precision: Precision,
+    /// Those that were asked for.
     threads: NonZeroUsize,
 }
 
@@ -279,9 +280,48 @@ impl DeviceChoice {
     /// How many workers of this machine have something to compute on of their own: its cores, or its GPUs.
     pub fn places(&self) -> usize {
         match self.platform {
-            Platform::Cpu => std::thread::available_parallelism().map_or(1, usize::from),
+            Platform::Cpu => cores().get(),
             Platform::Cuda { gpus } => gpus.get(),
         }
+    }
+
+    /// Workers of each of `processes_here` processes of this machine where nothing says how many: one for each of its cores, up
+    /// to `lanes`; where GPUs compute, one, as several of them are slower than one in this version.
+    pub fn default_workers(&self, lanes: usize, processes_here: usize) -> usize {
+        match self.platform {
+            Platform::Cpu => (cores().get() / processes_here.max(1)).min(lanes).max(1),
+            Platform::Cuda { .. } => 1,
+        }
+    }
+
+    /// What should be known of a run of `workers` workers over all processes, of which `asked` were asked for.
+    pub fn note(&self, workers: usize, asked: Option<usize>) -> Option<String> {
+        let Platform::Cuda { gpus } = self.platform else { return None };
+        match (workers, asked) {
+            (1, None) if gpus.get() > 1 => Some(format!(
+                "one of {gpus} GPUs computes: several are slower than one in this version (-w {gpus} \
+                 takes all)"
+            )),
+            (2.., _) => Some(format!(
+                "{workers} workers compute on GPUs: in this version they are slower than one (-w 1)"
+            )),
+            _ => None,
+        }
+    }
+
+    /// The compute threads that this machine has cores for. Where more were asked for, a warning says so once.
+    fn compute_threads(&self, workers: LocalWorkers) -> NonZeroUsize {
+        static SAID: Once = Once::new();
+        let (asked, cores) = (self.threads, cores());
+        // Of several processes the machine's first says it.
+        if asked > cores && workers.first == 0 {
+            SAID.call_once(|| {
+                tracing::warn!(
+                    "{asked} compute threads (device.threads) on {cores} cores: {cores} compute"
+                );
+            });
+        }
+        asked.min(cores)
     }
 
     /// Opens a device for each of `workers` and runs `code` on them.
@@ -291,7 +331,8 @@ impl DeviceChoice {
     pub fn open<W: WithBackend>(&self, workers: LocalWorkers, code: W) -> Result<W::Output> {
         match self.platform {
             Platform::Cpu => {
-                let backend = Arc::new(Cpu::new(self.threads).map_err(ModelError::from)?);
+                let threads = self.compute_threads(workers);
+                let backend = Arc::new(Cpu::new(threads).map_err(ModelError::from)?);
                 let device = WorkerDevice { backend, name: "the CPU".to_owned(), ordinal: 0 };
                 let devices = vec![device; workers.count];
                 Ok(code.run(Devices::new(devices, self.precision)?))
@@ -306,9 +347,57 @@ impl DeviceChoice {
     }
 }
 
+/// The cores that this process may use.
+fn cores() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_compute_threads_than_cores_are_not_started() {
+        let threads = |asked| {
+            let settings = DeviceSettings {
+                backend: BackendChoice::Cpu,
+                threads: asked,
+                ..Default::default()
+            };
+            let choice = DeviceChoice::new(&settings).unwrap();
+            choice.compute_threads(LocalWorkers::alone(1))
+        };
+        assert_eq!(threads(1), NonZeroUsize::MIN);
+        for beyond in [cores().get() + 1, 1000, usize::MAX] {
+            assert_eq!(threads(beyond), cores());
+        }
+    }
+
+    #[test]
+    fn several_gpus_compute_only_where_they_are_asked_for() {
+        let on = |gpus| DeviceChoice {
+            platform: Platform::Cuda { gpus: NonZeroUsize::new(gpus).unwrap() },
+            precision: Precision::Fp32,
+            threads: NonZeroUsize::MIN,
+        };
+        for gpus in [1, 2, 8] {
+            for processes in [1, 2, 16] {
+                assert_eq!(on(gpus).default_workers(8, processes), 1, "{gpus} {processes}");
+            }
+        }
+        let note = |gpus, workers, asked| on(gpus).note(workers, asked).unwrap_or_default();
+        assert!(note(8, 1, None).contains("one of 8 GPUs"), "{}", note(8, 1, None));
+        assert_eq!(note(1, 1, None), "");
+        assert_eq!(note(8, 1, Some(1)), "");
+        for asked in [Some(2), None] {
+            assert!(note(8, 2, asked).contains("slower than one"), "{}", note(8, 2, asked));
+        }
+        let cpu = DeviceChoice { platform: Platform::Cpu, ..on(1) };
+        assert_eq!(cpu.note(8, None), None);
+        assert_eq!(cpu.default_workers(1, 1), 1);
+        assert_eq!(cpu.default_workers(usize::MAX, 1), cores().get());
+        assert_eq!(cpu.default_workers(8, 1 << 20), 1);
+    }
 
     fn cluster(process: usize, addresses: &[&str]) -> ClusterSettings {
         let addresses = addresses.iter().map(|&address| address.to_owned()).collect();

@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod data;
+mod elsewhere;
 mod journal;
 mod memory;
 mod open_run;

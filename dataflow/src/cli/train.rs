@@ -42,7 +42,8 @@ pub(crate) struct TrainArguments {
     /// Overrides a key, such as `--set run.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Workers of each process; never numerics. By default as many as there are cores for, or GPUs, up to the lanes.
+    /// Workers of each process; never numerics. By default as many as there are cores for, up to the lanes; one where GPUs
+    /// compute, as several are slower than one in this version.
     #[arg(short = 'w', long, value_name = "WORKERS")]
     workers: Option<usize>,
     /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
@@ -118,6 +119,11 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     warn_of_open_ports(&cluster);
     let shows_progress = cluster.process == 0;
+    if let Some(note) = device.note(cluster.threads * cluster.processes(), arguments.workers)
+        && shows_progress
+    {
+        note_line!("note: {note}");
+    }
     let supervised = lifeline.is_some();
     let progress = Arc::new(TrainProgress::new(&run));
     let observer = Arc::clone(&progress);
@@ -182,16 +188,16 @@ struct Others {
     here: usize,
 }
 
-/// Workers of each process: those asked for, or one for each core or GPU that is here for it, up to the lanes.
+/// Workers of each process: those asked for, or the default of the device.
 fn workers(
     arguments: &TrainArguments,
     config: &RunConfig,
     device: &DeviceChoice,
     others: Others,
 ) -> anyhow::Result<usize> {
-    let places = (device.places() / others.here.max(1)).max(1);
     let lanes = (config.batch.resolved_lanes() / others.processes.max(1)).max(1);
-    match arguments.workers.unwrap_or(places.min(lanes)) {
+    let default = || device.default_workers(lanes, others.here);
+    match arguments.workers.unwrap_or_else(default) {
         0 => Err(JobError::value("-w", "at least 1 worker", 0).into()),
         workers => Ok(workers),
     }
