@@ -192,13 +192,21 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
                     }
                     let mut output = output.activate();
                     while let (true, Some(held)) = (cutter.expects_sample(), capability.as_mut()) {
-                        let Some(sample) = source.poll()? else { break };
-                        if let Some(grain) = cutter.push(sample)? {
-                            if grain.step > *held.time() {
-                                held.downgrade(&grain.step);
+                        // A session ends its message, and a message has room for many grains.
+                        let mut session = output.session(&*held);
+                        let mut later = None;
+                        while let (true, None) = (cutter.expects_sample(), &later) {
+                            let Some(sample) = source.poll()? else { break };
+                            match cutter.push(sample)? {
+                                Some(grain) if grain.step > *held.time() => later = Some(grain),
+                                Some(grain) => session.give(grain),
+                                None => {}
                             }
-                            output.session(&*held).give(grain);
                         }
+                        drop(session);
+                        let Some(grain) = later else { break };
+                        held.downgrade(&grain.step);
+                        output.session(&*held).give(grain);
                     }
                     match (cutter.step(), capability.as_mut()) {
                         (Some(step), Some(held)) if step > *held.time() => held.downgrade(&step),

@@ -136,6 +136,8 @@ impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
                     in_loop.map_or(steps.end, |time| time.saturating_sub(1)).max(steps.start);
                 let bound = steps.end.min(done.saturating_add(read_ahead));
                 let mut output = output.activate();
+                // Of the step that is held: a session ends its message, and a message has room for many items.
+                let mut ready = Vec::new();
                 while let (Some(from), Some(held)) = (reader.as_mut(), capability.as_mut()) {
                     let next = match waiting.take() {
                         Some(item) => Poll::Ready(Some(Ok(item))),
@@ -153,6 +155,7 @@ impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
                         Ok(item) => {
                             let step = item.position() / n;
                             if step > *held.time() {
+                                output.session(&*held).give_iterator(ready.drain(..));
                                 held.downgrade(&step);
                             }
                             if step >= bound {
@@ -160,13 +163,16 @@ impl<'scope> StreamData<'scope> for Scope<'scope, u64> {
                                 waiting = Some(item);
                                 break;
                             }
-                            output.session(&*held).give(Ok(item));
+                            ready.push(Ok(item));
                         }
                         Err(error) => {
-                            output.session(&*held).give(Err(Arc::new(error)));
+                            ready.push(Err(Arc::new(error)));
                             reader = None;
                         }
                     }
+                }
+                if let Some(held) = &capability {
+                    output.session(held).give_iterator(ready.into_iter());
                 }
                 if reader.is_none() {
                     capability = None;
