@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tidemill_collective::CollectiveError;
@@ -177,6 +178,42 @@ pub enum JobError {
         /// What was wrong with it.
         what: String,
     },
+    /// A step whose loss is not finite: a sample is at fault where few lanes have no loss, and parameters that have grown out of
+    /// bounds where all have none.
+    #[error(
+        "step {step}: the loss is {loss} in {lanes} of {of} lanes{}, first in grain {grain} of lane {lane}, at {samples}",
+        if lanes == of { ", as of parameters that have grown out of bounds" } else { "" }
+    )]
+    Loss {
+        /// The update, from 1.
+        step: u64,
+        /// The mean loss.
+        loss: f64,
+        /// How many lanes have no finite loss.
+        lanes: usize,
+        /// How many there are.
+        of: usize,
+        /// The first lane without one.
+        lane: usize,
+        /// Its first grain without one.
+        grain: usize,
+        /// The positions of that grain's samples in the canonical order.
+        positions: Range<u64>,
+        /// The same in words, with the rows and the files.
+        samples: String,
+    },
+    /// An evaluation whose loss is not finite.
+    #[error("step {step}: the loss of the evaluation is {loss}, first at {samples}")]
+    EvaluationLoss {
+        /// Updates done.
+        step: u64,
+        /// The mean loss.
+        loss: f64,
+        /// The positions of the first samples without a finite loss.
+        positions: Range<u64>,
+        /// The same in words, with the rows and the files.
+        samples: String,
+    },
     /// The model or its files.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -226,7 +263,9 @@ impl Classified for JobError {
             | Self::OutOfMemory { .. }
             | Self::Compile { .. }
             | Self::Token { .. }
-            | Self::Step { .. } => ExitClass::FixInput,
+            | Self::Step { .. }
+            | Self::Loss { .. }
+            | Self::EvaluationLoss { .. } => ExitClass::FixInput,
         }
     }
 }

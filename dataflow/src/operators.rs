@@ -23,6 +23,7 @@
 //! | [`stream_data`] | streams a data set, or rows of any columns, into any timely program |
 //! | [`plan`] | what all of them must know |
 //! | [`error`] | what breaks their contracts |
+//! | [`sample_names`] | what errors call the samples at a position |
 //! | [`residence`] | state that stays on the device, where one worker owns all of it |
 //!
 //! Start at [`train`].
@@ -36,6 +37,7 @@ pub mod optimize;
 pub mod plan;
 pub mod reduce;
 pub mod residence;
+pub mod sample_names;
 pub mod samples;
 pub mod stream_data;
 pub mod train;
@@ -55,6 +57,7 @@ pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};
 pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};
 pub use reduce::Reduce;
 pub use residence::Residence;
+pub use sample_names::{SampleName, SampleNames};
 pub use samples::{Grain, SampleSource, Samples, Wake};
 pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, WorkerPositions};
 pub use train::{Training, TrainingLoop, TrainingStreams};

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
+use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::{Decoder, Reader, Sample};
 
 use crate::cluster::Failure;
@@ -30,16 +32,16 @@ impl DecodedSamples {
     fn check(&self, sample: Sample) -> Result<Sample, JobError> {
         let outside = sample.tokens.iter().find(|&&token| token as usize >= self.vocab_size);
         let Some(&token) = outside else { return Ok(sample) };
-        let mixture = self.decoder.mixture();
-        let mixed = mixture.sample_at(sample.position);
-        let shard = &mixture.data_set(mixed.part).shards()[mixed.sample.shard];
-        Err(JobError::Token {
-            path: shard.path().to_owned(),
-            row: mixed.sample.row,
-            token,
-            vocab_size: self.vocab_size,
-        })
+        let (path, row) = origin(self.decoder.mixture(), sample.position);
+        Err(JobError::Token { path: path.to_owned(), row, token, vocab_size: self.vocab_size })
     }
+}
+
+/// The shard of the sample at a position, and its row there.
+pub(super) fn origin(mixture: &Mixture, position: u64) -> (&Path, u64) {
+    let mixed = mixture.sample_at(position);
+    let shard = &mixture.data_set(mixed.part).shards()[mixed.sample.shard];
+    (shard.path(), mixed.sample.row)
 }
 
 impl SampleSource for DecodedSamples {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tidemill_collective::ChunkPlan;
 use tidemill_kernels::{Backend, FloatEnvironment};
+use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
@@ -15,7 +16,7 @@ use super::journal::{Evaluations, Journal};
 use super::open_run::OpenedRun;
 use super::resolve::ResolvedRun;
 use super::restore::{StartPoint, WorkerState, distribute};
-use super::source::DecodedSamples;
+use super::source::{DecodedSamples, origin};
 use super::state_sink::{CheckpointParts, RunCheckpoints};
 use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
 use crate::checkpoint::{CheckpointFiles, TrainerState};
@@ -23,8 +24,8 @@ use crate::cluster::{Failure, WorkerContext};
 use crate::device::Devices;
 use crate::error::Result;
 use crate::operators::{
-    CheckpointCuts, Evaluation, EvaluationPlan, InitialState, StateSink, StepReport, Training,
-    TrainingPlan, UpdateRule,
+    CheckpointCuts, Evaluation, EvaluationPlan, InitialState, SampleName, SampleNames, StateSink,
+    StepReport, Training, TrainingPlan, UpdateRule,
 };
 
 /// What the workers of a process share.
@@ -54,6 +55,12 @@ impl<B: Backend> Shared<B> {
             read_ahead_steps: at_least_one(config.data.read_ahead_steps),
             checkpoints: CheckpointCuts::Every(at_least_one(config.checkpoint.every_steps)),
             document_end: run.document_end,
+            sample_names: names(&run.data),
+            evaluation_names: run
+                .evaluation
+                .as_ref()
+                .map(|(data, _)| names(data))
+                .unwrap_or_default(),
             ..TrainingPlan::new(run.batch.clone(), run.model.layout(), positions, run.steps)
         }
     }
@@ -96,6 +103,15 @@ impl<B: Backend> Shared<B> {
             device_changes,
         });
     }
+}
+
+/// The files and rows of a data set.
+fn names(data: &Mixture) -> SampleNames {
+    let data = data.clone();
+    SampleNames::new(move |position| {
+        let (file, row) = origin(&data, position);
+        SampleName { file: file.display().to_string(), row }
+    })
 }
 
 fn at_least_one(number: u64) -> NonZeroU64 {

@@ -171,10 +171,11 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
                         source.request(positions);
                     }
                     let mut output = output.activate();
-                    while let (true, Some(held)) = (cutter.expects_sample(), &capability) {
-                        let Some(sample) = source.poll()? else { break };
-                        if let Some(grain) = cutter.push(sample) {
-                            output.session(held).give(grain);
+                    if let Some(held) = &capability {
+                        let mut session = output.session(held);
+                        while cutter.expects_sample() {
+                            let Some(sample) = source.poll()? else { break };
+                            cutter.push(sample).into_iter().for_each(|grain| session.give(grain));
                         }
                     }
                     if cutter.last && cutter.running.is_none() {
@@ -217,6 +218,7 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
     ) -> StreamVec<'scope, u64, EvaluationReport> {
         let who = Actor::Worker(self.scope().index());
         let (expected, abort) = (evaluation.grains(&plan.batch), abort.clone());
+        let plan = Arc::clone(plan);
         let to_first = Exchange::new(|_: &EvaluationLoss| 0);
         self.unary::<CapacityContainerBuilder<Vec<_>>, _, _, _>(to_first, "Evaluate", |_, _| {
             let mut gathered = BTreeMap::<u64, BTreeMap<u64, EvaluationLoss>>::new();
@@ -229,7 +231,11 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
                     if grains.len() < expected {
                         return;
                     }
-                    let result = mean(*time.time(), grains.values());
+                    let result = mean(*time.time(), grains.values(), |grain| {
+                        let positions = evaluation.grain(&plan.batch, grain);
+                        let samples = plan.evaluation_names.in_words(&positions);
+                        (positions, samples)
+                    });
                     gathered.remove(time.time());
                     match result {
                         Ok(report) => output.session(&time).give(report),
@@ -241,20 +247,31 @@ impl<'scope> Evaluate<'scope> for StreamVec<'scope, u64, EvaluationLoss> {
     }
 }
 
+/// `samples_of` says of a grain which samples it has.
 fn mean<'a>(
     step: u64,
     losses: impl Iterator<Item = &'a EvaluationLoss>,
+    samples_of: impl FnOnce(usize) -> (Range<u64>, String),
 ) -> Result<EvaluationReport, JobError> {
     let (mut loss_sum, mut tokens) = (0.0, 0);
+    let mut first_not_finite = None;
     for loss in losses {
         loss_sum += loss.loss_sum;
         tokens += loss.tokens;
+        if !loss.loss_sum.is_finite() {
+            first_not_finite.get_or_insert(loss.grain);
+        }
     }
     let loss = loss_sum / tokens as f64;
-    let wrong = |what: String| Err(JobError::Step { step, what });
     match (tokens, loss.is_finite()) {
-        (0, _) => wrong("the evaluation has no counted token".to_owned()),
-        (_, false) => wrong(format!("the loss of the evaluation is {loss}")),
+        (0, _) => {
+            let what = "the evaluation has no counted token".to_owned();
+            Err(JobError::Step { step, what })
+        }
+        (_, false) => {
+            let (positions, samples) = samples_of(first_not_finite.unwrap_or_default() as usize);
+            Err(JobError::EvaluationLoss { step, loss, positions, samples })
+        }
         _ => Ok(EvaluationReport { step, loss, tokens }),
     }
 }
@@ -265,11 +282,23 @@ mod tests {
 
     #[test]
     fn an_evaluation_without_a_mean_is_an_error() {
-        let loss = |loss_sum, tokens| EvaluationLoss { updates: 4, grain: 0, loss_sum, tokens };
-        let report = mean(4, [loss(3.0, 2), loss(1.0, 2)].iter()).unwrap();
-        assert_eq!(report, EvaluationReport { step: 4, loss: 1.0, tokens: 4 });
-        let error = mean(4, [loss(0.0, 0)].iter()).unwrap_err();
-        assert_eq!(error.to_string(), "step 4: the evaluation has no counted token");
-        assert!(mean(4, [loss(f64::NAN, 1)].iter()).is_err());
+        let mean = |losses: &[(f64, u64)]| {
+            let loss = |(grain, &(loss_sum, tokens)): (usize, &(f64, u64))| EvaluationLoss {
+                updates: 4,
+                grain: grain as u64,
+                loss_sum,
+                tokens,
+            };
+            let losses: Vec<_> = losses.iter().enumerate().map(loss).collect();
+            let samples_of = |grain: usize| (0..grain as u64, format!("those of grain {grain}"));
+            mean(4, losses.iter(), samples_of).map_err(|error| error.to_string())
+        };
+        let report = EvaluationReport { step: 4, loss: 1.0, tokens: 4 };
+        assert_eq!(mean(&[(3.0, 2), (1.0, 2)]), Ok(report));
+        let error = mean(&[(0.0, 0)]).unwrap_err();
+        assert_eq!(error, "step 4: the evaluation has no counted token");
+        let error = mean(&[(1.0, 1), (f64::NAN, 1), (f64::NAN, 1)]).unwrap_err();
+        let expected = "step 4: the loss of the evaluation is NaN, first at those of grain 1";
+        assert_eq!(error, expected);
     }
 }

@@ -48,6 +48,8 @@ pub struct LaneLoss {
     pub tokens: u64,
     /// Whether this worker was asked to stop: the step is then everybody's last.
     pub stop_requested: bool,
+    /// The first grain whose loss is not finite.
+    pub first_not_finite: Option<u32>,
 }
 
 /// The loss of one grain of an evaluation.

@@ -7,6 +7,7 @@ use tidemill_collective::{ChunkPlan, DEFAULT_WINDOW_BYTES};
 use tidemill_kernels::MemoryPlace;
 use tidemill_model::Layout;
 
+use super::sample_names::SampleNames;
 use crate::batch::BatchPlan;
 
 /// The plan of one run, the same on every worker.
@@ -34,6 +35,10 @@ pub struct TrainingPlan {
     pub state_place: StatePlace,
     /// Which updates are followed by a checkpoint.
     pub checkpoints: CheckpointCuts,
+    /// What errors call the samples of a step; never numerics.
+    pub sample_names: SampleNames,
+    /// The same for those of an evaluation.
+    pub evaluation_names: SampleNames,
 }
 
 /// Which updates are followed by a checkpoint.
@@ -121,6 +126,8 @@ impl TrainingPlan {
             window_bytes: DEFAULT_WINDOW_BYTES,
             state_place: StatePlace::default(),
             checkpoints: CheckpointCuts::Never,
+            sample_names: SampleNames::default(),
+            evaluation_names: SampleNames::default(),
         }
     }
 

@@ -16,9 +16,9 @@ use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
-    CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState,
-    SampleSource, StatePart, StatePlace, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
-    Wake,
+    CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState, SampleName,
+    SampleNames, SampleSource, StatePart, StatePlace, StateSink, StepReport, Training,
+    TrainingPlan, UpdateRule, Wake,
 };
 use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
@@ -234,6 +234,9 @@ impl Run {
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
         plan.state_place = self.state_place;
+        let name = |row| SampleName { file: "made-up.parquet".to_owned(), row };
+        plan.sample_names = SampleNames::new(name);
+        plan.evaluation_names = SampleNames::new(name);
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::new(self.checkpoint_every).unwrap());
         plan
     }

@@ -255,11 +255,13 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
         let mut sink = self.accumulators.begin(&mut device, &map, &mut outbox, lane)?;
         let mut total = GrainLoss::default();
+        let mut first_not_finite = None;
         for range in parts.plan.batch.microbatches(lane) {
             if range.end == grains.len() {
                 sink.close();
             }
             let size = parts.plan.batch.grain_samples();
+            let first = range.start;
             let samples = grains[range].iter().flat_map(|grain| &grain.samples);
             let microbatch = microbatch(&mut self.tokens, &parts.plan, samples, size);
             let expected = microbatch.grains();
@@ -280,12 +282,16 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             };
             sink.end_pass()?;
             add_losses(&mut total, &losses, expected)?;
+            let not_finite = losses.iter().position(|loss| !loss.loss_sum.is_finite());
+            let not_finite = not_finite.map(|grain| (first + grain) as u32);
+            first_not_finite = first_not_finite.or(not_finite);
         }
         sink.end_lane();
         tracing::trace!(step, lane, accumulators = self.accumulators.held(), "lane done");
         let stop_requested = parts.stop.load(Ordering::Relaxed);
         let GrainLoss { loss_sum, tokens } = total;
-        let loss = LaneLoss { step, lane: lane as u32, loss_sum, tokens, stop_requested };
+        let lane = lane as u32;
+        let loss = LaneLoss { step, lane, loss_sum, tokens, stop_requested, first_not_finite };
         Ok(self.replies.send(DeviceReply::Loss(loss))?)
     }
 

@@ -263,10 +263,23 @@ impl OptimizerSchedule {
         let sums: Vec<f64> = losses.iter().map(|loss| loss.loss_sum).collect();
         let loss = tree_sum(&sums) / tokens as f64;
         if !loss.is_finite() {
-            return Err(wrong(format!("the loss is {loss}")).into());
+            return Err(self.not_finite(loss, losses).into());
         }
         let last = step >= self.plan.steps || losses.iter().any(|loss| loss.stop_requested);
         Ok(StepLoss { loss, tokens, last })
+    }
+
+    /// Says of the mean `loss` of the current step which samples it comes from.
+    fn not_finite(&self, loss: f64, losses: &[LaneLoss]) -> JobError {
+        let bad = || losses.iter().filter(|lane| !lane.loss_sum.is_finite());
+        let (lanes, of) = (bad().count(), losses.len());
+        let batch = &self.plan.batch;
+        let (lane, grain) = bad().next().map_or((0, 0), |lane| {
+            (lane.lane as usize, lane.first_not_finite.unwrap_or_default() as usize)
+        });
+        let positions = batch.positions(self.step, &batch.grain_range(lane, grain));
+        let samples = self.plan.sample_names.in_words(&positions);
+        JobError::Loss { step: self.step + 1, loss, lanes, of, lane, grain, positions, samples }
     }
 
     /// Whether every update of the current step is done; the next step then begins. A worker that
