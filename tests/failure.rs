@@ -2,8 +2,13 @@
 //!
 //! Seen red: with an abort that raises no flag, and with peers that are never declared silent.
 
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -24,7 +29,7 @@ use timely::dataflow::operators::{Exchange, Inspect};
 
 use crate::support::outcome::{assert_same, files};
 use crate::support::processes::{is_gone, signal, wait_until};
-use crate::support::{Workbench, program};
+use crate::support::{Running, Workbench, program};
 
 /// Far less than a test may wait, far more than an end takes.
 const SOON: Duration = Duration::from_secs(20);
@@ -311,6 +316,92 @@ fn a_silent_process_of_a_hosts_file_is_given_up() {
     let stopped = Instant::now();
     first.finish().failed(75, &["process 1", "silent for 2 s"]);
     assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
+}
+
+/// A run that will wait for ever for its last step, as far as it knows.
+const PATIENT: [&str; 2] = ["--set", "run.peer_deadline_seconds=1000"];
+
+/// Two processes of a hosts file, of which the second has been stopped in the midst of training.
+fn one_of_two_stopped(bench: &Workbench, set: &[&str]) -> [Running; 2] {
+    bench.write("hosts", program::free_hosts(2));
+    let start = |process: &str| {
+        let arguments = ["train", "run.toml", "-p", process, "--hosts", "hosts", "-w", "1"];
+        bench.start(&[&arguments, &ENDLESS[..], &PATIENT, set].concat())
+    };
+    let runs = ["0", "1"].map(start);
+    wait_for_steps(bench);
+    runs[1].signal("STOP");
+    runs
+}
+
+/// The first asks for a last step, which the other process would have to take part in.
+#[test]
+fn the_second_signal_ends_a_run_that_waits_for_another_process() {
+    let bench = Workbench::new();
+    let [first, _second] = one_of_two_stopped(&bench, &[]);
+    let asked = Instant::now();
+    // Two of the same kind could arrive as one.
+    first.signal("TERM");
+    first.signal("INT");
+    first.finish().expect(75);
+    assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
+}
+
+#[test]
+fn the_second_signal_to_a_supervisor_ends_its_processes_with_it() {
+    let bench = Workbench::new();
+    let arguments = ["train", "run.toml", "-n", "2", "-w", "1"];
+    let run = bench.start(&[&arguments, &ENDLESS[..], &PATIENT].concat());
+    let children = run.children(2);
+    wait_for_steps(&bench);
+    signal("STOP", &children[1].to_string());
+    let asked = Instant::now();
+    run.signal("TERM");
+    run.signal("INT");
+    run.finish().expect(75);
+    assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
+    assert!(children.iter().all(|&child| is_gone(child)), "none is left behind");
+}
+
+/// One signal alone is not waited for without end either.
+#[test]
+fn a_request_to_stop_that_cannot_be_met_ends_at_the_step_deadline() {
+    let bench = Workbench::new();
+    let [first, _second] = one_of_two_stopped(&bench, &["--set", "run.step_deadline_seconds=1"]);
+    let asked = Instant::now();
+    first.signal("TERM");
+    let finished = first.finish().failed(75, &["process 1", "has stood still for 1 s"]);
+    assert!(asked.elapsed() < SOON, "{finished:?}");
+}
+
+/// A pipe that is full, and that nobody reads.
+fn full_pipe(path: &Path) -> File {
+    const NON_BLOCKING: i32 = 0o4000;
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    let mut options = File::options();
+    let mut pipe = options.read(true).write(true).custom_flags(NON_BLOCKING).open(path).unwrap();
+    for bytes in [vec![b'.'; 4096], vec![b'.']] {
+        loop {
+            match pipe.write(&bytes) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    pipe
+}
+
+/// Whoever is told of the run's progress blocks, and with it the worker that tells: the program cannot even say so.
+#[test]
+fn a_run_whose_words_find_no_reader_ends_at_the_step_deadline() {
+    let bench = Workbench::new();
+    let _unread = full_pipe(&bench.path("unread"));
+    let set = ["--set", "run.step_deadline_seconds=1"];
+    let arguments = [&["train", "run.toml", "-w", "1"], &ENDLESS[..], &set].concat();
+    let started = Instant::now();
+    Running::start_in_shell(bench.folder(), "exec \"$@\" 2>unread", &arguments).finish().expect(75);
+    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
 }
 
 /// Processes that would not train the same thing do not begin.

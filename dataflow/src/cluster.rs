@@ -12,6 +12,7 @@
 //! Start here:
 //! - [`ClusterSettings`], [`execute`] and [`WorkerContext`]: run something;
 //! - [`Abort`]: end a run from a thread, and guard threads of one's own;
+//! - [`progress`]: say what a thread does, so that one that stands still is noticed and named;
 //! - [`ClusterError`], [`Failure`], [`Classified`] and [`ExitClass`]: what went wrong, and whether to restart;
 //! - [`read_hosts`]: the addresses of a cluster from a file;
 //! - [`Admission`] and [`Secret`]: which processes may join;
@@ -50,6 +51,7 @@ mod hello;
 mod hosts;
 mod lifeline;
 mod peer_text;
+pub mod progress;
 mod reach;
 mod received;
 mod rendezvous;
@@ -57,6 +59,7 @@ mod sealed;
 mod secret;
 mod supervisor;
 mod timely_messages;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -115,6 +118,13 @@ pub struct ClusterSettings {
     /// How much a peer may have sent that waits here to be consumed. A training run has a few
     /// megabytes on the way to each worker; beyond the limit the run ends.
     pub received_limit_bytes: usize,
+    /// How long something may stand still, in this process or in a peer, before it is named and the run ends; without
+    /// one nothing is watched. Threads say in [`progress`] that they move: those of a training graph do, within a step
+    /// too.
+    pub step_deadline: Option<Duration>,
+    /// How long workers and guarded threads may take to end once the run is over, or aborted. Those that are left then are
+    /// named by [`ClusterError::LeftBehind`].
+    pub ending_deadline: Duration,
 }
 
 impl ClusterSettings {
@@ -131,6 +141,9 @@ impl ClusterSettings {
             connect_deadline: Duration::from_secs(60),
             peer_deadline: Duration::from_secs(30),
             received_limit_bytes: 2 << 30,
+            step_deadline: None,
+            // Longer than a device computes between two looks at the flag that ends a run, in all but the largest models.
+            ending_deadline: Duration::from_secs(30),
         }
     }
 
@@ -181,6 +194,9 @@ impl ClusterSettings {
         }
         if self.peer_deadline.is_zero() {
             return Err(ClusterError::Zero { setting: "the peer deadline" });
+        }
+        if self.step_deadline.is_some_and(|deadline| deadline.is_zero()) {
+            return Err(ClusterError::Zero { setting: "the step deadline" });
         }
         if self.process >= self.processes() {
             let (process, processes) = (self.process, self.processes());

@@ -26,9 +26,7 @@
 mod hold;
 mod remote;
 
-use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use tidemill_streaming_data::DataSettings;
@@ -59,8 +57,6 @@ pub struct RunFolder {
     remote: Option<RemoteRun>,
     /// Lasts for as long as the run lives.
     hold: Hold,
-    /// Is dropped after the hold.
-    _released: Option<Sender<Infallible>>,
 }
 
 /// Whether a run has something left to do.
@@ -104,7 +100,7 @@ impl RunFolder {
         let location = Location::of_path(path)?;
         if let Some(path) = location.local() {
             let hold = Hold::take(path, path, patience)?;
-            return Ok(Self { path: path.to_owned(), remote: None, hold, _released: None });
+            return Ok(Self { path: path.to_owned(), remote: None, hold });
         }
         let url = location.to_string();
         let local = settings.cache.folder(&location)?.join(LOCAL_RUNS);
@@ -112,7 +108,7 @@ impl RunFolder {
         let remote = RemoteRun::new(RemoteFolder::open(location, &settings.store)?);
         let hold = Hold::take(&local, Path::new(&url), patience)?;
         empty(&local)?;
-        Ok(Self { path: local, remote: Some(remote), hold, _released: None })
+        Ok(Self { path: local, remote: Some(remote), hold })
     }
 
     /// Looks at whether the folder is still the one that is held.
@@ -143,9 +139,9 @@ impl RunFolder {
         Self { remote: self.remote.map(|remote| remote.cancelled_by(cancel)), ..self }
     }
 
-    /// Drops `released` once the folder is let go, by whichever thread uses it last.
-    pub fn announce_release(&mut self, released: Sender<Infallible>) {
-        self._released = Some(released);
+    /// Whether the run folder is in a store.
+    pub fn is_in_store(&self) -> bool {
+        self.remote.is_some()
     }
 
     /// The folder of this machine that the run works in: the run folder itself, unless that is in a store.

@@ -14,7 +14,7 @@ use harness::{Outcome, Run};
 use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
-use tidemill::kernels::{Bf16, Fp32, Gpu};
+use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
 
 fn emulator(warp: u32) -> Emulator {
     Emulator::new(EmulatorSettings { warp, seed: 1 }).unwrap()
@@ -102,5 +102,23 @@ fn a_kernel_that_does_not_compile_ends_the_run() {
         assert!(text.contains(&format!("compiling {source} for the emulator failed: ")), "{text}");
         assert!(text.contains("broken on purpose"), "{text}");
         assert!(checkpoints.is_empty());
+    }
+}
+
+/// The device thread still computes the second step when the first checkpoint fails. What it holds is free when the run has
+/// ended: another finds the memory that it needs.
+#[test]
+fn a_second_run_finds_the_memory_of_the_first_free() {
+    let samples = Run { samples: 4, lanes: 4, steps: 3, checkpoint_every: 1, ..Run::default() };
+    let subject = mamba(Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32))));
+    samples.run_on(&subject).unwrap();
+    // What is compiled and planned for any run stays.
+    let before = subject.backend.free_memory_bytes().unwrap();
+    for _ in 0..4 {
+        let failing = Run { full_disk: Some(1), ..samples.clone() };
+        let (error, _) = failing.run_to_failure_on(&subject);
+        assert!(error.with_causes().ends_with("no space left on device"), "{error:?}");
+        let free = subject.backend.free_memory_bytes().unwrap();
+        assert_eq!(free, before, "what the run held is free");
     }
 }

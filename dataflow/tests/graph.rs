@@ -5,6 +5,8 @@
 mod bigram;
 #[path = "graph/harness.rs"]
 mod harness;
+#[path = "graph/standstill.rs"]
+mod standstill;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;

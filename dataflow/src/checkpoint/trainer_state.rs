@@ -13,6 +13,7 @@ use tidemill_kernels::DeviceKind;
 use tidemill_streaming_data::cursor::Cursor;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::cluster::progress;
 use crate::error::{JobError, Result};
 
 /// The file's name in a checkpoint.
@@ -70,6 +71,8 @@ pub fn checksum_file(path: &Path) -> Result<String> {
         let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
         let mut piece = vec![0; 1 << 20];
         loop {
+            // Of a large file that is on its way a thread does not stand still.
+            progress::moved();
             match file.read(&mut piece)? {
                 0 => return Ok(format_checksum(hasher.digest128())),
                 bytes => hasher.update(&piece[..bytes]),

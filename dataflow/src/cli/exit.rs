@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
@@ -26,6 +27,22 @@ impl ExitCode {
         let _ = std::io::stdout().lock().flush();
         let _ = std::io::stderr().lock().flush();
         self.leave_unflushed()
+    }
+
+    /// Ends the process in a few seconds if it has not ended by then: what is left to say may find no reader.
+    pub(crate) fn leave_soon(self) {
+        const TIME_FOR_WORDS: Duration = Duration::from_secs(2);
+        let name = "exit".to_owned();
+        let waiting = std::thread::Builder::new().name(name).spawn(move || {
+            let until = Instant::now() + TIME_FOR_WORDS;
+            while let Some(left) = until.checked_duration_since(Instant::now()) {
+                std::thread::park_timeout(left);
+            }
+            self.leave_unflushed()
+        });
+        if waiting.is_err() {
+            self.leave_unflushed();
+        }
     }
 
     /// Ends the process where it stands, from any thread: another may hold the locks of the outputs, and wait for a reader

@@ -130,7 +130,13 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let options =
         TrainOptions { cluster, stop, observer: Arc::new(move |event| observer.show(event)) };
     let result = crate::job::train(run, options);
-    progress.finish();
+    match &result {
+        // A thread that is stuck in an output has its lock: words may not get out any more.
+        Err(JobError::Cluster(error @ ClusterError::LeftBehind { .. })) => {
+            ExitCode::from(error.exit_class().exit_code()).leave_soon();
+        }
+        _ => progress.finish(),
+    }
     // The supervisor must see this process end by itself, not its connection close first.
     let code = match result {
         Ok(summary) => {
@@ -218,7 +224,12 @@ fn supervise(
     settings.join_deadline = run.connect_deadline();
     let supervisor = Supervisor::new(settings)?;
     let stop = supervisor.stop_handle();
-    ctrlc::set_handler(move || stop.stop()).context("listening for Ctrl-C failed")?;
+    on_signals(move |signals| match signals {
+        1 => stop.stop(),
+        2 => stop.end(),
+        // Our own children end with us, but for those that are stopped.
+        _ => ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed(),
+    })?;
     let outcome = supervisor.run(|_process, invitation| {
         let mut command = Command::new(&program);
         command
@@ -240,6 +251,7 @@ fn supervise(
             let how = match child.killed {
                 None => "ended",
                 Some(Killed::Silent) => "was silent and was killed",
+                Some(Killed::Asked) => "was killed at the second signal",
                 Some(Killed::Outlived) => "did not end with the others and was killed",
             };
             note_line!("tidemill: process {process} {how}: {}", child.status);
@@ -248,17 +260,20 @@ fn supervise(
     Ok(ExitCode::from(outcome.exit_code()))
 }
 
-/// The first Ctrl-C (or SIGTERM) asks for a last step and a checkpoint; the third ends at once.
+/// The first Ctrl-C (or SIGTERM) asks for a last step and a checkpoint; the second ends at once.
 fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
-    const PATIENCE: u32 = 3;
-    let (stop, signals) = (stop.clone(), AtomicU32::new(0));
-    ctrlc::set_handler(move || {
-        stop.request();
-        if signals.fetch_add(1, Ordering::Relaxed) + 1 >= PATIENCE {
-            ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed();
-        }
+    let stop = stop.clone();
+    on_signals(move |signals| match signals {
+        1 => stop.request(),
+        _ => ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed(),
     })
-    .context("listening for Ctrl-C failed")
+}
+
+/// Calls `heed` with the number of Ctrl-C and SIGTERM so far.
+fn on_signals(heed: impl Fn(u32) + Send + 'static) -> anyhow::Result<()> {
+    let signals = AtomicU32::new(0);
+    ctrlc::set_handler(move || heed(signals.fetch_add(1, Ordering::Relaxed) + 1))
+        .context("listening for Ctrl-C failed")
 }
 
 fn heed_supervisor(lifeline: &Lifeline, stop: &StopRequest) {

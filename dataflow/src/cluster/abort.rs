@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{Actor, ClusterError, panic_message};
 use super::failure::{Aborted, Failure};
+use super::progress::{Board, Phase, Rhythm};
 
 /// How long a suspicion waits for the error that explains it.
 const EXPLANATION_PATIENCE: Duration = Duration::from_millis(1500);
@@ -30,6 +31,7 @@ struct Shared {
     aborted: AtomicBool,
     suspected: AtomicBool,
     state: Mutex<State>,
+    board: Arc<Board>,
 }
 
 #[derive(Default)]
@@ -133,7 +135,8 @@ impl Abort {
         callback();
     }
 
-    /// Starts a named thread whose error or panic ends the run.
+    /// Starts a named thread whose error or panic ends the run, and which must end when the run does:
+    /// [`Cluster::execute`](super::Cluster::execute) waits for it.
     ///
     /// What `work` owns is dropped before its panic is known here. So an operator that sees a
     /// channel to such a thread disconnected must [`suspect`](Abort::suspect), not abort.
@@ -146,10 +149,13 @@ impl Abort {
     {
         let abort = self.clone();
         let who = Actor::Thread(name.to_string());
+        let presence = self.board().join(who.clone(), Rhythm::Jobs);
         std::thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
+                presence.begin();
                 abort.catch(who, work);
+                drop(presence);
             })
             .map_err(ClusterError::spawn(name))
     }
@@ -169,6 +175,15 @@ impl Abort {
             }
         }
         None
+    }
+
+    /// Gives threads of this process `patience` at least in `phase`, whatever the step deadline.
+    pub fn allow(&self, phase: Phase, patience: Duration) {
+        self.board().allow(phase, patience);
+    }
+
+    pub(super) fn board(&self) -> &Arc<Board> {
+        &self.shared.board
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -3,8 +3,9 @@
 //! One connection for each pair of processes, beside timely's. A reader thread for each peer
 //! listens; one monitor thread does all the writing, so that frames never mix:
 //!
-//! - it sends a heartbeat every fifth of the peer deadline, and aborts the run when a peer has
-//!   been silent for the deadline;
+//! - it sends a heartbeat every fifth of the peer deadline (or of the step deadline, where that is
+//!   shorter), which says where this process stands, and aborts the run when a peer has been silent for
+//!   the peer deadline;
 //! - when the run is aborted, here or elsewhere, it tells every peer the first error, and only
 //!   then cuts the data connections: so every process ends with the same message;
 //! - a peer that closes its connection without having said goodbye has died.
@@ -26,6 +27,8 @@ use super::channel::Channel;
 use super::error::{ClusterError, Peer};
 use super::exit_class::ExitClass;
 use super::peer_text::printable;
+use super::progress::Standing;
+use super::watch::{PeerStanding, PeerStandings};
 
 /// How long a control connection may take to swallow a frame of a few bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -39,7 +42,7 @@ const MESSAGE_LIMIT_BYTES: usize = 1 << 14;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Message {
-    Beat,
+    Beat(Standing),
     Goodbye,
     /// As an abort, for which nothing has failed.
     StoppedEarly,
@@ -66,7 +69,7 @@ struct Shared {
     abort: Abort,
     process: usize,
     addresses: Vec<String>,
-    deadline: Duration,
+    beat_interval: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -85,6 +88,8 @@ struct Link {
     /// How long it may be silent: what the two processes have agreed on.
     deadline: Duration,
     heard: Instant,
+    /// What the peer has last said of itself.
+    standing: Standing,
     /// The peer has said its last word: a goodbye, or why it aborts.
     farewell: bool,
     told_abort: bool,
@@ -97,13 +102,14 @@ impl Control {
         process: usize,
         addresses: Vec<String>,
         deadline: Duration,
+        step_deadline: Option<Duration>,
         abort: &Abort,
     ) -> Result<Self, ClusterError> {
         let shared = Arc::new(Shared {
             abort: abort.clone(),
             process,
             addresses,
-            deadline,
+            beat_interval: step_deadline.unwrap_or(deadline).min(deadline) / 5,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -156,6 +162,7 @@ impl Control {
             channel,
             deadline,
             heard: Instant::now(),
+            standing: Standing::default(),
             farewell: false,
             told_abort: false,
             open: true,
@@ -175,6 +182,21 @@ impl Control {
             cut(&data);
         }
         state.data.extend(data);
+    }
+
+    /// What the peers have last said of themselves, also when that was a goodbye.
+    pub(super) fn peer_standings(&self) -> PeerStandings {
+        let shared = Arc::clone(&self.shared);
+        Box::new(move || {
+            let said = |link: &Link| PeerStanding {
+                peer: link.peer.clone(),
+                standing: link.standing,
+                heard: link.heard,
+                has_left: link.farewell,
+                delay: 2 * shared.beat_interval,
+            };
+            shared.lock().links.iter().map(said).collect()
+        })
     }
 
     /// Tells every peer that this process has nothing left to do.
@@ -225,7 +247,7 @@ impl Shared {
     }
 
     fn monitor(&self, orders: &Receiver<Order>) {
-        let interval = self.deadline / 5;
+        let interval = self.beat_interval;
         let tick = interval.min(LONGEST_TICK);
         let mut next_beat = Instant::now() + interval;
         loop {
@@ -242,7 +264,7 @@ impl Shared {
             }
             let now = Instant::now();
             if now >= next_beat {
-                self.tell_all(&Message::Beat);
+                self.tell_all(&Message::Beat(self.abort.board().standing()));
                 self.accuse_the_silent(now, now - next_beat > interval);
                 next_beat = now + interval;
             }
@@ -311,7 +333,10 @@ impl Shared {
             let link = &mut state.links[index];
             link.heard = Instant::now();
             let error = match message {
-                Ok(Message::Beat) => None,
+                Ok(Message::Beat(standing)) => {
+                    link.standing = standing;
+                    None
+                }
                 Ok(Message::Goodbye) => {
                     link.farewell = true;
                     None

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use super::classified::Classified;
 use super::exit_class::ExitClass;
+use super::progress::Phase;
 
 /// An error as it is shared between threads.
 pub type SharedError = Arc<dyn Error + Send + Sync + 'static>;
@@ -103,6 +104,36 @@ pub enum ClusterError {
         peer: Peer,
         /// `peer_deadline` of the settings.
         deadline: Duration,
+    },
+    /// Something has not moved for longer than the step deadline.
+    #[error(
+        "{} has stood still for {} s, the step deadline, {}: {phase}",
+        named(actor.as_ref(), peer.as_ref()),
+        deadline.as_secs_f64(),
+        in_step(*step)
+    )]
+    StoodStill {
+        /// The worker or thread, where that is known.
+        actor: Option<Actor>,
+        /// The process in which it is, where that is another.
+        peer: Option<Peer>,
+        /// The step in hand, from 1; 0 before the first.
+        step: u64,
+        /// What it does, or waits for.
+        phase: Phase,
+        /// `step_deadline` of the settings.
+        deadline: Duration,
+    },
+    /// The run is over, but some of its threads are not: what they hold is not free.
+    #[error("{} did not end within {} s of the end of the run", list(left), deadline.as_secs_f64())]
+    LeftBehind {
+        /// Those that are left.
+        left: Vec<Actor>,
+        /// `ending_deadline` of the settings.
+        deadline: Duration,
+        /// What ended the run, where that was an error.
+        #[source]
+        cause: Option<Arc<ClusterError>>,
     },
     /// A data connection broke and nothing explained it.
     #[error("the data connection to {peer} broke")]
@@ -345,6 +376,7 @@ impl ClusterError {
     pub fn exit_class(&self) -> ExitClass {
         match self {
             Self::Failed { exit_class, .. } | Self::Reported { exit_class, .. } => *exit_class,
+            Self::LeftBehind { cause: Some(cause), .. } => cause.exit_class(),
             // An address that is not this machine's, or a port that it may not have.
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrNotAvailable => {
                 ExitClass::FixInput
@@ -368,6 +400,8 @@ impl ClusterError {
             Self::Panicked { .. }
             | Self::PeerEnded { .. }
             | Self::PeerSilent { .. }
+            | Self::StoodStill { .. }
+            | Self::LeftBehind { .. }
             | Self::DataConnection { .. }
             | Self::Protocol { .. }
             | Self::StoppedEarly
@@ -420,8 +454,21 @@ pub(super) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
     }
 }
 
-fn list(peers: &[Peer]) -> String {
-    peers.iter().map(Peer::to_string).collect::<Vec<_>>().join(", ")
+fn list(things: &[impl fmt::Display]) -> String {
+    things.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn named(actor: Option<&Actor>, peer: Option<&Peer>) -> String {
+    match (actor, peer) {
+        (Some(actor), Some(peer)) => format!("{actor} of {peer}"),
+        (Some(actor), None) => actor.to_string(),
+        (None, Some(peer)) => peer.to_string(),
+        (None, None) => "this process".into(),
+    }
+}
+
+fn in_step(step: u64) -> String {
+    if step == 0 { "before its first step".into() } else { format!("in step {step}") }
 }
 
 #[cfg(test)]

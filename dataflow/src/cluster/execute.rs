@@ -5,11 +5,15 @@
 //! handle, which wakes all workers; each leaves its loop (the stepping functions of
 //! [`WorkerContext`] return [`Aborted`]) and drops its dataflows, so that timely's threads end
 //! too. [`Cluster::execute`] then returns the first error. Nothing here ends the process.
+//!
+//! A thread that is stuck (in a file system that does not answer, say) cannot be ended from outside. It is waited for
+//! for a while; then `execute` returns without it, with an error that names it.
 
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use timely::WorkerConfig;
 use timely::communication::allocator::ProcessBuilder;
@@ -27,9 +31,11 @@ use super::control::Control;
 use super::data_socket::{DataSocket, Latch};
 use super::error::{Actor, ClusterError, Peer};
 use super::failure::{Aborted, Failure};
+use super::progress::{self, Phase, Presence, Rhythm};
 use super::received::{Received, counted_memory};
 use super::rendezvous::{DataLink, meet};
 use super::timely_messages::Messages;
+use super::watch::{PeerStandings, Watchdog};
 
 /// A worker that has nothing to do looks at the abort flag at least this often.
 const LONGEST_PARK: Duration = Duration::from_millis(100);
@@ -42,6 +48,7 @@ const LONGEST_PARK: Duration = Duration::from_millis(100);
 pub struct WorkerContext<'a> {
     worker: &'a mut Worker,
     abort: Abort,
+    presence: Presence,
     process: usize,
     processes: usize,
 }
@@ -106,6 +113,7 @@ impl WorkerContext<'_> {
     fn step_within(&mut self, park: Duration) -> Result<bool, Aborted> {
         self.abort.check()?;
         let more = self.worker.step_or_park(Some(park));
+        self.presence.turn();
         self.abort.check()?;
         Ok(more)
     }
@@ -131,6 +139,8 @@ pub struct Cluster {
     process: usize,
     addresses: Vec<String>,
     abort: Abort,
+    step_deadline: Option<Duration>,
+    ending_deadline: Duration,
     /// Absent when there are no other processes.
     network: Option<Network>,
 }
@@ -159,13 +169,15 @@ impl Cluster {
         settings.check()?;
         settings.check_admission()?;
         let (threads, process) = (settings.threads, settings.process);
+        let (step_deadline, ending_deadline) = (settings.step_deadline, settings.ending_deadline);
         let addresses = settings.addresses.clone();
         if let Some(siblings) = &settings.siblings {
             siblings.end_with_the_first(&abort, &addresses);
         }
         let network = if addresses.len() > 1 {
             let deadline = settings.peer_deadline;
-            let control = Control::start(process, addresses.clone(), deadline, &abort)?;
+            let control =
+                Control::start(process, addresses.clone(), deadline, step_deadline, &abort)?;
             match meet(&mut settings, &abort, &control)
                 .map(|links| wrap_sockets(links, &settings, &abort, &control))
             {
@@ -179,7 +191,7 @@ impl Cluster {
         } else {
             None
         };
-        Ok(Self { threads, process, addresses, abort, network })
+        Ok(Self { threads, process, addresses, abort, step_deadline, ending_deadline, network })
     }
 
     /// The handle with which anything may end the run.
@@ -189,17 +201,27 @@ impl Cluster {
 
     /// Runs `work` on every worker of this process, then steps each worker until its dataflows are
     /// complete. Returns the workers' results in the order of their indices, once every process of
-    /// the cluster is done.
+    /// the cluster is done and the workers and guarded threads of this one have ended.
     ///
     /// # Errors
     /// The first error of the run, wherever it happened: an error or a panic of `work`, of an
-    /// operator or of a guarded thread, or a peer that failed, is silent, or is gone.
+    /// operator or of a guarded thread, a peer that failed, is silent, or is gone, or something that
+    /// stands still. [`ClusterError::LeftBehind`], with that error as its source, where threads have not
+    /// ended within `ending_deadline` of the settings.
     pub fn execute<R, F>(self, work: F) -> Result<Vec<R>, ClusterError>
     where
         R: Send + 'static,
         F: Fn(&mut WorkerContext<'_>) -> Result<R, Failure> + Send + Sync + 'static,
     {
-        let Self { threads, process, addresses, abort, network } = self;
+        let Self { threads, process, addresses, abort, step_deadline, ending_deadline, network } =
+            self;
+        let peers: PeerStandings = match &network {
+            Some(network) => network.control.peer_standings(),
+            None => Box::new(Vec::new),
+        };
+        let watch = step_deadline.map(|deadline| Watchdog::start(deadline, &abort, peers));
+        let watch = watch.transpose().map_err(|error| abort.abort(error));
+        let mut patience = Patience { abort: abort.clone(), bound: ending_deadline, until: None };
         let mut ending = None;
         let builders = match network {
             None => local_builders(threads),
@@ -221,19 +243,26 @@ impl Cluster {
         let started =
             execute_from(builders, Box::new(()), WorkerConfig::default(), move |worker| {
                 let abort = workers_abort.clone();
-                let context = WorkerContext { worker, abort, process, processes };
+                let presence = abort.board().join(Actor::Worker(worker.index()), Rhythm::Turns);
+                presence.begin();
+                let context = WorkerContext { worker, abort, presence, process, processes };
                 run_worker(context, &work)
             });
         let results = match started {
-            Ok(guards) => guards.join(),
+            Ok(guards) => {
+                let joined = patience.wait("cluster:join", move || guards.join());
+                joined.unwrap_or_default()
+            }
             Err(message) => {
                 abort.abort(ClusterError::Workers { message });
                 Vec::new()
             }
         };
         if let Some(ending) = ending {
-            ending.complete(&abort);
+            ending.complete(&abort, &mut patience);
         }
+        let left = abort.board().wait_for_all(patience.end());
+        drop(watch);
         let mut completed = Vec::with_capacity(threads);
         for result in results {
             match result {
@@ -243,7 +272,54 @@ impl Cluster {
                 Err(message) => abort.abort(ClusterError::Workers { message }),
             }
         }
-        abort.first_error().map_or(Ok(completed), Err)
+        let error = abort.first_error();
+        if left.is_empty() {
+            return error.map_or(Ok(completed), Err);
+        }
+        let cause = error.map(Arc::new);
+        Err(ClusterError::LeftBehind { left, deadline: ending_deadline, cause })
+    }
+}
+
+/// How long what ends with the run is waited for: without end while the run goes on, and for a bounded time after.
+struct Patience {
+    abort: Abort,
+    bound: Duration,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    /// What `work` answers, which waits for something that ends with the run; `None` where that takes too long.
+    fn wait<T: Send + 'static>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, done) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name(name.to_string()).spawn(move || {
+            // The receiver is gone where the work took too long.
+            let _ = sender.send(work());
+        });
+        if let Err(error) = thread {
+            self.abort.abort(ClusterError::spawn(name)(error));
+            return None;
+        }
+        loop {
+            if self.abort.is_aborted() {
+                self.end();
+            }
+            let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+            match done.recv_timeout(left.unwrap_or(LONGEST_PARK).min(LONGEST_PARK)) {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Timeout) if left.is_none_or(|left| !left.is_zero()) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// When the waiting ends; it begins to count now if it has not before.
+    fn end(&mut self) -> Instant {
+        *self.until.get_or_insert_with(|| Instant::now() + self.bound)
     }
 }
 
@@ -271,6 +347,7 @@ fn run_worker<R>(
     let result = abort.catch(who, || {
         let result = work(&mut context)?;
         context.run_until_done()?;
+        progress::enter(Phase::WaitingForEnd, progress::step());
         Ok(result)
     });
     // Timely steps a worker for as long as it has dataflows. Operators that have panicked may
@@ -289,14 +366,17 @@ struct Ending {
 }
 
 impl Ending {
-    fn complete(self, abort: &Abort) {
+    fn complete(self, abort: &Abort, patience: &mut Patience) {
         self.workers_ended.open();
         if !abort.is_aborted() {
             self.control.say_goodbye();
         }
         // Joins timely's threads: they end with those of the peers, or when an abort cuts the
         // sockets. Should one of them have panicked, dropping the guard panics.
-        if catch_unwind(AssertUnwindSafe(|| drop(self.guard))).is_err() {
+        let guard = AssertUnwindSafe(self.guard);
+        let joined =
+            patience.wait("cluster:join", move || catch_unwind(move || drop(guard)).is_ok());
+        if joined == Some(false) {
             let message = "a communication thread panicked".to_string();
             abort.abort(ClusterError::Workers { message });
         }

@@ -63,6 +63,8 @@ pub enum Killed {
     Silent,
     /// Another had failed, and it did not end within the grace.
     Outlived,
+    /// The end of all was asked for: [`StopHandle::end`].
+    Asked,
 }
 
 /// How one process ended.
@@ -127,12 +129,18 @@ impl StopHandle {
         // A supervisor that has returned has nobody left to tell.
         let _ = self.events.send(Event::Stop);
     }
+
+    /// Ends every process at once, also one that stands still or is stopped.
+    pub fn end(&self) {
+        let _ = self.events.send(Event::End);
+    }
 }
 
 enum Event {
     Joined { process: usize, lifeline: Arc<Channel>, port: u16 },
     Heard { process: usize },
     Stop,
+    End,
 }
 
 /// Starts the processes of a local cluster and watches over them.
@@ -306,6 +314,7 @@ impl Family {
                 }
                 Ok(Event::Heard { process }) => self.members[process].heard = Instant::now(),
                 Ok(Event::Stop) => self.stop(),
+                Ok(Event::End) => self.kill(Killed::Asked, |_| true)?,
                 // Without a sender there are only the children to look at.
                 Err(_) => {}
             }

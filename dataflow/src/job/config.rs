@@ -73,6 +73,9 @@ pub struct RunSettings {
     /// How long the processes may take to meet before the run ends with exit code 75.
     #[serde(default = "default_connect_deadline_seconds")]
     pub connect_deadline_seconds: f64,
+    /// How long anything in the run may stand still before it is named and the run ends with exit code 75.
+    #[serde(default = "default_step_deadline_seconds")]
+    pub step_deadline_seconds: f64,
 }
 
 fn default_seed() -> u64 {
@@ -85,6 +88,10 @@ fn default_peer_deadline_seconds() -> f64 {
 
 fn default_connect_deadline_seconds() -> f64 {
     60.0
+}
+
+fn default_step_deadline_seconds() -> f64 {
+    600.0
 }
 
 /// `[checkpoint]`.
@@ -183,6 +190,9 @@ impl RunConfig {
         ] {
             expect((0.1..=86_400.0).contains(&seconds), key, "0.1 to 86400", seconds)?;
         }
+        let seconds = self.run.step_deadline_seconds;
+        let valid = (0.1..=604_800.0).contains(&seconds);
+        expect(valid, "run.step_deadline_seconds", "0.1 to 604800", seconds)?;
         expect(!self.run.dir.as_os_str().is_empty(), "run.dir", "a folder or URL", "\"\"")?;
         let place = "a folder or a URL of s3, gs or az";
         let location = Location::of_path(&self.run.dir)

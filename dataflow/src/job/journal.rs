@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::state_sink::{Written, not_written};
 use super::train::{Observer, TrainEvent};
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
 use crate::metrics::{StepLog, StepMetrics};
@@ -72,6 +73,7 @@ impl Journal {
 
     /// Writes down a step, and tells it.
     pub fn report(&mut self, report: &StepReport) {
+        let _telling = progress::during(Phase::Reporting);
         let now = Instant::now();
         let seconds = (now - self.last_step).as_secs_f64();
         self.last_step = now;
@@ -96,6 +98,7 @@ impl Journal {
     /// Writes down an evaluation, and tells it.
     pub fn evaluation(&mut self, report: &EvaluationReport) {
         let Some(evaluations) = &mut self.evaluations else { return };
+        let _telling = progress::during(Phase::Reporting);
         match self.folder.check().and_then(|()| evaluations.append(*report)) {
             Ok(()) => {
                 self.written.evaluations.note(report.step);

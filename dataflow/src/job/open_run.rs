@@ -15,6 +15,7 @@ use super::train::TrainEvent;
 use super::worker::Shared;
 use crate::checkpoint::{self, Checkpoint, LocalCopy, TrainerState, Wanted};
 use crate::cluster::Abort;
+use crate::cluster::progress::{self, Phase};
 use crate::error::Result;
 use crate::run_folder::{RunFolder, Writes};
 
@@ -37,6 +38,7 @@ impl OpenedRun {
         let run = &shared.run;
         let layout = run.model.layout();
         let (dir, settings) = (&run.config.run.dir, run.config.data.remote());
+        let _in_store = run.keeps_state_in_store().then(|| progress::during(Phase::UsingStore));
         let latest = RunFolder::latest_step(dir, &settings)?;
         elsewhere.map_or(Ok(()), |elsewhere| elsewhere.check(run, latest))?;
         if latest.is_none() {
@@ -44,10 +46,9 @@ impl OpenedRun {
             run.check_beginning()?;
         }
         let cancel = Cancel::default();
-        let mut folder = RunFolder::hold_with(dir, &settings)?.cancelled_by(cancel.clone());
+        let folder = RunFolder::hold_with(dir, &settings)?.cancelled_by(cancel.clone());
         let on_abort = cancel.clone();
         abort.on_abort(move || on_abort.cancel());
-        folder.announce_release(shared.released.clone());
         checkpoint::sweep(folder.path())?;
         let mut now = run.initial_state(shared.devices.kind());
         let mut device_changes = Vec::new();

@@ -1,7 +1,7 @@
 //! What a `RUN.toml` comes to, once its data set and its model are known.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, S
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
-use tidemill_streaming_data::store::Cancel;
+use tidemill_streaming_data::store::{Cancel, Location};
 
 use super::config::RunConfig;
 use super::data::{DataSettings, DocumentBoundaries};
@@ -85,11 +85,6 @@ impl ResolvedRun {
         };
         let batch = config.batch.plan(memory)?;
         let steps = steps(&config, &data, &batch)?;
-        // Every position of a run is a number of 64 bits.
-        let most_steps = u64::MAX / batch.samples_per_step() as u64;
-        if steps > most_steps {
-            return Err(JobError::value("run.steps", format!("at most {most_steps}"), steps));
-        }
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
         }
@@ -192,6 +187,24 @@ impl ResolvedRun {
         Duration::from_secs_f64(self.config.run.connect_deadline_seconds)
     }
 
+    /// How long anything in the run may stand still.
+    pub fn step_deadline(&self) -> Duration {
+        Duration::from_secs_f64(self.config.run.step_deadline_seconds)
+    }
+
+    /// Whether samples come from a store, of the data sets or of the evaluation.
+    pub(super) fn reads_store(&self) -> bool {
+        let data = &self.config.data;
+        let evaluation = self.config.evaluation.as_ref().map(|evaluation| &evaluation.dataset);
+        let streams = data.streams.iter().map(|stream| &stream.dataset);
+        streams.chain(&data.dataset).chain(evaluation).any(|path| is_in_store(path))
+    }
+
+    /// Whether the run keeps its state in a store, or begins with weights from one.
+    pub(super) fn keeps_state_in_store(&self) -> bool {
+        is_in_store(&self.config.run.dir) || self.weights_from.as_deref().is_some_and(is_in_store)
+    }
+
     /// The resolved config as TOML, with the schedule of a run that begins.
     pub fn to_toml(&self) -> String {
         self.to_toml_with(self.horizon())
@@ -279,6 +292,10 @@ fn document_end(config: &RunConfig, data: &Mixture) -> Result<Option<u32>> {
             Err(JobError::value(DOCUMENTS_KEY, expected, "\"reset\""))
         }
     }
+}
+
+fn is_in_store(path: &Path) -> bool {
+    Location::of_path(path).is_ok_and(|location| location.local().is_none())
 }
 
 fn open_evaluation(config: &RunConfig, data: &Mixture) -> Result<Option<(Mixture, u64)>> {

@@ -18,6 +18,7 @@ use timely::dataflow::operators::{Operator, Probe};
 use timely::dataflow::{InputHandle, ProbeHandle};
 
 use crate::checkpoint::{StateArena, optimizer_file};
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
 use crate::error::Result;
 use crate::operators::GraphError;
@@ -119,6 +120,11 @@ pub fn distribute(
     chunks: &ChunkPlan,
 ) -> std::result::Result<WorkerState, Failure> {
     let workers = context.peers();
+    let phase = match &origin {
+        Some(_) => Phase::Restoring,
+        None => Phase::WaitingForState,
+    };
+    progress::enter(phase, 0);
     let received = Rc::new(RefCell::new(Received {
         start: None,
         parameters: vec![0.0; layout.parameter_elements()],
@@ -136,6 +142,7 @@ pub fn distribute(
                 move |input, _output| {
                     input.for_each(|_time, pieces| {
                         let mut received = received.borrow_mut();
+                        progress::moved();
                         pieces.drain(..).for_each(|(_, piece)| received.take(piece));
                     });
                 }
@@ -164,12 +171,16 @@ pub fn distribute(
                 sent += 1;
                 input.advance_to(sent);
                 let oldest = sent.saturating_sub(PIECES_IN_FLIGHT);
+                progress::moved();
+                let _waiting = progress::during(Phase::WaitingForWorkers);
                 context.step_while(|| probe.less_than(&oldest))?;
             }
         }
     }
     input.close();
+    progress::enter(Phase::WaitingForWorkers, 0);
     context.run_until_done()?;
+    progress::enter(Phase::Starting, 0);
     let mut received = received.borrow_mut();
     let start = received.start.ok_or(NO_STATE)?;
     Ok(WorkerState {

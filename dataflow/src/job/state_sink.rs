@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, StateArena, TrainerState};
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Failure};
 use crate::error::JobError;
 use crate::operators::{
@@ -37,6 +38,7 @@ impl LatestStep {
 
     /// Waits for `step`, or for the end of the run.
     fn wait(&self, step: u64, abort: &Abort) -> Result<(), Failure> {
+        let _waiting = progress::during(Phase::WaitingForWorkers);
         // Now and then the abort flag is looked at, for steps that will never come.
         const LOOK: Duration = Duration::from_millis(100);
         let mut latest = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,6 +142,7 @@ impl StateSink for RunCheckpoints {
         }
         folder.check().map_err(not_written)?;
         let written = writer.commit().map_err(not_written)?;
+        let _in_store = folder.is_in_store().then(|| progress::during(Phase::UsingStore));
         let path = folder.publish(report.step, written, files.keep).map_err(not_written)?;
         on_commit(report.step, path);
         Ok(())

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
 use crate::device::{Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
@@ -81,7 +81,7 @@ pub enum TrainEvent {
     },
 }
 
-/// Is told what happens, on threads of the run; must not block.
+/// Is told what happens, on threads of the run; must not block: one that does for `run.step_deadline_seconds` ends the run.
 pub type Observer = Arc<dyn Fn(&TrainEvent) + Send + Sync>;
 
 /// How a run is run; none of it is numerics.
@@ -120,8 +120,9 @@ pub struct TrainSummary {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// How long a writer that is stuck in a file may keep a run from returning.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long samples of a store may be waited for at least. A store that is silent is given up after two minutes, an
+/// operation that goes on and on after ten: these errors say more.
+const STORE_PATIENCE: Duration = Duration::from_secs(900);
 
 /// Trains, from the run folder's latest checkpoint where it has one, on the devices that `run.device` says.
 ///
@@ -156,6 +157,13 @@ impl WithBackend for Train {
         cluster.identity.extend(run.identity(devices.kind()));
         cluster.peer_deadline = run.peer_deadline();
         cluster.connect_deadline = run.connect_deadline();
+        cluster.step_deadline = Some(run.step_deadline());
+        cluster.ending_deadline = cluster.ending_deadline.min(run.step_deadline());
+        let tell = observer;
+        let observer: Observer = Arc::new(move |event| {
+            let _telling = progress::during(Phase::Reporting);
+            tell(event);
+        });
         let memory_bytes = run.config.data.cache_bytes();
         let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
         // Of remote data sets no more is fetched than the run will read.
@@ -165,20 +173,18 @@ impl WithBackend for Train {
         let evaluation_data = evaluation
             .map(|(data, samples)| Decoder::of_positions(data.clone(), settings, 0..*samples))
             .transpose()?;
-        let (released, release) = mpsc::channel();
-        let shared =
-            Shared { run, devices, training_data, evaluation_data, stop, observer, released };
         let abort = Abort::new();
+        if run.reads_store() {
+            abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
+        }
+        let shared = Shared { run, devices, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());
         if cluster.processes() > 1 && shared.stop.asked.load(Ordering::Acquire) {
             abort.abort(ClusterError::StoppedEarly);
         }
         let cluster = Cluster::connect_with(cluster, abort);
         *lock(&shared.stop.waiting) = None;
-        let summaries = cluster?.execute(move |context| run_worker(context, &shared));
-        // The writer's thread ends by itself; whoever has this answer may open the run folder again.
-        let _ = release.recv_timeout(RELEASE_PATIENCE);
-        let summaries = summaries?;
+        let summaries = cluster?.execute(move |context| run_worker(context, &shared))?;
         Ok(summaries.into_iter().next().unwrap_or_default())
     }
 }

@@ -1,8 +1,6 @@
 //! One worker of a run: gets its state, builds the graph and steps it.
 
-use std::convert::Infallible;
 use std::num::NonZeroU64;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use tidemill_collective::ChunkPlan;
@@ -20,6 +18,7 @@ use super::source::{DecodedSamples, origin};
 use super::state_sink::{CheckpointParts, RunCheckpoints};
 use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
 use crate::checkpoint::{CheckpointFiles, TrainerState};
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
 use crate::device::Devices;
 use crate::error::Result;
@@ -36,8 +35,6 @@ pub(super) struct Shared<B> {
     pub evaluation_data: Option<Decoder>,
     pub stop: StopRequest,
     pub observer: Observer,
-    /// Is dropped by all who have it once the run folder is let go.
-    pub released: Sender<Infallible>,
 }
 
 impl<B: Backend> Shared<B> {
@@ -211,6 +208,7 @@ pub(super) fn run_worker<B: Backend>(
     let step = last.map_or(start.step, |report| report.step);
     let mut checkpoint = None;
     if let Some(folder) = &folder {
+        let _in_store = folder.is_in_store().then(|| progress::during(Phase::UsingStore));
         if step > start.step {
             folder.finish()?;
         }

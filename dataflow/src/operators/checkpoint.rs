@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use serde::{Deserialize, Serialize};
 use tidemill_collective::{Chunk, Credit, CreditLedger, Part, StatePart, by_destination};
@@ -14,10 +13,11 @@ use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::{Stream, StreamVec};
 use timely::progress::operate::FrontierInterest;
 
-use super::companion::{Companion, OperatorGone, Replies};
+use super::companion::{Companion, Jobs, OperatorGone, Replies};
 use super::error::GraphError;
 use super::optimize::StepReport;
 use super::plan::{CheckpointCuts, TrainingPlan};
+use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor, Failure};
 
 /// Where checkpoints go. It is called on a thread of its own, one checkpoint after the other.
@@ -92,10 +92,10 @@ enum WriterReply {
 /// The writer thread.
 fn run(
     mut sink: Box<dyn StateSink>,
-    jobs: &Receiver<WriterJob>,
+    jobs: &Jobs<WriterJob>,
     replies: &Replies<WriterReply>,
 ) -> Result<(), Failure> {
-    while let Ok(job) = jobs.recv() {
+    while let Some(job) = jobs.next() {
         let sent = match job {
             WriterJob::Begin(report) => {
                 sink.begin(&report)?;
@@ -226,7 +226,8 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         let mut state = None;
         if let (0, Some(sink)) = (scope.index(), sink) {
             let body = |jobs: &_, replies: &_| run(sink, jobs, replies);
-            match Companion::start(&abort, "checkpoint".to_owned(), wake, body) {
+            let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
+            match Companion::start(&abort, name, phase, wake, body) {
                 Ok(writer) => {
                     let plan = Arc::clone(plan);
                     state = Some(State { plan, writer, cuts: BTreeMap::new() });

@@ -1,4 +1,4 @@
-//! A thread that works for one operator: jobs go in, replies come out, nobody waits for anybody.
+//! A thread that works for one operator: jobs go in, replies come out, and neither waits for the other.
 //!
 //! Device calls and file writes block, and an operator must not; so they happen on a companion. Its replies
 //! activate the operator. When the operator is dropped the channel of jobs closes, and the companion
@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use tidemill_kernels::FloatEnvironment;
 use timely::scheduling::SyncActivator;
 
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor, ClusterError, Failure};
 
 /// The operator's end.
@@ -20,41 +21,76 @@ pub(super) struct Companion<Job, Reply> {
     gone: bool,
 }
 
+/// The thread's end of the jobs.
+pub(super) struct Jobs<Job> {
+    receiver: Receiver<Job>,
+    /// What the thread does while it has a job.
+    phase: Phase,
+}
+
 /// The thread's end of the replies.
 pub(super) struct Replies<Reply> {
     sender: Sender<Reply>,
     wake: SyncActivator,
+    abort: Abort,
 }
 
 /// The operator was dropped: the run is over.
 #[derive(Debug)]
 pub(super) struct OperatorGone;
 
+impl<Job> Jobs<Job> {
+    /// Waits for the next job; `None` when the operator was dropped.
+    pub(super) fn next(&self) -> Option<Job> {
+        progress::enter(Phase::Idle, 0);
+        let job = self.receiver.recv().ok()?;
+        progress::enter(self.phase, 0);
+        progress::moved();
+        Some(job)
+    }
+
+    /// The next job, if there is one.
+    pub(super) fn ready(&self) -> Option<Job> {
+        self.receiver.try_recv().ok()
+    }
+}
+
 impl<Reply> Replies<Reply> {
     /// Hands a reply to the operator and wakes it.
     pub(super) fn send(&self, reply: Reply) -> Result<(), OperatorGone> {
+        progress::moved();
         self.sender.send(reply).map_err(|_| OperatorGone)?;
         self.wake.activate().map_err(|_| OperatorGone)
+    }
+
+    /// For long jobs, between their parts: nothing follows once the run is aborted.
+    pub(super) fn check(&self) -> Result<(), OperatorGone> {
+        progress::moved();
+        self.abort.check().map_err(|_| OperatorGone)
     }
 }
 
 impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
-    /// Starts a guarded thread that runs `body`; `wake` activates the operator.
+    /// Starts a guarded thread that runs `body`, whose jobs are of `phase`; `wake` activates the operator.
     pub(super) fn start<F>(
         abort: &Abort,
         name: String,
+        phase: Phase,
         wake: SyncActivator,
         body: F,
     ) -> Result<Self, ClusterError>
     where
-        F: FnOnce(&Receiver<Job>, &Replies<Reply>) -> Result<(), Failure> + Send + 'static,
+        F: FnOnce(&Jobs<Job>, &Replies<Reply>) -> Result<(), Failure> + Send + 'static,
     {
         let (jobs, received) = mpsc::channel();
         let (sender, replies) = mpsc::channel();
+        let replies_abort = abort.clone();
         let thread = move || {
             // It would inherit the environment of an embedder's thread.
             FloatEnvironment::standard().keep();
-            body(&received, &Replies { sender, wake })
+            progress::enter(phase, 0);
+            let jobs = Jobs { receiver: received, phase };
+            body(&jobs, &Replies { sender, wake, abort: replies_abort })
         };
         abort.guard_thread(&name, thread)?;
         Ok(Self { name, abort: abort.clone(), jobs, replies, gone: false })
@@ -62,6 +98,7 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
 
     /// Enqueues a job.
     pub(super) fn send(&mut self, job: Job) {
+        progress::moved();
         if self.jobs.send(job).is_err() {
             self.suspect();
         }
@@ -70,7 +107,10 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
     /// The next reply, if there is one.
     pub(super) fn poll(&mut self) -> Option<Reply> {
         match self.replies.try_recv() {
-            Ok(reply) => Some(reply),
+            Ok(reply) => {
+                progress::moved();
+                Some(reply)
+            }
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => {
                 self.suspect();

@@ -18,6 +18,7 @@ use super::forward_backward::EvaluationLoss;
 use super::optimize::StepReport;
 use super::plan::{EvaluationPlan, TrainingPlan};
 use super::samples::{Grain, SampleSource};
+use crate::cluster::progress;
 use crate::cluster::{Abort, Actor, Failure};
 use crate::error::JobError;
 
@@ -175,6 +176,7 @@ impl<'scope> EvaluationSamples<'scope> for Scope<'scope, u64> {
                         let mut session = output.session(held);
                         while cutter.expects_sample() {
                             let Some(sample) = source.poll()? else { break };
+                            progress::moved();
                             cutter.push(sample).into_iter().for_each(|grain| session.give(grain));
                         }
                     }

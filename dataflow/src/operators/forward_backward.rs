@@ -33,6 +33,7 @@ use super::optimize::StepReport;
 use super::plan::{EvaluationPlan, TrainingPlan};
 use super::residence::Residence;
 use super::samples::Grain;
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor, Failure};
 
 /// The loss of one lane of one step.
@@ -276,6 +277,8 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                         }
                     }
                     state.compute();
+                    let (phase, step) = state.schedule.standing();
+                    progress::enter(phase, step);
                     let awaited = state.schedule.awaited_step();
                     if frontiers[0].frontier().iter().all(|time| !time.less_equal(&awaited)) {
                         state.schedule.check_ended()?;
@@ -326,7 +329,9 @@ impl State {
         };
         let name = format!("device-{worker}");
         let device =
-            Companion::start(abort, name, wake, |jobs, replies| device::run(parts, jobs, replies))?;
+            Companion::start(abort, name, Phase::ForwardBackward, wake, |jobs, replies| {
+                device::run(parts, jobs, replies)
+            })?;
         Ok(Self {
             schedule,
             device,

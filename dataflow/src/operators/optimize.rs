@@ -35,6 +35,7 @@ use super::forward_backward::LaneLoss;
 use super::keep_first;
 use super::plan::TrainingPlan;
 use super::residence::Residence;
+use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor, Failure};
 
 const NO_CUT: GraphError = GraphError::Order { what: "a snapshot", missing: "its cut" };
@@ -370,14 +371,14 @@ impl State {
         let shard = match residence {
             Some(residence) => {
                 let shard = ResidentShard::new(backend, residence, rule, plan, layout);
-                Companion::start(abort, name, wake, move |jobs, replies| {
+                Companion::start(abort, name, Phase::Updating, wake, move |jobs, replies| {
                     shard.serve(jobs, replies)
                 })?
             }
             None => {
                 let (owned, decays) = (schedule.owned(), shard::decay_runs(layout));
                 let parts = ShardParts { backend, state, rule, plan, owned, decays };
-                Companion::start(abort, name, wake, |jobs, replies| {
+                Companion::start(abort, name, Phase::Updating, wake, |jobs, replies| {
                     shard::run(parts, jobs, replies)
                 })?
             }

@@ -16,6 +16,7 @@ use timely::progress::operate::FrontierInterest;
 
 use super::error::GraphError;
 use super::plan::TrainingPlan;
+use crate::cluster::progress;
 use crate::cluster::{Abort, Actor, Failure};
 
 /// The sums of the chunks that one worker owns.
@@ -131,6 +132,7 @@ impl<'scope> Reduce<'scope> for Stream<'scope, u64, Chunk> {
                 let mut sums_output = sums_output.activate();
                 let mut credits_output = credits_output.activate();
                 chunks.for_each_time(|time, arrived| {
+                    progress::moved();
                     let mut ledger = CreditLedger::default();
                     for chunk in arrived {
                         let Some(sums) = state.as_mut() else { return };

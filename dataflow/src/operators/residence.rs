@@ -18,6 +18,7 @@ use tidemill_model::{Device, Layout, Parameters};
 
 use super::optimize::InitialState;
 use crate::cluster::Failure;
+use crate::cluster::progress::{self, Phase};
 
 /// A device stream and the parameters that are computed with on it.
 pub(super) struct Replica<B: Backend> {
@@ -79,6 +80,8 @@ impl<B: Backend> Residence<B> {
     /// The state, to one thread at a time; `None` once a thread has panicked with it in its hands: that thread's
     /// panic ends the run, and whoever else finds out just stops.
     pub(super) fn lock(&self) -> Option<MutexGuard<'_, ResidentState<B>>> {
+        // Another thread may compute with it for as long as a step takes.
+        let _waiting = progress::during(Phase::WaitingForDevice);
         self.state.lock().ok()
     }
 }

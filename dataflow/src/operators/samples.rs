@@ -14,6 +14,7 @@ use timely::progress::Antichain;
 use super::error::GraphError;
 use super::optimize::StepReport;
 use super::plan::TrainingPlan;
+use crate::cluster::progress;
 use crate::cluster::{Abort, Actor, Failure};
 
 /// Consecutive samples of one lane: what gradients are formed over. Grains stay on their worker.
@@ -197,6 +198,7 @@ impl<'scope> Samples<'scope> for Scope<'scope, u64> {
                         let mut later = None;
                         while let (true, None) = (cutter.expects_sample(), &later) {
                             let Some(sample) = source.poll()? else { break };
+                            progress::moved();
                             match cutter.push(sample)? {
                                 Some(grain) if grain.step > *held.time() => later = Some(grain),
                                 Some(grain) => session.give(grain),

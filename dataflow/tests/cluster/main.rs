@@ -7,6 +7,7 @@ mod processes;
 mod proxy;
 mod rendezvous;
 mod ring;
+mod standstill;
 mod strangers;
 mod supervisor;
 mod tampering;

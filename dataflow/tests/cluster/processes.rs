@@ -5,7 +5,8 @@ use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use tidemill::cluster::{ClusterSettings, execute};
+use tidemill::cluster::progress::{self, Phase};
+use tidemill::cluster::{Cluster, ClusterSettings, execute};
 use timely::dataflow::operators::vec::Map;
 use timely::dataflow::operators::{Exchange, Inspect, ToStream};
 
@@ -20,7 +21,7 @@ pub const ROLE: &str = "TIDEMILL_TEST_ROLE";
 fn child_entry() {
     match std::env::var(ROLE).as_deref() {
         Err(_) => {}
-        Ok("ring" | "flood") => member(),
+        Ok("ring" | "flood" | "breathes") => member(),
         Ok("supervisor") => supervisor::supervising_child(),
         Ok(role) => supervisor::supervised_child(role),
     }
@@ -56,7 +57,17 @@ fn member() -> ! {
     let mut settings = ClusterSettings::process(threads as usize, process as usize, addresses);
     settings.listener = Some(listener);
     settings.peer_deadline = Duration::from_millis(deadline);
-    let flood = std::env::var(ROLE).as_deref() == Ok("flood");
+    let role = std::env::var(ROLE).unwrap();
+    if role == "breathes" {
+        let _joined = Cluster::connect(settings).unwrap();
+        // Until it is killed.
+        loop {
+            std::thread::park();
+        }
+    }
+    let flood = role == "flood";
+    // The ring says that it moves; a flood has no steps.
+    settings.step_deadline = (!flood).then_some(2 * settings.peer_deadline);
     let result = execute(settings, move |context| {
         if flood {
             let (index, peers) = (context.index() as u64, context.peers() as u64);
@@ -76,7 +87,9 @@ fn member() -> ! {
             });
         } else {
             let peers = context.peers() as u64;
+            progress::enter(Phase::WaitingForSums, 1);
             ring(context, move |token| {
+                progress::moved();
                 if token / peers == 5 {
                     println!("\nat work");
                 }
@@ -92,13 +105,13 @@ fn member() -> ! {
 /// A started process; killed when dropped.
 pub struct Member {
     child: Child,
-    stdin: ChildStdin,
+    pub stdin: ChildStdin,
     lines: Receiver<String>,
     stderr: Option<ChildStderr>,
 }
 
 impl Member {
-    fn start(role: &str) -> Self {
+    pub fn start(role: &str) -> Self {
         Self::of(command(role))
     }
 

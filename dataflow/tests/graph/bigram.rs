@@ -1,6 +1,8 @@
 //! A model so small that a whole run takes milliseconds, and so ill-scaled that the order of every
 //! sum shows in its bits.
 
+use std::sync::Arc;
+
 use tidemill::kernels::Cpu;
 use tidemill::model::{
     Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
@@ -14,6 +16,9 @@ pub const PANIC_TOKEN: u32 = 1_000;
 /// A sample that begins with this token has a loss that is no number.
 pub const NAN_TOKEN: u32 = 1_001;
 
+/// A sample that begins with this token may wait for something.
+pub const STUCK_TOKEN: u32 = 1_002;
+
 /// The loss of a grain, and the gradients of the four uses.
 type GrainGradients = (GrainLoss, [Vec<f32>; 4]);
 
@@ -21,6 +26,8 @@ type GrainGradients = (GrainLoss, [Vec<f32>; 4]);
 /// eight decades. The table is used by two blocks: it is tied.
 pub struct Bigram {
     layout: Layout,
+    /// What a sample that begins with [`STUCK_TOKEN`] waits for.
+    pub stuck: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl Bigram {
@@ -36,7 +43,7 @@ impl Bigram {
         layout.block("embedding", &[table]);
         layout.block("middle", &[scale]);
         layout.block("head", &[bias, table]);
-        Self { layout }
+        Self { layout, stuck: None }
     }
 
     fn grains(
@@ -57,6 +64,9 @@ impl Bigram {
                 .map(|use_index| vec![0.0_f32; self.layout.gradient_range(use_index).len()]);
             for sample in tokens.chunks(columns) {
                 assert_ne!(sample[0], PANIC_TOKEN, "the model panics on purpose");
+                if let (STUCK_TOKEN, Some(wait)) = (sample[0], &self.stuck) {
+                    wait();
+                }
                 for pair in sample.windows(2) {
                     let (x, y) = (pair[0] as usize % VOCAB, pair[1] as usize % VOCAB);
                     let weight = 10_f32.powi((y % 9) as i32 - 4);

@@ -7,7 +7,8 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
@@ -73,6 +74,40 @@ pub struct Run {
     pub full_disk: Option<u64>,
     /// Where the grains of training come from.
     pub grains: Grains,
+    /// How long anything may stand still, and then what is stuck may be left.
+    pub step_deadline: Option<Duration>,
+    /// What gets stuck.
+    pub stuck: Option<Stuck>,
+    /// Where it waits; is opened when the run has failed.
+    pub gate: Gate,
+}
+
+/// What gets stuck in the third step or before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stuck {
+    /// The writer of checkpoints.
+    Sink,
+    /// The source of samples: it has none any more.
+    Source,
+    /// A user's own operator, on worker 0.
+    Operator,
+}
+
+/// What is stuck waits here.
+#[derive(Clone, Debug, Default)]
+pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    /// Waits until the gate is opened.
+    pub fn wait(&self) {
+        let closed = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(closed, |is_open| !*is_open).unwrap());
+    }
+
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
 }
 
 /// Where the grains of training come from.
@@ -102,6 +137,9 @@ impl Default for Run {
             poison: None,
             full_disk: None,
             grains: Grains::Cut,
+            step_deadline: None,
+            stuck: None,
+            gate: Gate::default(),
         }
     }
 }
@@ -125,6 +163,8 @@ struct Synthetic {
     wake: Option<Wake>,
     vocab_size: u64,
     poison: Option<(u64, u32)>,
+    /// Has none from this position on.
+    end: u64,
     on_request: Box<dyn FnMut(Range<u64>)>,
 }
 
@@ -136,6 +176,9 @@ impl SampleSource for Synthetic {
 
     fn poll(&mut self) -> Result<Option<Sample>, Failure> {
         self.polls += 1;
+        if self.waiting.front().is_some_and(|&position| position >= self.end) {
+            return Ok(None);
+        }
         if self.polls.is_multiple_of(3) {
             if let Some(wake) = &self.wake {
                 wake();
@@ -166,6 +209,7 @@ struct Memory {
     open: Option<(u64, [Vec<f32>; 3])>,
     complete: Arc<Mutex<BTreeMap<u64, State>>>,
     full_disk: Option<u64>,
+    gate: Option<Gate>,
 }
 
 impl StateSink for Memory {
@@ -176,6 +220,7 @@ impl StateSink for Memory {
     }
 
     fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<(), Failure> {
+        self.gate.iter().for_each(Gate::wait);
         let (_, parts) = self.open.as_mut().expect("a checkpoint was begun");
         let out = &mut parts[part as usize][start..start + values.len()];
         assert!(out.iter().all(|value| value.is_nan()), "every element once");
@@ -278,6 +323,7 @@ impl Run {
     ) -> (ClusterError, BTreeMap<u64, State>) {
         let complete = Arc::new(Mutex::new(BTreeMap::new()));
         let error = self.execute(subject, &complete).expect_err("the run fails");
+        self.gate.open();
         let complete = complete.lock().unwrap().clone();
         (error, complete)
     }
@@ -294,6 +340,8 @@ impl Run {
         let mut threads = Vec::new();
         for (process, listener) in listeners.into_iter().enumerate() {
             let mut settings = ClusterSettings::threads(self.workers / self.processes);
+            settings.step_deadline = self.step_deadline;
+            settings.ending_deadline = self.step_deadline.unwrap_or(settings.ending_deadline);
             if self.processes > 1 {
                 settings.process = process;
                 settings.addresses = addresses.clone();
@@ -312,6 +360,11 @@ impl Run {
         Ok(outcomes)
     }
 
+    /// The gate at which `what` gets stuck.
+    fn gate(&self, what: Stuck) -> Option<Gate> {
+        (self.stuck == Some(what)).then(|| self.gate.clone())
+    }
+
     /// One worker.
     fn work<B: Backend, M: Trainable<B>>(
         &self,
@@ -328,6 +381,7 @@ impl Run {
             open: None,
             complete: Arc::clone(complete),
             full_disk: self.full_disk,
+            gate: self.gate(Stuck::Sink),
         };
         let training = Training {
             plan: Arc::clone(&plan),
@@ -344,7 +398,8 @@ impl Run {
         let vocab_size = subject.model.vocab_size() as u64;
         let samples = |on_request, poison| {
             let waiting = VecDeque::new();
-            Synthetic { waiting, polls: 0, wake: None, vocab_size, poison, on_request }
+            let end = if self.gate(Stuck::Source).is_some() { 2 * self.samples } else { u64::MAX };
+            Synthetic { waiting, polls: 0, wake: None, vocab_size, poison, end, on_request }
         };
         let bounded = Box::new(move |positions: Range<u64>| {
             let step = positions.start / of_step;
@@ -365,8 +420,10 @@ impl Run {
                 Grains::Cut => training.build(scope, source, Some(evaluation)),
                 Grains::Own => training.build_over(input.to_stream(scope), Some(evaluation)),
             };
+            let gate = self.gate(Stuck::Operator).filter(|_| index == 0);
             streams.reports.inspect(move |report| {
                 done.set(report.step);
+                gate.iter().filter(|_| report.step == 2).for_each(Gate::wait);
                 if ask.is_some_and(|(_, step)| step == report.step) {
                     stop.store(true, Ordering::Relaxed);
                 }

@@ -12,7 +12,7 @@ use tidemill_collective::{ChunkPlan, Node, Tree};
 use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
-use crate::cluster::Failure;
+use crate::cluster::{Failure, progress};
 use crate::operators::error::GraphError;
 
 /// Where the elements of a finished chunk are.
@@ -290,6 +290,7 @@ impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
             return Err(ModelError::SinkClosed);
         }
         self.expected_block = block;
+        progress::moved();
         let uses = self.map.layout.uses();
         let first = uses.partition_point(|use_| use_.block < block);
         let end = uses.partition_point(|use_| use_.block <= block);

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
 
 use tidemill_collective::{Chunk, ChunkHeader, Credit, CreditLedger, Node, Part, Tree};
 use tidemill_kernels::{Backend, MemoryPlace};
@@ -16,7 +15,8 @@ use super::accumulators::{
 use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
-use crate::operators::companion::{OperatorGone, Replies};
+use crate::cluster::progress::{self, Phase};
+use crate::operators::companion::{Jobs, OperatorGone, Replies};
 use crate::operators::error::GraphError;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::residence::{Replica, Residence};
@@ -100,9 +100,10 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
 /// Runs jobs until the operator is gone.
 pub(super) fn run<B: Backend, M: Trainable<B>>(
     mut parts: DeviceParts<B, M>,
-    jobs: &Receiver<DeviceJob>,
+    jobs: &Jobs<DeviceJob>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Failure> {
+    progress::enter(Phase::PreparingDevice, 0);
     let initial = std::mem::take(&mut parts.parameters);
     let memory = parts.plan.state_place.resolve(parts.backend.memory());
     let (mut home, finished) = match (parts.residence.take(), memory) {
@@ -147,7 +148,7 @@ fn serve<B: Backend, M: Trainable<B>>(
     parts: &DeviceParts<B, M>,
     finished: FinishedSums,
     home: &mut Home<B>,
-    jobs: &Receiver<DeviceJob>,
+    jobs: &Jobs<DeviceJob>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Stopped> {
     let workspace = home.with(|replica| Ok(plan_workspace(parts, replica)?))?;
@@ -160,18 +161,21 @@ fn serve<B: Backend, M: Trainable<B>>(
         tokens: Vec::new(),
     };
     let mut ledger = CreditLedger::default();
+    let mut is_prepared = false;
     loop {
         // Credit is settled once a run of writes is through, not after each: one wake, not many.
-        let job = match jobs.try_recv() {
-            Ok(job) => job,
-            Err(_) => {
+        let job = match jobs.ready() {
+            Some(job) => job,
+            None => {
                 settle(replies, &mut ledger)?;
-                let Ok(job) = jobs.recv() else { return Ok(()) };
+                let Some(job) = jobs.next() else { return Ok(()) };
                 job
             }
         };
         match job {
             DeviceJob::Write { start, chunk } => {
+                progress::enter(Phase::Gathering, 0);
+                progress::moved();
                 let values = chunk.values().map_err(Failure::from)?;
                 home.with(|Replica { stream, parameters, .. }| {
                     let mut device = Device { backend: &*parts.backend, stream };
@@ -182,12 +186,19 @@ fn serve<B: Backend, M: Trainable<B>>(
             }
             DeviceJob::Compute(computation) => {
                 settle(replies, &mut ledger)?;
+                let (phase, step) = match &computation {
+                    Computation::Train { step, .. } => (Phase::ForwardBackward, step + 1),
+                    Computation::Evaluate { updates, .. } => (Phase::Evaluating, *updates),
+                };
+                // Kernels are compiled when they are first used.
+                progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
                 home.with(|replica| match computation {
                     Computation::Train { step, grains } => computer.train(replica, step, &grains),
                     Computation::Evaluate { updates, grains } => {
                         computer.evaluate(replica, updates, &grains)
                     }
                 })?;
+                is_prepared = true;
                 replies.send(DeviceReply::Finished)?;
             }
         }
@@ -257,6 +268,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let mut total = GrainLoss::default();
         let mut first_not_finite = None;
         for range in parts.plan.batch.microbatches(lane) {
+            self.replies.check()?;
             if range.end == grains.len() {
                 sink.close();
             }
@@ -307,6 +319,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
         let fitting = plan.batch.microbatch_samples() / size;
         for grains in grains.chunks(fitting.max(1)) {
+            self.replies.check()?;
             let losses = match fitting {
                 0 => vec![self.evaluate_in_pieces(replica, &grains[0])?],
                 _ => {

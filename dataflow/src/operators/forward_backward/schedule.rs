@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tidemill_collective::{Chunk, Part, StatePart};
 
 use crate::cluster::Failure;
+use crate::cluster::progress::Phase;
 use crate::operators::error::GraphError;
 use crate::operators::optimize::StepReport;
 use crate::operators::plan::{EvaluationPlan, TrainingPlan};
@@ -248,6 +249,24 @@ impl DeviceSchedule {
         }
         let worker = self.worker;
         Err(GraphError::GrainsEnded { step: step + 1, worker, expected, found }.into())
+    }
+
+    /// What this worker does or waits for, and of which step, counted from 1.
+    pub(super) fn standing(&self) -> (Phase, u64) {
+        let (updates, step) = (self.updates, self.updates + 1);
+        let is_evaluating = self.evaluation_due && self.evaluated > 0;
+        match (self.busy, self.trained == Some(updates)) {
+            (true, true) => (Phase::ForwardBackward, step),
+            (true, false) if is_evaluating => (Phase::Evaluating, updates),
+            (_, true) => (Phase::WaitingForSums, step),
+            _ if self.evaluation_due && self.evaluated < self.evaluation_grains => {
+                (Phase::ReadingSamples, updates)
+            }
+            _ if self.is_past_last(updates) || updates >= self.plan.steps => {
+                (Phase::WaitingForEnd, updates)
+            }
+            _ => (Phase::ReadingSamples, step),
+        }
     }
 
     /// The step whose grains the device waits for.

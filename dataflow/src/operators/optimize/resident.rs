@@ -7,7 +7,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use tidemill_collective::{PlannedChunk, StatePart};
 use tidemill_kernels::{Backend, Slice, SliceMut};
@@ -17,7 +16,7 @@ use super::rule::UpdateRule;
 use super::schedule::{ShardJob, UseSum};
 use super::shard::{ShardReply, decay_runs};
 use crate::cluster::Failure;
-use crate::operators::companion::Replies;
+use crate::operators::companion::{Jobs, Replies};
 use crate::operators::error::GraphError;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::residence::{Replica, Residence, ResidentState};
@@ -58,12 +57,13 @@ impl<B: Backend> ResidentShard<B> {
     /// Runs jobs until the operator is gone.
     pub(super) fn serve(
         &self,
-        jobs: &Receiver<Vec<ShardJob>>,
+        jobs: &Jobs<Vec<ShardJob>>,
         replies: &Replies<Vec<ShardReply>>,
     ) -> Result<(), Failure> {
-        while let Ok(first) = jobs.recv() {
+        while let Some(first) = jobs.next() {
             let Some(mut state) = self.residence.lock() else { break };
-            let waiting: Vec<_> = first.into_iter().chain(jobs.try_iter().flatten()).collect();
+            let waiting: Vec<_> =
+                first.into_iter().chain(std::iter::from_fn(|| jobs.ready()).flatten()).collect();
             let answers = self.run(&mut state, &waiting)?;
             drop(state);
             if replies.send(answers).is_err() {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
 use tidemill_collective::StatePart;
 use tidemill_kernels::{Backend, Slice, SliceMut};
@@ -10,8 +9,8 @@ use tidemill_model::{Decay, Layout};
 
 use super::rule::UpdateRule;
 use super::schedule::{ShardJob, UseSum};
-use crate::cluster::Failure;
-use crate::operators::companion::Replies;
+use crate::cluster::{Failure, progress};
+use crate::operators::companion::{Jobs, Replies};
 use crate::operators::error::GraphError;
 use crate::operators::plan::TrainingPlan;
 
@@ -88,14 +87,15 @@ struct Shard<B: Backend> {
 /// Runs jobs until the operator is gone.
 pub(super) fn run<B: Backend>(
     parts: ShardParts<B>,
-    jobs: &Receiver<Vec<ShardJob>>,
+    jobs: &Jobs<Vec<ShardJob>>,
     replies: &Replies<Vec<ShardReply>>,
 ) -> Result<(), Failure> {
     let mut shard = Shard::new(parts)?;
-    for jobs in jobs.iter() {
+    while let Some(jobs) = jobs.next() {
         let mut ready = Vec::new();
         for job in jobs {
             ready.push(shard.run(job)?);
+            progress::moved();
             if ready.len() == REPLIES_PER_MESSAGE
                 && replies.send(std::mem::take(&mut ready)).is_err()
             {
