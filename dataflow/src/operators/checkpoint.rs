@@ -309,7 +309,7 @@ mod tests {
         let mut layout = Layout::new();
         for name in ["first", "second"] {
             let segment = layout.segment(name);
-            layout.tensor(&format!("{name}.weight"), &[16], Decay::Exempt, 1);
+            layout.tensor(format!("{name}.weight"), &[16], Decay::Exempt, 1);
             layout.block(name, &[segment]);
         }
         let settings = BatchSettings { samples_per_step: 2, ..Default::default() };
