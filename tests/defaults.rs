@@ -10,9 +10,12 @@ use crate::support::outcome::files;
 use crate::support::workbench::{causes, random};
 use crate::support::{Job, Workbench, assert_same};
 
+/// A key, and values of it.
+type Key = (&'static str, &'static [&'static str]);
+
 /// A key and a value, alone in a config that says only where the run lives, how long it is, what is trained and on what.
 /// `run.steps` is 200 unless it is itself written.
-const EVERYWHERE: &[(&str, &[&str])] = &[
+const EVERYWHERE: &[Key] = &[
     ("run.seed", &["0", "9223372036854775807"]),
     ("run.steps", &["1", "2", "10", "19", "20", "21", "1000000000"]),
     ("run.tokens", &["1", "1000", "1000000000000000"]),
@@ -48,7 +51,7 @@ const EVERYWHERE: &[(&str, &[&str])] = &[
 ];
 
 /// The sizes of each family, over a preset.
-const FAMILIES: [(&str, &[(&str, &[&str])]); 3] = [
+const FAMILIES: [(&str, &[Key]); 3] = [
     (
         "mamba-10m",
         &[
