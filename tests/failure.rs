@@ -243,12 +243,14 @@ fn a_killed_supervisor_takes_its_processes_along() {
 #[test]
 fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
     let bench = Workbench::new();
-    let run = bench.start(&[&["train", "run.toml", "-n", "2", "-w", "1"], &ENDLESS[..]].concat());
+    let mut run =
+        bench.start(&[&["train", "run.toml", "-n", "2", "-w", "1"], &ENDLESS[..]].concat());
     let holder = run.children(2)[0];
     wait_for_steps(&bench);
     signal("STOP", &holder.to_string());
     run.signal("KILL");
-    assert_eq!(run.finish().status.code(), None);
+    // Its words end with those of the stopped process, which writes to the same pipe.
+    wait_until("the supervisor to end", || run.has_ended());
     let next = bench.start(&["train", "run.toml", "-w", "1"]);
     wait_until("the next run to look at the lock", || {
         let open = std::fs::read_dir(format!("/proc/{}/fd", next.pid())).into_iter().flatten();
@@ -258,6 +260,7 @@ fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
     signal("CONT", &holder.to_string());
     next.finish().expect(0);
     assert!(is_gone(holder));
+    assert_eq!(run.finish().status.code(), None);
 }
 
 /// What a run would write under the old name, another may be writing there.
