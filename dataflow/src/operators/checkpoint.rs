@@ -312,7 +312,7 @@ mod tests {
             layout.tensor(format!("{name}.weight"), &[16], Decay::Exempt, 1);
             layout.block(name, &[segment]);
         }
-        let settings = BatchSettings { samples_per_step: 2, ..Default::default() };
+        let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
         let state = |part, chunk, step| {
