@@ -271,7 +271,12 @@ fn a_run_folder_that_is_renamed_ends_its_run_and_leaves_the_next_alone() {
     train(&["--set", "run.dir=reference"]).finish().expect(0);
     let every = ["--set", "checkpoint.every_steps=1"];
     let first = train(&[&ENDLESS[..], &every].concat());
-    wait_for_steps(&bench);
+    wait_until("the second checkpoint", || {
+        let checkpoints = std::fs::read_dir(bench.path("run/checkpoints"));
+        let names = checkpoints.into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let step = |name: &str| name.strip_prefix("step-")?.parse::<u64>().ok();
+        names.filter_map(|name| step(name.to_str()?)).any(|step| step >= 2)
+    });
     std::fs::rename(bench.path("run"), bench.path("moved")).unwrap();
     let second = train(&[]);
     first.finish().failed(75, &["run was removed or renamed"]);

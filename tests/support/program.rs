@@ -55,7 +55,7 @@ fn built_program() -> PathBuf {
 }
 
 /// The crates that the program is made of.
-const CRATES: [&str; 5] = ["collective", "dataflow", "kernels", "model", "streaming-data"];
+const CRATES: [&str; 6] = ["collective", "dataflow", "files", "kernels", "model", "streaming-data"];
 
 /// Whether nothing that the program was built from has changed since. (Cargo's own list of these files is not always
 /// there: it leaves it out where it cannot tell what the build script of a dependency read.)

@@ -123,8 +123,10 @@ impl Workbench {
         self.folder.path().join(name)
     }
 
+    /// Writes a file, and the folders that it stands in.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, content).unwrap();
         path
     }
