@@ -36,6 +36,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod cluster;
 pub mod device;
+mod durable;
 pub mod error;
 pub mod inference;
 pub mod job;

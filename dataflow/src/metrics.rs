@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::durable;
 use crate::error::{JobError, Result};
 use crate::operators::EvaluationReport;
 
@@ -161,14 +162,8 @@ fn keep_until<L: StepLine>(path: &Path, text: &str, step: u64) -> Result<(String
 
 /// Replaces the file by `contents`, wholly or not at all.
 fn replace(path: &Path, contents: &str) -> Result<()> {
-    let aside = path.with_extension("jsonl.partial");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&aside)?;
-        file.write_all(contents.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&aside, path)
-    };
-    write().map_err(|source| JobError::file("replacing", path, source))
+    durable::replace(path, contents.as_bytes())
+        .map_err(|source| JobError::file("replacing", path, source))
 }
 
 #[cfg(test)]

@@ -38,7 +38,10 @@ use self::hold::{Hold, PATIENCE};
 use self::remote::RemoteRun;
 pub use self::remote::fetch_logs;
 use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, TrainerState, Wanted};
+use crate::durable;
 use crate::error::{JobError, Result};
+use crate::metrics::{StepLine, StepMetrics};
+use crate::operators::EvaluationReport;
 
 /// The name of the resolved config in a run folder.
 pub const RUN_CONFIG_FILE: &str = "run.toml";
@@ -242,10 +245,23 @@ impl RunFolder {
             return remote.put(name, text);
         }
         let path = self.path.join(name);
-        let aside = self.path.join(format!("{name}.partial"));
-        std::fs::write(&aside, text)
-            .and_then(|()| std::fs::rename(&aside, &path))
+        durable::replace(&path, text.as_bytes())
             .map_err(|source| JobError::file("writing", &path, source))
+    }
+
+    /// Keeps what the logs say, through a power cut too: a checkpoint that is made visible afterwards relies on it.
+    ///
+    /// # Errors
+    /// A file or folder that cannot be synced.
+    pub fn sync_logs(&self) -> Result<()> {
+        for name in [StepMetrics::FILE, EvaluationReport::FILE] {
+            let path = self.path.join(name);
+            durable::sync_if_there(&path)
+                .map_err(|source| JobError::file("syncing", &path, source))?;
+        }
+        // Their names, and that of the folder of checkpoints.
+        durable::sync_folder(&self.path)
+            .map_err(|source| JobError::file("syncing", &self.path, source))
     }
 }
 

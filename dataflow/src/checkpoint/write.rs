@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use tidemill_model::hugging_face::{
 
 use super::folder::{CHECKPOINTS_FOLDER, checkpoint_path, partial_path, retain};
 use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
+use crate::durable;
 use crate::error::{JobError, Result};
 
 /// The file of the optimizer's state.
@@ -123,7 +123,7 @@ impl CheckpointWriter {
         ];
         let write_small = |name: &str, bytes: &[u8]| {
             let path = partial.join(name);
-            write_synced(&path, bytes).map_err(|source| JobError::file("writing", &path, source))
+            durable::write(&path, bytes).map_err(|source| JobError::file("writing", &path, source))
         };
         write_small(CONFIG_FILE, &config_bytes(&files.config))?;
         if let Some(tokenizer) = &files.tokenizer {
@@ -189,7 +189,7 @@ impl CheckpointWriter {
             self.state.checksums.insert(name.to_owned(), checksum);
         }
         let trainer = self.partial.join(TRAINER_FILE);
-        write_synced(&trainer, &self.state.to_bytes())
+        durable::write(&trainer, &self.state.to_bytes())
             .map_err(|source| JobError::file("writing", &trainer, source))?;
         sync_folder(&self.partial)?;
         let path = checkpoint_path(&self.run_folder, self.state.step);
@@ -244,14 +244,6 @@ impl TensorFile {
     }
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
 fn sync_folder(path: &Path) -> Result<()> {
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|source| JobError::file("syncing", path, source))
+    durable::sync_folder(path).map_err(|source| JobError::file("syncing", path, source))
 }

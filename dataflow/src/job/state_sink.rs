@@ -74,7 +74,7 @@ pub struct CheckpointParts {
 /// Writes checkpoints into a run folder.
 ///
 /// A checkpoint is complete only after the metrics of its step are written down, and its evaluation: a run that goes on from
-/// it does not compute them again.
+/// it does not compute them again. They are synced before it gets its name.
 pub struct RunCheckpoints {
     parts: CheckpointParts,
     open: Option<(StepReport, CheckpointWriter)>,
@@ -141,6 +141,7 @@ impl StateSink for RunCheckpoints {
             written.evaluations.wait(report.step, abort)?;
         }
         folder.check().map_err(not_written)?;
+        folder.sync_logs().map_err(not_written)?;
         let written = writer.commit().map_err(not_written)?;
         let _in_store = folder.is_in_store().then(|| progress::during(Phase::UsingStore));
         let path = folder.publish(report.step, written, files.keep).map_err(not_written)?;
