@@ -1,7 +1,4 @@
 //! What nobody wrote is never refused: a default fits whatever stands beside it.
-//!
-//! Seen red: with a warm-up of 20 steps for every run, with 32 samples a step whatever the lanes, with a preset's heads and
-//! positions whatever the width and the data, and with a horizon in `run.toml` that is not the run's.
 
 use tidemill::JobError;
 use tidemill::job::{ResolvedRun, RunConfig};

@@ -1,6 +1,6 @@
 //! What a resumed run may change and what it may not, key by key.
 //!
-//! Seen red: with the answers of other processes thrown away, with `run.seed` and with `optimizer` left out of the saved settings, with moments that are not restored,
+//! Seen red: with `run.seed` and with `optimizer` left out of the saved settings, with moments that are not restored,
 //! and with a horizon that follows `run.steps`.
 
 use tidemill::JobError;
