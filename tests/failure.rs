@@ -348,10 +348,7 @@ fn the_second_signal_ends_a_run_that_waits_for_another_process() {
     let bench = Workbench::new();
     let [first, _second] = one_of_two_stopped(&bench, &[]);
     let asked = Instant::now();
-    // Two of the same kind could arrive as one.
-    first.signal("TERM");
-    first.signal("INT");
-    first.finish().expect(75);
+    first.signal_until_it_ends("TERM").expect(75);
     assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
 }
 
@@ -364,9 +361,7 @@ fn the_second_signal_to_a_supervisor_ends_its_processes_with_it() {
     wait_for_steps(&bench);
     signal("STOP", &children[1].to_string());
     let asked = Instant::now();
-    run.signal("TERM");
-    run.signal("INT");
-    run.finish().expect(75);
+    run.signal_until_it_ends("TERM").expect(75);
     assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
     assert!(children.iter().all(|&child| is_gone(child)), "none is left behind");
 }

@@ -158,7 +158,7 @@ fn stops(dir: &str, world: &[&str], send: impl Fn(&Running)) {
 #[test]
 fn an_interrupted_run_ends_with_a_checkpoint_and_goes_on() {
     stops("interrupted", &["-w", "2"], |run| run.signal("INT"));
-    stops("interrupted", &["-w", "3"], |run| run.signal("TERM"));
+    stops("interrupted", &["-w", "3"], |run| run.signal_as_timeout_does("TERM"));
     LONG.finish("interrupted", &["-w", "1"]);
 }
 
@@ -167,6 +167,7 @@ fn an_interrupted_run_ends_with_a_checkpoint_and_goes_on() {
 fn interrupted_processes_end_with_a_checkpoint_and_go_on() {
     stops("interrupted-all", &["-n", "2", "-w", "1"], |run| run.signal_group("INT"));
     stops("interrupted-all", &["-n", "3", "-w", "1"], |run| run.signal("TERM"));
+    stops("interrupted-all", &["-n", "2", "-w", "1"], |run| run.signal_as_timeout_does("TERM"));
     LONG.finish("interrupted-all", &["-w", "5"]);
 }
 

@@ -18,6 +18,7 @@
 //! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
+//! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
@@ -27,6 +28,7 @@ mod cluster_secret;
 mod defaults;
 mod devices;
 mod documents;
+mod durability;
 mod elastic;
 mod failure;
 mod families;

@@ -12,7 +12,6 @@ mod folder;
 mod local_copy;
 mod read;
 mod remote;
-mod scratch;
 mod trainer_state;
 mod write;
 

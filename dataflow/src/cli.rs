@@ -17,6 +17,7 @@ mod progress;
 mod quiet;
 mod requests;
 mod score;
+mod signals;
 mod tokenizer;
 mod train;
 

@@ -36,7 +36,6 @@ pub mod checkpoint;
 pub mod cli;
 pub mod cluster;
 pub mod device;
-mod durable;
 pub mod error;
 pub mod inference;
 pub mod job;

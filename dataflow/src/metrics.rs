@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tidemill_files::durable;
 
-use crate::durable;
 use crate::error::{JobError, Result};
 use crate::operators::EvaluationReport;
 

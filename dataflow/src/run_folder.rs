@@ -29,6 +29,7 @@ mod remote;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tidemill_files::durable;
 use tidemill_streaming_data::DataSettings;
 use tidemill_streaming_data::store::{Cancel, Location, RemoteFolder};
 use xxhash_rust::xxh3::xxh3_64;
@@ -38,7 +39,6 @@ use self::hold::{Hold, PATIENCE};
 use self::remote::RemoteRun;
 pub use self::remote::fetch_logs;
 use crate::checkpoint::{self, LocalCopy, RemoteCheckpoints, TrainerState, Wanted};
-use crate::durable;
 use crate::error::{JobError, Result};
 use crate::metrics::{StepLine, StepMetrics};
 use crate::operators::EvaluationReport;

@@ -5,15 +5,15 @@
 //! plant a shard for another. It lands in a part file beside the others, which is renamed when it is
 //! whole.
 //!
-//! There is no lock file and no shared memory: who uses a file holds a lock on the file itself,
-//! which the kernel releases when a process ends, however it ends.
+//! There is no shared memory: who uses a file holds a lock on the file itself, which the kernel
+//! releases when a process ends, however it ends.
 //!
 //! | file | lock held | what it means |
 //! |---|---|---|
 //! | `tidemill-<key>-<bytes>.shard` | shared | is being read: is not dropped |
 //! | `tidemill-<key>-<bytes>.<process>-<n>.part` | exclusive | is being downloaded |
 //! | the same | none | its process died: whoever finds it removes it |
-//! | the folder | exclusive | files are being made, renamed, counted or dropped, which takes no time |
+//! | `tidemill.lock` | exclusive | files are being made, renamed, counted or dropped, which takes no time |
 //!
 //! Contract:
 //! - No file is ever removed whose name is not of this scheme.
@@ -22,7 +22,7 @@
 //! - What is found is hashed before its first use in a process. A shard without a hash in an index
 //!   has its footer compared with what it was on opening and its row groups with what that says, as
 //!   far as it does; it was synced before it was renamed.
-//! - The folder must be on a file system with locks (`flock`), as local ones are.
+//! - The folder must be on a file system with locks (`flock`), as local ones and NFS are.
 
 use std::{
     collections::HashMap,
@@ -37,6 +37,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use tidemill_files::lock::{Attempt, Lock, is_same_file};
+
 use crate::{
     error::DataError,
     hash::ContentHasher,
@@ -47,6 +49,9 @@ mod key;
 
 use key::Name;
 pub(crate) use key::{Key, Origin};
+
+/// The file that is locked for all others.
+const LOCK_FILE: &str = "tidemill.lock";
 
 /// See the [module](self).
 pub(crate) struct ShardCache {
@@ -336,10 +341,10 @@ impl ShardCache {
             if free >= bytes {
                 break;
             }
-            let Ok(file) = File::open(&candidate.path) else { continue };
-            if file.try_lock().is_ok() {
+            // What another user put there can be read, and not be dropped.
+            if let Ok(Attempt::Taken(lock)) = Lock::attempt_existing(&candidate.path) {
                 free += candidate.bytes;
-                dropped.push((candidate, file));
+                dropped.push((candidate, lock));
             }
         }
         if free < bytes {
@@ -377,47 +382,36 @@ impl ShardCache {
     }
 
     /// Held while files are made, renamed, counted or dropped.
-    fn lock_folder(&self) -> Result<File, DataError> {
-        let folder = File::open(&self.folder).map_err(DataError::io("open cache", &self.folder))?;
+    fn lock_folder(&self) -> Result<Lock, DataError> {
+        let path = self.folder.join(LOCK_FILE);
         let since = Instant::now();
-        let error = loop {
-            match folder.try_lock() {
-                Ok(()) => return Ok(folder),
-                Err(TryLockError::WouldBlock) if since.elapsed() < LOCK_PATIENCE => {
+        loop {
+            match Lock::attempt(&path).map_err(DataError::io("lock cache", &path))? {
+                Attempt::Taken(lock) => return Ok(lock),
+                Attempt::Held(_) | Attempt::Gone if since.elapsed() < LOCK_PATIENCE => {
                     thread::sleep(LOCK_PAUSE);
                 }
-                Err(TryLockError::WouldBlock) => {
+                Attempt::Held(_) | Attempt::Gone => {
                     let held =
                         "another process has held the lock all the time, and may stand still";
-                    break io::Error::new(io::ErrorKind::TimedOut, held);
+                    let error = io::Error::new(io::ErrorKind::TimedOut, held);
+                    return Err(DataError::io("lock cache", path)(error));
                 }
-                Err(TryLockError::Error(error)) => break error,
             }
-        };
-        Err(DataError::io("lock cache", &self.folder)(error))
+        }
     }
 }
 
 /// Whether nobody holds the lock of a part file.
 fn is_dead(path: &Path) -> Result<bool, DataError> {
-    match File::open(path) {
-        Ok(file) => Ok(file.try_lock().is_ok()),
+    match Lock::attempt_existing(path) {
+        Ok(Attempt::Taken(_) | Attempt::Gone) => Ok(true),
+        Ok(Attempt::Held(_)) => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(error) => Err(DataError::io("open", path)(error)),
+        // Another user's, who removes it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+        Err(error) => Err(DataError::io("lock", path)(error)),
     }
-}
-
-/// Whether two looks were at the same file, one of them at a file that is still open.
-#[cfg(unix)]
-fn is_same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    (one.dev(), one.ino()) == (other.dev(), other.ino())
-}
-
-/// Whether two looks were at the same file, as far as that can be told.
-#[cfg(not(unix))]
-fn is_same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
-    one.len() == other.len() && one.modified().ok() == other.modified().ok()
 }
 
 fn remove(path: &Path) -> Result<(), DataError> {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::device::with_device;
-use super::processes::{self, wait_until};
+use super::processes::{self, is_gone, wait_until};
 
 /// Longer than anything here takes on a machine that does other things too.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -157,6 +157,20 @@ impl Running {
     /// Sends a signal to the process alone.
     pub fn signal(&self, signal: &str) {
         processes::signal(signal, &self.pid().to_string());
+    }
+
+    /// Sends a signal to the process and then to its group, as `timeout` does.
+    pub fn signal_as_timeout_does(&self, signal: &str) {
+        processes::signal(signal, &format!("{0} -{0}", self.pid()));
+    }
+
+    /// Sends a signal again and again, until the process ends; returns what it has said.
+    pub fn signal_until_it_ends(self, signal: &str) -> Finished {
+        wait_until("the process to end", || {
+            self.signal(signal);
+            is_gone(self.pid())
+        });
+        self.finish()
     }
 
     /// Sends a signal to the process and all that it has started, as a terminal does.

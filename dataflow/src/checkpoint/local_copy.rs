@@ -3,15 +3,16 @@
 //! Files of a checkpoint are verified as they arrive. One that is damaged is fetched again, a few times; then an error
 //! names it.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use tidemill_files::scratch::ScratchFolder;
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_streaming_data::DataSettings;
 use tidemill_streaming_data::store::{Cancel, Location, RemoteFolder, StoreSettings};
 
 use super::folder::{CHECKPOINTS_FOLDER, latest, step_of};
 use super::remote::RemoteCheckpoints;
-use super::scratch::Scratch;
 use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
 use super::write::OPTIMIZER_FILE;
 use crate::error::{JobError, Result};
@@ -53,11 +54,14 @@ pub struct LocalCopy {
 #[derive(Debug)]
 struct Copied {
     url: PathBuf,
-    _folder: Scratch,
+    _folder: ScratchFolder,
 }
 
 /// The folder for copies in that of the cache.
 const COPIES: &str = "copies";
+
+/// What the names of copies begin with.
+const COPY_PREFIX: &str = "tidemill-copy-";
 
 impl LocalCopy {
     /// The files of `folder`: where they are, or a copy in the folder of the cache (`tidemill/copies` in `XDG_CACHE_HOME`, or
@@ -93,7 +97,8 @@ impl LocalCopy {
     /// # Errors
     /// As [`of`](Self::of).
     pub fn fetch(folder: &RemoteFolder, wanted: Wanted, parent: &Path) -> Result<Self> {
-        let copied = Scratch::new_in(parent)
+        let copied = std::fs::create_dir_all(parent)
+            .and_then(|()| ScratchFolder::new_in(parent, OsStr::new(COPY_PREFIX)))
             .map_err(|source| JobError::file("creating a folder in", parent, source))?;
         let url = PathBuf::from(folder.location().to_string());
         match wanted {

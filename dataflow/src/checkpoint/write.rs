@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tidemill_files::durable;
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::{
     ArenaPlacement, CONFIG_FILE, SINGLE_FILE, SafetensorsLayout, config_bytes,
 };
 
-use super::folder::{CHECKPOINTS_FOLDER, checkpoint_path, partial_path, retain};
+use super::folder::{checkpoint_path, partial_path, retain};
 use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
-use crate::durable;
 use crate::error::{JobError, Result};
 
 /// The file of the optimizer's state.
@@ -191,12 +191,12 @@ impl CheckpointWriter {
         let trainer = self.partial.join(TRAINER_FILE);
         durable::write(&trainer, &self.state.to_bytes())
             .map_err(|source| JobError::file("writing", &trainer, source))?;
-        sync_folder(&self.partial)?;
+        durable::sync_folder(&self.partial).map_err(syncing(&self.partial))?;
         let path = checkpoint_path(&self.run_folder, self.state.step);
         std::fs::rename(&self.partial, &path)
             .map_err(|source| JobError::file("renaming", &self.partial, source))?;
         self.committed = true;
-        sync_folder(&self.run_folder.join(CHECKPOINTS_FOLDER))?;
+        durable::sync_parent(&path).map_err(syncing(&path))?;
         retain(&self.run_folder, self.files.keep)?;
         Ok(path)
     }
@@ -240,10 +240,10 @@ impl TensorFile {
             let what = format!("{} elements were never written", self.elements_left);
             return Err(JobError::checkpoint(&self.path, what));
         }
-        self.file.sync_all().map_err(|source| JobError::file("syncing", &self.path, source))
+        self.file.sync_all().map_err(syncing(&self.path))
     }
 }
 
-fn sync_folder(path: &Path) -> Result<()> {
-    durable::sync_folder(path).map_err(|source| JobError::file("syncing", path, source))
+fn syncing(path: &Path) -> impl FnOnce(std::io::Error) -> JobError {
+    move |source| JobError::file("syncing", path, source)
 }

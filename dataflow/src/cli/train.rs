@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::Context;
 use clap::Args;
 
 use super::output::{note_line, result_line};
 use super::progress::TrainProgress;
+use super::signals::on_requests_to_stop;
 use crate::cli::exit::ExitCode;
 use crate::cluster::{
     Admission, ClusterError, ClusterSettings, ExitClass, Invitation, Killed, Lifeline, Secret,
@@ -224,7 +224,7 @@ fn supervise(
     settings.join_deadline = run.connect_deadline();
     let supervisor = Supervisor::new(settings)?;
     let stop = supervisor.stop_handle();
-    on_signals(move |signals| match signals {
+    on_requests_to_stop(move |requests| match requests {
         1 => stop.stop(),
         2 => stop.end(),
         // Our own children end with us, but for those that are stopped.
@@ -263,17 +263,10 @@ fn supervise(
 /// The first Ctrl-C (or SIGTERM) asks for a last step and a checkpoint; the second ends at once.
 fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
-    on_signals(move |signals| match signals {
+    on_requests_to_stop(move |requests| match requests {
         1 => stop.request(),
         _ => ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed(),
     })
-}
-
-/// Calls `heed` with the number of Ctrl-C and SIGTERM so far.
-fn on_signals(heed: impl Fn(u32) + Send + 'static) -> anyhow::Result<()> {
-    let signals = AtomicU32::new(0);
-    ctrlc::set_handler(move || heed(signals.fetch_add(1, Ordering::Relaxed) + 1))
-        .context("listening for Ctrl-C failed")
 }
 
 fn heed_supervisor(lifeline: &Lifeline, stop: &StopRequest) {

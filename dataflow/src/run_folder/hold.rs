@@ -1,15 +1,16 @@
 //! The hold on a folder of this machine: a lock on a file in it, which the kernel releases with the process.
 //!
-//! The file is opened for writing, as NFS grants a lock that excludes all others to nothing else, and stays when the hold
-//! ends: what it says is who held it last. A copy of the folder has a file of its own, which nobody holds; other names of the
-//! folder lead to the same file. A hold is of the file, so it is lost with the name: [`Hold::check`] says whether the
-//! folder is still where it was.
+//! The file stays when the hold ends: what it says is who held it last. A copy of the folder has a file of its own, which
+//! nobody holds; other names of the folder lead to the same file. A hold is of the file, so it is lost with the name:
+//! [`Hold::check`] says whether the folder is still where it was.
 
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use tidemill_files::durable;
+use tidemill_files::lock::{Attempt, Lock};
 
 use crate::error::{JobError, Result};
 
@@ -33,7 +34,7 @@ const LONGEST_NAME_BYTES: u64 = 300;
 #[derive(Debug)]
 pub(super) struct Hold {
     folder: PathBuf,
-    lock: File,
+    lock: Lock,
 }
 
 impl Hold {
@@ -47,41 +48,29 @@ impl Hold {
         let since = Instant::now();
         let mut told = false;
         loop {
-            std::fs::create_dir_all(folder)
+            durable::make_folders(folder)
                 .map_err(|source| JobError::file("creating", folder, source))?;
-            let mut options = OpenOptions::new();
-            let mut lock = options
-                .create(true)
-                .truncate(false)
-                .read(true)
-                .write(true)
-                .open(&path)
-                .map_err(|source| JobError::file("opening", &path, source))?;
-            match lock.try_lock() {
-                Ok(()) => {
-                    let hold = Self { folder: folder.to_owned(), lock };
-                    // The folder may have gone between being opened and being locked.
-                    if hold.is_in_place()? {
-                        hold.sign().map_err(|source| JobError::file("writing", &path, source))?;
-                        return Ok(hold);
-                    }
+            let attempt =
+                Lock::attempt(&path).map_err(|source| JobError::file("locking", &path, source))?;
+            let mut lock = match attempt {
+                Attempt::Taken(lock) => {
+                    sign(lock.file()).map_err(|source| JobError::file("writing", &path, source))?;
+                    return Ok(Self { folder: folder.to_owned(), lock });
                 }
-                Err(TryLockError::WouldBlock) if since.elapsed() < patience => {
-                    if !told && since.elapsed() > SILENCE {
-                        told = true;
-                        let (holder, shown) = (holder(&mut lock), shown.display());
-                        tracing::warn!("waiting for {shown}, which is in use by {holder}");
-                    }
-                    std::thread::sleep(PAUSE);
-                }
-                Err(TryLockError::WouldBlock) => {
-                    let holder = holder(&mut lock);
-                    return Err(JobError::RunFolderInUse { path: shown.to_owned(), holder });
-                }
-                Err(TryLockError::Error(source)) => {
-                    return Err(JobError::file("locking", &path, source));
-                }
+                // The folder went between being opened and being locked.
+                Attempt::Gone => continue,
+                Attempt::Held(lock) => lock,
+            };
+            if since.elapsed() >= patience {
+                let holder = holder(&mut lock);
+                return Err(JobError::RunFolderInUse { path: shown.to_owned(), holder });
             }
+            if !told && since.elapsed() > SILENCE {
+                told = true;
+                let (holder, shown) = (holder(&mut lock), shown.display());
+                tracing::warn!("waiting for {shown}, which is in use by {holder}");
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 
@@ -90,35 +79,19 @@ impl Hold {
     /// # Errors
     /// [`JobError::RunFolderGone`], or a folder that cannot be looked at.
     pub(super) fn check(&self) -> Result<()> {
-        if self.is_in_place()? {
-            return Ok(());
+        match self.lock.is_in_place() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(JobError::RunFolderGone { path: self.folder.clone() }),
+            Err(source) => Err(JobError::file("looking at", self.lock.path(), source)),
         }
-        Err(JobError::RunFolderGone { path: self.folder.clone() })
     }
+}
 
-    fn is_in_place(&self) -> Result<bool> {
-        let path = self.folder.join(LOCK_FILE);
-        let looking = |source| JobError::file("looking at", &path, source);
-        let there = match std::fs::metadata(&path) {
-            Ok(there) => there,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                return Ok(false);
-            }
-            Err(error) => return Err(looking(error)),
-        };
-        let held = self.lock.metadata().map_err(looking)?;
-        Ok((there.dev(), there.ino()) == (held.dev(), held.ino()))
-    }
-
-    /// Writes down who holds it.
-    fn sign(&self) -> std::io::Result<()> {
-        let mut lock = &self.lock;
-        lock.set_len(0)?;
-        lock.rewind()?;
-        lock.write_all(format!("process {} on {}\n", std::process::id(), host()).as_bytes())
-    }
+/// Writes down who holds it.
+fn sign(mut lock: &File) -> std::io::Result<()> {
+    lock.set_len(0)?;
+    lock.rewind()?;
+    lock.write_all(format!("process {} on {}\n", std::process::id(), host()).as_bytes())
 }
 
 /// Who holds a lock, as it wrote down.
@@ -169,14 +142,6 @@ mod tests {
         assert_in_use(dir.path());
         drop(dying);
         next.join().unwrap().unwrap().check().unwrap();
-    }
-
-    /// NFS grants a lock that excludes others only to a file that is open for writing.
-    #[test]
-    fn what_is_locked_is_open_for_writing() {
-        let dir = tempfile::tempdir().unwrap();
-        let hold = take(dir.path()).unwrap();
-        (&hold.lock).write_all(b"x").unwrap();
     }
 
     #[test]

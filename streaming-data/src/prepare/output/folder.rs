@@ -4,17 +4,17 @@
 //! the output's name. Everything is written into a hidden folder beside the output, synced, and
 //! renamed in one step. Nothing that was there is overwritten, and on failure nothing of ours
 //! stays: neither the hidden folder nor parents that were made for it. What a killed process left
-//! is no input of anyone, and removed by the next run with that output: who writes into a hidden
-//! folder holds a lock on it, which the kernel releases with the process.
+//! is no input of anyone, and removed by the next run with that output.
 
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs::{self, File, OpenOptions, Permissions},
+    fs::{self, File, Permissions},
     io::{self, Write},
     path::{Path, PathBuf},
-    process,
 };
+
+use tidemill_files::{durable, scratch::ScratchFolder};
 
 use super::Output;
 use crate::{
@@ -35,9 +35,7 @@ pub(crate) fn is_in_the_making(name: &OsStr) -> bool {
 pub(crate) struct OutputFolder {
     output: PathBuf,
     /// Where everything is written; none once it was published.
-    aside: Option<PathBuf>,
-    /// Held on the hidden folder while it is one.
-    lock: Option<File>,
+    aside: Option<ScratchFolder>,
     /// Folders above the output that were made for it, the outermost first.
     made_parents: Vec<PathBuf>,
 }
@@ -74,7 +72,7 @@ impl OutputFolder {
             return Err(exists("the current folder, which cannot be put in place as a whole"));
         }
         let mut folder =
-            OutputFolder { output: in_place, aside: None, lock: None, made_parents: Vec::new() };
+            OutputFolder { output: in_place, aside: None, made_parents: Vec::new() };
         folder.make_parents()?;
         folder.make_aside(permissions.as_ref())?;
         if permissions.is_some() {
@@ -87,7 +85,7 @@ impl OutputFolder {
 
     /// Where to write.
     fn path(&self) -> &Path {
-        self.aside.as_deref().expect("the folder was not published yet")
+        self.aside.as_ref().expect("the folder was not published yet").path()
     }
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), PrepareError> {
@@ -103,13 +101,15 @@ impl OutputFolder {
     ) -> Result<(), PrepareError> {
         for file in files {
             let path = self.path().join(file);
-            let sync = || OpenOptions::new().append(true).open(&path)?.sync_all();
-            sync().map_err(PrepareError::io("write", &path))?;
+            durable::sync(&path).map_err(PrepareError::io("write", &path))?;
         }
-        sync_folder(self.path())?;
+        durable::sync_folder(self.path()).map_err(PrepareError::io("write", self.path()))?;
         self.rename_into_place()?;
-        self.made_parents.clear();
-        self.output.parent().map_or(Ok(()), sync_folder)
+        let made = std::mem::take(&mut self.made_parents);
+        for name in made.iter().chain([&self.output]) {
+            durable::sync_parent(name).map_err(PrepareError::io("keep the name of", name))?;
+        }
+        Ok(())
     }
 
     fn make_parents(&mut self) -> Result<(), PrepareError> {
@@ -134,26 +134,10 @@ impl OutputFolder {
         let mut beginning = OsString::from(".");
         beginning.push(self.output.file_name().unwrap_or_default());
         beginning.push(PREPARING);
-        remove_dead(&self.output, &beginning);
-        // Process numbers come again, in a container at once: the name must also be free.
-        for attempt in 0_u64.. {
-            let mut hidden = beginning.clone();
-            hidden.push(format!("{}-{attempt}", process::id()));
-            let aside = self.output.with_file_name(hidden);
-            match fs::create_dir(&aside) {
-                Ok(()) => {
-                    // Where folders cannot be locked, what is left of a kill stays.
-                    let lock = File::open(&aside).ok().filter(|lock| lock.try_lock().is_ok());
-                    // Another run may have taken it for one that nobody holds, before this one held it.
-                    if aside.exists() {
-                        (self.aside, self.lock) = (Some(aside), lock);
-                        break;
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(PrepareError::io("create folder", aside)(source)),
-            }
-        }
+        let parent = self.output.parent().unwrap_or(&self.output);
+        let aside = ScratchFolder::new_in(parent, &beginning)
+            .map_err(PrepareError::io("create a folder in", parent))?;
+        self.aside = Some(aside);
         match permissions {
             None => Ok(()),
             Some(permissions) => fs::set_permissions(self.path(), permissions.clone())
@@ -162,9 +146,11 @@ impl OutputFolder {
     }
 
     fn rename_into_place(&mut self) -> Result<(), PrepareError> {
-        fs::rename(self.path(), &self.output)
-            .map_err(PrepareError::io("put the data set in place as", &self.output))?;
-        self.aside = None;
+        let aside = self.aside.take().expect("the folder was not published yet");
+        if let Err((error, aside)) = aside.rename(&self.output) {
+            self.aside = Some(aside);
+            return Err(PrepareError::io("put the data set in place as", &self.output)(error));
+        }
         Ok(())
     }
 }
@@ -209,39 +195,13 @@ impl Output for OutputFolder {
 
 impl Drop for OutputFolder {
     fn drop(&mut self) {
-        // Whatever ended the run is the error to report; a folder that stays is in no one's way.
-        if let Some(aside) = &self.aside {
-            let _ = fs::remove_dir_all(aside);
-        }
+        // It stands in one of the parents.
+        drop(self.aside.take());
         for parent in self.made_parents.iter().rev() {
             // Refused, and rightly, when something else was put there.
             let _ = fs::remove_dir(parent);
         }
     }
-}
-
-/// Removes hidden folders of this output that nobody holds.
-fn remove_dead(output: &Path, beginning: &OsStr) {
-    let Some(entries) = output.parent().and_then(|parent| fs::read_dir(parent).ok()) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let is_ours =
-            entry.file_name().as_encoded_bytes().starts_with(beginning.as_encoded_bytes());
-        if is_ours && File::open(entry.path()).is_ok_and(|lock| lock.try_lock().is_ok()) {
-            // What cannot be removed is in nobody's way.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-/// Makes the names in a folder durable; only Unix lets a folder be opened for that.
-fn sync_folder(folder: &Path) -> Result<(), PrepareError> {
-    if cfg!(unix) {
-        let sync = || File::open(folder)?.sync_all();
-        sync().map_err(PrepareError::io("write", folder))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -313,6 +273,7 @@ mod tests {
         for folder in [&dead, &other] {
             fs::create_dir(folder).unwrap();
             fs::write(folder.join("shard-00000.parquet"), "").unwrap();
+            fs::write(folder.with_added_extension("lock"), "").unwrap();
         }
         drop(OutputFolder::begin(&output).unwrap());
         assert!(!dead.exists() && other.exists() && second.path().exists());

@@ -1,0 +1,225 @@
+//! A power cut at any moment leaves what was promised: what a name relies on is on the disk before the name is.
+//!
+//! A recorder between the program and the C library writes down what is done to files, in its order. From it these tests
+//! follow what a disk is sure to hold: bytes since the last sync of their file, names since the last sync of their folder.
+//!
+//! Seen red: logs that are not synced before a checkpoint's rename, a checkpoint whose tensors are not synced, folders of a
+//! checkpoint, of checkpoints and of a run whose names are not synced, a run.toml that is renamed before it is synced, and a
+//! prepared data set whose shards, or whose folder's name, are not synced.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+use tempfile::TempDir;
+
+use crate::support::{Running, Workbench};
+
+/// The library that is loaded before the C library.
+static RECORDER: LazyLock<TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/durability/recorder.cpp");
+    let compiled = Command::new("g++")
+        .args(["-O1", "-shared", "-fPIC", "-o", LIBRARY, source, "-ldl"])
+        .current_dir(folder.path())
+        .output()
+        .expect("these tests need g++");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    folder
+});
+
+const LIBRARY: &str = "recorder.so";
+
+/// One thing that was done.
+#[derive(Clone, Debug, PartialEq)]
+enum Operation {
+    Make(PathBuf),
+    Write(PathBuf),
+    Sync(PathBuf, u64),
+    Rename(PathBuf, PathBuf),
+    Remove(PathBuf),
+}
+
+impl Operation {
+    fn parse(line: &str) -> Self {
+        let words: Vec<&str> = line.split('\t').collect();
+        match words[..] {
+            ["make", path] => Self::Make(path.into()),
+            ["write", path] => Self::Write(path.into()),
+            ["sync", path, bytes] => Self::Sync(path.into(), bytes.parse().unwrap()),
+            ["rename", from, to] => Self::Rename(from.into(), to.into()),
+            ["remove", path] => Self::Remove(path.into()),
+            _ => panic!("a line of the recorder: {line}"),
+        }
+    }
+}
+
+/// Runs the program in the workbench's folder; what it did to files there.
+fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<Operation> {
+    // Where temporary folders are may be a link, and the recorder sees through it.
+    let folder = bench.folder().canonicalize().unwrap();
+    let record = tempfile::NamedTempFile::new().unwrap();
+    let path_of = |path: &Path| path.to_str().unwrap().to_owned();
+    let environment = [
+        ("LD_PRELOAD", path_of(&RECORDER.path().join(LIBRARY))),
+        ("RECORDED_FOLDER", path_of(&folder)),
+        ("RECORD", path_of(record.path())),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value));
+    Running::start_with(&environment, &folder, arguments).finish().expect(0);
+    std::fs::read_to_string(record.path()).unwrap().lines().map(Operation::parse).collect()
+}
+
+/// What a disk is sure to hold of a file or folder that was made or changed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    /// Its name is there.
+    name: bool,
+    /// Nothing was written since the last sync.
+    content: bool,
+    /// Bytes that the last sync kept.
+    bytes: u64,
+}
+
+/// What a disk is sure to hold; what is not listed stood there before.
+#[derive(Default)]
+struct Disk(BTreeMap<PathBuf, Kept>);
+
+impl Disk {
+    fn apply(&mut self, operation: &Operation) {
+        match operation {
+            Operation::Make(path) => {
+                self.0.insert(path.clone(), Kept { content: true, ..Kept::default() });
+            }
+            Operation::Write(path) => self.0.entry(path.clone()).or_default().content = false,
+            Operation::Sync(path, bytes) => {
+                for (_, kept) in self.0.iter_mut().filter(|(name, _)| name.parent() == Some(path)) {
+                    kept.name = true;
+                }
+                if let Some(kept) = self.0.get_mut(path) {
+                    (kept.content, kept.bytes) = (true, *bytes);
+                }
+            }
+            Operation::Rename(from, to) => {
+                self.0.retain(|path, _| !path.starts_with(to));
+                let moved: Vec<_> =
+                    self.0.extract_if(.., |path, _| path.starts_with(from)).collect();
+                for (path, mut kept) in moved {
+                    let below = path.strip_prefix(from).unwrap();
+                    kept.name &= below != Path::new("");
+                    let path = if below == Path::new("") { to.clone() } else { to.join(below) };
+                    self.0.insert(path, kept);
+                }
+            }
+            Operation::Remove(path) => {
+                self.0.remove(path);
+            }
+        }
+    }
+
+    /// Those below `folder`, itself included.
+    fn below(&self, folder: &Path) -> impl Iterator<Item = (&Path, &Kept)> {
+        let below = self.0.iter().filter(move |(path, _)| path.starts_with(folder));
+        below.map(|(path, kept)| (path.as_path(), kept))
+    }
+
+    /// All below `folder` is there, and has what was written; its own name need not be.
+    fn assert_whole(&self, folder: &Path) {
+        assert!(self.0.contains_key(folder), "{} was never made", folder.display());
+        for (path, kept) in self.below(folder) {
+            assert!(kept.content, "{} is not synced", path.display());
+            assert!(kept.name || path == folder, "the name of {} is not synced", path.display());
+        }
+    }
+
+    /// The names of `path` and of the folders above it are there.
+    fn assert_named(&self, path: &Path) {
+        for path in path.ancestors() {
+            let is_named = self.0.get(path).is_none_or(|kept| kept.name);
+            assert!(is_named, "the name of {} is not synced", path.display());
+        }
+    }
+}
+
+/// The step of a complete checkpoint's path.
+fn step(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
+}
+
+/// Bytes of a log up to the end of the line of `step`.
+fn log_bytes(log: &Path, step: u64) -> u64 {
+    let text = std::fs::read_to_string(log).unwrap();
+    let lines = text.split_inclusive('\n').filter(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        line["step"].as_u64().unwrap() <= step
+    });
+    lines.map(|line| line.len() as u64).sum()
+}
+
+#[test]
+fn what_a_checkpoint_relies_on_is_kept_before_it_has_its_name() {
+    let bench = Workbench::new();
+    let run = bench.folder().canonicalize().unwrap().join("new/run");
+    let set = ["run.dir=new/run", "evaluation.dataset=validation", "evaluation.every_steps=2"];
+    let set = [&set[..], &["checkpoint.keep=1"]].concat();
+    let mut disk = Disk::default();
+    let mut checkpoints = Vec::new();
+    // The second goes on from a log that is longer than its checkpoint.
+    for steps in ["run.steps=4", "run.steps=7"] {
+        let set = [&set[..], &[steps]].concat();
+        let set: Vec<_> = set.iter().flat_map(|key| ["--set", key]).collect();
+        let operations = recorded(&bench, &[&["train", "run.toml", "-w", "2"], &set[..]].concat());
+        for operation in &operations {
+            match operation {
+                Operation::Rename(from, to) => {
+                    disk.assert_whole(from);
+                    if let Some(step) = step(to) {
+                        disk.assert_named(to.parent().unwrap());
+                        for name in ["run.toml", "devices.json"] {
+                            let kept = disk.0[&run.join(name)];
+                            assert!(kept.name && kept.content, "{name} at step {step}");
+                        }
+                        for name in ["metrics.jsonl", "evaluation.jsonl"] {
+                            let (kept, path) = (disk.0[&run.join(name)], run.join(name));
+                            let needed = log_bytes(&path, step);
+                            assert!(kept.name && kept.bytes >= needed, "{name} at step {step}");
+                        }
+                        checkpoints.push(to.clone());
+                    }
+                }
+                // An older one goes once the newer one is sure to stay.
+                Operation::Remove(path) if path.ancestors().any(|folder| step(folder).is_some()) => {
+                    disk.assert_named(checkpoints.last().unwrap());
+                }
+                _ => {}
+            }
+            disk.apply(operation);
+        }
+        disk.assert_named(checkpoints.last().unwrap());
+    }
+    let steps: Vec<_> = checkpoints.iter().filter_map(|path| step(path)).collect();
+    assert_eq!(steps, [2, 4, 6, 7]);
+}
+
+#[test]
+fn a_prepared_data_set_is_kept_before_it_has_its_name() {
+    let bench = Workbench::new();
+    let output = bench.folder().canonicalize().unwrap().join("deep/er/set");
+    let arguments =
+        ["prepare", "--input", "data-text", "--tokenizer", "bytes", "--seq-len", "16"];
+    let operations = recorded(&bench, &[&arguments[..], &["--output", "deep/er/set"]].concat());
+    let mut disk = Disk::default();
+    let mut renames = 0;
+    for operation in &operations {
+        if let Operation::Rename(from, to) = operation {
+            assert_eq!(*to, output);
+            disk.assert_whole(from);
+            renames += 1;
+        }
+        disk.apply(operation);
+    }
+    assert_eq!(renames, 1);
+    assert!(disk.below(&output).count() > 2, "the recorder saw the shards and their index");
+    disk.assert_named(&output);
+}
