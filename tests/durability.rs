@@ -189,7 +189,9 @@ fn what_a_checkpoint_relies_on_is_kept_before_it_has_its_name() {
                     }
                 }
                 // An older one goes once the newer one is sure to stay.
-                Operation::Remove(path) if path.ancestors().any(|folder| step(folder).is_some()) => {
+                Operation::Remove(path)
+                    if path.ancestors().any(|folder| step(folder).is_some()) =>
+                {
                     disk.assert_named(checkpoints.last().unwrap());
                 }
                 _ => {}
@@ -206,8 +208,7 @@ fn what_a_checkpoint_relies_on_is_kept_before_it_has_its_name() {
 fn a_prepared_data_set_is_kept_before_it_has_its_name() {
     let bench = Workbench::new();
     let output = bench.folder().canonicalize().unwrap().join("deep/er/set");
-    let arguments =
-        ["prepare", "--input", "data-text", "--tokenizer", "bytes", "--seq-len", "16"];
+    let arguments = ["prepare", "--input", "data-text", "--tokenizer", "bytes", "--seq-len", "16"];
     let operations = recorded(&bench, &[&arguments[..], &["--output", "deep/er/set"]].concat());
     let mut disk = Disk::default();
     let mut renames = 0;

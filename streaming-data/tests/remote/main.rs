@@ -118,7 +118,9 @@ fn files(folder: &FilePath) -> Vec<(String, u64)> {
     let mut files: Vec<(String, u64)> = entries
         .filter_map(|entry| {
             let entry = entry.unwrap();
-            Some((entry.file_name().into_string().unwrap(), entry.metadata().ok()?.len()))
+            let name = entry.file_name().into_string().unwrap();
+            // The lock of a cache is there always.
+            (name != "tidemill.lock").then_some((name, entry.metadata().ok()?.len()))
         })
         .collect();
     files.sort();

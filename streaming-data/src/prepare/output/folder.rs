@@ -71,8 +71,7 @@ impl OutputFolder {
         if env::current_dir().is_ok_and(|current| current == in_place) {
             return Err(exists("the current folder, which cannot be put in place as a whole"));
         }
-        let mut folder =
-            OutputFolder { output: in_place, aside: None, made_parents: Vec::new() };
+        let mut folder = OutputFolder { output: in_place, aside: None, made_parents: Vec::new() };
         folder.make_parents()?;
         folder.make_aside(permissions.as_ref())?;
         if permissions.is_some() {
