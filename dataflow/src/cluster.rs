@@ -50,7 +50,6 @@ mod greetings;
 mod hello;
 mod hosts;
 mod lifeline;
-mod peer_text;
 pub mod progress;
 mod reach;
 mod received;

@@ -41,6 +41,7 @@ pub mod inference;
 pub mod job;
 pub mod metrics;
 pub mod operators;
+mod printable;
 mod refusal;
 pub mod run_folder;
 

@@ -254,11 +254,12 @@ impl RunFolder {
     /// # Errors
     /// A file or folder that cannot be synced.
     pub fn sync_logs(&self) -> Result<()> {
-        for name in [StepMetrics::FILE, EvaluationReport::FILE] {
-            let path = self.path.join(name);
-            durable::sync_if_there(&path)
-                .map_err(|source| JobError::file("syncing", &path, source))?;
-        }
+        let [metrics, evaluations] =
+            [StepMetrics::FILE, EvaluationReport::FILE].map(|name| self.path.join(name));
+        // There is a line for each step by now, and where nothing is evaluated no file.
+        durable::sync(&metrics).map_err(|source| JobError::file("syncing", &metrics, source))?;
+        durable::sync_if_there(&evaluations)
+            .map_err(|source| JobError::file("syncing", &evaluations, source))?;
         // Their names, and that of the folder of checkpoints.
         durable::sync_folder(&self.path)
             .map_err(|source| JobError::file("syncing", &self.path, source))

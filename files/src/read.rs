@@ -33,6 +33,10 @@ pub enum Kind {
     TrainerState,
     /// `tokenizer.json`: the largest known ones have 40 MB.
     Tokenizer,
+    /// `RUN.toml`: a few kilobytes.
+    RunConfig,
+    /// The hosts of a cluster, a line each.
+    Hosts,
     /// Any other.
     Other,
 }
@@ -41,6 +45,7 @@ impl Kind {
     /// Most bytes that such a file may have.
     pub const fn most_bytes(self) -> u64 {
         match self {
+            Kind::RunConfig | Kind::Hosts => 1 << 20,
             Kind::Config | Kind::TrainerState => 16 << 20,
             Kind::TensorIndex => 64 << 20,
             Kind::Index | Kind::Tokenizer => 256 << 20,
@@ -68,6 +73,8 @@ impl Kind {
             Kind::TensorIndex => "an index of tensors",
             Kind::TrainerState => "the state of a run",
             Kind::Tokenizer => "a tokenizer",
+            Kind::RunConfig => "the config of a run",
+            Kind::Hosts => "a file of hosts",
             Kind::Other => "a file that is read whole",
         }
     }

@@ -115,6 +115,10 @@ fn damaged_checkpoints() {
         }
     }
     assert!(files(&bench.path("run")) == whole);
+    let renamed = bench.path("run/checkpoints/step-00000009");
+    std::fs::rename(&latest, &renamed).unwrap();
+    training(&bench, &[]).refused(1, &["step-00000009", "it is of step 5"]);
+    std::fs::rename(&renamed, &latest).unwrap();
     training(&bench, &[]).expect(0);
 }
 

@@ -13,6 +13,41 @@ fn mds(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("streaming-data/tests/fixtures/mds").join(name)
 }
 
+/// A decoder's error is the input's fault: nothing that restarts the program would mend it.
+#[test]
+fn damaged_compressed_shards() {
+    let bench = Workbench::new();
+    for (name, shard) in [
+        ("tokens-int64-zstd", "shard.00000.mds.zstd"),
+        ("tokens-uint16-gz", "shard.00000.mds.gz"),
+        ("tokens-fixed-br", "shard.00000.mds.br"),
+        ("tokens-any-snappy", "shard.00000.mds.snappy"),
+    ] {
+        for entry in std::fs::read_dir(mds(name)).unwrap() {
+            let entry = entry.unwrap();
+            let content = std::fs::read(entry.path()).unwrap();
+            bench.write(&format!("{name}/{}", entry.file_name().display()), content);
+        }
+        let path = bench.path(name).join(shard);
+        let good = std::fs::read(&path).unwrap();
+        let mut empty = good.clone();
+        empty.fill(0);
+        for at in [0, good.len() / 2, good.len() - 1] {
+            let mut flipped = good.clone();
+            flipped[at] ^= 0x55;
+            for damaged in [&flipped, &empty] {
+                std::fs::write(&path, damaged).unwrap();
+                // What the decoder itself cannot tell, the samples may not show.
+                let finished = prepare(&bench, &["--input", name, "--vocab-size", "99999"]);
+                match finished.status.code() {
+                    Some(0) => std::fs::remove_dir_all(bench.path("out")).unwrap(),
+                    _ => drop(finished.refused(1, &[shard])),
+                }
+            }
+        }
+    }
+}
+
 /// Lines that are no documents are named and counted; with `--strict` the first is the error.
 #[test]
 fn lines_of_documents() {

@@ -13,6 +13,27 @@ fn refused_config(bench: &Workbench, config: &str, arguments: &[&str], parts: &[
     assert!(!bench.path("run").exists(), "{arguments:?}: the run folder was created");
 }
 
+/// What stands in a config is quoted, but not obeyed, and not at any length.
+#[test]
+fn configs_that_are_no_text_or_too_long() {
+    let bench = Workbench::new();
+    let refused = |config: &[u8], parts: &[&str]| {
+        bench.write("bad.toml", config);
+        for set in [&[][..], &["--set", "run.steps=3"]] {
+            let refused = bench.tidemill(&[&["train", "bad.toml"], set].concat());
+            let refused = refused.refused(1, &[&["bad.toml"], parts].concat());
+            let clean = refused.stderr.chars().all(|c| c == '\n' || !c.is_control());
+            assert!(clean && refused.stderr.len() < 1_000, "{refused:?}");
+        }
+    };
+    refused(b"[run]\nstep\x1b[31ms = 1\n", &["line 2"]);
+    refused(b"[run]\n\"step\\u001b[31ms\" = 1\n", &["unknown field"]);
+    refused(format!("[run]\nx = {}", "1".repeat(100_000)).as_bytes(), &["1 ..."]);
+    refused(format!("[run]\n{} = 1", "x".repeat(100_000)).as_bytes(), &["x ..."]);
+    refused(&[0; 2 << 20], &["2097152 bytes, expected at most 1048576"]);
+    refused(b"[run]\nsteps = \"\xff\"", &["no text in UTF-8 from byte 15 on"]);
+}
+
 #[test]
 fn configs() {
     let bench = Workbench::new();

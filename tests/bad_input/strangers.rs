@@ -26,7 +26,14 @@ fn pipes_and_devices_in_the_place_of_files_are_refused_and_not_waited_for() {
     pipe(&bench, "piped.json");
     symlink("/dev/zero", bench.path("zeros.json")).unwrap();
     let (a_pipe, a_device) = ("it is a pipe, expected a regular file", "it is a device, expected");
-    let cases: [(Vec<&str>, [&str; 2]); 6] = [
+    pipe(&bench, "piped.toml");
+    pipe(&bench, "hosts");
+    symlink("/dev/zero", bench.path("zeros.toml")).unwrap();
+    let hosts = vec!["train", "run.toml", "-p", "0", "--hosts", "hosts"];
+    let cases: [(Vec<&str>, [&str; 2]); 9] = [
+        (vec!["train", "piped.toml"], ["piped.toml", a_pipe]),
+        (vec!["train", "zeros.toml"], ["zeros.toml", a_device]),
+        (hosts, ["hosts", a_pipe]),
         (vec!["inspect", "model"], ["model/config.json", a_pipe]),
         (vec!["generate", "--model", "model", "--prompt", "a"], ["model/config.json", a_pipe]),
         (vec!["bench", "data", "set"], ["set/index.json", a_pipe]),

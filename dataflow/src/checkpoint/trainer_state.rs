@@ -13,6 +13,7 @@ use tidemill_kernels::DeviceKind;
 use tidemill_streaming_data::cursor::Cursor;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::folder::step_of;
 use crate::cluster::progress;
 use crate::error::{JobError, Result};
 
@@ -119,7 +120,15 @@ impl TrainerState {
         let path = dir.join(TRAINER_FILE);
         let bytes = tidemill_files::read(&path, Kind::TrainerState)
             .map_err(|source| JobError::file("reading", &path, source))?;
-        Self::from_bytes(&bytes, &path)
+        let state = Self::from_bytes(&bytes, &path)?;
+        let named = dir.file_name().and_then(|name| name.to_str()).and_then(step_of);
+        match named {
+            Some(step) if step != state.step => {
+                let what = format!("it is of step {}, but its folder of step {step}", state.step);
+                Err(JobError::checkpoint(&path, what))
+            }
+            _ => Ok(state),
+        }
     }
 
     /// Verifies what [`to_bytes`](Self::to_bytes) wrote; `path` is what errors name.

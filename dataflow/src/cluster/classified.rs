@@ -37,6 +37,9 @@ pub trait Classified {
     fn exit_class(&self) -> ExitClass;
 }
 
+/// `ELOOP` of Linux.
+const TOO_MANY_LINKS: i32 = 40;
+
 /// What the operating system answered about a path that a user named. The input is at fault where the answer says that the
 /// path is not there, may not be used or is not of the kind that is needed; else a disk, a file system or the machine is.
 ///
@@ -47,6 +50,8 @@ impl Classified for io::Error {
     fn exit_class(&self) -> ExitClass {
         use io::ErrorKind as Kind;
         match self.kind() {
+            // Links in a circle have no kind of their own in the stable library.
+            _ if self.raw_os_error() == Some(TOO_MANY_LINKS) => ExitClass::FixInput,
             Kind::NotFound
             | Kind::PermissionDenied
             | Kind::NotADirectory
@@ -105,11 +110,12 @@ mod tests {
             assert_eq!(of_kind(kind), ExitClass::Restart, "{kind}");
         }
         // As Linux numbers them: those that have a kind of their own, and those that have none.
-        const NUMBERS: [(i32, &str, ExitClass); 14] = [
+        const NUMBERS: [(i32, &str, ExitClass); 15] = [
             (1, "EPERM", ExitClass::FixInput),
             (2, "ENOENT", ExitClass::FixInput),
             (13, "EACCES", ExitClass::FixInput),
             (20, "ENOTDIR", ExitClass::FixInput),
+            (40, "ELOOP", ExitClass::FixInput),
             (5, "EIO", ExitClass::Restart),
             (12, "ENOMEM", ExitClass::Restart),
             (16, "EBUSY", ExitClass::Restart),

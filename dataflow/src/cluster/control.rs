@@ -26,9 +26,9 @@ use super::abort::Abort;
 use super::channel::Channel;
 use super::error::{ClusterError, Peer};
 use super::exit_class::ExitClass;
-use super::peer_text::printable;
 use super::progress::Standing;
 use super::watch::{PeerStanding, PeerStandings};
+use crate::printable::printable;
 
 /// How long a control connection may take to swallow a frame of a few bytes.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::error::ClusterError;
-use super::peer_text::printable;
 use super::sealed::DataKey;
+use crate::printable::printable;
 
 /// Longer keys and values of an identity are cut in messages.
 const TEXT_LIMIT_BYTES: usize = 1 << 10;

@@ -2,10 +2,17 @@
 //!
 //! Blank lines and what follows a `#` are ignored. Errors name the file and the line.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use tidemill_files::Kind;
+
 use super::error::ClusterError;
+use crate::printable::printable;
+
+/// What errors quote of a line at most.
+const LONGEST_QUOTE_BYTES: usize = 200;
 
 /// Reads the addresses of a cluster's processes from a hosts file.
 ///
@@ -13,7 +20,11 @@ use super::error::ClusterError;
 /// If the file cannot be read, a line is not `host:port`, an address stands twice, or there is
 /// none.
 pub fn read_hosts(path: &Path) -> Result<Vec<String>, ClusterError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ClusterError::HostsUnreadable {
+    let text = tidemill_files::read(path, Kind::Hosts).and_then(|bytes| {
+        let no_text = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        String::from_utf8(bytes).map_err(no_text)
+    });
+    let text = text.map_err(|source| ClusterError::HostsUnreadable {
         path: path.to_path_buf(),
         source: Arc::new(source),
     })?;
@@ -31,7 +42,7 @@ fn parse_hosts(text: &str, path: &Path) -> Result<Vec<String>, ClusterError> {
             path: path.to_path_buf(),
             line: index + 1,
             expected,
-            found: content.to_string(),
+            found: printable(content, LONGEST_QUOTE_BYTES),
         };
         if !is_host_and_port(content) {
             return Err(wrong("host:port with a port from 1 to 65535".to_string()));

@@ -22,11 +22,11 @@ use super::control::Control;
 use super::error::{ClusterError, Peer};
 use super::greetings::{Greeting, Greetings};
 use super::hello::{CallerSays, Hello, Purpose, Reply, compare};
-use super::peer_text::printable;
 use super::reach::listen;
 use super::sealed::{DataKey, DataKeys};
 use super::secret::{Secret, random};
 use super::{Admission, ClusterSettings};
+use crate::printable::printable;
 
 /// How long a caller has to say who it is.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);

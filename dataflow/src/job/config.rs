@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tidemill_files::Kind;
 use tidemill_kernels::FloatEnvironment;
 use tidemill_model::ModelSettings;
 use tidemill_model::optimizer::OptimizerSettings;
@@ -18,6 +19,7 @@ use super::data::DataSettings;
 use crate::batch::BatchSettings;
 use crate::device::DeviceSettings;
 use crate::error::{JobError, Result};
+use crate::printable::printable;
 
 /// The whole of `RUN.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -139,8 +141,13 @@ impl RunConfig {
     /// A file that cannot be read or is not TOML, an override without `=`, an unknown or missing
     /// key, a wrong type, or values that contradict each other: each names the file and the key.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| JobError::file("reading", path, source))?;
+        let reading = |source| JobError::file("reading", path, source);
+        let bytes = tidemill_files::read(path, Kind::RunConfig).map_err(reading)?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            let said = format!("it is no text in UTF-8 from byte {at} on");
+            reading(std::io::Error::new(std::io::ErrorKind::InvalidData, said))
+        })?;
         Self::parse(&text, &path.display().to_string(), overrides)
     }
 
@@ -254,9 +261,13 @@ pub fn set_key(table: &mut toml::Table, assignment: &str) -> Result<()> {
     Ok(())
 }
 
+/// What errors quote of a config at most.
+const LONGEST_QUOTE_BYTES: usize = 200;
+
 /// The message of a TOML error on one line.
 fn one_line(error: &toml::de::Error) -> String {
-    error.message().split_whitespace().collect::<Vec<_>>().join(" ")
+    let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    printable(&message, LONGEST_QUOTE_BYTES)
 }
 
 /// The line of `text` that an error is about, from 0.
@@ -265,11 +276,16 @@ fn line_of(error: &toml::de::Error, text: &str) -> Option<usize> {
     Some(before.matches('\n').count())
 }
 
+/// A line of a config, as errors quote it.
+fn quoted(line: &str) -> String {
+    printable(line.trim(), LONGEST_QUOTE_BYTES)
+}
+
 /// [`one_line`], with the line that it is about.
 fn name_line(error: &toml::de::Error, text: &str) -> String {
     let message = one_line(error);
     let Some(line) = line_of(error, text) else { return message };
-    let source = text.lines().nth(line).unwrap_or("").trim();
+    let source = quoted(text.lines().nth(line).unwrap_or(""));
     format!("line {} ({source}): {message}", line + 1)
 }
 
@@ -277,9 +293,9 @@ fn name_line(error: &toml::de::Error, text: &str) -> String {
 fn name_key(error: &toml::de::Error, text: &str) -> String {
     let message = one_line(error);
     let Some(line) = line_of(error, text) else { return message };
-    let source = text.lines().nth(line).unwrap_or("").trim();
+    let source = quoted(text.lines().nth(line).unwrap_or(""));
     let table = text.lines().take(line + 1).filter_map(|line| line.strip_prefix('[')).last();
-    match table.map(|table| table.trim_end_matches(']')) {
+    match table.map(|table| quoted(table.trim_end_matches(']'))) {
         Some(_) if source.starts_with('[') => format!("{source}: {message}"),
         Some(table) => format!("{table}.{source}: {message}"),
         None => format!("{source}: {message}"),

@@ -88,6 +88,10 @@ impl Read for Stream {
             said if said == ZSTD_WINDOW_TOO_LARGE => {
                 io::Error::new(io::ErrorKind::InvalidData, WindowTooLarge)
             }
+            // What no operating system has said, a decoder has, of what it was given.
+            _ if error.kind() == io::ErrorKind::Other && error.raw_os_error().is_none() => {
+                io::Error::new(io::ErrorKind::InvalidData, error)
+            }
             _ => error,
         })
     }
