@@ -27,14 +27,15 @@ mod element;
 mod runtime;
 mod selective_scan;
 
+pub(crate) use self::arguments::check_tree;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, NormGradient,
-    NormInput, Output, ScanGradients, ScanInputs,
+    NormInput, Output, ScanGradients, ScanInputs, TreeTerm,
 };
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
 pub use self::element::{ActivationElement, Element};
-pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, Runtime};
+pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 use crate::error::Result;
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
@@ -259,6 +260,18 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         stream: &mut Self::DeviceStream,
         lane: SliceMut<'_, Self, f32>,
         gradients: Slice<'_, Self, f32>,
+    ) -> Result<()>;
+
+    /// `out[i]` = the sum of element i of the terms, in fp32 along the tree that they are the leaves of: the order that
+    /// [`TreeTerm`] describes. So a sum over lanes has the same bits, whoever forms it and of however many terms.
+    ///
+    /// # Errors
+    /// Terms that are no tree, of another length than `out`, or on a GPU more than 32, or more than 12 sums that wait.
+    fn tree_sum(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, f32>,
+        terms: &[TreeTerm<'_, Self>],
     ) -> Result<()>;
 
     /// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`: the mean gradient of a chunk of

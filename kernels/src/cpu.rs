@@ -43,6 +43,7 @@ mod scan_backward;
 mod scan_forward;
 mod scan_step;
 mod simd;
+mod tree_sum;
 mod weight_gradient;
 
 use std::num::NonZeroUsize;

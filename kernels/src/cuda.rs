@@ -5,23 +5,28 @@
 
 mod compile;
 mod failure;
+mod host_memory;
 mod matmul;
 mod memory;
+mod peer;
 mod pool;
 mod queue;
 
 use std::ffi::{CString, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+pub use self::host_memory::CudaHostMemory;
 pub use self::memory::CudaMemory;
 pub use self::queue::{CudaEvent, CudaGraph, CudaQueue};
 
 use self::failure::{Failed, on};
 use self::matmul::MatrixLibrary;
 use self::pool::{Dropped, ModuleHandle, Pool};
+use crate::backend::PeerAccess;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
@@ -186,6 +191,7 @@ impl Cuda {
 impl Driver for Cuda {
     type Memory = CudaMemory;
     type Queue = CudaQueue;
+    type HostMemory = CudaHostMemory;
     type Event = CudaEvent;
     type Module = Arc<CudaModule>;
     type Kernel = CudaKernel;
@@ -251,6 +257,53 @@ impl Driver for Cuda {
         on(self.name(), "waiting for the device", waited)
     }
 
+    fn allocate_host(&self, bytes: usize) -> Result<CudaHostMemory> {
+        self.bind()?;
+        CudaHostMemory::zeroed(&self.pool, self.name(), bytes)
+    }
+
+    fn host_pointer(memory: &CudaHostMemory) -> NonNull<u8> {
+        memory.first()
+    }
+
+    unsafe fn upload_async(
+        &self,
+        queue: &mut CudaQueue,
+        (to, to_offset): (&mut CudaMemory, usize),
+        (from, from_offset): (&CudaHostMemory, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        self.bind()?;
+        let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        match bytes {
+            0 => Ok(()),
+            // SAFETY: both ranges lie inside their memories; the caller vouches for the host's.
+            _ => unsafe { host_memory::upload(self.name(), queue.stream(), to, from, bytes) },
+        }
+    }
+
+    unsafe fn download_async(
+        &self,
+        queue: &mut CudaQueue,
+        (to, to_offset): (&CudaHostMemory, usize),
+        (from, from_offset): (&CudaMemory, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        self.bind()?;
+        let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        match bytes {
+            0 => Ok(()),
+            // SAFETY: as above.
+            _ => unsafe { host_memory::download(self.name(), queue.stream(), to, from, bytes) },
+        }
+    }
+
+    fn reach(&self, peer: &Self) -> Result<PeerAccess> {
+        self.bind()?;
+        let device = |cuda: &Self| cuda.pool.context().cu_device();
+        peer::reach(self.name(), device(self), device(peer))
+    }
+
     fn copy(
         &self,
         queue: &mut CudaQueue,
@@ -290,6 +343,11 @@ impl Driver for Cuda {
         CudaEvent::record(&self.pool, self.name(), queue)
     }
 
+    fn wait_for(&self, queue: &mut CudaQueue, event: &CudaEvent) -> Result<()> {
+        self.bind()?;
+        queue.wait_for(event, self.name())
+    }
+
     fn is_complete(&self, event: &CudaEvent) -> Result<bool> {
         self.bind()?;
         event.is_complete(self.name())
@@ -298,6 +356,10 @@ impl Driver for Cuda {
     fn wait(&self, event: &CudaEvent) -> Result<()> {
         self.bind()?;
         event.wait(self.name())
+    }
+
+    fn settle(event: &CudaEvent) {
+        event.settle();
     }
 
     fn elapsed_milliseconds(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f32> {

@@ -8,17 +8,22 @@ mod matmul;
 mod memory;
 mod module;
 mod queue;
+mod schedule;
 
 use std::num::NonZeroUsize;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
 use self::matmul::matmul;
-pub use self::memory::EmulatorMemory;
 use self::memory::Room;
+pub use self::memory::{EmulatorHostMemory, EmulatorMemory};
 use self::module::{Library, compile};
 use self::queue::Step;
 pub use self::queue::{EmulatorGraph, EmulatorQueue};
+use self::schedule::ScheduledQueue;
+pub use self::schedule::{EmulatorEvent, Schedule};
+use crate::backend::PeerAccess;
 use crate::error::{KernelError, Result};
 use crate::float_environment::FloatEnvironment;
 use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
@@ -78,55 +83,37 @@ impl Emulator {
             shared_bytes_per_block: shared_bytes_per_block(settings.warp),
             matrix_library: "host".to_owned(),
         };
-        let room = Room::new(Room::DEFAULT_BYTES);
+        let room = Room::new(Room::DEFAULT_BYTES, None);
         Ok(Self { settings, change: None, properties, workers, room })
     }
 
     /// The same, with so much device memory.
     #[must_use]
     pub fn with_memory_bytes(self, bytes: usize) -> Self {
-        Self { room: Room::new(bytes), ..self }
+        let room = Room::new(bytes, self.room.schedule().cloned());
+        Self { room, ..self }
     }
 
-    /// Runs a step, or keeps it where the queue is being recorded.
+    /// The same, but for what is enqueued: it runs when the schedule gets to it, which other devices may share.
+    #[must_use]
+    pub fn with_schedule(self, schedule: &Arc<Schedule>) -> Self {
+        let room = Room::new(self.room.bytes()[1], Some(Arc::clone(schedule)));
+        Self { room, ..self }
+    }
+
+    /// Runs a step, now or later, or keeps it where the queue is being recorded.
     ///
     /// # Safety
     /// As for the driver's calls that enqueue it.
     unsafe fn enqueue(&self, queue: &mut EmulatorQueue, step: Step) -> Result<()> {
-        // SAFETY: the caller vouches for the step.
-        queue.record(step).map_or(Ok(()), |step| unsafe { self.run(&step) })
-    }
-
-    /// Runs a step to its end.
-    ///
-    /// # Safety
-    /// All that it names must still be there.
-    unsafe fn run(&self, step: &Step) -> Result<()> {
-        // A GPU knows nothing of the host's environment; threads of a launch inherit this one.
-        let _standard = FloatEnvironment::standard();
-        match step {
-            Step::Launch { kernel, launch, arguments } => {
-                self.check_shared_bytes(kernel, launch.shared_bytes)?;
-                let EmulatorSettings { seed, .. } = self.settings;
-                // SAFETY: the caller vouches for the arguments.
-                unsafe {
-                    kernel.library.launch(kernel.name, *launch, arguments, seed, self.workers)
-                }
-            }
-            Step::Product(product) => {
-                // SAFETY: the caller vouches for the operands.
-                unsafe { matmul(*product) };
-                Ok(())
-            }
-            Step::Copy { to, from, bytes } => {
-                // SAFETY: both ranges lay inside their memories, which are there; the one is written through a mutable
-                // reference, so that the other is of another memory.
-                unsafe { std::ptr::copy_nonoverlapping(place(*from), place(*to), *bytes) };
-                Ok(())
-            }
-            Step::Clear { at, bytes } => {
-                // SAFETY: as above.
-                unsafe { std::ptr::write_bytes(place(*at), 0, *bytes) };
+        let Some(step) = queue.record(step) else { return Ok(()) };
+        let how = Running { seed: self.settings.seed, workers: self.workers };
+        match &queue.scheduled {
+            // SAFETY: the caller vouches for the step.
+            None => unsafe { how.run(&step) },
+            Some(scheduled) => {
+                // SAFETY: as above; what the step names stays until it has run.
+                scheduled.enqueue(Box::new(move || unsafe { how.run(&step) }));
                 Ok(())
             }
         }
@@ -148,6 +135,55 @@ impl Emulator {
     }
 }
 
+/// How steps are run.
+#[derive(Clone, Copy)]
+struct Running {
+    seed: u64,
+    workers: u32,
+}
+
+impl Running {
+    /// Runs a step to its end.
+    ///
+    /// # Safety
+    /// All that it names must still be there.
+    unsafe fn run(self, step: &Step) -> Result<()> {
+        // A GPU knows nothing of the host's environment; threads of a launch inherit this one.
+        let _standard = FloatEnvironment::standard();
+        match step {
+            Step::Launch { kernel, launch, arguments } => {
+                // SAFETY: the caller vouches for the arguments.
+                unsafe {
+                    kernel.library.launch(kernel.name, *launch, arguments, self.seed, self.workers)
+                }
+            }
+            Step::Product(product) => {
+                // SAFETY: the caller vouches for the operands.
+                unsafe { matmul(*product) };
+                Ok(())
+            }
+            Step::Copy { to, from, bytes } => {
+                // SAFETY: both ranges lay inside their memories, which are there; the one is written through a mutable
+                // reference, so that the other is of another memory.
+                unsafe { std::ptr::copy_nonoverlapping(place(*from), place(*to), *bytes) };
+                Ok(())
+            }
+            Step::Upload { to, from } => {
+                // SAFETY: as above.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), place(*to), from.len()) };
+                Ok(())
+            }
+            Step::Clear { at, bytes } => {
+                // SAFETY: as above.
+                unsafe { std::ptr::write_bytes(place(*at), 0, *bytes) };
+                Ok(())
+            }
+            // SAFETY: whoever recorded a step vouched for it, and the graph has kept what it names.
+            Step::Graph(graph) => graph.steps.iter().try_for_each(|step| unsafe { self.run(step) }),
+        }
+    }
+}
+
 /// A kernel and the library that holds it.
 #[derive(Clone)]
 pub struct EmulatorKernel {
@@ -158,7 +194,8 @@ pub struct EmulatorKernel {
 impl Driver for Emulator {
     type Memory = EmulatorMemory;
     type Queue = EmulatorQueue;
-    type Event = ();
+    type HostMemory = EmulatorHostMemory;
+    type Event = EmulatorEvent;
     type Module = Arc<Library>;
     type Kernel = EmulatorKernel;
     type Graph = EmulatorGraph;
@@ -172,7 +209,7 @@ impl Driver for Emulator {
     }
 
     fn queue(&self) -> Result<EmulatorQueue> {
-        Ok(EmulatorQueue::default())
+        Ok(EmulatorQueue::new(self.room.schedule().map(Schedule::queue)))
     }
 
     fn allocate(&self, queue: &mut EmulatorQueue, bytes: usize) -> Result<EmulatorMemory> {
@@ -195,10 +232,9 @@ impl Driver for Emulator {
         from: &[u8],
     ) -> Result<()> {
         queue.check_idle("copying to the device")?;
-        let to = place(to.range(offset_bytes, from.len())?);
+        let to = to.range(offset_bytes, from.len())?;
         // SAFETY: the range lies inside the memory, which is borrowed mutably.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-        Ok(())
+        unsafe { self.enqueue(queue, Step::Upload { to, from: from.to_vec() }) }
     }
 
     fn download(
@@ -210,9 +246,49 @@ impl Driver for Emulator {
     ) -> Result<()> {
         queue.check_idle("copying to the host")?;
         let from = place(from.range(offset_bytes, to.len())?);
+        queue.finish()?;
         // SAFETY: the range lies inside the memory, whose bytes have all been written: with zeros first.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
         Ok(())
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<EmulatorHostMemory> {
+        EmulatorHostMemory::zeroed(bytes)
+    }
+
+    fn host_pointer(memory: &EmulatorHostMemory) -> NonNull<u8> {
+        memory.first()
+    }
+
+    unsafe fn upload_async(
+        &self,
+        queue: &mut EmulatorQueue,
+        (to, to_offset): (&mut EmulatorMemory, usize),
+        (from, from_offset): (&EmulatorHostMemory, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        queue.check_idle("copying to the device")?;
+        let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        // SAFETY: both ranges lie inside their memories; the caller vouches for the host's.
+        unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
+    }
+
+    unsafe fn download_async(
+        &self,
+        queue: &mut EmulatorQueue,
+        (to, to_offset): (&EmulatorHostMemory, usize),
+        (from, from_offset): (&EmulatorMemory, usize),
+        bytes: usize,
+    ) -> Result<()> {
+        queue.check_idle("copying to the host")?;
+        let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        // SAFETY: as above.
+        unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
+    }
+
+    /// The memory of every emulated device is the host's.
+    fn reach(&self, _: &Self) -> Result<PeerAccess> {
+        Ok(PeerAccess::Direct)
     }
 
     fn copy(
@@ -239,19 +315,36 @@ impl Driver for Emulator {
         unsafe { self.enqueue(queue, Step::Clear { at, bytes }) }
     }
 
-    fn record(&self, queue: &mut EmulatorQueue) -> Result<()> {
-        queue.check_idle("recording an event")
+    fn record(&self, queue: &mut EmulatorQueue) -> Result<EmulatorEvent> {
+        queue.check_idle("recording an event")?;
+        let scheduled = queue.scheduled.as_ref();
+        Ok(scheduled.map_or_else(EmulatorEvent::reached, ScheduledQueue::record))
     }
 
-    fn is_complete(&self, (): &()) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn wait(&self, (): &()) -> Result<()> {
+    fn wait_for(&self, queue: &mut EmulatorQueue, event: &EmulatorEvent) -> Result<()> {
+        queue.check_idle("waiting for an event")?;
+        match &queue.scheduled {
+            Some(scheduled) => scheduled.wait_for(event),
+            // Nothing can be put off here, so that what is waited for must come first.
+            None => event.wait(),
+        }
         Ok(())
     }
 
-    fn elapsed_milliseconds(&self, (): &(), (): &()) -> Result<f32> {
+    fn is_complete(&self, event: &EmulatorEvent) -> Result<bool> {
+        Ok(event.is_complete())
+    }
+
+    fn wait(&self, event: &EmulatorEvent) -> Result<()> {
+        event.wait();
+        Ok(())
+    }
+
+    fn settle(event: &EmulatorEvent) {
+        event.wait();
+    }
+
+    fn elapsed_milliseconds(&self, _: &EmulatorEvent, _: &EmulatorEvent) -> Result<f32> {
         Ok(0.0)
     }
 
@@ -272,6 +365,7 @@ impl Driver for Emulator {
         launch: Launch,
         arguments: &[u8],
     ) -> Result<()> {
+        self.check_shared_bytes(kernel, launch.shared_bytes)?;
         let (kernel, arguments) = (kernel.clone(), arguments.to_vec());
         // SAFETY: the caller vouches for the arguments; a graph keeps what they name.
         unsafe { self.enqueue(queue, Step::Launch { kernel, launch, arguments }) }
@@ -297,8 +391,8 @@ impl Driver for Emulator {
 
     fn replay(&self, queue: &mut EmulatorQueue, graph: &EmulatorGraph) -> Result<()> {
         queue.check_idle("replaying a graph")?;
-        // SAFETY: whoever recorded a step vouched for it, and the graph has kept what it names.
-        graph.steps().iter().try_for_each(|step| unsafe { self.run(step) })
+        // SAFETY: whoever recorded a step vouched for it, and the graph keeps what it names.
+        unsafe { self.enqueue(queue, Step::Graph(Arc::clone(&graph.0))) }
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) mod cache;
 pub mod driver;
 mod launch;
 mod matmul;
+mod pinned;
 mod precision;
 mod profile;
 mod recording;
@@ -35,6 +36,7 @@ pub use self::buffer::GpuBuffer;
 pub use self::driver::{
     Address, DeviceProperties, Driver, ElementKind, Launch, MatrixProduct, Operand, Rows,
 };
+pub use self::pinned::GpuPinned;
 pub use self::precision::{Bf16, Copies, Fp32, Precision};
 use self::profile::Profile;
 pub use self::recording::GpuGraph;

@@ -28,7 +28,7 @@ pub mod view;
 
 pub use backend::{
     Attention, Backend, CausalConv1d, DeviceKind, Element, IGNORED_TARGET, MemoryPlace,
-    NUMERICS_VERSION, Runtime, SelectiveScan,
+    NUMERICS_VERSION, PeerAccess, Runtime, SelectiveScan,
 };
 pub use cpu::Cpu;
 #[cfg(feature = "cuda")]

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use bodies::arm::{Arm, Sizes, agree};
 use bodies::every_body;
+use bodies::memory::handed_on;
 use bodies::number::Number;
 use device_program::{Program, Test};
 use tidemill_kernels::gpu::Precision;
@@ -36,6 +37,7 @@ macro_rules! tests {
                 ("every_source_compiles", |arm| arm.backend.compile_all().unwrap()),
                 ("a_device_that_is_opened_again_is_of_the_same_kind", is_of_the_same_kind),
                 ("row_dependent_algorithms_are_passed_over", algorithms::row_dependent_ones_are_passed_over),
+                ("devices_wait_for_each_other", devices_wait_for_each_other),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
                 $((stringify!($of_attention), |arm| agree(&[arm, arm], $attention)),)*
@@ -56,6 +58,23 @@ fn is_of_the_same_kind<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {
         let again = Gpu::<Cuda, P>::new(Cuda::open(0).unwrap());
         println!("opened again in {:?}", start.elapsed());
         assert_eq!(again.device_kind(), kind);
+    }
+}
+
+/// Memory of one device is read by the kernels of another, in the order of events alone.
+fn devices_wait_for_each_other<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {
+    let devices = Cuda::device_count().unwrap();
+    if devices == 1 {
+        println!("NOT RUN: devices_wait_for_each_other: there is one device");
+        return;
+    }
+    let peer = Gpu::<Cuda, P>::new(Cuda::open(1).unwrap());
+    for devices in [[&arm.backend, &peer], [&peer, &arm.backend]] {
+        for _ in 0..5 {
+            let [found, expected] =
+                handed_on(devices, |stream, event| devices[0].wait_for(stream, event).unwrap());
+            assert_eq!(found, expected);
+        }
     }
 }
 

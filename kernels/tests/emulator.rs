@@ -8,13 +8,15 @@ mod algorithms;
 mod bodies;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use bodies::agreement::Transcript;
 use bodies::arm::{Arm, agree};
 use bodies::every_body;
-use tidemill_kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
+use bodies::memory::handed_on;
+use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill_kernels::gpu::Precision;
-use tidemill_kernels::{Bf16, Fp32, Gpu};
+use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
 
 /// Orders of threads: as they are numbered, and two random ones.
 const SEEDS: [u64; 3] = [0, 1, 0x7469_6465];
@@ -65,6 +67,52 @@ macro_rules! tests {
 
 every_body!(tests);
 
+/// A device whose queues run when the schedule gets to them.
+fn scheduled<P: Precision>(schedule: &Arc<Schedule>) -> Gpu<Emulator, P> {
+    let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+    Gpu::new(emulator.with_schedule(schedule))
+}
+
+/// What holds where every step runs at once holds where none does before the host waits for it.
+#[test]
+fn what_runs_later_gives_the_same() {
+    use bodies::memory;
+    for seed in 0..8 {
+        let backend = scheduled::<Bf16>(&Schedule::new(seed));
+        let arm = Arm::new(format!("a schedule of seed {seed}"), backend);
+        memory::buffers_hold_what_is_written(&arm);
+        memory::pinned_memory_holds_what_is_copied(&arm);
+        memory::streams_wait_for_each_other(&arm);
+        memory::events_complete(&arm);
+        memory::compute_weights_follow_their_masters(&arm);
+        bodies::graphs::repeat_what_was_recorded(&arm);
+        bodies::graphs::keep_what_was_dropped(&arm);
+    }
+    let at_once = arm::<Bf16>(32, SEEDS[1]);
+    let later = Arm::new("a schedule", scheduled(&Schedule::new(0)));
+    for body in [bodies::cross_entropy::agrees, bodies::gradient_sums::sums_of_squares_agree] {
+        agree(&[&at_once, &later], body);
+    }
+}
+
+/// Two devices hand memory on by events alone; and where one event is not waited for, some order shows it.
+#[test]
+fn devices_wait_for_each_other() {
+    let pair = |seed, waits| {
+        let schedule = Schedule::new(seed);
+        let devices: [Gpu<Emulator, Fp32>; 2] = std::array::from_fn(|_| scheduled(&schedule));
+        let [found, expected] = handed_on(devices.each_ref(), |stream, event| {
+            if waits {
+                devices[0].wait_for(stream, event).unwrap();
+            }
+        });
+        found == expected
+    };
+    assert!((0..20).all(|seed| pair(seed, true)));
+    let lucky = (0..20).filter(|&seed| pair(seed, false)).count();
+    assert!(lucky < 20, "a missing wait must show in some order");
+}
+
 #[test]
 fn algorithms_that_treat_rows_differently_are_passed_over() {
     algorithms::row_dependent_ones_are_passed_over(&arm::<Fp32>(32, SEEDS[0]));
@@ -106,6 +154,13 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs("scan_forward.cu", barrier, scan);
     assert_needs("scan_backward.cu", barrier, scan);
+}
+
+#[test]
+fn a_forgotten_addition_fails_the_body() {
+    assert_needs("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
+    let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
+    assert_needs("tree_sum.cu", join, bodies::tree_sum::agrees);
 }
 
 /// A run of a convolution ends with what the next one hands over.

@@ -1,6 +1,7 @@
 //! What kernels are told beside their views and shapes: named fields instead of long lists of arguments.
 
 use super::Runtime;
+use crate::error::{KernelError, Result};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Whether a matrix product replaces its output or adds to it.
@@ -20,6 +21,38 @@ pub enum LogitGradient {
     /// The gradient of the *sum* of the rows' losses: `s (softmax - one_hot(target))`, s being the logit scale; zero in the
     /// padding.
     InPlace,
+}
+
+/// A term of [`tree_sum`](super::Backend::tree_sum), and where it stands in the tree.
+///
+/// Terms come in the order of the tree's leaves. Each is put on a stack of sums; then the two sums on top are added, the lower
+/// plus the upper, as often as `joins` says. In the end one sum is left.
+pub struct TreeTerm<'a, B: Runtime> {
+    /// The elements, of this device or of a peer that it [reaches](Runtime::reach); none for those that `out` holds before the
+    /// call.
+    pub values: Option<Slice<'a, B, f32>>,
+    /// The number of additions that follow.
+    pub joins: usize,
+}
+
+/// Asks terms to be those of one tree; answers how many sums wait at most.
+pub(crate) fn check_tree<B: Runtime>(terms: &[TreeTerm<'_, B>]) -> Result<usize> {
+    const KERNEL: &str = "tree_sum";
+    let in_place = terms.iter().filter(|term| term.values.is_none()).count();
+    if in_place > 1 {
+        return Err(KernelError::shape(KERNEL, "terms that out holds", "at most 1", in_place));
+    }
+    let (mut sums, mut most) = (0_usize, 0);
+    for TreeTerm { joins, .. } in terms {
+        most = most.max(sums + 1);
+        sums = (sums + 1).checked_sub(*joins).filter(|&sums| sums > 0).ok_or_else(|| {
+            KernelError::shape(KERNEL, "joins", format!("at most {sums}"), *joins)
+        })?;
+    }
+    match sums {
+        1 => Ok(most),
+        _ => Err(KernelError::shape(KERNEL, "sums that are left", "1", sums)),
+    }
 }
 
 /// Which GELU (Hendrycks and Gimpel, 2016).

@@ -4,6 +4,11 @@
 //! [`DeviceStream`](Runtime::DeviceStream), and moves bytes to and from the host only where a caller says so
 //! ([`write`](Runtime::write), [`read`](Runtime::read)). Kernels of one device stream run in the order of the calls; on a GPU a
 //! call returns before the kernel has run, so an error of a kernel may be answered by a later call on the same device stream.
+//!
+//! Device streams know nothing of each other: what one needs of another it waits for by an event
+//! ([`wait_for`](Runtime::wait_for)), without the host. Copies to and from pinned memory ([`read_async`](Runtime::read_async),
+//! [`write_async`](Runtime::write_async)) are in the order of their device stream too, and the host does not wait for them
+//! before it looks at the memory.
 
 use super::element::{ActivationElement, Element};
 use crate::error::Result;
@@ -31,6 +36,15 @@ pub struct DeviceKind {
     pub matrix_library: String,
 }
 
+/// What kernels of one device may do with the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerAccess {
+    /// They read it where it is.
+    Direct,
+    /// Nothing: bytes have to be copied.
+    Absent,
+}
+
 /// What a kernel took, all its launches together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelTime {
@@ -51,7 +65,9 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// An in-order queue of kernels and the scratch memory that they use.
     type DeviceStream: Send;
     /// A point in a device stream.
-    type Event: Send;
+    type Event: Clone + Send + Sync;
+    /// Host memory holding elements of one type, which the device copies to and from while the host goes on.
+    type Pinned<T: Element>: Send + Sync;
     /// Kernels that were recorded to be enqueued together; [`Infallible`](std::convert::Infallible) where none can be.
     type Graph: Send;
     /// The copies of the parameters that matrix products read where activations have another type than the fp32 masters.
@@ -131,6 +147,50 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         Ok(host)
     }
 
+    /// `elements` zeros in pinned host memory, for this device and every other of the process.
+    fn pinned<T: Element>(&self, elements: usize) -> Result<Self::Pinned<T>>;
+
+    /// What pinned memory holds. Waits for the copies into it, so that a caller who must not wait asks an event first.
+    fn pinned_values<'a, T: Element>(&self, pinned: &'a Self::Pinned<T>) -> Result<&'a [T]>;
+
+    /// What pinned memory holds, to be changed. Waits for the copies into it and from it.
+    fn pinned_values_mut<'a, T: Element>(
+        &self,
+        pinned: &'a mut Self::Pinned<T>,
+    ) -> Result<&'a mut [T]>;
+
+    /// Copies to pinned memory from element `start` on, in the order of the device stream, and returns at once. Faults of kernels
+    /// are answered by other calls.
+    ///
+    /// # Errors
+    /// A range that leaves the pinned memory.
+    fn read_async<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        to: &mut Self::Pinned<T>,
+        start: usize,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()>;
+
+    /// Copies from pinned memory from element `start` on, in the order of the device stream, and returns at once.
+    ///
+    /// # Errors
+    /// A range that leaves the pinned memory.
+    fn write_async<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        from: &Self::Pinned<T>,
+        start: usize,
+    ) -> Result<()>;
+
+    /// Lets kernels of this device read the buffers of `peer`, those that are there and those to come, if they can.
+    ///
+    /// A view does not say whose buffer it is of: a kernel may be given one of a peer where its documentation says so. Both
+    /// device streams must have been ordered by events: what a peer writes must have been written before it is read, and
+    /// must not be written again or dropped before it has been read.
+    fn reach(&self, peer: &Self) -> Result<PeerAccess>;
+
     /// `out = from`, on the device.
     fn copy<T: Element>(
         &self,
@@ -148,6 +208,10 @@ pub trait Runtime: Send + Sync + Sized + 'static {
 
     /// The point after everything enqueued so far.
     fn record(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
+
+    /// What is enqueued on `stream` from now on waits until `event` is reached, which may be of another device stream, and of another
+    /// device of the process. The host does not wait.
+    fn wait_for(&self, stream: &mut Self::DeviceStream, event: &Self::Event) -> Result<()>;
 
     /// Whether the device has reached `event`.
     fn is_complete(&self, event: &Self::Event) -> Result<bool>;

@@ -18,9 +18,12 @@ use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
 use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
+use super::tree_sum::tree_sum;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
-use crate::backend::{AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output};
+use crate::backend::{
+    AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output, TreeTerm,
+};
 use crate::error::Result;
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -289,6 +292,15 @@ impl Backend for Cpu {
         gradients: Slice<'_, Self, f32>,
     ) -> Result<()> {
         accumulate(stream.threads(), self.dispatch, elements_mut(lane), elements(gradients))
+    }
+
+    fn tree_sum(
+        &self,
+        stream: &mut DeviceStream,
+        out: SliceMut<'_, Self, f32>,
+        terms: &[TreeTerm<'_, Self>],
+    ) -> Result<()> {
+        tree_sum(stream.threads(), self.dispatch, out, terms)
     }
 
     fn mean_gradient(

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use cudarc::driver::result::stream::StreamKind;
-use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUevent_flags, CUevent_wait_flags, CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode,
+};
 use cudarc::driver::{result, sys};
 
 use super::failure::on;
@@ -60,6 +62,14 @@ impl CudaQueue {
         graph
     }
 
+    /// What is enqueued from now on waits for `event`.
+    pub(super) fn wait_for(&mut self, event: &CudaEvent, device: &str) -> Result<()> {
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both are alive.
+        let waited = unsafe { result::stream::wait_event(self.stream, event.0.event, flags) };
+        on(device, "waiting for another queue", waited)
+    }
+
     pub(super) fn is_recording(&self) -> bool {
         self.recording
     }
@@ -91,28 +101,32 @@ impl Drop for CudaQueue {
 }
 
 /// A point in a stream.
-pub struct CudaEvent {
+#[derive(Clone)]
+pub struct CudaEvent(Arc<EventHandle>);
+
+struct EventHandle {
     pool: Arc<Pool>,
     event: sys::CUevent,
 }
 
 // SAFETY: an event may be asked by any thread.
-unsafe impl Send for CudaEvent {}
+unsafe impl Send for EventHandle {}
+// SAFETY: as above; it is recorded once, before anybody shares it.
+unsafe impl Sync for EventHandle {}
 
 impl CudaEvent {
     pub(super) fn record(pool: &Arc<Pool>, device: &str, queue: &CudaQueue) -> Result<Self> {
         let event = result::event::create(CUevent_flags::CU_EVENT_DEFAULT);
-        let event = Self { pool: Arc::clone(pool), event: on(device, "making an event", event)? };
+        let event = on(device, "making an event", event)?;
+        let handle = EventHandle { pool: Arc::clone(pool), event };
         // SAFETY: event and stream are alive.
-        on(device, "recording an event", unsafe {
-            result::event::record(event.event, queue.stream)
-        })?;
-        Ok(event)
+        on(device, "recording an event", unsafe { result::event::record(event, queue.stream) })?;
+        Ok(Self(Arc::new(handle)))
     }
 
     pub(super) fn is_complete(&self, device: &str) -> Result<bool> {
         // SAFETY: the event is alive, here and below.
-        match unsafe { result::event::query(self.event) } {
+        match unsafe { result::event::query(self.0.event) } {
             Ok(()) => Ok(true),
             Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             Err(error) => on(device, "asking for an event", Err(error)),
@@ -121,19 +135,27 @@ impl CudaEvent {
 
     pub(super) fn wait(&self, device: &str) -> Result<()> {
         // SAFETY: as above.
-        on(device, "waiting for an event", unsafe { result::event::synchronize(self.event) })
+        on(device, "waiting for an event", unsafe { result::event::synchronize(self.0.event) })
+    }
+
+    /// Waits for it, whatever comes of that.
+    pub(super) fn settle(&self) {
+        if self.0.pool.context().bind_to_thread().is_ok() {
+            // SAFETY: as above.
+            let _ = unsafe { result::event::synchronize(self.0.event) };
+        }
     }
 
     pub(super) fn milliseconds_to(&self, to: &Self, device: &str) -> Result<f32> {
         // SAFETY: as above.
-        on(device, "timing", unsafe { result::event::elapsed(self.event, to.event) })
+        on(device, "timing", unsafe { result::event::elapsed(self.0.event, to.0.event) })
     }
 }
 
-impl Drop for CudaEvent {
+impl Drop for EventHandle {
     fn drop(&mut self) {
         if self.pool.context().bind_to_thread().is_ok() {
-            // SAFETY: the event is not used again.
+            // SAFETY: the event is not used again; what waits for it on a device still does.
             let _ = unsafe { result::event::destroy(self.event) };
         }
     }

@@ -6,6 +6,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::schedule::Schedule;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::Address;
 
@@ -16,6 +17,8 @@ const ALIGNMENT: usize = 256;
 pub(super) struct Room {
     total_bytes: usize,
     state: Mutex<State>,
+    /// Where steps run later, memory stays until they have.
+    schedule: Option<Arc<Schedule>>,
 }
 
 struct State {
@@ -28,9 +31,13 @@ impl Room {
     /// What an emulated GPU has unless told otherwise.
     pub(super) const DEFAULT_BYTES: usize = 1 << 30;
 
-    pub(super) fn new(total_bytes: usize) -> Arc<Self> {
+    pub(super) fn new(total_bytes: usize, schedule: Option<Arc<Schedule>>) -> Arc<Self> {
         let state = State { free_bytes: total_bytes, graphs: 0, aside: Vec::new() };
-        Arc::new(Self { total_bytes, state: Mutex::new(state) })
+        Arc::new(Self { total_bytes, state: Mutex::new(state), schedule })
+    }
+
+    pub(super) fn schedule(&self) -> Option<&Arc<Schedule>> {
+        self.schedule.as_ref()
     }
 
     /// Free bytes, and all there are.
@@ -44,10 +51,9 @@ impl Room {
         let layout = Layout::from_size_align(whole, ALIGNMENT).ok()?;
         let mut state = self.state();
         let left = state.free_bytes.checked_sub(whole)?;
-        // SAFETY: the layout is of at least one byte.
-        let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let storage = Storage::zeroed(layout)?;
         state.free_bytes = left;
-        Some(EmulatorMemory { storage: Some(Storage { first, layout }), room: Arc::clone(self) })
+        Some(EmulatorMemory { storage: Some(storage), room: Arc::clone(self) })
     }
 
     /// Keeps what is dropped from now on, for a graph.
@@ -62,7 +68,16 @@ impl Room {
             state.aside.push(storage);
         } else {
             state.free_bytes += storage.layout.size();
+            drop(state);
+            self.free(storage);
         }
+    }
+
+    fn free(&self, storage: Storage) {
+        drop(match &self.schedule {
+            Some(schedule) => schedule.drop_later(storage),
+            None => Some(storage),
+        });
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -80,13 +95,40 @@ impl Drop for Kept {
         if state.graphs == 0 {
             let aside = std::mem::take(&mut state.aside);
             state.free_bytes += aside.iter().map(|storage| storage.layout.size()).sum::<usize>();
+            drop(state);
+            aside.into_iter().for_each(|storage| self.0.free(storage));
         }
     }
 }
 
-struct Storage {
+pub(super) struct Storage {
     first: NonNull<u8>,
     layout: Layout,
+}
+
+impl Storage {
+    /// `layout` is of at least one byte.
+    fn zeroed(layout: Layout) -> Option<Self> {
+        // SAFETY: as above.
+        let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { first, layout })
+    }
+
+    /// Where `bytes` bytes from `offset` begin.
+    fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
+        let all = self.layout.size();
+        match offset.checked_add(bytes) {
+            Some(end) if end <= all => Ok(self.address().offset(offset)),
+            _ => {
+                let found = format!("{bytes} bytes from byte {offset}");
+                Err(KernelError::shape("copy", "range", format!("within {all}"), found))
+            }
+        }
+    }
+
+    fn address(&self) -> Address {
+        Address(self.first.as_ptr().expose_provenance() as u64)
+    }
 }
 
 // SAFETY: it owns its bytes, which no thread has a claim to.
@@ -109,19 +151,14 @@ pub struct EmulatorMemory {
 
 impl EmulatorMemory {
     pub(super) fn address(&self) -> Address {
-        let first = self.storage.as_ref().map(|storage| storage.first.as_ptr().expose_provenance());
-        first.map_or(Address::NULL, |first| Address(first as u64))
+        self.storage.as_ref().map_or(Address::NULL, Storage::address)
     }
 
     /// Where `bytes` bytes from `offset` begin.
     pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
-        let all = self.storage.as_ref().map_or(0, |storage| storage.layout.size());
-        match offset.checked_add(bytes) {
-            Some(end) if end <= all => Ok(self.address().offset(offset)),
-            _ => {
-                let found = format!("{bytes} bytes from byte {offset}");
-                Err(KernelError::shape("copy", "range", format!("within {all}"), found))
-            }
+        match &self.storage {
+            Some(storage) => storage.range(offset, bytes),
+            None => Ok(Address::NULL),
         }
     }
 }
@@ -131,5 +168,27 @@ impl Drop for EmulatorMemory {
         if let Some(storage) = self.storage.take() {
             self.room.give_back(storage);
         }
+    }
+}
+
+/// Host memory that an emulated device reaches by itself.
+pub struct EmulatorHostMemory(Storage);
+
+impl EmulatorHostMemory {
+    pub(super) fn zeroed(bytes: usize) -> Result<Self> {
+        let whole = bytes.max(1).checked_next_multiple_of(ALIGNMENT);
+        let layout = whole.and_then(|whole| Layout::from_size_align(whole, ALIGNMENT).ok());
+        let device = || "the host".to_owned();
+        let storage = layout.and_then(Storage::zeroed);
+        storage.map(Self).ok_or_else(|| KernelError::OutOfMemory { bytes, device: device() })
+    }
+
+    pub(super) fn first(&self) -> NonNull<u8> {
+        self.0.first
+    }
+
+    /// Where `bytes` bytes from `offset` begin.
+    pub(super) fn range(&self, offset: usize, bytes: usize) -> Result<Address> {
+        self.0.range(offset, bytes)
     }
 }

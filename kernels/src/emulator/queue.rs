@@ -1,21 +1,25 @@
-//! Queues and graphs: what is enqueued runs at once, unless it is recorded.
+//! Queues and graphs: what is enqueued runs at once, or when a [`Schedule`](super::Schedule) gets to it, unless it is recorded.
 
 use std::sync::Arc;
 
 use super::EmulatorKernel;
 use super::memory::{Kept, Room};
+use super::schedule::ScheduledQueue;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, Launch, MatrixProduct};
 
-/// A queue. Empty unless it is being recorded.
-#[derive(Default)]
+/// A queue.
 pub struct EmulatorQueue {
-    recording: Option<EmulatorGraph>,
+    recording: Option<Recorded>,
+    /// None where steps run at once.
+    pub(super) scheduled: Option<ScheduledQueue>,
 }
 
 /// What was recorded, and the memory that it names.
-pub struct EmulatorGraph {
-    steps: Vec<Step>,
+pub struct EmulatorGraph(pub(super) Arc<Recorded>);
+
+pub(super) struct Recorded {
+    pub(super) steps: Vec<Step>,
     _kept: Kept,
 }
 
@@ -24,7 +28,9 @@ pub(super) enum Step {
     Launch { kernel: EmulatorKernel, launch: Launch, arguments: Vec<u8> },
     Product(MatrixProduct),
     Copy { to: Address, from: Address, bytes: usize },
+    Upload { to: Address, from: Vec<u8> },
     Clear { at: Address, bytes: usize },
+    Graph(Arc<Recorded>),
 }
 
 fn failure(attempted: &'static str, answer: &str) -> KernelError {
@@ -33,6 +39,10 @@ fn failure(attempted: &'static str, answer: &str) -> KernelError {
 }
 
 impl EmulatorQueue {
+    pub(super) fn new(scheduled: Option<ScheduledQueue>) -> Self {
+        Self { recording: None, scheduled }
+    }
+
     /// Keeps a step if it is to be recorded, else answers it.
     pub(super) fn record(&mut self, step: Step) -> Option<Step> {
         match &mut self.recording {
@@ -52,20 +62,20 @@ impl EmulatorQueue {
         }
     }
 
+    /// Waits until everything is done; answers what failed.
+    pub(super) fn finish(&self) -> Result<()> {
+        self.scheduled.as_ref().map_or(Ok(()), ScheduledQueue::finish)
+    }
+
     pub(super) fn begin_recording(&mut self, room: &Arc<Room>) -> Result<()> {
         self.check_idle("beginning a graph")?;
-        self.recording = Some(EmulatorGraph { steps: Vec::new(), _kept: room.keep() });
+        self.recording = Some(Recorded { steps: Vec::new(), _kept: room.keep() });
         Ok(())
     }
 
     pub(super) fn end_recording(&mut self) -> Result<EmulatorGraph> {
         let recorded = self.recording.take();
-        recorded.ok_or_else(|| failure("recording a graph", "no recording was begun"))
-    }
-}
-
-impl EmulatorGraph {
-    pub(super) fn steps(&self) -> &[Step] {
-        &self.steps
+        let recorded = recorded.ok_or_else(|| failure("recording a graph", "none was begun"))?;
+        Ok(EmulatorGraph(Arc::new(recorded)))
     }
 }

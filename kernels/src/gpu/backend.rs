@@ -5,7 +5,9 @@ mod causal_conv1d;
 mod runtime;
 mod selective_scan;
 
-use crate::backend::{AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output};
+use crate::backend::{
+    AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output, TreeTerm,
+};
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
@@ -240,6 +242,15 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         gradients: Slice<'_, Self, f32>,
     ) -> Result<()> {
         self.launch_accumulate(stream, lane, gradients)
+    }
+
+    fn tree_sum(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f32>,
+        terms: &[TreeTerm<'_, Self>],
+    ) -> Result<()> {
+        self.launch_tree_sum(stream, out, terms)
     }
 
     fn mean_gradient(

@@ -1,8 +1,10 @@
 //! What one vendor's interface to its GPUs must offer; it knows no kernel.
 
+use std::ptr::NonNull;
+
 use bytemuck::{Pod, Zeroable};
 
-use crate::backend::Output;
+use crate::backend::{Output, PeerAccess};
 use crate::error::Result;
 use crate::gpu::source::{Source, SourceOptions};
 
@@ -128,8 +130,10 @@ pub trait Driver: Send + Sync + Sized + 'static {
     type Memory: Send + Sync;
     /// An in-order queue.
     type Queue: Send;
+    /// Host memory that the device reaches by itself; given back when it is dropped.
+    type HostMemory: Send + Sync;
     /// A point in a queue.
-    type Event: Send;
+    type Event: Clone + Send + Sync;
     /// Compiled kernels.
     type Module: Send + Sync;
     /// One of them; keeps its module.
@@ -170,6 +174,39 @@ pub trait Driver: Send + Sync + Sized + 'static {
         offset_bytes: usize,
     ) -> Result<()>;
 
+    /// `bytes` zeroed bytes of host memory for every device of the process, aligned to 256.
+    fn allocate_host(&self, bytes: usize) -> Result<Self::HostMemory>;
+
+    /// Where host memory begins.
+    fn host_pointer(memory: &Self::HostMemory) -> NonNull<u8>;
+
+    /// Enqueues a copy of `bytes` from host memory.
+    ///
+    /// # Safety
+    /// Nothing writes the bytes of the host memory, and it stays, until the queue has copied them.
+    unsafe fn upload_async(
+        &self,
+        queue: &mut Self::Queue,
+        to: (&mut Self::Memory, usize),
+        from: (&Self::HostMemory, usize),
+        bytes: usize,
+    ) -> Result<()>;
+
+    /// Enqueues a copy of `bytes` to host memory.
+    ///
+    /// # Safety
+    /// Nothing reads or writes the bytes of the host memory, and it stays, until the queue has copied them.
+    unsafe fn download_async(
+        &self,
+        queue: &mut Self::Queue,
+        to: (&Self::HostMemory, usize),
+        from: (&Self::Memory, usize),
+        bytes: usize,
+    ) -> Result<()>;
+
+    /// Lets kernels of this device read the memory of `peer`, where the two can.
+    fn reach(&self, peer: &Self) -> Result<PeerAccess>;
+
     /// Copies `bytes` on the device between two memories.
     fn copy(
         &self,
@@ -191,11 +228,17 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// The point after everything enqueued so far.
     fn record(&self, queue: &mut Self::Queue) -> Result<Self::Event>;
 
+    /// What is enqueued from now on waits for `event`, which may be of another queue and of another device.
+    fn wait_for(&self, queue: &mut Self::Queue, event: &Self::Event) -> Result<()>;
+
     /// Whether the device has reached `event`.
     fn is_complete(&self, event: &Self::Event) -> Result<bool>;
 
     /// Waits until the device has reached `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// Waits until the device has reached `event`, or fails: for what is about to go.
+    fn settle(event: &Self::Event);
 
     /// Milliseconds of device time between two events that have been reached.
     fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;

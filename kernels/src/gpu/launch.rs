@@ -17,6 +17,7 @@ mod scan_backward;
 mod scan_step;
 mod scan_turns;
 mod sizes;
+mod tree_sum;
 
 use crate::backend::Element;
 use crate::error::{KernelError, Result};

@@ -95,6 +95,8 @@ pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward_documents.cu
 pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any_documents.cu");
 /// What stands before and after the walks of the selective scan.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");
+/// Sums along a tree, over the memory of several devices.
+pub static TREE_SUM: Source = source!("tree_sum.cu");
 
 /// Every source.
 pub static ALL: &[&Source] = &[
@@ -121,6 +123,7 @@ pub static ALL: &[&Source] = &[
     &SCAN_BACKWARD_DOCUMENTS,
     &SCAN_ANY_DOCUMENTS,
     &SCAN_SUMS,
+    &TREE_SUM,
 ];
 
 /// What a source is compiled for, beside the architecture.

@@ -22,6 +22,11 @@ pub fn sum_of_squares(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum()
 }
 
+/// The sum of element i of `terms`, of which there is at least one. In exact arithmetic the tree does not matter.
+pub fn tree_sum(terms: &[&[f64]]) -> Vec<f64> {
+    (0..terms[0].len()).map(|i| terms.iter().map(|values| values[i]).sum()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,6 +35,7 @@ mod tests {
     fn sums_by_hand() {
         assert_eq!(accumulate(&[1.0, 2.0], &[10.0, 20.0, 100.0, 200.0]), [111.0, 222.0]);
         assert_eq!(mean_gradient(&[&[1.0, 2.0], &[5.0, 8.0]], 2.0), [3.0, 5.0]);
+        assert_eq!(tree_sum(&[&[1.0, 2.0], &[5.0, 8.0], &[-2.0, 1.0]]), [4.0, 11.0]);
         assert_eq!(sum_of_squares(&[3.0, -4.0]), 25.0);
     }
 }

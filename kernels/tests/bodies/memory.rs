@@ -1,6 +1,6 @@
 //! Buffers, copies and events.
 
-use tidemill_kernels::{Backend, Element, Slice, SliceMut};
+use tidemill_kernels::{Backend, Element, PeerAccess, Slice, SliceMut};
 
 use super::arm::Arm;
 use super::device::{Device, assert_shape_error};
@@ -71,6 +71,90 @@ pub fn events_complete<B: Backend>(arm: &Arm<B>) {
     let event = backend.record(&mut second.stream).unwrap();
     backend.wait(&event).unwrap();
     assert!(backend.is_complete(&event).unwrap());
+}
+
+/// Copies to and from pinned memory keep the order of their stream, and the host sees what has arrived.
+pub fn pinned_memory_holds_what_is_copied<B: Backend>(arm: &Arm<B>) {
+    const ELEMENTS: usize = 1000;
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
+    let mut pinned = backend.pinned::<f32>(ELEMENTS).unwrap();
+    assert_eq!(backend.pinned_values(&pinned).unwrap(), [0.0; ELEMENTS]);
+    let values: Vec<f32> = (0..ELEMENTS).map(|i| i as f32 - 0.5).collect();
+    backend.pinned_values_mut(&mut pinned).unwrap().copy_from_slice(&values);
+    let mut buffer = device.upload(&[0.0_f32; ELEMENTS]);
+    let stream = &mut device.stream;
+    let all = SliceMut::all(&mut buffer);
+    backend.write_async(stream, all, &pinned, 0).unwrap();
+    // To the device and back again, one element further on.
+    let most = Slice::new(&buffer, 0, ELEMENTS - 1).unwrap();
+    backend.read_async(stream, &mut pinned, 1, most).unwrap();
+    let found = backend.pinned_values(&pinned).unwrap();
+    assert_eq!((found[0], &found[1..]), (values[0], &values[..ELEMENTS - 1]));
+    // What is written by the host does not reach a copy that was asked for before.
+    backend.write_async(stream, SliceMut::all(&mut buffer), &pinned, 0).unwrap();
+    backend.pinned_values_mut(&mut pinned).unwrap().fill(-1.0);
+    assert_eq!(device.download(&buffer)[1..], values[..ELEMENTS - 1]);
+
+    let stream = &mut device.stream;
+    let two = Slice::new(&buffer, 0, 2).unwrap();
+    assert_shape_error("read", backend.read_async(stream, &mut pinned, ELEMENTS - 1, two));
+    assert_shape_error("read", backend.read_async(stream, &mut pinned, usize::MAX, two));
+    let two = SliceMut::new(&mut buffer, 0, 2).unwrap();
+    assert_shape_error("write", backend.write_async(stream, two, &pinned, ELEMENTS - 1));
+    let none = Slice::new(&buffer, 0, 0).unwrap();
+    backend.read_async(stream, &mut pinned, ELEMENTS, none).unwrap();
+    assert_eq!(backend.pinned_values(&pinned).unwrap(), [-1.0; ELEMENTS]);
+    // More copies than anybody looks at.
+    for _ in 0..100 {
+        backend.write_async(stream, SliceMut::all(&mut buffer), &pinned, 0).unwrap();
+    }
+    drop(pinned);
+    assert_eq!(device.download(&buffer), [-1.0; ELEMENTS]);
+}
+
+/// What one stream sums up of what another writes again and again, and what that should be. `backends` are the devices of the
+/// two, the second of which reads the memory of the first; before the first writes again it `holds` until that was done.
+pub fn handed_on<B: Backend>(
+    backends: [&B; 2],
+    holds: impl Fn(&mut B::DeviceStream, &B::Event),
+) -> [Vec<f32>; 2] {
+    const ROUNDS: usize = 20;
+    const ELEMENTS: usize = 700;
+    let [writing, adding] = backends;
+    assert_eq!(adding.reach(writing).unwrap(), PeerAccess::Direct);
+    let mut streams = backends.map(|backend| backend.device_stream().unwrap());
+    let [writer, adder] = &mut streams;
+    let mut source = writing.pinned::<f32>(ROUNDS * ELEMENTS).unwrap();
+    let values = writing.pinned_values_mut(&mut source).unwrap();
+    values.iter_mut().enumerate().for_each(|(i, value)| *value = (i % 509) as f32);
+    let mut expected = vec![0.0; ELEMENTS];
+    for round in values.chunks(ELEMENTS) {
+        expected.iter_mut().zip(round).for_each(|(sum, value)| *sum += value);
+    }
+    let mut handed = writing.allocate::<f32>(writer, ELEMENTS).unwrap();
+    let mut sum = adding.allocate::<f32>(adder, ELEMENTS).unwrap();
+    for round in 0..ROUNDS {
+        let to = SliceMut::all(&mut handed);
+        writing.write_async(writer, to, &source, round * ELEMENTS).unwrap();
+        let written = writing.record(writer).unwrap();
+        adding.wait_for(adder, &written).unwrap();
+        adding.accumulate(adder, SliceMut::all(&mut sum), Slice::all(&handed)).unwrap();
+        let added = adding.record(adder).unwrap();
+        holds(writer, &added);
+    }
+    let mut found = vec![0.0; ELEMENTS];
+    adding.read(adder, &mut found, Slice::all(&sum)).unwrap();
+    // What the writer still has to do must find its memory.
+    writing.wait(&writing.record(writer).unwrap()).unwrap();
+    [found, expected]
+}
+
+/// A stream waits for the events of another without the host.
+pub fn streams_wait_for_each_other<B: Backend>(arm: &Arm<B>) {
+    let holds = |stream: &mut _, event: &_| arm.backend.wait_for(stream, event).unwrap();
+    let [found, expected] = handed_on([&arm.backend; 2], holds);
+    assert_eq!(found, expected);
 }
 
 /// Compute weights hold the masters that were refreshed, each at its own element.

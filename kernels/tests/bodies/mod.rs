@@ -34,6 +34,7 @@ pub mod scan_case;
 pub mod selective_scan;
 pub mod selective_scan_step;
 pub mod sequence_refusals;
+pub mod tree_sum;
 pub mod views;
 pub mod weight_gradient;
 
@@ -73,11 +74,15 @@ macro_rules! every_body {
                 cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
                 accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
+                tree_sum_agrees: bodies::tree_sum::agrees;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 adamw_agrees: bodies::adamw::agrees;
             }
             of_one_arm {
                 buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
+                pinned_memory_holds_what_is_copied: bodies::memory::pinned_memory_holds_what_is_copied;
+                wrong_trees_are_refused: bodies::tree_sum::wrong_trees_are_refused;
+                streams_wait_for_each_other: bodies::memory::streams_wait_for_each_other;
                 views_stay_inside: bodies::views::views_stay_inside;
                 parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
                 compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;

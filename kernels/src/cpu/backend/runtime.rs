@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use crate::backend::{DeviceKind, Element, MemoryPlace, NUMERICS_VERSION, Runtime};
+use crate::backend::{DeviceKind, Element, MemoryPlace, NUMERICS_VERSION, PeerAccess, Runtime};
 use crate::cpu::rows::{elements, elements_mut, exactly, exactly_mut};
 use crate::cpu::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::error::Result;
@@ -13,6 +13,7 @@ impl Runtime for Cpu {
     type Buffer<T: Element> = Buffer<T>;
     type DeviceStream = DeviceStream;
     type Event = Event;
+    type Pinned<T: Element> = Buffer<T>;
     type Graph = Infallible;
     type ComputeWeights = ();
 
@@ -97,6 +98,44 @@ impl Runtime for Cpu {
         Ok(elements(from).to_vec())
     }
 
+    fn pinned<T: Element>(&self, elements: usize) -> Result<Buffer<T>> {
+        Buffer::zeroed(elements)
+    }
+
+    fn pinned_values<'a, T: Element>(&self, pinned: &'a Buffer<T>) -> Result<&'a [T]> {
+        Ok(pinned)
+    }
+
+    fn pinned_values_mut<'a, T: Element>(&self, pinned: &'a mut Buffer<T>) -> Result<&'a mut [T]> {
+        Ok(pinned)
+    }
+
+    fn read_async<T: Element>(
+        &self,
+        stream: &mut DeviceStream,
+        to: &mut Buffer<T>,
+        start: usize,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()> {
+        self.copy(stream, SliceMut::new(to, start, from.elements)?, from)
+    }
+
+    fn write_async<T: Element>(
+        &self,
+        stream: &mut DeviceStream,
+        out: SliceMut<'_, Self, T>,
+        from: &Buffer<T>,
+        start: usize,
+    ) -> Result<()> {
+        let elements = out.elements;
+        self.copy(stream, out, Slice::new(from, start, elements)?)
+    }
+
+    /// All memory is the host's.
+    fn reach(&self, _: &Self) -> Result<PeerAccess> {
+        Ok(PeerAccess::Direct)
+    }
+
     fn copy<T: Element>(
         &self,
         _: &mut DeviceStream,
@@ -119,6 +158,11 @@ impl Runtime for Cpu {
 
     fn record(&self, _: &mut DeviceStream) -> Result<Event> {
         Ok(Event::now())
+    }
+
+    /// What an event stands behind is over when it is recorded.
+    fn wait_for(&self, _: &mut DeviceStream, _: &Event) -> Result<()> {
+        Ok(())
     }
 
     fn is_complete(&self, _: &Event) -> Result<bool> {

@@ -1,11 +1,13 @@
 //! [`Runtime`] for [`Gpu`]: what the driver gives, in the types of the [backend](crate::backend).
 
-use crate::backend::{DeviceKind, Element, KernelTime, MemoryPlace, NUMERICS_VERSION, Runtime};
+use crate::backend::{
+    DeviceKind, Element, KernelTime, MemoryPlace, NUMERICS_VERSION, PeerAccess, Runtime,
+};
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
-use crate::gpu::{Gpu, GpuBuffer, GpuStream};
+use crate::gpu::{Gpu, GpuBuffer, GpuPinned, GpuStream};
 use crate::view::{Slice, SliceMut};
 
 fn same_elements(kernel: &'static str, expected: usize, found: usize) -> Result<()> {
@@ -20,6 +22,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
     type Buffer<T: Element> = GpuBuffer<D, T>;
     type DeviceStream = GpuStream<D>;
     type Event = D::Event;
+    type Pinned<T: Element> = GpuPinned<D, T>;
     type Graph = GpuGraph<D>;
     type ComputeWeights = Copies<D, P::Activation>;
 
@@ -119,6 +122,59 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         stream.check(&self.driver)
     }
 
+    fn pinned<T: Element>(&self, elements: usize) -> Result<GpuPinned<D, T>> {
+        GpuPinned::zeroed(&self.driver, elements)
+    }
+
+    fn pinned_values<'a, T: Element>(&self, pinned: &'a GpuPinned<D, T>) -> Result<&'a [T]> {
+        pinned.values(&self.driver)
+    }
+
+    fn pinned_values_mut<'a, T: Element>(
+        &self,
+        pinned: &'a mut GpuPinned<D, T>,
+    ) -> Result<&'a mut [T]> {
+        pinned.values_mut(&self.driver)
+    }
+
+    fn read_async<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        to: &mut GpuPinned<D, T>,
+        start: usize,
+        from: Slice<'_, Self, T>,
+    ) -> Result<()> {
+        let bytes = from.elements * size_of::<T>();
+        let queue = stream.queue_outside_recordings("reading to the host")?;
+        let place = to.place("read_async", start, from.elements)?;
+        let from = (from.buffer.memory(), from.start * size_of::<T>());
+        // SAFETY: the host reaches the memory only through `GpuPinned`, which waits for the event below, as does its end.
+        unsafe { self.driver.download_async(queue, place, from, bytes)? };
+        let event = self.driver.record(queue)?;
+        to.written_at(&self.driver, event)
+    }
+
+    fn write_async<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, T>,
+        from: &GpuPinned<D, T>,
+        start: usize,
+    ) -> Result<()> {
+        let bytes = out.elements * size_of::<T>();
+        let queue = stream.queue_outside_recordings("writing from the host")?;
+        let place = from.place("write_async", start, out.elements)?;
+        let to = (out.buffer.memory_mut(), out.start * size_of::<T>());
+        // SAFETY: as above.
+        unsafe { self.driver.upload_async(queue, to, place, bytes)? };
+        let event = self.driver.record(queue)?;
+        from.read_at(&self.driver, event)
+    }
+
+    fn reach(&self, peer: &Self) -> Result<PeerAccess> {
+        self.driver.reach(&peer.driver)
+    }
+
     fn copy<T: Element>(
         &self,
         stream: &mut GpuStream<D>,
@@ -148,6 +204,10 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
 
     fn record(&self, stream: &mut GpuStream<D>) -> Result<D::Event> {
         self.driver.record(stream.queue_outside_recordings("an event")?)
+    }
+
+    fn wait_for(&self, stream: &mut GpuStream<D>, event: &D::Event) -> Result<()> {
+        self.driver.wait_for(stream.queue_outside_recordings("waiting for an event")?, event)
     }
 
     fn is_complete(&self, event: &D::Event) -> Result<bool> {

@@ -1,0 +1,73 @@
+//! Sums along a binary tree.
+
+use super::Cpu;
+use super::device_stream::ComputeThreads;
+use super::dispatch::Dispatch;
+use super::elementwise::AddAssign;
+use super::rows::{elements_mut, exactly};
+use crate::backend::{TreeTerm, check_tree};
+use crate::error::Result;
+use crate::view::SliceMut;
+
+/// What a thread takes at a time: the sums that wait stay in the nearest caches.
+const PIECE: usize = 2048;
+
+/// A term's elements, unless they are those of the sum's own place; and the joins that follow.
+type Leaf<'a> = (Option<&'a [f32]>, usize);
+
+/// The sum of `terms`, in the order of their tree.
+pub(crate) fn tree_sum(
+    threads: &ComputeThreads,
+    dispatch: Dispatch,
+    out: SliceMut<'_, Cpu, f32>,
+    terms: &[TreeTerm<'_, Cpu>],
+) -> Result<()> {
+    check_tree(terms)?;
+    let out = elements_mut(out);
+    let mut leaves: Vec<Leaf<'_>> = Vec::with_capacity(terms.len());
+    for term in terms {
+        let values = term.values.map(|values| exactly("tree_sum", "term", values, out.len()));
+        leaves.push((values.transpose()?, term.joins));
+    }
+    let share = threads.share(out.len().div_ceil(PIECE)) * PIECE;
+    threads.for_each(out.chunks_mut(share).enumerate(), |(part, out)| {
+        let mut sums = Vec::new();
+        for (piece, out) in out.chunks_mut(PIECE).enumerate() {
+            sum_piece(dispatch, out, &leaves, part * share + piece * PIECE, &mut sums);
+        }
+    });
+    Ok(())
+}
+
+/// The sums of the elements from `first` on. `sums` is room for those that wait.
+fn sum_piece(
+    dispatch: Dispatch,
+    out: &mut [f32],
+    leaves: &[Leaf<'_>],
+    first: usize,
+    sums: &mut Vec<Vec<f32>>,
+) {
+    let mut waiting = 0;
+    for &(values, joins) in leaves {
+        let values = values.map_or(&*out, |values| &values[first..][..out.len()]);
+        let mut joins = joins;
+        if joins > 0 {
+            // It is added where it is.
+            dispatch.run(AddAssign { out: &mut sums[waiting - 1], x: values });
+            joins -= 1;
+        } else {
+            if sums.len() == waiting {
+                sums.push(Vec::with_capacity(PIECE));
+            }
+            sums[waiting].clear();
+            sums[waiting].extend_from_slice(values);
+            waiting += 1;
+        }
+        for _ in 0..joins {
+            waiting -= 1;
+            let (left, right) = sums.split_at_mut(waiting);
+            dispatch.run(AddAssign { out: &mut left[waiting - 1], x: &right[0] });
+        }
+    }
+    out.copy_from_slice(&sums[0]);
+}

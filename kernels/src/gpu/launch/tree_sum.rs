@@ -1,0 +1,119 @@
+//! Sums along a binary tree.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::exactly;
+use super::sizes::{Access, WIDE_BYTES, blocks};
+use crate::backend::{TreeTerm, check_tree};
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::TREE_SUM;
+use crate::gpu::{Gpu, GpuStream};
+use crate::view::SliceMut;
+
+const THREADS: u32 = 512;
+/// The most terms of a launch.
+const TERMS: usize = 32;
+/// The most sums that wait at once.
+const WAITING: usize = 12;
+/// The most blocks of a launch: as many as a link between devices keeps busy, so that others can compute meanwhile.
+const BLOCKS: usize = 64;
+
+/// `TreeSum` of tree_sum.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TreeSum {
+    out: Address,
+    terms: [Address; TERMS],
+    elements: u64,
+    term_count: u32,
+    joins: [u8; TERMS],
+    padding: [u8; 4],
+}
+
+/// The kernels of a tree, with wide loads and without, and how many packs a thread has at once.
+fn variant(joins: &[u8]) -> ([&'static str; 2], usize) {
+    // Of a whole tree over a power of two of terms, as many as a term's number has trailing ones.
+    let is_whole = joins.len().is_power_of_two()
+        && joins.iter().enumerate().all(|(term, &joins)| joins as u32 == term.trailing_ones());
+    match joins.len() {
+        2 if is_whole => (["tree_sum_of_2_wide", "tree_sum_of_2_single"], 4),
+        4 if is_whole => (["tree_sum_of_4_wide", "tree_sum_of_4_single"], 2),
+        8 if is_whole => (["tree_sum_of_8_wide", "tree_sum_of_8_single"], 1),
+        _ => (["tree_sum_of_any_wide", "tree_sum_of_any_single"], 1),
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// The sum of `terms` along their tree.
+    pub(in crate::gpu) fn launch_tree_sum(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f32>,
+        terms: &[TreeTerm<'_, Self>],
+    ) -> Result<()> {
+        const KERNEL: &str = "tree_sum";
+        let waiting = check_tree(terms)?;
+        if waiting > WAITING {
+            let expected = format!("at most {WAITING}");
+            return Err(KernelError::shape(KERNEL, "sums that wait", expected, waiting));
+        }
+        if terms.len() > TERMS {
+            let expected = format!("at most {TERMS}");
+            return Err(KernelError::shape(KERNEL, "terms", expected, terms.len()));
+        }
+        let mut addresses = [out.address(); TERMS];
+        let mut joins = [0; TERMS];
+        for ((address, join), term) in addresses.iter_mut().zip(&mut joins).zip(terms) {
+            if let Some(values) = &term.values {
+                exactly(KERNEL, "term", values, out.elements)?;
+                *address = values.address();
+            }
+            // A tree has fewer joins than terms.
+            *join = term.joins as u8;
+        }
+        if terms.len() == 1 {
+            return match &terms[0].values {
+                None => Ok(()),
+                Some(values) => crate::Runtime::copy(self, stream, out, *values),
+            };
+        }
+        let arguments = TreeSum {
+            out: out.address(),
+            terms: addresses,
+            elements: out.elements as u64,
+            term_count: terms.len() as u32,
+            joins,
+            padding: [0; 4],
+        };
+        let operands = addresses.map(|address| (address, 0));
+        let access = Access::of(WIDE_BYTES, &operands);
+        let ([wide, single], batch) = variant(&joins[..terms.len()]);
+        let pack = if access == Access::Wide { 4 } else { 1 };
+        let tiles = out.elements.div_ceil(THREADS as usize * batch * pack);
+        let launch = blocks(KERNEL, tiles.min(BLOCKS), THREADS)?;
+        // SAFETY: every term has the elements of `out`; a term that is `out` is read where it is written, by the same thread
+        // before. Terms of peers are in memory that this device reaches, as the caller promised.
+        unsafe { self.launch(stream, &TREE_SUM, access.choose(wide, single), launch, arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_trees_have_kernels_of_their_own() {
+        for (joins, name) in [
+            (&[0, 1][..], "tree_sum_of_2_wide"),
+            (&[0, 1, 0, 2], "tree_sum_of_4_wide"),
+            (&[0, 1, 0, 2, 0, 1, 0, 3], "tree_sum_of_8_wide"),
+            (&[0, 1, 1], "tree_sum_of_any_wide"),
+            (&[0, 0, 1, 1], "tree_sum_of_any_wide"),
+        ] {
+            assert_eq!(variant(joins).0[0], name, "{joins:?}");
+        }
+    }
+}

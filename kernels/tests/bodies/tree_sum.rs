@@ -1,0 +1,119 @@
+//! Sums along a tree.
+
+use tidemill_kernels::backend::TreeTerm;
+use tidemill_kernels::reference::gradient_sums;
+use tidemill_kernels::{Backend, Slice};
+
+use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
+use super::arm::Arm;
+use super::device::{Device, Layout, MARGINS, Placed, assert_shape_error};
+use super::inputs::{Inputs, wide};
+
+/// Sizes around a vector's width and a block's share, and one that threads and blocks walk.
+const SIZES: [usize; 8] = [1, 3, 16, 17, 2047, 2049, 8193, 600_001];
+
+/// The joins of trees: whole ones, those of five, six and seven leaves, chains to either side, and the most leaves of a launch.
+fn trees() -> Vec<Vec<usize>> {
+    let whole = |leaves: u32| (0..leaves).map(|leaf| leaf.trailing_ones() as usize).collect();
+    let left = |leaves: usize| (0..leaves).map(|leaf| usize::from(leaf > 0)).collect();
+    let right = |leaves: usize| {
+        (0..leaves).map(|leaf| if leaf + 1 == leaves { leaves - 1 } else { 0 }).collect()
+    };
+    vec![
+        vec![0],
+        whole(2),
+        whole(4),
+        whole(8),
+        whole(32),
+        vec![0, 1, 0, 2, 1],
+        vec![0, 0, 1, 1, 0, 3],
+        vec![0, 1, 1, 0, 1, 0, 3],
+        left(3),
+        right(3),
+        left(17),
+        right(12),
+    ]
+}
+
+/// The sum by the definition, on the host.
+fn sum_of(values: &[Vec<f32>], joins: &[usize]) -> Vec<f32> {
+    let mut sums: Vec<Vec<f32>> = Vec::new();
+    for (values, &joins) in values.iter().zip(joins) {
+        sums.push(values.clone());
+        for _ in 0..joins {
+            let right = sums.pop().unwrap();
+            let left = sums.last_mut().unwrap();
+            left.iter_mut().zip(&right).for_each(|(left, right)| *left += right);
+        }
+    }
+    sums.pop().unwrap()
+}
+
+/// Terms are added along the tree, to the bit, wherever the sum is formed: beside them, or in the place of one.
+pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (case, joins) in trees().iter().enumerate() {
+        let terms = joins.len();
+        let largest = if terms > 8 { SIZES.len() - 1 } else { SIZES.len() };
+        for elements in SIZES[..largest].iter().copied() {
+            device.margin = MARGINS[(case + elements) % 2];
+            let label = format!("tree_sum {elements} elements by {joins:?}");
+            let mut inputs = Inputs::new((elements * 64 + case) as u64);
+            let values: Vec<Vec<f32>> =
+                (0..terms).map(|_| inputs.uniform(elements, -1.0, 1.0)).collect();
+            let placed: Vec<Placed<B>> = values
+                .iter()
+                .map(|values| Placed::new(&mut device, Layout::range(elements), values))
+                .collect();
+            let expected = sum_of(&values, joins);
+            let wide_values: Vec<Vec<f64>> = values.iter().map(|values| wide(values)).collect();
+            let wide_terms: Vec<&[f64]> = wide_values.iter().map(Vec::as_slice).collect();
+            let definition = gradient_sums::tree_sum(&wide_terms);
+            for in_place in [None, Some(case * elements % terms)] {
+                let mut out = match in_place {
+                    Some(at) => Placed::new(&mut device, Layout::range(elements), &values[at]),
+                    None => Placed::poisoned(&mut device, Layout::range(elements)),
+                };
+                let mut terms = Vec::new();
+                for (at, (placed, &joins)) in placed.iter().zip(joins).enumerate() {
+                    let values = (in_place != Some(at)).then(|| placed.slice());
+                    terms.push(TreeTerm { values, joins });
+                }
+                backend.tree_sum(&mut device.stream, out.slice_mut(), &terms).expect(&label);
+                let found = out.read(&mut device);
+                assert_close(&label, &found, &definition, tolerance::<f32>(joins.len()));
+                assert_same_bits(&label, &found, &expected);
+                if in_place.is_none() {
+                    transcript.record(&label, &found);
+                }
+            }
+        }
+    }
+    transcript
+}
+
+/// Terms that are no tree, or not of one length, are refused before anything is written.
+pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
+    let mut out = device.upload(&[7.0_f32; 5]);
+    let [five, four] = [device.upload(&[1.0_f32; 5]), device.upload(&[1.0_f32; 4])];
+    for (what, terms) in [
+        ("no terms", vec![]),
+        ("two sums are left", vec![(Some(&five), 0), (Some(&five), 0)]),
+        ("a join too many", vec![(Some(&five), 0), (Some(&five), 2)]),
+        ("a join of nothing", vec![(Some(&five), 1)]),
+        ("out twice", vec![(None, 0), (None, 1)]),
+        ("a short term", vec![(Some(&five), 0), (Some(&four), 1)]),
+    ] {
+        let terms: Vec<TreeTerm<'_, B>> = terms
+            .into_iter()
+            .map(|(values, joins)| TreeTerm { values: values.map(Slice::all), joins })
+            .collect();
+        let out = tidemill_kernels::SliceMut::all(&mut out);
+        assert_shape_error(what, backend.tree_sum(&mut device.stream, out, &terms));
+    }
+    assert_eq!(device.download(&out), [7.0; 5]);
+}
