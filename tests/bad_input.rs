@@ -8,6 +8,7 @@
 mod damage;
 mod full_disk;
 mod inputs;
+mod losses;
 mod models;
 mod requests;
 mod settings;

@@ -146,7 +146,7 @@ fn set(value: &mut Value, pointer: &str, json: &str) {
 }
 
 /// A `.safetensors` file with another header.
-fn with_header(file: &[u8], change: impl FnOnce(&mut Map<String, Value>)) -> Vec<u8> {
+pub(super) fn with_header(file: &[u8], change: impl FnOnce(&mut Map<String, Value>)) -> Vec<u8> {
     let (length, rest) = file.split_at(8);
     let length = u64::from_le_bytes(length.try_into().expect("8 bytes")) as usize;
     let (header, data) = rest.split_at(length);
