@@ -73,17 +73,29 @@ fn a_header_that_states_as_many_bytes_as_there_are_numbers_is_damaged() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model.safetensors");
     let bits = u64::MAX / 4 * 4;
+    let refused = |header: String| {
+        let length = (header.len() as u64).to_le_bytes();
+        std::fs::write(&path, [&length[..], header.as_bytes()].concat()).expect("writes");
+        TensorFiles::open(&path).err().expect("refused").to_string()
+    };
     let tensor = |end: u64, elements: u64| {
         json!({"a": {"dtype": "F32", "shape": [elements], "data_offsets": [0, end]}}).to_string()
     };
     for header in
         [tensor(bits, bits / 4), tensor(u64::MAX, u64::MAX), tensor(bits - 8, bits / 4 - 2)]
     {
-        let length = (header.len() as u64).to_le_bytes();
-        std::fs::write(&path, [&length[..], header.as_bytes()].concat()).expect("writes");
-        let error = TensorFiles::open(&path).err().expect("refused").to_string();
+        let error = refused(header);
         assert!(error.contains("damaged"), "{error}");
     }
+    // As many elements as a tensor may state: eight of them end just below 2^64, and do not begin at 0.
+    let bytes = 4 * ((1_u64 << 59) - 1);
+    let tensor = |n: u64| {
+        let place = [n * bytes, (n + 1) * bytes];
+        let stated = json!({"dtype": "F32", "shape": [bytes / 4], "data_offsets": place});
+        (format!("tensor-{n}"), stated)
+    };
+    let error = refused(serde_json::Value::Object((0..8).map(tensor).collect()).to_string());
+    assert!(error.contains("expected 2^64 or more bytes"), "{error}");
 }
 
 #[test]

@@ -165,6 +165,26 @@ fn a_page_in_gzip_that_is_longer_than_it_states_is_refused_before_it_is_decompre
     assert!(most < 16 << 20, "{most} bytes");
 }
 
+/// A byte of LZ4 can become 255, and nothing says beforehand how many it becomes.
+#[test]
+fn a_page_in_lz4_that_could_become_more_than_a_page_may_is_refused() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let mut drawn = 1_u64;
+    let mut letter = || {
+        drawn =
+            drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'0' + (drawn >> 58) as u8)
+    };
+    // No four letters stand twice near each other: it stays as long as it is.
+    let text: String = (0..5 << 20).map(|_| letter()).collect();
+    let path = parquet(&folder, &[text], Compression::LZ4, 0);
+    let (result, most) = prepared(&folder, &path);
+    let error = result.unwrap_err();
+    assert!(error.contains("expected at most 4210752: write smaller pages"), "{error}");
+    assert!(most < 4 << 20, "{most} bytes");
+}
+
 /// An MDS data set of tokens: a shard of so many samples, which becomes so many bytes, compressed.
 fn mds(folder: &TempDir, samples: u32, raw: &[u8]) -> PathBuf {
     let set = folder.path().join("set");

@@ -93,7 +93,7 @@ impl HttpService for Client {
             let answer = self.0.call(request.clone()).await?;
             match redirected(&request, &answer)? {
                 Some(next) => request = next,
-                None => return bounded(&request, answer).await,
+                None => return bounded(&request, answer, LISTING_BYTES).await,
             }
         }
         let to = request.uri().host().unwrap_or_default().to_owned();
@@ -158,14 +158,19 @@ fn redirected(
     Ok(Some(next))
 }
 
-/// The answer, where `object_store` would take all of it into memory with a bound.
-async fn bounded(request: &HttpRequest, answer: HttpResponse) -> Result<HttpResponse, HttpError> {
+/// The answer, where `object_store` would take all of it into memory with a bound: `listing_bytes`
+/// for a listing.
+async fn bounded(
+    request: &HttpRequest,
+    answer: HttpResponse,
+    listing_bytes: usize,
+) -> Result<HttpResponse, HttpError> {
     let is_error = !answer.status().is_success();
     let is_object = request.method() == Method::GET && !is_listing(request.uri().query());
     if request.method() == Method::HEAD || (is_object && !is_error) {
         return Ok(answer);
     }
-    let most_bytes = if is_error { ERROR_BYTES } else { LISTING_BYTES };
+    let most_bytes = if is_error { ERROR_BYTES } else { listing_bytes };
     let (parts, body) = answer.into_parts();
     let mut body = body.bytes_stream();
     let mut taken = BytesMut::new();
@@ -398,6 +403,23 @@ mod tests {
         }
         let (to, headers) = led(put, (StatusCode::PERMANENT_REDIRECT, "/a/")).unwrap();
         assert_eq!((to.as_str(), headers.len()), ("https://h/a/", 6));
+    }
+
+    #[test]
+    fn a_listing_is_read_up_to_its_bound_and_an_object_whole() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let read = |url, bytes: usize| {
+            let answer = HttpResponse::new(HttpResponseBody::from(vec![b'x'; bytes]));
+            let request = request(Method::GET, url);
+            let taken = bounded(&request, answer, 1000);
+            let body = runtime.block_on(async { taken.await?.into_body().bytes().await });
+            body.map(|body| body.len()).map_err(|error| format!("{error:?}"))
+        };
+        let listing = "https://h/b?list-type=2";
+        assert_eq!(read(listing, 1000), Ok(1000));
+        let error = read(listing, 1001).unwrap_err();
+        assert!(error.contains("TooLarge") && error.contains("1000"), "{error}");
+        assert_eq!(read("https://h/b/x", 1001), Ok(1001));
     }
 
     #[test]
