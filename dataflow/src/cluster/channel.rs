@@ -290,6 +290,17 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_that_trickles_bytes_has_no_longer_than_one_that_is_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut caller = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        caller.write_all(&[0; HANDSHAKE_BYTES / 2]).unwrap();
+        let accepted = Arc::new(listener.accept().unwrap().0);
+        let secret = Secret::generate().unwrap();
+        let error = Channel::answer(accepted, &secret, Between::Peers, Instant::now()).err();
+        assert_eq!(error.unwrap().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
     fn mutated_messages_are_errors_and_nothing_that_was_not_sent_comes_out() {
         const SEED: u64 = 20_261_123;
         let (one, other) = channels();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tidemill::cluster::{
     Abort, Actor, Admission, Cluster, ClusterError, ClusterSettings, ExitClass, Failure, Secret,
-    execute, read_hosts,
+    WorkerContext, execute, read_hosts,
 };
 
 use crate::ring::{SOON, cluster, ring, settings, soon};
@@ -118,6 +118,28 @@ fn a_second_process_of_the_same_index_is_refused() {
     };
     assert_eq!(errors.iter().filter(refused).count(), 1, "{errors:?}");
     drop(missing);
+}
+
+#[test]
+fn what_a_terminal_would_obey_is_not_repeated_of_a_peer() {
+    let escapes = "\u{1b}]0;title\u{7}\u{1b}[2J\u{202e}";
+    let unlike = settings(2, 1).into_iter().map(|settings| {
+        let value = format!("{escapes}{}", settings.process);
+        settings.with_identity(format!("device{escapes}"), value)
+    });
+    let mut told = soon(|| cluster::<(), _>(unlike.collect(), |_| Ok(())));
+    let fails = move |context: &mut WorkerContext<'_>| -> Result<(), Failure> {
+        match context.index() {
+            0 => Ok(context.step_while(|| true)?),
+            _ => Err(Failure::restart(format!("the disk {escapes} is full"))),
+        }
+    };
+    told.push(soon(|| cluster(settings(2, 1), fails)).swap_remove(0));
+    for (result, said) in told.into_iter().zip(["disagree", "disagree", "is full"]) {
+        let text = result.unwrap_err().with_causes();
+        let obeyed = |character: char| character.is_control() || character == '\u{202e}';
+        assert!(text.contains(said) && !text.contains(obeyed), "{text:?}");
+    }
 }
 
 #[test]

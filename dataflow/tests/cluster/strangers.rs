@@ -155,6 +155,30 @@ fn idle_strangers_keep_no_process_out() {
     }
 }
 
+/// Neither silence nor what was recorded proves anything: both are kept only as long as there is room for newer ones.
+#[test]
+fn the_oldest_of_too_many_strangers_is_hung_up_on() {
+    /// More than a process greets at a time.
+    const MANY: usize = 80;
+    let secret = Secret::generate().unwrap();
+    let recorded = recorded(&secret);
+    complete_though(&secret, |address| {
+        for words in [&[][..], &recorded[0][..HANDSHAKE_BYTES]] {
+            let stranger = |_| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(words).unwrap();
+                stream.read_exact(&mut vec![0; words.len()]).unwrap();
+                stream
+            };
+            let strangers: Vec<TcpStream> = (0..MANY).map(stranger).collect();
+            // Sooner than it would have been for being slow.
+            let mut oldest = &strangers[0];
+            oldest.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+            assert_eq!(oldest.read(&mut [0]).expect("the oldest is hung up on"), 0);
+        }
+    });
+}
+
 /// The receiving side of a peer that is joined, and sends without end what is never consumed.
 #[test]
 fn a_peer_that_sends_more_than_may_wait_is_named() {
