@@ -39,6 +39,14 @@ pub enum CollectiveError {
         /// A node that shares lanes with it.
         present: Node,
     },
+    /// Lanes that no worker has summed: a peer runs something else.
+    #[error("lanes {lo}..{hi} are missing")]
+    MissingLanes {
+        /// The first lane.
+        lo: u32,
+        /// One past the last lane.
+        hi: u32,
+    },
     /// A chunk of another length than the plan says.
     #[error("a chunk of {node} has {found} elements, expected {expected}")]
     ChunkLength {

@@ -9,6 +9,7 @@
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
 //! | [`plan`] | the parameter arena cut into chunks, and the owner of each |
 //! | [`chunk`] | [`Chunk`], one message, and the pact that routes it whole |
+//! | [`communicator`] | sums and copies between devices, where bytes do not pass through the host |
 //! | [`credit`] | credit windows: how many bytes may be on their way |
 //! | [`pace`] | the timely operator that sends chunks as credit allows |
 //! | [`reducer`] | one chunk's sum, in tree order, from nodes in any order |
@@ -19,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod chunk;
+pub mod communicator;
 pub mod credit;
 pub mod error;
 pub mod pace;

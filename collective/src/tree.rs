@@ -119,6 +119,45 @@ impl Tree {
         nodes
     }
 
+    /// How the sums over `nodes`, which are in order and all lanes together, become the sum over all lanes: for each node
+    /// the number of times that the last two sums are added, once it stands behind them.
+    ///
+    /// # Errors
+    /// Lanes that are no node of the tree, that stand in two of them, or that are missing.
+    pub fn joins(self, nodes: &[Node]) -> Result<Vec<usize>> {
+        let mut sums: Vec<Node> = Vec::new();
+        let mut joins = Vec::with_capacity(nodes.len());
+        for &node in nodes {
+            if !self.contains(node) {
+                return Err(CollectiveError::ForeignNode { node, lanes: self.lanes() });
+            }
+            let next = sums.last().map_or(0, |last| last.hi);
+            if let Some(error) = sums.last().and_then(|&last| node.conflict(last)) {
+                return Err(error);
+            }
+            if node.lo != next {
+                return Err(CollectiveError::MissingLanes { lo: next, hi: node.lo });
+            }
+            let mut sum = node;
+            let before = sums.len();
+            while let Some(parent) =
+                self.parent(sum).filter(|_| sums.last().copied() == self.sibling(sum))
+            {
+                sums.pop();
+                sum = parent;
+            }
+            joins.push(before - sums.len());
+            sums.push(sum);
+        }
+        match sums[..] {
+            [sum] if sum == self.root() => Ok(joins),
+            _ => {
+                let lo = sums.last().map_or(0, |last| last.hi);
+                Err(CollectiveError::MissingLanes { lo, hi: self.lanes })
+            }
+        }
+    }
+
     /// The node of the cover of `lanes` that is complete once its last lane, `lane`, is; `None`
     /// where `lane` ends no such node.
     pub fn completed(self, lanes: &Range<usize>, lane: usize) -> Option<Node> {
@@ -203,6 +242,33 @@ mod tests {
         }
         assert_eq!(tree.completed(&(0..24), 15), Some(Node { lo: 0, hi: 16 }));
         assert_eq!(tree.completed(&(0..24), 7), None);
+    }
+
+    #[test]
+    fn joins_are_the_tree_for_any_workers() {
+        let tree = Tree::new(8).unwrap();
+        assert_eq!(tree.joins(&[tree.root()]), Ok(vec![0]));
+        let leaves: Vec<_> = (0..8).map(Node::leaf).collect();
+        assert_eq!(tree.joins(&leaves), Ok(vec![0, 1, 0, 2, 0, 1, 0, 3]));
+        for workers in 1..=8 {
+            let cut = lane_cut(8, workers).unwrap();
+            let nodes: Vec<_> = cut.iter().flat_map(|lanes| tree.cover(lanes)).collect();
+            let joins = tree.joins(&nodes).unwrap();
+            assert_eq!(joins.iter().sum::<usize>(), nodes.len() - 1);
+        }
+        let node = |lo, hi| Node { lo, hi };
+        for (nodes, error) in [
+            (vec![], CollectiveError::MissingLanes { lo: 0, hi: 8 }),
+            (vec![node(0, 4)], CollectiveError::MissingLanes { lo: 4, hi: 8 }),
+            (vec![node(4, 8)], CollectiveError::MissingLanes { lo: 0, hi: 4 }),
+            (
+                vec![node(0, 4), node(2, 4)],
+                CollectiveError::DuplicateNode { node: node(2, 4), present: node(0, 4) },
+            ),
+            (vec![node(0, 3)], CollectiveError::ForeignNode { node: node(0, 3), lanes: 8 }),
+        ] {
+            assert_eq!(tree.joins(&nodes), Err(error));
+        }
     }
 
     #[test]

@@ -224,7 +224,7 @@ impl Driver for Cuda {
     fn upload(
         &self,
         queue: &mut CudaQueue,
-        to: &mut CudaMemory,
+        to: &CudaMemory,
         offset_bytes: usize,
         from: &[u8],
     ) -> Result<()> {
@@ -269,7 +269,7 @@ impl Driver for Cuda {
     unsafe fn upload_async(
         &self,
         queue: &mut CudaQueue,
-        (to, to_offset): (&mut CudaMemory, usize),
+        (to, to_offset): (&CudaMemory, usize),
         (from, from_offset): (&CudaHostMemory, usize),
         bytes: usize,
     ) -> Result<()> {
@@ -307,7 +307,7 @@ impl Driver for Cuda {
     fn copy(
         &self,
         queue: &mut CudaQueue,
-        (to, to_offset): (&mut CudaMemory, usize),
+        (to, to_offset): (&CudaMemory, usize),
         (from, from_offset): (&CudaMemory, usize),
         bytes: usize,
     ) -> Result<()> {
@@ -324,7 +324,7 @@ impl Driver for Cuda {
     fn fill_zero(
         &self,
         queue: &mut CudaQueue,
-        memory: &mut CudaMemory,
+        memory: &CudaMemory,
         offset_bytes: usize,
         bytes: usize,
     ) -> Result<()> {

@@ -163,9 +163,8 @@ impl Running {
                 Ok(())
             }
             Step::Copy { to, from, bytes } => {
-                // SAFETY: both ranges lay inside their memories, which are there; the one is written through a mutable
-                // reference, so that the other is of another memory.
-                unsafe { std::ptr::copy_nonoverlapping(place(*from), place(*to), *bytes) };
+                // SAFETY: both ranges lay inside their memories, which are there. They may be one memory's.
+                unsafe { std::ptr::copy(place(*from), place(*to), *bytes) };
                 Ok(())
             }
             Step::Upload { to, from } => {
@@ -227,7 +226,7 @@ impl Driver for Emulator {
     fn upload(
         &self,
         queue: &mut EmulatorQueue,
-        to: &mut EmulatorMemory,
+        to: &EmulatorMemory,
         offset_bytes: usize,
         from: &[u8],
     ) -> Result<()> {
@@ -263,7 +262,7 @@ impl Driver for Emulator {
     unsafe fn upload_async(
         &self,
         queue: &mut EmulatorQueue,
-        (to, to_offset): (&mut EmulatorMemory, usize),
+        (to, to_offset): (&EmulatorMemory, usize),
         (from, from_offset): (&EmulatorHostMemory, usize),
         bytes: usize,
     ) -> Result<()> {
@@ -294,7 +293,7 @@ impl Driver for Emulator {
     fn copy(
         &self,
         queue: &mut EmulatorQueue,
-        (to, to_offset): (&mut EmulatorMemory, usize),
+        (to, to_offset): (&EmulatorMemory, usize),
         (from, from_offset): (&EmulatorMemory, usize),
         bytes: usize,
     ) -> Result<()> {
@@ -306,7 +305,7 @@ impl Driver for Emulator {
     fn fill_zero(
         &self,
         queue: &mut EmulatorQueue,
-        memory: &mut EmulatorMemory,
+        memory: &EmulatorMemory,
         offset_bytes: usize,
         bytes: usize,
     ) -> Result<()> {

@@ -24,6 +24,7 @@ pub mod gpu;
 pub mod process;
 pub mod reference;
 pub mod shape;
+pub mod shared;
 pub mod view;
 
 pub use backend::{
@@ -38,4 +39,5 @@ pub use emulator::Emulator;
 pub use error::{KernelError, Result};
 pub use float_environment::FloatEnvironment;
 pub use gpu::{Bf16, Fp32, Gpu};
+pub use shared::{Shared, SharesMemory};
 pub use view::{Matrix, MatrixMut, Slice, SliceMut};

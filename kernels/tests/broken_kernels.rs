@@ -54,8 +54,8 @@ fn block_sums(settings: EmulatorSettings, change: Option<SourceChange>) -> Resul
     let input: Vec<f32> = (0..BLOCKS * 256).map(|i| i as f32).collect();
     let mut queue = emulator.queue()?;
     let device_out = emulator.allocate(&mut queue, BLOCKS * 4)?;
-    let mut device_in = emulator.allocate(&mut queue, input.len() * 4)?;
-    emulator.upload(&mut queue, &mut device_in, 0, bytemuck::cast_slice(&input))?;
+    let device_in = emulator.allocate(&mut queue, input.len() * 4)?;
+    emulator.upload(&mut queue, &device_in, 0, bytemuck::cast_slice(&input))?;
     let addresses = [Emulator::address(&device_out), Emulator::address(&device_in)];
     let launch = Launch { grid: [BLOCKS as u32, 1, 1], threads: 256, shared_bytes: 256 };
     // SAFETY: the struct is two addresses, of memory for as many numbers as the kernel reaches.

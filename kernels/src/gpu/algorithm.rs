@@ -99,8 +99,8 @@ impl<D: Driver> Trial<D> {
         // Memory that holds the period again and again, once from its beginning and once from where `anew` says.
         let repeated = |queue: &mut D::Queue, bytes: usize, anew: usize, period: &[u8]| {
             let mut memory = driver.allocate(queue, bytes)?;
-            let mut source = driver.allocate(queue, period.len())?;
-            driver.upload(queue, &mut source, 0, period)?;
+            let source = driver.allocate(queue, period.len())?;
+            driver.upload(queue, &source, 0, period)?;
             for part in [0..anew, anew..bytes] {
                 repeat(driver, queue, (&mut memory, part), (&source, period.len()))?;
             }
@@ -175,7 +175,7 @@ impl<D: Driver> Trial<D> {
     ) -> Result<()> {
         let bytes = rows * self.row_bytes;
         match &self.added_to {
-            None => driver.fill_zero(queue, &mut self.out, 0, bytes)?,
+            None => driver.fill_zero(queue, &self.out, 0, bytes)?,
             Some(period) => {
                 let period = (period, PERIOD * self.row_bytes);
                 repeat(driver, queue, (&mut self.out, 0..bytes), period)?;

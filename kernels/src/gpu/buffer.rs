@@ -1,6 +1,7 @@
 //! Typed device memory, and the addresses of views of it.
 
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use crate::backend::Element;
 use crate::error::Result;
@@ -8,11 +9,12 @@ use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::stream::GpuStream;
 use crate::gpu::{Gpu, driver};
+use crate::shared::{Shared, SharesMemory};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Device memory that holds elements of one type.
 pub struct GpuBuffer<D: Driver, T> {
-    memory: D::Memory,
+    memory: Arc<D::Memory>,
     elements: usize,
     element: PhantomData<fn() -> T>,
 }
@@ -22,7 +24,12 @@ impl<D: Driver, T: Element> GpuBuffer<D, T> {
         // A buffer of nothing has an address all the same.
         let bytes = elements.max(1).saturating_mul(size_of::<T>());
         let memory = driver.allocate(stream.queue_outside_recordings("allocating")?, bytes)?;
-        Ok(Self { memory, elements, element: PhantomData })
+        Ok(Self { memory: Arc::new(memory), elements, element: PhantomData })
+    }
+
+    /// Another name of the same memory.
+    fn alias(&self) -> Self {
+        Self { memory: Arc::clone(&self.memory), elements: self.elements, element: PhantomData }
     }
 
     pub(super) fn elements(&self) -> usize {
@@ -33,12 +40,14 @@ impl<D: Driver, T: Element> GpuBuffer<D, T> {
         &self.memory
     }
 
-    pub(super) fn memory_mut(&mut self) -> &mut D::Memory {
-        &mut self.memory
-    }
-
     fn address(&self, start: usize) -> Address {
         D::address(&self.memory).offset(start * size_of::<T>())
+    }
+}
+
+impl<D: Driver, P: Precision> SharesMemory for Gpu<D, P> {
+    fn share<T: Element>(buffer: &GpuBuffer<D, T>) -> Shared<Self, T> {
+        Shared::new(buffer.alias())
     }
 }
 

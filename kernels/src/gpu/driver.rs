@@ -160,7 +160,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     fn upload(
         &self,
         queue: &mut Self::Queue,
-        to: &mut Self::Memory,
+        to: &Self::Memory,
         offset_bytes: usize,
         from: &[u8],
     ) -> Result<()>;
@@ -187,7 +187,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     unsafe fn upload_async(
         &self,
         queue: &mut Self::Queue,
-        to: (&mut Self::Memory, usize),
+        to: (&Self::Memory, usize),
         from: (&Self::HostMemory, usize),
         bytes: usize,
     ) -> Result<()>;
@@ -211,7 +211,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     fn copy(
         &self,
         queue: &mut Self::Queue,
-        to: (&mut Self::Memory, usize),
+        to: (&Self::Memory, usize),
         from: (&Self::Memory, usize),
         bytes: usize,
     ) -> Result<()>;
@@ -220,7 +220,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     fn fill_zero(
         &self,
         queue: &mut Self::Queue,
-        memory: &mut Self::Memory,
+        memory: &Self::Memory,
         offset_bytes: usize,
         bytes: usize,
     ) -> Result<()>;

@@ -64,8 +64,8 @@ pub struct GpuStream<D: Driver> {
 impl<D: Driver> GpuStream<D> {
     pub(super) fn new(driver: &D) -> Result<Self> {
         let mut queue = driver.queue()?;
-        let mut faults = driver.allocate(&mut queue, size_of::<Faults>())?;
-        driver.upload(&mut queue, &mut faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
+        let faults = driver.allocate(&mut queue, size_of::<Faults>())?;
+        driver.upload(&mut queue, &faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
         Ok(Self {
             scratch: [None, None, None, None],
             faults,
@@ -187,7 +187,7 @@ impl<D: Driver> GpuStream<D> {
         self.may_be_faulty = false;
         let found = Watched::ALL.into_iter().find(|&kernel| faults[kernel as usize] != u64::MAX);
         let Some(kernel) = found else { return Ok(()) };
-        driver.upload(&mut self.queue, &mut self.faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
+        driver.upload(&mut self.queue, &self.faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
         let row_and_token = faults[kernel as usize];
         Err(KernelError::TokenOutOfRange {
             kernel: kernel.name(),

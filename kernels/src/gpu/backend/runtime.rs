@@ -105,7 +105,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         }
         let offset = out.start * size_of::<T>();
         let queue = stream.queue_outside_recordings("writing from the host")?;
-        self.driver.upload(queue, out.buffer.memory_mut(), offset, bytemuck::cast_slice(host))
+        self.driver.upload(queue, out.buffer.memory(), offset, bytemuck::cast_slice(host))
     }
 
     fn read<T: Element>(
@@ -164,7 +164,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         let bytes = out.elements * size_of::<T>();
         let queue = stream.queue_outside_recordings("writing from the host")?;
         let place = from.place("write_async", start, out.elements)?;
-        let to = (out.buffer.memory_mut(), out.start * size_of::<T>());
+        let to = (out.buffer.memory(), out.start * size_of::<T>());
         // SAFETY: as above.
         unsafe { self.driver.upload_async(queue, to, place, bytes)? };
         let event = self.driver.record(queue)?;
@@ -183,7 +183,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
     ) -> Result<()> {
         same_elements("copy", out.elements, from.elements)?;
         let bytes = out.elements * size_of::<T>();
-        let to = (out.buffer.memory_mut(), out.start * size_of::<T>());
+        let to = (out.buffer.memory(), out.start * size_of::<T>());
         let from = (from.buffer.memory(), from.start * size_of::<T>());
         self.profile.note(&self.driver, stream, "copy", |stream| {
             self.driver.copy(stream.queue_mut(), to, from, bytes)
@@ -196,7 +196,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         out: SliceMut<'_, Self, T>,
     ) -> Result<()> {
         let (offset, bytes) = (out.start * size_of::<T>(), out.elements * size_of::<T>());
-        let memory = out.buffer.memory_mut();
+        let memory = out.buffer.memory();
         self.profile.note(&self.driver, stream, "fill_zero", |stream| {
             self.driver.fill_zero(stream.queue_mut(), memory, offset, bytes)
         })

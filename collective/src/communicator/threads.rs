@@ -1,0 +1,315 @@
+//! Ranks that are threads of one process, each with a device.
+//!
+//! An owner's kernel loads the memory of its peers directly and adds along the tree: nothing is staged, and every byte
+//! crosses the link once. Copies of what was updated are loads too.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use tidemill_kernels::backend::TreeTerm;
+use tidemill_kernels::{Backend, Element, PeerAccess, Shared, SharesMemory, SliceMut};
+
+use super::{CommunicatorError, Cut, Result};
+use crate::tree::{Node, Tree};
+
+/// The sum over the lanes of a node, in a buffer of the rank that formed it.
+pub struct Part<B: SharesMemory> {
+    /// The lanes.
+    pub node: Node,
+    /// The buffer.
+    pub sums: Shared<B, f32>,
+    /// Where the bucket begins in it.
+    pub start: usize,
+}
+
+impl<B: SharesMemory> Clone for Part<B> {
+    fn clone(&self) -> Self {
+        Self { node: self.node, sums: self.sums.clone(), start: self.start }
+    }
+}
+
+/// What a rank has updated of a bucket, in a buffer of its own.
+pub struct Update<B: SharesMemory, T: Element> {
+    /// The buffer.
+    pub values: Shared<B, T>,
+    /// Where what the rank owns of the bucket begins in it.
+    pub start: usize,
+}
+
+impl<B: SharesMemory, T: Element> Clone for Update<B, T> {
+    fn clone(&self) -> Self {
+        Self { values: self.values.clone(), start: self.start }
+    }
+}
+
+/// What is told of a bucket at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    step: u64,
+    bucket: u32,
+}
+
+enum Message<B: SharesMemory, T: Element> {
+    Sums { rank: usize, key: Key, parts: Vec<Part<B>>, ready: B::Event },
+    Updated { rank: usize, key: Key, update: Update<B, T>, ready: B::Event },
+    Abort,
+}
+
+/// What every rank has told of a bucket, in the order of ranks, and the events behind it.
+type OfRanks<C, E> = Vec<(C, E)>;
+
+/// What some ranks have told so far.
+type Told<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
+
+/// Tells all ranks of a process what one of them has. It may be cloned, for the threads of a rank.
+pub struct Post<B: SharesMemory, T: Element> {
+    rank: usize,
+    ranks: Vec<Sender<Message<B, T>>>,
+}
+
+impl<B: SharesMemory, T: Element> Clone for Post<B, T> {
+    fn clone(&self) -> Self {
+        Self { rank: self.rank, ranks: self.ranks.clone() }
+    }
+}
+
+impl<B: SharesMemory, T: Element> Post<B, T> {
+    /// This rank's part of the sums of `bucket` at `step` is final once `ready` is reached, and stays until this rank has gathered
+    /// what every owner made of it.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`].
+    pub fn sums(&self, step: u64, bucket: u32, parts: &[Part<B>], ready: &B::Event) -> Result<()> {
+        let key = Key { step, bucket };
+        self.tell(|| Message::Sums {
+            rank: self.rank,
+            key,
+            parts: parts.to_vec(),
+            ready: ready.clone(),
+        })
+    }
+
+    /// What this rank owns of `bucket` has been updated once `ready` is reached, and stays until every rank has posted its sums of
+    /// the next step.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`].
+    pub fn updated(
+        &self,
+        step: u64,
+        bucket: u32,
+        update: &Update<B, T>,
+        ready: &B::Event,
+    ) -> Result<()> {
+        let key = Key { step, bucket };
+        self.tell(|| Message::Updated {
+            rank: self.rank,
+            key,
+            update: update.clone(),
+            ready: ready.clone(),
+        })
+    }
+
+    fn tell(&self, message: impl Fn() -> Message<B, T>) -> Result<()> {
+        let told = |rank: &Sender<_>| rank.send(message()).map_err(|_| CommunicatorError::Closed);
+        self.ranks.iter().try_for_each(told)
+    }
+}
+
+/// Ends what the ranks of a process wait for.
+pub struct Abort<B: SharesMemory, T: Element>(Vec<Sender<Message<B, T>>>);
+
+impl<B: SharesMemory, T: Element> Abort<B, T> {
+    /// From now on every rank that waits, or comes to wait, is told [`CommunicatorError::Closed`].
+    pub fn abort(&self) {
+        for rank in &self.0 {
+            // A rank that is gone waits for nothing.
+            let _ = rank.send(Message::Abort);
+        }
+    }
+}
+
+/// The end of one rank at which it learns what the others have.
+///
+/// A call waits until every rank has told of the bucket, which their threads do when they enqueue: so the host waits for
+/// other hosts, and devices wait for devices. All ranks must go through the buckets in the same order.
+pub struct Threads<B: SharesMemory, T: Element> {
+    rank: usize,
+    tree: Tree,
+    post: Post<B, T>,
+    messages: Receiver<Message<B, T>>,
+    sums: Told<Vec<Part<B>>, B::Event>,
+    updates: Told<Update<B, T>, B::Event>,
+    /// Whether the ranks were told to end.
+    is_over: bool,
+}
+
+impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
+    /// The ends of ranks whose devices are `backends`, in order, which sum over the lanes of `tree`.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::OutOfReach`], or a device that fails.
+    pub fn group(backends: &[&B], tree: Tree) -> Result<Vec<Self>> {
+        for (rank, backend) in backends.iter().enumerate() {
+            for (peer, of_peer) in backends.iter().enumerate() {
+                if backend.reach(of_peer)? == PeerAccess::Absent {
+                    return Err(CommunicatorError::OutOfReach { rank, peer });
+                }
+            }
+        }
+        let (ranks, messages): (Vec<_>, Vec<_>) = backends.iter().map(|_| mpsc::channel()).unzip();
+        let end = |(rank, messages)| Self {
+            rank,
+            tree,
+            post: Post { rank, ranks: ranks.clone() },
+            messages,
+            sums: BTreeMap::new(),
+            updates: BTreeMap::new(),
+            is_over: false,
+        };
+        Ok(messages.into_iter().enumerate().map(end).collect())
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// With which this rank tells the others.
+    pub fn post(&self) -> Post<B, T> {
+        self.post.clone()
+    }
+
+    /// With which all ranks are ended.
+    pub fn abort_handle(&self) -> Abort<B, T> {
+        Abort(self.post.ranks.clone())
+    }
+
+    /// The sums over all lanes of what this rank owns of `bucket`, in `out`; answers the event behind them.
+    ///
+    /// # Errors
+    /// Parts that are not all lanes once, [`CommunicatorError::Closed`], or a device that fails.
+    pub fn reduce_scatter(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        (step, bucket): (u64, u32),
+        cut: &Cut,
+        out: SliceMut<'_, B, f32>,
+    ) -> Result<B::Event> {
+        let told = self.wait_for_sums(Key { step, bucket })?;
+        let owned = cut.of_rank(self.rank);
+        let mut parts = Vec::new();
+        for (of_rank, ready) in &told {
+            backend.wait_for(stream, ready)?;
+            parts.extend(of_rank);
+        }
+        parts.sort_by_key(|part| part.node);
+        let nodes: Vec<Node> = parts.iter().map(|part| part.node).collect();
+        let joins = self.tree.joins(&nodes)?;
+        let mut terms = Vec::with_capacity(parts.len());
+        for (part, joins) in parts.into_iter().zip(joins) {
+            let values = Some(part.sums.slice(part.start + owned.start, owned.len())?);
+            terms.push(TreeTerm { values, joins });
+        }
+        backend.tree_sum(stream, out, &terms)?;
+        Ok(backend.record(stream)?)
+    }
+
+    /// What every owner has updated of `bucket`, in `out`, where the bucket begins at `start`; answers the event behind it. What
+    /// this rank owns is copied too, unless it is there already.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`], or a device that fails.
+    pub fn gather(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        (step, bucket): (u64, u32),
+        cut: &Cut,
+        (out, start): (&mut B::Buffer<T>, usize),
+        own: OwnPart,
+    ) -> Result<B::Event> {
+        let told = self.wait_for_updates(Key { step, bucket })?;
+        for (rank, (update, ready)) in told.iter().enumerate() {
+            let Range { start: first, end } = cut.of_rank(rank);
+            if first == end || (rank == self.rank && own == OwnPart::IsThere) {
+                continue;
+            }
+            backend.wait_for(stream, ready)?;
+            let from = update.values.slice(update.start, end - first)?;
+            backend.copy(stream, SliceMut::new(out, start + first, end - first)?, from)?;
+        }
+        Ok(backend.record(stream)?)
+    }
+
+    fn wait_for_sums(&mut self, key: Key) -> Result<OfRanks<Vec<Part<B>>, B::Event>> {
+        loop {
+            if let Some(told) = complete(&mut self.sums, key) {
+                return Ok(told);
+            }
+            self.receive()?;
+        }
+    }
+
+    fn wait_for_updates(&mut self, key: Key) -> Result<OfRanks<Update<B, T>, B::Event>> {
+        loop {
+            if let Some(told) = complete(&mut self.updates, key) {
+                return Ok(told);
+            }
+            self.receive()?;
+        }
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        if self.is_over {
+            return Err(CommunicatorError::Closed);
+        }
+        let ranks = self.post.ranks.len();
+        match self.messages.recv().map_err(|_| CommunicatorError::Closed)? {
+            Message::Sums { rank, key, parts, ready } => {
+                note(&mut self.sums, ranks, (rank, "the sums", key), (parts, ready))
+            }
+            Message::Updated { rank, key, update, ready } => {
+                note(&mut self.updates, ranks, (rank, "the update", key), (update, ready))
+            }
+            Message::Abort => {
+                self.is_over = true;
+                Err(CommunicatorError::Closed)
+            }
+        }
+    }
+}
+
+/// Whether what a rank owns is where it gathers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnPart {
+    /// It was updated there.
+    IsThere,
+    /// It was updated elsewhere.
+    IsElsewhere,
+}
+
+/// Keeps what a rank has told.
+fn note<C, E>(
+    told: &mut Told<C, E>,
+    ranks: usize,
+    (rank, what, key): (usize, &'static str, Key),
+    value: (C, E),
+) -> Result<()> {
+    let of_ranks = told.entry(key).or_insert_with(|| (0..ranks).map(|_| None).collect());
+    match of_ranks[rank].replace(value) {
+        None => Ok(()),
+        Some(_) => {
+            let Key { step, bucket } = key;
+            Err(CommunicatorError::Posted { rank, what, bucket, step, wrong: "twice" })
+        }
+    }
+}
+
+/// What all ranks have told of a bucket, once they have.
+fn complete<C, E>(told: &mut Told<C, E>, key: Key) -> Option<OfRanks<C, E>> {
+    let is_complete = told.get(&key).is_some_and(|of_ranks| of_ranks.iter().all(Option::is_some));
+    is_complete.then(|| told.remove(&key)).flatten()?.into_iter().collect()
+}
