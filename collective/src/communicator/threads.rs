@@ -176,6 +176,11 @@ impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
         self.rank
     }
 
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.post.ranks.len()
+    }
+
     /// With which this rank tells the others.
     pub fn post(&self) -> Post<B, T> {
         self.post.clone()
