@@ -84,6 +84,9 @@ fn measure(devices: &[Device], bucket: usize) -> Result<[f64; 2], CommunicatorEr
 struct Rank<'a> {
     device: &'a Device,
     ends: Ranks,
+    /// Where the sums would have been computed, and are final long before their turn comes: so it is in training, but for the
+    /// last buckets of a step.
+    compute: <Device as Runtime>::DeviceStream,
     stream: <Device as Runtime>::DeviceStream,
     arena: <Device as Runtime>::Buffer<f32>,
     owned: <Device as Runtime>::Buffer<f32>,
@@ -98,7 +101,7 @@ impl<'a> Rank<'a> {
         bucket: usize,
         lanes: usize,
     ) -> Result<Self, CommunicatorError> {
-        let mut stream = device.device_stream()?;
+        let (compute, mut stream) = (device.device_stream()?, device.device_stream()?);
         let arena = device.allocate(&mut stream, ELEMENTS)?;
         let cut = tidemill_collective::lane_cut(lanes, ends.ranks())?[ends.rank()].clone();
         let nodes = Tree::new(lanes)?.cover(&cut);
@@ -111,7 +114,7 @@ impl<'a> Rank<'a> {
         let cuts: Vec<_> = cuts.collect();
         let owned = cuts.iter().map(|(_, cut)| cut.of_rank(ends.rank()).len()).sum();
         let owned = device.allocate(&mut stream, owned)?;
-        Ok(Self { device, ends, stream, arena, owned, cuts, nodes })
+        Ok(Self { device, ends, compute, stream, arena, owned, cuts, nodes })
     }
 
     /// Seconds of all rounds, of sums and of what is gathered.
@@ -135,8 +138,8 @@ impl<'a> Rank<'a> {
     }
 
     fn sum(&mut self, round: u64) -> Result<(), CommunicatorError> {
-        let Self { device, ends, stream, arena, owned, cuts, nodes } = self;
-        let ready = device.record(stream)?;
+        let Self { device, ends, compute, stream, arena, owned, cuts, nodes } = self;
+        let ready = device.record(compute)?;
         let sums = Device::share(arena);
         let mut at = 0;
         for (bucket, (start, _)) in cuts.iter().enumerate() {
@@ -154,8 +157,8 @@ impl<'a> Rank<'a> {
     }
 
     fn gather(&mut self, round: u64) -> Result<(), CommunicatorError> {
-        let Self { device, ends, stream, arena, owned, cuts, .. } = self;
-        let ready = device.record(stream)?;
+        let Self { device, ends, compute, stream, arena, owned, cuts, .. } = self;
+        let ready = device.record(compute)?;
         let values = Device::share(owned);
         let mut at = 0;
         for (bucket, (_, cut)) in cuts.iter().enumerate() {
