@@ -120,7 +120,7 @@ impl<'a> Rank<'a> {
     /// Seconds of all rounds, of sums and of what is gathered.
     fn measure(mut self, together: &Barrier) -> Result<[f64; 2], CommunicatorError> {
         // Kernels are compiled, and links awake. A rank that fails goes on to the barrier, where the others wait.
-        let warm = self.sum(0).and_then(|()| self.gather(0));
+        let warm = self.sum(0).and_then(|()| self.gather(0)).and_then(|()| self.finish());
         together.wait();
         let summed = warm.and_then(|()| self.time(Self::sum));
         together.wait();
@@ -133,8 +133,13 @@ impl<'a> Rank<'a> {
     ) -> Result<f64, CommunicatorError> {
         let since = Instant::now();
         (1..=ROUNDS).try_for_each(|round| work(self, round))?;
-        self.device.wait(&self.device.record(&mut self.stream)?)?;
+        self.finish()?;
         Ok(since.elapsed().as_secs_f64())
+    }
+
+    /// Waits for all that was enqueued.
+    fn finish(&mut self) -> Result<(), CommunicatorError> {
+        Ok(self.device.wait(&self.device.record(&mut self.stream)?)?)
     }
 
     fn sum(&mut self, round: u64) -> Result<(), CommunicatorError> {
