@@ -87,7 +87,8 @@ struct Rank<'a> {
     /// Where the sums would have been computed, and are final long before their turn comes: so it is in training, but for the
     /// last buckets of a step.
     compute: <Device as Runtime>::DeviceStream,
-    stream: <Device as Runtime>::DeviceStream,
+    /// Buckets take turns: while one of them ends or begins, the other keeps the link busy.
+    streams: [<Device as Runtime>::DeviceStream; 2],
     arena: <Device as Runtime>::Buffer<f32>,
     owned: <Device as Runtime>::Buffer<f32>,
     cuts: Vec<(usize, Cut)>,
@@ -101,8 +102,9 @@ impl<'a> Rank<'a> {
         bucket: usize,
         lanes: usize,
     ) -> Result<Self, CommunicatorError> {
-        let (compute, mut stream) = (device.device_stream()?, device.device_stream()?);
-        let arena = device.allocate(&mut stream, ELEMENTS)?;
+        let mut compute = device.device_stream()?;
+        let streams = [device.device_stream()?, device.device_stream()?];
+        let arena = device.allocate(&mut compute, ELEMENTS)?;
         let cut = tidemill_collective::lane_cut(lanes, ends.ranks())?[ends.rank()].clone();
         let nodes = Tree::new(lanes)?.cover(&cut);
         let starts = (0..ELEMENTS).step_by(bucket).enumerate();
@@ -113,8 +115,8 @@ impl<'a> Rank<'a> {
         });
         let cuts: Vec<_> = cuts.collect();
         let owned = cuts.iter().map(|(_, cut)| cut.of_rank(ends.rank()).len()).sum();
-        let owned = device.allocate(&mut stream, owned)?;
-        Ok(Self { device, ends, compute, stream, arena, owned, cuts, nodes })
+        let owned = device.allocate(&mut compute, owned)?;
+        Ok(Self { device, ends, compute, streams, arena, owned, cuts, nodes })
     }
 
     /// Seconds of all rounds, of sums and of what is gathered.
@@ -139,11 +141,14 @@ impl<'a> Rank<'a> {
 
     /// Waits for all that was enqueued.
     fn finish(&mut self) -> Result<(), CommunicatorError> {
-        Ok(self.device.wait(&self.device.record(&mut self.stream)?)?)
+        for stream in &mut self.streams {
+            self.device.wait(&self.device.record(stream)?)?;
+        }
+        Ok(())
     }
 
     fn sum(&mut self, round: u64) -> Result<(), CommunicatorError> {
-        let Self { device, ends, compute, stream, arena, owned, cuts, nodes } = self;
+        let Self { device, ends, compute, streams, arena, owned, cuts, nodes } = self;
         let ready = device.record(compute)?;
         let sums = Device::share(arena);
         let mut at = 0;
@@ -155,6 +160,7 @@ impl<'a> Rank<'a> {
         for (bucket, (_, cut)) in cuts.iter().enumerate() {
             let elements = cut.of_rank(ends.rank()).len();
             let out = SliceMut::new(owned, at, elements)?;
+            let stream = &mut streams[bucket % 2];
             ends.reduce_scatter(device, stream, (round, bucket as u32), cut, out)?;
             at += elements;
         }
@@ -162,7 +168,7 @@ impl<'a> Rank<'a> {
     }
 
     fn gather(&mut self, round: u64) -> Result<(), CommunicatorError> {
-        let Self { device, ends, compute, stream, arena, owned, cuts, .. } = self;
+        let Self { device, ends, compute, streams, arena, owned, cuts, .. } = self;
         let ready = device.record(compute)?;
         let values = Device::share(owned);
         let mut at = 0;
@@ -173,6 +179,7 @@ impl<'a> Rank<'a> {
         }
         for (bucket, (start, cut)) in cuts.iter().enumerate() {
             let (out, own) = ((&mut *arena, *start), OwnPart::IsThere);
+            let stream = &mut streams[bucket % 2];
             ends.gather(device, stream, (round, bucket as u32), cut, out, own)?;
         }
         Ok(())
