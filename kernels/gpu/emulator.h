@@ -18,7 +18,6 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,7 +92,8 @@ struct Index {
 };
 
 struct Warp {
-    uint64_t slots[WARP];
+    // By turns, so that a lane may leave its next value while others still read the last ones.
+    uint64_t slots[2][WARP];
     unsigned live = 0, arrived = 0;
     // Counts the barriers that the warp has passed.
     unsigned generation = 0;
@@ -220,11 +220,11 @@ template <class T>
 T exchange(T value, unsigned from) {
     static_assert(sizeof(T) <= sizeof(uint64_t), "a lane has one slot of 8 bytes");
     Warp& mine = warp();
-    std::memcpy(&mine.slots[lane()], &value, sizeof(T));
+    uint64_t* slots = mine.slots[mine.generation % 2];
+    std::memcpy(&slots[lane()], &value, sizeof(T));
     warp_barrier();
     T found;
-    std::memcpy(&found, &mine.slots[from % WARP], sizeof(T));
-    warp_barrier();
+    std::memcpy(&found, &slots[from % WARP], sizeof(T));
     return found;
 }
 
@@ -268,14 +268,33 @@ inline void prepare(Block& here) {
     }
 }
 
+// SplitMix64 (Steele, Lea and Flood, 2014): orders are drawn far more often than anything else here is done.
+struct Random {
+    uint64_t state;
+
+    uint64_t next() {
+        uint64_t mixed = state += 0x9e3779b97f4a7c15u;
+        mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9u;
+        mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
+        return mixed ^ (mixed >> 31);
+    }
+    // Below `bound`, which is far below 2^32.
+    unsigned below(unsigned bound) { return (next() >> 32) * bound >> 32; }
+    void shuffle(std::vector<unsigned>& order) {
+        for (unsigned left = order.size(); left > 1; left--) {
+            std::swap(order[left - 1], order[below(left)]);
+        }
+    }
+};
+
 // Threads that get no turn while any other can go on: without a barrier between them, the others are then as
 // far ahead as they can be.
 struct HeldBack {
     unsigned first = 0, end = 0;
 
-    static HeldBack random_warp_or_thread(unsigned threads, std::mt19937_64& random) {
-        const unsigned thread = random() % threads, warp = thread / WARP * WARP;
-        if (random() % 2) return {thread, thread + 1};
+    static HeldBack random_warp_or_thread(unsigned threads, Random& random) {
+        const unsigned thread = random.below(threads), warp = thread / WARP * WARP;
+        if (random.below(2)) return {thread, thread + 1};
         return {warp, warp + WARP};
     }
     bool is_none() const { return first == end; }
@@ -288,12 +307,12 @@ inline void run_block(Block& here) {
     block = &here;
     prepare(here);
     const uint64_t place = here.index.x + 7919u * here.index.y + 104729u * here.index.z;
-    std::mt19937_64 random(here.launch->seed + place);
+    Random random{here.launch->seed + place};
     std::vector<unsigned> order(here.fibers.size());
     for (unsigned index = 0; index < order.size(); index++) order[index] = index;
     HeldBack held;
     while (here.live > 0) {
-        if (here.launch->seed != 0) std::shuffle(order.begin(), order.end(), random);
+        if (here.launch->seed != 0) random.shuffle(order);
         bool progress = false;
         for (unsigned index : order) {
             Fiber& fiber = here.fibers[index];

@@ -141,6 +141,11 @@ mod tests {
 
     /// Writes the checkpoint of `step` in chunks of `chunk` elements, last chunk first.
     fn write(run: &Path, step: u64, chunk: usize) -> PathBuf {
+        written(run, step, chunk).commit().unwrap()
+    }
+
+    /// As [`write`], but for the last act.
+    fn written(run: &Path, step: u64, chunk: usize) -> CheckpointWriter {
         let layout = layout();
         let mut writer = CheckpointWriter::begin(files(&layout), run, state(step)).unwrap();
         let arenas = [StateArena::Parameters, StateArena::ExpAvg, StateArena::ExpAvgSq];
@@ -151,7 +156,7 @@ mod tests {
                 writer.write(part, start, &values[start..end]).unwrap();
             }
         }
-        writer.commit().unwrap()
+        writer
     }
 
     fn bytes(folder: &Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
@@ -243,6 +248,32 @@ mod tests {
         let entries: Vec<_> = std::fs::read_dir(kept.parent().unwrap()).unwrap().collect();
         assert_eq!(entries.len(), 1);
         Checkpoint::open(&kept).unwrap();
+    }
+
+    /// Another run has the old name of the run folder, and is at the same step.
+    #[test]
+    fn a_checkpoint_whose_run_folder_is_renamed_leaves_another_s_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, moved) = (dir.path().join("run"), dir.path().join("moved"));
+        std::fs::create_dir(&run).unwrap();
+        for ours_is_whole in [true, false] {
+            let ours = written(&run, 1, 64);
+            std::fs::rename(&run, &moved).unwrap();
+            let missing = CheckpointWriter::begin(files(&layout()), &run, state(1));
+            assert!(missing.is_err() && !run.exists(), "a run folder that is gone stays gone");
+            std::fs::create_dir(&run).unwrap();
+            let other = written(&run, 1, 64);
+            if ours_is_whole {
+                let error = ours.commit().unwrap_err().to_string();
+                assert!(error.contains("removed or renamed"), "{error}");
+            } else {
+                drop(ours);
+            }
+            assert!(super::super::list(&run).unwrap().is_empty(), "not complete before its end");
+            Checkpoint::open(&other.commit().unwrap()).unwrap();
+            std::fs::remove_dir_all(&moved).unwrap();
+            std::fs::remove_dir_all(super::super::folder::checkpoint_path(&run, 1)).unwrap();
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_files::durable;
+use tidemill_files::lock::is_same_file;
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::{
     ArenaPlacement, CONFIG_FILE, SINGLE_FILE, SafetensorsLayout, config_bytes,
@@ -97,8 +99,7 @@ impl CheckpointWriter {
             std::fs::remove_dir_all(&partial)
                 .map_err(|source| JobError::file("removing", &partial, source))?;
         }
-        std::fs::create_dir_all(&partial)
-            .map_err(|source| JobError::file("creating", &partial, source))?;
+        make_folder(&partial).map_err(|source| JobError::file("creating", &partial, source))?;
         let begun = Self::open(files, run_folder, &partial, state);
         if begun.is_err() {
             // The error at hand is the one to tell.
@@ -192,6 +193,10 @@ impl CheckpointWriter {
         durable::write(&trainer, &self.state.to_bytes())
             .map_err(|source| JobError::file("writing", &trainer, source))?;
         durable::sync_folder(&self.partial).map_err(syncing(&self.partial))?;
+        if !self.is_in_place() {
+            let what = "it was removed or renamed, or another has its place".to_owned();
+            return Err(JobError::checkpoint(&self.partial, what));
+        }
         let path = checkpoint_path(&self.run_folder, self.state.step);
         std::fs::rename(&self.partial, &path)
             .map_err(|source| JobError::file("renaming", &self.partial, source))?;
@@ -200,11 +205,19 @@ impl CheckpointWriter {
         retain(&self.run_folder, self.files.keep)?;
         Ok(path)
     }
+
+    /// Whether what is at the path of this checkpoint is this checkpoint: the run folder may have been renamed, and another
+    /// run may write the checkpoint of the same step there.
+    fn is_in_place(&self) -> bool {
+        let TensorFile { path, file, .. } = &self.model;
+        let looks = std::fs::metadata(path).and_then(|there| Ok((there, file.metadata()?)));
+        looks.is_ok_and(|(there, ours)| is_same_file(&there, &ours))
+    }
 }
 
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        if !self.committed {
+        if !self.committed && self.is_in_place() {
             // What cannot be removed now is swept when the run folder is next opened.
             let _ = std::fs::remove_dir_all(&self.partial);
         }
@@ -242,6 +255,15 @@ impl TensorFile {
         }
         self.file.sync_all().map_err(syncing(&self.path))
     }
+}
+
+/// Makes the folder of a checkpoint, and that of all of them; a run folder that is gone stays gone.
+fn make_folder(partial: &Path) -> std::io::Result<()> {
+    match partial.parent().map(std::fs::create_dir) {
+        Some(Err(error)) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    std::fs::create_dir(partial)
 }
 
 fn syncing(path: &Path) -> impl FnOnce(std::io::Error) -> JobError {

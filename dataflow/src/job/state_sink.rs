@@ -86,9 +86,9 @@ impl RunCheckpoints {
         Self { parts, open: None }
     }
 
-    fn writer(&mut self) -> Result<&mut CheckpointWriter, Failure> {
-        let (_, writer) = self.open.as_mut().ok_or(NO_CHECKPOINT)?;
-        Ok(writer)
+    /// Where the run folder went, whatever else failed failed for it.
+    fn failed(&self, error: JobError) -> Failure {
+        not_written(self.parts.folder.check().err().unwrap_or(error))
     }
 }
 
@@ -112,8 +112,10 @@ impl StateSink for RunCheckpoints {
         state.tokens = report.total_tokens;
         state.cursor.position = report.step * plan.batch.samples_per_step() as u64;
         folder.check().map_err(not_written)?;
-        let writer =
-            CheckpointWriter::begin(files.clone(), folder.path(), state).map_err(not_written)?;
+        let writer = CheckpointWriter::begin(files.clone(), folder.path(), state);
+        let writer = writer.map_err(|error| self.failed(error))?;
+        // Another run may have made the folder meanwhile: then this takes back what it put there.
+        folder.check().map_err(not_written)?;
         self.open = Some((*report, writer));
         Ok(())
     }
@@ -129,7 +131,8 @@ impl StateSink for RunCheckpoints {
             StatePart::ExpAvg => StateArena::ExpAvg,
             StatePart::ExpAvgSq => StateArena::ExpAvgSq,
         };
-        self.writer()?.write(arena, arena_start, values).map_err(not_written)
+        let (_, writer) = self.open.as_mut().ok_or(NO_CHECKPOINT)?;
+        writer.write(arena, arena_start, values).map_err(|error| self.failed(error))
     }
 
     fn commit(&mut self) -> Result<(), Failure> {
@@ -141,8 +144,8 @@ impl StateSink for RunCheckpoints {
             written.evaluations.wait(report.step, abort)?;
         }
         folder.check().map_err(not_written)?;
-        folder.sync_logs().map_err(not_written)?;
-        let written = writer.commit().map_err(not_written)?;
+        let written = folder.sync_logs().and_then(|()| writer.commit());
+        let written = written.map_err(|error| self.failed(error))?;
         let _in_store = folder.is_in_store().then(|| progress::during(Phase::UsingStore));
         let path = folder.publish(report.step, written, files.keep).map_err(not_written)?;
         on_commit(report.step, path);

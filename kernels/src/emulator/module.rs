@@ -110,6 +110,11 @@ fn arguments(options: SourceOptions, warp: u32) -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
+    // A call of the C library otherwise, for the same bits.
+    #[cfg(target_arch = "x86_64")]
+    if std::is_x86_feature_detected!("fma") {
+        arguments.push("-mfma".to_owned());
+    }
     arguments.push(format!("-DWARP={warp}"));
     let definitions = options.definitions().into_iter();
     arguments.extend(definitions.map(|(name, value)| format!("-D{name}={value}")));
