@@ -4,14 +4,14 @@
 //! Each rank is a thread with a device, and owns its share of every bucket of one gibibyte. Printed is what a rank receives a
 //! second; the floor is the link. Needs two GPUs; without them nothing is measured, which is said.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::Instant;
 
 use tidemill_collective::communicator::{CommunicatorError, Cut, OwnPart, Part, Threads, Update};
 use tidemill_collective::{Node, Tree};
-use tidemill_kernels::{Cuda, Fp32, Gpu, Runtime, SharesMemory, SliceMut};
+use tidemill_kernels::{Cuda, Fp32, Gpu, Runtime, Shared, SliceMut};
 
 type Device = Gpu<Cuda, Fp32>;
 type Ranks = Threads<Device, f32>;
@@ -79,6 +79,10 @@ fn measure(devices: &[Device], bucket: usize) -> Result<[f64; 2], CommunicatorEr
     let received = ROUNDS as f64 * ARENA_BYTES as f64 * (ranks - 1) as f64 / ranks as f64 / 1e9;
     let slowest = |of: usize| rates.iter().map(|seconds| seconds[of]).fold(0.0, f64::max);
     Ok([received / slowest(0), received / slowest(1)])
+}
+
+fn share(buffer: &<Device as Runtime>::Buffer<f32>) -> Shared<Device, f32> {
+    Device::share(buffer).expect("a device with a memory of its own")
 }
 
 struct Rank<'a> {
@@ -150,19 +154,20 @@ impl<'a> Rank<'a> {
     fn sum(&mut self, round: u64) -> Result<(), CommunicatorError> {
         let Self { device, ends, compute, streams, arena, owned, cuts, nodes } = self;
         let ready = device.record(compute)?;
-        let sums = Device::share(arena);
+        let sums = share(arena);
+        let part = |&node: &Node| Part { node, sums: sums.clone() };
+        let parts: Vec<_> = nodes.iter().map(part).collect();
         let mut at = 0;
-        for (bucket, (start, _)) in cuts.iter().enumerate() {
-            let part = |&node: &Node| Part { node, sums: sums.clone(), start: *start };
-            let parts: Vec<_> = nodes.iter().map(part).collect();
+        for bucket in 0..cuts.len() {
             ends.post().sums(round, bucket as u32, &parts, &ready)?;
         }
-        for (bucket, (_, cut)) in cuts.iter().enumerate() {
-            let elements = cut.of_rank(ends.rank()).len();
-            let out = SliceMut::new(owned, at, elements)?;
+        for (bucket, (start, cut)) in cuts.iter().enumerate() {
+            let Range { start: first, end } = cut.of_rank(ends.rank());
+            let out = SliceMut::new(owned, at, end - first)?;
             let stream = &mut streams[bucket % 2];
-            ends.reduce_scatter(device, stream, (round, bucket as u32), cut, out)?;
-            at += elements;
+            let range = start + first..start + end;
+            ends.reduce_scatter(device, stream, (round, bucket as u32), &[range], out)?;
+            at += end - first;
         }
         Ok(())
     }
@@ -170,7 +175,7 @@ impl<'a> Rank<'a> {
     fn gather(&mut self, round: u64) -> Result<(), CommunicatorError> {
         let Self { device, ends, compute, streams, arena, owned, cuts, .. } = self;
         let ready = device.record(compute)?;
-        let values = Device::share(owned);
+        let values = share(owned);
         let mut at = 0;
         for (bucket, (_, cut)) in cuts.iter().enumerate() {
             let update = Update { values: values.clone(), start: at };
@@ -178,9 +183,12 @@ impl<'a> Rank<'a> {
             at += cut.of_rank(ends.rank()).len();
         }
         for (bucket, (start, cut)) in cuts.iter().enumerate() {
-            let (out, own) = ((&mut *arena, *start), OwnPart::IsThere);
+            let (key, own) = ((round, bucket as u32), OwnPart::IsThere);
             let stream = &mut streams[bucket % 2];
-            ends.gather(device, stream, (round, bucket as u32), cut, out, own)?;
+            ends.gather(device, stream, key, cut, own, |stream, range, from| {
+                let out = SliceMut::new(arena, start + range.start, range.len())?;
+                Ok::<_, CommunicatorError>(device.copy(stream, out, from)?)
+            })?;
         }
         Ok(())
     }

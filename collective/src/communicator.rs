@@ -90,6 +90,16 @@ impl Cut {
         self.ends.len()
     }
 
+    /// The cut whose ranges end at `ends`, which do not decrease.
+    ///
+    /// # Panics
+    /// No ranks.
+    pub fn at(ends: Vec<usize>) -> Self {
+        assert!(!ends.is_empty(), "a cut is over ranks");
+        debug_assert!(ends.is_sorted(), "{ends:?}");
+        Self { ends }
+    }
+
     /// What `rank` owns.
     pub fn of_rank(&self, rank: usize) -> Range<usize> {
         let start = rank.checked_sub(1).map_or(0, |before| self.ends[before]);

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
 //! | [`plan`] | the parameter arena cut into chunks, and the owner of each |
+//! | [`bucket`] | runs of chunks that are summed and gathered together |
 //! | [`chunk`] | [`Chunk`], one message, and the pact that routes it whole |
 //! | [`communicator`] | sums and copies between devices, where bytes do not pass through the host |
 //! | [`credit`] | credit windows: how many bytes may be on their way |
@@ -19,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bucket;
 pub mod chunk;
 pub mod communicator;
 pub mod credit;
@@ -28,6 +30,7 @@ pub mod plan;
 pub mod reducer;
 pub mod tree;
 
+pub use bucket::{BUCKET_ELEMENTS, Bucket, BucketOwners, BucketPlan, SegmentUses};
 pub use chunk::{Chunk, ChunkHeader, Part, StatePart, by_destination};
 pub use credit::{Credit, CreditLedger, CreditWindow, DEFAULT_WINDOW_BYTES, PacedQueue};
 pub use error::{CollectiveError, Result};

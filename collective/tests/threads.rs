@@ -3,12 +3,13 @@
 //! Seen red: with an owner that does not wait for its peers' sums, with a gather that does not wait for an update, and, below,
 //! with a rank that does not wait for the gather before it computes again.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::communicator::{CommunicatorError, Cut, OwnPart, Part, Threads, Update};
 use tidemill_collective::{CollectiveError, Node, Tree, lane_cut};
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
-use tidemill_kernels::{Backend, Emulator, Fp32, Gpu, Runtime, SharesMemory, Slice, SliceMut};
+use tidemill_kernels::{Backend, Emulator, Fp32, Gpu, Runtime, Shared, Slice, SliceMut};
 
 type Device = Gpu<Emulator, Fp32>;
 type Stream = <Device as Runtime>::DeviceStream;
@@ -34,6 +35,10 @@ enum Care {
 fn device(schedule: &Arc<Schedule>) -> Device {
     let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 0 }).unwrap();
     Gpu::new(emulator.with_schedule(schedule))
+}
+
+fn share(buffer: &Buffer) -> Shared<Device, f32> {
+    Device::share(buffer).expect("a device with a memory of its own")
 }
 
 fn elements() -> usize {
@@ -157,21 +162,19 @@ impl<'a> Rank<'a> {
                 Some(*end - elements)
             })
         };
-        for (bucket, start) in starts().enumerate() {
-            let part = |(node, sums): &(Node, Buffer)| Part {
-                node: *node,
-                sums: Device::share(sums),
-                start,
-            };
-            let parts: Vec<_> = nodes.iter().map(part).collect();
+        let part = |(node, sums): &(Node, Buffer)| Part { node: *node, sums: share(sums) };
+        let parts: Vec<_> = nodes.iter().map(part).collect();
+        for bucket in 0..BUCKETS.len() {
             post.sums(step, bucket as u32, &parts, &ready)?;
         }
         let mut at = 0;
         let mut owned = Vec::new();
-        for (bucket, cut) in cuts.iter().enumerate() {
-            let elements = cut.of_rank(ends.rank()).len();
+        for ((bucket, cut), start) in cuts.iter().enumerate().zip(starts()) {
+            let Range { start: first, end } = cut.of_rank(ends.rank());
+            let elements = end - first;
             let out = SliceMut::new(sums, at, elements)?;
-            ends.reduce_scatter(device, state, (step, bucket as u32), cut, out)?;
+            let range = start + first..start + end;
+            ends.reduce_scatter(device, state, (step, bucket as u32), &[range], out)?;
             owned.push(at);
             at += elements;
         }
@@ -179,16 +182,19 @@ impl<'a> Rank<'a> {
             device.accumulate(state, SliceMut::all(masters), Slice::all(sums))?;
         }
         let updated = device.record(state)?;
-        let values = Device::share(masters);
+        let values = share(masters);
         for (bucket, &start) in owned.iter().enumerate() {
             let update = Update { values: values.clone(), start };
             post.updated(step, bucket as u32, &update, &updated)?;
         }
         for ((bucket, cut), start) in cuts.iter().enumerate().zip(starts()) {
-            let (own, out) = (OwnPart::IsElsewhere, (&mut *replica, start));
-            let gathered = ends.gather(device, state, (step, bucket as u32), cut, out, own)?;
-            self.gathered = Some(gathered);
+            let (key, own) = ((step, bucket as u32), OwnPart::IsElsewhere);
+            ends.gather(device, state, key, cut, own, |state, range, from| {
+                let out = SliceMut::new(replica, start + range.start, range.len())?;
+                Ok::<_, CommunicatorError>(device.copy(state, out, from)?)
+            })?;
         }
+        self.gathered = Some(device.record(state)?);
         Ok(())
     }
 
@@ -252,21 +258,27 @@ fn lanes_that_are_missing_or_told_twice_are_errors() {
     let mut stream = devices[0].device_stream().unwrap();
     let mut sums = devices[0].allocate::<f32>(&mut stream, 8).unwrap();
     let event = devices[0].record(&mut stream).unwrap();
-    let part = Part { node: Node::leaf(0), sums: Device::share(&sums), start: 0 };
-    let cut = Cut::new(8, 2, 4, 0);
+    let part = Part { node: Node::leaf(0), sums: share(&sums) };
+    let owned = 0..4;
     let parts = [part.clone()];
     for end in &ends {
         end.post().sums(7, 3, &parts, &event).unwrap();
     }
     let out = SliceMut::new(&mut sums, 0, 4).unwrap();
-    let error = ends[0].reduce_scatter(&devices[0], &mut stream, (7, 3), &cut, out).err().unwrap();
+    let error = ends[0]
+        .reduce_scatter(&devices[0], &mut stream, (7, 3), std::slice::from_ref(&owned), out)
+        .err()
+        .unwrap();
     let twice = CollectiveError::DuplicateNode { node: part.node, present: part.node };
     assert!(matches!(&error, CommunicatorError::Collective(found) if *found == twice), "{error}");
     for _ in 0..2 {
         ends[0].post().sums(8, 3, &parts, &event).unwrap();
     }
     let out = SliceMut::new(&mut sums, 0, 4).unwrap();
-    let error = ends[1].reduce_scatter(&devices[1], &mut stream, (8, 3), &cut, out).err().unwrap();
+    let error = ends[1]
+        .reduce_scatter(&devices[1], &mut stream, (8, 3), std::slice::from_ref(&owned), out)
+        .err()
+        .unwrap();
     let expected = "rank 0 posted the sums of bucket 3 at step 9 twice";
     assert_eq!(error.to_string(), expected);
 }
@@ -278,10 +290,8 @@ fn ranks_that_wait_are_ended() {
     let tree = Tree::new(2).unwrap();
     let mut ends = Ranks::group(&devices.each_ref(), tree).unwrap();
     let abort = ends[0].abort_handle();
-    let cut = Cut::new(8, 2, 4, 0);
     std::thread::scope(|scope| {
         for (end, device) in ends.iter_mut().zip(&devices) {
-            let cut = &cut;
             scope.spawn(move || {
                 let mut stream = device.device_stream().unwrap();
                 let mut out = device.allocate::<f32>(&mut stream, 8).unwrap();
@@ -290,7 +300,7 @@ fn ranks_that_wait_are_ended() {
                         device,
                         &mut stream,
                         (0, 0),
-                        cut,
+                        &[0..4, 4..8],
                         SliceMut::all(&mut out),
                     );
                     assert!(matches!(summed, Err(CommunicatorError::Closed)));

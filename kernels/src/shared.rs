@@ -10,13 +10,6 @@ use crate::backend::{Element, Runtime};
 use crate::error::Result;
 use crate::view::Slice;
 
-/// Devices with a memory of their own, whose buffers can be shared.
-pub trait SharesMemory: Runtime {
-    /// `buffer`, for others to read. Before they do, their device streams wait for an event behind what was written; and
-    /// before it is written again, the owner's waits for one behind what was read.
-    fn share<T: Element>(buffer: &Self::Buffer<T>) -> Shared<Self, T>;
-}
-
 /// A buffer of another, to be read. Its memory stays as long as any of its names.
 pub struct Shared<B: Runtime, T: Element> {
     buffer: Arc<B::Buffer<T>>,

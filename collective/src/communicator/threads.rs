@@ -8,36 +8,34 @@ use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use tidemill_kernels::backend::TreeTerm;
-use tidemill_kernels::{Backend, Element, PeerAccess, Shared, SharesMemory, SliceMut};
+use tidemill_kernels::{Backend, Element, MemoryPlace, PeerAccess, Shared, Slice, SliceMut};
 
 use super::{CommunicatorError, Cut, Result};
 use crate::tree::{Node, Tree};
 
 /// The sum over the lanes of a node, in a buffer of the rank that formed it.
-pub struct Part<B: SharesMemory> {
+pub struct Part<B: Backend> {
     /// The lanes.
     pub node: Node,
     /// The buffer.
     pub sums: Shared<B, f32>,
-    /// Where the bucket begins in it.
-    pub start: usize,
 }
 
-impl<B: SharesMemory> Clone for Part<B> {
+impl<B: Backend> Clone for Part<B> {
     fn clone(&self) -> Self {
-        Self { node: self.node, sums: self.sums.clone(), start: self.start }
+        Self { node: self.node, sums: self.sums.clone() }
     }
 }
 
 /// What a rank has updated of a bucket, in a buffer of its own.
-pub struct Update<B: SharesMemory, T: Element> {
+pub struct Update<B: Backend, T: Element> {
     /// The buffer.
     pub values: Shared<B, T>,
     /// Where what the rank owns of the bucket begins in it.
     pub start: usize,
 }
 
-impl<B: SharesMemory, T: Element> Clone for Update<B, T> {
+impl<B: Backend, T: Element> Clone for Update<B, T> {
     fn clone(&self) -> Self {
         Self { values: self.values.clone(), start: self.start }
     }
@@ -50,7 +48,7 @@ struct Key {
     bucket: u32,
 }
 
-enum Message<B: SharesMemory, T: Element> {
+enum Message<B: Backend, T: Element> {
     Sums { rank: usize, key: Key, parts: Vec<Part<B>>, ready: B::Event },
     Updated { rank: usize, key: Key, update: Update<B, T>, ready: B::Event },
     Abort,
@@ -63,18 +61,18 @@ type OfRanks<C, E> = Vec<(C, E)>;
 type Told<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
 
 /// Tells all ranks of a process what one of them has. It may be cloned, for the threads of a rank.
-pub struct Post<B: SharesMemory, T: Element> {
+pub struct Post<B: Backend, T: Element> {
     rank: usize,
     ranks: Vec<Sender<Message<B, T>>>,
 }
 
-impl<B: SharesMemory, T: Element> Clone for Post<B, T> {
+impl<B: Backend, T: Element> Clone for Post<B, T> {
     fn clone(&self) -> Self {
         Self { rank: self.rank, ranks: self.ranks.clone() }
     }
 }
 
-impl<B: SharesMemory, T: Element> Post<B, T> {
+impl<B: Backend, T: Element> Post<B, T> {
     /// This rank's part of the sums of `bucket` at `step` is final once `ready` is reached, and stays until this rank has gathered
     /// what every owner made of it.
     ///
@@ -118,9 +116,9 @@ impl<B: SharesMemory, T: Element> Post<B, T> {
 }
 
 /// Ends what the ranks of a process wait for.
-pub struct Abort<B: SharesMemory, T: Element>(Vec<Sender<Message<B, T>>>);
+pub struct Abort<B: Backend, T: Element>(Vec<Sender<Message<B, T>>>);
 
-impl<B: SharesMemory, T: Element> Abort<B, T> {
+impl<B: Backend, T: Element> Abort<B, T> {
     /// From now on every rank that waits, or comes to wait, is told [`CommunicatorError::Closed`].
     pub fn abort(&self) {
         for rank in &self.0 {
@@ -134,7 +132,7 @@ impl<B: SharesMemory, T: Element> Abort<B, T> {
 ///
 /// A call waits until every rank has told of the bucket, which their threads do when they enqueue: so the host waits for
 /// other hosts, and devices wait for devices. All ranks must go through the buckets in the same order.
-pub struct Threads<B: SharesMemory, T: Element> {
+pub struct Threads<B: Backend, T: Element> {
     rank: usize,
     tree: Tree,
     post: Post<B, T>,
@@ -145,7 +143,7 @@ pub struct Threads<B: SharesMemory, T: Element> {
     is_over: bool,
 }
 
-impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
+impl<B: Backend, T: Element> Threads<B, T> {
     /// The ends of ranks whose devices are `backends`, in order, which sum over the lanes of `tree`.
     ///
     /// # Errors
@@ -153,7 +151,9 @@ impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
     pub fn group(backends: &[&B], tree: Tree) -> Result<Vec<Self>> {
         for (rank, backend) in backends.iter().enumerate() {
             for (peer, of_peer) in backends.iter().enumerate() {
-                if backend.reach(of_peer)? == PeerAccess::Absent {
+                let absent = backend.memory() == MemoryPlace::Host
+                    || backend.reach(of_peer)? == PeerAccess::Absent;
+                if absent {
                     return Err(CommunicatorError::OutOfReach { rank, peer });
                 }
             }
@@ -191,7 +191,7 @@ impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
         Abort(self.post.ranks.clone())
     }
 
-    /// The sums over all lanes of what this rank owns of `bucket`, in `out`; answers the event behind them.
+    /// The sums over all lanes of elements `owned` of the buffers in which `bucket` was posted, one range after the other in `out`.
     ///
     /// # Errors
     /// Parts that are not all lanes once, [`CommunicatorError::Closed`], or a device that fails.
@@ -200,11 +200,10 @@ impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
         backend: &B,
         stream: &mut B::DeviceStream,
         (step, bucket): (u64, u32),
-        cut: &Cut,
-        out: SliceMut<'_, B, f32>,
-    ) -> Result<B::Event> {
+        owned: &[Range<usize>],
+        mut out: SliceMut<'_, B, f32>,
+    ) -> Result<()> {
         let told = self.wait_for_sums(Key { step, bucket })?;
-        let owned = cut.of_rank(self.rank);
         let mut parts = Vec::new();
         for (of_rank, ready) in &told {
             backend.wait_for(stream, ready)?;
@@ -213,40 +212,49 @@ impl<B: Backend + SharesMemory, T: Element> Threads<B, T> {
         parts.sort_by_key(|part| part.node);
         let nodes: Vec<Node> = parts.iter().map(|part| part.node).collect();
         let joins = self.tree.joins(&nodes)?;
-        let mut terms = Vec::with_capacity(parts.len());
-        for (part, joins) in parts.into_iter().zip(joins) {
-            let values = Some(part.sums.slice(part.start + owned.start, owned.len())?);
-            terms.push(TreeTerm { values, joins });
+        let mut start = 0;
+        for range in owned.iter().filter(|range| !range.is_empty()) {
+            let mut terms = Vec::with_capacity(parts.len());
+            for (part, &joins) in parts.iter().zip(&joins) {
+                let values = Some(part.sums.slice(range.start, range.len())?);
+                terms.push(TreeTerm { values, joins });
+            }
+            backend.tree_sum(stream, out.reborrow().sub(start, range.len())?, &terms)?;
+            start += range.len();
         }
-        backend.tree_sum(stream, out, &terms)?;
-        Ok(backend.record(stream)?)
+        Ok(())
     }
 
-    /// What every owner has updated of `bucket`, in `out`, where the bucket begins at `start`; answers the event behind it. What
-    /// this rank owns is copied too, unless it is there already.
+    /// Hands what every owner has updated of `bucket` to `take`, which enqueues its copying: the elements from the bucket's
+    /// beginning, and where they are. What this rank owns is handed over too, unless it is there already.
     ///
     /// # Errors
-    /// [`CommunicatorError::Closed`], or a device that fails.
-    pub fn gather(
+    /// [`CommunicatorError::Closed`], a device that fails, or an error of `take`.
+    pub fn gather<E: From<CommunicatorError>>(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
         (step, bucket): (u64, u32),
         cut: &Cut,
-        (out, start): (&mut B::Buffer<T>, usize),
         own: OwnPart,
-    ) -> Result<B::Event> {
+        mut take: impl FnMut(
+            &mut B::DeviceStream,
+            Range<usize>,
+            Slice<'_, B, T>,
+        ) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
         let told = self.wait_for_updates(Key { step, bucket })?;
         for (rank, (update, ready)) in told.iter().enumerate() {
-            let Range { start: first, end } = cut.of_rank(rank);
-            if first == end || (rank == self.rank && own == OwnPart::IsThere) {
+            let range = cut.of_rank(rank);
+            if range.is_empty() || (rank == self.rank && own == OwnPart::IsThere) {
                 continue;
             }
-            backend.wait_for(stream, ready)?;
-            let from = update.values.slice(update.start, end - first)?;
-            backend.copy(stream, SliceMut::new(out, start + first, end - first)?, from)?;
+            let device = |error| E::from(CommunicatorError::Device(error));
+            backend.wait_for(stream, ready).map_err(device)?;
+            let from = update.values.slice(update.start, range.len()).map_err(device)?;
+            take(stream, range, from)?;
         }
-        Ok(backend.record(stream)?)
+        Ok(())
     }
 
     fn wait_for_sums(&mut self, key: Key) -> Result<OfRanks<Vec<Part<B>>, B::Event>> {

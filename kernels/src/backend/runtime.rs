@@ -12,6 +12,7 @@
 
 use super::element::{ActivationElement, Element};
 use crate::error::Result;
+use crate::shared::Shared;
 use crate::view::{Slice, SliceMut};
 
 /// Where the buffers of a backend lie.
@@ -190,6 +191,15 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// device streams must have been ordered by events: what a peer writes must have been written before it is read, and
     /// must not be written again or dropped before it has been read.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
+
+    /// `buffer`, for others to read; `None` where buffers lie in host memory, whose readers Rust keeps apart from who writes.
+    ///
+    /// Before others read it, their device streams wait for an event behind what was written; and before it is written
+    /// again, the owner's waits for one behind what was read.
+    fn share<T: Element>(buffer: &Self::Buffer<T>) -> Option<Shared<Self, T>> {
+        let _ = buffer;
+        None
+    }
 
     /// `out = from`, on the device.
     fn copy<T: Element>(

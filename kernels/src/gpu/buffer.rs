@@ -9,7 +9,6 @@ use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::stream::GpuStream;
 use crate::gpu::{Gpu, driver};
-use crate::shared::{Shared, SharesMemory};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Device memory that holds elements of one type.
@@ -28,7 +27,7 @@ impl<D: Driver, T: Element> GpuBuffer<D, T> {
     }
 
     /// Another name of the same memory.
-    fn alias(&self) -> Self {
+    pub(super) fn alias(&self) -> Self {
         Self { memory: Arc::clone(&self.memory), elements: self.elements, element: PhantomData }
     }
 
@@ -42,12 +41,6 @@ impl<D: Driver, T: Element> GpuBuffer<D, T> {
 
     fn address(&self, start: usize) -> Address {
         D::address(&self.memory).offset(start * size_of::<T>())
-    }
-}
-
-impl<D: Driver, P: Precision> SharesMemory for Gpu<D, P> {
-    fn share<T: Element>(buffer: &GpuBuffer<D, T>) -> Shared<Self, T> {
-        Shared::new(buffer.alias())
     }
 }
 

@@ -8,6 +8,7 @@ use crate::gpu::driver::Driver;
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
 use crate::gpu::{Gpu, GpuBuffer, GpuPinned, GpuStream};
+use crate::shared::Shared;
 use crate::view::{Slice, SliceMut};
 
 fn same_elements(kernel: &'static str, expected: usize, found: usize) -> Result<()> {
@@ -173,6 +174,10 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
 
     fn reach(&self, peer: &Self) -> Result<PeerAccess> {
         self.driver.reach(&peer.driver)
+    }
+
+    fn share<T: Element>(buffer: &GpuBuffer<D, T>) -> Option<Shared<Self, T>> {
+        Some(Shared::new(buffer.alias()))
     }
 
     fn copy<T: Element>(

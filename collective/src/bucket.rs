@@ -1,0 +1,227 @@
+//! The chunks of a parameter arena in buckets: what is summed, updated and gathered together.
+//!
+//! A bucket is a run of whole segments whose gradients become final one after the other in a backward pass, so that the
+//! first buckets are summed while the rest of the pass still runs. Its chunks follow each other in the parameter arena, and in
+//! every slot of the gradient arena: one kernel goes over all of it. How buckets are formed, and who owns which part of
+//! them, is speed and never numerics.
+
+use std::ops::Range;
+
+use crate::plan::ChunkPlan;
+
+/// Elements that a bucket has at least, where there are as many: 16 MiB of fp32, for which a link between GPUs takes much
+/// longer than to begin.
+pub const BUCKET_ELEMENTS: usize = 4 << 20;
+
+/// A segment of the parameter arena, for [`BucketPlan::new`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentUses {
+    /// Its elements of the parameter arena.
+    pub range: Range<usize>,
+    /// Each use of it: the block, in forward order, and where the use's slot begins in the gradient arena.
+    pub uses: Vec<(usize, usize)>,
+}
+
+/// Chunks that are summed, updated and gathered together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Its chunks.
+    pub chunks: Range<usize>,
+    /// Its elements of the parameter arena.
+    pub range: Range<usize>,
+    /// Where its gradients begin in the gradient arena, for each use, in order.
+    pub slots: Vec<usize>,
+    /// The block whose backward pass makes its gradients final.
+    pub block: usize,
+}
+
+impl Bucket {
+    /// Whether `next` goes on where this bucket begins, in the parameter arena and in every slot.
+    fn follows(&self, next: &SegmentUses) -> bool {
+        let elements = next.range.len();
+        let slots = next.uses.iter().map(|&(_, slot)| slot + elements);
+        next.range.end == self.range.start && slots.eq(self.slots.iter().copied())
+    }
+}
+
+/// The buckets of a parameter arena, in the order in which they become final.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketPlan {
+    buckets: Vec<Bucket>,
+}
+
+impl BucketPlan {
+    /// The buckets of `segments`, whose chunks are `chunks`, with `elements` elements each at the least where neighbours
+    /// have as many together.
+    pub fn new(chunks: &ChunkPlan, segments: &[SegmentUses], elements: usize) -> Self {
+        let block = |segment: usize| {
+            segments[segment].uses.iter().map(|&(block, _)| block).min().unwrap_or_default()
+        };
+        let mut order: Vec<usize> = (0..segments.len()).collect();
+        order.retain(|&segment| !segments[segment].range.is_empty());
+        order.sort_by_key(|&segment| std::cmp::Reverse((block(segment), segment)));
+        let mut buckets: Vec<Bucket> = Vec::new();
+        for segment in order {
+            let SegmentUses { range, uses } = &segments[segment];
+            let of_segment = chunks.of_segment(segment);
+            match buckets.last_mut() {
+                Some(last) if last.range.len() < elements && last.follows(&segments[segment]) => {
+                    last.chunks.start = of_segment.start;
+                    last.range.start = range.start;
+                    last.slots = uses.iter().map(|&(_, slot)| slot).collect();
+                    last.block = block(segment);
+                }
+                _ => buckets.push(Bucket {
+                    chunks: of_segment,
+                    range: range.clone(),
+                    slots: uses.iter().map(|&(_, slot)| slot).collect(),
+                    block: block(segment),
+                }),
+            }
+        }
+        Self { buckets }
+    }
+
+    /// The buckets, in the order in which they become final.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
+    }
+
+    /// Which chunks of each bucket each of `ranks` owns: one run of them in order, so that over all buckets every rank owns about
+    /// as many elements.
+    pub fn owners(&self, chunks: &ChunkPlan, ranks: usize) -> Vec<BucketOwners> {
+        let mut loads = vec![0; ranks];
+        let mut so_far = 0;
+        let cut = |bucket: &Bucket| {
+            so_far += bucket.range.len();
+            // What each rank still has to get for all to have the same, as parts of this bucket.
+            let want = |load: &usize| (so_far / ranks + 1).saturating_sub(*load);
+            let wanted: usize = loads.iter().map(want).sum();
+            let (mut next, mut had) = (bucket.chunks.start, 0);
+            let mut firsts = Vec::with_capacity(ranks + 1);
+            for (rank, load) in loads.iter_mut().enumerate() {
+                firsts.push(next);
+                had += want(load);
+                let last = rank + 1 == ranks;
+                let end = had as u128 * bucket.range.len() as u128 / wanted as u128;
+                let end = bucket.range.start + end as usize;
+                while next < bucket.chunks.end {
+                    let range = &chunks.chunks()[next].range;
+                    if !last && range.start + range.len() / 2 >= end {
+                        break;
+                    }
+                    *load += range.len();
+                    next += 1;
+                }
+            }
+            firsts.push(next);
+            BucketOwners { firsts }
+        };
+        self.buckets.iter().map(cut).collect()
+    }
+}
+
+/// Who owns which chunks of a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketOwners {
+    /// The first chunk of each rank, then the end.
+    firsts: Vec<usize>,
+}
+
+impl BucketOwners {
+    /// The chunks of `rank`.
+    pub fn chunks(&self, rank: usize) -> Range<usize> {
+        self.firsts[rank]..self.firsts[rank + 1]
+    }
+
+    /// The elements of the parameter arena of `rank`.
+    pub fn range(&self, chunks: &ChunkPlan, rank: usize) -> Range<usize> {
+        let owned = &chunks.chunks()[self.chunks(rank)];
+        match (owned.first(), owned.last()) {
+            (Some(first), Some(last)) => first.range.start..last.range.end,
+            _ => 0..0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table that the first and the last block use, four blocks of one segment each, and a norm beside the table's second use.
+    fn segments() -> Vec<SegmentUses> {
+        let segment = |range, uses: &[(usize, usize)]| SegmentUses { range, uses: uses.to_vec() };
+        vec![
+            segment(0..300, &[(0, 0), (5, 730)]),
+            segment(300..400, &[(1, 300)]),
+            segment(400..500, &[(2, 400)]),
+            segment(500..620, &[(3, 500)]),
+            segment(620..720, &[(4, 620)]),
+            segment(720..730, &[(5, 720)]),
+        ]
+    }
+
+    fn plan(elements: usize) -> (ChunkPlan, BucketPlan) {
+        let chunks = ChunkPlan::with_chunk_elements(segments().into_iter().map(|s| s.range), 64);
+        let buckets = BucketPlan::new(&chunks, &segments(), elements);
+        (chunks, buckets)
+    }
+
+    #[test]
+    fn neighbours_that_become_final_in_turn_are_one_bucket() {
+        let (chunks, plan) = plan(200);
+        let found: Vec<_> = plan
+            .buckets()
+            .iter()
+            .map(|bucket| (bucket.range.clone(), bucket.slots.clone(), bucket.block))
+            .collect();
+        let expected = [
+            // 10 and 100 and 120 elements are the first 200; then what is left before the table, which has two slots.
+            (500..730, vec![500], 3),
+            (300..500, vec![300], 1),
+            (0..300, vec![0, 730], 0),
+        ];
+        assert_eq!(found, expected);
+        let covered: Vec<_> = plan
+            .buckets()
+            .iter()
+            .rev()
+            .flat_map(|bucket| chunks.chunks()[bucket.chunks.clone()].to_vec())
+            .collect();
+        assert_eq!(covered, chunks.chunks(), "every chunk once");
+    }
+
+    #[test]
+    fn a_bucket_of_one_element_is_a_segment() {
+        let (_, plan) = plan(1);
+        let blocks: Vec<_> = plan.buckets().iter().map(|bucket| bucket.block).collect();
+        assert_eq!(blocks, [5, 4, 3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn owners_have_runs_of_chunks_and_about_as_much_each() {
+        for elements in [1, 200, 10_000] {
+            let (chunks, plan) = plan(elements);
+            for ranks in 1..9 {
+                let owners = plan.owners(&chunks, ranks);
+                let mut loads = vec![0; ranks];
+                for (bucket, owners) in plan.buckets().iter().zip(&owners) {
+                    assert_eq!(owners.chunks(0).start, bucket.chunks.start);
+                    assert_eq!(owners.chunks(ranks - 1).end, bucket.chunks.end);
+                    for (rank, load) in loads.iter_mut().enumerate() {
+                        assert!(
+                            rank == 0 || owners.chunks(rank - 1).end == owners.chunks(rank).start
+                        );
+                        let range = owners.range(&chunks, rank);
+                        let of_chunks = chunks.chunks()[owners.chunks(rank)].iter();
+                        assert_eq!(range.len(), of_chunks.map(|chunk| chunk.range.len()).sum());
+                        *load += range.len();
+                    }
+                }
+                assert_eq!(loads.iter().sum::<usize>(), 730);
+                let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
+                assert!(most - least <= 2 * 64, "{elements}, {ranks}: {loads:?}");
+            }
+        }
+    }
+}
