@@ -174,6 +174,7 @@ fn worker(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
         state: InitialState { parameters: Arc::new(model.initialize(0)), moments: None },
         model,
         rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        communicator: None,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

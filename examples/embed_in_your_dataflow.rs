@@ -65,6 +65,7 @@ fn your_program(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
         },
         model,
         rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        communicator: None,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

@@ -156,6 +156,7 @@ fn worker(context: &mut WorkerContext<'_>, breaks: Breaks) -> Result<(), Failure
         state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
         model,
         rule: UpdateRule::new(OptimizerSettings::default(), schedule, steps),
+        communicator: None,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

@@ -4,9 +4,6 @@
 //! written once into the network's slab and read as a view of it. A view pins its slab, so whoever receives a chunk
 //! adds or copies it at once. Chunks are routed whole by [`by_destination`] to the worker that their header names.
 //!
-//! A *resident* chunk says only that its elements are ready where they lie, in memory that the two ends share: a
-//! device's. It costs a header and no credit, and never leaves its process.
-//!
 //! What arrives from the network is checked as far as it can be: length, magic, part and routing. A container cannot
 //! answer an error while timely decodes it, so a malformed message becomes a chunk whose every accessor
 //! answers [`CollectiveError::Malformed`]. (Damage to timely's own framing is a panic of timely.)
@@ -117,43 +114,31 @@ enum Payload {
     Owned(Arc<Vec<f32>>),
     /// A view of a network slab.
     Network(Bytes),
-    /// As many elements, where they lie.
-    Resident(usize),
 }
 
 impl Payload {
-    /// Bytes that move with the chunk.
     fn bytes(&self) -> usize {
         match self {
             Self::Owned(values) => 4 * values.len(),
             Self::Network(bytes) => bytes.len(),
-            Self::Resident(_) => 0,
-        }
-    }
-
-    fn elements(&self) -> usize {
-        match self {
-            Self::Resident(elements) => *elements,
-            moving => moving.bytes() / 4,
         }
     }
 
     /// The elements: borrowed wherever they are aligned, which timely's padding sees to.
-    fn values(&self) -> Option<Cow<'_, [f32]>> {
+    fn values(&self) -> Cow<'_, [f32]> {
         match self {
-            Self::Owned(values) => Some(Cow::Borrowed(values)),
-            Self::Network(bytes) => Some(match bytemuck::try_cast_slice(bytes) {
+            Self::Owned(values) => Cow::Borrowed(values),
+            Self::Network(bytes) => match bytemuck::try_cast_slice(bytes) {
                 Ok(values) => Cow::Borrowed(values),
                 Err(_) => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-            }),
-            Self::Resident(_) => None,
+            },
         }
     }
 
-    fn into_vec(self) -> Option<Vec<f32>> {
+    fn into_vec(self) -> Vec<f32> {
         match self {
-            Self::Owned(values) => Some(Arc::unwrap_or_clone(values)),
-            other => other.values().map(Cow::into_owned),
+            Self::Owned(values) => Arc::unwrap_or_clone(values),
+            network @ Self::Network(_) => network.values().into_owned(),
         }
     }
 }
@@ -181,12 +166,6 @@ impl Chunk {
     /// A chunk of elements that several chunks share: a broadcast costs one pointer a peer.
     pub fn shared(header: ChunkHeader, values: Arc<Vec<f32>>) -> Self {
         Self { content: Content::Full(header, Payload::Owned(values)) }
-    }
-
-    /// A chunk of `elements` elements that stay where they are: whoever receives it finds them in memory that it
-    /// shares with the sender. To another process it is a malformed message.
-    pub fn resident(header: ChunkHeader, elements: usize) -> Self {
-        Self { content: Content::Full(header, Payload::Resident(elements)) }
     }
 
     /// What the chunk is.
@@ -218,41 +197,33 @@ impl Chunk {
     /// The elements.
     ///
     /// # Errors
-    /// A message that is no chunk, or a resident one.
+    /// A message that is no chunk.
     pub fn values(&self) -> Result<Cow<'_, [f32]>> {
-        let header = self.header()?;
-        match &self.content {
-            Content::Full(_, payload) => payload.values().ok_or_else(|| resident(header)),
-            _ => Ok(Cow::Borrowed(&[])),
-        }
+        self.header()?;
+        Ok(match &self.content {
+            Content::Full(_, payload) => payload.values(),
+            _ => Cow::Borrowed(&[]),
+        })
     }
 
     /// The elements as this process's own, copied only where they are shared or in a network slab.
     ///
     /// # Errors
-    /// A message that is no chunk, or a resident one.
+    /// A message that is no chunk.
     pub fn into_values(self) -> Result<Vec<f32>> {
         self.header()?;
-        match self.content {
-            Content::Full(header, payload) => payload.into_vec().ok_or_else(|| resident(&header)),
-            _ => Ok(Vec::new()),
-        }
+        Ok(match self.content {
+            Content::Full(_, payload) => payload.into_vec(),
+            _ => Vec::new(),
+        })
     }
 
-    /// Whether the elements stay where they are.
-    pub fn is_resident(&self) -> bool {
-        matches!(self.content, Content::Full(_, Payload::Resident(_)))
-    }
-
-    /// The number of elements, moving or resident.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
-        match &self.content {
-            Content::Full(_, payload) => payload.elements(),
-            _ => 0,
-        }
+        self.payload_bytes() / size_of::<f32>()
     }
 
-    /// Bytes of the elements that move: what credit is counted in.
+    /// Bytes of the elements: what credit is counted in.
     pub fn payload_bytes(&self) -> usize {
         match &self.content {
             Content::Full(_, payload) => payload.bytes(),
@@ -262,7 +233,7 @@ impl Chunk {
 
     fn wire(&self) -> Option<(Wire, Cow<'_, [f32]>)> {
         let Content::Full(header, payload) = &self.content else { return None };
-        let values = payload.values()?;
+        let values = payload.values();
         let wire = Wire {
             magic: MAGIC,
             destination: header.destination,
@@ -301,10 +272,6 @@ impl Chunk {
         };
         Ok((header, Payload::Network(bytes.extract_to(payload_bytes))))
     }
-}
-
-fn resident(header: &ChunkHeader) -> CollectiveError {
-    CollectiveError::Resident { chunk: header.chunk as usize }
 }
 
 impl Accountable for Chunk {
@@ -414,19 +381,6 @@ mod tests {
                 assert_eq!(decode(encode(&chunk)).into_values().unwrap(), values);
             }
         }
-    }
-
-    #[test]
-    fn resident_chunks_move_nothing_and_stay_in_their_process() {
-        let chunk = Chunk::resident(header(), 1_000);
-        assert_eq!((chunk.elements(), chunk.payload_bytes(), chunk.record_count()), (1_000, 0, 1));
-        assert!(chunk.is_resident() && chunk.header_for(3).is_ok());
-        let refused = CollectiveError::Resident { chunk: 11 };
-        assert_eq!(chunk.values().unwrap_err(), refused);
-        assert_eq!(chunk.clone().into_values().unwrap_err(), refused);
-        let sent = decode(encode(&chunk));
-        assert!(matches!(sent.header(), Err(CollectiveError::Malformed { .. })));
-        assert!(!sent.is_resident());
     }
 
     #[test]

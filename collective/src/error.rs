@@ -63,12 +63,6 @@ pub enum CollectiveError {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// Elements that were asked for on the host, but lie in a device's memory.
-    #[error("the elements of chunk {chunk} are resident on a device")]
-    Resident {
-        /// The index of the planned chunk.
-        chunk: usize,
-    },
     /// A chunk that another worker should have received.
     #[error("a chunk for worker {destination} arrived at worker {worker}")]
     Misrouted {

@@ -30,7 +30,7 @@ impl TreeReducer {
     /// Adds a node; answers the sum over all lanes once it is complete.
     ///
     /// # Errors
-    /// A message that is no chunk or a resident one, lanes that are no node of the tree or that arrived before,
+    /// A message that is no chunk, lanes that are no node of the tree or that arrived before,
     /// or another number of elements.
     pub fn insert(&mut self, chunk: Chunk) -> Result<Option<Vec<f32>>> {
         let mut node = chunk.header()?.node;

@@ -19,10 +19,10 @@ use std::time::Instant;
 
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, execute};
-use tidemill::collective::ChunkPlan;
+use tidemill::collective::BUCKET_ELEMENTS;
 use tidemill::kernels::Cpu;
 use tidemill::kernels::backend::AdamWStep;
-use tidemill::model::Trainable;
+use tidemill::model::{Layout, Trainable};
 use tidemill::operators::{
     InitialState, SampleSource, StatePlace, Training, TrainingPlan, UpdateRule, Wake,
 };
@@ -76,7 +76,7 @@ fn measure<M: Trainable<Cpu>>(
     workers: usize,
     steps: u64,
     model: fn() -> M,
-    arrange: fn(&mut TrainingPlan),
+    arrange: fn(TrainingPlan, &Layout) -> TrainingPlan,
 ) -> Result<f64, Box<dyn std::error::Error>> {
     let start = Instant::now();
     execute(ClusterSettings::threads(workers), move |context| {
@@ -84,8 +84,8 @@ fn measure<M: Trainable<Cpu>>(
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let settings =
             BatchSettings { samples_per_step: Some(4), lanes: Some(4), ..BatchSettings::default() };
-        let mut plan = TrainingPlan::new(settings.plan(memory)?, model.layout(), 2, steps);
-        arrange(&mut plan);
+        let plan = TrainingPlan::new(settings.plan(memory)?, model.layout(), 2, steps);
+        let plan = arrange(plan, model.layout());
         let parameters = Arc::new(model.initialize(1));
         let training = Training {
             plan: Arc::new(plan),
@@ -93,6 +93,7 @@ fn measure<M: Trainable<Cpu>>(
             model,
             state: InitialState { parameters, moments: None },
             rule: rule(),
+            communicator: None,
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
             abort: context.abort().clone(),
@@ -107,20 +108,19 @@ fn measure<M: Trainable<Cpu>>(
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for workers in [1, 2, 4] {
-        let step = measure(workers, 3_000, Bigram::new, |_plan| ())?;
+        let step = measure(workers, 3_000, Bigram::new, |plan, _layout| plan)?;
         println!("{workers} workers: {step:.0} microseconds a step");
     }
     let step = measure(
         1,
         200,
         || Idle::new(CHUNKS),
-        |plan| {
-            let whole = std::iter::once(0..CHUNKS * CHUNK);
-            plan.chunks = ChunkPlan::with_chunk_elements(whole, CHUNK);
-            plan.state_place = StatePlace::Device;
+        |plan, layout| TrainingPlan {
+            state_place: StatePlace::Device,
+            ..plan.with_cuts(layout, CHUNK, BUCKET_ELEMENTS)
         },
     )?;
     let chunk = 1e3 * step / CHUNKS as f64;
-    println!("{CHUNKS} resident chunks: {step:.0} microseconds a step, {chunk:.0} ns a chunk");
+    println!("{CHUNKS} chunks on a device: {step:.0} microseconds a step, {chunk:.0} ns a chunk");
     Ok(())
 }

@@ -7,6 +7,7 @@
 //! Workers of one machine are dealt out to its GPUs in turn ([`LocalWorkers`]): one each where there are as many.
 
 mod choice;
+mod communicators;
 #[cfg_attr(not(feature = "cuda"), path = "device/without_cuda.rs")]
 mod cuda;
 
@@ -21,6 +22,7 @@ use crate::checkpoint::device_keys;
 use crate::cluster::ClusterSettings;
 use crate::error::{JobError, Result};
 use choice::{Platform, choose};
+pub use communicators::Communicators;
 
 /// `[device]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -184,6 +186,11 @@ impl<B: Backend> Devices<B> {
     /// The device of each worker of this process.
     pub fn workers(&self) -> &[WorkerDevice<B>] {
         &self.workers
+    }
+
+    /// The backend of each worker of this process.
+    pub fn backends(&self) -> Vec<&B> {
+        self.workers.iter().map(|worker| &*worker.backend).collect()
     }
 
     /// The first worker's backend.

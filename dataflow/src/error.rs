@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tidemill_collective::CollectiveError;
+use tidemill_collective::communicator::CommunicatorError;
 use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
 use tidemill_streaming_data::DataError;
@@ -220,6 +221,9 @@ pub enum JobError {
     /// The data set.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// What workers have to tell each other.
+    #[error(transparent)]
+    Communicator(#[from] CommunicatorError),
     /// The workers or their processes.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
@@ -249,6 +253,7 @@ impl Classified for JobError {
             Self::File { source, .. } => source.exit_class(),
             Self::Model(error) => error.exit_class(),
             Self::Data(error) => error.exit_class(),
+            Self::Communicator(error) => error.exit_class(),
             Self::Cluster(error) => error.exit_class(),
             Self::RunFolderGone { .. } => ExitClass::Restart,
             Self::Config { .. }
@@ -285,6 +290,17 @@ impl Classified for ModelError {
 impl Classified for CollectiveError {
     fn exit_class(&self) -> ExitClass {
         class(self, self.may_succeed_later())
+    }
+}
+
+impl Classified for CommunicatorError {
+    fn exit_class(&self) -> ExitClass {
+        match self {
+            Self::Device(error) => error.exit_class(),
+            Self::Collective(error) => error.exit_class(),
+            // What ranks tell each other is this program's own.
+            _ => ExitClass::Restart,
+        }
     }
 }
 

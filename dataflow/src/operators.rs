@@ -24,7 +24,8 @@
 //! | [`plan`] | what all of them must know |
 //! | [`error`] | what breaks their contracts |
 //! | [`sample_names`] | what errors call the samples at a position |
-//! | [`residence`] | state that stays on the device, where one worker owns all of it |
+//! | [`lending`] | state that stays on the device, and who has it when |
+//! | [`ticket`] | what is told of it |
 //!
 //! Start at [`train`].
 
@@ -33,13 +34,14 @@ mod companion;
 pub mod error;
 pub mod evaluate;
 pub mod forward_backward;
+pub mod lending;
 pub mod optimize;
 pub mod plan;
 pub mod reduce;
-pub mod residence;
 pub mod sample_names;
 pub mod samples;
 pub mod stream_data;
+pub mod ticket;
 pub mod train;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,13 +55,14 @@ pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
 pub use error::GraphError;
 pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
+pub use lending::{Borrower, Lender, lending};
 pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};
 pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};
 pub use reduce::Reduce;
-pub use residence::Residence;
 pub use sample_names::{SampleName, SampleNames};
 pub use samples::{Grain, SampleSource, Samples, Wake};
 pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, WorkerPositions};
+pub use ticket::Ticket;
 pub use train::{Training, TrainingLoop, TrainingStreams};
 
 use crate::cluster::Failure;

@@ -21,7 +21,7 @@ use tidemill::operators::StatePlace;
 /// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
 fn bigram() -> Subject<Cpu, Bigram> {
     let backend = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
-    Subject { backend, model: Arc::new(Bigram::new()), chunk_elements: 20 }
+    Subject { backend, others: Vec::new(), model: Arc::new(Bigram::new()), chunk_elements: 20 }
 }
 
 impl Run {

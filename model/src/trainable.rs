@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
-use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+use tidemill_kernels::{Backend, Matrix, Shared, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Layout;
@@ -183,6 +183,11 @@ impl<B: Backend> Parameters<B> {
         let Device { backend, stream } = device;
         let (compute, master) = (&mut self.compute, &self.master);
         Ok(backend.refresh_compute_weights(stream, compute, master, range.start, range.len())?)
+    }
+
+    /// The masters, for kernels of other devices to read; `None` where buffers lie in host memory.
+    pub fn share(&self) -> Option<Shared<B, f32>> {
+        B::share(&self.master)
     }
 
     /// Copies the masters from element `start` to `host`.

@@ -13,7 +13,7 @@ use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
-use crate::device::{Devices, LocalWorkers, Precision, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
 use crate::refusal::{Advice, Refusal, cause_alone};
@@ -177,7 +177,10 @@ impl WithBackend for Train {
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
-        let shared = Shared { run, devices, training_data, evaluation_data, stop, observer };
+        let workers = cluster.threads * cluster.processes();
+        let communicators = Communicators::new(&devices.backends(), workers, run.batch.lanes())?;
+        let shared =
+            Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());
         if cluster.processes() > 1 && shared.stop.asked.load(Ordering::Acquire) {
             abort.abort(ClusterError::StoppedEarly);

@@ -20,7 +20,7 @@ use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
 use crate::checkpoint::{CheckpointFiles, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
-use crate::device::Devices;
+use crate::device::{Communicators, Devices};
 use crate::error::Result;
 use crate::operators::{
     CheckpointCuts, Evaluation, EvaluationPlan, InitialState, SampleName, SampleNames, StateSink,
@@ -28,9 +28,10 @@ use crate::operators::{
 };
 
 /// What the workers of a process share.
-pub(super) struct Shared<B> {
+pub(super) struct Shared<B: Backend> {
     pub run: ResolvedRun,
     pub devices: Devices<B>,
+    pub communicators: Communicators<B>,
     pub training_data: Decoder,
     pub evaluation_data: Option<Decoder>,
     pub stop: StopRequest,
@@ -180,6 +181,7 @@ pub(super) fn run_worker<B: Backend>(
             moments: moments.map(|arenas| arenas.map(Arc::new)),
         },
         rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
+        communicator: shared.communicators.take(local_index),
         stop: Arc::clone(&shared.stop.asked),
         checkpoints,
         abort: context.abort().clone(),

@@ -39,6 +39,35 @@ pub(super) struct Replies<Reply> {
 #[derive(Debug)]
 pub(super) struct OperatorGone;
 
+/// Why a companion ends before its jobs do.
+pub(super) enum Stopped {
+    /// The operator is gone, or whoever shares the work with it: nobody wants more.
+    Unwanted,
+    Failed(Failure),
+}
+
+impl Stopped {
+    /// What the companion answers: that nobody wants more is no failure of its own.
+    pub(super) fn into_result(self) -> Result<(), Failure> {
+        match self {
+            Self::Unwanted => Ok(()),
+            Self::Failed(failure) => Err(failure),
+        }
+    }
+}
+
+impl From<OperatorGone> for Stopped {
+    fn from(_: OperatorGone) -> Self {
+        Self::Unwanted
+    }
+}
+
+impl<E: Into<Failure>> From<E> for Stopped {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
 impl<Job> Jobs<Job> {
     /// Waits for the next job; `None` when the operator was dropped.
     pub(super) fn next(&self) -> Option<Job> {

@@ -29,10 +29,11 @@ use super::companion::Companion;
 use super::error::GraphError;
 use super::evaluate::EvaluationGrains;
 use super::keep_first;
+use super::lending::Borrower;
 use super::optimize::StepReport;
 use super::plan::{EvaluationPlan, TrainingPlan};
-use super::residence::Residence;
 use super::samples::Grain;
+use super::ticket::Ticket;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor, Failure};
 
@@ -74,8 +75,8 @@ pub struct Compute<B: Backend, M> {
     pub model: Arc<M>,
     /// The parameter arena after `plan.first_step` updates.
     pub parameters: Arc<Vec<f32>>,
-    /// State that stays on the device, where this worker owns all of it.
-    pub residence: Option<Residence<B>>,
+    /// Lends the parameters, where state stays on the device.
+    pub borrower: Option<Borrower<B>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
 }
@@ -84,6 +85,8 @@ pub struct Compute<B: Backend, M> {
 pub struct ForwardBackwardInputs<'scope> {
     /// Parameters after each update, from their owners.
     pub parameters: Stream<'scope, u64, Chunk>,
+    /// Where state stays on the device: the buckets whose updated parameters are there.
+    pub present: StreamVec<'scope, u64, Ticket>,
     /// This worker's reports.
     pub reports: StreamVec<'scope, u64, StepReport>,
     /// Grains to evaluate, where anything is.
@@ -94,6 +97,8 @@ pub struct ForwardBackwardInputs<'scope> {
 pub struct ForwardBackwardStreams<'scope> {
     /// Gradient chunks of finished tree nodes, addressed to their owners: for `reduce`.
     pub gradients: Stream<'scope, u64, Chunk>,
+    /// Where state stays on the device: the buckets whose gradients this worker has summed, for `optimize`.
+    pub summed: StreamVec<'scope, u64, Ticket>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
     /// Credit for the parameters that were written: for `optimize`, through a feedback.
@@ -114,8 +119,8 @@ pub trait ForwardBackward<'scope> {
     /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
     ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
     /// - Memory: the device holds the replica, a workspace and at most 1 + log2 of its lanes accumulators; the host
-    ///   holds the finished chunks of one step until credit lets them go. With a [`Residence`] the sums stay on the
-    ///   device instead, as resident chunks say, and so do the parameters that come back.
+    ///   holds the finished chunks of one step until credit lets them go. With a [`Borrower`] sums and parameters stay on
+    ///   the device, and tickets say how far they are.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.
@@ -132,6 +137,7 @@ pub trait ForwardBackward<'scope> {
 struct Held {
     gradients: Capability<u64>,
     losses: Capability<u64>,
+    summed: Capability<u64>,
 }
 
 /// Everything between the operator's ports.
@@ -143,8 +149,6 @@ struct State {
     writing: BTreeMap<u64, (Capability<u64>, u64)>,
     evaluations: BTreeMap<u64, Capability<u64>>,
     running: Option<Running>,
-    /// Whether parameters are updated where the device reads them.
-    resident: bool,
 }
 
 enum Running {
@@ -166,6 +170,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
         let (losses_output, losses) = builder.new_output::<Vec<LaneLoss>>();
         let (credits_output, parameter_credits) = builder.new_output::<Vec<Credit>>();
         let (evaluated_output, evaluation_losses) = builder.new_output::<Vec<EvaluationLoss>>();
+        let (summed_output, summed) = builder.new_output::<Vec<Ticket>>();
         let mut gradients_output =
             OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(gradients_output);
         let mut losses_output =
@@ -174,10 +179,12 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(credits_output);
         let mut evaluated_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(evaluated_output);
+        let mut summed_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(summed_output);
         let path = |outputs: &[usize]| -> Vec<_> {
             outputs.iter().map(|&output| (output, Antichain::from_elem(0))).collect()
         };
-        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1]));
+        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1, 4]));
         let mut parameters =
             builder.new_input_connection(inputs.parameters, by_destination(), path(&[2]));
         let mut reports = builder.new_input_connection(inputs.reports, Pipeline, path(&[]));
@@ -186,7 +193,8 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
             None => (None, Vec::new().to_stream(scope)),
         };
         let mut to_evaluate = builder.new_input_connection(to_evaluate, Pipeline, path(&[3]));
-        for input in 1..4 {
+        let mut present = builder.new_input_connection(inputs.present, Pipeline, path(&[]));
+        for input in 1..5 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
         let who = Actor::Worker(scope.index());
@@ -213,6 +221,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                             state.steps.entry(*time.time()).or_insert_with(|| Held {
                                 gradients: time.retain(0),
                                 losses: time.retain(1),
+                                summed: time.retain(4),
                             });
                         }
                         for grain in grains.drain(..) {
@@ -234,11 +243,18 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                         let taken = state.parameters(|| time.retain(2), std::mem::take(chunk));
                         keep_first(&mut result, taken);
                     });
+                    present.for_each(|_time, tickets| {
+                        let tickets = tickets.drain(..);
+                        tickets.for_each(|ticket| {
+                            keep_first(&mut result, state.schedule.present(ticket));
+                        });
+                    });
                     result?;
                     let mut gradients_output = gradients_output.activate();
                     let mut losses_output = losses_output.activate();
                     let mut credits_output = credits_output.activate();
                     let mut evaluated_output = evaluated_output.activate();
+                    let mut summed_output = summed_output.activate();
                     while let Some(reply) = state.device.poll() {
                         match (reply, &state.running) {
                             (DeviceReply::Gradients(chunks), Some(Running::Training(held))) => {
@@ -246,6 +262,9 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                                 for mut chunk in chunks {
                                     session.give_container(&mut chunk);
                                 }
+                            }
+                            (DeviceReply::Summed(ticket), Some(Running::Training(held))) => {
+                                summed_output.session(&held.summed).give(ticket);
                             }
                             (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
                                 losses_output.session(&held.losses).give(loss);
@@ -291,7 +310,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                 }
             }
         });
-        ForwardBackwardStreams { gradients, losses, parameter_credits, evaluation_losses }
+        ForwardBackwardStreams { gradients, summed, losses, parameter_credits, evaluation_losses }
     }
 }
 
@@ -314,13 +333,16 @@ impl State {
         (worker, workers): (usize, usize),
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
-        let schedule = DeviceSchedule::new(plan, evaluation, worker, workers)?;
-        let resident = compute.residence.is_some();
+        let cuts = match compute.borrower {
+            Some(_) => plan.buckets.buckets().len(),
+            None => plan.chunks.chunks().len(),
+        };
+        let schedule = DeviceSchedule::new(plan, evaluation, (worker, workers), cuts)?;
         let parts = DeviceParts {
             backend: compute.backend,
             model: compute.model,
             parameters: compute.parameters,
-            residence: compute.residence,
+            borrower: compute.borrower,
             stop: compute.stop,
             plan: Arc::clone(plan),
             worker,
@@ -339,7 +361,6 @@ impl State {
             writing: BTreeMap::new(),
             evaluations: BTreeMap::new(),
             running: None,
-            resident,
         })
     }
 
@@ -356,11 +377,6 @@ impl State {
         chunk: Chunk,
     ) -> Result<(), Failure> {
         let range = self.schedule.parameters(&chunk)?;
-        if chunk.is_resident() {
-            let (expected, found) = ("the host", "a device");
-            let elsewhere = GraphError::Memory { what: "parameters", expected, found };
-            return if self.resident { Ok(()) } else { Err(elsewhere.into()) };
-        }
         let held = hold();
         let outstanding = &mut self.writing.entry(*held.time()).or_insert((held, 0)).1;
         *outstanding += chunk.payload_bytes() as u64;

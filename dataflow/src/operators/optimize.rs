@@ -1,6 +1,6 @@
 //! Sums of gradients become updated parameters, at the worker that owns them.
 
-mod resident;
+mod on_device;
 mod rule;
 mod schedule;
 mod shard;
@@ -26,15 +26,16 @@ use timely::progress::operate::FrontierInterest;
 pub use self::rule::{AdamW, LearningRate, UpdateRule};
 pub use self::shard::InitialState;
 
-use self::resident::ResidentShard;
+use self::on_device::DeviceShard;
 use self::schedule::{OptimizerSchedule, ShardJob};
 use self::shard::{ShardParts, ShardReply};
 use super::companion::Companion;
 use super::error::GraphError;
 use super::forward_backward::LaneLoss;
 use super::keep_first;
+use super::lending::Lender;
 use super::plan::TrainingPlan;
-use super::residence::Residence;
+use super::ticket::Ticket;
 use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor, Failure};
 
@@ -89,14 +90,16 @@ pub struct Optimizer<'a, B: Backend> {
     pub layout: &'a Layout,
     /// Parameters and moments after `plan.first_step` updates.
     pub state: InitialState,
-    /// The same state on the device, where this worker owns all of it: then it is what is updated.
-    pub residence: Option<Residence<B>>,
+    /// Lends the parameters to the device thread, where state stays on the device.
+    pub lender: Option<Lender<B>>,
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
 }
 
 /// What [`Optimize`] needs besides the sums.
 pub struct OptimizeInputs<'scope> {
+    /// Where state stays on the device: the buckets whose gradients this worker has summed.
+    pub summed: StreamVec<'scope, u64, Ticket>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
     /// Credit for parameters, through a feedback.
@@ -110,6 +113,8 @@ pub struct OptimizeInputs<'scope> {
 pub struct OptimizeStreams<'scope> {
     /// The parameters of owned chunks after the update, one copy addressed to each worker: for the feedback.
     pub parameters: Stream<'scope, u64, Chunk>,
+    /// Where state stays on the device: the buckets whose updated parameters are there, for the feedback.
+    pub present: StreamVec<'scope, u64, Ticket>,
     /// One report a step on every worker, all the same.
     pub reports: StreamVec<'scope, u64, StepReport>,
     /// Where a checkpoint is due, the state of owned chunks, addressed to worker 0.
@@ -126,14 +131,12 @@ pub trait Optimize<'scope> {
     ///   for every worker, then (where `plan.is_cut`) the state of the owned chunks for worker 0.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
     ///   squares in f64; the loss is a tree over lanes. None depends on who owns what.
-    /// - Memory: an optimizer thread holds masters, moments and mean gradients of the owned chunks, or updates those of a
-    ///   [`Residence`] where they are: parameters are then resident chunks, which take no credit. Parameters and state
-    ///   leave as credit allows, at most `plan.window_bytes` of each on their way to a worker; a chunk's next update
-    ///   waits until its state was copied.
-    /// - What a cut costs: with a [`Residence`], a snapshot cannot be taken while the device computes a step. What one window
-    ///   takes is copied before or after the next step's gradients; the rest after them, at the pace of whoever gives
-    ///   credit back, and before that step's update. So a cut delays one update, by about the time that all state but a
-    ///   window takes to be written. Elsewhere snapshots are taken while the next step computes.
+    /// - Memory: an optimizer thread holds masters, moments and mean gradients of the owned chunks. With a [`Lender`] the
+    ///   masters are those that the device thread computes with, sums come and updates go between devices, and tickets take
+    ///   no credit. Parameters and state leave as credit allows, at most `plan.window_bytes` of each on their way to a worker;
+    ///   a chunk's next update waits until its state was copied.
+    /// - What a cut costs: snapshots are taken while the next step computes, at the pace of whoever gives credit back, and
+    ///   before that step's update. So a cut delays one update, by about the time that writing takes longer than a step.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
     ///   error that names the step, and nothing of it reaches a checkpoint.
     fn optimize<B: Backend>(
@@ -148,6 +151,7 @@ pub trait Optimize<'scope> {
 /// The capabilities of one step.
 struct Held {
     parameters: Capability<u64>,
+    present: Capability<u64>,
     squares: Capability<u64>,
     reports: Capability<u64>,
     state: Capability<u64>,
@@ -160,6 +164,7 @@ impl Held {
             squares: time.retain(1),
             reports: time.retain(2),
             state: time.retain(3),
+            present: time.retain(4),
         }
     }
 }
@@ -195,6 +200,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
         let (squares_output, squares) = builder.new_output::<Vec<Addressed<SquareSum>>>();
         let (reports_output, reports) = builder.new_output::<Vec<StepReport>>();
         let (state_output, state_chunks) = builder.new_output::<Chunk>();
+        let (present_output, present) = builder.new_output::<Vec<Ticket>>();
         let mut parameters_output =
             OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(parameters_output);
         let mut squares_output =
@@ -203,6 +209,9 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(reports_output);
         let mut state_output =
             OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(state_output);
+
+        let mut present_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(present_output);
 
         let no_path: [(usize, Antichain<u64>); 0] = [];
         let by_worker = || Exchange::new(|credit: &Credit| u64::from(credit.to));
@@ -214,7 +223,8 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
             builder.new_input_connection(inputs.parameter_credits, by_worker(), no_path.clone());
         let mut state_credits =
             builder.new_input_connection(inputs.state_credits, by_worker(), no_path);
-        for input in 0..5 {
+        let mut summed = builder.new_input(inputs.summed, Pipeline);
+        for input in 0..6 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
 
@@ -247,6 +257,10 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                         state.hold(&time);
                         keep(state.schedule.sum(std::mem::take(sum)));
                     });
+                    summed.for_each(|time, tickets| {
+                        state.hold(&time);
+                        tickets.drain(..).for_each(|ticket| keep(state.schedule.summed(ticket)));
+                    });
                     all_squares.for_each(|_time, squares| {
                         let records = squares.drain(..).map(|addressed| addressed.record);
                         records.for_each(|squares| keep(state.schedule.squares(squares)));
@@ -269,6 +283,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                     let mut squares_output = squares_output.activate();
                     let mut reports_output = reports_output.activate();
                     let mut state_output = state_output.activate();
+                    let mut present_output = present_output.activate();
                     // One message for all of them: a session ends its message.
                     let mut squares = Vec::new();
                     while let Some(reply) = state.next_reply() {
@@ -278,21 +293,28 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                             (ShardReply::SumOfSquares { chunk, sum }, Some(_)) => {
                                 squares.push(SquareSum { step, chunk: chunk as u32, sum });
                             }
-                            (ShardReply::Updated { chunk, values }, Some(held)) => {
-                                let values = values.map(Arc::new);
-                                let elements = state.schedule.elements(chunk);
+                            (ShardReply::Updated { unit, values: None }, Some(_)) => {
+                                state.schedule.updated(unit);
+                            }
+                            (ShardReply::Updated { unit, values: Some(values) }, Some(held)) => {
+                                let values = Arc::new(values);
                                 let mut session = parameters_output.session(&held.parameters);
                                 for destination in 0..workers {
                                     let part = StatePart::Parameter;
-                                    let header = header(part, destination, chunk, step + 1)?;
-                                    let mut copy = match &values {
-                                        Some(values) => Chunk::shared(header, Arc::clone(values)),
-                                        None => Chunk::resident(header, elements),
-                                    };
-                                    session.give_container(&mut copy);
+                                    let header = header(part, destination, unit, step + 1)?;
+                                    session.give_container(&mut Chunk::shared(
+                                        header,
+                                        Arc::clone(&values),
+                                    ));
                                 }
                                 drop(session);
-                                state.schedule.updated(chunk);
+                                state.schedule.updated(unit);
+                                state.schedule.done();
+                            }
+                            (ShardReply::Present { bucket }, Some(held)) => {
+                                let ticket = Ticket { step, bucket: bucket as u32 };
+                                present_output.session(&held.present).give(ticket);
+                                state.schedule.done();
                             }
                             (ShardReply::Snapshot { chunk, part, values }, _) => {
                                 let mut cut = state.cuts.first_entry().ok_or(NO_CUT)?;
@@ -347,7 +369,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
             }
         });
         squares.connect_loop(square_loop);
-        OptimizeStreams { parameters, reports, state: state_chunks }
+        OptimizeStreams { parameters, present, reports, state: state_chunks }
     }
 }
 
@@ -360,28 +382,26 @@ impl State {
         workers: usize,
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
-        let Optimizer { backend, layout, state, residence, rule } = optimizer;
-        let place = match residence {
+        let Optimizer { backend, layout, state, lender, rule } = optimizer;
+        let place = match lender {
             Some(_) => MemoryPlace::Device,
             None => MemoryPlace::Host,
         };
         let who = (worker, workers);
         let schedule = OptimizerSchedule::new(plan, layout, rule.clone(), who, place);
         let (name, plan) = (format!("optimizer-{worker}"), Arc::clone(plan));
-        let shard = match residence {
-            Some(residence) => {
-                let shard = ResidentShard::new(backend, residence, rule, plan, layout);
+        let (owned, decays) = (schedule.owned(), shard::decay_runs(layout));
+        let parts = ShardParts { backend, state, rule, plan, owned, decays };
+        let shard = match lender {
+            Some(lender) => {
+                let layout = layout.clone();
                 Companion::start(abort, name, Phase::Updating, wake, move |jobs, replies| {
-                    shard.serve(jobs, replies)
+                    DeviceShard::serve(parts, &layout, lender, who, jobs, replies)
                 })?
             }
-            None => {
-                let (owned, decays) = (schedule.owned(), shard::decay_runs(layout));
-                let parts = ShardParts { backend, state, rule, plan, owned, decays };
-                Companion::start(abort, name, Phase::Updating, wake, |jobs, replies| {
-                    shard::run(parts, jobs, replies)
-                })?
-            }
+            None => Companion::start(abort, name, Phase::Updating, wake, |jobs, replies| {
+                shard::run(parts, jobs, replies)
+            })?,
         };
         let (replies, steps, cuts) = (Vec::new().into_iter(), BTreeMap::new(), BTreeMap::new());
         Ok(Self { schedule, shard, replies, steps, cuts })

@@ -3,7 +3,9 @@
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-use tidemill_collective::{ChunkPlan, DEFAULT_WINDOW_BYTES};
+use tidemill_collective::{
+    BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, ChunkPlan, DEFAULT_WINDOW_BYTES, SegmentUses,
+};
 use tidemill_kernels::MemoryPlace;
 use tidemill_model::Layout;
 
@@ -17,6 +19,8 @@ pub struct TrainingPlan {
     pub batch: BatchPlan,
     /// The parameter arena in chunks.
     pub chunks: ChunkPlan,
+    /// Its chunks in buckets, where state stays on devices; never numerics.
+    pub buckets: BucketPlan,
     /// t, positions of each sample; a sample has one token more.
     pub positions: usize,
     /// The token that ends a document, where documents see nothing of each other.
@@ -58,8 +62,8 @@ pub enum StatePlace {
     Automatic,
     /// Sums and updated parameters are handed from operator to operator as values on the host.
     Host,
-    /// Sums and parameters stay in the buffers of the device, where a single worker owns all of them; what has to
-    /// go to other workers is copied in large pieces.
+    /// Sums, parameters and moments stay in the buffers of the device, where all workers are of one process and their devices
+    /// read each other's memory; elsewhere what has to go to other workers is copied in large pieces.
     Device,
 }
 
@@ -114,9 +118,11 @@ impl TrainingPlan {
     /// A run of `steps` updates from the beginning, with two steps read ahead, the default window,
     /// and no checkpoints.
     pub fn new(batch: BatchPlan, layout: &Layout, positions: usize, steps: u64) -> Self {
+        let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
         Self {
             batch,
-            chunks: ChunkPlan::new(layout.segments().iter().map(|segment| segment.range.clone())),
+            chunks,
+            buckets,
             positions,
             document_end: None,
             first_step: 0,
@@ -131,6 +137,16 @@ impl TrainingPlan {
         }
     }
 
+    /// The same plan with the arena of `layout` in other chunks, which are numerics, and in other buckets, which are not.
+    ///
+    /// # Panics
+    /// When `chunk_elements` is 0.
+    #[must_use]
+    pub fn with_cuts(self, layout: &Layout, chunk_elements: usize, bucket_elements: usize) -> Self {
+        let (chunks, buckets) = cut(layout, chunk_elements, bucket_elements);
+        Self { chunks, buckets, ..self }
+    }
+
     /// Whether a checkpoint follows update `update` (from 1).
     pub fn is_cut(&self, update: u64, last: bool) -> bool {
         match self.checkpoints {
@@ -138,4 +154,17 @@ impl TrainingPlan {
             CheckpointCuts::Every(every) => last || update.is_multiple_of(every.get()),
         }
     }
+}
+
+/// The parameter arena of `layout` in chunks, and these in buckets.
+fn cut(layout: &Layout, chunk_elements: usize, bucket_elements: usize) -> (ChunkPlan, BucketPlan) {
+    let ranges = layout.segments().iter().map(|segment| segment.range.clone());
+    let chunks = ChunkPlan::with_chunk_elements(ranges.clone(), chunk_elements);
+    let mut segments: Vec<_> =
+        ranges.map(|range| SegmentUses { range, uses: Vec::new() }).collect();
+    for use_ in layout.uses() {
+        segments[use_.segment].uses.push((use_.block, use_.gradient_offset));
+    }
+    let buckets = BucketPlan::new(&chunks, &segments, bucket_elements);
+    (chunks, buckets)
 }

@@ -67,15 +67,6 @@ impl ChunkSums {
             }
             _ => return Err(unplanned("a gradient of this worker's chunks").into()),
         };
-        if chunk.is_resident() {
-            // Elements that do not move can only be added up where they are: by whoever has all lanes.
-            let whole = header.node == self.tree.root() && chunk.elements() == elements;
-            return if whole {
-                Ok(Some(chunk))
-            } else {
-                Err(unplanned("the sum over all lanes, as it is resident").into())
-            };
-        }
         let key = (step, use_index, header.chunk);
         let reducer = self.sums.entry(key).or_insert_with(|| TreeReducer::new(self.tree, elements));
         let Some(sum) = reducer.insert(chunk)? else { return Ok(None) };
@@ -95,7 +86,7 @@ pub trait Reduce<'scope> {
     /// - Input: this worker's gradient chunks, each the sum over a node of the canonical tree, addressed to the
     ///   chunk's owner. Exchanged here, at most `plan.window_bytes` of them on their way from each worker.
     /// - Output: for every step, one chunk for each use of each owned chunk: the sum over all lanes, in tree order,
-    ///   as soon as the last node is there. A resident chunk is such a sum already, and passes through.
+    ///   as soon as the last node is there.
     /// - Memory: what waits for credit here, and the partial sums of owned chunks. Credit comes back when a chunk
     ///   was added or copied, which waits for nobody, so any window makes progress.
     /// - Failure: a chunk that does not belong here, or twice the same lanes, aborts the run.
@@ -205,10 +196,5 @@ mod tests {
         let sum = sums.insert(0, chunk(right)).unwrap().unwrap();
         assert_eq!(sum.values().unwrap(), [2.0_f32; 16].as_slice());
         assert!(sums.sums.is_empty());
-        let whole = ChunkHeader { node: Node { lo: 0, hi: 2 }, ..good };
-        let sum = sums.insert(0, Chunk::resident(whole, 16)).unwrap().unwrap();
-        assert!(sum.is_resident() && sum.header() == Ok(&whole));
-        assert!(sums.insert(0, Chunk::resident(whole, 15)).is_err(), "of another length");
-        assert!(sums.insert(0, Chunk::resident(good, 16)).is_err(), "of one lane");
     }
 }

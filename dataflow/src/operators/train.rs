@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use tidemill_collective::communicator::Threads;
 use tidemill_collective::{Chunk, Credit};
-use tidemill_kernels::{Backend, MemoryPlace};
+use tidemill_kernels::Backend;
 use tidemill_model::Trainable;
 use timely::dataflow::operators::core::feedback::Handle;
 use timely::dataflow::operators::vec::ToStream;
@@ -16,19 +17,22 @@ use super::evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples}
 use super::forward_backward::{
     Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
 };
+use super::lending::{lending, stays_on_device};
 use super::optimize::{
     InitialState, Optimize, OptimizeInputs, OptimizeStreams, Optimizer, StepReport, UpdateRule,
 };
 use super::plan::TrainingPlan;
 use super::reduce::Reduce;
-use super::residence::Residence;
 use super::samples::{Grain, SampleSource, Samples};
-use crate::cluster::{Abort, Actor};
+use super::ticket::Ticket;
+use crate::cluster::Abort;
 
 /// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
     /// Parameters after each update: for `forward_backward`.
     pub parameters: Stream<'scope, u64, Chunk>,
+    /// Buckets whose parameters are present after each update, where state stays on devices: for `forward_backward`.
+    pub present: StreamVec<'scope, u64, Ticket>,
     /// Reports of each update: for `samples` and `forward_backward`.
     pub reports: StreamVec<'scope, u64, StepReport>,
     /// Credit for parameters: for `optimize`.
@@ -43,6 +47,7 @@ pub struct TrainingLoop<'scope> {
 #[must_use = "a loop that is not closed is no dataflow"]
 pub struct TrainingLoops<'scope> {
     parameters: Handle<'scope, u64, Chunk>,
+    present: Handle<'scope, u64, Vec<Ticket>>,
     reports: Handle<'scope, u64, Vec<StepReport>>,
     parameter_credits: Handle<'scope, u64, Vec<Credit>>,
     state_credits: Handle<'scope, u64, Vec<Credit>>,
@@ -53,14 +58,22 @@ impl<'scope> TrainingLoop<'scope> {
     /// Opens the loops in `scope`.
     pub fn open(scope: Scope<'scope, u64>) -> (Self, TrainingLoops<'scope>) {
         let (parameters_end, parameters) = scope.feedback(1);
+        let (present_end, present) = scope.feedback(1);
         let (reports_end, reports) = scope.feedback(1);
         let (parameter_credits_end, parameter_credits) = scope.feedback(1);
         let (state_credits_end, state_credits) = scope.feedback(1);
         let (evaluation_losses_end, evaluation_losses) = scope.feedback(1);
-        let begins =
-            Self { parameters, reports, parameter_credits, state_credits, evaluation_losses };
+        let begins = Self {
+            parameters,
+            present,
+            reports,
+            parameter_credits,
+            state_credits,
+            evaluation_losses,
+        };
         let ends = TrainingLoops {
             parameters: parameters_end,
+            present: present_end,
             reports: reports_end,
             parameter_credits: parameter_credits_end,
             state_credits: state_credits_end,
@@ -70,31 +83,12 @@ impl<'scope> TrainingLoop<'scope> {
     }
 }
 
-impl<'scope> TrainingLoop<'scope> {
-    /// Closes the loops onto themselves: what is left of a graph whose run has failed already.
-    fn without_operators(self, loops: TrainingLoops<'scope>) -> TrainingStreams<'scope> {
-        let scope = self.reports.scope();
-        let Self { parameters, reports, parameter_credits, state_credits, evaluation_losses } =
-            self;
-        loops.close(LoopEnds {
-            parameters,
-            reports: reports.clone(),
-            parameter_credits,
-            state_credits,
-            evaluation_losses,
-        });
-        TrainingStreams {
-            reports,
-            checkpoints: Vec::new().to_stream(scope),
-            evaluations: Vec::new().to_stream(scope),
-        }
-    }
-}
-
 /// What flows into the ends of the loops.
 pub struct LoopEnds<'scope> {
     /// Of `optimize`.
     pub parameters: Stream<'scope, u64, Chunk>,
+    /// Of `optimize`.
+    pub present: StreamVec<'scope, u64, Ticket>,
     /// Of `optimize`.
     pub reports: StreamVec<'scope, u64, StepReport>,
     /// Of `forward_backward`.
@@ -109,6 +103,7 @@ impl<'scope> TrainingLoops<'scope> {
     /// Closes the loops.
     pub fn close(self, ends: LoopEnds<'scope>) {
         ends.parameters.connect_loop(self.parameters);
+        ends.present.connect_loop(self.present);
         ends.reports.connect_loop(self.reports);
         ends.parameter_credits.connect_loop(self.parameter_credits);
         ends.state_credits.connect_loop(self.state_credits);
@@ -128,6 +123,9 @@ pub struct Training<B: Backend, M> {
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
+    /// This worker's end between all workers, where they are of one process and their devices read each other's memory: then
+    /// state stays on the devices. Without it, state of several workers goes through the host.
+    pub communicator: Option<Threads<B, f32>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
     /// Where worker 0 writes checkpoints.
@@ -179,19 +177,18 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         begins: TrainingLoop<'scope>,
         loops: TrainingLoops<'scope>,
     ) -> TrainingStreams<'scope> {
-        let Self { plan, backend, model, state, rule, stop, checkpoints, abort } = self;
+        let Self { plan, backend, model, state, rule, communicator, stop, checkpoints, abort } =
+            self;
         let layout = model.layout().clone();
         let scope = grains.scope();
-        let on_device = plan.state_place.resolve(backend.memory()) == MemoryPlace::Device;
-        let mut residence = None;
-        if on_device && scope.peers() == 1 {
-            match Residence::new(&*backend, &layout, &state) {
-                Ok(resident) => residence = Some(resident),
-                Err(failure) => {
-                    abort.fail(Actor::Worker(scope.index()), failure);
-                    return begins.without_operators(loops);
-                }
+        let (mut borrower, mut lender) = (None, None);
+        if stays_on_device(&plan, &*backend, communicator.as_ref(), scope.peers()) {
+            if let Some(communicator) = &communicator {
+                let others = communicator.abort_handle();
+                abort.on_abort(move || others.abort());
             }
+            let (of_device, of_optimizer) = lending(communicator);
+            (borrower, lender) = (Some(of_device), Some(of_optimizer));
         }
         let evaluation_plan = evaluation.as_ref().map(|evaluation| evaluation.plan);
         let evaluations = evaluation.map(|evaluation| {
@@ -202,23 +199,30 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             backend: Arc::clone(&backend),
             model,
             parameters: Arc::clone(&state.parameters),
-            residence: residence.clone(),
+            borrower,
             stop,
         };
         let inputs = ForwardBackwardInputs {
             parameters: begins.parameters,
+            present: begins.present,
             reports: begins.reports,
             evaluations,
         };
-        let ForwardBackwardStreams { gradients, losses, parameter_credits, evaluation_losses } =
-            grains.forward_backward(inputs, compute, &plan, &abort);
+        let ForwardBackwardStreams {
+            gradients,
+            summed,
+            losses,
+            parameter_credits,
+            evaluation_losses,
+        } = grains.forward_backward(inputs, compute, &plan, &abort);
         let inputs = OptimizeInputs {
+            summed,
             losses,
             parameter_credits: begins.parameter_credits,
             state_credits: begins.state_credits,
         };
-        let optimizer = Optimizer { backend, layout: &layout, state, residence, rule };
-        let OptimizeStreams { parameters, reports, state } =
+        let optimizer = Optimizer { backend, layout: &layout, state, lender, rule };
+        let OptimizeStreams { parameters, present, reports, state } =
             gradients.reduce(&plan, &layout, &abort).optimize(inputs, optimizer, &plan, &abort);
         let CheckpointStreams { done, state_credits } =
             state.checkpoint(reports.clone(), checkpoints, &plan, &abort);
@@ -228,6 +232,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         };
         loops.close(LoopEnds {
             parameters,
+            present,
             reports: reports.clone(),
             parameter_credits,
             state_credits,

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
-use tidemill::collective::ChunkPlan;
+use tidemill::collective::communicator::Threads;
+use tidemill::device::Communicators;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
@@ -39,15 +40,28 @@ pub fn random(seed: u64) -> u64 {
 /// What is trained, and what computes.
 pub struct Subject<B, M> {
     pub backend: Arc<B>,
+    /// The devices of further workers; without them all workers compute on one.
+    pub others: Vec<Arc<B>>,
     pub model: Arc<M>,
     /// Elements of a chunk: so few that there are many chunks.
     pub chunk_elements: usize,
 }
 
+impl<B, M> Subject<B, M> {
+    /// The device of worker `worker`.
+    fn device(&self, worker: usize) -> &Arc<B> {
+        match worker % (1 + self.others.len()) {
+            0 => &self.backend,
+            other => &self.others[other - 1],
+        }
+    }
+}
+
 impl<B, M> Clone for Subject<B, M> {
     fn clone(&self) -> Self {
         let (backend, model) = (Arc::clone(&self.backend), Arc::clone(&self.model));
-        Self { backend, model, chunk_elements: self.chunk_elements }
+        let others = self.others.clone();
+        Self { backend, others, model, chunk_elements: self.chunk_elements }
     }
 }
 
@@ -62,6 +76,7 @@ pub struct Run {
     pub read_ahead: u64,
     pub window_bytes: usize,
     pub state_place: StatePlace,
+    pub bucket_elements: usize,
     pub steps: u64,
     pub checkpoint_every: u64,
     /// Where to begin: updates done, and the state after them.
@@ -130,6 +145,7 @@ impl Default for Run {
             read_ahead: 2,
             window_bytes: 4 << 20,
             state_place: StatePlace::Automatic,
+            bucket_elements: 100,
             steps: 6,
             checkpoint_every: 4,
             resume: None,
@@ -270,10 +286,9 @@ impl Run {
         };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let layout = subject.model.layout();
-        let segments = layout.segments().iter().map(|segment| segment.range.clone());
         let mut plan =
-            TrainingPlan::new(settings.plan(memory).unwrap(), layout, POSITIONS, self.steps);
-        plan.chunks = ChunkPlan::with_chunk_elements(segments, subject.chunk_elements);
+            TrainingPlan::new(settings.plan(memory).unwrap(), layout, POSITIONS, self.steps)
+                .with_cuts(layout, subject.chunk_elements, self.bucket_elements);
         plan.first_step = self.resume.as_ref().map_or(0, |(step, _)| *step);
         plan.first_tokens = plan.first_step * self.samples * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
@@ -348,8 +363,13 @@ impl Run {
                 settings.listener = Some(listener);
             }
             let (run, subject, complete) = (self.clone(), subject.clone(), Arc::clone(complete));
-            let work =
-                move |context: &mut WorkerContext<'_>| run.work(context, &subject, &complete);
+            let local: Vec<&B> =
+                (0..settings.threads).map(|worker| &**subject.device(worker)).collect();
+            let ends = Communicators::new(&local, self.workers, self.lanes).unwrap();
+            let work = move |context: &mut WorkerContext<'_>| {
+                let end = ends.take(context.index());
+                run.work(context, &subject, end, &complete)
+            };
             threads.push(std::thread::spawn(move || execute(settings, work)));
         }
         let mut outcomes = Vec::new();
@@ -370,6 +390,7 @@ impl Run {
         &self,
         context: &mut WorkerContext<'_>,
         subject: &Subject<B, M>,
+        communicator: Option<Threads<B, f32>>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Outcome, Failure> {
         let (index, abort) = (context.index(), context.abort().clone());
@@ -385,10 +406,11 @@ impl Run {
         };
         let training = Training {
             plan: Arc::clone(&plan),
-            backend: Arc::clone(&subject.backend),
+            backend: Arc::clone(subject.device(index)),
             state: self.state(&*model),
             model,
             rule: rule(),
+            communicator,
             stop: Arc::clone(&stop),
             checkpoints: (index == 0).then(|| Box::new(sink) as Box<dyn StateSink>),
             abort,

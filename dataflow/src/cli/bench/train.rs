@@ -22,7 +22,7 @@ use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::output::result_line;
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
-use crate::device::{Devices, LocalWorkers, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, WithBackend};
 use crate::error::JobError;
 use crate::operators::{
     InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
@@ -247,6 +247,7 @@ fn measure<B: Backend>(
         ..Default::default()
     };
     let workers = devices.workers().len();
+    let communicators = Communicators::new(&devices.backends(), workers, batch.lanes())?;
     let results = execute(ClusterSettings::threads(workers), move |context| {
         let backend = Arc::clone(&devices.workers()[context.index()].backend);
         let training = Training {
@@ -255,6 +256,7 @@ fn measure<B: Backend>(
             model: Arc::clone(&model),
             state: InitialState { parameters: Arc::clone(&parameters), moments: None },
             rule: UpdateRule::new(OptimizerSettings::default(), schedule.clone(), steps),
+            communicator: communicators.take(context.index()),
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
             abort: context.abort().clone(),

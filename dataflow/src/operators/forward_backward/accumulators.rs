@@ -8,30 +8,26 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use tidemill_collective::{ChunkPlan, Node, Tree};
-use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
+use tidemill_collective::{BucketPlan, ChunkPlan, Node, Tree};
+use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
 use crate::cluster::{Failure, progress};
 use crate::operators::error::GraphError;
 
-/// Where the elements of a finished chunk are.
-pub(super) enum FinishedValues {
-    /// Here.
-    Host(Vec<f32>),
-    /// As many, in the accumulator that [`Accumulators::take_finished`] gives.
-    Resident(usize),
-}
+/// Receives what is finished.
+pub(super) trait Finished<B: Backend> {
+    /// Takes some chunks of one use: their indices and elements. Answers whether anybody still wants more.
+    fn chunks(&mut self, use_index: usize, node: Node, chunks: Vec<(usize, Vec<f32>)>) -> bool;
 
-/// Receives finished chunks of one use: their indices and elements.
-pub(super) trait FinishedChunks {
-    /// Takes some; answers whether anybody still wants more.
-    fn finished(
+    /// The gradients of bucket `bucket` are final in `sums`, which together are all lanes of this worker. Answers whether anybody
+    /// still wants more.
+    fn bucket(
         &mut self,
-        use_index: usize,
-        node: Node,
-        chunks: Vec<(usize, FinishedValues)>,
-    ) -> bool;
+        device: &mut Device<'_, B>,
+        bucket: usize,
+        sums: &[(Node, &B::Buffer<f32>)],
+    ) -> Result<bool, KernelError>;
 }
 
 /// What becomes of a finished node.
@@ -39,14 +35,15 @@ pub(super) trait FinishedChunks {
 pub(super) enum FinishedSums {
     /// It is copied to the host from such memory, so many chunks at a time.
     Copied { from: MemoryPlace, chunks: usize },
-    /// It stays where it is.
-    Resident,
+    /// It stays where it is until the next step.
+    Kept,
 }
 
 /// What the accumulators of every lane have in common.
 pub(super) struct GradientMap<'a> {
     pub(super) layout: &'a Layout,
     pub(super) chunks: &'a ChunkPlan,
+    pub(super) buckets: &'a BucketPlan,
     pub(super) tree: Tree,
     /// The lanes of this worker.
     pub(super) lanes: Range<usize>,
@@ -64,28 +61,28 @@ pub(super) struct Accumulators<B: Backend> {
     /// Finished nodes that wait for their right sibling, the newest last.
     waiting: Vec<Accumulator<B>>,
     spare: Vec<B::Buffer<f32>>,
-    /// A finished node that stays where it is.
-    finished: Option<B::Buffer<f32>>,
+    /// The finished nodes that stay where they are.
+    kept: Vec<Accumulator<B>>,
 }
 
 impl<B: Backend> Accumulators<B> {
     pub(super) fn new() -> Self {
-        Self { waiting: Vec::new(), spare: Vec::new(), finished: None }
+        Self { waiting: Vec::new(), spare: Vec::new(), kept: Vec::new() }
     }
 
     /// Accumulators that are here, used or not.
     pub(super) fn held(&self) -> usize {
-        self.waiting.len() + self.spare.len() + usize::from(self.finished.is_some())
+        self.waiting.len() + self.spare.len() + self.kept.len()
     }
 
-    /// The sums of a node that stayed where it was.
-    pub(super) fn take_finished(&mut self) -> Option<B::Buffer<f32>> {
-        self.finished.take()
+    /// The sums over all lanes, of a worker that has all of them.
+    pub(super) fn take_kept(&mut self) -> Option<B::Buffer<f32>> {
+        self.kept.pop().map(|kept| kept.gradients)
     }
 
-    /// Takes back what [`take_finished`](Self::take_finished) gave, to be used again.
-    pub(super) fn reuse(&mut self, finished: Option<B::Buffer<f32>>) {
-        self.spare.extend(finished);
+    /// What was kept is no longer needed, nor is `sums`, which was taken.
+    pub(super) fn reuse(&mut self, sums: Option<B::Buffer<f32>>) {
+        self.spare.extend(self.kept.drain(..).map(|kept| kept.gradients).chain(sums));
     }
 
     /// A sink for lane `lane`, its accumulator zeroed.
@@ -93,7 +90,7 @@ impl<B: Backend> Accumulators<B> {
         &'a mut self,
         device: &mut Device<'_, B>,
         map: &'a GradientMap<'a>,
-        finished: &'a mut dyn FinishedChunks,
+        finished: &'a mut dyn Finished<B>,
         lane: usize,
     ) -> Result<LaneSink<'a, B>, Failure> {
         let mut gradients = match self.spare.pop() {
@@ -126,7 +123,7 @@ struct Closing {
 /// Where the backward passes of one lane leave their gradients.
 pub(super) struct LaneSink<'a, B: Backend> {
     map: &'a GradientMap<'a>,
-    finished: &'a mut dyn FinishedChunks,
+    finished: &'a mut dyn Finished<B>,
     accumulators: &'a mut Accumulators<B>,
     lane: Accumulator<B>,
     /// The waiting left siblings that the lane completes, the nearest first.
@@ -190,7 +187,9 @@ impl<B: Backend> LaneSink<'_, B> {
         spare.extend(self.merges.into_iter().map(|merged| merged.gradients));
         match (leaves, self.map.finished) {
             (true, FinishedSums::Copied { .. }) => spare.push(sum),
-            (true, FinishedSums::Resident) => self.accumulators.finished = Some(sum),
+            (true, FinishedSums::Kept) => {
+                self.accumulators.kept.push(Accumulator { node, gradients: sum });
+            }
             (false, _) => {
                 self.accumulators.waiting.push(Accumulator { node, gradients: sum });
             }
@@ -213,19 +212,39 @@ impl<B: Backend> LaneSink<'_, B> {
             )?;
             sum = &left.gradients;
         }
+        let FinishedSums::Copied { from, chunks: batch } = self.map.finished else { return Ok(()) };
         if !leaves {
             return Ok(());
         }
         let chunks = self.map.chunks.of_segment(self.map.layout.uses()[use_index].segment);
-        let batch = match self.map.finished {
-            FinishedSums::Copied { chunks, .. } => chunks,
-            FinishedSums::Resident => chunks.len(),
-        };
         for first in chunks.clone().step_by(batch.max(1)) {
             let some = first..chunks.end.min(first + batch);
             let sums = Slice::new(sum, range.start, range.len())?;
-            let finished = finished_chunks(device, self.map, some, sums)?;
-            if !self.finished.finished(use_index, node, finished) {
+            let copied = copied_chunks(device, self.map.chunks, from, some, sums)?;
+            if !self.finished.chunks(use_index, node, copied) {
+                return Err(ModelError::SinkClosed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over the buckets that block `block` was the last of, where this is the last lane.
+    fn close_buckets(
+        &mut self,
+        device: &mut Device<'_, B>,
+        block: usize,
+    ) -> tidemill_model::Result<()> {
+        let Some(Closing { node, leaves }) = self.closing else { return Ok(()) };
+        let is_last_lane = leaves && node.hi as usize == self.map.lanes.end;
+        if self.map.finished != FinishedSums::Kept || !is_last_lane {
+            return Ok(());
+        }
+        let sum = self.merges.back().map_or(&self.lane.gradients, |outermost| &outermost.gradients);
+        let before = self.accumulators.kept.iter().map(|kept| (kept.node, &kept.gradients));
+        let sums: Vec<_> = before.chain([(node, sum)]).collect();
+        let buckets = self.map.buckets.buckets().iter().enumerate();
+        for (bucket, _) in buckets.filter(|(_, bucket)| bucket.block == block) {
+            if !self.finished.bucket(device, bucket, &sums)? {
                 return Err(ModelError::SinkClosed);
             }
         }
@@ -234,35 +253,31 @@ impl<B: Backend> LaneSink<'_, B> {
 }
 
 /// Chunks `chunks` of the use whose sums are `sums`.
-fn finished_chunks<B: Backend>(
+fn copied_chunks<B: Backend>(
     device: &mut Device<'_, B>,
-    map: &GradientMap<'_>,
+    plan: &ChunkPlan,
+    from: MemoryPlace,
     chunks: Range<usize>,
     sums: Slice<'_, B, f32>,
-) -> tidemill_model::Result<Vec<(usize, FinishedValues)>> {
-    let place = |chunk| map.chunks.in_segment(chunk);
-    let host = |(chunk, values)| (chunk, FinishedValues::Host(values));
+) -> tidemill_model::Result<Vec<(usize, Vec<f32>)>> {
+    let place = |chunk| plan.in_segment(chunk);
     let Device { backend, stream } = device;
-    match map.finished {
-        FinishedSums::Resident => {
-            let resident = |chunk| (chunk, FinishedValues::Resident(place(chunk).len()));
-            Ok(chunks.map(resident).collect())
-        }
-        FinishedSums::Copied { from: MemoryPlace::Host, .. } => chunks
+    match from {
+        MemoryPlace::Host => chunks
             .map(|chunk| {
                 let Range { start, end } = place(chunk);
-                Ok(host((chunk, backend.to_vec(stream, sums.sub(start, end - start)?)?)))
+                Ok((chunk, backend.to_vec(stream, sums.sub(start, end - start)?)?))
             })
             .collect(),
         // Waiting for a device takes longer than copying a chunk: they are read together and cut here.
-        FinishedSums::Copied { from: MemoryPlace::Device, .. } => {
+        MemoryPlace::Device => {
             let (start, end) = (place(chunks.start).start, place(chunks.end - 1).end);
             let values = backend.to_vec(stream, sums.sub(start, end - start)?)?;
             let cut = |chunk| {
                 let inside = place(chunk);
                 (chunk, values[inside.start - start..inside.end - start].to_vec())
             };
-            Ok(chunks.map(cut).map(host).collect())
+            Ok(chunks.map(cut).collect())
         }
     }
 }
@@ -294,6 +309,7 @@ impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
         let uses = self.map.layout.uses();
         let first = uses.partition_point(|use_| use_.block < block);
         let end = uses.partition_point(|use_| use_.block <= block);
-        (first..end).try_for_each(|use_index| self.close_use(device, use_index))
+        (first..end).try_for_each(|use_index| self.close_use(device, use_index))?;
+        self.close_buckets(device, block)
     }
 }

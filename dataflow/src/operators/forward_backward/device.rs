@@ -4,23 +4,25 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tidemill_collective::communicator::{self, Post};
 use tidemill_collective::{Chunk, ChunkHeader, Credit, CreditLedger, Node, Part, Tree};
-use tidemill_kernels::{Backend, MemoryPlace};
-use tidemill_model::{Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Trainable};
+use tidemill_kernels::{Backend, KernelError, MemoryPlace};
+use tidemill_model::{
+    Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
+};
 use tidemill_streaming_data::reader::Sample;
 
-use super::accumulators::{
-    Accumulators, FinishedChunks, FinishedSums, FinishedValues, GradientMap,
-};
+use super::accumulators::{Accumulators, Finished, FinishedSums, GradientMap};
 use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
-use crate::operators::companion::{Jobs, OperatorGone, Replies};
+use crate::operators::companion::{Jobs, OperatorGone, Replies, Stopped};
 use crate::operators::error::GraphError;
+use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
-use crate::operators::residence::{Replica, Residence};
 use crate::operators::samples::Grain;
+use crate::operators::ticket::Ticket;
 
 /// Chunks that are copied from a device's memory in one read: 16 MiB, which takes much longer than waiting for the
 /// device does.
@@ -43,6 +45,8 @@ pub(super) enum DeviceReply {
     Written(Vec<Credit>),
     /// Chunks of a finished node of the step that runs.
     Gradients(Vec<Chunk>),
+    /// The sums of a bucket of the step that runs are final, on the device.
+    Summed(Ticket),
     /// A lane of the step that runs is done.
     Loss(LaneLoss),
     /// Grains of the evaluation that runs are done.
@@ -56,7 +60,7 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) backend: Arc<B>,
     pub(super) model: Arc<M>,
     pub(super) parameters: Arc<Vec<f32>>,
-    pub(super) residence: Option<Residence<B>>,
+    pub(super) borrower: Option<Borrower<B>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
     pub(super) worker: usize,
@@ -67,24 +71,16 @@ pub(super) struct DeviceParts<B: Backend, M> {
 
 /// Where the parameters are that the device thread computes with.
 enum Home<B: Backend> {
-    Own(Box<Replica<B>>),
-    Shared(Residence<B>),
+    /// Here: what was updated is written into them.
+    Own(Box<Parameters<B>>),
+    /// The optimizer thread's, which updates them.
+    Lent(Borrower<B>),
 }
 
-impl<B: Backend> Home<B> {
-    /// `work` with the replica, which nobody else touches meanwhile.
-    fn with<R>(
-        &mut self,
-        work: impl FnOnce(&mut Replica<B>) -> Result<R, Stopped>,
-    ) -> Result<R, Stopped> {
-        match self {
-            Self::Own(replica) => work(replica),
-            Self::Shared(residence) => {
-                let mut state = residence.lock().ok_or(Stopped::Unwanted)?;
-                work(&mut state.replica)
-            }
-        }
-    }
+/// A device stream and the parameters that are computed with on it.
+struct Replica<B: Backend> {
+    stream: B::DeviceStream,
+    home: Home<B>,
 }
 
 /// What the device thread has besides the parameters.
@@ -104,54 +100,42 @@ pub(super) fn run<B: Backend, M: Trainable<B>>(
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Failure> {
     progress::enter(Phase::PreparingDevice, 0);
+    let served = prepare(&mut parts)
+        .map_err(Stopped::from)
+        .and_then(|(replica, finished)| serve(&parts, finished, replica, jobs, replies));
+    served.or_else(Stopped::into_result)
+}
+
+/// The parameters, and what becomes of the sums.
+fn prepare<B: Backend, M: Trainable<B>>(
+    parts: &mut DeviceParts<B, M>,
+) -> Result<(Replica<B>, FinishedSums), Failure> {
+    let backend = &*parts.backend;
+    let mut stream = backend.device_stream()?;
     let initial = std::mem::take(&mut parts.parameters);
-    let memory = parts.plan.state_place.resolve(parts.backend.memory());
-    let (mut home, finished) = match (parts.residence.take(), memory) {
-        (Some(residence), _) => (Home::Shared(residence), FinishedSums::Resident),
-        (None, memory) => {
-            let replica = Replica::new(&*parts.backend, parts.model.layout(), &initial)?;
-            let chunks = match memory {
-                MemoryPlace::Host => CHUNKS_PER_MESSAGE,
-                MemoryPlace::Device => CHUNKS_PER_READ,
-            };
-            (Home::Own(Box::new(replica)), FinishedSums::Copied { from: memory, chunks })
-        }
+    if let Some(borrower) = parts.borrower.take() {
+        let home = Home::Lent(borrower);
+        return Ok((Replica { stream, home }, FinishedSums::Kept));
+    }
+    let mut device = Device { backend, stream: &mut stream };
+    let parameters = Parameters::from_host(&mut device, parts.model.layout(), &initial)?;
+    let from = parts.plan.state_place.resolve(backend.memory());
+    let chunks = match from {
+        MemoryPlace::Host => CHUNKS_PER_MESSAGE,
+        MemoryPlace::Device => CHUNKS_PER_READ,
     };
-    drop(initial);
-    let served = serve(&parts, finished, &mut home, jobs, replies);
-    match served {
-        Err(Stopped::Unwanted) | Ok(()) => Ok(()),
-        Err(Stopped::Failed(failure)) => Err(failure),
-    }
-}
-
-/// Why the thread ends before its jobs do.
-enum Stopped {
-    /// The operator is gone, or a thread that shares the parameters has panicked: nobody wants more.
-    Unwanted,
-    Failed(Failure),
-}
-
-impl From<OperatorGone> for Stopped {
-    fn from(_: OperatorGone) -> Self {
-        Self::Unwanted
-    }
-}
-
-impl From<Failure> for Stopped {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
-    }
+    let home = Home::Own(Box::new(parameters));
+    Ok((Replica { stream, home }, FinishedSums::Copied { from, chunks }))
 }
 
 fn serve<B: Backend, M: Trainable<B>>(
     parts: &DeviceParts<B, M>,
     finished: FinishedSums,
-    home: &mut Home<B>,
+    mut replica: Replica<B>,
     jobs: &Jobs<DeviceJob>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Stopped> {
-    let workspace = home.with(|replica| Ok(plan_workspace(parts, replica)?))?;
+    let workspace = plan_workspace(parts, &mut replica)?;
     let mut computer = Computer {
         parts,
         finished,
@@ -176,12 +160,13 @@ fn serve<B: Backend, M: Trainable<B>>(
             DeviceJob::Write { start, chunk } => {
                 progress::enter(Phase::Gathering, 0);
                 progress::moved();
-                let values = chunk.values().map_err(Failure::from)?;
-                home.with(|Replica { stream, parameters, .. }| {
-                    let mut device = Device { backend: &*parts.backend, stream };
-                    Ok(parameters.write(&mut device, start, &values).map_err(Failure::from)?)
-                })?;
-                let source = chunk.header().map_err(Failure::from)?.source;
+                let Replica { stream, home: Home::Own(parameters) } = &mut replica else {
+                    let (what, expected, found) = ("parameters", "a device", "the host");
+                    return Err(GraphError::Memory { what, expected, found }.into());
+                };
+                let mut device = Device { backend: &*parts.backend, stream };
+                parameters.write(&mut device, start, &chunk.values()?)?;
+                let source = chunk.header()?.source;
                 ledger.consumed(source, chunk.payload_bytes());
             }
             DeviceJob::Compute(computation) => {
@@ -192,12 +177,14 @@ fn serve<B: Backend, M: Trainable<B>>(
                 };
                 // Kernels are compiled when they are first used.
                 progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
-                home.with(|replica| match computation {
-                    Computation::Train { step, grains } => computer.train(replica, step, &grains),
-                    Computation::Evaluate { updates, grains } => {
-                        computer.evaluate(replica, updates, &grains)
+                match computation {
+                    Computation::Train { step, grains } => {
+                        computer.train(&mut replica, step, &grains)?;
                     }
-                })?;
+                    Computation::Evaluate { updates, grains } => {
+                        computer.evaluate(&mut replica, updates, &grains)?;
+                    }
+                }
                 is_prepared = true;
                 replies.send(DeviceReply::Finished)?;
             }
@@ -235,36 +222,60 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         step: u64,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
-        self.accumulators.reuse(replica.sums.take());
-        let lanes = self.parts.lanes.clone();
+        let post = match &replica.home {
+            Home::Own(_) => None,
+            Home::Lent(borrower) => borrower.post.clone(),
+        };
+        let (parameters, stream) = self.parameters(replica)?;
+        self.accumulators.reuse(None);
+        let mut outbox = Outbox { step, parts: self.parts, replies: self.replies, post };
         let mut rest = grains;
-        for lane in lanes {
+        for lane in self.parts.lanes.clone() {
             let (of_lane, others) = rest.split_at(self.parts.plan.batch.lane_grains(lane));
             rest = others;
-            self.train_lane(replica, step, lane, of_lane)?;
+            self.train_lane(parameters, stream, &mut outbox, lane, of_lane)?;
         }
-        replica.sums = self.accumulators.take_finished();
-        Ok(())
+        let Replica { stream, home: Home::Lent(borrower) } = replica else { return Ok(()) };
+        // Of several workers the others read the sums where they are.
+        let sums = if outbox.post.is_none() { self.accumulators.take_kept() } else { None };
+        borrower.give_back(&*self.parts.backend, stream, sums)
+    }
+
+    /// The parameters as they are, and the stream that may read them now.
+    fn parameters<'r>(
+        &mut self,
+        replica: &'r mut Replica<B>,
+    ) -> Result<(&'r Parameters<B>, &'r mut B::DeviceStream), Stopped> {
+        let Replica { stream, home } = replica;
+        let borrower = match home {
+            Home::Own(parameters) => return Ok((parameters, stream)),
+            Home::Lent(borrower) => borrower,
+        };
+        let (parameters, sums) = borrower.borrow(&*self.parts.backend, stream)?;
+        self.accumulators.reuse(sums);
+        Ok((parameters, stream))
     }
 
     fn train_lane(
         &mut self,
-        replica: &mut Replica<B>,
-        step: u64,
+        parameters: &Parameters<B>,
+        stream: &mut B::DeviceStream,
+        outbox: &mut Outbox<'_, B, M>,
         lane: usize,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
         let parts = self.parts;
+        let step = outbox.step;
         let map = GradientMap {
             layout: parts.model.layout(),
             chunks: &parts.plan.chunks,
-            tree: Tree::new(parts.plan.batch.lanes()).map_err(Failure::from)?,
+            buckets: &parts.plan.buckets,
+            tree: Tree::new(parts.plan.batch.lanes())?,
             lanes: parts.lanes.clone(),
             finished: self.finished,
         };
-        let mut outbox = Outbox { step, parts, replies: self.replies };
-        let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
-        let mut sink = self.accumulators.begin(&mut device, &map, &mut outbox, lane)?;
+        let mut device = Device { backend: &*parts.backend, stream };
+        let mut sink = self.accumulators.begin(&mut device, &map, outbox, lane)?;
         let mut total = GrainLoss::default();
         let mut first_not_finite = None;
         for range in parts.plan.batch.microbatches(lane) {
@@ -280,7 +291,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             let losses = parts.model.forward_backward(
                 &mut device,
                 &mut self.workspace,
-                &replica.parameters,
+                parameters,
                 microbatch,
                 &mut sink,
             );
@@ -290,7 +301,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
                     sink.check_order()?;
                     return Err(Stopped::Unwanted);
                 }
-                losses => losses.map_err(Failure::from)?,
+                losses => losses?,
             };
             sink.end_pass()?;
             add_losses(&mut total, &losses, expected)?;
@@ -313,6 +324,8 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         updates: u64,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
+        let (parameters, stream) = self.parameters(replica)?;
+        let mut device = Device { backend: &*self.parts.backend, stream };
         let plan = &self.parts.plan;
         let mut evaluated = Vec::with_capacity(grains.len());
         let size = plan.batch.evaluation_grain_samples();
@@ -321,16 +334,12 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         for grains in grains.chunks(fitting.max(1)) {
             self.replies.check()?;
             let losses = match fitting {
-                0 => vec![self.evaluate_in_pieces(replica, &grains[0])?],
+                0 => vec![self.evaluate_in_pieces(&mut device, parameters, &grains[0])?],
                 _ => {
                     let samples = grains.iter().flat_map(|grain| &grain.samples);
                     let microbatch = microbatch(&mut self.tokens, plan, samples, size);
-                    let Replica { stream, parameters, .. } = &mut *replica;
-                    let mut device = Device { backend: &*self.parts.backend, stream };
                     let model = &self.parts.model;
-                    model
-                        .forward(&mut device, &mut self.workspace, parameters, microbatch)
-                        .map_err(Failure::from)?
+                    model.forward(&mut device, &mut self.workspace, parameters, microbatch)?
                 }
             };
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
@@ -347,16 +356,16 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     /// The loss of a grain that is longer than a lane, and so than the workspace: as if it had been formed at once.
     fn evaluate_in_pieces(
         &mut self,
-        replica: &mut Replica<B>,
+        device: &mut Device<'_, B>,
+        parameters: &Parameters<B>,
         grain: &Grain,
     ) -> Result<GrainLoss, Failure> {
-        let DeviceParts { backend, model, plan, .. } = self.parts;
-        let mut device = Device { backend: &**backend, stream: &mut replica.stream };
+        let DeviceParts { model, plan, .. } = self.parts;
         let size = plan.batch.microbatch_samples();
         grain.samples.chunks(size).try_fold(GrainLoss::default(), |so_far, samples| {
             let microbatch = microbatch(&mut self.tokens, plan, samples, size);
-            let (workspace, parameters) = (&mut self.workspace, &replica.parameters);
-            Ok(model.forward_onto(&mut device, workspace, parameters, microbatch, so_far)?)
+            let workspace = &mut self.workspace;
+            Ok(model.forward_onto(device, workspace, parameters, microbatch, so_far)?)
         })
     }
 }
@@ -397,21 +406,17 @@ fn add_losses(total: &mut GrainLoss, losses: &[GrainLoss], expected: usize) -> R
     Ok(())
 }
 
-/// Addresses finished chunks to their owners.
+/// Addresses finished chunks to their owners, and tells all workers of finished buckets.
 struct Outbox<'a, B: Backend, M> {
     step: u64,
     parts: &'a DeviceParts<B, M>,
     replies: &'a Replies<DeviceReply>,
+    post: Option<Post<B, f32>>,
 }
 
-impl<B: Backend, M> FinishedChunks for Outbox<'_, B, M> {
-    fn finished(
-        &mut self,
-        use_index: usize,
-        node: Node,
-        chunks: Vec<(usize, FinishedValues)>,
-    ) -> bool {
-        let addressed = |(chunk, values): (usize, FinishedValues)| {
+impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
+    fn chunks(&mut self, use_index: usize, node: Node, chunks: Vec<(usize, Vec<f32>)>) -> bool {
+        let addressed = |(chunk, values): (usize, Vec<f32>)| {
             let header = ChunkHeader {
                 destination: self.parts.owners[chunk] as u32,
                 source: self.parts.worker as u32,
@@ -420,12 +425,31 @@ impl<B: Backend, M> FinishedChunks for Outbox<'_, B, M> {
                 node,
                 step: self.step,
             };
-            match values {
-                FinishedValues::Host(values) => Chunk::new(header, values),
-                FinishedValues::Resident(elements) => Chunk::resident(header, elements),
-            }
+            Chunk::new(header, values)
         };
         let chunks = chunks.into_iter().map(addressed).collect();
         self.replies.send(DeviceReply::Gradients(chunks)).is_ok()
+    }
+
+    fn bucket(
+        &mut self,
+        device: &mut Device<'_, B>,
+        bucket: usize,
+        sums: &[(Node, &B::Buffer<f32>)],
+    ) -> Result<bool, KernelError> {
+        let ticket = Ticket { step: self.step, bucket: bucket as u32 };
+        if let Some(post) = &self.post {
+            let ready = device.backend.record(device.stream)?;
+            // Devices whose memory is not shared have no communicator.
+            let part = |&(node, sums): &(Node, &_)| {
+                Some(communicator::Part { node, sums: B::share(sums)? })
+            };
+            let parts: Option<Vec<_>> = sums.iter().map(part).collect();
+            let told = parts.map(|parts| post.sums(ticket.step, ticket.bucket, &parts, &ready));
+            if !matches!(told, Some(Ok(()))) {
+                return Ok(false);
+            }
+        }
+        Ok(self.replies.send(DeviceReply::Summed(ticket)).is_ok())
     }
 }

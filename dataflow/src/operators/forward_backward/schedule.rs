@@ -12,6 +12,7 @@ use crate::operators::error::GraphError;
 use crate::operators::optimize::StepReport;
 use crate::operators::plan::{EvaluationPlan, TrainingPlan};
 use crate::operators::samples::Grain;
+use crate::operators::ticket::Ticket;
 
 /// The next computation of the device.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub(super) struct DeviceSchedule {
     evaluation_grains: usize,
     /// Updates in the device's parameters.
     updates: u64,
-    /// Which chunks of the following parameters have arrived.
+    /// Which chunks of the following parameters have arrived, or which of their buckets are present.
     arrived: Vec<bool>,
     /// The newest report.
     reported: u64,
@@ -50,11 +51,12 @@ pub(super) struct DeviceSchedule {
 }
 
 impl DeviceSchedule {
+    /// Parameters come in `cuts` chunks or buckets.
     pub(super) fn new(
         plan: &Arc<TrainingPlan>,
         evaluation: Option<EvaluationPlan>,
-        worker: usize,
-        workers: usize,
+        (worker, workers): (usize, usize),
+        cuts: usize,
     ) -> Result<Self, Failure> {
         let lanes = plan.batch.worker_lanes(worker, workers)?;
         let evaluated =
@@ -66,7 +68,7 @@ impl DeviceSchedule {
             evaluation,
             lanes,
             updates: plan.first_step,
-            arrived: vec![false; plan.chunks.chunks().len()],
+            arrived: vec![false; cuts],
             reported: plan.first_step,
             last: None,
             steps: BTreeMap::new(),
@@ -157,7 +159,7 @@ impl DeviceSchedule {
                 if header.part == Part::State(StatePart::Parameter)
                     && header.step == self.updates + 1
                     && chunk.elements() == planned.range.len()
-                    && !self.arrived[index]
+                    && self.arrived.get(index) == Some(&false)
                     && self.trained == Some(self.updates) =>
             {
                 self.arrived[index] = true;
@@ -166,6 +168,25 @@ impl DeviceSchedule {
             _ => {
                 let (step, expected) = (self.updates + 1, "parameters that are due");
                 Err(GraphError::Chunk { step, expected, found: *header }.into())
+            }
+        }
+    }
+
+    /// Notes that the following parameters of a bucket are where the device reads them.
+    pub(super) fn present(&mut self, ticket: Ticket) -> Result<(), Failure> {
+        let is_due = ticket.step == self.updates && self.trained == Some(self.updates);
+        match self.arrived.get_mut(ticket.bucket as usize).filter(|_| is_due) {
+            Some(present @ false) => {
+                *present = true;
+                Ok(())
+            }
+            Some(true) => {
+                let what = format!("the parameters of bucket {}", ticket.bucket);
+                Err(GraphError::Twice { step: ticket.step + 1, what }.into())
+            }
+            None => {
+                let what = format!("the update of bucket {}", ticket.bucket);
+                Err(GraphError::Unplanned { step: ticket.step + 1, what }.into())
             }
         }
     }
@@ -296,7 +317,7 @@ mod tests {
         let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
         let (samples, every_steps) = (NonZeroU64::new(3).unwrap(), NonZeroU64::MIN);
         let evaluation = evaluated.then_some(EvaluationPlan { samples, every_steps });
-        DeviceSchedule::new(&Arc::new(plan), evaluation, 0, 1).unwrap()
+        DeviceSchedule::new(&Arc::new(plan), evaluation, (0, 1), 1).unwrap()
     }
 
     fn grain(step: u64, lane: usize, grain: usize) -> Grain {
@@ -352,6 +373,24 @@ mod tests {
         schedule.finished();
         assert_eq!(schedule.next(), None, "no report");
         schedule.report(&report(1, false));
+        assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
+    }
+
+    #[test]
+    fn buckets_that_are_present_are_parameters() {
+        let mut schedule = schedule(false);
+        feed(&mut schedule, 0);
+        feed(&mut schedule, 1);
+        let ticket = |step, bucket| Ticket { step, bucket };
+        assert!(schedule.present(ticket(0, 0)).is_err(), "nothing was trained");
+        assert!(schedule.next().is_some());
+        schedule.finished();
+        schedule.report(&report(1, false));
+        assert!(schedule.present(ticket(1, 0)).is_err(), "of another step");
+        assert!(schedule.present(ticket(0, 1)).is_err(), "no such bucket");
+        assert_eq!(schedule.next(), None, "the parameters are not there");
+        schedule.present(ticket(0, 0)).unwrap();
+        assert!(schedule.present(ticket(0, 0)).is_err(), "twice");
         assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
     }
 

@@ -1,6 +1,7 @@
 //! What the optimizer does next: a decision of losses, sums, squares and credit that have arrived.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::{Chunk, CreditWindow, Part, StatePart};
@@ -15,56 +16,31 @@ use crate::error::JobError;
 use crate::operators::error::GraphError;
 use crate::operators::forward_backward::LaneLoss;
 use crate::operators::plan::TrainingPlan;
+use crate::operators::ticket::Ticket;
 
-/// What the optimizer thread is told.
+/// What the optimizer thread is told. A *unit* is what is updated at once: a chunk where values pass through the host, a bucket
+/// where they stay on the device.
 #[derive(Debug, PartialEq)]
 pub(super) enum ShardJob {
-    /// Form the mean gradient of a chunk from the sums of its uses.
-    Mean { chunk: usize, uses: Vec<UseSum>, tokens: u64 },
-    /// Update a chunk.
-    Update { chunk: usize, update: u64, coefficient: f32 },
+    /// Sum what this worker owns of a bucket over all workers.
+    Sum { step: u64, bucket: usize },
+    /// Form the mean gradient of a unit, from the sums of its uses where they come from the host.
+    Mean { unit: usize, uses: Vec<Vec<f32>>, tokens: u64 },
+    /// Update a unit.
+    Update { unit: usize, update: u64, coefficient: f32 },
+    /// Bring what other workers have updated of a bucket to this worker.
+    Gather { step: u64, bucket: usize },
     /// Copy a part of a chunk's state.
     Snapshot { chunk: usize, part: StatePart },
-}
-
-impl ShardJob {
-    /// The chunk that it is about.
-    pub(super) fn chunk(&self) -> usize {
-        match *self {
-            Self::Mean { chunk, .. }
-            | Self::Update { chunk, .. }
-            | Self::Snapshot { chunk, .. } => chunk,
-        }
-    }
-
-    /// Whether `other` asks for the same of its chunk, with the same numbers.
-    pub(super) fn is_alike(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Mean { tokens, .. }, Self::Mean { tokens: others, .. }) => tokens == others,
-            (
-                Self::Update { update, coefficient, .. },
-                Self::Update { update: other_update, coefficient: other_coefficient, .. },
-            ) => update == other_update && coefficient.to_bits() == other_coefficient.to_bits(),
-            _ => false,
-        }
-    }
-}
-
-/// The sum of one use of a chunk over all lanes.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum UseSum {
-    /// Here.
-    Host(Vec<f32>),
-    /// On the device.
-    Resident,
 }
 
 /// What has arrived for one step.
 #[derive(Debug)]
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
-    /// By owned chunk: the sums of its uses, in the order of uses.
-    sums: BTreeMap<usize, Vec<Option<UseSum>>>,
+    /// By unit of which this worker owns something: the sums of its uses, in the order of uses; nothing where they are on the
+    /// device.
+    sums: BTreeMap<usize, Vec<Option<Vec<f32>>>>,
     squares: Vec<Option<f64>>,
 }
 
@@ -93,12 +69,20 @@ pub(super) struct OptimizerSchedule {
     loss: Option<StepLoss>,
     /// The clipping coefficient, once the norm is known.
     coefficient: Option<f32>,
-    /// Owned chunks whose update was not handed out.
+    /// By unit: its chunks that this worker owns.
+    owned: Vec<Range<usize>>,
+    /// The units of a step, in the order in which they are updated.
+    units: Vec<usize>,
+    /// Sums that were not handed out.
+    reductions: VecDeque<(u64, usize)>,
+    /// Units whose update was not handed out.
     updates: VecDeque<usize>,
-    /// Owned chunks whose update is not done.
+    /// Buckets whose gathering was not handed out.
+    gathers: VecDeque<usize>,
+    /// Units of the step that are not done.
     outstanding: usize,
     cut: bool,
-    /// Where updated parameters go: on the device they are read where they are, which takes no credit.
+    /// Where state is: on the device parameters are read where they are, which takes no credit.
     place: MemoryPlace,
     parameter_window: CreditWindow,
     state_window: CreditWindow,
@@ -120,12 +104,30 @@ impl OptimizerSchedule {
         for (index, use_) in layout.uses().iter().enumerate() {
             segment_uses[use_.segment].push(index as u32);
         }
-        let owners = plan.chunks.owners(workers);
+        let chunks = plan.chunks.chunks().len();
+        let (owned, units): (Vec<Range<usize>>, Vec<usize>) = match place {
+            MemoryPlace::Host => {
+                let owners = plan.chunks.owners(workers);
+                let owned = (0..chunks).filter(|&chunk| owners[chunk] == worker).collect();
+                ((0..chunks).map(|chunk| chunk..chunk + 1).collect(), owned)
+            }
+            MemoryPlace::Device => {
+                let owners = plan.buckets.owners(&plan.chunks, workers);
+                let units = (0..owners.len()).rev().collect();
+                (owners.iter().map(|owners| owners.chunks(worker)).collect(), units)
+            }
+        };
+        let mut owns = vec![false; chunks];
+        units.iter().for_each(|&unit| owns[owned[unit].clone()].fill(true));
         Self {
             rule,
             worker,
             workers,
-            owns: owners.iter().map(|&owner| owner == worker).collect(),
+            owns,
+            owned,
+            units,
+            reductions: VecDeque::new(),
+            gathers: VecDeque::new(),
             segment_uses,
             step: plan.first_step,
             total_tokens: plan.first_tokens,
@@ -139,7 +141,7 @@ impl OptimizerSchedule {
             state_window: CreditWindow::new(plan.window_bytes),
             place,
             snapshots: VecDeque::new(),
-            snapshots_due: vec![0; owners.len()],
+            snapshots_due: vec![0; chunks],
             plan: Arc::clone(plan),
         }
     }
@@ -177,11 +179,24 @@ impl OptimizerSchedule {
         let sums =
             self.gathered(header.step)?.sums.entry(index).or_insert_with(|| vec![None; count]);
         let slot = place.and_then(|place| sums.get_mut(place));
-        let sum = match chunk.is_resident() {
-            true => UseSum::Resident,
-            false => UseSum::Host(chunk.into_values()?),
-        };
-        fill(slot, sum, header.step, || format!("the sum {header:?}"))
+        fill(slot, chunk.into_values()?, header.step, || format!("the sum {header:?}"))
+    }
+
+    /// This worker's sums of a bucket are final.
+    pub(super) fn summed(&mut self, ticket: Ticket) -> Result<(), Failure> {
+        let Ticket { step, bucket } = ticket;
+        let bucket = bucket as usize;
+        let on_device = self.place == MemoryPlace::Device && bucket < self.units.len();
+        let sums = &mut self.gathered(step)?.sums;
+        let what = || format!("the sums of bucket {bucket}");
+        if !on_device {
+            return Err(GraphError::Unplanned { step: step + 1, what: what() }.into());
+        }
+        if sums.insert(bucket, Vec::new()).is_some() {
+            return Err(GraphError::Twice { step: step + 1, what: what() }.into());
+        }
+        self.reductions.push_back((step, bucket));
+        Ok(())
     }
 
     /// Takes the sum of squares of any chunk.
@@ -201,12 +216,16 @@ impl OptimizerSchedule {
         self.state_window.give_back(bytes);
     }
 
-    /// An owned chunk is updated.
-    pub(super) fn updated(&mut self, chunk: usize) {
-        if self.cut {
+    /// What this worker owns of a unit is updated.
+    pub(super) fn updated(&mut self, unit: usize) {
+        for chunk in self.owned[unit].clone().filter(|_| self.cut) {
             self.snapshots.extend(StatePart::ALL.map(|part| (chunk, part)));
             self.snapshots_due[chunk] += StatePart::ALL.len() as u8;
         }
+    }
+
+    /// A unit is done: sent to all workers, or gathered from all.
+    pub(super) fn done(&mut self) {
         self.outstanding -= 1;
     }
 
@@ -236,7 +255,7 @@ impl OptimizerSchedule {
             return Err(JobError::Step { step: update, what }.into());
         }
         self.coefficient = Some(self.rule.coefficient(grad_norm));
-        self.updates = self.owned().into();
+        self.updates = self.units.iter().copied().collect();
         self.outstanding = self.updates.len();
         self.cut = self.plan.is_cut(update, last);
         let learning_rate = (self.rule.learning_rate)(update);
@@ -305,9 +324,12 @@ impl OptimizerSchedule {
         self.step
     }
 
-    /// The next job of the optimizer thread. Snapshots come first, where credit allows them; a chunk
-    /// that waits for its snapshot is not updated, and neither are those behind it.
+    /// The next job of the optimizer thread. Sums come first, as others wait for them, then snapshots, where credit allows them; a
+    /// chunk that waits for its snapshot is not updated, and neither are those behind it.
     pub(super) fn next(&mut self) -> Option<ShardJob> {
+        if let Some((step, bucket)) = self.reductions.pop_front() {
+            return Some(ShardJob::Sum { step, bucket });
+        }
         if let Some(&(chunk, part)) = self.snapshots.front()
             && self.state_window.take(self.chunk_bytes(chunk))
         {
@@ -316,32 +338,34 @@ impl OptimizerSchedule {
             return Some(ShardJob::Snapshot { chunk, part });
         }
         if let Some(coefficient) = self.coefficient {
-            let &chunk = self.updates.front()?;
+            let Some(&unit) = self.updates.front() else {
+                let (step, bucket) = (self.step, self.gathers.pop_front()?);
+                return Some(ShardJob::Gather { step, bucket });
+            };
             let bytes = match self.place {
-                MemoryPlace::Host => self.chunk_bytes(chunk) * self.workers,
+                MemoryPlace::Host => self.chunk_bytes(unit) * self.workers,
                 MemoryPlace::Device => 0,
             };
-            if self.snapshots_due[chunk] > 0 || !self.parameter_window.take(bytes) {
+            let is_due = self.snapshots_due[self.owned[unit].clone()].iter().any(|&due| due > 0);
+            if is_due || !self.parameter_window.take(bytes) {
                 return None;
             }
             self.updates.pop_front();
-            return Some(ShardJob::Update { chunk, update: self.step + 1, coefficient });
+            if self.place == MemoryPlace::Device {
+                self.gathers.push_back(unit);
+            }
+            return Some(ShardJob::Update { unit, update: self.step + 1, coefficient });
         }
         let tokens = self.loss?.tokens;
         let sums = &mut self.gathered.get_mut(&self.step)?.sums;
-        let complete = |uses: &Vec<Option<UseSum>>| uses.iter().all(Option::is_some);
-        let chunk = sums.iter().find_map(|(&chunk, uses)| complete(uses).then_some(chunk))?;
-        let uses = sums.remove(&chunk)?.into_iter().flatten().collect();
-        Some(ShardJob::Mean { chunk, uses, tokens })
-    }
-
-    /// The elements of `chunk`.
-    pub(super) fn elements(&self, chunk: usize) -> usize {
-        self.plan.chunks.chunks()[chunk].range.len()
+        let complete = |uses: &Vec<Option<Vec<f32>>>| uses.iter().all(Option::is_some);
+        let unit = sums.iter().find_map(|(&unit, uses)| complete(uses).then_some(unit))?;
+        let uses = sums.remove(&unit)?.into_iter().flatten().collect();
+        Some(ShardJob::Mean { unit, uses, tokens })
     }
 
     fn chunk_bytes(&self, chunk: usize) -> usize {
-        4 * self.elements(chunk)
+        4 * self.plan.chunks.chunks()[chunk].range.len()
     }
 }
 

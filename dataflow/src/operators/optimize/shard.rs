@@ -8,7 +8,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Layout};
 
 use super::rule::UpdateRule;
-use super::schedule::{ShardJob, UseSum};
+use super::schedule::ShardJob;
 use crate::cluster::{Failure, progress};
 use crate::operators::companion::{Jobs, Replies};
 use crate::operators::error::GraphError;
@@ -28,8 +28,10 @@ pub struct InitialState {
 pub(super) enum ShardReply {
     /// The sum of squares of a chunk's mean gradient.
     SumOfSquares { chunk: usize, sum: f64 },
-    /// The chunk's parameters after the update; `None` where the device reads them where they are.
-    Updated { chunk: usize, values: Option<Vec<f32>> },
+    /// The unit's parameters after the update; `None` where the device reads them where they are.
+    Updated { unit: usize, values: Option<Vec<f32>> },
+    /// What all workers have updated of a bucket is enqueued to be here.
+    Present { bucket: usize },
     /// A part of the chunk's state.
     Snapshot { chunk: usize, part: StatePart, values: Vec<f32> },
 }
@@ -143,15 +145,19 @@ impl<B: Backend> Shard<B> {
 
     fn run(&mut self, job: ShardJob) -> Result<ShardReply, Failure> {
         match job {
-            ShardJob::Mean { chunk, uses, tokens } => self.mean(chunk, &uses, tokens),
-            ShardJob::Update { chunk, update, coefficient } => {
+            ShardJob::Mean { unit, uses, tokens } => self.mean(unit, &uses, tokens),
+            ShardJob::Update { unit: chunk, update, coefficient } => {
                 self.update(chunk, update, coefficient)?;
                 let values = Some(self.read(chunk, StatePart::Parameter)?);
-                Ok(ShardReply::Updated { chunk, values })
+                Ok(ShardReply::Updated { unit: chunk, values })
             }
             ShardJob::Snapshot { chunk, part } => {
                 let values = self.read(chunk, part)?;
                 Ok(ShardReply::Snapshot { chunk, part, values })
+            }
+            ShardJob::Sum { .. } | ShardJob::Gather { .. } => {
+                let (what, expected, found) = ("a bucket", "the host", "a device");
+                Err(GraphError::Memory { what, expected, found }.into())
             }
         }
     }
@@ -162,14 +168,15 @@ impl<B: Backend> Shard<B> {
         Ok((start, self.plan.chunks.chunks()[chunk].range.clone()))
     }
 
-    fn mean(&mut self, chunk: usize, uses: &[UseSum], tokens: u64) -> Result<ShardReply, Failure> {
+    fn mean(
+        &mut self,
+        chunk: usize,
+        uses: &[Vec<f32>],
+        tokens: u64,
+    ) -> Result<ShardReply, Failure> {
         let (start, range) = self.place(chunk)?;
         let (backend, stream) = (&self.backend, &mut self.stream);
-        for (index, sum) in uses.iter().enumerate() {
-            let UseSum::Host(values) = sum else {
-                let (what, expected, found) = ("sums of gradients", "the host", "a device");
-                return Err(GraphError::Memory { what, expected, found }.into());
-            };
+        for (index, values) in uses.iter().enumerate() {
             if self.uses.len() == index {
                 let chunks = self.plan.chunks.chunks().iter();
                 let longest = chunks.map(|chunk| chunk.range.len()).max().unwrap_or(0);
