@@ -10,11 +10,13 @@ mod on_device;
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
-use harness::{Outcome, Run};
+use harness::{Outcome, Run, Subject};
 use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
-use tidemill::kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
+use tidemill::kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
+use tidemill::kernels::gpu::Precision;
 use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
+use tidemill::model::Mamba;
 
 fn emulator(warp: u32) -> Emulator {
     Emulator::new(EmulatorSettings { warp, seed: 1 }).unwrap()
@@ -43,6 +45,49 @@ macro_rules! tests {
 }
 
 every_body!(tests);
+
+/// Devices of workers, each with queues of its own, all of which run in an order of `seed`.
+fn devices<P: Precision>(count: usize, seed: u64) -> Subject<Gpu<Emulator, P>, Mamba> {
+    let schedule = Schedule::new(seed);
+    let device = || Arc::new(Gpu::<Emulator, P>::new(emulator(32).with_schedule(&schedule)));
+    Subject { others: (1..count).map(|_| device()).collect(), ..mamba(device()) }
+}
+
+/// Each worker has a device, and reads the memory of the others: any number of them, also more than divide the lanes, buckets
+/// of a segment, of some and of all, and whatever the devices do first.
+fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
+    let run = Run { samples: 11, lanes: 8, steps: 4, checkpoint_every: 2, ..Run::default() };
+    let on = |run: &Run, seed| {
+        let outcome = run.run_on(&devices::<P>(run.workers, seed));
+        outcome.unwrap_or_else(|error| panic!("{run:?}, {seed}: {}", error.with_causes()))
+    };
+    let expected = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
+    let expected = run.run_on(&expected).unwrap();
+    for (seed, workers) in [1, 2, 3, 5, 8].into_iter().enumerate() {
+        for bucket_elements in [1, 300, 1 << 20] {
+            let run = Run { workers, bucket_elements, ..run.clone() };
+            assert_eq!(on(&run, seed as u64), expected, "{workers} devices, {bucket_elements}");
+        }
+    }
+    // A run may go on with any other number.
+    for (before, after) in [(2, 3), (5, 1), (3, 8)] {
+        let half = on(&Run { workers: before, ..run.clone() }, 7);
+        let resume = Some((2, half.checkpoints[&2].clone()));
+        let rest = on(&Run { workers: after, resume, ..run.clone() }, 8);
+        assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{before} then {after}");
+        assert_eq!(rest.reports, expected.reports[2..]);
+    }
+}
+
+#[test]
+fn any_number_of_devices_gives_the_same_bits_in_fp32() {
+    any_number_of_devices_gives_the_same_bits::<Fp32>();
+}
+
+#[test]
+fn any_number_of_devices_gives_the_same_bits_in_bf16() {
+    any_number_of_devices_gives_the_same_bits::<Bf16>();
+}
 
 /// One step on a device with so much memory.
 fn run_in(bytes: usize, workers: usize) -> Result<Outcome, ClusterError> {

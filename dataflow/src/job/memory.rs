@@ -3,6 +3,9 @@
 //! An estimate from sizes, made before anything is allocated. It leaves room, and a run that does not fit all the same
 //! ends with an error that says what to lower.
 
+use std::ops::Range;
+
+use tidemill_collective::{Tree, lane_cut};
 use tidemill_kernels::Backend;
 use tidemill_model::{Model, ModelError};
 
@@ -53,17 +56,34 @@ impl PlanMemory<'_> {
         free / 10 * PLANNED_TENTHS / self.workers_per_device.max(1)
     }
 
-    /// About what a worker holds beside its workspace, where it has a memory of its own: parameters, their
-    /// copies in activation precision, moments, the mean gradient, sums of lanes, and a chunk of logits.
+    /// About what a worker holds beside its workspace, where it has a memory of its own: parameters and their copies in
+    /// activation precision; of what it owns moments, the mean gradient and, of several workers, sums; sums of lanes, and a
+    /// chunk of logits.
     fn state_bytes<B: Backend>(&self, backend: &B) -> usize {
+        const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
-        let lanes = self.batch.resolved_lanes().div_ceil(self.workers.max(1));
-        let accumulators = 1 + lanes.max(1).ilog2() as usize;
+        let (parameters, gradients) = (layout.parameter_elements(), layout.gradient_elements());
         let activation = size_of::<B::Activation>();
-        let copies = if activation == size_of::<f32>() { 0 } else { activation };
+        let copies = if activation == FP32 { 0 } else { activation };
         let logits = backend.logit_chunk_rows() * self.model.vocab_size() * activation;
-        let parameters = layout.parameter_elements() * (4 + copies + 8 + 4);
-        parameters + 4 * accumulators * layout.gradient_elements() + logits
+        let workers = self.workers.max(1);
+        let sums = if workers == 1 { 0 } else { FP32 * gradients };
+        let owned = (3 * FP32 * parameters + sums).div_ceil(workers);
+        let accumulators = FP32 * self.accumulators(workers) * gradients;
+        parameters * (FP32 + copies) + owned + accumulators + logits
+    }
+
+    /// The most sums of lanes that a worker holds at once: those that wait for their right siblings, those that are finished
+    /// before its last lane is, and the one at hand.
+    fn accumulators(&self, workers: usize) -> usize {
+        let lanes = self.batch.resolved_lanes();
+        let (Ok(tree), Ok(cut)) = (Tree::new(lanes), lane_cut(lanes, workers)) else { return 1 };
+        let held = |lanes: &Range<usize>| {
+            let at_once = |lane: usize| tree.cover(&(lanes.start..lane + 1)).len();
+            let before_joining = |lane: usize| tree.cover(&(lanes.start..lane)).len() + 1;
+            lanes.clone().map(|lane| at_once(lane).max(before_joining(lane))).max().unwrap_or(1)
+        };
+        cut.iter().map(held).max().unwrap_or(1)
     }
 }
 
