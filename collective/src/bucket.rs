@@ -119,6 +119,15 @@ impl BucketPlan {
         };
         self.buckets.iter().map(cut).collect()
     }
+
+    /// The owner among `ranks` of each chunk.
+    pub fn chunk_owners(&self, chunks: &ChunkPlan, ranks: usize) -> Vec<usize> {
+        let mut of_chunks = vec![0; chunks.chunks().len()];
+        for owners in self.owners(chunks, ranks) {
+            (0..ranks).for_each(|rank| of_chunks[owners.chunks(rank)].fill(rank));
+        }
+        of_chunks
+    }
 }
 
 /// Who owns which chunks of a bucket.
@@ -217,6 +226,9 @@ mod tests {
                         assert_eq!(range.len(), of_chunks.map(|chunk| chunk.range.len()).sum());
                         *load += range.len();
                     }
+                }
+                for (chunk, owner) in plan.chunk_owners(&chunks, ranks).into_iter().enumerate() {
+                    assert!(owners.iter().any(|owners| owners.chunks(owner).contains(&chunk)));
                 }
                 assert_eq!(loads.iter().sum::<usize>(), 730);
                 let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());

@@ -7,8 +7,8 @@
 //! | module | holds |
 //! |---|---|
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
-//! | [`plan`] | the parameter arena cut into chunks, and the owner of each |
-//! | [`bucket`] | runs of chunks that are summed and gathered together |
+//! | [`plan`] | the parameter arena cut into chunks |
+//! | [`bucket`] | runs of chunks that are summed and gathered together, and who owns which |
 //! | [`chunk`] | [`Chunk`], one message, and the pact that routes it whole |
 //! | [`communicator`] | sums and copies between devices, where bytes do not pass through the host |
 //! | [`credit`] | credit windows: how many bytes may be on their way |

@@ -1,6 +1,7 @@
-//! The parameter arena cut into chunks, and the worker that owns each.
+//! The parameter arena cut into chunks.
 //!
-//! A chunk is what one message carries and what one worker reduces, updates and keeps the optimizer state of. Chunks
+//! A chunk is what one message carries and what one worker reduces, updates and keeps the optimizer state of; which worker
+//! that is, [`BucketPlan`](crate::bucket::BucketPlan) says. Chunks
 //! start at fixed offsets of their segment, so the sums of squares over them (the canonical gradient norm) depend on
 //! no worker; the chunk size is therefore numerics, while the owner of a chunk is not.
 
@@ -75,19 +76,6 @@ impl ChunkPlan {
         let start = self.starts[*segment];
         range.start - start..range.end - start
     }
-
-    /// The owner of each chunk among `workers`: each chunk in order goes to the worker with the fewest elements so
-    /// far. Neighbouring chunks thus have different owners, and a backward pass that finishes segment by
-    /// segment keeps every owner busy.
-    pub fn owners(&self, workers: usize) -> Vec<usize> {
-        let mut loads = vec![0_usize; workers];
-        let assign = |chunk: &PlannedChunk| {
-            let owner = (0..workers).min_by_key(|&worker| loads[worker]).unwrap_or(0);
-            loads[owner] += chunk.range.len();
-            owner
-        };
-        self.chunks.iter().map(assign).collect()
-    }
 }
 
 #[cfg(test)]
@@ -104,19 +92,5 @@ mod tests {
         assert_eq!(plan.of_segment(3), 4..6);
         assert_eq!(plan.in_segment(2), 200..250);
         assert_eq!(plan.in_segment(5), 100..200);
-    }
-
-    #[test]
-    fn owners_are_balanced_within_one_chunk() {
-        let plan = ChunkPlan::with_chunk_elements([0..1_000, 1_000..1_007, 1_007..1_900], 64);
-        for workers in 1..10 {
-            let mut loads = vec![0; workers];
-            for (chunk, owner) in plan.chunks().iter().zip(plan.owners(workers)) {
-                loads[owner] += chunk.range.len();
-            }
-            let (least, most) = (loads.iter().min().unwrap(), loads.iter().max().unwrap());
-            assert!(most - least <= 64, "{loads:?}");
-            assert_eq!(loads.iter().sum::<usize>(), 1_900);
-        }
     }
 }

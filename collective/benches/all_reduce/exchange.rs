@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidemill_collective::{
-    CHUNK_ELEMENTS, Chunk, ChunkHeader, ChunkPlan, Credit, CreditLedger, Node, Pace, Part, Tree,
-    TreeReducer, by_destination,
+    BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, Chunk, ChunkHeader, ChunkPlan, Credit,
+    CreditLedger, Node, Pace, Part, SegmentUses, Tree, TreeReducer, by_destination,
 };
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::generic::OutputBuilder;
@@ -65,7 +65,9 @@ fn consume<'scope>(
 pub fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
     let (index, workers) = (worker.index(), worker.peers());
     let plan = Arc::new(ChunkPlan::new(std::iter::once(0..settings.elements)));
-    let (owners, tree) = (plan.owners(workers), Tree::new(workers).expect("a power of two"));
+    let whole = [SegmentUses { range: 0..settings.elements, uses: vec![(0, 0)] }];
+    let owners = BucketPlan::new(&plan, &whole, BUCKET_ELEMENTS).chunk_owners(&plan, workers);
+    let tree = Tree::new(workers).expect("a power of two");
     let received = Rc::new(Cell::new(0));
     let result = Rc::new(RefCell::new(vec![0.0_f32; settings.elements]));
     let (counted, written) = (Rc::clone(&received), Rc::clone(&result));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::ChunkPlan;
+use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS};
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::TensorFiles;
 use timely::container::CapacityContainerBuilder;
@@ -22,6 +22,7 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
 use crate::error::Result;
 use crate::operators::GraphError;
+use crate::operators::plan::cut;
 
 /// Pieces that may be on their way while the next is read.
 const PIECES_IN_FLIGHT: u64 = 8;
@@ -117,8 +118,8 @@ pub fn distribute(
     context: &mut WorkerContext<'_>,
     origin: Option<(StartPoint, StateOrigin)>,
     layout: &Layout,
-    chunks: &ChunkPlan,
 ) -> std::result::Result<WorkerState, Failure> {
+    let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
     let workers = context.peers();
     let phase = match &origin {
         Some(_) => Phase::Restoring,
@@ -150,7 +151,7 @@ pub fn distribute(
             .probe_with(&probe);
     });
     if let Some((start, mut origin)) = origin {
-        let owners = chunks.owners(workers);
+        let owners = buckets.chunk_owners(&chunks, workers);
         for worker in 0..workers as u64 {
             input.send((worker, Piece::Start(start)));
         }

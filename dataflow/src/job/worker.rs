@@ -3,7 +3,6 @@
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
-use tidemill_collective::ChunkPlan;
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
@@ -136,8 +135,7 @@ pub(super) fn run_worker<B: Backend>(
         }
         None => (None, None),
     };
-    let chunks = ChunkPlan::new(layout.segments().iter().map(|segment| segment.range.clone()));
-    let WorkerState { start, parameters, moments } = distribute(context, origin, layout, &chunks)?;
+    let WorkerState { start, parameters, moments } = distribute(context, origin, layout)?;
     let plan = Arc::new(shared.plan(&start));
     let evaluation = shared.evaluation();
     let (mut folder, mut journal) = (None, None);

@@ -347,7 +347,7 @@ impl State {
             plan: Arc::clone(plan),
             worker,
             lanes: schedule.lanes(),
-            owners: plan.chunks.owners(workers),
+            owners: plan.owners(workers),
         };
         let name = format!("device-{worker}");
         let device =

@@ -147,6 +147,11 @@ impl TrainingPlan {
         Self { chunks, buckets, ..self }
     }
 
+    /// The worker among `workers` that owns each chunk.
+    pub fn owners(&self, workers: usize) -> Vec<usize> {
+        self.buckets.chunk_owners(&self.chunks, workers)
+    }
+
     /// Whether a checkpoint follows update `update` (from 1).
     pub fn is_cut(&self, update: u64, last: bool) -> bool {
         match self.checkpoints {
@@ -157,7 +162,11 @@ impl TrainingPlan {
 }
 
 /// The parameter arena of `layout` in chunks, and these in buckets.
-fn cut(layout: &Layout, chunk_elements: usize, bucket_elements: usize) -> (ChunkPlan, BucketPlan) {
+pub(crate) fn cut(
+    layout: &Layout,
+    chunk_elements: usize,
+    bucket_elements: usize,
+) -> (ChunkPlan, BucketPlan) {
     let ranges = layout.segments().iter().map(|segment| segment.range.clone());
     let chunks = ChunkPlan::with_chunk_elements(ranges.clone(), chunk_elements);
     let mut segments: Vec<_> =

@@ -41,7 +41,7 @@ impl ChunkSums {
         Ok(Self {
             tree: Tree::new(plan.batch.lanes())?,
             worker,
-            owners: plan.chunks.owners(workers),
+            owners: plan.owners(workers),
             use_segments: layout.uses().iter().map(|use_| use_.segment).collect(),
             sums: BTreeMap::new(),
             plan: Arc::clone(plan),

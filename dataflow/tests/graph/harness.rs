@@ -301,14 +301,29 @@ impl Run {
         plan
     }
 
-    fn state<B: Backend, M: Trainable<B>>(&self, model: &M) -> InitialState {
+    /// What a worker begins with: of the moments what it owns, and nothing that could be mistaken for the rest.
+    fn state<B: Backend, M: Trainable<B>>(
+        &self,
+        model: &M,
+        plan: &TrainingPlan,
+        (worker, workers): (usize, usize),
+    ) -> InitialState {
         // What a run begins with is the test's own.
         let _standard = FloatEnvironment::standard();
-        let floats = |bits: &Vec<u32>| Arc::new(bits.iter().map(|&b| f32::from_bits(b)).collect());
+        let floats = |bits: &Vec<u32>| bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>();
+        let owned = |bits: &Vec<u32>| {
+            let mut values = floats(bits);
+            for (chunk, owner) in plan.chunks.chunks().iter().zip(plan.owners(workers)) {
+                if owner != worker {
+                    values[chunk.range.clone()].fill(f32::NAN);
+                }
+            }
+            Arc::new(values)
+        };
         match &self.resume {
             Some((_, [parameters, first, second])) => InitialState {
-                parameters: floats(parameters),
-                moments: Some([floats(first), floats(second)]),
+                parameters: Arc::new(floats(parameters)),
+                moments: Some([owned(first), owned(second)]),
             },
             None => InitialState { parameters: Arc::new(model.initialize(3)), moments: None },
         }
@@ -407,7 +422,7 @@ impl Run {
         let training = Training {
             plan: Arc::clone(&plan),
             backend: Arc::clone(subject.device(index)),
-            state: self.state(&*model),
+            state: self.state(&*model, &plan, (index, context.peers())),
             model,
             rule: rule(),
             communicator,

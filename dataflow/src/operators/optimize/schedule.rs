@@ -107,7 +107,7 @@ impl OptimizerSchedule {
         let chunks = plan.chunks.chunks().len();
         let (owned, units): (Vec<Range<usize>>, Vec<usize>) = match place {
             MemoryPlace::Host => {
-                let owners = plan.chunks.owners(workers);
+                let owners = plan.owners(workers);
                 let owned = (0..chunks).filter(|&chunk| owners[chunk] == worker).collect();
                 ((0..chunks).map(|chunk| chunk..chunk + 1).collect(), owned)
             }
