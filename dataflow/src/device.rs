@@ -292,28 +292,21 @@ impl DeviceChoice {
         }
     }
 
-    /// Workers of each of `processes_here` processes of this machine where nothing says how many: one for each of its cores, up
-    /// to `lanes`; where GPUs compute, one, as several of them are slower than one in this version.
+    /// Workers of each of `processes_here` processes of this machine where nothing says how many: one for each of its
+    /// [`places`](Self::places), up to `lanes`.
     pub fn default_workers(&self, lanes: usize, processes_here: usize) -> usize {
-        match self.platform {
-            Platform::Cpu => (cores().get() / processes_here.max(1)).min(lanes).max(1),
-            Platform::Cuda { .. } => 1,
-        }
+        (self.places() / processes_here.max(1)).min(lanes).max(1)
     }
 
-    /// What should be known of a run of `workers` workers over all processes, of which `asked` were asked for.
-    pub fn note(&self, workers: usize, asked: Option<usize>) -> Option<String> {
-        let Platform::Cuda { gpus } = self.platform else { return None };
-        match (workers, asked) {
-            (1, None) if gpus.get() > 1 => Some(format!(
-                "one of {gpus} GPUs computes: several are slower than one in this version (-w {gpus} \
-                 takes all)"
-            )),
-            (2.., _) => Some(format!(
-                "{workers} workers compute on GPUs: in this version they are slower than one (-w 1)"
-            )),
-            _ => None,
-        }
+    /// What should be known of a run of so many processes.
+    pub fn note(&self, processes: usize) -> Option<String> {
+        let Platform::Cuda { .. } = self.platform else { return None };
+        (processes > 1).then(|| {
+            format!(
+                "{processes} processes compute on GPUs: in this version what they tell each other goes through the \
+                 host, which is much slower than the workers of one process (-w)"
+            )
+        })
     }
 
     /// The compute threads that this machine has cores for. Where more were asked for, a warning says so once.
@@ -381,26 +374,21 @@ mod tests {
     }
 
     #[test]
-    fn several_gpus_compute_only_where_they_are_asked_for() {
-        let on = |gpus| DeviceChoice {
-            platform: Platform::Cuda { gpus: NonZeroUsize::new(gpus).unwrap() },
+    fn every_gpu_computes_and_every_core() {
+        let on = |platform| DeviceChoice {
+            platform,
             precision: Precision::Fp32,
             threads: NonZeroUsize::MIN,
         };
-        for gpus in [1, 2, 8] {
-            for processes in [1, 2, 16] {
-                assert_eq!(on(gpus).default_workers(8, processes), 1, "{gpus} {processes}");
-            }
+        let gpus = |gpus| on(Platform::Cuda { gpus: NonZeroUsize::new(gpus).unwrap() });
+        for (count, processes, workers) in [(1, 1, 1), (8, 1, 8), (16, 1, 8), (8, 2, 4), (2, 16, 1)]
+        {
+            assert_eq!(gpus(count).default_workers(8, processes), workers, "{count} {processes}");
         }
-        let note = |gpus, workers, asked| on(gpus).note(workers, asked).unwrap_or_default();
-        assert!(note(8, 1, None).contains("one of 8 GPUs"), "{}", note(8, 1, None));
-        assert_eq!(note(1, 1, None), "");
-        assert_eq!(note(8, 1, Some(1)), "");
-        for asked in [Some(2), None] {
-            assert!(note(8, 2, asked).contains("slower than one"), "{}", note(8, 2, asked));
-        }
-        let cpu = DeviceChoice { platform: Platform::Cpu, ..on(1) };
-        assert_eq!(cpu.note(8, None), None);
+        assert_eq!(gpus(8).note(1), None);
+        assert!(gpus(8).note(2).unwrap().contains("2 processes"));
+        let cpu = on(Platform::Cpu);
+        assert_eq!(cpu.note(8), None);
         assert_eq!(cpu.default_workers(1, 1), 1);
         assert_eq!(cpu.default_workers(usize::MAX, 1), cores().get());
         assert_eq!(cpu.default_workers(8, 1 << 20), 1);

@@ -42,8 +42,7 @@ pub(crate) struct TrainArguments {
     /// Overrides a key, such as `--set run.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Workers of each process; never numerics. By default as many as there are cores for, up to the lanes; one where GPUs
-    /// compute, as several are slower than one in this version.
+    /// Workers of each process; never numerics. By default as many as there are cores or GPUs for, up to the lanes.
     #[arg(short = 'w', long, value_name = "WORKERS")]
     workers: Option<usize>,
     /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
@@ -119,7 +118,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     warn_of_open_ports(&cluster);
     let shows_progress = cluster.process == 0;
-    if let Some(note) = device.note(cluster.threads * cluster.processes(), arguments.workers)
+    if let Some(note) = device.note(cluster.processes())
         && shows_progress
     {
         note_line!("note: {note}");

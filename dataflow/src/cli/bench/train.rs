@@ -46,7 +46,7 @@ pub(crate) struct TrainBench {
     /// Steps that are measured, after one that is not.
     #[arg(long, value_name = "N", default_value = "10")]
     steps: NonZeroUsize,
-    /// Workers; by default one per core, up to the lanes, or one GPU.
+    /// Workers; by default one per core or GPU, up to the lanes.
     #[arg(short = 'w', long, value_name = "W")]
     workers: Option<usize>,
     /// Lanes; by default the largest power of two up to 8 and to the samples.
