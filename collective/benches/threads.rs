@@ -185,10 +185,8 @@ impl<'a> Rank<'a> {
         for (bucket, (start, cut)) in cuts.iter().enumerate() {
             let (key, own) = ((round, bucket as u32), OwnPart::IsThere);
             let stream = &mut streams[bucket % 2];
-            ends.gather(device, stream, key, cut, own, |stream, range, from| {
-                let out = SliceMut::new(arena, start + range.start, range.len())?;
-                Ok::<_, CommunicatorError>(device.copy(stream, out, from)?)
-            })?;
+            let out = SliceMut::new(arena, *start, cut.of_rank(cut.ranks() - 1).end)?;
+            ends.gather(device, stream, key, cut, out, own)?;
         }
         Ok(())
     }

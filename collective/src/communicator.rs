@@ -9,18 +9,76 @@
 //! | communicator | whose ranks | how bytes move |
 //! |---|---|---|
 //! | [`Threads`] | the workers of a process | an owner's kernel reads the memory of its peers and adds in tree order |
+//! | [`Nccl`] | workers of several processes | the vendor's library moves parts, and a kernel of the owner adds in tree order |
 
+mod nccl;
 mod threads;
 
 use std::ops::Range;
 
-use tidemill_kernels::KernelError;
+use tidemill_kernels::{Backend, KernelError, SliceMut};
 
-pub use self::threads::{Abort, OwnPart, Part, Post, Threads, Update};
+pub use self::nccl::Nccl;
+pub use self::threads::{OwnPart, Part, Post, Threads, Update};
 use crate::error::CollectiveError;
 
 /// The result of a communicator's call.
 pub type Result<T> = std::result::Result<T, CommunicatorError>;
+
+/// The end of one rank between all ranks of a run.
+///
+/// A call waits until the ranks that it concerns have told of the bucket, which they do when they enqueue: so the host waits for
+/// other hosts, and devices wait for devices. All ranks must go through the same buckets in the same order.
+pub trait Communicator<B: Backend>: Send {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn ranks(&self) -> usize;
+
+    /// With which the thread that computes tells what is summed.
+    fn post(&self) -> Post<B, f32>;
+
+    /// Ends what every rank waits for, or comes to wait for, that this one can reach: on its host and its device.
+    fn abort_handle(&self) -> Abort;
+
+    /// The sums over all lanes of what this rank owns of `bucket` at `step`, one range after the other in `out`. `owned` has for
+    /// each rank the ranges of the buffers in which the bucket was posted, as many for each.
+    ///
+    /// # Errors
+    /// Parts that are not all lanes once, [`CommunicatorError::Closed`], or a device that fails.
+    fn reduce_scatter(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        owned: &[Vec<Range<usize>>],
+        out: SliceMut<'_, B, f32>,
+    ) -> Result<()>;
+
+    /// What this rank owns of `bucket` has been updated once `ready` is reached, and stays until every rank has posted its sums of
+    /// the next step.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`].
+    fn updated(&mut self, key: (u64, u32), update: Update<B, f32>, ready: &B::Event) -> Result<()>;
+
+    /// What the other ranks have updated of `bucket`, in `out`, which holds the bucket, and what this rank owns of it.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`], or a device that fails.
+    fn gather(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        cut: &Cut,
+        out: SliceMut<'_, B, f32>,
+    ) -> Result<()>;
+}
+
+/// Ends what ranks wait for; from any thread.
+pub type Abort = Box<dyn FnOnce() + Send>;
 
 /// Why bytes do not come.
 #[derive(Debug, thiserror::Error)]

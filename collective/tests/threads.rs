@@ -189,10 +189,8 @@ impl<'a> Rank<'a> {
         }
         for ((bucket, cut), start) in cuts.iter().enumerate().zip(starts()) {
             let (key, own) = ((step, bucket as u32), OwnPart::IsElsewhere);
-            ends.gather(device, state, key, cut, own, |state, range, from| {
-                let out = SliceMut::new(replica, start + range.start, range.len())?;
-                Ok::<_, CommunicatorError>(device.copy(state, out, from)?)
-            })?;
+            let out = SliceMut::new(replica, start, BUCKETS[bucket])?;
+            ends.gather(device, state, key, cut, out, own)?;
         }
         self.gathered = Some(device.record(state)?);
         Ok(())
@@ -307,6 +305,6 @@ fn ranks_that_wait_are_ended() {
                 }
             });
         }
-        abort.abort();
+        abort();
     });
 }

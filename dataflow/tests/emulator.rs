@@ -6,6 +6,8 @@ mod harness;
 mod lookup;
 #[path = "graph/on_device.rs"]
 mod on_device;
+#[path = "../../collective/tests/stand_in/mod.rs"]
+mod stand_in;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -15,6 +17,7 @@ use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill::kernels::gpu::Precision;
+use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
 use tidemill::model::Mamba;
 
@@ -77,6 +80,33 @@ fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
         assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{before} then {after}");
         assert_eq!(rest.reports, expected.reports[2..]);
     }
+}
+
+/// Workers of several processes, whose devices a library connects: the sums are still those of our kernels.
+fn any_number_of_processes_gives_the_same_bits<P: Precision>() {
+    let run = Run { samples: 11, lanes: 8, steps: 4, checkpoint_every: 2, ..Run::default() };
+    let subject = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
+    let expected = run.run_on(&subject).unwrap();
+    let library = Some(stand_in::library as fn() -> CollectiveLibrary);
+    for (processes, workers) in [(2, 2), (3, 3), (2, 4), (5, 5)] {
+        let run = Run { processes, workers, library, ..run.clone() };
+        let found = run.run_on(&subject);
+        let found = found.unwrap_or_else(|error| panic!("{run:?}: {}", error.with_causes()));
+        assert_eq!(found, expected, "{workers} workers of {processes} processes");
+        let resume = Some((2, found.checkpoints[&2].clone()));
+        let rest = Run { processes: 1, workers: 3, resume, ..run }.run_on(&subject).unwrap();
+        assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4]);
+    }
+}
+
+#[test]
+fn any_number_of_processes_gives_the_same_bits_in_fp32() {
+    any_number_of_processes_gives_the_same_bits::<Fp32>();
+}
+
+#[test]
+fn any_number_of_processes_gives_the_same_bits_in_bf16() {
+    any_number_of_processes_gives_the_same_bits::<Bf16>();
 }
 
 #[test]

@@ -343,6 +343,11 @@ impl Driver for Cuda {
         CudaEvent::record(&self.pool, self.name(), queue)
     }
 
+    fn for_library(&self, queue: &mut CudaQueue) -> Result<*mut c_void> {
+        self.bind()?;
+        Ok(queue.raw())
+    }
+
     fn wait_for(&self, queue: &mut CudaQueue, event: &CudaEvent) -> Result<()> {
         self.bind()?;
         queue.wait_for(event, self.name())

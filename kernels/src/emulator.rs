@@ -10,6 +10,7 @@ mod module;
 mod queue;
 mod schedule;
 
+use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -283,6 +284,13 @@ impl Driver for Emulator {
         let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
         // SAFETY: as above.
         unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
+    }
+
+    /// Libraries are not emulated: they run at once, when everything before has run.
+    fn for_library(&self, queue: &mut EmulatorQueue) -> Result<*mut c_void> {
+        queue.check_idle("calling a library")?;
+        queue.finish()?;
+        Ok(std::ptr::null_mut())
     }
 
     /// The memory of every emulated device is the host's.

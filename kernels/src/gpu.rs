@@ -16,6 +16,7 @@ mod backend;
 mod buffer;
 #[cfg(any(feature = "cuda", feature = "emulator"))]
 pub(crate) mod cache;
+pub mod collectives;
 pub mod driver;
 mod launch;
 mod matmul;

@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use tidemill_kernels::backend::TreeTerm;
-use tidemill_kernels::{Backend, Element, MemoryPlace, PeerAccess, Shared, Slice, SliceMut};
+use tidemill_kernels::{Backend, Element, MemoryPlace, PeerAccess, Shared, SliceMut};
 
-use super::{CommunicatorError, Cut, Result};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result};
 use crate::tree::{Node, Tree};
 
 /// The sum over the lanes of a node, in a buffer of the rank that formed it.
@@ -43,9 +43,9 @@ impl<B: Backend, T: Element> Clone for Update<B, T> {
 
 /// What is told of a bucket at a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    step: u64,
-    bucket: u32,
+pub(super) struct Key {
+    pub(super) step: u64,
+    pub(super) bucket: u32,
 }
 
 enum Message<B: Backend, T: Element> {
@@ -55,10 +55,17 @@ enum Message<B: Backend, T: Element> {
 }
 
 /// What every rank has told of a bucket, in the order of ranks, and the events behind it.
-type OfRanks<C, E> = Vec<(C, E)>;
+pub(super) type OfRanks<C, E> = Vec<(C, E)>;
 
 /// What some ranks have told so far.
 type Told<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
+
+/// What a rank was last told of each bucket, and reads: the memory stays for as long, whatever becomes of the others. Their
+/// owners overwrite it only after all have read, but a run may end before.
+struct Read<B: Backend, T: Element> {
+    sums: BTreeMap<u32, OfRanks<Vec<Part<B>>, B::Event>>,
+    updates: BTreeMap<u32, OfRanks<Update<B, T>, B::Event>>,
+}
 
 /// Tells all ranks of a process what one of them has. It may be cloned, for the threads of a rank.
 pub struct Post<B: Backend, T: Element> {
@@ -115,20 +122,8 @@ impl<B: Backend, T: Element> Post<B, T> {
     }
 }
 
-/// Ends what the ranks of a process wait for.
-pub struct Abort<B: Backend, T: Element>(Vec<Sender<Message<B, T>>>);
-
-impl<B: Backend, T: Element> Abort<B, T> {
-    /// From now on every rank that waits, or comes to wait, is told [`CommunicatorError::Closed`].
-    pub fn abort(&self) {
-        for rank in &self.0 {
-            // A rank that is gone waits for nothing.
-            let _ = rank.send(Message::Abort);
-        }
-    }
-}
-
-/// The end of one rank at which it learns what the others have.
+/// The end of one rank at which it learns what the others have. Before it is dropped, the device streams that it was used with
+/// must have run: what they read is then given back.
 ///
 /// A call waits until every rank has told of the bucket, which their threads do when they enqueue: so the host waits for
 /// other hosts, and devices wait for devices. All ranks must go through the buckets in the same order.
@@ -139,6 +134,7 @@ pub struct Threads<B: Backend, T: Element> {
     messages: Receiver<Message<B, T>>,
     sums: Told<Vec<Part<B>>, B::Event>,
     updates: Told<Update<B, T>, B::Event>,
+    read: Read<B, T>,
     /// Whether the ranks were told to end.
     is_over: bool,
 }
@@ -166,6 +162,7 @@ impl<B: Backend, T: Element> Threads<B, T> {
             messages,
             sums: BTreeMap::new(),
             updates: BTreeMap::new(),
+            read: Read { sums: BTreeMap::new(), updates: BTreeMap::new() },
             is_over: false,
         };
         Ok(messages.into_iter().enumerate().map(end).collect())
@@ -186,9 +183,15 @@ impl<B: Backend, T: Element> Threads<B, T> {
         self.post.clone()
     }
 
-    /// With which all ranks are ended.
-    pub fn abort_handle(&self) -> Abort<B, T> {
-        Abort(self.post.ranks.clone())
+    /// From when it is called on every rank that waits, or comes to wait, is told [`CommunicatorError::Closed`].
+    pub fn abort_handle(&self) -> Abort {
+        let ranks = self.post.ranks.clone();
+        Box::new(move || {
+            for rank in &ranks {
+                // A rank that is gone waits for nothing.
+                let _ = rank.send(Message::Abort);
+            }
+        })
     }
 
     /// The sums over all lanes of elements `owned` of the buffers in which `bucket` was posted, one range after the other in `out`.
@@ -222,42 +225,41 @@ impl<B: Backend, T: Element> Threads<B, T> {
             backend.tree_sum(stream, out.reborrow().sub(start, range.len())?, &terms)?;
             start += range.len();
         }
+        drop(parts);
+        self.read.sums.insert(bucket, told);
         Ok(())
     }
 
-    /// Hands what every owner has updated of `bucket` to `take`, which enqueues its copying: the elements from the bucket's
-    /// beginning, and where they are. What this rank owns is handed over too, unless it is there already.
+    /// What every owner has updated of `bucket`, in `out`, which holds the bucket. What this rank owns is copied too, unless it is
+    /// there already.
     ///
     /// # Errors
-    /// [`CommunicatorError::Closed`], a device that fails, or an error of `take`.
-    pub fn gather<E: From<CommunicatorError>>(
+    /// [`CommunicatorError::Closed`], or a device that fails.
+    pub fn gather(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
         (step, bucket): (u64, u32),
         cut: &Cut,
+        mut out: SliceMut<'_, B, T>,
         own: OwnPart,
-        mut take: impl FnMut(
-            &mut B::DeviceStream,
-            Range<usize>,
-            Slice<'_, B, T>,
-        ) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+    ) -> Result<()> {
         let told = self.wait_for_updates(Key { step, bucket })?;
         for (rank, (update, ready)) in told.iter().enumerate() {
             let range = cut.of_rank(rank);
             if range.is_empty() || (rank == self.rank && own == OwnPart::IsThere) {
                 continue;
             }
-            let device = |error| E::from(CommunicatorError::Device(error));
-            backend.wait_for(stream, ready).map_err(device)?;
-            let from = update.values.slice(update.start, range.len()).map_err(device)?;
-            take(stream, range, from)?;
+            backend.wait_for(stream, ready)?;
+            let from = update.values.slice(update.start, range.len())?;
+            backend.copy(stream, out.reborrow().sub(range.start, range.len())?, from)?;
         }
+        self.read.updates.insert(bucket, told);
         Ok(())
     }
 
-    fn wait_for_sums(&mut self, key: Key) -> Result<OfRanks<Vec<Part<B>>, B::Event>> {
+    /// What every rank has told of its sums.
+    pub(super) fn wait_for_sums(&mut self, key: Key) -> Result<OfRanks<Vec<Part<B>>, B::Event>> {
         loop {
             if let Some(told) = complete(&mut self.sums, key) {
                 return Ok(told);
@@ -292,6 +294,56 @@ impl<B: Backend, T: Element> Threads<B, T> {
                 Err(CommunicatorError::Closed)
             }
         }
+    }
+}
+
+impl<B: Backend> Communicator<B> for Threads<B, f32> {
+    fn rank(&self) -> usize {
+        Self::rank(self)
+    }
+
+    fn ranks(&self) -> usize {
+        Self::ranks(self)
+    }
+
+    fn post(&self) -> Post<B, f32> {
+        Self::post(self)
+    }
+
+    fn abort_handle(&self) -> Abort {
+        Self::abort_handle(self)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        owned: &[Vec<Range<usize>>],
+        out: SliceMut<'_, B, f32>,
+    ) -> Result<()> {
+        let rank = self.rank;
+        Self::reduce_scatter(self, backend, stream, key, &owned[rank], out)
+    }
+
+    fn updated(
+        &mut self,
+        (step, bucket): (u64, u32),
+        update: Update<B, f32>,
+        ready: &B::Event,
+    ) -> Result<()> {
+        self.post.updated(step, bucket, &update, ready)
+    }
+
+    fn gather(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        cut: &Cut,
+        out: SliceMut<'_, B, f32>,
+    ) -> Result<()> {
+        Self::gather(self, backend, stream, key, cut, out, OwnPart::IsThere)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
@@ -13,7 +14,7 @@ use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
-use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, Precision, Sharing, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
 use crate::refusal::{Advice, Refusal, cause_alone};
@@ -138,7 +139,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let (batch, precision) = (run.batch.clone(), run.config.device.precision);
     let device = run.device.clone();
     device
-        .open(workers, Train { run, options })
+        .open(workers, Train { run, options, sharing: device.sharing(workers.here) })
         .flatten()
         .map_err(|error| advise(error, &batch, precision))
 }
@@ -147,13 +148,14 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
 struct Train {
     run: ResolvedRun,
     options: TrainOptions,
+    sharing: Sharing,
 }
 
 impl WithBackend for Train {
     type Output = Result<TrainSummary>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { run, options: TrainOptions { mut cluster, stop, observer } } = self;
+        let Self { run, options: TrainOptions { mut cluster, stop, observer }, sharing } = self;
         cluster.identity.extend(run.identity(devices.kind()));
         cluster.peer_deadline = run.peer_deadline();
         cluster.connect_deadline = run.connect_deadline();
@@ -178,7 +180,9 @@ impl WithBackend for Train {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
         let workers = cluster.threads * cluster.processes();
-        let communicators = Communicators::new(&devices.backends(), workers, run.batch.lanes())?;
+        let (backends, lanes) = (devices.backends(), run.batch.lanes());
+        let library = || CollectiveLibrary::open(NCCL);
+        let communicators = Communicators::new(&backends, sharing, workers, lanes, library)?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());

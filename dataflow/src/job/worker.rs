@@ -170,16 +170,18 @@ pub(super) fn run_worker<B: Backend>(
     };
     let config = &run.config;
     let local_index = context.index() % devices.workers().len();
+    let backend = Arc::clone(&devices.workers()[local_index].backend);
+    let communicator = shared.communicators.take(context, &backend)?;
     let training = Training {
         plan,
-        backend: Arc::clone(&devices.workers()[local_index].backend),
+        backend,
         model: Arc::clone(&run.model),
         state: InitialState {
             parameters: Arc::new(parameters),
             moments: moments.map(|arenas| arenas.map(Arc::new)),
         },
         rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
-        communicator: shared.communicators.take(local_index),
+        communicator,
         stop: Arc::clone(&shared.stop.asked),
         checkpoints,
         abort: context.abort().clone(),

@@ -5,13 +5,13 @@
 //! waits for no device, and nobody locks: who holds what is a matter of who was sent it.
 //!
 //! The sums of gradients are the device thread's. A worker alone gives them along with the parameters, and has them
-//! back with those of the next step. Of several workers each reads the sums of the others where they are, as
-//! [`Threads`] says, and the device thread computes the next step once its parameters were gathered, when all have read.
+//! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or is sent what the
+//! others have summed, and the device thread computes the next step once its parameters were gathered: then all have read.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use tidemill_collective::communicator::{Post, Threads};
+use tidemill_collective::communicator::{Communicator, Post};
 use tidemill_kernels::{Backend, MemoryPlace, Runtime};
 use tidemill_model::Parameters;
 
@@ -54,14 +54,16 @@ pub struct Lender<B: Backend> {
     lend: Sender<Lent<B>>,
     returned: Receiver<Returned<B>>,
     /// What the other workers have; `None` where there are no others.
-    pub(super) communicator: Option<Threads<B, f32>>,
+    pub(super) communicator: Option<Box<dyn Communicator<B>>>,
 }
 
 /// The two ends of one worker, with its end of the `communicator` between workers.
-pub fn lending<B: Backend>(communicator: Option<Threads<B, f32>>) -> (Borrower<B>, Lender<B>) {
+pub fn lending<B: Backend>(
+    communicator: Option<Box<dyn Communicator<B>>>,
+) -> (Borrower<B>, Lender<B>) {
     let (lend, lent) = mpsc::channel();
     let (give_back, returned) = mpsc::channel();
-    let post = communicator.as_ref().map(Threads::post);
+    let post = communicator.as_ref().map(|communicator| communicator.post());
     let borrower = Borrower { lent, returned: give_back, held: None, post };
     (borrower, Lender { lend, returned, communicator })
 }
@@ -70,10 +72,10 @@ pub fn lending<B: Backend>(communicator: Option<Threads<B, f32>>) -> (Borrower<B
 pub(super) fn stays_on_device<B: Backend>(
     plan: &TrainingPlan,
     backend: &B,
-    communicator: Option<&Threads<B, f32>>,
+    communicator: Option<&dyn Communicator<B>>,
     workers: usize,
 ) -> bool {
-    let ranks = communicator.map_or(1, Threads::ranks);
+    let ranks = communicator.map_or(1, Communicator::ranks);
     plan.state_place.resolve(backend.memory()) == MemoryPlace::Device && ranks == workers
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tidemill_collective::communicator::Threads;
+use tidemill_collective::communicator::Communicator;
 use tidemill_collective::{Chunk, Credit};
 use tidemill_kernels::Backend;
 use tidemill_model::Trainable;
@@ -123,9 +123,9 @@ pub struct Training<B: Backend, M> {
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
-    /// This worker's end between all workers, where they are of one process and their devices read each other's memory: then
-    /// state stays on the devices. Without it, state of several workers goes through the host.
-    pub communicator: Option<Threads<B, f32>>,
+    /// This worker's end between the devices of all workers: then state stays there. Without it, state of several workers goes
+    /// through the host. See [`Communicators`](crate::device::Communicators).
+    pub communicator: Option<Box<dyn Communicator<B>>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
     /// Where worker 0 writes checkpoints.
@@ -182,10 +182,9 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let layout = model.layout().clone();
         let scope = grains.scope();
         let (mut borrower, mut lender) = (None, None);
-        if stays_on_device(&plan, &*backend, communicator.as_ref(), scope.peers()) {
+        if stays_on_device(&plan, &*backend, communicator.as_deref(), scope.peers()) {
             if let Some(communicator) = &communicator {
-                let others = communicator.abort_handle();
-                abort.on_abort(move || others.abort());
+                abort.on_abort(communicator.abort_handle());
             }
             let (of_device, of_optimizer) = lending(communicator);
             (borrower, lender) = (Some(of_device), Some(of_optimizer));

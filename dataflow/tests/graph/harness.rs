@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
-use tidemill::collective::communicator::Threads;
-use tidemill::device::Communicators;
+use tidemill::collective::communicator::Communicator;
+use tidemill::device::{Communicators, Sharing};
+use tidemill::kernels::KernelError;
 use tidemill::kernels::backend::AdamWStep;
+use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
@@ -77,6 +79,8 @@ pub struct Run {
     pub window_bytes: usize,
     pub state_place: StatePlace,
     pub bucket_elements: usize,
+    /// What connects the devices of several processes.
+    pub library: Option<fn() -> CollectiveLibrary>,
     pub steps: u64,
     pub checkpoint_every: u64,
     /// Where to begin: updates done, and the state after them.
@@ -146,6 +150,7 @@ impl Default for Run {
             window_bytes: 4 << 20,
             state_place: StatePlace::Automatic,
             bucket_elements: 100,
+            library: None,
             steps: 6,
             checkpoint_every: 4,
             resume: None,
@@ -369,7 +374,8 @@ impl Run {
             listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
         let mut threads = Vec::new();
         for (process, listener) in listeners.into_iter().enumerate() {
-            let mut settings = ClusterSettings::threads(self.workers / self.processes);
+            let local_workers = self.workers / self.processes;
+            let mut settings = ClusterSettings::threads(local_workers);
             settings.step_deadline = self.step_deadline;
             settings.ending_deadline = self.step_deadline.unwrap_or(settings.ending_deadline);
             if self.processes > 1 {
@@ -378,11 +384,13 @@ impl Run {
                 settings.listener = Some(listener);
             }
             let (run, subject, complete) = (self.clone(), subject.clone(), Arc::clone(complete));
-            let local: Vec<&B> =
-                (0..settings.threads).map(|worker| &**subject.device(worker)).collect();
-            let ends = Communicators::new(&local, self.workers, self.lanes).unwrap();
+            let local: Vec<&B> = (0..local_workers)
+                .map(|worker| &**subject.device(process * local_workers + worker))
+                .collect();
+            let ends = self.communicators(&local);
             let work = move |context: &mut WorkerContext<'_>| {
-                let end = ends.take(context.index());
+                let local = context.index() % local_workers;
+                let end = ends.take(context, subject.device(process * local_workers + local))?;
                 run.work(context, &subject, end, &complete)
             };
             threads.push(std::thread::spawn(move || execute(settings, work)));
@@ -395,6 +403,16 @@ impl Run {
         Ok(outcomes)
     }
 
+    /// What connects the workers of a process on `backends` with all.
+    fn communicators<B: Backend>(&self, backends: &[&B]) -> Communicators<B> {
+        let (library, missing) = match self.library {
+            Some(library) => (Some(library()), None),
+            None => (None, Some(KernelError::shape("run", "library", "one", "none"))),
+        };
+        let library = || library.ok_or_else(|| missing.expect("there is no library"));
+        Communicators::new(backends, Sharing::None, self.workers, self.lanes, library).unwrap()
+    }
+
     /// The gate at which `what` gets stuck.
     fn gate(&self, what: Stuck) -> Option<Gate> {
         (self.stuck == Some(what)).then(|| self.gate.clone())
@@ -405,7 +423,7 @@ impl Run {
         &self,
         context: &mut WorkerContext<'_>,
         subject: &Subject<B, M>,
-        communicator: Option<Threads<B, f32>>,
+        communicator: Option<Box<dyn Communicator<B>>>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Outcome, Failure> {
         let (index, abort) = (context.index(), context.abort().clone());

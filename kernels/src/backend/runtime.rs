@@ -11,7 +11,10 @@
 //! before it looks at the memory.
 
 use super::element::{ActivationElement, Element};
-use crate::error::Result;
+use std::ops::Range;
+
+use crate::error::{KernelError, Result};
+use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
 use crate::shared::Shared;
 use crate::view::{Slice, SliceMut};
 
@@ -199,6 +202,38 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     fn share<T: Element>(buffer: &Self::Buffer<T>) -> Option<Shared<Self, T>> {
         let _ = buffer;
         None
+    }
+
+    /// Begins to join a group of devices of several processes as a rank of it; [`exchange`](Self::exchange) waits until all
+    /// have joined.
+    ///
+    /// # Errors
+    /// What the library answers; a device that has none.
+    fn join_group(
+        &self,
+        library: &CollectiveLibrary,
+        id: GroupId,
+        rank_of: (usize, usize),
+    ) -> Result<GroupMember> {
+        let _ = (library, id, rank_of);
+        Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
+    }
+
+    /// Sends each of `sends` to the rank that stands beside it, and receives from ranks the ranges `receives` of `into`, all at
+    /// once: what this rank sends another is what that one receives, in order. Returns when it is enqueued.
+    ///
+    /// # Errors
+    /// What the library answers; a group that was aborted; a range that leaves `into`.
+    fn exchange<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        member: &GroupMember,
+        sends: &[(usize, Slice<'_, Self, T>)],
+        into: SliceMut<'_, Self, T>,
+        receives: &[(usize, Range<usize>)],
+    ) -> Result<()> {
+        let _ = (stream, member, sends, into, receives);
+        Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
     }
 
     /// `out = from`, on the device.

@@ -62,6 +62,11 @@ impl CudaQueue {
         graph
     }
 
+    /// As the driver names it.
+    pub(super) fn raw(&self) -> *mut std::ffi::c_void {
+        self.stream.cast()
+    }
+
     /// What is enqueued from now on waits for `event`.
     pub(super) fn wait_for(&mut self, event: &CudaEvent, device: &str) -> Result<()> {
         let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;

@@ -1,5 +1,6 @@
 //! What one vendor's interface to its GPUs must offer; it knows no kernel.
 
+use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use bytemuck::{Pod, Zeroable};
@@ -206,6 +207,10 @@ pub trait Driver: Send + Sync + Sized + 'static {
 
     /// Lets kernels of this device read the memory of `peer`, where the two can.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
+
+    /// The queue as libraries are given it, for a call from this thread. What they enqueue there runs behind what was enqueued
+    /// before.
+    fn for_library(&self, queue: &mut Self::Queue) -> Result<*mut c_void>;
 
     /// Copies `bytes` on the device between two memories.
     fn copy(

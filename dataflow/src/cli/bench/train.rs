@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use clap::Args;
 use tidemill_kernels::backend::KernelTime;
+use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
@@ -22,7 +23,7 @@ use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::output::result_line;
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
-use crate::device::{Communicators, Devices, LocalWorkers, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, Sharing, WithBackend};
 use crate::error::JobError;
 use crate::operators::{
     InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
@@ -247,16 +248,19 @@ fn measure<B: Backend>(
         ..Default::default()
     };
     let workers = devices.workers().len();
-    let communicators = Communicators::new(&devices.backends(), workers, batch.lanes())?;
+    let library = || CollectiveLibrary::open(NCCL);
+    let (backends, lanes) = (devices.backends(), batch.lanes());
+    let communicators = Communicators::new(&backends, Sharing::None, workers, lanes, library)?;
     let results = execute(ClusterSettings::threads(workers), move |context| {
         let backend = Arc::clone(&devices.workers()[context.index()].backend);
+        let communicator = communicators.take(context, &backend)?;
         let training = Training {
             plan: Arc::clone(&plan),
             backend: Arc::clone(&backend),
             model: Arc::clone(&model),
             state: InitialState { parameters: Arc::clone(&parameters), moments: None },
             rule: UpdateRule::new(OptimizerSettings::default(), schedule.clone(), steps),
-            communicator: communicators.take(context.index()),
+            communicator,
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
             abort: context.abort().clone(),

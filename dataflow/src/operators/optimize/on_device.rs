@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::communicator::{CommunicatorError, Cut, OwnPart, Update};
-use tidemill_collective::{Bucket, StatePart};
+use tidemill_collective::StatePart;
+use tidemill_collective::communicator::{CommunicatorError, Cut, Update};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, Layout, Parameters};
 
@@ -28,10 +28,12 @@ const LENT: GraphError = GraphError::Order { what: "an update", missing: "the en
 
 /// What a worker owns of a bucket.
 struct OwnedBucket {
-    /// Its chunks.
+    /// Its chunks that this worker owns.
     chunks: Range<usize>,
-    /// Its elements of the parameter arena.
+    /// Their elements of the parameter arena.
     range: Range<usize>,
+    /// For each worker, where the gradients of what it owns are in the gradient arena, for each use.
+    slots: Vec<Vec<Range<usize>>>,
     /// Where they begin in the buffers of owned elements, which are in the order of the arena.
     start: usize,
     /// Where the sums of its uses begin, one use after the other, in a buffer of sums that were read from other workers.
@@ -47,6 +49,7 @@ pub(super) struct DeviceShard<B: Backend> {
     rule: UpdateRule,
     plan: Arc<TrainingPlan>,
     lender: Lender<B>,
+    worker: usize,
     /// The parts of the arena that are decayed and those that are not, in order.
     decays: Vec<(Range<usize>, Decay)>,
     buckets: Vec<OwnedBucket>,
@@ -73,7 +76,10 @@ impl<B: Backend> DeviceShard<B> {
         replies: &Replies<Vec<ShardReply>>,
     ) -> Result<(), Failure> {
         let mut shard = Self::new(parts, layout, lender, (worker, workers))?;
-        shard.lend().and_then(|()| shard.run(jobs, replies)).or_else(Stopped::into_result)
+        let ended = shard.lend().and_then(|()| shard.run(jobs, replies));
+        // What other workers have posted is read until then, and given back afterwards. Where the device fails, it has said so.
+        let _ = shard.backend.record(&mut shard.stream).and_then(|end| shard.backend.wait(&end));
+        ended.or_else(Stopped::into_result)
     }
 
     fn new(
@@ -109,6 +115,7 @@ impl<B: Backend> DeviceShard<B> {
             rule,
             plan,
             lender,
+            worker,
             decays,
             buckets,
             parameters: Arc::new(parameters),
@@ -192,28 +199,16 @@ impl<B: Backend> DeviceShard<B> {
         Ok(())
     }
 
-    fn bucket(&self, bucket: usize) -> &Bucket {
-        &self.plan.buckets.buckets()[bucket]
-    }
-
-    /// Where the gradients of what is owned of `bucket` are in the gradient arena, for each use.
-    fn slots(&self, bucket: usize) -> Vec<Range<usize>> {
-        let (whole, owned) = (self.bucket(bucket), &self.buckets[bucket].range);
-        let inside = owned.start.saturating_sub(whole.range.start);
-        let slot = |slot: &usize| slot + inside..slot + inside + owned.len();
-        whole.slots.iter().map(slot).collect()
-    }
-
     fn sum(&mut self, step: u64, bucket: usize) -> Result<(), Stopped> {
-        let slots = self.slots(bucket);
         let Some(communicator) = &mut self.lender.communicator else { return Ok(()) };
+        let OwnedBucket { slots, sums: first, .. } = &self.buckets[bucket];
         let sums = self.sums.as_mut().ok_or(NO_SUMS)?;
-        let elements = slots.iter().map(Range::len).sum();
-        let out = SliceMut::new(sums, self.buckets[bucket].sums, elements)?;
+        let elements = slots[self.worker].iter().map(Range::len).sum();
+        let out = SliceMut::new(sums, *first, elements)?;
         let _waiting = progress::during(Phase::WaitingForSums);
         let key = (step, bucket as u32);
         let (backend, stream) = (&*self.backend, &mut self.stream);
-        communicator.reduce_scatter(backend, stream, key, &slots, out).map_err(stopped)
+        communicator.reduce_scatter(backend, stream, key, slots, out).map_err(stopped)
     }
 
     /// The mean gradients of what is owned of `units`, and their sums of squares.
@@ -230,7 +225,7 @@ impl<B: Backend> DeviceShard<B> {
         for &unit in &units {
             let OwnedBucket { start, sums: first, range, .. } = &self.buckets[unit];
             let (start, elements) = (*start, range.len());
-            let slots = self.slots(unit);
+            let slots = &self.buckets[unit].slots[self.worker];
             let at = |(index, slot): (usize, &Range<usize>)| match self.lender.communicator {
                 Some(_) => first + index * elements,
                 None => slot.start,
@@ -290,12 +285,12 @@ impl<B: Backend> DeviceShard<B> {
                 Ok(())
             })?;
         }
-        let Some(communicator) = &lender.communicator else { return Ok(()) };
+        let Some(communicator) = &mut lender.communicator else { return Ok(()) };
         let ready = backend.record(stream)?;
         // Devices whose memory is not shared have no communicator.
         let Some(values) = parameters.share() else { return Err(Stopped::Unwanted) };
-        let told = Update { values, start: range.start };
-        communicator.post().updated(update - 1, bucket as u32, &told, &ready).map_err(stopped)
+        let (key, update) = ((update - 1, bucket as u32), Update { values, start: range.start });
+        communicator.updated(key, update, &ready).map_err(stopped)
     }
 
     /// Brings what the other workers have updated of `bucket` here; after the last, the device thread may go on.
@@ -303,18 +298,17 @@ impl<B: Backend> DeviceShard<B> {
         let Self { backend, stream, lender, .. } = self;
         if let Some(communicator) = &mut lender.communicator {
             let _waiting = progress::during(Phase::Gathering);
-            let first = self.plan.buckets.buckets()[bucket].range.start;
+            let range = self.plan.buckets.buckets()[bucket].range.clone();
             let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
             let (key, cut) = ((step, bucket as u32), &self.buckets[bucket].cut);
-            let own = OwnPart::IsThere;
-            communicator.gather(backend, stream, key, cut, own, |stream, range, from| {
-                let range = first + range.start..first + range.end;
-                let mut device = Device { backend: &**backend, stream };
-                let copied = parameters.update(&mut device, range, |device, out| {
-                    Ok(device.backend.copy(device.stream, out, from)?)
-                });
-                copied.map_err(Gathered::Failed)
+            let mut device = Device { backend: &**backend, stream };
+            let mut gathered = Ok(());
+            parameters.update(&mut device, range, |device, out| {
+                let Device { backend, stream } = device;
+                gathered = communicator.gather(backend, stream, key, cut, out);
+                Ok(())
             })?;
+            gathered.map_err(stopped)?;
         }
         self.gathered += 1;
         if self.gathered < self.buckets.len() {
@@ -361,9 +355,14 @@ fn owned_buckets(
             end
         });
         let cut = Cut::at(ends.collect());
+        let slots = |rank| {
+            let Range { start, end } = cut.of_rank(rank);
+            bucket.slots.iter().map(|slot| slot + start..slot + end).collect()
+        };
+        let slots = (0..workers).map(slots).collect();
         let first = sums;
         sums += range.len() * bucket.slots.len();
-        OwnedBucket { chunks: owners.chunks(worker), range, start: 0, sums: first, cut }
+        OwnedBucket { chunks: owners.chunks(worker), range, slots, start: 0, sums: first, cut }
     });
     let mut owned: Vec<_> = owned.collect();
     let mut in_order: Vec<_> = owned.iter_mut().collect();
@@ -390,26 +389,5 @@ fn stopped(error: CommunicatorError) -> Stopped {
         CommunicatorError::Closed => Stopped::Unwanted,
         CommunicatorError::Device(error) => Stopped::Failed(error.into()),
         error => Stopped::Failed(error.into()),
-    }
-}
-
-/// Why nothing was gathered.
-enum Gathered {
-    NotTold(CommunicatorError),
-    Failed(tidemill_model::ModelError),
-}
-
-impl From<CommunicatorError> for Gathered {
-    fn from(error: CommunicatorError) -> Self {
-        Self::NotTold(error)
-    }
-}
-
-impl From<Gathered> for Stopped {
-    fn from(why: Gathered) -> Self {
-        match why {
-            Gathered::NotTold(error) => stopped(error),
-            Gathered::Failed(error) => Self::Failed(error.into()),
-        }
     }
 }

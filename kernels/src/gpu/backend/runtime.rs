@@ -4,6 +4,10 @@ use crate::backend::{
     DeviceKind, Element, KernelTime, MemoryPlace, NUMERICS_VERSION, PeerAccess, Runtime,
 };
 use crate::error::{KernelError, Result};
+use std::ops::Range;
+
+use crate::gpu::buffer::Place;
+use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
@@ -178,6 +182,40 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
 
     fn share<T: Element>(buffer: &GpuBuffer<D, T>) -> Option<Shared<Self, T>> {
         Some(Shared::new(buffer.alias()))
+    }
+
+    fn join_group(
+        &self,
+        library: &CollectiveLibrary,
+        id: GroupId,
+        rank_of: (usize, usize),
+    ) -> Result<GroupMember> {
+        // Makes the device current on this thread, as every call does.
+        self.driver.memory_bytes()?;
+        GroupMember::join(library, id, rank_of)
+    }
+
+    fn exchange<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        member: &GroupMember,
+        sends: &[(usize, Slice<'_, Self, T>)],
+        mut into: SliceMut<'_, Self, T>,
+        receives: &[(usize, Range<usize>)],
+    ) -> Result<()> {
+        let sends: Vec<_> = sends
+            .iter()
+            .map(|(peer, from)| (*peer, from.address().0, from.elements * size_of::<T>()))
+            .collect();
+        let receives = receives.iter().map(|(peer, range)| {
+            let out = into.reborrow().sub(range.start, range.len())?;
+            Ok((*peer, out.address().0, out.elements * size_of::<T>()))
+        });
+        let receives = receives.collect::<Result<Vec<_>>>()?;
+        let queue = stream.queue_outside_recordings("exchanging")?;
+        let queue = self.driver.for_library(queue)?;
+        // SAFETY: views lie inside their buffers, and what is received is borrowed mutably.
+        unsafe { member.exchange(queue, &sends, &receives) }
     }
 
     fn copy<T: Element>(

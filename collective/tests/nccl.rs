@@ -1,0 +1,175 @@
+//! Ranks of several processes on emulated devices, whose bytes a library moves that stands in for NCCL.
+
+mod stand_in;
+
+use std::ops::Range;
+
+use stand_in::library;
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Nccl, Part, Update};
+use tidemill_collective::{Node, Tree, lane_cut};
+use tidemill_kernels::emulator::EmulatorSettings;
+use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
+use tidemill_kernels::{Emulator, Fp32, Gpu, KernelError, Runtime, Slice, SliceMut};
+
+type Device = Gpu<Emulator, Fp32>;
+
+const LANES: usize = 8;
+const ELEMENTS: usize = 700;
+const GRANULE: usize = 64;
+/// Where the uses of the only bucket begin in the buffers of gradients.
+const SLOTS: [usize; 2] = [30, 800];
+
+fn device() -> Device {
+    Gpu::new(Emulator::new(EmulatorSettings { warp: 32, seed: 0 }).unwrap())
+}
+
+/// A lane's gradient of a step, of magnitudes that show the order of a sum.
+fn gradient(step: u64, lane: usize, index: usize) -> f32 {
+    let mixed =
+        (step << 40 | (lane as u64) << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let unit = (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    unit * 10_f32.powi((mixed % 7) as i32 - 3)
+}
+
+/// The sum over the lanes of `node`.
+fn sum(step: u64, node: Node, index: usize) -> f32 {
+    if node.lanes() == 1 {
+        return gradient(step, node.lo as usize, index);
+    }
+    let middle = node.lo + node.lanes() / 2;
+    let (left, right) = (Node { hi: middle, ..node }, Node { lo: middle, ..node });
+    sum(step, left, index) + sum(step, right, index)
+}
+
+/// The gradient arena of a rank: as long as its last slot.
+const ARENA: usize = SLOTS[1] + ELEMENTS;
+
+/// What a rank has summed of both uses and gathered in two steps, beside what it should have.
+fn run_rank(
+    library: &CollectiveLibrary,
+    id: GroupId,
+    (rank, ranks): (usize, usize),
+) -> Result<(), CommunicatorError> {
+    let backend = device();
+    let tree = Tree::new(LANES)?;
+    let mut end = Nccl::join(&backend, library, id, (rank, ranks), tree)?;
+    assert_eq!((end.rank(), end.ranks()), (rank, ranks));
+    let mut stream = backend.device_stream()?;
+    let cut = Cut::new(ELEMENTS, ranks, GRANULE, 1);
+    let owned = |of: usize| -> Vec<Range<usize>> {
+        let Range { start, end } = cut.of_rank(of);
+        SLOTS.iter().map(|slot| slot + start..slot + end).collect()
+    };
+    let owned_by: Vec<_> = (0..ranks).map(owned).collect();
+    let elements = cut.of_rank(rank).len();
+    for step in 0..2 {
+        let mut parts = Vec::new();
+        for node in tree.cover(&lane_cut(LANES, ranks)?[rank]) {
+            let values: Vec<f32> = (0..ARENA).map(|index| sum(step, node, index)).collect();
+            let mut sums = backend.allocate::<f32>(&mut stream, ARENA)?;
+            backend.write(&mut stream, SliceMut::all(&mut sums), &values)?;
+            parts.push(Part { node, sums: Device::share(&sums).unwrap() });
+        }
+        end.post().sums(step, 0, &parts, &backend.record(&mut stream)?)?;
+        let mut out = backend.allocate::<f32>(&mut stream, 2 * elements)?;
+        let whole = SliceMut::all(&mut out);
+        end.reduce_scatter(&backend, &mut stream, (step, 0), &owned_by, whole)?;
+        let found = backend.to_vec(&mut stream, Slice::all(&out))?;
+        let expected: Vec<f32> = owned_by[rank]
+            .iter()
+            .flat_map(|range| range.clone().map(|index| sum(step, tree.root(), index)))
+            .collect();
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&found), bits(&expected), "rank {rank} of {ranks}, step {step}");
+
+        // Every rank writes its own, and has all of it.
+        let value = |of: usize, index: usize| (step as usize * 10_000 + of * 1_000 + index) as f32;
+        let mut masters = backend.allocate::<f32>(&mut stream, ELEMENTS)?;
+        let range = cut.of_rank(rank);
+        let own: Vec<f32> = range.clone().map(|index| value(rank, index)).collect();
+        backend.write(&mut stream, SliceMut::new(&mut masters, range.start, range.len())?, &own)?;
+        let update = Update { values: Device::share(&masters).unwrap(), start: range.start };
+        end.updated((step, 0), update, &backend.record(&mut stream)?)?;
+        let whole = SliceMut::all(&mut masters);
+        end.gather(&backend, &mut stream, (step, 0), &cut, whole)?;
+        let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
+        for of in 0..ranks {
+            let expected: Vec<f32> = cut.of_rank(of).map(|index| value(of, index)).collect();
+            assert_eq!(found[cut.of_rank(of)], expected, "rank {rank} of {ranks}: of {of}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn any_number_of_ranks_sums_along_the_tree() {
+    let library = library();
+    for ranks in [1, 2, 3, 5, 8] {
+        let id = library.group_id().unwrap();
+        std::thread::scope(|scope| {
+            for rank in 0..ranks {
+                let library = &library;
+                scope.spawn(move || run_rank(library, id, (rank, ranks)).unwrap());
+            }
+        });
+    }
+}
+
+/// Of two ranks only one ever joins: it waits until it is aborted, from another thread.
+#[test]
+fn a_rank_whose_peer_never_comes_can_be_ended() {
+    let (library, backend) = (library(), device());
+    let id = library.group_id().unwrap();
+    let tree = Tree::new(2).unwrap();
+    let mut end = Nccl::join(&backend, &library, id, (0, 2), tree).unwrap();
+    let mut stream = backend.device_stream().unwrap();
+    let mut sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let ready = backend.record(&mut stream).unwrap();
+    let part = Part { node: Node::leaf(0), sums: Device::share(&sums).unwrap() };
+    end.post().sums(0, 0, &[part], &ready).unwrap();
+    let abort = end.abort_handle();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let owned = [vec![0..4; 1], vec![4..8; 1]];
+            let out = SliceMut::new(&mut sums, 0, 4).unwrap();
+            let first = end.reduce_scatter(&backend, &mut stream, (0, 0), &owned, out).unwrap_err();
+            let out = SliceMut::new(&mut sums, 0, 4).unwrap();
+            let later = end.reduce_scatter(&backend, &mut stream, (1, 0), &owned, out).unwrap_err();
+            (first, later)
+        });
+        abort();
+        let (first, later) = waiting.join().unwrap();
+        let aborted = |error: &CommunicatorError| {
+            matches!(error, CommunicatorError::Closed)
+                || matches!(error, CommunicatorError::Device(KernelError::Device { answer, .. })
+                    if answer == "the group was aborted")
+        };
+        assert!(aborted(&first), "{first}");
+        assert!(matches!(later, CommunicatorError::Closed), "{later}");
+    });
+}
+
+#[test]
+fn what_the_library_refuses_is_an_error_with_its_words() {
+    let (library, backend) = (library(), device());
+    let id = library.group_id().unwrap();
+    assert!(id == GroupId::from_bytes(id.to_bytes()));
+    let join = |rank_of| backend.join_group(&library, id, rank_of);
+    let (member, peer) = (join((0, 2)).unwrap(), join((1, 2)).unwrap());
+    let error = join((1, 2)).err().unwrap().to_string();
+    assert!(error.contains("joining a group") && error.contains("invalid usage"), "{error}");
+    let mut stream = backend.device_stream().unwrap();
+    let mut buffer = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let from = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let send = |elements| [(0, Slice::<Device, f32>::new(&from, 0, elements).unwrap())];
+    backend.exchange(&mut stream, &peer, &send(3), SliceMut::all(&mut buffer), &[]).unwrap();
+    let wrong = [(1, 0..4)];
+    let all = SliceMut::all(&mut buffer);
+    let error = backend.exchange(&mut stream, &member, &[], all, &wrong).unwrap_err().to_string();
+    assert!(error.contains("exchanging") && error.contains("invalid argument"), "{error}");
+    let outside = [(1, 6..9)];
+    let all = SliceMut::all(&mut buffer);
+    assert!(backend.exchange(&mut stream, &member, &[], all, &outside).is_err());
+    let missing = CollectiveLibrary::open("libno-such-collectives.so.7").err().unwrap().to_string();
+    assert!(missing.contains("libno-such-collectives.so.7"), "{missing}");
+}

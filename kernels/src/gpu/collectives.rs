@@ -1,0 +1,302 @@
+//! The vendor's library that moves bytes between the GPUs of several processes: NCCL, or RCCL, whose table is the same.
+//!
+//! Of the library only what moves bytes is used. What it adds, it adds in an order of its own, which depends on how many GPUs
+//! there are; so sums are formed by our kernels, of parts that were moved. The library is opened when it is first needed.
+//! The declarations are our own, after NCCL's documentation of its C interface (version 2.18 and later).
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::{KernelError, Result};
+
+/// NVIDIA's, by the name that its toolkit installs.
+pub const NCCL: &str = "libnccl.so.2";
+
+/// What processes that form a group must have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct GroupId([u8; Self::BYTES]);
+
+impl GroupId {
+    /// The bytes of one.
+    pub const BYTES: usize = 128;
+
+    /// The same in another process.
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// For another process.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        self.0
+    }
+}
+
+/// As the library is given it: by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawId([c_char; GroupId::BYTES]);
+
+type Answer = c_int;
+type RawMember = *mut c_void;
+
+const SUCCESS: Answer = 0;
+const IN_PROGRESS: Answer = 7;
+/// `ncclUint8`: bytes are moved, whatever they mean.
+const BYTES: c_int = 1;
+
+/// How a member is made, as far as NCCL 2.18 knows it; later fields have their defaults.
+#[repr(C)]
+struct Config {
+    bytes: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    cluster_size: c_int,
+    least_blocks: c_int,
+    most_blocks: c_int,
+    network: *const c_char,
+    shares_when_split: c_int,
+}
+
+impl Config {
+    /// Calls that would wait answer that they are in progress: so what waits for a peer can be aborted.
+    fn not_blocking() -> Self {
+        const UNDEFINED: c_int = c_int::MIN;
+        Self {
+            bytes: size_of::<Self>(),
+            magic: 0xcafe_beef,
+            version: 21_800,
+            blocking: 0,
+            cluster_size: UNDEFINED,
+            least_blocks: UNDEFINED,
+            most_blocks: UNDEFINED,
+            network: std::ptr::null(),
+            shares_when_split: UNDEFINED,
+        }
+    }
+}
+
+/// The functions of the library.
+#[derive(Clone, Copy)]
+struct Table {
+    get_unique_id: unsafe extern "C" fn(*mut RawId) -> Answer,
+    init_rank: unsafe extern "C" fn(*mut RawMember, c_int, RawId, c_int, *mut Config) -> Answer,
+    state: unsafe extern "C" fn(RawMember, *mut Answer) -> Answer,
+    destroy: unsafe extern "C" fn(RawMember) -> Answer,
+    abort: unsafe extern "C" fn(RawMember) -> Answer,
+    group_start: unsafe extern "C" fn() -> Answer,
+    group_end: unsafe extern "C" fn() -> Answer,
+    send:
+        unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawMember, *mut c_void) -> Answer,
+    receive:
+        unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawMember, *mut c_void) -> Answer,
+    error_text: unsafe extern "C" fn(Answer) -> *const c_char,
+}
+
+/// The library, open.
+#[derive(Clone)]
+pub struct CollectiveLibrary(Arc<Opened>);
+
+struct Opened {
+    table: Table,
+    name: String,
+    /// Keeps what the table names.
+    _library: libloading::Library,
+}
+
+impl CollectiveLibrary {
+    /// Opens the library of this name or path.
+    ///
+    /// # Errors
+    /// A library that is not there, or lacks a function.
+    pub fn open(name: impl AsRef<Path>) -> Result<Self> {
+        let path = name.as_ref();
+        let name = path.display().to_string();
+        let missing = |error: libloading::Error| {
+            failure(&name, "opening the library of collectives", error.to_string())
+        };
+        // SAFETY: the library's own code runs when it is loaded, as that of any library that a program names.
+        let library = unsafe { libloading::Library::new(path) }.map_err(missing)?;
+        macro_rules! function {
+            ($symbol:literal) => {
+                // SAFETY: the library documents the function with the type of the field that it goes to.
+                *unsafe { library.get($symbol) }.map_err(missing)?
+            };
+        }
+        let table = Table {
+            get_unique_id: function!(b"ncclGetUniqueId\0"),
+            init_rank: function!(b"ncclCommInitRankConfig\0"),
+            state: function!(b"ncclCommGetAsyncError\0"),
+            destroy: function!(b"ncclCommDestroy\0"),
+            abort: function!(b"ncclCommAbort\0"),
+            group_start: function!(b"ncclGroupStart\0"),
+            group_end: function!(b"ncclGroupEnd\0"),
+            send: function!(b"ncclSend\0"),
+            receive: function!(b"ncclRecv\0"),
+            error_text: function!(b"ncclGetErrorString\0"),
+        };
+        Ok(Self(Arc::new(Opened { table, name, _library: library })))
+    }
+
+    /// What the processes of a new group must have in common: one of them makes it and tells the others.
+    ///
+    /// # Errors
+    /// A library that cannot use the network interfaces of this machine.
+    pub fn group_id(&self) -> Result<GroupId> {
+        let mut id = RawId([0; GroupId::BYTES]);
+        // SAFETY: the function writes one id.
+        let answer = unsafe { (self.0.table.get_unique_id)(&raw mut id) };
+        self.check("making a group", answer)?;
+        Ok(GroupId(id.0.map(|byte| byte as u8)))
+    }
+
+    fn check(&self, attempted: &'static str, answer: Answer) -> Result<()> {
+        if answer == SUCCESS || answer == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: the function answers a text that stays, for any number.
+        let text = unsafe { CStr::from_ptr((self.0.table.error_text)(answer)) };
+        Err(failure(&self.0.name, attempted, text.to_string_lossy().into_owned()))
+    }
+}
+
+fn failure(library: &str, attempted: &'static str, answer: String) -> KernelError {
+    KernelError::Device { attempted, device: library.to_owned(), answer }
+}
+
+/// One rank of a group. It may be aborted from another thread than the one that exchanges.
+pub struct GroupMember {
+    library: CollectiveLibrary,
+    /// None once it is aborted. Locked for as long as a call takes, none of which waits.
+    raw: Mutex<Option<Raw>>,
+    rank: usize,
+    ranks: usize,
+}
+
+struct Raw(RawMember);
+
+// SAFETY: the library lets any thread use a member, one at a time.
+unsafe impl Send for Raw {}
+
+/// Bytes that another rank is sent, or that it sends: its rank, the address and the number.
+pub(crate) type Transfer = (usize, u64, usize);
+
+impl GroupMember {
+    /// Begins to join the group `id` of `ranks` ranks as `rank`, with the device that is current on this thread. The first
+    /// exchange waits until all have joined.
+    ///
+    /// # Errors
+    /// What the library answers.
+    pub(crate) fn join(
+        library: &CollectiveLibrary,
+        id: GroupId,
+        (rank, ranks): (usize, usize),
+    ) -> Result<Self> {
+        let mut raw: RawMember = std::ptr::null_mut();
+        let id = RawId(id.0.map(|byte| byte as c_char));
+        let mut config = Config::not_blocking();
+        // SAFETY: the function writes one member, and reads as much of the config as it says it is long.
+        let answer = unsafe {
+            let (raw, config) = (&raw mut raw, &raw mut config);
+            (library.0.table.init_rank)(raw, ranks as c_int, id, rank as c_int, config)
+        };
+        library.check("joining a group", answer)?;
+        Ok(Self { library: library.clone(), raw: Mutex::new(Some(Raw(raw))), rank, ranks })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Enqueues all of `sends` and `receives` on a queue of the device that the group was joined with, as one: each waits for its
+    /// other end, in whatever order these come.
+    ///
+    /// # Safety
+    /// The ranges lie inside memory of that device, and what is received overlaps nothing else here. `queue` is one of
+    /// that device's, and stays until what is enqueued has run.
+    pub(crate) unsafe fn exchange(
+        &self,
+        queue: *mut c_void,
+        sends: &[Transfer],
+        receives: &[Transfer],
+    ) -> Result<()> {
+        self.settle("joining a group")?;
+        self.call("exchanging", |table, raw| {
+            // SAFETY: the member is alive, and the caller vouches for the ranges.
+            unsafe {
+                self.library.check("exchanging", (table.group_start)())?;
+                let check = |answer| self.library.check("exchanging", answer);
+                let sent = sends.iter().try_for_each(|&(peer, address, bytes)| {
+                    let address = address as *const c_void;
+                    check((table.send)(address, bytes, BYTES, peer as c_int, raw, queue))
+                });
+                let received = receives.iter().try_for_each(|&(peer, address, bytes)| {
+                    let address = address as *mut c_void;
+                    check((table.receive)(address, bytes, BYTES, peer as c_int, raw, queue))
+                });
+                // The group ends also where one of its parts was refused.
+                let ended = check((table.group_end)());
+                sent.and(received).and(ended)
+            }
+        })?;
+        self.settle("exchanging")
+    }
+
+    /// Ends what this rank waits for, on the device and on the host, where another thread may wait.
+    pub fn abort(&self) {
+        if let Some(Raw(raw)) = self.lock().take() {
+            // SAFETY: the member is alive, and nothing else names it from now on.
+            unsafe { (self.library.0.table.abort)(raw) };
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Raw>> {
+        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call<R>(
+        &self,
+        attempted: &'static str,
+        call: impl FnOnce(&Table, RawMember) -> Result<R>,
+    ) -> Result<R> {
+        match &*self.lock() {
+            Some(Raw(raw)) => call(&self.library.0.table, *raw),
+            None => {
+                Err(failure(&self.library.0.name, attempted, "the group was aborted".to_owned()))
+            }
+        }
+    }
+
+    /// Waits until the library is done with what it was told last.
+    fn settle(&self, attempted: &'static str) -> Result<()> {
+        loop {
+            let mut state = SUCCESS;
+            let answer = self.call(attempted, |table, raw| {
+                // SAFETY: the member is alive, and the function writes one state.
+                Ok(unsafe { (table.state)(raw, &raw mut state) })
+            })?;
+            self.library.check(attempted, answer)?;
+            if state != IN_PROGRESS {
+                return self.library.check(attempted, state);
+            }
+            // The library has threads of its own, and tells of their progress only when it is asked.
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for GroupMember {
+    fn drop(&mut self) {
+        if let Some(Raw(raw)) = self.lock().take() {
+            // SAFETY: the member is alive, and nothing else names it.
+            unsafe { (self.library.0.table.destroy)(raw) };
+        }
+    }
+}
