@@ -21,7 +21,7 @@ use tidemill_model::ModelError;
 use crate::checkpoint::device_keys;
 use crate::cluster::ClusterSettings;
 use crate::error::{JobError, Result};
-use choice::{Platform, choose};
+use choice::{Gpus, Platform, choose};
 pub use communicators::{Communicators, Sharing};
 
 /// `[device]`.
@@ -280,7 +280,7 @@ impl DeviceChoice {
     pub fn memory(&self) -> MemoryPlace {
         match self.platform {
             Platform::Cpu => MemoryPlace::Host,
-            Platform::Cuda { .. } => MemoryPlace::Device,
+            Platform::Cuda(_) => MemoryPlace::Device,
         }
     }
 
@@ -288,7 +288,7 @@ impl DeviceChoice {
     pub fn places(&self) -> usize {
         match self.platform {
             Platform::Cpu => cores().get(),
-            Platform::Cuda { gpus } => gpus.get(),
+            Platform::Cuda(gpus) => gpus.all.get(),
         }
     }
 
@@ -297,19 +297,23 @@ impl DeviceChoice {
         if workers_here <= self.places() { Sharing::None } else { Sharing::Shared }
     }
 
-    /// Workers of each of `processes_here` processes of this machine where nothing says how many: one for each of its
-    /// [`places`](Self::places), up to `lanes`.
+    /// Workers of each of `processes_here` processes of this machine where nothing says how many, up to `lanes`: one for each of its
+    /// cores, or of those of its GPUs that work together.
     pub fn default_workers(&self, lanes: usize, processes_here: usize) -> usize {
-        (self.places() / processes_here.max(1)).min(lanes).max(1)
+        let places = match self.platform {
+            Platform::Cpu => self.places(),
+            Platform::Cuda(gpus) => gpus.together.get(),
+        };
+        (places / processes_here.max(1)).min(lanes).max(1)
     }
 
-    /// What should be known of a run of so many processes.
-    pub fn note(&self, processes: usize) -> Option<String> {
-        let Platform::Cuda { .. } = self.platform else { return None };
-        (processes > 1).then(|| {
+    /// What should be known of a run for which nobody said how many workers it should have.
+    pub fn note(&self) -> Option<String> {
+        let Platform::Cuda(Gpus { all, together }) = self.platform else { return None };
+        (together < all).then(|| {
             format!(
-                "{processes} processes compute on GPUs: in this version what they tell each other goes through the \
-                 host, which is much slower than the workers of one process (-w)"
+                "{together} of {all} GPUs compute: the next is of another kind, or does not read their memory (-w \
+                 says how many workers there are)"
             )
         })
     }
@@ -342,7 +346,7 @@ impl DeviceChoice {
                 let devices = vec![device; workers.count];
                 Ok(code.run(Devices::new(devices, self.precision)?))
             }
-            Platform::Cuda { gpus } => {
+            Platform::Cuda(Gpus { all: gpus, .. }) => {
                 let ordinals = (0..workers.count)
                     .map(|worker| (workers.first % gpus + worker) % gpus)
                     .collect::<Vec<_>>();
@@ -385,15 +389,20 @@ mod tests {
             precision: Precision::Fp32,
             threads: NonZeroUsize::MIN,
         };
-        let gpus = |gpus| on(Platform::Cuda { gpus: NonZeroUsize::new(gpus).unwrap() });
+        let of = |all, together| {
+            let [all, together] = [all, together].map(|gpus| NonZeroUsize::new(gpus).unwrap());
+            on(Platform::Cuda(Gpus { all, together }))
+        };
+        let gpus = |gpus| of(gpus, gpus);
         for (count, processes, workers) in [(1, 1, 1), (8, 1, 8), (16, 1, 8), (8, 2, 4), (2, 16, 1)]
         {
             assert_eq!(gpus(count).default_workers(8, processes), workers, "{count} {processes}");
         }
-        assert_eq!(gpus(8).note(1), None);
-        assert!(gpus(8).note(2).unwrap().contains("2 processes"));
+        assert_eq!(gpus(8).note(), None);
+        assert_eq!(of(8, 3).default_workers(8, 1), 3);
+        assert!(of(8, 3).note().unwrap().starts_with("3 of 8 GPUs compute"));
         let cpu = on(Platform::Cpu);
-        assert_eq!(cpu.note(8), None);
+        assert_eq!(cpu.note(), None);
         assert_eq!(cpu.default_workers(1, 1), 1);
         assert_eq!(cpu.default_workers(usize::MAX, 1), cores().get());
         assert_eq!(cpu.default_workers(8, 1 << 20), 1);

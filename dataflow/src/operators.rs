@@ -15,8 +15,8 @@
 //! |---|---|
 //! | [`samples`] | cuts samples in canonical order into grains, reading ahead |
 //! | [`forward_backward`] | computes losses and gradients on a device |
-//! | [`reduce`] | sums gradients over all lanes at each chunk's owner |
-//! | [`optimize`] | clips and updates; reports each step |
+//! | [`reduce`] | sums gradients over all lanes at each chunk's owner, where they come from the host |
+//! | [`optimize`] | clips and updates; reports each step; on devices sums and gathers too |
 //! | [`checkpoint`] | hands the state to a writer |
 //! | [`evaluate`] | measures the loss on other samples |
 //! | [`train`] | all of them, with the loops between |

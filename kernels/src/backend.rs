@@ -29,8 +29,8 @@ mod selective_scan;
 
 pub(crate) use self::arguments::check_tree;
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, NormGradient,
-    NormInput, Output, ScanGradients, ScanInputs, TreeTerm,
+    AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, MOST_TREE_TERMS,
+    NormGradient, NormInput, Output, ScanGradients, ScanInputs, TreeTerm,
 };
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;

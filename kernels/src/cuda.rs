@@ -137,6 +137,14 @@ impl Cuda {
         }
     }
 
+    /// How many GPUs work together, the first among them: they are of one kind and read each other's memory.
+    ///
+    /// # Errors
+    /// As [`device_count`](Self::device_count).
+    pub fn together() -> Result<usize> {
+        peer::together(Self::device_count()?)
+    }
+
     /// Opens device `ordinal`.
     ///
     /// # Errors

@@ -208,6 +208,7 @@ impl<B: Backend, T: Element> Threads<B, T> {
     ) -> Result<()> {
         let told = self.wait_for_sums(Key { step, bucket })?;
         let mut parts = Vec::new();
+        // Also where nothing is owned: a rank that has posted has gathered what this one is about to update.
         for (of_rank, ready) in &told {
             backend.wait_for(stream, ready)?;
             parts.extend(of_rank);

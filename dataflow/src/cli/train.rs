@@ -118,8 +118,9 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     }
     warn_of_open_ports(&cluster);
     let shows_progress = cluster.process == 0;
-    if let Some(note) = device.note(cluster.processes())
+    if let Some(note) = device.note()
         && shows_progress
+        && arguments.workers.is_none()
     {
         note_line!("note: {note}");
     }

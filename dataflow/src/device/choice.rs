@@ -12,7 +12,16 @@ use crate::error::{JobError, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Platform {
     Cpu,
-    Cuda { gpus: NonZeroUsize },
+    Cuda(Gpus),
+}
+
+/// The GPUs of a maker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gpus {
+    /// All of them.
+    pub all: NonZeroUsize,
+    /// Those from the first on that are of one kind and read each other's memory.
+    pub together: NonZeroUsize,
 }
 
 /// Why no GPU of a maker can be used.
@@ -32,13 +41,13 @@ pub(super) struct NoGpu {
 pub(super) fn choose(
     backend: BackendChoice,
     precision: Precision,
-    cuda: impl FnOnce() -> std::result::Result<NonZeroUsize, NoGpu>,
+    cuda: impl FnOnce() -> std::result::Result<Gpus, NoGpu>,
 ) -> Result<Platform> {
     let unavailable = |backend, why| JobError::Device { key: "device.backend", backend, why };
     match backend {
         BackendChoice::Cpu => on_the_cpu(precision, String::new()),
         BackendChoice::Cuda => match cuda() {
-            Ok(gpus) => Ok(Platform::Cuda { gpus }),
+            Ok(gpus) => Ok(Platform::Cuda(gpus)),
             Err(NoGpu { failure: Some(failure), .. }) => Err(ModelError::from(failure).into()),
             Err(no_gpu) => {
                 let why = format!("{}; use \"cpu\" or \"auto\"", no_gpu.why);
@@ -50,7 +59,7 @@ pub(super) fn choose(
             Err(unavailable("rocm", why.to_owned()))
         }
         BackendChoice::Auto => match cuda() {
-            Ok(gpus) => Ok(Platform::Cuda { gpus }),
+            Ok(gpus) => Ok(Platform::Cuda(gpus)),
             Err(no_gpu) => {
                 match &no_gpu {
                     NoGpu { why, gpus: 0, .. } => tracing::info!("no GPU: {why}"),
@@ -78,12 +87,17 @@ mod tests {
     use super::*;
     use crate::cluster::{Classified, ExitClass};
 
+    fn of(gpus: usize) -> Gpus {
+        let all = NonZeroUsize::new(gpus).unwrap();
+        Gpus { all, together: all }
+    }
+
     fn choice(
         backend: BackendChoice,
         precision: Precision,
         gpus: std::result::Result<usize, NoGpu>,
     ) -> std::result::Result<Platform, String> {
-        let gpus = gpus.map(|gpus| NonZeroUsize::new(gpus).unwrap());
+        let gpus = gpus.map(of);
         choose(backend, precision, || gpus).map_err(|error| error.to_string())
     }
 
@@ -93,7 +107,7 @@ mod tests {
 
     #[test]
     fn auto_is_a_gpu_where_one_works_and_else_the_cpu() {
-        let cuda = Platform::Cuda { gpus: NonZeroUsize::new(2).unwrap() };
+        let cuda = Platform::Cuda(of(2));
         for precision in [Precision::Fp32, Precision::Bf16] {
             assert_eq!(choice(BackendChoice::Auto, precision, Ok(2)), Ok(cuda));
             assert_eq!(choice(BackendChoice::Cuda, precision, Ok(2)), Ok(cuda));
@@ -105,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_gpu_that_fails_is_worth_another_attempt_only_where_it_was_asked_for() {
-        let failed = || -> std::result::Result<NonZeroUsize, NoGpu> {
+        let failed = || -> std::result::Result<Gpus, NoGpu> {
             let failure = KernelError::Device {
                 attempted: "creating a stream",
                 device: "NVIDIA H200".to_owned(),
@@ -125,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_cpu_is_never_looked_past() {
-        let unasked = || -> std::result::Result<NonZeroUsize, NoGpu> { panic!("looked for GPUs") };
+        let unasked = || -> std::result::Result<Gpus, NoGpu> { panic!("looked for GPUs") };
         let found = choose(BackendChoice::Cpu, Precision::Fp32, unasked);
         assert_eq!(found.unwrap(), Platform::Cpu);
         assert!(choose(BackendChoice::Rocm, Precision::Fp32, unasked).is_err());

@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::Tree;
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Nccl, Threads};
+use tidemill_collective::{Tree, lane_cut};
+use tidemill_kernels::backend::MOST_TREE_TERMS;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
 use timely::container::CapacityContainerBuilder;
@@ -50,6 +51,15 @@ impl<B: Backend> Communicators<B> {
             return Ok(Self::None);
         }
         let tree = Tree::new(lanes).map_err(CommunicatorError::from)?;
+        let cut = lane_cut(lanes, workers).map_err(CommunicatorError::from)?;
+        let nodes: usize = cut.iter().map(|lanes| tree.cover(lanes).len()).sum();
+        if nodes > MOST_TREE_TERMS {
+            tracing::warn!(
+                "{workers} workers have {nodes} sums of {lanes} lanes, and a device adds {MOST_TREE_TERMS}: gradients go \
+                 through the host, which is slow"
+            );
+            return Ok(Self::None);
+        }
         if workers != backends.len() {
             return Ok(match (sharing, library()) {
                 (Sharing::None, Ok(library)) => Self::Library { library, tree },

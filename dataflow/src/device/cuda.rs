@@ -8,19 +8,20 @@ use tidemill_kernels::gpu;
 use tidemill_kernels::{Bf16, Cuda, Fp32, Gpu, KernelError};
 use tidemill_model::ModelError;
 
-use super::choice::NoGpu;
+use super::choice::{Gpus, NoGpu};
 use super::{Devices, Precision, WithBackend, WorkerDevice};
 use crate::error::{JobError, Result};
 
-/// How many GPUs there are, the first of which can be opened.
-pub(super) fn usable_gpus() -> std::result::Result<NonZeroUsize, NoGpu> {
+/// The GPUs that there are, the first of which can be opened.
+pub(super) fn usable_gpus() -> std::result::Result<Gpus, NoGpu> {
     let found = Cuda::device_count().map_err(|error| no_gpu(error, 0))?;
-    let gpus = NonZeroUsize::new(found).ok_or_else(|| {
+    let all = NonZeroUsize::new(found).ok_or_else(|| {
         let why = "the NVIDIA driver shows no GPU".to_owned();
         NoGpu { why, gpus: 0, failure: None }
     })?;
     Cuda::open(0).map_err(|error| no_gpu(error, found))?;
-    Ok(gpus)
+    let together = Cuda::together().map_err(|error| no_gpu(error, found))?;
+    Ok(Gpus { all, together: NonZeroUsize::new(together).unwrap_or(NonZeroUsize::MIN) })
 }
 
 fn no_gpu(error: KernelError, gpus: usize) -> NoGpu {

@@ -1,14 +1,12 @@
 //! NVIDIA GPUs, in a build that leaves them out.
 
-use std::num::NonZeroUsize;
-
-use super::choice::NoGpu;
+use super::choice::{Gpus, NoGpu};
 use super::{Precision, WithBackend};
 use crate::error::{JobError, Result};
 
 const LEFT_OUT: &str = "this program was built without the feature cuda";
 
-pub(super) fn usable_gpus() -> std::result::Result<NonZeroUsize, NoGpu> {
+pub(super) fn usable_gpus() -> std::result::Result<Gpus, NoGpu> {
     Err(NoGpu { why: LEFT_OUT.to_owned(), gpus: 0, failure: None })
 }
 

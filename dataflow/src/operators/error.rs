@@ -138,6 +138,14 @@ pub enum GraphError {
         /// Elements that were given.
         found: usize,
     },
+    /// A worker was given another's end of the communicator.
+    #[error("worker {worker} was given the communicator's end of worker {rank}")]
+    ForeignEnd {
+        /// The worker.
+        worker: usize,
+        /// The worker whose end it is.
+        rank: usize,
+    },
     /// The plan has checkpoints, but the graph was given nowhere to write them.
     #[error("worker 0 was given nowhere to write its checkpoints")]
     NoSink,
@@ -147,7 +155,9 @@ impl Classified for GraphError {
     fn exit_class(&self) -> ExitClass {
         match self {
             // Arguments of the caller, which will be the same again.
-            Self::InitialState { .. } | Self::NoSink => ExitClass::FixInput,
+            Self::InitialState { .. } | Self::ForeignEnd { .. } | Self::NoSink => {
+                ExitClass::FixInput
+            }
             _ => ExitClass::Restart,
         }
     }

@@ -114,11 +114,11 @@ pub trait ForwardBackward<'scope> {
     /// # Contract
     /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
     ///   stream may produce them. `inputs` is what comes back (see [`TrainingLoop`](super::train::TrainingLoop)).
-    /// - Output: at the timestamp of the step, gradient chunks in backward order, each as soon as it is final, and a
-    ///   [`LaneLoss`] for each lane.
+    /// - Output: at the timestamp of the step, gradient chunks in backward order, each as soon as it is final (with a
+    ///   [`Borrower`] tickets of buckets instead), and a [`LaneLoss`] for each lane.
     /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
     ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
-    /// - Memory: the device holds the replica, a workspace and at most 1 + log2 of its lanes accumulators; the host
+    /// - Memory: the device holds the replica, a workspace and the accumulators of its lanes; the host
     ///   holds the finished chunks of one step until credit lets them go. With a [`Borrower`] sums and parameters stay on
     ///   the device, and tickets say how far they are.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.

@@ -128,7 +128,7 @@ pub trait Optimize<'scope> {
     /// # Contract
     /// - Input: the sums of each use of the owned chunks, and the losses of all lanes (exchanged here).
     /// - Output: at the timestamp of the step, one [`StepReport`] on every worker, then the updated parameters
-    ///   for every worker, then (where `plan.is_cut`) the state of the owned chunks for worker 0.
+    ///   for every worker (with a [`Lender`] a ticket for each bucket that is here), then (where `plan.is_cut`) the state of the owned chunks for worker 0.
     /// - Numbers: `g = (sum of uses) / counted tokens`; the norm is the root of a fixed tree over the chunks' sums of
     ///   squares in f64; the loss is a tree over lanes. None depends on who owns what.
     /// - Memory: an optimizer thread holds masters, moments and mean gradients of the owned chunks. With a [`Lender`] the

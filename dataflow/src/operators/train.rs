@@ -13,6 +13,7 @@ use timely::dataflow::operators::{ConnectLoop, Feedback};
 use timely::dataflow::{Scope, Stream, StreamVec};
 
 use super::checkpoint::{Checkpoint, CheckpointDone, CheckpointStreams, StateSink};
+use super::error::GraphError;
 use super::evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 use super::forward_backward::{
     Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
@@ -25,7 +26,7 @@ use super::plan::TrainingPlan;
 use super::reduce::Reduce;
 use super::samples::{Grain, SampleSource, Samples};
 use super::ticket::Ticket;
-use crate::cluster::Abort;
+use crate::cluster::{Abort, Actor};
 
 /// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
@@ -124,7 +125,7 @@ pub struct Training<B: Backend, M> {
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
     /// This worker's end between the devices of all workers: then state stays there. Without it, state of several workers goes
-    /// through the host. See [`Communicators`](crate::device::Communicators).
+    /// through the host. All workers have one, or none. See [`Communicators`](crate::device::Communicators).
     pub communicator: Option<Box<dyn Communicator<B>>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
@@ -184,6 +185,10 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let (mut borrower, mut lender) = (None, None);
         if stays_on_device(&plan, &*backend, communicator.as_deref(), scope.peers()) {
             if let Some(communicator) = &communicator {
+                let (worker, rank) = (scope.index(), communicator.rank());
+                if rank != worker {
+                    abort.fail(Actor::Worker(worker), GraphError::ForeignEnd { worker, rank });
+                }
                 abort.on_abort(communicator.abort_handle());
             }
             let (of_device, of_optimizer) = lending(communicator);

@@ -23,6 +23,9 @@ pub enum LogitGradient {
     InPlace,
 }
 
+/// The most terms of one [`tree_sum`](super::Backend::tree_sum) on a GPU.
+pub const MOST_TREE_TERMS: usize = 32;
+
 /// A term of [`tree_sum`](super::Backend::tree_sum), and where it stands in the tree.
 ///
 /// Terms come in the order of the tree's leaves. Each is put on a stack of sums; then the two sums on top are added, the lower

@@ -1,7 +1,7 @@
 //! The gradient sums of a worker's lanes, and how they collapse along the canonical tree.
 //!
 //! Lanes run in order. When a lane ends whose left sibling waits, `left = left + lane` at once, and so on upwards:
-//! a worker holds at most one accumulator more than the tree over its lanes is deep. During the last microbatch of a lane
+//! a worker holds few: the nodes that make up its lanes so far, and the one at hand. During the last microbatch of a lane
 //! this happens block by block, behind the backward pass, so that a finished node of the worker's cover leaves in
 //! backward order while the rest of the backward still runs.
 

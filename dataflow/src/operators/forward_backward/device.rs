@@ -227,7 +227,6 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             Home::Lent(borrower) => borrower.post.clone(),
         };
         let (parameters, stream) = self.parameters(replica)?;
-        self.accumulators.reuse(None);
         let mut outbox = Outbox { step, parts: self.parts, replies: self.replies, post };
         let mut rest = grains;
         for lane in self.parts.lanes.clone() {

@@ -46,6 +46,8 @@ struct OwnedBucket {
 pub(super) struct DeviceShard<B: Backend> {
     backend: Arc<B>,
     stream: B::DeviceStream,
+    /// What is copied to the host waits for no sums there.
+    snapshots: B::DeviceStream,
     rule: UpdateRule,
     plan: Arc<TrainingPlan>,
     lender: Lender<B>,
@@ -88,8 +90,10 @@ impl<B: Backend> DeviceShard<B> {
         lender: Lender<B>,
         (worker, workers): (usize, usize),
     ) -> Result<Self, Failure> {
+        progress::enter(Phase::PreparingDevice, 0);
         let ShardParts { backend, state, rule, plan, decays, .. } = parts;
         let mut stream = backend.device_stream()?;
+        let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, layout, &state.parameters)?;
         let (buckets, owned, sums) = owned_buckets(&plan, worker, workers);
@@ -107,11 +111,13 @@ impl<B: Backend> DeviceShard<B> {
                 let values = values.ok_or(GraphError::InitialState { expected, found })?;
                 let out = SliceMut::new(buffer, bucket.start, values.len())?;
                 backend.write(&mut stream, out, values)?;
+                progress::moved();
             }
         }
         Ok(Self {
             backend,
             stream,
+            snapshots,
             rule,
             plan,
             lender,
@@ -260,7 +266,7 @@ impl<B: Backend> DeviceShard<B> {
     /// Updates what is owned of `bucket`, and tells the other workers.
     fn update(&mut self, bucket: usize, update: u64, coefficient: f32) -> Result<(), Stopped> {
         self.take_back()?;
-        let Self { backend, stream, rule, lender, decays, mean_gradient, .. } = self;
+        let Self { backend, stream, snapshots, rule, lender, decays, mean_gradient, .. } = self;
         let OwnedBucket { range, start, .. } = &self.buckets[bucket];
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
         let [exp_avg, exp_avg_sq] = &mut self.moments;
@@ -285,8 +291,9 @@ impl<B: Backend> DeviceShard<B> {
                 Ok(())
             })?;
         }
-        let Some(communicator) = &mut lender.communicator else { return Ok(()) };
         let ready = backend.record(stream)?;
+        backend.wait_for(snapshots, &ready)?;
+        let Some(communicator) = &mut lender.communicator else { return Ok(()) };
         // Devices whose memory is not shared have no communicator.
         let Some(values) = parameters.share() else { return Err(Stopped::Unwanted) };
         let (key, update) = ((update - 1, bucket as u32), Update { values, start: range.start });
@@ -297,7 +304,8 @@ impl<B: Backend> DeviceShard<B> {
     fn gather(&mut self, step: u64, bucket: usize) -> Result<(), Stopped> {
         let Self { backend, stream, lender, .. } = self;
         if let Some(communicator) = &mut lender.communicator {
-            let _waiting = progress::during(Phase::Gathering);
+            // The other workers have to update first.
+            let _waiting = progress::during(Phase::WaitingForSums);
             let range = self.plan.buckets.buckets()[bucket].range.clone();
             let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
             let (key, cut) = ((step, bucket as u32), &self.buckets[bucket].cut);
@@ -322,7 +330,9 @@ impl<B: Backend> DeviceShard<B> {
         let range = self.plan.chunks.chunks()[chunk].range.clone();
         let owner = self.buckets.iter().find(|bucket| bucket.chunks.contains(&chunk));
         let owner = owner.ok_or(GraphError::ForeignChunk { chunk })?;
-        let mut device = Device { backend: &*self.backend, stream: &mut self.stream };
+        let _waiting = progress::during(Phase::WaitingForDevice);
+        // Reading waits for the copy, so that the next update comes after it.
+        let mut device = Device { backend: &*self.backend, stream: &mut self.snapshots };
         let [exp_avg, exp_avg_sq] = &self.moments;
         let moment = match part {
             StatePart::Parameter => {

@@ -302,7 +302,7 @@ impl OptimizerSchedule {
     }
 
     /// Whether every update of the current step is done; the next step then begins. A worker that
-    /// owns nothing is done with its report.
+    /// owns nothing is done with its report, unless it has buckets to gather.
     pub(super) fn advance(&mut self) -> bool {
         let done = self.coefficient.is_some() && self.outstanding == 0;
         if done {

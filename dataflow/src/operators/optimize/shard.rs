@@ -156,8 +156,7 @@ impl<B: Backend> Shard<B> {
                 Ok(ShardReply::Snapshot { chunk, part, values })
             }
             ShardJob::Sum { .. } | ShardJob::Gather { .. } => {
-                let (what, expected, found) = ("a bucket", "the host", "a device");
-                Err(GraphError::Memory { what, expected, found }.into())
+                Err(GraphError::Unasked { thread: "the optimizer of chunks" }.into())
             }
         }
     }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::exactly;
 use super::sizes::{Access, WIDE_BYTES, blocks};
-use crate::backend::{TreeTerm, check_tree};
+use crate::backend::{MOST_TREE_TERMS, TreeTerm, check_tree};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -14,8 +14,7 @@ use crate::gpu::{Gpu, GpuStream};
 use crate::view::SliceMut;
 
 const THREADS: u32 = 512;
-/// The most terms of a launch.
-const TERMS: usize = 32;
+const TERMS: usize = MOST_TREE_TERMS;
 /// The most sums that wait at once.
 const WAITING: usize = 12;
 /// The most blocks of a launch: as many as a link between devices keeps busy, so that others can compute meanwhile.
