@@ -66,14 +66,13 @@ fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
     };
     let expected = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&expected).unwrap();
-    for (seed, workers) in [1, 2, 3, 5, 8].into_iter().enumerate() {
-        for bucket_elements in [1, 300, 1 << 20] {
-            let run = Run { workers, bucket_elements, ..run.clone() };
-            assert_eq!(on(&run, seed as u64), expected, "{workers} devices, {bucket_elements}");
-        }
+    let cases = [(1, 300), (2, 1), (2, 1 << 20), (3, 300), (5, 1), (8, 300)];
+    for (seed, (workers, bucket_elements)) in cases.into_iter().enumerate() {
+        let run = Run { workers, bucket_elements, ..run.clone() };
+        assert_eq!(on(&run, seed as u64), expected, "{workers} devices, {bucket_elements}");
     }
     // A run may go on with any other number.
-    for (before, after) in [(2, 3), (5, 1), (3, 8)] {
+    for (before, after) in [(3, 2), (1, 5)] {
         let half = on(&Run { workers: before, ..run.clone() }, 7);
         let resume = Some((2, half.checkpoints[&2].clone()));
         let rest = on(&Run { workers: after, resume, ..run.clone() }, 8);
@@ -88,7 +87,7 @@ fn any_number_of_processes_gives_the_same_bits<P: Precision>() {
     let subject = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&subject).unwrap();
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
-    for (processes, workers) in [(2, 2), (3, 3), (2, 4), (5, 5)] {
+    for (processes, workers) in [(2, 2), (3, 3), (2, 4)] {
         let run = Run { processes, workers, library, ..run.clone() };
         let found = run.run_on(&subject);
         let found = found.unwrap_or_else(|error| panic!("{run:?}: {}", error.with_causes()));

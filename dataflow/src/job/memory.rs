@@ -33,14 +33,9 @@ impl WithBackend for PlanMemory<'_> {
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let backend = devices.first().as_ref();
-        let mut least_free = None;
-        for worker in devices.workers() {
-            let free = worker.backend.free_memory_bytes().map_err(ModelError::from)?;
-            least_free = free.min(least_free.or(free));
-        }
-        let workspace_bytes = match least_free {
+        let workspace_bytes = match least_free(&devices)? {
             None => available_bytes() / 2 / self.workers.max(1),
-            Some(free) => self.share(free).saturating_sub(self.state_bytes(backend)),
+            Some(free) => self.share(free).saturating_sub(self.state_bytes(backend, self.workers)),
         };
         Ok(MicrobatchMemory {
             sample_bytes: self.model.sample_bytes(backend, self.positions)?,
@@ -59,18 +54,39 @@ impl PlanMemory<'_> {
     /// About what a worker holds beside its workspace, where it has a memory of its own: parameters and their copies in
     /// activation precision; of what it owns moments, the mean gradient and, of several workers, sums; sums of lanes, and a
     /// chunk of logits.
-    fn state_bytes<B: Backend>(&self, backend: &B) -> usize {
+    fn state_bytes<B: Backend>(&self, backend: &B, workers: usize) -> usize {
         const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
         let (parameters, gradients) = (layout.parameter_elements(), layout.gradient_elements());
         let activation = size_of::<B::Activation>();
         let copies = if activation == FP32 { 0 } else { activation };
         let logits = backend.logit_chunk_rows() * self.model.vocab_size() * activation;
-        let workers = self.workers.max(1);
+        let workers = workers.max(1);
         let sums = if workers == 1 { 0 } else { FP32 * gradients };
         let owned = (3 * FP32 * parameters + sums).div_ceil(workers);
         let accumulators = FP32 * self.accumulators(workers) * gradients;
         parameters * (FP32 + copies) + owned + accumulators + logits
+    }
+
+    /// The fewest devices like these on which microbatches of `samples` samples fit, each with one worker; `None` where that is not
+    /// known, or no number of them would do.
+    ///
+    /// # Errors
+    /// A device that does not say how much memory it has, or a model that does not take such samples.
+    pub fn fitting_devices<B: Backend>(
+        &self,
+        devices: &Devices<B>,
+        samples: usize,
+    ) -> Result<Option<usize>> {
+        let Some(free) = least_free(devices)? else { return Ok(None) };
+        let backend = devices.first().as_ref();
+        let workspace = self.model.sample_bytes(backend, self.positions)?.saturating_mul(samples);
+        let most = self.batch.resolved_lanes();
+        let fits = |&workers: &usize| {
+            self.state_bytes(backend, workers).saturating_add(workspace)
+                <= free / 10 * PLANNED_TENTHS
+        };
+        Ok((1..=most).find(fits))
     }
 
     /// The most sums of lanes that a worker holds at once: those that wait for their right siblings, those that are finished
@@ -85,6 +101,16 @@ impl PlanMemory<'_> {
         };
         cut.iter().map(held).max().unwrap_or(1)
     }
+}
+
+/// What the fullest of these devices has left; `None` where buffers lie in host memory.
+fn least_free<B: Backend>(devices: &Devices<B>) -> Result<Option<usize>> {
+    let mut least = None;
+    for worker in devices.workers() {
+        let free = worker.backend.free_memory_bytes().map_err(ModelError::from)?;
+        least = free.min(least.or(free));
+    }
+    Ok(least)
 }
 
 /// Memory that the system could give now; 2 GiB where it does not say.
@@ -107,6 +133,34 @@ mod tests {
 
     use super::*;
     use crate::device::{Precision, WorkerDevice};
+
+    #[test]
+    fn what_does_not_fit_on_one_device_says_how_many_would_do() {
+        let settings = ModelSettings {
+            preset: Some("mamba-10m".to_owned()),
+            vocab_size: Some(97),
+            ..ModelSettings::default()
+        };
+        let ResolvedModel::New(config) = settings.resolve(None).unwrap() else { unreachable!() };
+        let model = Model::new(&config).unwrap();
+        let batch = BatchSettings { lanes: Some(8), ..BatchSettings::default() };
+        let fitting = |bytes: usize| {
+            let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
+            let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));
+            let device = WorkerDevice { backend, name: "emulator".to_owned(), ordinal: 0 };
+            let devices = Devices::new(vec![device], Precision::Fp32).unwrap();
+            let (model, batch) = (&model, &batch);
+            let plan =
+                PlanMemory { model, batch, positions: 33, workers: 1, workers_per_device: 1 };
+            plan.fitting_devices(&devices, 1).unwrap()
+        };
+        let state = |parameters: usize| parameters * model.layout().parameter_elements();
+        // On one: parameters, moments, the mean and, of eight lanes, four sums at once. On eight: of all but the parameters and
+        // one sum an eighth, and an eighth of the sum of all.
+        assert_eq!(fitting(state(4 + 8 + 4 + 16 + 12)), Some(1));
+        assert!((2..=8).contains(&fitting(state(20)).unwrap()));
+        assert_eq!(fitting(state(4 + 4 + 2)), None);
+    }
 
     #[test]
     fn workers_of_a_device_share_its_memory_and_each_process_goes_by_its_fullest_device() {

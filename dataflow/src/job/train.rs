@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
+use super::memory::PlanMemory;
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
@@ -134,14 +135,19 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     // The caller's thread is an embedder's, and what is started here inherits from it.
     let _standard = FloatEnvironment::standard();
     let cluster = &options.cluster;
-    run.batch.worker_lanes(0, cluster.threads * cluster.processes())?;
+    let count = cluster.threads * cluster.processes();
+    run.batch.worker_lanes(0, count)?;
     let workers = LocalWorkers::of(cluster);
     let (batch, precision) = (run.batch.clone(), run.config.device.precision);
     let device = run.device.clone();
-    device
-        .open(workers, Train { run, options, sharing: device.sharing(workers.here) })
-        .flatten()
-        .map_err(|error| advise(error, &batch, precision))
+    let fitting = Arc::new(OnceLock::new());
+    let sharing = device.sharing(workers.here);
+    let train = Train { run, options, sharing, fitting: Arc::clone(&fitting) };
+    let trained = device.open(workers, train).flatten();
+    trained.map_err(|error| {
+        let fitting = fitting.get().copied().filter(|&devices| devices > count);
+        advise(error, &batch, precision, fitting)
+    })
 }
 
 /// A run that waits for its devices.
@@ -149,13 +155,27 @@ struct Train {
     run: ResolvedRun,
     options: TrainOptions,
     sharing: Sharing,
+    /// Is told how many devices like these the run would fit on.
+    fitting: Arc<OnceLock<usize>>,
 }
 
 impl WithBackend for Train {
     type Output = Result<TrainSummary>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { run, options: TrainOptions { mut cluster, stop, observer }, sharing } = self;
+        let Self { run, options: TrainOptions { mut cluster, stop, observer }, sharing, fitting } =
+            self;
+        let workers = cluster.threads * cluster.processes();
+        let plan = PlanMemory {
+            model: &run.model,
+            batch: &run.config.batch,
+            positions: run.data.seq_len(),
+            workers,
+            workers_per_device: devices.workers_per_device(),
+        };
+        if let Some(devices) = plan.fitting_devices(&devices, run.batch.microbatch_samples())? {
+            let _ = fitting.set(devices);
+        }
         cluster.identity.extend(run.identity(devices.kind()));
         cluster.peer_deadline = run.peer_deadline();
         cluster.connect_deadline = run.connect_deadline();
@@ -179,7 +199,6 @@ impl WithBackend for Train {
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
-        let workers = cluster.threads * cluster.processes();
         let (backends, lanes) = (devices.backends(), run.batch.lanes());
         let library = || CollectiveLibrary::open(NCCL);
         let communicators = Communicators::new(&backends, sharing, workers, lanes, library)?;
@@ -197,7 +216,13 @@ impl WithBackend for Train {
 }
 
 /// Where a device of this process refused: what to change, in the words of the config.
-fn advise(error: JobError, batch: &BatchPlan, precision: Precision) -> JobError {
+/// What does not fit on these would do so on `fitting` devices.
+fn advise(
+    error: JobError,
+    batch: &BatchPlan,
+    precision: Precision,
+    fitting: Option<usize>,
+) -> JobError {
     let Some(refusal) = Refusal::of(&error) else { return error };
     let lower = match batch.microbatch_grains() {
         1 => {
@@ -210,6 +235,12 @@ fn advise(error: JobError, batch: &BatchPlan, precision: Precision) -> JobError 
     let room = match precision {
         Precision::Fp32 => format!("{lower}, or train with device.precision = \"bf16\" on a GPU"),
         Precision::Bf16 => lower,
+    };
+    let room = match fitting {
+        Some(devices) => {
+            format!("train on {devices} such GPUs, which share the optimizer's state, or {room}")
+        }
+        None => room,
     };
     let cause = match error {
         JobError::Cluster(error) => cause_alone(error),
@@ -250,14 +281,16 @@ mod tests {
             (1, Precision::Fp32, ["microbatch_grains is 1 already", "bf16"], "lower"),
             (8, Precision::Bf16, ["microbatch_grains, which is 8", "changes no result"], "bf16"),
         ] {
-            let error = advise(failed(full()), &plan(grains), precision);
+            let error = advise(failed(full()), &plan(grains), precision, None);
             let text = error.to_string();
             assert!(expected.iter().all(|part| text.contains(part)), "{text}");
             assert!(!text.contains(unexpected), "{text}");
             assert_eq!(Refusal::of(&error), Some(Refusal::OutOfMemory), "the cause is kept");
         }
         let other = failed(KernelError::shape("scan", "states", 1, 2));
-        let kept = advise(other, &plan(8), Precision::Fp32);
+        let more = advise(failed(full()), &plan(8), Precision::Bf16, Some(3)).to_string();
+        assert!(more.contains("train on 3 such GPUs"), "{more}");
+        let kept = advise(other, &plan(8), Precision::Fp32, None);
         assert!(matches!(kept, JobError::Cluster(_)), "{kept}");
     }
 }
