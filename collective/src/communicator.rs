@@ -3,8 +3,8 @@
 //! The parameter arena is cut into *buckets*, and each rank owns one contiguous part of every bucket ([`Cut`]). A step goes
 //! through the buckets twice, in one order that all ranks have in common: gradients become sums where they are owned, and
 //! what was updated there is brought to every rank. What a rank has to tell the others (that its sums are final, that its
-//! part was updated) are a few bytes and an event; the bytes themselves are moved by whoever needs them, when the events say so.
-//! The host waits for no device.
+//! part was updated) are a few bytes and an event. The bytes go between devices when the events say so: the host waits for other
+//! hosts, and for no device.
 //!
 //! | communicator | whose ranks | how bytes move |
 //! |---|---|---|

@@ -22,7 +22,7 @@ use crate::checkpoint::device_keys;
 use crate::cluster::ClusterSettings;
 use crate::error::{JobError, Result};
 use choice::{Gpus, Platform, choose};
-pub use communicators::{Communicators, Sharing};
+pub use communicators::Communicators;
 
 /// `[device]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -290,11 +290,6 @@ impl DeviceChoice {
             Platform::Cpu => cores().get(),
             Platform::Cuda(gpus) => gpus.all.get(),
         }
-    }
-
-    /// Whether some of so many workers of this machine share a device.
-    pub fn sharing(&self, workers_here: usize) -> Sharing {
-        if workers_here <= self.places() { Sharing::None } else { Sharing::Shared }
     }
 
     /// Workers of each of `processes_here` processes of this machine where nothing says how many, up to `lanes`: one for each of its

@@ -39,6 +39,7 @@ pub mod device;
 pub mod error;
 pub mod inference;
 pub mod job;
+mod memory;
 pub mod metrics;
 pub mod operators;
 mod printable;

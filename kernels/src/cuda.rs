@@ -209,6 +209,11 @@ impl Driver for Cuda {
         &self.properties
     }
 
+    fn identity(&self) -> Option<String> {
+        let uuid = self.pool.context().uuid().ok()?;
+        Some(uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect())
+    }
+
     fn memory_bytes(&self) -> Result<[usize; 2]> {
         self.bind()?;
         let (free, total) = on(self.name(), "asking for free memory", result::mem_get_info())?;

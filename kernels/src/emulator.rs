@@ -204,6 +204,10 @@ impl Driver for Emulator {
         &self.properties
     }
 
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     fn memory_bytes(&self) -> Result<[usize; 2]> {
         Ok(self.room.bytes())
     }

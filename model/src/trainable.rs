@@ -199,6 +199,21 @@ impl<B: Backend> Parameters<B> {
         Ok(device.backend.read(device.stream, host, from)?)
     }
 
+    /// Copies the masters of `range` to pinned memory from element `start` on, and returns at once.
+    ///
+    /// # Errors
+    /// A range that leaves the arena or the pinned memory, or a device that fails.
+    pub fn read_async(
+        &self,
+        device: &mut Device<'_, B>,
+        range: Range<usize>,
+        to: &mut B::Pinned<f32>,
+        start: usize,
+    ) -> Result<()> {
+        let from = Slice::new(&self.master, range.start, range.len())?;
+        Ok(device.backend.read_async(device.stream, to, start, from)?)
+    }
+
     /// Copies the masters to the host.
     ///
     /// # Errors

@@ -133,7 +133,14 @@ int ncclCommInitRankConfig(void** out, int ranks, Id id, int rank, Config* confi
     return InProgress;
 }
 
-int ncclCommDestroy(void* raw) { return end(raw); }
+int ncclCommDestroy(void* raw) {
+    {
+        std::lock_guard<std::mutex> held(lock);
+        Member* member = known(raw);
+        if (!member || progress(*member) != Success) return InvalidArgument;
+    }
+    return end(raw);
+}
 int ncclCommAbort(void* raw) { return end(raw); }
 
 int ncclCommGetAsyncError(void* raw, int* state) {

@@ -1,6 +1,7 @@
 //! How workers reach each other's devices.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 
@@ -15,6 +16,7 @@ use timely::dataflow::InputHandle;
 use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::Operator;
 
+use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
 use crate::error::Result;
 
@@ -34,14 +36,13 @@ pub enum Communicators<B: Backend> {
 }
 
 impl<B: Backend> Communicators<B> {
-    /// What connects `workers` workers in all, which sum over `lanes` lanes; those of this process compute on `backends`, and those
-    /// of this machine share devices as `sharing` says. `library` opens what connects processes.
+    /// What connects `workers` workers in all, which sum over `lanes` lanes; those of this process compute on `backends`. `library`
+    /// opens what connects processes.
     ///
     /// # Errors
     /// A number of lanes that is no power of two, or a device that fails.
     pub fn new(
         backends: &[&B],
-        sharing: Sharing,
         workers: usize,
         lanes: usize,
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
@@ -61,15 +62,9 @@ impl<B: Backend> Communicators<B> {
             return Ok(Self::None);
         }
         if workers != backends.len() {
-            return Ok(match (sharing, library()) {
-                (Sharing::None, Ok(library)) => Self::Library { library, tree },
-                (Sharing::Shared, _) => {
-                    tracing::warn!(
-                        "several workers compute on one device: gradients go through the host, which is slow"
-                    );
-                    Self::None
-                }
-                (_, Err(error)) => {
+            return Ok(match library() {
+                Ok(library) => Self::Library { library, tree },
+                Err(error) => {
                     tracing::warn!("{error}: gradients go through the host, which is slow");
                     Self::None
                 }
@@ -108,11 +103,22 @@ impl<B: Backend> Communicators<B> {
             Self::None => agree(context, None).map(|_| None),
             Self::Library { library, tree } => {
                 let id = match rank {
-                    0 => Some(library.group_id()?),
-                    _ => None,
+                    0 => library.group_id().map(Some),
+                    _ => Ok(None),
                 };
-                let offer = Offer { id: id.map(|id| id.to_bytes().to_vec()) };
-                let Some(id) = agree(context, Some(offer))? else { return Ok(None) };
+                let offer = id.map(|id| Offer {
+                    id: id.map(|id| id.to_bytes().to_vec()),
+                    device: backend.identity(),
+                });
+                let offer = offer.inspect_err(|error| tracing::warn!("{error}")).ok();
+                let Some(id) = agree(context, offer)? else {
+                    if rank == 0 {
+                        tracing::warn!(
+                            "a worker shares its GPU or lacks NCCL: gradients go through the host, which is slow"
+                        );
+                    }
+                    return Ok(None);
+                };
                 let end = Nccl::join(backend, library, id, (rank, ranks), *tree)?;
                 Ok(Some(Box::new(end)))
             }
@@ -120,22 +126,15 @@ impl<B: Backend> Communicators<B> {
     }
 }
 
-/// Whether workers share a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
-    /// Each has one of its own.
-    None,
-    /// Some do.
-    Shared,
-}
-
 /// What a worker with a library tells the others: worker 0 the group that all join.
 #[derive(Clone, Serialize, Deserialize)]
 struct Offer {
     id: Option<Vec<u8>>,
+    /// What tells its device from others.
+    device: Option<String>,
 }
 
-/// The group of worker 0, where every worker has an offer.
+/// The group of worker 0, where every worker has an offer, and a device of its own.
 fn agree(
     context: &mut WorkerContext<'_>,
     offer: Option<Offer>,
@@ -158,10 +157,18 @@ fn agree(
             },
         );
     });
+    let _waiting = progress::during(Phase::WaitingForWorkers);
     (0..workers).for_each(|worker| input.send((worker, offer.clone())));
     input.close();
     context.run_until_done()?;
     let offers: Option<Vec<Offer>> = offers.take().into_iter().collect();
-    let ids = offers.unwrap_or_default().into_iter().filter_map(|offer| offer.id);
-    Ok(ids.filter_map(|id| Some(GroupId::from_bytes(id.try_into().ok()?))).next())
+    let Some(offers) = offers else { return Ok(None) };
+    let mut devices = BTreeSet::new();
+    let is_shared =
+        |offer: &Offer| offer.device.as_ref().is_some_and(|d| !devices.insert(d.clone()));
+    if offers.iter().any(is_shared) {
+        return Ok(None);
+    }
+    let mut ids = offers.into_iter().filter_map(|offer| offer.id);
+    Ok(ids.find_map(|id| Some(GroupId::from_bytes(id.try_into().ok()?))))
 }

@@ -12,6 +12,7 @@ use tidemill_model::{Model, ModelError};
 use crate::batch::{BatchSettings, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
 use crate::error::Result;
+use crate::memory::available_bytes;
 
 /// Of a device's free memory, what is planned with: allocators round up, and libraries take some.
 const PLANNED_TENTHS: usize = 9;
@@ -111,16 +112,6 @@ fn least_free<B: Backend>(devices: &Devices<B>) -> Result<Option<usize>> {
         least = free.min(least.or(free));
     }
     Ok(least)
-}
-
-/// Memory that the system could give now; 2 GiB where it does not say.
-fn available_bytes() -> usize {
-    const UNKNOWN: usize = 2 << 30;
-    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return UNKNOWN };
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<usize>().ok())
-        .map_or(UNKNOWN, |kib| kib << 10)
 }
 
 #[cfg(test)]

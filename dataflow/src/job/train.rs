@@ -15,7 +15,7 @@ use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Cluster, ClusterError, ClusterSettings};
-use crate::device::{Communicators, Devices, LocalWorkers, Precision, Sharing, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, Precision, WithBackend};
 use crate::error::{JobError, Result};
 use crate::metrics::StepMetrics;
 use crate::refusal::{Advice, Refusal, cause_alone};
@@ -141,8 +141,7 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let (batch, precision) = (run.batch.clone(), run.config.device.precision);
     let device = run.device.clone();
     let fitting = Arc::new(OnceLock::new());
-    let sharing = device.sharing(workers.here);
-    let train = Train { run, options, sharing, fitting: Arc::clone(&fitting) };
+    let train = Train { run, options, fitting: Arc::clone(&fitting) };
     let trained = device.open(workers, train).flatten();
     trained.map_err(|error| {
         let fitting = fitting.get().copied().filter(|&devices| devices > count);
@@ -154,7 +153,6 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
 struct Train {
     run: ResolvedRun,
     options: TrainOptions,
-    sharing: Sharing,
     /// Is told how many devices like these the run would fit on.
     fitting: Arc<OnceLock<usize>>,
 }
@@ -163,8 +161,7 @@ impl WithBackend for Train {
     type Output = Result<TrainSummary>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { run, options: TrainOptions { mut cluster, stop, observer }, sharing, fitting } =
-            self;
+        let Self { run, options: TrainOptions { mut cluster, stop, observer }, fitting } = self;
         let workers = cluster.threads * cluster.processes();
         let plan = PlanMemory {
             model: &run.model,
@@ -201,7 +198,7 @@ impl WithBackend for Train {
         }
         let (backends, lanes) = (devices.backends(), run.batch.lanes());
         let library = || CollectiveLibrary::open(NCCL);
-        let communicators = Communicators::new(&backends, sharing, workers, lanes, library)?;
+        let communicators = Communicators::new(&backends, workers, lanes, library)?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());

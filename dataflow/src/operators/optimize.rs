@@ -4,6 +4,7 @@ mod on_device;
 mod rule;
 mod schedule;
 mod shard;
+mod staging;
 mod tree_sum;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ pub use self::rule::{AdamW, LearningRate, UpdateRule};
 pub use self::shard::InitialState;
 
 use self::on_device::DeviceShard;
-use self::schedule::{OptimizerSchedule, ShardJob};
+use self::schedule::{OptimizerSchedule, ShardJob, Staging};
 use self::shard::{ShardParts, ShardReply};
 use super::companion::Companion;
 use super::error::GraphError;
@@ -135,8 +136,10 @@ pub trait Optimize<'scope> {
     ///   masters are those that the device thread computes with, sums come and updates go between devices, and tickets take
     ///   no credit. Parameters and state leave as credit allows, at most `plan.window_bytes` of each on their way to a worker;
     ///   a chunk's next update waits until its state was copied.
-    /// - What a cut costs: snapshots are taken while the next step computes, at the pace of whoever gives credit back, and
-    ///   before that step's update. So a cut delays one update, by about the time that writing takes longer than a step.
+    /// - What a cut costs: with a [`Lender`] the state is copied to memory of the host while the next step computes, where the host
+    ///   has the room, and snapshots are taken from there; so a cut delays nothing, unless it comes before the last one is
+    ///   written. Elsewhere snapshots are taken while the next step computes, at the pace of whoever gives credit back, and before
+    ///   that step's update, which a cut delays by about the time that writing takes longer than a step.
     /// - Failure: no counted token, a loss or a norm that is no number: the run is aborted with an
     ///   error that names the step, and nothing of it reaches a checkpoint.
     fn optimize<B: Backend>(
@@ -311,6 +314,7 @@ impl<'scope> Optimize<'scope> for Stream<'scope, u64, Chunk> {
                                 state.schedule.updated(unit);
                                 state.schedule.done();
                             }
+                            (ShardReply::Staged, _) => state.schedule.staged(),
                             (ShardReply::Present { bucket }, Some(held)) => {
                                 let ticket = Ticket { step, bucket: bucket as u32 };
                                 present_output.session(&held.present).give(ticket);
@@ -388,7 +392,12 @@ impl State {
             None => MemoryPlace::Host,
         };
         let who = (worker, workers);
-        let schedule = OptimizerSchedule::new(plan, layout, rule.clone(), who, place);
+        let staging = match lender {
+            Some(_) => Staging::of(plan),
+            None => Staging::InPlace,
+        };
+        let how = (place, staging);
+        let schedule = OptimizerSchedule::new(plan, layout, rule.clone(), who, how);
         let (name, plan) = (format!("optimizer-{worker}"), Arc::clone(plan));
         let (owned, decays) = (schedule.owned(), shard::decay_runs(layout));
         let parts = ShardParts { backend, state, rule, plan, owned, decays };
@@ -396,7 +405,7 @@ impl State {
             Some(lender) => {
                 let layout = layout.clone();
                 Companion::start(abort, name, Phase::Updating, wake, move |jobs, replies| {
-                    DeviceShard::serve(parts, &layout, lender, who, jobs, replies)
+                    DeviceShard::serve(parts, &layout, (lender, staging), who, jobs, replies)
                 })?
             }
             None => Companion::start(abort, name, Phase::Updating, wake, |jobs, replies| {

@@ -62,8 +62,8 @@ pub enum StatePlace {
     Automatic,
     /// Sums and updated parameters are handed from operator to operator as values on the host.
     Host,
-    /// Sums, parameters and moments stay in the buffers of the device, where all workers are of one process and their devices
-    /// read each other's memory; elsewhere what has to go to other workers is copied in large pieces.
+    /// Sums, parameters and moments stay in the buffers of the device, where the workers have a communicator between their devices;
+    /// elsewhere what has to go to other workers is copied in large pieces.
     Device,
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::collective::communicator::Communicator;
-use tidemill::device::{Communicators, Sharing};
+use tidemill::device::Communicators;
 use tidemill::kernels::KernelError;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
@@ -391,6 +391,8 @@ impl Run {
             let work = move |context: &mut WorkerContext<'_>| {
                 let local = context.index() % local_workers;
                 let end = ends.take(context, subject.device(process * local_workers + local))?;
+                let is_connected = run.library.is_some() && run.processes > 1;
+                assert!(end.is_some() || !is_connected, "the library connects them");
                 run.work(context, &subject, end, &complete)
             };
             threads.push(std::thread::spawn(move || execute(settings, work)));
@@ -410,7 +412,7 @@ impl Run {
             None => (None, Some(KernelError::shape("run", "library", "one", "none"))),
         };
         let library = || library.ok_or_else(|| missing.expect("there is no library"));
-        Communicators::new(backends, Sharing::None, self.workers, self.lanes, library).unwrap()
+        Communicators::new(backends, self.workers, self.lanes, library).unwrap()
     }
 
     /// The gate at which `what` gets stuck.

@@ -81,6 +81,11 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// What this device must have in common with its peers.
     fn device_kind(&self) -> DeviceKind;
 
+    /// What tells this device from any other of any machine; `None` where several are one, or nothing does.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// Bytes of the device's own memory that are free now; `None` where buffers lie in host memory.
     fn free_memory_bytes(&self) -> Result<Option<usize>>;
 

@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{KernelError, Result};
@@ -168,8 +169,9 @@ fn failure(library: &str, attempted: &'static str, answer: String) -> KernelErro
 /// One rank of a group. It may be aborted from another thread than the one that exchanges.
 pub struct GroupMember {
     library: CollectiveLibrary,
-    /// None once it is aborted. Locked for as long as a call takes, none of which waits.
+    /// None once it is aborted. Locked for as long as a call takes: none waits, but those that end the member.
     raw: Mutex<Option<Raw>>,
+    has_joined: AtomicBool,
     rank: usize,
     ranks: usize,
 }
@@ -202,7 +204,8 @@ impl GroupMember {
             (library.0.table.init_rank)(raw, ranks as c_int, id, rank as c_int, config)
         };
         library.check("joining a group", answer)?;
-        Ok(Self { library: library.clone(), raw: Mutex::new(Some(Raw(raw))), rank, ranks })
+        let (library, raw) = (library.clone(), Mutex::new(Some(Raw(raw))));
+        Ok(Self { library, raw, has_joined: AtomicBool::new(false), rank, ranks })
     }
 
     /// This rank.
@@ -227,7 +230,11 @@ impl GroupMember {
         sends: &[Transfer],
         receives: &[Transfer],
     ) -> Result<()> {
-        self.settle("joining a group")?;
+        if !self.has_joined.load(Ordering::Acquire) {
+            self.settle("joining a group")?;
+            self.has_joined.store(true, Ordering::Release);
+        }
+        self.settle("exchanging")?;
         self.call("exchanging", |table, raw| {
             // SAFETY: the member is alive, and the caller vouches for the ranges.
             unsafe {
@@ -249,7 +256,8 @@ impl GroupMember {
         self.settle("exchanging")
     }
 
-    /// Ends what this rank waits for, on the device and on the host, where another thread may wait.
+    /// Ends what this rank waits for, on the device and on the host, where another thread may wait. Takes as long as the device
+    /// needs to end what is not the library's: for ever, where a kernel hangs.
     pub fn abort(&self) {
         if let Some(Raw(raw)) = self.lock().take() {
             // SAFETY: the member is alive, and nothing else names it from now on.
@@ -295,8 +303,17 @@ impl GroupMember {
 impl Drop for GroupMember {
     fn drop(&mut self) {
         if let Some(Raw(raw)) = self.lock().take() {
-            // SAFETY: the member is alive, and nothing else names it.
-            unsafe { (self.library.0.table.destroy)(raw) };
+            let mut state = SUCCESS;
+            // SAFETY: the member is alive, and nothing else names it. One that is in progress or has failed cannot be
+            // destroyed.
+            unsafe {
+                let table = &self.library.0.table;
+                let answer = (table.state)(raw, &raw mut state);
+                match (answer, state) {
+                    (SUCCESS, SUCCESS) => (table.destroy)(raw),
+                    _ => (table.abort)(raw),
+                };
+            }
         }
     }
 }

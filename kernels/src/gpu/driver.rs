@@ -145,6 +145,9 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// What the device is.
     fn properties(&self) -> &DeviceProperties;
 
+    /// What tells the device from any other of any machine, if anything does.
+    fn identity(&self) -> Option<String>;
+
     /// Bytes of device memory that are free now, and all there are.
     fn memory_bytes(&self) -> Result<[usize; 2]>;
 

@@ -23,7 +23,7 @@ use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::output::result_line;
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
-use crate::device::{Communicators, Devices, LocalWorkers, Sharing, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, WithBackend};
 use crate::error::JobError;
 use crate::operators::{
     InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
@@ -250,7 +250,7 @@ fn measure<B: Backend>(
     let workers = devices.workers().len();
     let library = || CollectiveLibrary::open(NCCL);
     let (backends, lanes) = (devices.backends(), batch.lanes());
-    let communicators = Communicators::new(&backends, Sharing::None, workers, lanes, library)?;
+    let communicators = Communicators::new(&backends, workers, lanes, library)?;
     let results = execute(ClusterSettings::threads(workers), move |context| {
         let backend = Arc::clone(&devices.workers()[context.index()].backend);
         let communicator = communicators.take(context, &backend)?;

@@ -13,8 +13,9 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, Layout, Parameters};
 
 use super::rule::UpdateRule;
-use super::schedule::ShardJob;
+use super::schedule::{ShardJob, Staging};
 use super::shard::{ShardParts, ShardReply};
+use super::staging::Staged;
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::companion::{Jobs, Replies, Stopped};
@@ -65,6 +66,10 @@ pub(super) struct DeviceShard<B: Backend> {
     moments: [B::Buffer<f32>; 2],
     /// Buckets of the step that were gathered.
     gathered: usize,
+    /// Where cuts are copied to, from the first step on.
+    staged: Staged<B>,
+    /// Behind the copy of them.
+    copied: Option<B::Event>,
 }
 
 impl<B: Backend> DeviceShard<B> {
@@ -72,13 +77,21 @@ impl<B: Backend> DeviceShard<B> {
     pub(super) fn serve(
         parts: ShardParts<B>,
         layout: &Layout,
-        lender: Lender<B>,
+        (lender, staging): (Lender<B>, Staging),
         (worker, workers): (usize, usize),
         jobs: &Jobs<Vec<ShardJob>>,
         replies: &Replies<Vec<ShardReply>>,
     ) -> Result<(), Failure> {
         let mut shard = Self::new(parts, layout, lender, (worker, workers))?;
-        let ended = shard.lend().and_then(|()| shard.run(jobs, replies));
+        let begun = shard.lend();
+        // It takes long for much of it: while the first step computes.
+        shard.staged = Staged::prepare(&*shard.backend, staging, B::elements(&shard.mean_gradient));
+        let ended = begun.and_then(|()| shard.run(jobs, replies));
+        if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &shard.lender.communicator)
+        {
+            // What waits for others on the device would not end before they are told.
+            communicator.abort_handle()();
+        }
         // What other workers have posted is read until then, and given back afterwards. Where the device fails, it has said so.
         let _ = shard.backend.record(&mut shard.stream).and_then(|end| shard.backend.wait(&end));
         ended.or_else(Stopped::into_result)
@@ -130,6 +143,8 @@ impl<B: Backend> DeviceShard<B> {
             mean_gradient,
             moments,
             gathered: 0,
+            staged: Staged::Nothing,
+            copied: None,
         })
     }
 
@@ -168,6 +183,10 @@ impl<B: Backend> DeviceShard<B> {
                         send(replies, &mut answers)?;
                         self.gather(step, bucket)?;
                         answers.push(ShardReply::Present { bucket });
+                    }
+                    ShardJob::Stage => {
+                        self.stage()?;
+                        answers.push(ShardReply::Staged);
                     }
                     ShardJob::Snapshot { chunk, part } => {
                         let values = self.snapshot(chunk, part)?;
@@ -266,6 +285,9 @@ impl<B: Backend> DeviceShard<B> {
     /// Updates what is owned of `bucket`, and tells the other workers.
     fn update(&mut self, bucket: usize, update: u64, coefficient: f32) -> Result<(), Stopped> {
         self.take_back()?;
+        if let Some(copied) = self.copied.take() {
+            self.backend.wait_for(&mut self.stream, &copied)?;
+        }
         let Self { backend, stream, snapshots, rule, lender, decays, mean_gradient, .. } = self;
         let OwnedBucket { range, start, .. } = &self.buckets[bucket];
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
@@ -326,10 +348,26 @@ impl<B: Backend> DeviceShard<B> {
         self.lend()
     }
 
+    /// Begins to copy all that is owned to the host; the next update waits for it on the device.
+    fn stage(&mut self) -> Result<(), Failure> {
+        let (backend, stream) = (&*self.backend, &mut self.snapshots);
+        let mut device = Device { backend, stream };
+        let owned = self.buckets.iter().filter(|bucket| !bucket.range.is_empty());
+        let owned = owned.map(|bucket| (bucket.range.clone(), bucket.start));
+        self.staged.copy(&mut device, &self.parameters, owned, &self.moments)?;
+        self.copied = Some(backend.record(stream)?);
+        Ok(())
+    }
+
     fn snapshot(&mut self, chunk: usize, part: StatePart) -> Result<Vec<f32>, Failure> {
         let range = self.plan.chunks.chunks()[chunk].range.clone();
         let owner = self.buckets.iter().find(|bucket| bucket.chunks.contains(&chunk));
         let owner = owner.ok_or(GraphError::ForeignChunk { chunk })?;
+        let start = owner.start + range.start - owner.range.start;
+        let inside = start..start + range.len();
+        if let Some(values) = self.staged.values(&*self.backend, part, inside)? {
+            return Ok(values);
+        }
         let _waiting = progress::during(Phase::WaitingForDevice);
         // Reading waits for the copy, so that the next update comes after it.
         let mut device = Device { backend: &*self.backend, stream: &mut self.snapshots };
@@ -343,7 +381,6 @@ impl<B: Backend> DeviceShard<B> {
             StatePart::ExpAvg => exp_avg,
             StatePart::ExpAvgSq => exp_avg_sq,
         };
-        let start = owner.start + range.start - owner.range.start;
         let from = Slice::new(moment, start, range.len())?;
         Ok(device.backend.to_vec(device.stream, from)?)
     }

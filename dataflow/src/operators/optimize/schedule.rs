@@ -30,7 +30,9 @@ pub(super) enum ShardJob {
     Update { unit: usize, update: u64, coefficient: f32 },
     /// Bring what other workers have updated of a bucket to this worker.
     Gather { step: u64, bucket: usize },
-    /// Copy a part of a chunk's state.
+    /// Begin to copy all state that this worker owns to memory of the host.
+    Stage,
+    /// Copy a part of a chunk's state, from there where it was copied there.
     Snapshot { chunk: usize, part: StatePart },
 }
 
@@ -88,8 +90,23 @@ pub(super) struct OptimizerSchedule {
     state_window: CreditWindow,
     /// Snapshots that were not handed out.
     snapshots: VecDeque<(usize, StatePart)>,
-    /// By chunk: how many of these are of it.
+    /// By chunk: how many of these are of it. It is not updated before.
     snapshots_due: Vec<u8>,
+    staging: Staging,
+    /// Whether the state of a cut is updated and not staged: nothing is updated before it is, and it waits for the snapshots of the
+    /// last cut.
+    stage_due: bool,
+    /// Whether a cut is being staged, whose snapshots follow.
+    is_staging: bool,
+}
+
+/// How the state of a cut is kept until it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Staging {
+    /// Where it is: it waits for its snapshot before it is updated again.
+    InPlace,
+    /// It is copied to memory of the host at once, and updated meanwhile.
+    OnHost,
 }
 
 impl OptimizerSchedule {
@@ -98,7 +115,7 @@ impl OptimizerSchedule {
         layout: &Layout,
         rule: UpdateRule,
         (worker, workers): (usize, usize),
-        place: MemoryPlace,
+        (place, staging): (MemoryPlace, Staging),
     ) -> Self {
         let mut segment_uses = vec![Vec::new(); layout.segments().len()];
         for (index, use_) in layout.uses().iter().enumerate() {
@@ -142,6 +159,9 @@ impl OptimizerSchedule {
             place,
             snapshots: VecDeque::new(),
             snapshots_due: vec![0; chunks],
+            staging,
+            stage_due: false,
+            is_staging: false,
             plan: Arc::clone(plan),
         }
     }
@@ -218,10 +238,20 @@ impl OptimizerSchedule {
 
     /// What this worker owns of a unit is updated.
     pub(super) fn updated(&mut self, unit: usize) {
-        for chunk in self.owned[unit].clone().filter(|_| self.cut) {
+        if !self.cut || self.staging == Staging::OnHost {
+            return;
+        }
+        for chunk in self.owned[unit].clone() {
             self.snapshots.extend(StatePart::ALL.map(|part| (chunk, part)));
             self.snapshots_due[chunk] += StatePart::ALL.len() as u8;
         }
+    }
+
+    /// All that this worker owns is on its way to the host.
+    pub(super) fn staged(&mut self) {
+        self.is_staging = false;
+        let owned = self.owned().into_iter();
+        self.snapshots.extend(owned.flat_map(|chunk| StatePart::ALL.map(|part| (chunk, part))));
     }
 
     /// A unit is done: sent to all workers, or gathered from all.
@@ -334,14 +364,23 @@ impl OptimizerSchedule {
             && self.state_window.take(self.chunk_bytes(chunk))
         {
             self.snapshots.pop_front();
-            self.snapshots_due[chunk] -= 1;
+            if self.staging == Staging::InPlace {
+                self.snapshots_due[chunk] -= 1;
+            }
             return Some(ShardJob::Snapshot { chunk, part });
+        }
+        if self.stage_due && !self.is_staging && self.snapshots.is_empty() {
+            (self.stage_due, self.is_staging) = (false, true);
+            return Some(ShardJob::Stage);
         }
         if let Some(coefficient) = self.coefficient {
             let Some(&unit) = self.updates.front() else {
                 let (step, bucket) = (self.step, self.gathers.pop_front()?);
                 return Some(ShardJob::Gather { step, bucket });
             };
+            if self.stage_due {
+                return None;
+            }
             let bytes = match self.place {
                 MemoryPlace::Host => self.chunk_bytes(unit) * self.workers,
                 MemoryPlace::Device => 0,
@@ -354,6 +393,7 @@ impl OptimizerSchedule {
             if self.place == MemoryPlace::Device {
                 self.gathers.push_back(unit);
             }
+            self.stage_due = self.updates.is_empty() && self.cut && self.staging == Staging::OnHost;
             return Some(ShardJob::Update { unit, update: self.step + 1, coefficient });
         }
         let tokens = self.loss?.tokens;

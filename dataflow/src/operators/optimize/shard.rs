@@ -32,6 +32,8 @@ pub(super) enum ShardReply {
     Updated { unit: usize, values: Option<Vec<f32>> },
     /// What all workers have updated of a bucket is enqueued to be here.
     Present { bucket: usize },
+    /// All that this worker owns is on its way to memory of the host.
+    Staged,
     /// A part of the chunk's state.
     Snapshot { chunk: usize, part: StatePart, values: Vec<f32> },
 }
@@ -155,7 +157,7 @@ impl<B: Backend> Shard<B> {
                 let values = self.read(chunk, part)?;
                 Ok(ShardReply::Snapshot { chunk, part, values })
             }
-            ShardJob::Sum { .. } | ShardJob::Gather { .. } => {
+            ShardJob::Sum { .. } | ShardJob::Gather { .. } | ShardJob::Stage => {
                 Err(GraphError::Unasked { thread: "the optimizer of chunks" }.into())
             }
         }

@@ -43,6 +43,10 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         }
     }
 
+    fn identity(&self) -> Option<String> {
+        self.driver.identity()
+    }
+
     fn free_memory_bytes(&self) -> Result<Option<usize>> {
         Ok(Some(self.driver.memory_bytes()?[0]))
     }

@@ -1,0 +1,57 @@
+//! What memory this machine has left.
+
+use std::path::Path;
+
+/// Where Linux says what the control group of this process may take.
+const CONTROL_GROUP: &str = "/sys/fs/cgroup";
+
+/// Memory that the system could give this process now; 2 GiB where it does not say.
+pub(crate) fn available_bytes() -> usize {
+    const UNKNOWN: usize = 2 << 30;
+    let of_machine = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(of_machine);
+    let of_group = of_group(Path::new(CONTROL_GROUP));
+    match (of_machine, of_group) {
+        (Some(machine), Some(group)) => machine.min(group),
+        (found, other) => found.or(other).unwrap_or(UNKNOWN),
+    }
+}
+
+fn of_machine(meminfo: &str) -> Option<usize> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+/// What a group has not taken of its limit. Files that it has read take room until something else needs it.
+fn of_group(folder: &Path) -> Option<usize> {
+    let read = |name| std::fs::read_to_string(folder.join(name)).ok();
+    let number = |text: String| text.trim().parse::<usize>().ok();
+    let (limit, taken) = (number(read("memory.max")?)?, number(read("memory.current")?)?);
+    let stat = read("memory.stat").unwrap_or_default();
+    let files = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+    let files = files.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
+    Some(limit.saturating_sub(taken.saturating_sub(files)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_what_it_has_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        assert_eq!(of_group(folder.path()), None);
+        write("memory.max", "max\n");
+        write("memory.current", "700\n");
+        assert_eq!(of_group(folder.path()), None, "no limit");
+        write("memory.max", "1000\n");
+        assert_eq!(of_group(folder.path()), Some(300));
+        write("memory.stat", "anon 400\ninactive_file 250\nactive_file 50\n");
+        assert_eq!(of_group(folder.path()), Some(550));
+        write("memory.current", "5000\n");
+        assert_eq!(of_group(folder.path()), Some(0));
+        assert_eq!(of_machine("MemTotal: 9 kB\nMemAvailable:   3 kB\n"), Some(3 << 10));
+        assert!(available_bytes() > 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! The state of a cut in memory of the host, from which it is written while the device goes on.
+
+use std::ops::Range;
+
+use tidemill_collective::StatePart;
+use tidemill_kernels::{Backend, Slice};
+use tidemill_model::{Device, Parameters};
+
+use super::schedule::Staging;
+use crate::cluster::Failure;
+use crate::cluster::progress::{self, Phase};
+use crate::memory::available_bytes;
+use crate::operators::error::GraphError;
+use crate::operators::plan::{CheckpointCuts, TrainingPlan};
+
+const NOT_STAGED: GraphError =
+    GraphError::Order { what: "a cut", missing: "the memory that it is copied to" };
+
+impl Staging {
+    /// How cuts are kept, where the memory of the host decides.
+    pub(super) fn of(plan: &TrainingPlan) -> Self {
+        let chunks = plan.chunks.chunks();
+        let elements = chunks.last().map_or(0, |chunk| chunk.range.end);
+        // That of all workers, which may be of this machine.
+        let bytes = (StatePart::ALL.len() * size_of::<f32>()).saturating_mul(elements);
+        let is_room = bytes <= available_bytes() / 2;
+        match plan.checkpoints {
+            CheckpointCuts::Every(_) if is_room => Self::OnHost,
+            _ => Self::InPlace,
+        }
+    }
+}
+
+/// Parameters and moments of what a worker owns, in memory of the host.
+pub(super) enum Staged<B: Backend> {
+    /// Cuts are not copied, or the memory is not there yet.
+    Nothing,
+    /// In memory that the device copies to by itself.
+    Pinned([B::Pinned<f32>; 3]),
+    /// The same where there is no such memory.
+    Read([Vec<f32>; 3]),
+}
+
+impl<B: Backend> Staged<B> {
+    /// Takes the memory for `elements` elements of each part.
+    pub(super) fn prepare(backend: &B, staging: Staging, elements: usize) -> Self {
+        if staging == Staging::InPlace {
+            return Self::Nothing;
+        }
+        let pinned = |_| {
+            progress::moved();
+            backend.pinned::<f32>(elements)
+        };
+        let pinned: Result<Vec<_>, _> = StatePart::ALL.into_iter().map(pinned).collect();
+        match pinned.map(<[_; 3]>::try_from) {
+            Ok(Ok(pinned)) => Self::Pinned(pinned),
+            Ok(Err(_)) => Self::Nothing,
+            Err(error) => {
+                tracing::warn!("{error}: steps wait for checkpoints to be copied");
+                Self::Read(Default::default())
+            }
+        }
+    }
+
+    /// Copies the masters of the ranges `owned`, each to where it stands among what is owned, and the moments, which are of all of
+    /// them. What is pinned is there once the device stream has run.
+    pub(super) fn copy(
+        &mut self,
+        device: &mut Device<'_, B>,
+        masters: &Parameters<B>,
+        owned: impl Iterator<Item = (Range<usize>, usize)>,
+        moments: &[B::Buffer<f32>; 2],
+    ) -> Result<(), Failure> {
+        match self {
+            Self::Nothing => return Err(NOT_STAGED.into()),
+            Self::Pinned([parameters, exp_avg, exp_avg_sq]) => {
+                for (range, start) in owned {
+                    masters.read_async(device, range, parameters, start)?;
+                }
+                for (moment, out) in moments.iter().zip([exp_avg, exp_avg_sq]) {
+                    device.backend.read_async(device.stream, out, 0, Slice::all(moment))?;
+                }
+            }
+            Self::Read([parameters, exp_avg, exp_avg_sq]) => {
+                let _waiting = progress::during(Phase::WaitingForDevice);
+                parameters.resize(B::elements(&moments[0]), 0.0);
+                for (range, start) in owned {
+                    let out = &mut parameters[start..start + range.len()];
+                    masters.read(device, range.start, out)?;
+                }
+                for (moment, out) in moments.iter().zip([exp_avg, exp_avg_sq]) {
+                    *out = device.backend.to_vec(device.stream, Slice::all(moment))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements `inside` of what was copied, if cuts are. Waits for the copy.
+    pub(super) fn values(
+        &self,
+        backend: &B,
+        part: StatePart,
+        inside: Range<usize>,
+    ) -> Result<Option<Vec<f32>>, Failure> {
+        match self {
+            Self::Nothing => Ok(None),
+            Self::Pinned(pinned) => {
+                let _waiting = progress::during(Phase::WaitingForDevice);
+                Ok(Some(backend.pinned_values(&pinned[part as usize])?[inside].to_vec()))
+            }
+            Self::Read(read) => Ok(Some(read[part as usize][inside].to_vec())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use tidemill_kernels::{Cpu, Runtime, SliceMut};
+    use tidemill_model::{Decay, Layout};
+
+    use super::*;
+
+    /// What is read where nothing can be pinned is what is pinned elsewhere.
+    #[test]
+    fn a_copy_is_the_same_in_either_memory() {
+        let backend = Cpu::new(NonZeroUsize::MIN).unwrap();
+        let mut stream = backend.device_stream().unwrap();
+        let mut layout = Layout::new();
+        layout.segment("only");
+        layout.tensor("weight", &[64], Decay::Exempt, 1);
+        let arena: Vec<f32> = (0..64).map(|value| value as f32).collect();
+        let mut device = Device { backend: &backend, stream: &mut stream };
+        let masters = Parameters::from_host(&mut device, &layout, &arena).unwrap();
+        let mut moments = [(); 2].map(|()| backend.allocate::<f32>(device.stream, 24).unwrap());
+        for (index, moment) in moments.iter_mut().enumerate() {
+            let values: Vec<f32> = (0..24).map(|value| (value + 100 * index) as f32).collect();
+            backend.write(device.stream, SliceMut::all(moment), &values).unwrap();
+        }
+        let owned = [(40..56, 0), (8..16, 16)];
+        let pinned = Staged::prepare(&backend, Staging::OnHost, 24);
+        assert!(matches!(pinned, Staged::Pinned(_)));
+        for mut staged in [pinned, Staged::Read(Default::default())] {
+            staged.copy(&mut device, &masters, owned.clone().into_iter(), &moments).unwrap();
+            let values = |part, inside| staged.values(&backend, part, inside).unwrap().unwrap();
+            assert_eq!(values(StatePart::Parameter, 14..18), [54.0, 55.0, 8.0, 9.0]);
+            assert_eq!(values(StatePart::ExpAvg, 22..24), [22.0, 23.0]);
+            assert_eq!(values(StatePart::ExpAvgSq, 0..2), [100.0, 101.0]);
+        }
+        let mut nothing = Staged::<Cpu>::prepare(&backend, Staging::InPlace, 24);
+        assert!(nothing.values(&backend, StatePart::ExpAvg, 0..2).unwrap().is_none());
+        assert!(nothing.copy(&mut device, &masters, owned.into_iter(), &moments).is_err());
+    }
+}
