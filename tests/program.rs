@@ -54,6 +54,47 @@ fn json_is_alone_on_standard_output() {
     assert!(trained["tokens_per_second"].as_f64().unwrap() > 0.0);
 }
 
+/// Rates of sums that were compared, over threads and over processes; for one worker there is nothing to exchange.
+#[test]
+fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {
+    let bench = Workbench::new();
+    let collective = |arguments: &[&str]| {
+        bench.tidemill(&[&["bench", "collective", "--backend", "cpu"], arguments].concat())
+    };
+    let sizes = ["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"];
+    for (threads, processes) in [("2", "1"), ("3", "1"), ("1", "2")] {
+        let workers = ["-w", threads, "-n", processes, "--format", "json"];
+        let result = collective(&[&sizes, &workers[..]].concat()).expect(0).json();
+        let [threads, processes] = [threads, processes].map(|n| n.parse::<u64>().unwrap());
+        assert_eq!(result["workers"], threads * processes);
+        assert_eq!(result["processes"], processes);
+        assert_eq!((&result["through"], &result["arena_mebibytes"]), (&"host".into(), &3.into()));
+        let rows = result["buckets"].as_array().unwrap();
+        for (row, bucket) in rows.iter().zip([1, 2]) {
+            assert_eq!(row["bucket_mebibytes"], bucket);
+            for key in ["summed_gigabytes_per_second", "gathered_gigabytes_per_second"] {
+                assert!(row[key].as_f64().unwrap() > 0.0, "{key}: {result}");
+            }
+        }
+        assert_eq!(rows.len(), 2, "{result}");
+    }
+    let words = collective(&[&sizes[..], &["-w", "2"]].concat()).expect(0);
+    assert!(words.stdout.contains("through the host, in chunks of 256 KiB"), "{words:?}");
+    assert_eq!((words.stdout.lines().count(), words.stderr.as_str()), (5, ""), "{words:?}");
+    let two = |arguments: &[&'static str]| collective(&[&["-w", "2"], arguments].concat());
+    collective(&["-w", "1"]).refused(1, &["-w: expected at least 2 workers", "found 1"]);
+    collective(&["-w", "0", "-n", "3"]).refused(1, &["-w: expected at least 2 workers"]);
+    collective(&["-w", "18446744073709551615", "-n", "9"]).refused(1, &["-w", "256"]);
+    collective(&["-n", "0"]).refused(2, &["--processes"]);
+    two(&["--megabytes", "0"]).refused(2, &["--megabytes"]);
+    two(&["--megabytes", "18446744073709551615"]).refused(1, &["--megabytes: expected at most"]);
+    two(&["--megabytes", "8", "--buckets", "4,16"]).refused(1, &["--buckets", "at most 8", "16"]);
+    for list in ["1,,2", "0", "1,x", ""] {
+        two(&["--buckets", list]).refused(2, &["--buckets"]);
+    }
+    two(&["--rounds", "0"]).refused(2, &["--rounds"]);
+}
+
 /// What `bench generate` printed once is printed again, to the byte, and the same picture drawn.
 #[test]
 fn an_earlier_measurement_is_drawn_again() {

@@ -18,6 +18,7 @@ mod quiet;
 mod requests;
 mod score;
 mod signals;
+mod supervise;
 mod tokenizer;
 mod train;
 

@@ -215,6 +215,27 @@ pub enum JobError {
         /// The same in words, with the rows and the files.
         samples: String,
     },
+    /// What was measured gave wrong numbers: a device, a link between devices, or this program is at fault.
+    #[error(
+        "{what} of worker {worker} is wrong at element {element}, in buckets of {bucket_mebibytes} MiB: expected {expected:?} \
+         ({:#010x}), found {found:?} ({:#010x})",
+        expected.to_bits(),
+        found.to_bits()
+    )]
+    Exchanged {
+        /// Such as "the sum".
+        what: &'static str,
+        /// The worker that has it.
+        worker: usize,
+        /// The element of the arena.
+        element: usize,
+        /// The size of the buckets.
+        bucket_mebibytes: usize,
+        /// What it has to be.
+        expected: f32,
+        /// What it is.
+        found: f32,
+    },
     /// The model or its files.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -270,7 +291,8 @@ impl Classified for JobError {
             | Self::Token { .. }
             | Self::Step { .. }
             | Self::Loss { .. }
-            | Self::EvaluationLoss { .. } => ExitClass::FixInput,
+            | Self::EvaluationLoss { .. }
+            | Self::Exchanged { .. } => ExitClass::FixInput,
         }
     }
 }

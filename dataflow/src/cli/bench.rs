@@ -1,5 +1,6 @@
 //! `tidemill bench`: throughput, and what bounds it.
 
+mod collective;
 mod data;
 mod generate;
 mod kernels;
@@ -24,6 +25,8 @@ enum What {
     Generate(generate::GenerateBench),
     /// Run each kernel alone: milliseconds, and the fraction of what the device can do.
     Kernels(kernels::KernelsBench),
+    /// Sum and gather between workers: bytes a second by the size of a bucket, every result checked.
+    Collective(collective::CollectiveBench),
     /// Read a data set in canonical order: samples or rows a second, and what bounds them.
     Data(data::DataBench),
 }
@@ -33,6 +36,7 @@ pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<ExitCode> {
         What::Train(bench) => train::run(bench),
         What::Generate(bench) => generate::run(bench),
         What::Kernels(bench) => kernels::run(bench),
+        What::Collective(bench) => collective::run(bench),
         What::Data(bench) => data::run(bench),
     }
 }

@@ -1,9 +1,11 @@
 //! `--backend` and `--precision`: what computes, where there is no config to say so.
+//!
+//! Subcommands whose numbers are fp32 on every device take `--backend` alone.
 
 use std::error::Error;
 use std::num::NonZeroUsize;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tidemill_kernels::MemoryPlace;
 
 use crate::cluster::ClusterError;
@@ -65,27 +67,75 @@ impl DeviceArguments {
     where
         W: WithBackend<Output = anyhow::Result<T>>,
     {
-        let opened = choice.open(workers, code).map_err(|error| by_flag(error).into());
-        opened.flatten().map_err(|error| self.advise(error, smaller, choice.memory()))
+        open(choice, workers, &self.ways(smaller, choice.memory()), code)
     }
 
-    fn advise(self, error: anyhow::Error, smaller: &str, memory: MemoryPlace) -> anyhow::Error {
-        let Some(refusal) = Refusal::of(error.as_ref()) else { return error };
-        // The CPU has no other precision, and there is no other device to send anyone to.
-        let other: &[&str] = match (memory, self.precision) {
-            (MemoryPlace::Host, _) => &[],
-            (MemoryPlace::Device, Precision::Fp32) => {
-                &["use --precision bf16", "use --backend cpu"]
-            }
-            (MemoryPlace::Device, Precision::Bf16) => &["use --backend cpu"],
-        };
-        let room = [&[smaller], other].concat().join(", or ");
-        let cause = match error.downcast::<ClusterError>() {
-            Ok(error) => cause_alone(error),
-            Err(error) => Box::<dyn Error + Send + Sync>::from(error).into(),
-        };
-        refusal.advised(Advice { what: "this", room, cpu: "--backend cpu" }, cause).into()
+    /// How to need less memory than a device has: `smaller`, or another precision.
+    fn ways(self, smaller: &str, memory: MemoryPlace) -> Vec<&str> {
+        match (memory, self.precision) {
+            (MemoryPlace::Device, Precision::Fp32) => vec![smaller, "use --precision bf16"],
+            // The CPU has no other precision.
+            _ => vec![smaller],
+        }
     }
+}
+
+/// The flag of a subcommand whose numbers are fp32 on every device.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct BackendArgument {
+    /// What computes; auto is NVIDIA GPUs where they work, else the CPU.
+    #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
+    backend: BackendChoice,
+}
+
+impl BackendArgument {
+    /// What it comes to here.
+    ///
+    /// # Errors
+    /// A backend that is not there.
+    pub(crate) fn choice(self) -> Result<DeviceChoice> {
+        DeviceArguments { backend: self.backend, precision: Precision::Fp32 }
+            .choice(NonZeroUsize::MIN)
+    }
+
+    /// The word that the user wrote, or would have written.
+    pub(crate) fn word(self) -> String {
+        let word = self.backend.to_possible_value().map(|value| value.get_name().to_owned());
+        word.unwrap_or_default()
+    }
+}
+
+/// Runs `code` on the devices of `workers`; `ways` are those to need less memory.
+///
+/// # Errors
+/// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
+pub(crate) fn open<T, W>(
+    choice: &DeviceChoice,
+    workers: LocalWorkers,
+    ways: &[&str],
+    code: W,
+) -> anyhow::Result<T>
+where
+    W: WithBackend<Output = anyhow::Result<T>>,
+{
+    let opened = choice.open(workers, code).map_err(|error| by_flag(error).into());
+    opened.flatten().map_err(|error| advise(error, ways, choice.memory()))
+}
+
+/// An error of a device that refused, with `ways` to ask less of it; any other as it is.
+fn advise(error: anyhow::Error, ways: &[&str], memory: MemoryPlace) -> anyhow::Error {
+    let Some(refusal) = Refusal::of(error.as_ref()) else { return error };
+    // From the CPU there is no other device to send anyone to.
+    let other: &[&str] = match memory {
+        MemoryPlace::Host => &[],
+        MemoryPlace::Device => &["use --backend cpu"],
+    };
+    let room = [ways, other].concat().join(", or ");
+    let cause = match error.downcast::<ClusterError>() {
+        Ok(error) => cause_alone(error),
+        Err(error) => Box::<dyn Error + Send + Sync>::from(error).into(),
+    };
+    refusal.advised(Advice { what: "this", room, cpu: "--backend cpu" }, cause).into()
 }
 
 /// An error about a key of `[device]` as one about the flag of that name.
@@ -127,7 +177,8 @@ mod tests {
             let (who, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
             let error = ClusterError::Failed { who, exit_class, cause: Arc::new(full) };
             let arguments = DeviceArguments { backend, precision };
-            one_line(arguments.advise(error.into(), "shorten it", memory).as_ref())
+            let ways = arguments.ways("shorten it", memory);
+            one_line(advise(error.into(), &ways, memory).as_ref())
         };
         let line = |ways: &str| {
             let reason = "allocating 7 bytes on NVIDIA H200 failed: out of memory";

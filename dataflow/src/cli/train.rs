@@ -2,27 +2,23 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::Args;
 
 use super::output::{note_line, result_line};
 use super::progress::TrainProgress;
 use super::signals::on_requests_to_stop;
+use super::supervise::{self, INVITATION_VARIABLE};
 use crate::cli::exit::ExitCode;
 use crate::cluster::{
-    Admission, ClusterError, ClusterSettings, ExitClass, Invitation, Killed, Lifeline, Secret,
-    Supervisor, SupervisorSettings, join_supervised,
+    Admission, ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Secret,
+    SupervisorSettings, join_supervised,
 };
 use crate::device::{DeviceChoice, LocalWorkers};
 use crate::error::JobError;
 use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary};
-
-/// Where a supervised process finds its supervisor.
-const INVITATION_VARIABLE: &str = "TIDEMILL_INVITATION";
 
 /// What the help ends with.
 const SECRET_HELP: &str = "\
@@ -217,45 +213,19 @@ fn supervise(
 ) -> anyhow::Result<ExitCode> {
     let processes = processes(arguments)?.get();
     run.batch.worker_lanes(0, threads * processes)?;
-    let program = std::env::current_exe().context("finding this program's own file failed")?;
     let mut settings = SupervisorSettings::new(processes);
     // Longer than the peers wait for each other, so that they can say what happened.
     settings.silence_deadline = run.peer_deadline() + run.peer_deadline() / 2;
     settings.join_deadline = run.connect_deadline();
-    let supervisor = Supervisor::new(settings)?;
-    let stop = supervisor.stop_handle();
-    on_requests_to_stop(move |requests| match requests {
-        1 => stop.stop(),
-        2 => stop.end(),
-        // Our own children end with us, but for those that are stopped.
-        _ => ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed(),
-    })?;
-    let outcome = supervisor.run(|_process, invitation| {
-        let mut command = Command::new(&program);
-        command
-            .arg("train")
-            .arg(&arguments.config)
-            .env(INVITATION_VARIABLE, invitation.to_string());
+    let outcome = supervise::run(settings, |command| {
+        command.arg("train").arg(&arguments.config);
         for assignment in &arguments.overrides {
             command.arg("--set").arg(assignment);
         }
         command.arg("-w").arg(threads.to_string());
-        command
     })?;
     if outcome.stopped_early && outcome.exit_code() == 0 {
         result_line!("{STOPPED_EARLY}")?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    for (process, child) in outcome.children.iter().enumerate() {
-        if child.status.code().is_none() {
-            let how = match child.killed {
-                None => "ended",
-                Some(Killed::Silent) => "was silent and was killed",
-                Some(Killed::Asked) => "was killed at the second signal",
-                Some(Killed::Outlived) => "did not end with the others and was killed",
-            };
-            note_line!("tidemill: process {process} {how}: {}", child.status);
-        }
     }
     Ok(ExitCode::from(outcome.exit_code()))
 }

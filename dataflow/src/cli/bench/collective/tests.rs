@@ -1,0 +1,144 @@
+//! Devices are emulated, and their queues run in any order; processes are threads with a cluster between them.
+
+use std::net::TcpListener;
+
+use clap::Parser;
+use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
+use tidemill_kernels::{Cpu, Fp32, Gpu, KernelError};
+
+use super::*;
+use crate::cli::exit::one_line;
+use crate::device::{Precision, WorkerDevice};
+
+#[path = "../../../../../collective/tests/stand_in/mod.rs"]
+mod stand_in;
+
+type Device = Gpu<Emulator, Fp32>;
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    bench: CollectiveBench,
+}
+
+fn flags(flags: &[&str]) -> CollectiveBench {
+    Flags::try_parse_from([&["bench"], flags].concat()).unwrap().bench
+}
+
+/// As many as workers, with queues that run in an order of `seed`.
+fn devices(workers: usize, seed: u64, change: Option<SourceChange>) -> Devices<Device> {
+    let schedule = Schedule::new(seed);
+    let device = |ordinal| {
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
+        let emulator = emulator.with_memory_bytes(1 << 30).with_schedule(&schedule);
+        let emulator = match change {
+            Some(change) => emulator.with_change(change),
+            None => emulator,
+        };
+        WorkerDevice { backend: Arc::new(Gpu::new(emulator)), name: "emulator".to_owned(), ordinal }
+    };
+    Devices::new((0..workers).map(device).collect(), Precision::Fp32).unwrap()
+}
+
+fn no_library() -> tidemill_kernels::Result<CollectiveLibrary> {
+    Err(KernelError::shape("test", "library", "one", "none"))
+}
+
+fn measured<B: Backend>(devices: Devices<B>) -> anyhow::Result<Outcome> {
+    let bench = flags(&["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"]);
+    let workers = devices.workers().len();
+    let cluster = ClusterSettings::threads(workers);
+    let measuring = Measuring { bench: &bench, cluster, workers };
+    measuring.measure(devices, no_library)
+}
+
+fn assert_complete(outcome: &Outcome, way: Way) {
+    assert_eq!(outcome.way, way);
+    let buckets = outcome.measured.iter().map(|row| row.bucket_mebibytes);
+    assert!(buckets.eq([1, 2]), "{outcome:?}");
+    for row in &outcome.measured {
+        assert!(row.summed.is_finite() && row.summed > 0.0, "{outcome:?}");
+        assert!(row.gathered.is_finite() && row.gathered > 0.0, "{outcome:?}");
+    }
+}
+
+#[test]
+fn devices_sum_and_gather_to_the_bit() {
+    for (seed, workers) in [2, 3].into_iter().enumerate() {
+        let devices = devices(workers, seed as u64, None);
+        assert_complete(&measured(devices).unwrap(), Way::Devices);
+    }
+}
+
+#[test]
+fn what_goes_through_the_host_is_the_same_to_the_bit() {
+    for workers in [2, 3] {
+        let backend = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
+        let device = WorkerDevice { backend, name: "the CPU".to_owned(), ordinal: 0 };
+        let devices = Devices::new(vec![device; workers], Precision::Fp32).unwrap();
+        assert_complete(&measured(devices).unwrap(), Way::Host);
+    }
+}
+
+#[test]
+fn the_rate_of_a_wrong_sum_is_an_error_that_says_where() {
+    let change = SourceChange {
+        source: "tree_sum.cu",
+        from: "terms[i].at[j] += terms[i + width].at[j]",
+        to: "terms[i].at[j] -= terms[i + width].at[j]",
+    };
+    let error = measured(devices(2, 0, Some(change))).unwrap_err();
+    let line = one_line(error.as_ref());
+    for part in ["the sum of worker ", " is wrong at element ", ", in buckets of 1 MiB: expected "]
+    {
+        assert!(line.contains(part), "{line}");
+    }
+    let error = error.downcast::<ClusterError>().unwrap();
+    assert_eq!(error.exit_class(), ExitClass::FixInput);
+}
+
+#[test]
+fn devices_of_two_processes_exchange_by_a_library() {
+    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let addresses = listeners.each_ref().map(|l| l.local_addr().unwrap().to_string());
+    std::thread::scope(|scope| {
+        let run = |(process, listener)| {
+            let addresses = addresses.to_vec();
+            scope.spawn(move || {
+                let bench = flags(&["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"]);
+                let mut cluster = ClusterSettings::process(1, process, addresses);
+                cluster.listener = Some(listener);
+                let measuring = Measuring { bench: &bench, cluster, workers: 2 };
+                measuring.measure(devices(1, 0, None), || Ok(stand_in::library()))
+            })
+        };
+        let processes: Vec<_> = listeners.into_iter().enumerate().map(run).collect();
+        for process in processes {
+            assert_complete(&process.join().unwrap().unwrap(), Way::Library);
+        }
+    });
+}
+
+#[test]
+fn what_was_asked_for_is_refused_and_what_was_not_adapts() {
+    let room = Room { default_mebibytes: 256, most_mebibytes: 100, workers: 2 };
+    let sizes = |asked: &[&str]| flags(asked).sizes(room).map_err(|error| error.to_string());
+    let found = |arena_mebibytes, buckets: &[usize]| {
+        Ok(Sizes { arena_mebibytes, bucket_mebibytes: buckets.to_vec() })
+    };
+    assert_eq!(sizes(&[]), found(100, &[1, 4, 16, 64]));
+    assert_eq!(sizes(&["--megabytes", "3"]), found(3, &[1]));
+    assert_eq!(sizes(&["--megabytes", "3", "--buckets", "3,2,3"]), found(3, &[3, 2, 3]));
+    let refused = |asked: &[&str]| sizes(asked).unwrap_err();
+    let expected =
+        "--megabytes: expected at most 100, for which 2 workers have memory now, found 101";
+    assert_eq!(refused(&["--megabytes", "101"]), expected);
+    let expected = "--buckets: expected at most 8, the MiB of --megabytes, found 9";
+    assert_eq!(refused(&["--megabytes", "8", "--buckets", "1,9"]), expected);
+    let none = flags(&[]).sizes(Room { most_mebibytes: 0, ..room }).unwrap_err().to_string();
+    assert!(none.starts_with("-w: expected as many workers as have 1 MiB each"), "{none}");
+    for (threads, processes) in [(0, 1), (1, 1), (0, 4), (257, 1), (usize::MAX, 2)] {
+        assert!(check_workers(threads, processes).is_err(), "{threads} {processes}");
+    }
+    assert_eq!(check_workers(1, 2).unwrap(), 2);
+}
