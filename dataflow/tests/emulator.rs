@@ -11,8 +11,10 @@ mod stand_in;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use harness::{Outcome, Run, Subject};
+use lookup::{Lookup, STUCK_TOKEN};
 use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
@@ -106,6 +108,36 @@ fn any_number_of_processes_gives_the_same_bits_in_fp32() {
 #[test]
 fn any_number_of_processes_gives_the_same_bits_in_bf16() {
     any_number_of_processes_gives_the_same_bits::<Bf16>();
+}
+
+/// The others read its memory, or are sent what it has: all of them end, with the name of the one that is stuck.
+#[test]
+fn a_device_that_never_returns_ends_those_that_wait_for_its_gradients() {
+    const DEADLINE: Duration = Duration::from_millis(1_000);
+    const SOON: Duration = Duration::from_secs(20);
+    let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32)));
+    let library = Some(stand_in::library as fn() -> CollectiveLibrary);
+    for (workers, processes) in [(2, 1), (3, 1), (2, 2), (3, 3)] {
+        let poison = Some((11 * 2 + 9, STUCK_TOKEN));
+        let step_deadline = Some(DEADLINE);
+        let run = Run { samples: 11, lanes: 4, workers, processes, library, ..Run::default() };
+        let run = Run { steps: 4, checkpoint_every: 2, poison, step_deadline, ..run };
+        let (mut model, gate) = (Lookup::new(), run.gate.clone());
+        model.stuck = Some(Arc::new(move || gate.wait()));
+        let (model, backend) = (Arc::new(model), Arc::clone(&backend));
+        let subject = Subject { backend, others: Vec::new(), model, chunk_elements: 70 };
+        let start = Instant::now();
+        let (error, checkpoints) = run.run_to_failure_on(&subject);
+        assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+        let text = match error {
+            ClusterError::LeftBehind { cause, .. } => cause.unwrap().to_string(),
+            other => other.to_string(),
+        };
+        let last = format!("thread device-{}", workers - 1);
+        assert!(text.contains(&last), "{workers} of {processes}: {text}");
+        assert!(text.ends_with("in step 3: forward and backward"), "{text}");
+        assert!(checkpoints.keys().all(|&step| step <= 2), "{:?}", checkpoints.keys());
+    }
 }
 
 #[test]

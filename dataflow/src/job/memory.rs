@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use tidemill_collective::{Tree, lane_cut};
+use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Tree, lane_cut};
 use tidemill_kernels::Backend;
 use tidemill_model::{Model, ModelError};
 
@@ -13,6 +13,7 @@ use crate::batch::{BatchSettings, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
 use crate::error::Result;
 use crate::memory::available_bytes;
+use crate::operators::plan::cut;
 
 /// Of a device's free memory, what is planned with: allocators round up, and libraries take some.
 const PLANNED_TENTHS: usize = 9;
@@ -25,6 +26,8 @@ pub(super) struct PlanMemory<'a> {
     pub positions: usize,
     /// Workers of all processes on this machine.
     pub workers: usize,
+    /// Of them, those of this process.
+    pub workers_of_process: usize,
     /// Of them, the most that one device computes for.
     pub workers_per_device: usize,
 }
@@ -66,7 +69,16 @@ impl PlanMemory<'_> {
         let sums = if workers == 1 { 0 } else { FP32 * gradients };
         let owned = (3 * FP32 * parameters + sums).div_ceil(workers);
         let accumulators = FP32 * self.accumulators(workers) * gradients;
-        parameters * (FP32 + copies) + owned + accumulators + logits
+        let exchanged = if workers > self.workers_of_process { self.exchanged_bytes() } else { 0 };
+        parameters * (FP32 + copies) + owned + accumulators + exchanged + logits
+    }
+
+    /// About what it takes to exchange gradients with other processes: what is received of a bucket, and what the library keeps.
+    fn exchanged_bytes(&self) -> usize {
+        const LIBRARY_BYTES: usize = 512 << 20;
+        let (_, buckets) = cut(self.model.layout(), CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+        let gradients = buckets.buckets().iter().map(|b| b.slots.len() * b.range.len());
+        size_of::<f32>() * gradients.max().unwrap_or(0) + LIBRARY_BYTES
     }
 
     /// The fewest devices like these on which microbatches of `samples` samples fit, each with one worker; `None` where that is not
@@ -141,8 +153,14 @@ mod tests {
             let device = WorkerDevice { backend, name: "emulator".to_owned(), ordinal: 0 };
             let devices = Devices::new(vec![device], Precision::Fp32).unwrap();
             let (model, batch) = (&model, &batch);
-            let plan =
-                PlanMemory { model, batch, positions: 33, workers: 1, workers_per_device: 1 };
+            let plan = PlanMemory {
+                model,
+                batch,
+                positions: 33,
+                workers: 1,
+                workers_of_process: 8,
+                workers_per_device: 1,
+            };
             plan.fitting_devices(&devices, 1).unwrap()
         };
         let state = |parameters: usize| parameters * model.layout().parameter_elements();
@@ -172,7 +190,14 @@ mod tests {
             };
             let devices = device_bytes.iter().enumerate().map(device).collect();
             let (model, batch) = (&model, &batch);
-            let plan = PlanMemory { model, batch, positions: 33, workers, workers_per_device };
+            let plan = PlanMemory {
+                model,
+                batch,
+                positions: 33,
+                workers,
+                workers_of_process: workers,
+                workers_per_device,
+            };
             plan.run(Devices::new(devices, Precision::Fp32).unwrap()).unwrap().workspace_bytes
         };
         let bytes = 10 << 30;

@@ -76,6 +76,7 @@ impl ResolvedRun {
                     batch: &config.batch,
                     positions: data.seq_len(),
                     workers: workers.here,
+                    workers_of_process: workers.count,
                     workers_per_device: workers.here.div_ceil(device.places()),
                 };
                 // Each device of this process once; how many workers there are is not checked yet.

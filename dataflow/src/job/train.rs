@@ -168,6 +168,7 @@ impl WithBackend for Train {
             batch: &run.config.batch,
             positions: run.data.seq_len(),
             workers,
+            workers_of_process: cluster.threads,
             workers_per_device: devices.workers_per_device(),
         };
         if let Some(devices) = plan.fitting_devices(&devices, run.batch.microbatch_samples())? {

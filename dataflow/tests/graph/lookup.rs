@@ -1,5 +1,7 @@
 //! A model that looks its tokens up without having looked at them: what the device then finds must end the run.
 
+use std::sync::Arc;
+
 use tidemill::kernels::backend::Output;
 use tidemill::kernels::shape::GrainRows;
 use tidemill::kernels::{Backend, Runtime, Slice, SliceMut};
@@ -10,6 +12,8 @@ use tidemill::model::{
 
 const WIDTH: usize = 4;
 pub const VOCAB: usize = 67;
+/// The device of whoever has it never returns.
+pub const STUCK_TOKEN: u32 = 99_999;
 
 /// `tokens[b (t + 1)]` on the device, and the row of each.
 type Found<B> = (<B as Runtime>::Buffer<u32>, <B as Runtime>::Buffer<f32>);
@@ -17,6 +21,8 @@ type Found<B> = (<B as Runtime>::Buffer<u32>, <B as Runtime>::Buffer<f32>);
 /// The loss of a sample is the sum of what its tokens find in a table.
 pub struct Lookup {
     layout: Layout,
+    /// Waits where a token is [`STUCK_TOKEN`].
+    pub stuck: Option<Arc<dyn Fn() + Send + Sync>>,
 }
 
 impl Lookup {
@@ -25,7 +31,7 @@ impl Lookup {
         let table = layout.segment("table");
         layout.tensor("table", &[VOCAB, WIDTH], Decay::Decayed, 1);
         layout.block("table", &[table]);
-        Self { layout }
+        Self { layout, stuck: None }
     }
 
     fn look_up<B: Backend>(
@@ -34,6 +40,9 @@ impl Lookup {
         parameters: &Parameters<B>,
         tokens: &[u32],
     ) -> Result<Found<B>, ModelError> {
+        if let Some(stuck) = self.stuck.as_ref().filter(|_| tokens.contains(&STUCK_TOKEN)) {
+            stuck();
+        }
         let table = parameters.lease(&self.layout, 0)?.master.sub(0, VOCAB * WIDTH)?;
         let Device { backend, stream } = device;
         let mut places = backend.allocate(stream, tokens.len())?;
