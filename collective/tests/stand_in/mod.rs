@@ -4,13 +4,12 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use tempfile::TempDir;
 use tidemill_kernels::gpu::collectives::CollectiveLibrary;
 
 /// The library, built once for a test program.
 pub fn library() -> CollectiveLibrary {
-    static BUILT: OnceLock<(CollectiveLibrary, TempDir)> = OnceLock::new();
-    let (library, _) = BUILT.get_or_init(|| {
+    static BUILT: OnceLock<CollectiveLibrary> = OnceLock::new();
+    let library = BUILT.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let source =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../collective/tests/stand_in/nccl.cpp");
@@ -21,7 +20,8 @@ pub fn library() -> CollectiveLibrary {
             .output()
             .unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        (CollectiveLibrary::open(path).unwrap(), folder)
+        // It stays when its file is gone.
+        CollectiveLibrary::open(path).unwrap()
     });
     library.clone()
 }
