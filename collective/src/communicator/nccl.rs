@@ -14,7 +14,7 @@ use super::threads::{Key, Post, Threads, Update};
 use super::{Abort, Communicator, CommunicatorError, Cut, Result};
 use crate::tree::{Node, Tree, lane_cut};
 
-/// The end of one rank. Before it is dropped, the device stream that it was used with must have run.
+/// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
 pub struct Nccl<B: Backend> {
     /// At which this rank's thread that computes tells the one that sums.
     own: Threads<B, f32>,
@@ -26,8 +26,6 @@ pub struct Nccl<B: Backend> {
     received: Option<B::Buffer<f32>>,
     /// What this rank has updated and not sent.
     updates: Vec<(Key, Update<B, f32>)>,
-    /// What was sent last of each bucket, which must stay until it has left.
-    sent: Vec<Option<Update<B, f32>>>,
 }
 
 impl<B: Backend> Nccl<B> {
@@ -47,7 +45,7 @@ impl<B: Backend> Nccl<B> {
         let lanes = lane_cut(tree.lanes(), ranks)?;
         let nodes = lanes.iter().map(|lanes| tree.cover(lanes)).collect();
         let member = Arc::new(backend.join_group(library, id, (rank, ranks))?);
-        Ok(Self { own, member, tree, nodes, received: None, updates: Vec::new(), sent: Vec::new() })
+        Ok(Self { own, member, tree, nodes, received: None, updates: Vec::new() })
     }
 }
 
@@ -197,11 +195,6 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         if !sends.is_empty() || !receives.is_empty() {
             backend.exchange(stream, &self.member, &sends, out, &receives)?;
         }
-        let bucket = bucket as usize;
-        if self.sent.len() <= bucket {
-            self.sent.resize_with(bucket + 1, || None);
-        }
-        self.sent[bucket] = Some(update);
         Ok(())
     }
 }

@@ -137,21 +137,29 @@ mod tests {
     use super::*;
     use crate::device::{Precision, WorkerDevice};
 
-    #[test]
-    fn what_does_not_fit_on_one_device_says_how_many_would_do() {
+    fn model() -> Model {
         let settings = ModelSettings {
             preset: Some("mamba-10m".to_owned()),
             vocab_size: Some(97),
             ..ModelSettings::default()
         };
         let ResolvedModel::New(config) = settings.resolve(None).unwrap() else { unreachable!() };
-        let model = Model::new(&config).unwrap();
+        Model::new(&config).unwrap()
+    }
+
+    /// A device with so many bytes of memory.
+    fn device((ordinal, &bytes): (usize, &usize)) -> WorkerDevice<Gpu<Emulator, Fp32>> {
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
+        let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));
+        WorkerDevice { backend, name: "emulator".to_owned(), ordinal }
+    }
+
+    #[test]
+    fn what_does_not_fit_on_one_device_says_how_many_would_do() {
+        let model = model();
         let batch = BatchSettings { lanes: Some(8), ..BatchSettings::default() };
         let fitting = |bytes: usize| {
-            let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
-            let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));
-            let device = WorkerDevice { backend, name: "emulator".to_owned(), ordinal: 0 };
-            let devices = Devices::new(vec![device], Precision::Fp32).unwrap();
+            let devices = Devices::new(vec![device((0, &bytes))], Precision::Fp32).unwrap();
             let (model, batch) = (&model, &batch);
             let plan = PlanMemory {
                 model,
@@ -173,21 +181,9 @@ mod tests {
 
     #[test]
     fn workers_of_a_device_share_its_memory_and_each_process_goes_by_its_fullest_device() {
-        let settings = ModelSettings {
-            preset: Some("mamba-10m".to_owned()),
-            vocab_size: Some(97),
-            ..ModelSettings::default()
-        };
-        let ResolvedModel::New(config) = settings.resolve(None).unwrap() else { unreachable!() };
-        let model = Model::new(&config).unwrap();
+        let model = model();
         let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
         let planned = |device_bytes: &[usize], workers, workers_per_device| {
-            let device = |(ordinal, &bytes)| {
-                let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 1 }).unwrap();
-                let backend =
-                    Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));
-                WorkerDevice { backend, name: "emulator".to_owned(), ordinal }
-            };
             let devices = device_bytes.iter().enumerate().map(device).collect();
             let (model, batch) = (&model, &batch);
             let plan = PlanMemory {

@@ -21,13 +21,16 @@ use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState, SampleName,
-    SampleNames, SampleSource, StatePart, StatePlace, StateSink, StepReport, Training,
-    TrainingPlan, UpdateRule, Wake,
+    SampleNames, StatePlace, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
 };
-use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
 use timely::dataflow::operators::Inspect;
+
+#[path = "ends.rs"]
+mod ends;
+
+use ends::{Memory, Synthetic, sample};
 
 pub const POSITIONS: usize = 5;
 
@@ -175,92 +178,6 @@ pub struct Outcome {
     /// Step, loss, norm, tokens so far and whether it was the last.
     pub reports: Vec<(u64, u64, u64, u64, bool)>,
     pub evaluations: BTreeMap<u64, (u64, u64)>,
-}
-
-/// Samples that are a function of their position, sometimes a little late.
-struct Synthetic {
-    waiting: VecDeque<u64>,
-    polls: u64,
-    wake: Option<Wake>,
-    vocab_size: u64,
-    poison: Option<(u64, u32)>,
-    /// Has none from this position on.
-    end: u64,
-    on_request: Box<dyn FnMut(Range<u64>)>,
-}
-
-impl SampleSource for Synthetic {
-    fn request(&mut self, positions: Range<u64>) {
-        (self.on_request)(positions.clone());
-        self.waiting.extend(positions);
-    }
-
-    fn poll(&mut self) -> Result<Option<Sample>, Failure> {
-        self.polls += 1;
-        if self.waiting.front().is_some_and(|&position| position >= self.end) {
-            return Ok(None);
-        }
-        if self.polls.is_multiple_of(3) {
-            if let Some(wake) = &self.wake {
-                wake();
-            }
-            return Ok(None);
-        }
-        let Self { poison, vocab_size, .. } = *self;
-        Ok(self.waiting.pop_front().map(|position| sample(position, vocab_size, poison)))
-    }
-
-    fn set_wake(&mut self, wake: Wake) {
-        self.wake = Some(wake);
-    }
-}
-
-fn sample(position: u64, vocab_size: u64, poison: Option<(u64, u32)>) -> Sample {
-    let token = |t| (random(position * 31 + t) % vocab_size) as u32;
-    let mut tokens: Vec<u32> = (0..=POSITIONS as u64).map(token).collect();
-    if let Some((_, token)) = poison.filter(|&(at, _)| at == position) {
-        tokens[0] = token;
-    }
-    Sample { position, tokens }
-}
-
-/// Keeps checkpoints; what was not committed is not there.
-struct Memory {
-    elements: usize,
-    open: Option<(u64, [Vec<f32>; 3])>,
-    complete: Arc<Mutex<BTreeMap<u64, State>>>,
-    full_disk: Option<u64>,
-    gate: Option<Gate>,
-}
-
-impl StateSink for Memory {
-    fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let parts = [0, 1, 2].map(|_| vec![f32::NAN; self.elements]);
-        assert!(self.open.replace((report.step, parts)).is_none(), "one checkpoint at a time");
-        Ok(())
-    }
-
-    fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<(), Failure> {
-        self.gate.iter().for_each(Gate::wait);
-        let (_, parts) = self.open.as_mut().expect("a checkpoint was begun");
-        let out = &mut parts[part as usize][start..start + values.len()];
-        assert!(out.iter().all(|value| value.is_nan()), "every element once");
-        out.copy_from_slice(values);
-        Ok(())
-    }
-
-    fn commit(&mut self) -> Result<(), Failure> {
-        let (step, parts) = self.open.take().expect("a checkpoint was begun");
-        if self.full_disk == Some(step) {
-            return Err(Failure::restart("no space left on device"));
-        }
-        let bits = |values: Vec<f32>| -> Vec<u32> {
-            assert!(values.iter().all(|value| !value.is_nan()), "every element");
-            values.into_iter().map(f32::to_bits).collect()
-        };
-        self.complete.lock().unwrap().insert(step, parts.map(bits));
-        Ok(())
-    }
 }
 
 /// AdamW as the model crate would have it.
