@@ -8,7 +8,7 @@ pub mod config;
 pub mod data;
 mod elsewhere;
 mod journal;
-mod memory;
+pub(crate) mod memory;
 mod open_run;
 mod resolve;
 mod restore;

@@ -4,6 +4,7 @@
 //! ends with an error that says what to lower.
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Tree, lane_cut};
 use tidemill_kernels::Backend;
@@ -19,12 +20,12 @@ use crate::operators::plan::cut;
 const PLANNED_TENTHS: usize = 9;
 
 /// Plans the memory of a worker.
-pub(super) struct PlanMemory<'a> {
+pub(crate) struct PlanMemory<'a> {
     pub model: &'a Model,
     pub batch: &'a BatchSettings,
     /// t
     pub positions: usize,
-    /// Workers of all processes on this machine.
+    /// Workers of all processes, or of those on this machine.
     pub workers: usize,
     /// Of them, those of this process.
     pub workers_of_process: usize,
@@ -69,7 +70,9 @@ impl PlanMemory<'_> {
         let sums = if workers == 1 { 0 } else { FP32 * gradients };
         let owned = (3 * FP32 * parameters + sums).div_ceil(workers);
         let accumulators = FP32 * self.accumulators(workers) * gradients;
-        let exchanged = if workers > self.workers_of_process { self.exchanged_bytes() } else { 0 };
+        // A run of one process has all its workers in that one, however many.
+        let has_others = self.workers > self.workers_of_process;
+        let exchanged = if has_others { self.exchanged_bytes() } else { 0 };
         parameters * (FP32 + copies) + owned + accumulators + exchanged + logits
     }
 
@@ -86,7 +89,7 @@ impl PlanMemory<'_> {
     ///
     /// # Errors
     /// A device that does not say how much memory it has, or a model that does not take such samples.
-    pub fn fitting_devices<B: Backend>(
+    fn fitting_devices<B: Backend>(
         &self,
         devices: &Devices<B>,
         samples: usize,
@@ -113,6 +116,34 @@ impl PlanMemory<'_> {
             lanes.clone().map(|lane| at_once(lane).max(before_joining(lane))).max().unwrap_or(1)
         };
         cut.iter().map(held).max().unwrap_or(1)
+    }
+}
+
+/// On how many devices a run would fit, which is known once its devices are open.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FittingDevices(Arc<OnceLock<usize>>);
+
+impl FittingDevices {
+    /// Finds it out for the run of `plan`, whose microbatches have `samples` samples at most.
+    ///
+    /// # Errors
+    /// A device that does not say how much memory it has, or a model that does not take such samples.
+    pub(crate) fn find<B: Backend>(
+        &self,
+        plan: &PlanMemory<'_>,
+        devices: &Devices<B>,
+        samples: usize,
+    ) -> Result<()> {
+        if let Some(fitting) = plan.fitting_devices(devices, samples)? {
+            let _ = self.0.set(fitting);
+        }
+        Ok(())
+    }
+
+    /// What to do about a run that did not fit on `devices` devices, where more would do.
+    pub(crate) fn way(&self, devices: usize) -> Option<String> {
+        let fitting = self.0.get().filter(|&&fitting| fitting > devices)?;
+        Some(format!("train on {fitting} such GPUs, which share the optimizer's state"))
     }
 }
 

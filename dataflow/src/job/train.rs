@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
-use super::memory::PlanMemory;
+use super::memory::{FittingDevices, PlanMemory};
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
 use crate::batch::BatchPlan;
@@ -140,13 +140,10 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let workers = LocalWorkers::of(cluster);
     let (batch, precision) = (run.batch.clone(), run.config.device.precision);
     let device = run.device.clone();
-    let fitting = Arc::new(OnceLock::new());
-    let train = Train { run, options, fitting: Arc::clone(&fitting) };
+    let fitting = FittingDevices::default();
+    let train = Train { run, options, fitting: fitting.clone() };
     let trained = device.open(workers, train).flatten();
-    trained.map_err(|error| {
-        let fitting = fitting.get().copied().filter(|&devices| devices > count);
-        advise(error, &batch, precision, fitting)
-    })
+    trained.map_err(|error| advise(error, &batch, precision, fitting.way(count)))
 }
 
 /// A run that waits for its devices.
@@ -154,7 +151,7 @@ struct Train {
     run: ResolvedRun,
     options: TrainOptions,
     /// Is told how many devices like these the run would fit on.
-    fitting: Arc<OnceLock<usize>>,
+    fitting: FittingDevices,
 }
 
 impl WithBackend for Train {
@@ -171,9 +168,7 @@ impl WithBackend for Train {
             workers_of_process: cluster.threads,
             workers_per_device: devices.workers_per_device(),
         };
-        if let Some(devices) = plan.fitting_devices(&devices, run.batch.microbatch_samples())? {
-            let _ = fitting.set(devices);
-        }
+        fitting.find(&plan, &devices, run.batch.microbatch_samples())?;
         cluster.identity.extend(run.identity(devices.kind()));
         cluster.peer_deadline = run.peer_deadline();
         cluster.connect_deadline = run.connect_deadline();
@@ -214,12 +209,12 @@ impl WithBackend for Train {
 }
 
 /// Where a device of this process refused: what to change, in the words of the config.
-/// What does not fit on these would do so on `fitting` devices.
+/// `more` is what more devices would do.
 fn advise(
     error: JobError,
     batch: &BatchPlan,
     precision: Precision,
-    fitting: Option<usize>,
+    more: Option<String>,
 ) -> JobError {
     let Some(refusal) = Refusal::of(&error) else { return error };
     let lower = match batch.microbatch_grains() {
@@ -234,10 +229,8 @@ fn advise(
         Precision::Fp32 => format!("{lower}, or train with device.precision = \"bf16\" on a GPU"),
         Precision::Bf16 => lower,
     };
-    let room = match fitting {
-        Some(devices) => {
-            format!("train on {devices} such GPUs, which share the optimizer's state, or {room}")
-        }
+    let room = match more {
+        Some(more) => format!("{more}, or {room}"),
         None => room,
     };
     let cause = match error {
@@ -286,8 +279,9 @@ mod tests {
             assert_eq!(Refusal::of(&error), Some(Refusal::OutOfMemory), "the cause is kept");
         }
         let other = failed(KernelError::shape("scan", "states", 1, 2));
-        let more = advise(failed(full()), &plan(8), Precision::Bf16, Some(3)).to_string();
-        assert!(more.contains("train on 3 such GPUs"), "{more}");
+        let more = Some("train on 3 such GPUs".to_owned());
+        let more = advise(failed(full()), &plan(8), Precision::Bf16, more).to_string();
+        assert!(more.contains("memory: train on 3 such GPUs, or lower batch."), "{more}");
         let kept = advise(other, &plan(8), Precision::Fp32, None);
         assert!(matches!(kept, JobError::Cluster(_)), "{kept}");
     }
