@@ -20,6 +20,7 @@
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
+//! | [`scaling`] | training and exchanges are measured over processes as over threads |
 //! | [`program`] | what stands on standard output, and that what is printed can be used |
 
 mod arrival_order;
@@ -41,6 +42,7 @@ mod reading;
 mod resume_rules;
 #[path = "../streaming-data/tests/remote/s3_server.rs"]
 mod s3_server;
+mod scaling;
 mod stores;
 mod streaming;
 mod support;

@@ -13,6 +13,7 @@ mod inspect;
 mod order;
 mod output;
 mod prepare;
+mod processes;
 mod progress;
 mod quiet;
 mod requests;

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::num::NonZeroUsize;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tidemill_kernels::MemoryPlace;
 
 use crate::cluster::ClusterError;
@@ -50,10 +50,11 @@ impl DeviceArguments {
     where
         W: WithBackend<Output = anyhow::Result<T>>,
     {
+        let smaller = || vec![smaller.to_owned()];
         self.open(&self.choice(threads)?, LocalWorkers::alone(1), smaller, code)
     }
 
-    /// Runs `code` on the devices of `workers`; `smaller` is what would need less memory.
+    /// Runs `code` on the devices of `workers`; `smaller` says what would need less memory of each.
     ///
     /// # Errors
     /// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
@@ -61,22 +62,22 @@ impl DeviceArguments {
         self,
         choice: &DeviceChoice,
         workers: LocalWorkers,
-        smaller: &str,
+        smaller: impl FnOnce() -> Vec<String>,
         code: W,
     ) -> anyhow::Result<T>
     where
         W: WithBackend<Output = anyhow::Result<T>>,
     {
-        open(choice, workers, &self.ways(smaller, choice.memory()), code)
+        open(choice, workers, || self.ways(smaller(), choice.memory()), code)
     }
 
     /// How to need less memory than a device has: `smaller`, or another precision.
-    fn ways(self, smaller: &str, memory: MemoryPlace) -> Vec<&str> {
-        match (memory, self.precision) {
-            (MemoryPlace::Device, Precision::Fp32) => vec![smaller, "use --precision bf16"],
-            // The CPU has no other precision.
-            _ => vec![smaller],
+    pub(crate) fn ways(self, mut smaller: Vec<String>, memory: MemoryPlace) -> Vec<String> {
+        // The CPU has no other precision.
+        if let (MemoryPlace::Device, Precision::Fp32) = (memory, self.precision) {
+            smaller.push("use --precision bf16".to_owned());
         }
+        smaller
     }
 }
 
@@ -97,40 +98,37 @@ impl BackendArgument {
         DeviceArguments { backend: self.backend, precision: Precision::Fp32 }
             .choice(NonZeroUsize::MIN)
     }
-
-    /// The word that the user wrote, or would have written.
-    pub(crate) fn word(self) -> String {
-        let word = self.backend.to_possible_value().map(|value| value.get_name().to_owned());
-        word.unwrap_or_default()
-    }
 }
 
-/// Runs `code` on the devices of `workers`; `ways` are those to need less memory.
+/// Runs `code` on the devices of `workers`; `ways` says how they would need less memory.
 ///
 /// # Errors
 /// A device that cannot be opened, or what `code` answers: where a device refused, with the flags that help.
 pub(crate) fn open<T, W>(
     choice: &DeviceChoice,
     workers: LocalWorkers,
-    ways: &[&str],
+    ways: impl FnOnce() -> Vec<String>,
     code: W,
 ) -> anyhow::Result<T>
 where
     W: WithBackend<Output = anyhow::Result<T>>,
 {
     let opened = choice.open(workers, code).map_err(|error| by_flag(error).into());
-    opened.flatten().map_err(|error| advise(error, ways, choice.memory()))
+    opened.flatten().map_err(|error| advise(error, ways(), choice.memory()))
 }
 
 /// An error of a device that refused, with `ways` to ask less of it; any other as it is.
-fn advise(error: anyhow::Error, ways: &[&str], memory: MemoryPlace) -> anyhow::Error {
+pub(crate) fn advise(
+    error: anyhow::Error,
+    mut ways: Vec<String>,
+    memory: MemoryPlace,
+) -> anyhow::Error {
     let Some(refusal) = Refusal::of(error.as_ref()) else { return error };
     // From the CPU there is no other device to send anyone to.
-    let other: &[&str] = match memory {
-        MemoryPlace::Host => &[],
-        MemoryPlace::Device => &["use --backend cpu"],
-    };
-    let room = [ways, other].concat().join(", or ");
+    if memory == MemoryPlace::Device {
+        ways.push("use --backend cpu".to_owned());
+    }
+    let room = ways.join(", or ");
     let cause = match error.downcast::<ClusterError>() {
         Ok(error) => cause_alone(error),
         Err(error) => Box::<dyn Error + Send + Sync>::from(error).into(),
@@ -177,8 +175,8 @@ mod tests {
             let (who, exit_class) = (Actor::Worker(0), ExitClass::FixInput);
             let error = ClusterError::Failed { who, exit_class, cause: Arc::new(full) };
             let arguments = DeviceArguments { backend, precision };
-            let ways = arguments.ways("shorten it", memory);
-            one_line(advise(error.into(), &ways, memory).as_ref())
+            let ways = arguments.ways(vec!["shorten it".to_owned()], memory);
+            one_line(advise(error.into(), ways, memory).as_ref())
         };
         let line = |ways: &str| {
             let reason = "allocating 7 bytes on NVIDIA H200 failed: out of memory";

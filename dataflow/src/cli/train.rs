@@ -1,29 +1,22 @@
 //! `tidemill train`: run a `RUN.toml`, in this process, in several, or as one of a cluster.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::Args;
 
 use super::output::{note_line, result_line};
+use super::processes::{
+    Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave,
+};
 use super::progress::TrainProgress;
 use super::signals::on_requests_to_stop;
-use super::supervise::{self, INVITATION_VARIABLE};
+use super::supervise;
 use crate::cli::exit::ExitCode;
-use crate::cluster::{
-    Admission, ClusterError, ClusterSettings, ExitClass, Invitation, Lifeline, Secret,
-    SupervisorSettings, join_supervised,
-};
-use crate::device::{DeviceChoice, LocalWorkers};
+use crate::cluster::{ClusterError, SupervisorSettings};
+use crate::device::DeviceChoice;
 use crate::error::JobError;
 use crate::job::{ResolvedRun, RunConfig, StopRequest, TrainOptions, TrainSummary};
-
-/// What the help ends with.
-const SECRET_HELP: &str = "\
-The processes of --hosts must know one secret: TIDEMILL_CLUSTER_SECRET, or the file (mode 0600) that \
-TIDEMILL_CLUSTER_SECRET_FILE names. `openssl rand -hex 32` makes one. The processes of -n get one from here.";
 
 /// The last line of a run that ended before it began.
 const STOPPED_EARLY: &str = "stopped before the first step; the same command goes on";
@@ -38,22 +31,8 @@ pub(crate) struct TrainArguments {
     /// Overrides a key, such as `--set run.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Workers of each process; never numerics. By default as many as there are cores or GPUs for, up to the lanes.
-    #[arg(short = 'w', long, value_name = "WORKERS")]
-    workers: Option<usize>,
-    /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
-    #[arg(short = 'n', long, value_name = "PROCESSES", conflicts_with = "process")]
-    processes: Option<usize>,
-    /// Be process INDEX of the cluster in --hosts.
-    #[arg(short = 'p', long, value_name = "INDEX", requires = "hosts")]
-    process: Option<usize>,
-    /// One host:port a line, one for each process of the cluster.
-    #[arg(long, value_name = "FILE", requires = "process")]
-    hosts: Option<PathBuf>,
-    /// Go on without a secret though processes of --hosts are on other machines: any caller that reaches their ports can
-    /// join the run, read the model and change it.
-    #[arg(long, requires = "process")]
-    insecure: bool,
+    #[command(flatten)]
+    processes: ProcessArguments,
     /// Print the resolved config and end.
     #[arg(long)]
     print_config: bool,
@@ -61,62 +40,38 @@ pub(crate) struct TrainArguments {
 
 pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
     let config = RunConfig::load(&arguments.config, &arguments.overrides)?;
-    let invitation = std::env::var(INVITATION_VARIABLE).ok();
     let stop = StopRequest::default();
-    if invitation.is_some() {
+    if is_supervised() {
         // Before it waits for its siblings: it is stopped together with them.
         heed_signals(&stop)?;
     }
     let device = DeviceChoice::new(&config.device)?;
-    let workers = |others: Others| workers(arguments, &config, &device, others);
-    let (cluster, lifeline, here) = match (&invitation, arguments.process, &arguments.hosts) {
-        (Some(text), ..) => {
-            let threads = workers(Others { processes: 1, here: 1 })?;
-            let invitation = Invitation::from_str(text)?;
-            let (cluster, lifeline) = match join_supervised(&invitation, threads) {
-                Ok(joined) => joined,
-                // The supervisor says so.
-                Err(ClusterError::StoppedEarly) => return Ok(ExitCode::SUCCESS),
-                Err(error) => return Err(error.into()),
-            };
-            let here = LocalWorkers::of(&cluster);
-            (cluster, Some(lifeline), here)
-        }
-        (None, Some(process), Some(hosts)) => {
-            let mut cluster = ClusterSettings::from_hosts(1, process, hosts)?;
-            cluster.admission = admission(arguments)?;
-            cluster.check_admission()?;
-            let here = LocalWorkers::processes_here(&cluster);
-            cluster.threads = workers(Others { processes: cluster.processes(), here })?;
-            let here = LocalWorkers::of(&cluster);
-            (cluster, None, here)
-        }
-        _ => {
-            let processes = processes(arguments)?;
-            let others = Others { processes: processes.get(), here: processes.get() };
-            let threads = workers(others)?;
-            let here = LocalWorkers::of_each(threads, processes);
-            (ClusterSettings::threads(threads), None, here)
-        }
-    };
-    let run = ResolvedRun::for_workers(config, here)?;
+    let place = arguments.processes.place(&device, config.batch.resolved_lanes())?;
+    let run = ResolvedRun::for_workers(config, place.workers_here())?;
     if arguments.print_config {
         result_line!("{}", run.to_toml().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if invitation.is_none() && processes(arguments)?.get() > 1 {
-        return supervise(arguments, &run, cluster.threads);
-    }
+    let member = match place {
+        Place::Member(member) => member,
+        Place::Supervisor { processes, threads } => {
+            return supervise(arguments, &run, processes.get(), threads);
+        }
+    };
     quiet_worker_panics();
+    member.warn_of_open_ports();
+    let Member { cluster, lifeline } = member;
     match &lifeline {
-        Some(lifeline) => heed_supervisor(lifeline, &stop),
+        Some(lifeline) => {
+            let stop = stop.clone();
+            lifeline.on_stop(move || stop.request());
+        }
         None => heed_signals(&stop)?,
     }
-    warn_of_open_ports(&cluster);
     let shows_progress = cluster.process == 0;
     if let Some(note) = device.note()
         && shows_progress
-        && arguments.workers.is_none()
+        && arguments.processes.workers.is_none()
     {
         note_line!("note: {note}");
     }
@@ -133,97 +88,37 @@ pub(crate) fn run(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
         }
         _ => progress.finish(),
     }
-    // The supervisor must see this process end by itself, not its connection close first.
     let code = match result {
         Ok(summary) => {
             if shows_progress {
                 print(&summary)?;
             }
-            ExitCode::SUCCESS
+            Ok(ExitCode::SUCCESS)
         }
         Err(JobError::Cluster(ClusterError::StoppedEarly)) => {
             if shows_progress || !supervised {
                 result_line!("{STOPPED_EARLY}")?;
             }
-            ExitCode::SUCCESS
+            Ok(ExitCode::SUCCESS)
         }
-        // The process in which it happened has said so already.
-        Err(JobError::Cluster(error @ ClusterError::Reported { .. })) if supervised => {
-            ExitCode::from(error.exit_class().exit_code())
-        }
-        Err(error) => return Err(error.into()),
+        Err(error) => Err(error.into()),
     };
-    drop(lifeline);
-    Ok(code)
-}
-
-/// Which processes may join those of the hosts file.
-fn admission(arguments: &TrainArguments) -> Result<Admission, ClusterError> {
-    Ok(match Secret::from_environment()? {
-        Some(secret) => Admission::Secret(secret),
-        None if arguments.insecure => Admission::Anyone,
-        None => Admission::LoopbackOnly,
-    })
-}
-
-fn warn_of_open_ports(cluster: &ClusterSettings) {
-    let open_to = match &cluster.admission {
-        _ if cluster.processes() == 1 => return,
-        Admission::Secret(_) => return,
-        Admission::LoopbackOnly => "any user of this machine",
-        Admission::Anyone => "any caller that reaches its port",
-    };
-    note_line!(
-        "note: without TIDEMILL_CLUSTER_SECRET {open_to} can join this run, read the model and change it"
-    );
-}
-
-fn processes(arguments: &TrainArguments) -> Result<NonZeroUsize, JobError> {
-    NonZeroUsize::new(arguments.processes.unwrap_or(1))
-        .ok_or_else(|| JobError::value("-n", "at least 1 process", 0))
-}
-
-/// Processes of a run, and those of them on this machine.
-#[derive(Clone, Copy)]
-struct Others {
-    processes: usize,
-    here: usize,
-}
-
-/// Workers of each process: those asked for, or the default of the device.
-fn workers(
-    arguments: &TrainArguments,
-    config: &RunConfig,
-    device: &DeviceChoice,
-    others: Others,
-) -> anyhow::Result<usize> {
-    let lanes = (config.batch.resolved_lanes() / others.processes.max(1)).max(1);
-    let default = || device.default_workers(lanes, others.here);
-    match arguments.workers.unwrap_or_else(default) {
-        0 => Err(JobError::value("-w", "at least 1 worker", 0).into()),
-        workers => Ok(workers),
-    }
+    answer(lifeline, code)
 }
 
 /// Starts the processes of `-n` and watches over them.
 fn supervise(
     arguments: &TrainArguments,
     run: &ResolvedRun,
+    processes: usize,
     threads: usize,
 ) -> anyhow::Result<ExitCode> {
-    let processes = processes(arguments)?.get();
-    run.batch.worker_lanes(0, threads * processes)?;
+    run.batch.worker_lanes(0, threads.saturating_mul(processes))?;
     let mut settings = SupervisorSettings::new(processes);
     // Longer than the peers wait for each other, so that they can say what happened.
     settings.silence_deadline = run.peer_deadline() + run.peer_deadline() / 2;
     settings.join_deadline = run.connect_deadline();
-    let outcome = supervise::run(settings, |command| {
-        command.arg("train").arg(&arguments.config);
-        for assignment in &arguments.overrides {
-            command.arg("--set").arg(assignment);
-        }
-        command.arg("-w").arg(threads.to_string());
-    })?;
+    let outcome = supervise::run(settings, &arguments.processes.settled(threads))?;
     if outcome.stopped_early && outcome.exit_code() == 0 {
         result_line!("{STOPPED_EARLY}")?;
     }
@@ -235,14 +130,8 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
     on_requests_to_stop(move |requests| match requests {
         1 => stop.request(),
-        _ => ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed(),
+        _ => leave(),
     })
-}
-
-fn heed_supervisor(lifeline: &Lifeline, stop: &StopRequest) {
-    let stop = stop.clone();
-    lifeline.on_stop(move || stop.request());
-    lifeline.on_lost(|| ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed());
 }
 
 /// Panics of workers and their threads are caught, and reported once as the error of the run; their

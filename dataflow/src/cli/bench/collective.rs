@@ -12,7 +12,6 @@ mod measure;
 mod values;
 
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use clap::Args;
@@ -26,12 +25,9 @@ use crate::cli::Format;
 use crate::cli::device::{self, BackendArgument};
 use crate::cli::exit::ExitCode;
 use crate::cli::output::result_line;
-use crate::cli::supervise::{self, INVITATION_VARIABLE};
-use crate::cluster::{
-    ClusterError, ClusterSettings, ExitClass, Failure, Invitation, SupervisorSettings,
-    WorkerContext, join_supervised,
-};
-use crate::device::{Communicators, Devices, LocalWorkers, WithBackend};
+use crate::cli::processes::{ProcessArguments, SECRET_HELP};
+use crate::cluster::{ClusterSettings, Failure, WorkerContext};
+use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_words};
 use crate::error::{JobError, Result};
 use crate::memory::available_bytes;
 
@@ -44,13 +40,10 @@ const SPARE_BYTES: usize = 64 << 20;
 
 /// Flags of `tidemill bench collective`.
 #[derive(Debug, Args)]
+#[command(after_help = SECRET_HELP)]
 pub(crate) struct CollectiveBench {
-    /// Workers of each process; by default one per core or GPU.
-    #[arg(short = 'w', long, value_name = "WORKERS")]
-    workers: Option<usize>,
-    /// Processes, all started here.
-    #[arg(short = 'n', long, value_name = "PROCESSES", default_value = "1")]
-    processes: NonZeroUsize,
+    #[command(flatten)]
+    processes: ProcessArguments,
     #[command(flatten)]
     backend: BackendArgument,
     /// MiB of fp32 that every worker has, and that are summed and gathered; by default 1024 in the memory of GPUs and 256 in
@@ -75,68 +68,37 @@ struct Sizes {
     bucket_mebibytes: Vec<usize>,
 }
 
+impl Sizes {
+    /// The buckets, as a command says them.
+    fn buckets(&self) -> String {
+        self.bucket_mebibytes.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
 pub(crate) fn run(bench: &CollectiveBench) -> anyhow::Result<ExitCode> {
     let choice = bench.backend.choice()?;
-    let processes = bench.processes.get();
-    let of_each = || choice.default_workers(MOST_WORKERS, processes);
-    let threads = bench.workers.unwrap_or_else(of_each);
-    let workers = check_workers(threads, processes)?;
-    let open = |cluster: ClusterSettings| {
-        let local = LocalWorkers::of(&cluster);
-        let measuring = Measuring { bench, cluster, workers };
-        device::open(&choice, local, &["lower --megabytes"], measuring)
-    };
-    if processes == 1 {
-        return open(ClusterSettings::threads(threads));
-    }
-    let Ok(invitation) = std::env::var(INVITATION_VARIABLE) else {
+    let place = bench.processes.place(&choice, MOST_WORKERS)?;
+    let workers = check_workers(place.workers())?;
+    let settled = |threads| {
         let default_mebibytes = default_mebibytes(choice.memory());
-        let room = Room { default_mebibytes, ..Room::of_host(workers) };
-        return supervise(bench, threads, &bench.sizes(room)?);
+        let sizes = bench.sizes(Room { default_mebibytes, ..Room::of_host(workers) })?;
+        Ok([bench.processes.settled(threads), bench.settled(&sizes)].concat())
     };
-    let (cluster, lifeline) = join_supervised(&Invitation::from_str(&invitation)?, threads)?;
-    let leave = || ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed();
-    lifeline.on_stop(leave);
-    lifeline.on_lost(leave);
-    // The supervisor must see this process end by itself, not its connection close first.
-    let result = open(cluster);
-    drop(lifeline);
-    result.or_else(|error| match error.downcast_ref::<ClusterError>() {
-        // The process in which it happened has said so already.
-        Some(reported @ ClusterError::Reported { .. }) => {
-            Ok(ExitCode::from(reported.exit_class().exit_code()))
-        }
-        _ => Err(error),
+    place.bench(settled, |cluster| {
+        let local = LocalWorkers::of(&cluster);
+        let smaller = || vec!["lower --megabytes".to_owned()];
+        device::open(&choice, local, smaller, Measuring { bench, cluster, workers })
     })
 }
 
-/// The workers of all processes.
-fn check_workers(threads: usize, processes: usize) -> Result<usize> {
-    let workers = threads.saturating_mul(processes);
-    if workers < 2 || threads == 0 {
-        let expected = "at least 2 workers, over all processes, to exchange anything";
-        return Err(JobError::value("-w", expected, workers));
-    }
-    if workers > MOST_WORKERS {
-        let expected = format!("at most {MOST_WORKERS} workers over all processes");
-        return Err(JobError::value("-w", expected, workers));
-    }
-    Ok(workers)
-}
-
-fn supervise(bench: &CollectiveBench, threads: usize, sizes: &Sizes) -> anyhow::Result<ExitCode> {
-    let Sizes { arena_mebibytes, bucket_mebibytes } = sizes;
-    let buckets: Vec<_> = bucket_mebibytes.iter().map(usize::to_string).collect();
-    let settings = SupervisorSettings::new(bench.processes.get());
-    let outcome = supervise::run(settings, |command| {
-        command
-            .args(["bench", "collective", "--backend", &bench.backend.word()])
-            .args(["--format", if bench.format == Format::Json { "json" } else { "text" }])
-            .args(["-w", &threads.to_string(), "-n", &bench.processes.to_string()])
-            .args(["--megabytes", &arena_mebibytes.to_string(), "--buckets", &buckets.join(",")])
-            .args(["--rounds", &bench.rounds.to_string()]);
-    })?;
-    Ok(ExitCode::from(outcome.exit_code()))
+/// `workers`, those of all processes.
+fn check_workers(workers: usize) -> Result<usize> {
+    let expected = match workers {
+        0..2 => "at least 2 workers, over all processes, to exchange anything".to_owned(),
+        2..=MOST_WORKERS => return Ok(workers),
+        _ => format!("at most {MOST_WORKERS} workers over all processes"),
+    };
+    Err(JobError::value("-w", expected, workers))
 }
 
 /// MiB of an arena in `memory`, where a command does not say.
@@ -180,6 +142,14 @@ impl Room {
 }
 
 impl CollectiveBench {
+    /// The flags by which the processes of a supervisor have `sizes`, as far as the command leaves them open.
+    fn settled(&self, sizes: &Sizes) -> Vec<String> {
+        let Sizes { arena_mebibytes, .. } = sizes;
+        let arena = self.megabytes.is_none().then(|| format!("--megabytes={arena_mebibytes}"));
+        let buckets = self.buckets.is_empty().then(|| format!("--buckets={}", sizes.buckets()));
+        arena.into_iter().chain(buckets).collect()
+    }
+
     /// The sizes that were asked for, and others that fit beside them.
     fn sizes(&self, room: Room) -> Result<Sizes> {
         let Room { default_mebibytes, most_mebibytes, workers } = room;
@@ -245,7 +215,9 @@ enum Way {
 /// What was measured.
 #[derive(Debug)]
 struct Outcome {
+    /// Of all processes.
     workers: usize,
+    processes: usize,
     way: Way,
     sizes: Sizes,
     measured: Vec<Measured>,
@@ -257,18 +229,26 @@ impl Measuring<'_> {
         devices: Devices<B>,
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
     ) -> anyhow::Result<Outcome> {
-        let Self { bench, cluster, workers } = self;
+        let Self { bench, mut cluster, workers } = self;
         let (lanes, backends) = (workers.next_power_of_two(), devices.backends());
         let communicators = Communicators::new(&backends, workers, lanes, library)?;
         let room = match &communicators {
             // Their supervisor has said how much each has.
-            _ if cluster.processes() > 1 => {
+            _ if cluster.siblings.is_some() => {
                 Room { most_mebibytes: usize::MAX, ..Room::of_host(workers) }
             }
-            Communicators::None => Room::of_host(workers),
+            Communicators::None => Room::of_host(LocalWorkers::of(&cluster).here),
             _ => Room::of_devices(&devices, workers)?,
         };
         let sizes = bench.sizes(room)?;
+        let processes = cluster.processes();
+        let equal = [
+            ("--megabytes", sizes.arena_mebibytes.to_string()),
+            ("--buckets", sizes.buckets()),
+            ("--rounds", bench.rounds.to_string()),
+            ("--backend (its kind)", kind_in_words(devices.kind())),
+        ];
+        cluster.identity.extend(equal.map(|(flag, value)| (flag.to_owned(), value)));
         let elements = (sizes.arena_mebibytes << 20) / size_of::<f32>();
         let values = Arc::new(Values::new(workers, elements)?);
         let plan = |&bucket| Plan::new(bucket, elements, &values).map(Arc::new);
@@ -289,14 +269,14 @@ impl Measuring<'_> {
             Ok(exchange)
         };
         let (way, measured) = measure(cluster, plans, bench.rounds.get(), make)?;
-        Ok(Outcome { workers, way, sizes, measured })
+        Ok(Outcome { workers, processes, way, sizes, measured })
     }
 }
 
 impl Outcome {
     fn print(&self, bench: &CollectiveBench, device: &str) -> anyhow::Result<()> {
-        let Self { workers, way, sizes, measured } = self;
-        let (arena, processes) = (sizes.arena_mebibytes, bench.processes);
+        let Self { workers, processes, way, sizes, measured } = self;
+        let arena = sizes.arena_mebibytes;
         if bench.format == Format::Json {
             let row = |row: &Measured| {
                 serde_json::json!({
@@ -320,7 +300,7 @@ impl Outcome {
             });
             return result_line!("{result}");
         }
-        let of_processes = match processes.get() {
+        let of_processes = match processes {
             1 => String::new(),
             processes => format!(" of {processes} processes"),
         };

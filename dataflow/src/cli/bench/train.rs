@@ -1,4 +1,9 @@
 //! `tidemill bench train`: tokens a second through the whole graph, on made-up tokens.
+//!
+//! Workers are threads of this process, of several that are started here, or of a cluster's, as those of `tidemill train` are.
+//! What is printed is what worker 0 sees, which is one of process 0: a step is a step of all workers.
+
+mod outcome;
 
 use crate::cli::exit::ExitCode;
 use std::num::NonZeroUsize;
@@ -17,20 +22,22 @@ use tidemill_model::{Model, ModelSettings, ResolvedModel};
 use tidemill_streaming_data::reader::Sample;
 use timely::dataflow::operators::Inspect;
 
-use super::peak_memory_bytes;
+use self::outcome::{Measured, Outcome};
 use crate::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
-use crate::cli::output::result_line;
+use crate::cli::processes::{ProcessArguments, SECRET_HELP};
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
-use crate::device::{Communicators, Devices, LocalWorkers, WithBackend};
+use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_words};
 use crate::error::JobError;
+use crate::job::memory::{FittingDevices, PlanMemory};
 use crate::operators::{
     InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
 };
 
 /// Flags of `tidemill bench train`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
+#[command(after_help = SECRET_HELP)]
 pub(crate) struct TrainBench {
     /// The model.
     #[arg(long, value_name = "P", default_value = "mamba-10m")]
@@ -41,15 +48,14 @@ pub(crate) struct TrainBench {
     /// Predicted tokens per sample.
     #[arg(long, value_name = "N", default_value = "512")]
     seq_len: NonZeroUsize,
-    /// Samples of a step.
+    /// Samples of a step, over all workers.
     #[arg(long, value_name = "N", default_value_t = 4)]
     samples_per_step: usize,
     /// Steps that are measured, after one that is not.
     #[arg(long, value_name = "N", default_value = "10")]
     steps: NonZeroUsize,
-    /// Workers; by default one per core or GPU, up to the lanes.
-    #[arg(short = 'w', long, value_name = "W")]
-    workers: Option<usize>,
+    #[command(flatten)]
+    processes: ProcessArguments,
     /// Lanes; by default the largest power of two up to 8 and to the samples.
     #[arg(long, value_name = "N")]
     lanes: Option<usize>,
@@ -64,141 +70,138 @@ pub(crate) struct TrainBench {
     threads: NonZeroUsize,
     #[command(flatten)]
     device: DeviceArguments,
-    /// Also say where device time goes in the last step, kernel by kernel; GPUs only. Slows that step a little.
+    /// Also say where device time goes in the last step, kernel by kernel; GPUs only, and of worker 0's alone. Slows that step
+    /// a little.
     #[arg(long)]
     profile: bool,
-    /// How the result is printed.
+    /// How the result is printed, by process 0 alone; memory is its own and that of worker 0's device.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
 }
 
 pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
-    let settings = ModelSettings {
-        preset: Some(bench.preset.clone()),
-        vocab_size: bench.vocab_size,
-        ..Default::default()
-    };
-    let ResolvedModel::New(config) = settings.resolve(None)? else {
-        return Err(JobError::value("--preset", "a preset", &bench.preset).into());
-    };
-    if let Some(most) = config.learned_positions()
-        && bench.seq_len.get() > most
-    {
-        let expected = format!("at most {most}, the positions of {}", bench.preset);
-        return Err(JobError::value("--seq-len", expected, bench.seq_len).into());
-    }
-    let batch = BatchSettings {
-        samples_per_step: Some(bench.samples_per_step),
-        lanes: bench.lanes,
-        grain_samples: bench.grain_samples,
-        microbatch_grains: MicrobatchGrains::Grains(bench.microbatch_grains),
-    };
-    let batch = batch.plan(MicrobatchMemory::default())?;
+    let batch = bench.batch();
+    let cut = batch.plan(MicrobatchMemory::default()).map_err(by_flag)?;
+    let model = Arc::new(bench.model()?);
     let device = bench.device.choice(bench.threads)?;
-    let workers = bench.workers.unwrap_or_else(|| device.default_workers(batch.lanes(), 1));
-    batch.worker_lanes(0, workers)?;
-    let model = Arc::new(Model::new(&config)?);
-    let measurement = Measurement { bench, batch: &batch, model: Arc::clone(&model) };
-    let smaller = match batch.microbatch_grains() {
-        1 => "lower --seq-len, or use a smaller --preset".to_owned(),
-        grains => format!("lower --microbatch-grains, which is {grains}"),
-    };
-    let workers_here = LocalWorkers::alone(workers);
-    let Measured { device, reports, device_memory_bytes, profile } =
-        bench.device.open(&device, workers_here, &smaller, measurement)?;
-    let (first, last) = (reports.first(), reports.last());
-    let (Some((first, started)), Some((last, ended))) = (first, last) else {
-        anyhow::bail!("no step was reported");
-    };
-    let tokens: u64 = reports.iter().skip(1).map(|(report, _)| report.tokens).sum();
-    let seconds = (*ended - *started).as_secs_f64();
-    let tokens_per_second = tokens as f64 / seconds;
-    let parameter_count = model.layout().parameters();
-    // Forward and backward of the matrix products: 6 operations a parameter and token.
-    let gigaflops = 6.0 * parameter_count as f64 * tokens_per_second / 1e9;
-    match bench.format {
-        Format::Json => result_line!(
-            "{}",
-            serde_json::json!({
-                "tokens_per_second": tokens_per_second,
-                "step_milliseconds": seconds * 1e3 / bench.steps.get() as f64,
-                "preset": bench.preset,
-                "parameters": parameter_count,
-                "device": device,
-                "seq_len": bench.seq_len,
-                "samples_per_step": batch.samples_per_step(),
-                "lanes": batch.lanes(),
-                "grain_samples": batch.grain_samples(),
-                "microbatch_grains": batch.microbatch_grains(),
-                "workers": workers,
-                "threads": bench.threads,
-                "matmul_gigaflops": gigaflops,
-                "peak_memory_bytes": peak_memory_bytes(),
-                "device_memory_bytes": device_memory_bytes,
-                "profile": profile.iter().map(profile_json).collect::<Vec<_>>(),
-                "first_loss": first.loss,
-                "last_loss": last.loss,
-            })
-        )?,
-        Format::Text => {
-            result_line!(
-                "{tokens_per_second:.0} tokens/s: {} with {workers} workers on {device}, lanes {}, {} samples of {} tokens a step",
-                bench.preset,
-                batch.lanes(),
-                batch.samples_per_step(),
-                bench.seq_len
-            )?;
-            result_line!(
-                "its matrix products alone are {gigaflops:.0} GFLOP/s, which bound it: compare the device's peak"
-            )?;
-            if let Some(bytes) = peak_memory_bytes() {
-                result_line!("peak memory {:.0} MB", bytes as f64 / 1e6)?;
-            }
-            if let Some(bytes) = device_memory_bytes {
-                result_line!("memory of the device {:.0} MB", bytes as f64 / 1e6)?;
-            }
-            let total: f64 = profile.iter().map(|time| time.milliseconds).sum();
-            for KernelTime { kernel, launches, milliseconds } in &profile {
-                let percent = 100.0 * milliseconds / total;
-                result_line!("{milliseconds:>10.2} ms {percent:>5.1} % {launches:>7} x {kernel}")?;
-            }
+    let place = bench.processes.place(&device, cut.lanes())?;
+    let workers = place.workers();
+    cut.worker_lanes(0, workers).map_err(by_flag)?;
+    let settled = |threads| Ok(bench.processes.settled(threads));
+    place.bench(settled, |cluster| {
+        let local = LocalWorkers::of(&cluster);
+        let (process, processes) = (cluster.process, cluster.processes());
+        let fitting = FittingDevices::default();
+        let measurement =
+            Measurement { bench, batch, cut: &cut, model: &model, cluster, fitting: &fitting };
+        let smaller = || bench.smaller(&cut, fitting.way(workers));
+        let measured = bench.device.open(&device, local, smaller, measurement)?;
+        if process == 0 {
+            let outcome = Outcome { bench, cut: &cut, model: &model, workers, processes, measured };
+            outcome.print()?;
         }
-    }
-    Ok(ExitCode::SUCCESS)
+        Ok(ExitCode::SUCCESS)
+    })
 }
 
-fn profile_json(time: &KernelTime) -> serde_json::Value {
-    let KernelTime { kernel, launches, milliseconds } = time;
-    serde_json::json!({ "kernel": kernel, "launches": launches, "milliseconds": milliseconds })
+impl TrainBench {
+    fn batch(&self) -> BatchSettings {
+        BatchSettings {
+            samples_per_step: Some(self.samples_per_step),
+            lanes: self.lanes,
+            grain_samples: self.grain_samples,
+            microbatch_grains: MicrobatchGrains::Grains(self.microbatch_grains),
+        }
+    }
+
+    fn model(&self) -> anyhow::Result<Model> {
+        let settings = ModelSettings {
+            preset: Some(self.preset.clone()),
+            vocab_size: self.vocab_size,
+            ..Default::default()
+        };
+        let ResolvedModel::New(config) = settings.resolve(None)? else {
+            return Err(JobError::value("--preset", "a preset", &self.preset).into());
+        };
+        if let Some(most) = config.learned_positions()
+            && self.seq_len.get() > most
+        {
+            let expected = format!("at most {most}, the positions of {}", self.preset);
+            return Err(JobError::value("--seq-len", expected, self.seq_len).into());
+        }
+        Ok(Model::new(&config)?)
+    }
+
+    /// What to do where devices have no room: `more` of them, where that would do, or what needs less of each.
+    fn smaller(&self, cut: &BatchPlan, more: Option<String>) -> Vec<String> {
+        let lower = match cut.microbatch_grains() {
+            1 => "lower --seq-len, or use a smaller --preset".to_owned(),
+            grains => format!("lower --microbatch-grains, which is {grains}"),
+        };
+        more.into_iter().chain([lower]).collect()
+    }
+
+    /// What must be equal in all processes, by flag.
+    fn identity(&self, cut: &BatchPlan) -> impl Iterator<Item = (String, String)> {
+        let vocab_size = self.vocab_size.map_or("the preset's".to_owned(), |size| size.to_string());
+        let flags = [
+            ("--preset", self.preset.clone()),
+            ("--vocab-size", vocab_size),
+            ("--seq-len", self.seq_len.to_string()),
+            ("--samples-per-step", cut.samples_per_step().to_string()),
+            ("--steps", self.steps.to_string()),
+            ("--lanes", cut.lanes().to_string()),
+            ("--grain-samples", cut.grain_samples().to_string()),
+        ];
+        flags.into_iter().map(|(flag, value)| (flag.to_owned(), value))
+    }
+}
+
+/// An error about a key of `[batch]` as one about the flag of that name.
+fn by_flag(error: JobError) -> JobError {
+    let JobError::Value { key, expected, found } = error else { return error };
+    let expected = expected.replace("batch.", "--");
+    let key = match key.strip_prefix("batch.") {
+        Some(name) => format!("--{}", name.replace('_', "-")),
+        None if key == "workers" => "-w".to_owned(),
+        None => key,
+    };
+    JobError::Value { key, expected, found }
 }
 
 /// A model that waits for its devices.
 struct Measurement<'a> {
     bench: &'a TrainBench,
-    batch: &'a BatchPlan,
-    model: Arc<Model>,
-}
-
-/// What was seen.
-struct Measured {
-    /// What computed, in words.
-    device: String,
-    /// The reports of one warm-up step and the measured ones, and when they came.
-    reports: Vec<(StepReport, Instant)>,
-    /// What the run took of the first worker's device, where that has a memory of its own.
-    device_memory_bytes: Option<usize>,
-    /// Device time of the last step by kernel, where it was asked for.
-    profile: Vec<KernelTime>,
+    batch: BatchSettings,
+    cut: &'a BatchPlan,
+    model: &'a Arc<Model>,
+    cluster: ClusterSettings,
+    /// Is told how many devices like these it would fit on.
+    fitting: &'a FittingDevices,
 }
 
 impl WithBackend for Measurement<'_> {
     type Output = anyhow::Result<Measured>;
 
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
-        let Self { bench, batch, model } = self;
+        let Self { bench, batch, cut, model, mut cluster, fitting } = self;
+        let plan = PlanMemory {
+            model,
+            batch: &batch,
+            positions: bench.seq_len.get(),
+            workers: cluster.threads * cluster.processes(),
+            workers_of_process: cluster.threads,
+            workers_per_device: devices.workers_per_device(),
+        };
+        fitting.find(&plan, &devices, cut.microbatch_samples())?;
+        cluster.identity.extend(bench.identity(cut));
+        cluster.identity.insert("--backend (its kind)".to_owned(), kind_in_words(devices.kind()));
+        let precision = devices.precision().word().to_owned();
+        cluster.identity.insert("--precision".to_owned(), precision);
         let free_before = devices.first().free_memory_bytes()?;
         let device = devices.in_words();
-        let Seen { reports, free_bytes, profile } = measure(bench, batch, model, devices)?;
+        let Seen { reports, free_bytes, profile } =
+            measure(bench, cut, Arc::clone(model), devices, cluster)?;
         let device_memory_bytes = match (free_before, free_bytes) {
             (Some(before), Some(after)) => Some(before.saturating_sub(after)),
             _ => None,
@@ -229,12 +232,13 @@ impl Seen {
     }
 }
 
-/// What the first worker sees of one step that warms up and those that are measured.
+/// What the first worker of this process sees of one step that warms up and those that are measured.
 fn measure<B: Backend>(
     bench: &TrainBench,
     batch: &BatchPlan,
     model: Arc<Model>,
     devices: Devices<B>,
+    cluster: ClusterSettings,
 ) -> anyhow::Result<Seen> {
     let steps = bench.steps.get() as u64 + 1;
     let positions = bench.seq_len.get();
@@ -247,12 +251,13 @@ fn measure<B: Backend>(
         warmup_steps: Some(0),
         ..Default::default()
     };
-    let workers = devices.workers().len();
+    let workers = cluster.threads * cluster.processes();
     let library = || CollectiveLibrary::open(NCCL);
     let (backends, lanes) = (devices.backends(), batch.lanes());
     let communicators = Communicators::new(&backends, workers, lanes, library)?;
-    let results = execute(ClusterSettings::threads(workers), move |context| {
-        let backend = Arc::clone(&devices.workers()[context.index()].backend);
+    let results = execute(cluster, move |context| {
+        let local_index = context.index() % devices.workers().len();
+        let backend = Arc::clone(&devices.workers()[local_index].backend);
         let communicator = communicators.take(context, &backend)?;
         let training = Training {
             plan: Arc::clone(&plan),
@@ -267,6 +272,7 @@ fn measure<B: Backend>(
         };
         let seen = Arc::new(Mutex::new(Seen::default()));
         let (reports, abort) = (Arc::clone(&seen), context.abort().clone());
+        let who = Actor::Worker(context.index());
         context.dataflow::<u64, _, _>(|scope| {
             let source = MadeUpSamples { vocab_size, tokens: positions + 1, requested: Vec::new() };
             training.build(scope, source, None).reports.inspect(move |report| {
@@ -278,7 +284,7 @@ fn measure<B: Backend>(
                 }
                 if report.last {
                     let looked = seen.look_at(backend.as_ref(), profiled);
-                    looked.unwrap_or_else(|error| abort.fail(Actor::Worker(0), error));
+                    looked.unwrap_or_else(|error| abort.fail(who.clone(), error));
                 }
             });
         });
@@ -318,3 +324,6 @@ impl SampleSource for MadeUpSamples {
 
     fn set_wake(&mut self, _wake: Wake) {}
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,103 @@
+//! `bench train` and `bench collective` measure workers of processes as they measure threads: of as many as are started here, and
+//! of a hosts file's.
+//!
+//! Seen red: with processes that train each for itself, and with a result that every process prints.
+
+use serde_json::Value;
+
+use crate::support::{Finished, Workbench, program};
+
+/// A step of a quick model, of two samples.
+const TINY: [&str; 14] = [
+    "bench",
+    "train",
+    "--preset",
+    "mamba-10m",
+    "--vocab-size",
+    "31",
+    "--seq-len",
+    "4",
+    "--samples-per-step",
+    "2",
+    "--steps",
+    "2",
+    "--format",
+    "json",
+];
+
+/// What each of two processes of a hosts file prints, process 0 first; `flags` are those of each.
+fn of_hosts(bench: &Workbench, command: &[&str], flags: [&[&str]; 2]) -> [Finished; 2] {
+    bench.write("hosts", program::free_hosts(2));
+    let start = |process: &str, flags: &[&str]| {
+        bench.start(&[command, &["-p", process, "--hosts", "hosts", "-w", "1"], flags].concat())
+    };
+    [start("0", flags[0]), start("1", flags[1])].map(|process| process.finish())
+}
+
+/// What was trained is the same to the bit, so that what is measured is one run over all workers.
+#[test]
+fn training_is_measured_over_processes() {
+    let bench = Workbench::new();
+    let tidemill = |flags: &[&str]| bench.tidemill(&[&TINY, flags].concat());
+    let threads = tidemill(&["-w", "2"]).expect(0).json();
+    let check = |result: &Value, processes: u64| {
+        let counts = ["workers", "processes", "lanes"].map(|key| result[key].as_u64().unwrap());
+        assert_eq!(counts, [2, processes, 2], "{result}");
+        for key in ["tokens_per_second", "step_milliseconds", "peak_memory_bytes"] {
+            assert!(result[key].as_f64().unwrap() > 0.0, "{key}: {result}");
+        }
+        for key in ["first_loss", "last_loss", "samples_per_step", "grain_samples", "parameters"] {
+            assert_eq!(result[key], threads[key], "{key}");
+        }
+    };
+    check(&threads, 1);
+    check(&tidemill(&["-n", "2", "-w", "1"]).expect(0).json(), 2);
+    // As many workers as there are lanes for, where nothing says how many.
+    let said = tidemill(&["-n", "2"]).expect(0);
+    check(&said.json(), 2);
+    assert_eq!(said.stderr, "");
+    let [first, second] = of_hosts(&bench, &TINY, [&[], &[]]).map(|process| process.expect(0));
+    check(&first.json(), 2);
+    assert_eq!((second.stdout.as_str(), second.stderr.as_str()), ("", ""));
+    let words = bench.tidemill(&[&TINY[..12], &["-n", "2", "-w", "1"]].concat()).expect(0);
+    for part in ["with 2 workers of 2 processes on the CPU", "peak memory of process 0 "] {
+        assert!(words.stdout.contains(part), "{words:?}");
+    }
+}
+
+#[test]
+fn processes_that_measure_something_else_are_refused() {
+    let bench = Workbench::new();
+    let wrong: [(&[&str], i32, &[&str]); 7] = [
+        (&["-n", "2", "-p", "0", "--hosts", "hosts"], 2, &["--processes", "--process"]),
+        (&["-p", "0"], 2, &["--hosts"]),
+        (&["--hosts", "hosts"], 2, &["--process"]),
+        (&["-w", "1", "--insecure"], 2, &["--process"]),
+        (&["-n", "0"], 1, &["-n: expected at least 1 process"]),
+        (&["-n", "2", "-w", "0"], 1, &["-w: expected at least 1 worker"]),
+        (&["-n", "3"], 1, &["-w: expected at most 2 over all processes", "--lanes, found 3"]),
+    ];
+    for (flags, code, parts) in wrong {
+        bench.tidemill(&[&TINY, flags].concat()).refused(code, parts);
+    }
+    bench.tidemill(&["bench", "train", "--lanes", "3"]).refused(1, &["--lanes: expected a power"]);
+    let collective = ["bench", "collective", "--backend", "cpu", "--megabytes", "1"];
+    for (command, flag) in [(&TINY[..10], "--steps"), (&collective, "--rounds")] {
+        let flags: [&[&str]; 2] = [&[flag, "2"], &[flag, "3"]];
+        for process in of_hosts(&bench, command, flags) {
+            process.refused(1, &["peers disagree on", flag, "2", "3"]);
+        }
+    }
+}
+
+#[test]
+fn an_exchange_between_processes_of_a_hosts_file_is_measured() {
+    let bench = Workbench::new();
+    let command = ["bench", "collective", "--backend", "cpu", "--megabytes", "1", "--rounds", "1"];
+    let flags: &[&str] = &["--format", "json"];
+    let [first, second] =
+        of_hosts(&bench, &command, [flags, flags]).map(|process| process.expect(0));
+    let result = first.json();
+    assert_eq!((&result["workers"], &result["processes"]), (&2.into(), &2.into()), "{result}");
+    assert_eq!((second.stdout.as_str(), second.stderr.as_str()), ("", ""));
+}
