@@ -6,12 +6,13 @@
 //!
 //! [`CheckpointWriter`] receives chunks of arenas in any order and writes them in place, so that it never
 //! holds a model; it writes aside, syncs, and renames. [`Checkpoint`] verifies checksums before anything is
-//! believed.
+//! believed, and [`StateFiles`] while it reads what a run goes on from.
 
 mod folder;
 mod local_copy;
 mod read;
 mod remote;
+mod state_files;
 mod trainer_state;
 mod write;
 
@@ -20,10 +21,11 @@ pub use folder::{
     latest, list, retain, step_of, sweep,
 };
 pub use local_copy::{LocalCopy, Wanted, model_folder};
-pub use read::{Checkpoint, RestoredState};
+pub use read::Checkpoint;
 pub use remote::{RUN_FILE, RemoteCheckpoints, RunRecord};
+pub use state_files::{RestoredState, StateFiles};
 pub use trainer_state::{TRAINER_FILE, TrainerState, checksum, checksum_file, device_keys};
-pub use write::{CheckpointFiles, CheckpointWriter, StateArena, optimizer_file};
+pub use write::{CheckpointFiles, CheckpointWriter};
 
 #[cfg(test)]
 pub(crate) use trainer_state::tests::state as state_for_tests;

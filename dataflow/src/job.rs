@@ -8,6 +8,7 @@ pub mod config;
 pub mod data;
 mod elsewhere;
 mod journal;
+mod mail;
 pub(crate) mod memory;
 mod open_run;
 mod resolve;

@@ -122,6 +122,17 @@ impl RunFolder {
         self.hold.check()
     }
 
+    /// By what other processes know this folder, where they see it at all: [`is_held_under`](Self::is_held_under). None of one
+    /// in a store, of which each process has a folder of its own.
+    pub fn token(&self) -> Option<&str> {
+        self.remote.is_none().then(|| self.hold.token())
+    }
+
+    /// Whether the local folder `path` is the one that some process holds under `token`.
+    pub fn is_held_under(path: &Path, token: &str) -> bool {
+        hold::shows(path, token)
+    }
+
     /// The updates of the complete checkpoint with the most of them in the run folder `path`, which is not held.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ use tidemill_files::Kind;
 
 pub use config::MambaHuggingFaceConfig;
 pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsLayout};
-pub use tensor_files::{INDEX_FILE, SINGLE_FILE, TensorFiles};
+pub use tensor_files::{INDEX_FILE, SINGLE_FILE, StoredElements, TensorFiles};
 
 use crate::error::{ModelError, Result};
 use crate::family::{Model, ModelConfig};
@@ -90,7 +90,7 @@ pub fn read_weights(folder: &Path, layout: &Layout) -> Result<Vec<f32>> {
     let embedding = layout.tensors().first().map_or(EMBEDDING, |tensor| &tensor.name);
     for name in unknown {
         let tied = name == HEAD && files.shape(HEAD) == files.shape(embedding);
-        if !tied || !equal(&mut files, HEAD, embedding)? {
+        if !tied || !equal(&files, HEAD, embedding)? {
             let what = if name == HEAD && files.shape(embedding).is_some() {
                 format!("tensor {HEAD} differs from {embedding}, which the config ties it to")
             } else {
@@ -105,7 +105,7 @@ pub fn read_weights(folder: &Path, layout: &Layout) -> Result<Vec<f32>> {
 }
 
 /// Whether two tensors of one shape hold the same bits.
-fn equal(files: &mut TensorFiles, a: &str, b: &str) -> Result<bool> {
+fn equal(files: &TensorFiles, a: &str, b: &str) -> Result<bool> {
     let elements: usize = files.shape(a).map_or(0, |shape| shape.iter().product());
     let (mut left, mut right) = (vec![0.0; COMPARED_ELEMENTS], vec![0.0; COMPARED_ELEMENTS]);
     for first in (0..elements).step_by(COMPARED_ELEMENTS) {

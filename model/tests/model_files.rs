@@ -132,7 +132,7 @@ fn ranges_of_an_arena_read_back_with_their_padding() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("optimizer.safetensors");
     std::fs::write(&path, &bytes).expect("writes");
-    let mut files = TensorFiles::open(&path).expect("opens");
+    let files = TensorFiles::open(&path).expect("opens");
     files.check(model.layout(), "exp_avg.").expect("complete");
     assert!(files.check(model.layout(), "").is_err());
     for (start, end) in [(0, arena.len()), (0, 1), (5, 100), (70, 71), (63, arena.len() - 3)] {

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use tidemill_model::Layout;
-use tidemill_model::hugging_face::{CONFIG_FILE, SINGLE_FILE, TensorFiles};
+use tidemill_model::hugging_face::{CONFIG_FILE, SINGLE_FILE};
 
 use super::local_copy::Wanted;
-use super::trainer_state::{TrainerState, checksum_file};
-use super::write::{OPTIMIZER_FILE, OPTIMIZER_PREFIXES};
+use super::trainer_state::{TrainerState, checksum_file, compare};
+use super::write::OPTIMIZER_FILE;
 use crate::error::{JobError, Result};
 
 /// A complete checkpoint, verified as far as it is wanted.
@@ -16,17 +15,6 @@ pub struct Checkpoint {
     path: PathBuf,
     state: TrainerState,
     wanted: Wanted,
-}
-
-/// The arenas of a checkpoint.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RestoredState {
-    /// The fp32 masters.
-    pub parameters: Vec<f32>,
-    /// The first moments.
-    pub exp_avg: Vec<f32>,
-    /// The second moments.
-    pub exp_avg_sq: Vec<f32>,
 }
 
 impl Checkpoint {
@@ -56,11 +44,7 @@ impl Checkpoint {
                 continue;
             }
             let file = path.join(name);
-            let found = checksum_file(&file)?;
-            if &found != expected {
-                let what = format!("damaged: checksum {expected} expected, {found} found");
-                return Err(JobError::checkpoint(&file, what));
-            }
+            compare(&file, expected, &checksum_file(&file)?)?;
         }
         Ok(Self { path: path.to_owned(), state, wanted })
     }
@@ -79,37 +63,20 @@ impl Checkpoint {
     pub fn state(&self) -> &TrainerState {
         &self.state
     }
-
-    /// The arenas, laid out by `layout`; padding is zero.
-    ///
-    /// # Errors
-    /// Tensors that are missing or of another shape.
-    pub fn restore(&self, layout: &Layout) -> Result<RestoredState> {
-        let mut model = TensorFiles::open(&self.path.join(SINGLE_FILE))?;
-        let mut optimizer = TensorFiles::open(&self.path.join(OPTIMIZER_FILE))?;
-        let read = |files: &mut TensorFiles, prefix: &str| -> Result<Vec<f32>> {
-            files.check(layout, prefix)?;
-            let mut arena = vec![0.0; layout.parameter_elements()];
-            files.read_arena(layout, prefix, 0, &mut arena)?;
-            Ok(arena)
-        };
-        Ok(RestoredState {
-            parameters: read(&mut model, "")?,
-            exp_avg: read(&mut optimizer, OPTIMIZER_PREFIXES[0])?,
-            exp_avg_sq: read(&mut optimizer, OPTIMIZER_PREFIXES[1])?,
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use tidemill_model::Decay;
+    use tidemill_collective::StatePart;
+    use tidemill_model::{Decay, Layout};
 
+    use super::super::state_files::{RestoredState, StateFiles};
     use super::super::trainer_state::tests::state;
-    use super::super::write::{CheckpointFiles, CheckpointWriter, StateArena};
+    use super::super::write::{CheckpointFiles, CheckpointWriter};
     use super::*;
+    use crate::cluster::{Abort, ClusterError};
 
     fn layout() -> Arc<Layout> {
         let mut layout = Layout::new();
@@ -148,8 +115,7 @@ mod tests {
     fn written(run: &Path, step: u64, chunk: usize) -> CheckpointWriter {
         let layout = layout();
         let mut writer = CheckpointWriter::begin(files(&layout), run, state(step)).unwrap();
-        let arenas = [StateArena::Parameters, StateArena::ExpAvg, StateArena::ExpAvgSq];
-        for (index, part) in arenas.into_iter().enumerate() {
+        for (index, part) in StatePart::ALL.into_iter().enumerate() {
             let values = arena(&layout, index as f32);
             for start in (0..values.len()).step_by(chunk).collect::<Vec<_>>().into_iter().rev() {
                 let end = values.len().min(start + chunk);
@@ -176,9 +142,59 @@ mod tests {
         assert_eq!(bytes(&a), bytes(&b));
         let checkpoint = Checkpoint::open(&a).unwrap();
         assert_eq!(checkpoint.state().tokens, 30);
-        let restored = checkpoint.restore(&layout()).unwrap();
-        assert_eq!(restored.parameters, arena(&layout(), 0.0));
-        assert_eq!(restored.exp_avg_sq, arena(&layout(), 2.0));
+        let (layout, abort) = (layout(), Abort::new());
+        let files = StateFiles::open(&a, &layout).unwrap();
+        let all = 0..layout.parameter_elements();
+        let restored = files.read(&layout, std::slice::from_ref(&all), &abort);
+        let expected = [0.0, 1.0, 2.0].map(|seed| arena(&layout, seed));
+        let [parameters, moments @ ..] = expected.clone();
+        assert_eq!(restored.unwrap().unwrap(), RestoredState { parameters, moments });
+        for (part, expected) in StatePart::ALL.into_iter().zip(expected) {
+            assert_eq!(files.values(&layout, part, 3..40).unwrap(), expected[3..40]);
+        }
+    }
+
+    #[test]
+    fn of_the_moments_no_more_is_taken_than_is_owned() {
+        let run = tempfile::tempdir().unwrap();
+        let (layout, abort) = (layout(), Abort::new());
+        let files = StateFiles::open(&write(run.path(), 3, 64), &layout).unwrap();
+        let owned = [2..9, 33..36];
+        let verified = files.read(&layout, &owned, &abort).unwrap().unwrap();
+        let only = |seed| {
+            let mut values = arena(&layout, seed);
+            let is_owned = |index| owned.iter().any(|range| range.contains(&index));
+            values
+                .iter_mut()
+                .enumerate()
+                .filter(|&(index, _)| !is_owned(index))
+                .for_each(|it| *it.1 = 0.0);
+            values
+        };
+        let (parameters, moments) = (arena(&layout, 0.0), [only(1.0), only(2.0)]);
+        assert_eq!(verified, RestoredState { parameters, moments });
+        assert_eq!(files.read_owned(&layout, &owned, &abort).unwrap().unwrap(), verified);
+        abort.abort(ClusterError::StoppedEarly);
+        assert_eq!(files.read(&layout, &owned, &abort).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_damaged_is_noticed_where_nothing_of_it_is_wanted() {
+        let run = tempfile::tempdir().unwrap();
+        let (layout, abort) = (layout(), Abort::new());
+        let path = write(run.path(), 1, 64);
+        for (name, good) in bytes(&path) {
+            let mut flipped = good.clone();
+            *flipped.last_mut().unwrap() ^= 1;
+            std::fs::write(path.join(&name), flipped).unwrap();
+            let read =
+                StateFiles::open(&path, &layout).and_then(|files| files.read(&layout, &[], &abort));
+            let error = read.unwrap_err().to_string();
+            assert!(error.contains(name.to_str().unwrap()), "{error}");
+            std::fs::write(path.join(&name), good).unwrap();
+        }
+        let whole = StateFiles::open(&path, &layout).unwrap();
+        assert!(whole.read(&layout, &[], &abort).unwrap().is_some());
     }
 
     #[test]
@@ -223,17 +239,17 @@ mod tests {
         let layout = layout();
         let mut writer = CheckpointWriter::begin(files(&layout), run.path(), state(1)).unwrap();
         let values = arena(&layout, 0.0);
-        writer.write(StateArena::Parameters, 4, &values[4..8]).unwrap();
-        writer.write(StateArena::Parameters, 0, &values[..4]).unwrap();
-        writer.write(StateArena::ExpAvg, 0, &values[..4]).unwrap();
+        writer.write(StatePart::Parameter, 4, &values[4..8]).unwrap();
+        writer.write(StatePart::Parameter, 0, &values[..4]).unwrap();
+        writer.write(StatePart::ExpAvg, 0, &values[..4]).unwrap();
         for twice in [0..4, 3..5, 7..9, 0..9, 5..6] {
             let error = writer
-                .write(StateArena::Parameters, twice.start, &values[twice.clone()])
+                .write(StatePart::Parameter, twice.start, &values[twice.clone()])
                 .unwrap_err()
                 .to_string();
             assert!(error.contains("written before"), "{twice:?}: {error}");
         }
-        writer.write(StateArena::Parameters, 8, &values[8..]).unwrap();
+        writer.write(StatePart::Parameter, 8, &values[8..]).unwrap();
     }
 
     #[test]
@@ -242,7 +258,7 @@ mod tests {
         let kept = write(run.path(), 1, 64);
         let layout = layout();
         let mut writer = CheckpointWriter::begin(files(&layout), run.path(), state(2)).unwrap();
-        writer.write(StateArena::Parameters, 0, &arena(&layout, 0.0)).unwrap();
+        writer.write(StatePart::Parameter, 0, &arena(&layout, 0.0)).unwrap();
         let error = writer.commit().unwrap_err().to_string();
         assert!(error.contains("never written"), "{error}");
         let entries: Vec<_> = std::fs::read_dir(kept.parent().unwrap()).unwrap().collect();

@@ -61,6 +61,20 @@ pub fn checksum(bytes: &[u8]) -> String {
     format_checksum(xxh3_128(bytes))
 }
 
+/// [`checksum`] of bytes that come in pieces.
+#[derive(Default)]
+pub(super) struct Checksum(xxhash_rust::xxh3::Xxh3Default);
+
+impl Checksum {
+    pub(super) fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    pub(super) fn digest(&self) -> String {
+        format_checksum(self.0.digest128())
+    }
+}
+
 /// [`checksum`] of a file, read in pieces.
 ///
 /// # Errors
@@ -69,18 +83,30 @@ pub fn checksum_file(path: &Path) -> Result<String> {
     use std::io::Read;
     let read = || -> std::io::Result<String> {
         let mut file = tidemill_files::open(path)?;
-        let mut hasher = xxhash_rust::xxh3::Xxh3Default::new();
+        let mut checksum = Checksum::default();
         let mut piece = vec![0; 1 << 20];
         loop {
             // Of a large file that is on its way a thread does not stand still.
             progress::moved();
             match file.read(&mut piece)? {
-                0 => return Ok(format_checksum(hasher.digest128())),
-                bytes => hasher.update(&piece[..bytes]),
+                0 => return Ok(checksum.digest()),
+                bytes => checksum.update(&piece[..bytes]),
             }
         }
     };
     read().map_err(|source| JobError::file("reading", path, source))
+}
+
+/// Compares the checksum of `file`.
+///
+/// # Errors
+/// [`JobError::Checkpoint`] where it is another than `expected`.
+pub(super) fn compare(file: &Path, expected: &str, found: &str) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let what = format!("damaged: checksum {expected} expected, {found} found");
+    Err(JobError::checkpoint(file, what))
 }
 
 fn format_checksum(hash: u128) -> String {

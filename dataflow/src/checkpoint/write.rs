@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tidemill_collective::StatePart;
 use tidemill_files::durable;
 use tidemill_files::lock::is_same_file;
 use tidemill_model::Layout;
@@ -25,33 +25,15 @@ pub(super) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 /// The file of the tokenizer, where the data set has one.
 pub(super) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Prefixes of the optimizer's tensors.
-pub(super) const OPTIMIZER_PREFIXES: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
+const OPTIMIZER_PREFIXES: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
 
-/// One of the arenas that a checkpoint holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum StateArena {
-    /// The fp32 masters.
-    Parameters,
-    /// The first moments of AdamW.
-    ExpAvg,
-    /// The second moments of AdamW.
-    ExpAvgSq,
-}
-
-impl StateArena {
-    /// What the names of its tensors begin with.
-    pub fn prefix(self) -> &'static str {
-        match self {
-            Self::Parameters => "",
-            Self::ExpAvg => OPTIMIZER_PREFIXES[0],
-            Self::ExpAvgSq => OPTIMIZER_PREFIXES[1],
-        }
+/// What the names of a part's tensors begin with.
+pub(super) fn prefix(part: StatePart) -> &'static str {
+    match part {
+        StatePart::Parameter => "",
+        StatePart::ExpAvg => OPTIMIZER_PREFIXES[0],
+        StatePart::ExpAvgSq => OPTIMIZER_PREFIXES[1],
     }
-}
-
-/// The file of the optimizer's state in a checkpoint.
-pub fn optimizer_file(checkpoint: &Path) -> PathBuf {
-    checkpoint.join(OPTIMIZER_FILE)
 }
 
 /// What every checkpoint of a run has in common.
@@ -83,7 +65,7 @@ pub struct CheckpointWriter {
     model: TensorFile,
     optimizer: TensorFile,
     placements: [ArenaPlacement; 3],
-    /// By arena, in the order of [`StateArena`]: what was written, from where to where.
+    /// By part: what was written, from where to where.
     written: [BTreeMap<usize, usize>; 3],
     committed: bool,
 }
@@ -146,27 +128,27 @@ impl CheckpointWriter {
         })
     }
 
-    /// Writes `values`, which stand from element `start` of `arena`. Each element is written once, in
+    /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in
     /// any order.
     ///
     /// # Errors
     /// A file that cannot be written, or elements that were written before: others are missing then.
-    pub fn write(&mut self, arena: StateArena, start: usize, values: &[f32]) -> Result<()> {
+    pub fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<()> {
         let end = start + values.len();
-        let written = &mut self.written[arena as usize];
+        let written = &mut self.written[part as usize];
         if let Some((&before, &until)) = written.range(..end).next_back()
             && until > start
         {
             let what = format!(
-                "elements {start} to {end} of {arena:?} arrived, but {before} to {until} were written before"
+                "elements {start} to {end} of {part:?} arrived, but {before} to {until} were written before"
             );
             return Err(JobError::checkpoint(&self.partial, what));
         }
         written.insert(start, end);
-        let (placement, target) = match arena {
-            StateArena::Parameters => (&self.placements[0], &mut self.model),
-            StateArena::ExpAvg => (&self.placements[1], &mut self.optimizer),
-            StateArena::ExpAvgSq => (&self.placements[2], &mut self.optimizer),
+        let placement = &self.placements[part as usize];
+        let target = match part {
+            StatePart::Parameter => &mut self.model,
+            StatePart::ExpAvg | StatePart::ExpAvgSq => &mut self.optimizer,
         };
         for piece in placement.pieces(start..start + values.len()) {
             let values = &values[piece.arena.start - start..piece.arena.end - start];

@@ -9,10 +9,11 @@
 //! A thread that is stuck (in a file system that does not answer, say) cannot be ended from outside. It is waited for
 //! for a while; then `execute` returns without it, with an error that names it.
 
+use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use timely::WorkerConfig;
@@ -51,7 +52,11 @@ pub struct WorkerContext<'a> {
     presence: Presence,
     process: usize,
     processes: usize,
+    of_process: OfProcess,
 }
+
+/// Values that the workers of a process share, one of each type.
+type OfProcess = Arc<Mutex<Vec<Arc<dyn Any + Send + Sync>>>>;
 
 impl WorkerContext<'_> {
     /// The index of this process.
@@ -67,6 +72,17 @@ impl WorkerContext<'_> {
     /// The handle with which anything may end the run.
     pub fn abort(&self) -> &Abort {
         &self.abort
+    }
+
+    /// The `T` that the workers of this process share while they run, made for the first of them that asks.
+    pub fn of_process<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
+        let mut values = self.of_process.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = values.iter().find_map(|value| Arc::clone(value).downcast().ok()) {
+            return value;
+        }
+        let value = Arc::<T>::default();
+        values.push(Arc::clone(&value) as _);
+        value
     }
 
     /// Schedules the active operators once, without waiting. Whether any dataflow is left.
@@ -240,12 +256,15 @@ impl Cluster {
         };
         let workers_abort = abort.clone();
         let processes = addresses.len().max(1);
+        let of_process = OfProcess::default();
         let started =
             execute_from(builders, Box::new(()), WorkerConfig::default(), move |worker| {
                 let abort = workers_abort.clone();
                 let presence = abort.board().join(Actor::Worker(worker.index()), Rhythm::Turns);
                 presence.begin();
-                let context = WorkerContext { worker, abort, presence, process, processes };
+                let of_process = Arc::clone(&of_process);
+                let context =
+                    WorkerContext { worker, abort, presence, process, processes, of_process };
                 run_worker(context, &work)
             });
         let results = match started {

@@ -4,17 +4,12 @@
 //! run's checkpoints lie where process 0 was before: the run would begin anew without a word. So every other process
 //! says how far its own folder goes before process 0 touches its own.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
-use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::store::Location;
-use timely::container::CapacityContainerBuilder;
-use timely::dataflow::InputHandle;
-use timely::dataflow::channels::pact::Exchange;
-use timely::dataflow::operators::Operator;
 
+use super::mail::mail;
 use super::resolve::ResolvedRun;
 use crate::checkpoint;
 use crate::cluster::{Failure, WorkerContext};
@@ -41,29 +36,15 @@ pub(super) fn furthest(
         return Ok(None);
     }
     let process = context.process();
-    let found = Rc::new(RefCell::new(Vec::new()));
-    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<Elsewhere>>>::new();
-    context.dataflow::<u64, _, _>(|scope| {
-        let found = Rc::clone(&found);
-        let to_first = Exchange::new(|_: &Elsewhere| 0);
-        input.to_stream(scope).unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
-            to_first,
-            "Elsewhere",
-            |_, _| {
-                move |input, _output| {
-                    input.for_each(|_time, elsewhere| found.borrow_mut().append(elsewhere));
-                }
-            },
-        );
-    });
+    let (mut sender, found, _) = context.dataflow(|scope| mail(scope, "Elsewhere"));
     let is_first_of_process = context.index() == process * local_workers;
     if process > 0
         && is_first_of_process
         && let Some(elsewhere) = own(run, process)
     {
-        input.send(elsewhere);
+        sender.send((0, elsewhere));
     }
-    input.close();
+    sender.close();
     context.run_until_done()?;
     // Of several that have come as far the first process is named.
     Ok(found.take().into_iter().max_by_key(|it| (it.step, std::cmp::Reverse(it.process))))

@@ -9,11 +9,11 @@ use tidemill_streaming_data::store::Cancel;
 
 use super::elsewhere::Elsewhere;
 use super::resolve::{HORIZON_KEY, ResolvedRun};
-use super::restore::{StartPoint, StateOrigin};
+use super::restore::{StartPoint, StateOrigin, StoredState};
 use super::resume;
 use super::train::TrainEvent;
 use super::worker::Shared;
-use crate::checkpoint::{self, Checkpoint, LocalCopy, TrainerState, Wanted};
+use crate::checkpoint::{self, LocalCopy, StateFiles, TrainerState, Wanted};
 use crate::cluster::Abort;
 use crate::cluster::progress::{self, Phase};
 use crate::error::Result;
@@ -28,7 +28,7 @@ pub(super) struct OpenedRun {
 }
 
 impl OpenedRun {
-    /// Opens it, and writes down what the run is where there is something left to do.
+    /// Opens it; what it goes on from is looked at, not read.
     /// What it waits for in a store ends when the run is aborted. `elsewhere` is what other processes have of the run.
     pub fn open<B: Backend>(
         shared: &Shared<B>,
@@ -77,11 +77,10 @@ impl OpenedRun {
                 (start, StateOrigin::Parameters(parameters))
             }
             Some(found) => {
-                let (path, files) = (&found.path, &found.files);
-                let checkpoint = files.read(Checkpoint::open)?;
-                let saved = checkpoint.state();
+                let files = found.files.read(|path| StateFiles::open(path, layout))?;
+                let saved = files.state();
                 keep_horizon(run, saved, &mut now);
-                resume::check(saved, &now, path)?;
+                resume::check(saved, &now, &found.path)?;
                 device_changes = resume::device_changes(saved, &now);
                 let horizon = saved.settings.get(HORIZON_KEY).and_then(|steps| steps.as_u64());
                 let start = StartPoint {
@@ -89,15 +88,28 @@ impl OpenedRun {
                     tokens: saved.tokens,
                     horizon: horizon.unwrap_or(run.steps),
                 };
-                (start, files.read(|folder| StateOrigin::checkpoint(folder, layout))?)
+                let token = folder.token().map(str::to_owned);
+                let stored = StoredState { copy: found.files, files, token };
+                (start, StateOrigin::Checkpoint(Box::new(stored)))
             }
         };
-        if origin.0.step < run.steps {
-            folder.write_config(&run.to_toml_with(origin.0.horizon))?;
-            folder.write_devices(&shared.devices.to_json())?;
-        }
         Ok(Self { folder: Arc::new(folder), origin, device_changes })
     }
+}
+
+/// Writes down what the run is, where it has something left to do: once the state that it goes on from is known to be whole.
+pub(super) fn write_down<B: Backend>(
+    shared: &Shared<B>,
+    folder: &RunFolder,
+    start: &StartPoint,
+) -> Result<()> {
+    let run = &shared.run;
+    if start.step >= run.steps {
+        return Ok(());
+    }
+    let _in_store = folder.is_in_store().then(|| progress::during(Phase::UsingStore));
+    folder.write_config(&run.to_toml_with(start.horizon))?;
+    folder.write_devices(&shared.devices.to_json())
 }
 
 /// The horizon of a run that has begun stays, unless the user names one: then it must be the same.

@@ -1,43 +1,59 @@
 //! From the state that process 0 has to the state that every worker needs.
 //!
-//! Worker 0 reads the checkpoint (or the initial parameters) piece by piece and sends each piece where it belongs:
-//! parameters to every worker, moments to their owners. A probe keeps a few pieces in flight, so no
-//! process ever holds more than its own share. Only process 0 needs the run folder.
+//! The state crosses to each process once, and lies there once: the workers of a process share one arena of parameters, and
+//! one of each moment, of which only what they own is ever touched. A process that sees the checkpoint itself reads it there,
+//! and nothing crosses to it; that the folder is the same, and not one that looks like it, is known by the token of the
+//! run that holds it. Other processes get chunks of worker 0, a few megabytes in flight, the moments only of what they own.
+//! Process 0 verifies every file while it reads.
 
-use std::cell::RefCell;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS};
+use tidemill_collective::{
+    BUCKET_ELEMENTS, CHUNK_ELEMENTS, Chunk, ChunkHeader, ChunkPlan, Node, Part, StatePart,
+    by_destination,
+};
 use tidemill_model::Layout;
-use tidemill_model::hugging_face::TensorFiles;
+use tidemill_streaming_data::store::Location;
 use timely::container::CapacityContainerBuilder;
-use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::{Operator, Probe};
 use timely::dataflow::{InputHandle, ProbeHandle};
 
-use crate::checkpoint::{StateArena, optimizer_file};
+use super::mail::mail;
+use crate::checkpoint::{LocalCopy, RestoredState, StateFiles, checkpoint_path};
 use crate::cluster::progress::{self, Phase};
-use crate::cluster::{Failure, WorkerContext};
+use crate::cluster::{Aborted, Actor, Failure, WorkerContext};
 use crate::error::Result;
-use crate::operators::GraphError;
 use crate::operators::plan::cut;
+use crate::operators::{GraphError, InitialState};
+use crate::run_folder::RunFolder;
 
-/// Pieces that may be on their way while the next is read.
-const PIECES_IN_FLIGHT: u64 = 8;
+/// Chunks that are sent before it is looked how many have arrived: 4 MiB of them.
+const CHUNKS_PER_BATCH: u64 = 16;
+/// Batches that may be on their way while the next is read.
+const BATCHES_IN_FLIGHT: u64 = 4;
 
 /// Where worker 0 has the state from.
 pub enum StateOrigin {
     /// Initial parameters; the moments are zero.
     Parameters(Vec<f32>),
-    /// The tensors of a verified checkpoint.
-    Checkpoint {
-        /// Its `model.safetensors`.
-        model: TensorFiles,
-        /// Its `optimizer.safetensors`.
-        optimizer: TensorFiles,
-    },
+    /// The files of a checkpoint.
+    Checkpoint(Box<StoredState>),
+}
+
+/// A checkpoint whose files are open.
+pub struct StoredState {
+    /// Where the files are.
+    pub copy: LocalCopy,
+    /// The files.
+    pub files: StateFiles,
+    /// By what other processes know the run folder that they are in.
+    pub token: Option<String>,
 }
 
 /// Where a run starts.
@@ -51,173 +67,375 @@ pub struct StartPoint {
     pub horizon: u64,
 }
 
-/// The state of one worker.
-pub struct WorkerState {
+/// What a worker starts from.
+#[derive(Clone, Debug)]
+pub struct Restored {
     /// Where the run starts.
     pub start: StartPoint,
-    /// The whole parameter arena.
-    pub parameters: Vec<f32>,
-    /// The first and second moments of the chunks that this worker owns, in the order of the arena; `None` where all
-    /// are zero. Pages of chunks that others own are never touched, so they cost no memory.
-    pub moments: Option<[Vec<f32>; 2]>,
+    /// The state, which all workers of the process share.
+    pub state: InitialState,
+    /// Bytes of it that came from another process.
+    pub received_bytes: u64,
+}
+
+/// What worker 0 tells every other process.
+#[derive(Clone, Serialize, Deserialize)]
+struct Announcement {
+    start: StartPoint,
+    /// Which files hold the state, for a process that sees them.
+    files: Option<Sight>,
+    moments: Moments,
+}
+
+/// How a process knows the files of a checkpoint.
+#[derive(Clone, Serialize, Deserialize)]
+struct Sight {
+    token: String,
+    fingerprint: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Moments {
+    /// All of them.
+    Zero,
+    Stored,
+}
+
+/// A process that needs the state from worker 0.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+struct Needy {
+    process: usize,
 }
 
 const NO_STATE: GraphError =
-    GraphError::Order { what: "the end of the state from worker 0", missing: "its beginning" };
+    GraphError::Order { what: "the end of the state from worker 0", missing: "all of the state" };
 
-#[derive(Clone, Serialize, Deserialize)]
-enum Piece {
-    Start(StartPoint),
-    Values { arena: StateArena, chunk: usize, values: Vec<f32> },
+/// The state of a process, as it arrives.
+#[derive(Default)]
+struct ProcessState(Mutex<Arriving>);
+
+#[derive(Default)]
+struct Arriving {
+    start: Option<StartPoint>,
+    parameters: Arc<Vec<f32>>,
+    moments: Option<[Arc<Vec<f32>>; 2]>,
+    /// By part: which chunks came from worker 0.
+    arrived: [Vec<bool>; StatePart::ALL.len()],
+    received_bytes: u64,
+    /// Workers that have what they start from.
+    taken: usize,
 }
 
-const ARENAS: [StateArena; 3] = [StateArena::Parameters, StateArena::ExpAvg, StateArena::ExpAvgSq];
-
-impl StateOrigin {
-    /// The checkpoint in `folder`, whose checksums were verified.
-    ///
-    /// # Errors
-    /// Tensors that are missing or of another shape.
-    pub fn checkpoint(folder: &Path, layout: &Layout) -> Result<Self> {
-        let model = TensorFiles::open_folder(folder)?;
-        model.check(layout, "")?;
-        let optimizer = TensorFiles::open(&optimizer_file(folder))?;
-        for arena in &ARENAS[1..] {
-            optimizer.check(layout, arena.prefix())?;
-        }
-        Ok(Self::Checkpoint { model, optimizer })
+impl ProcessState {
+    fn lock(&self) -> MutexGuard<'_, Arriving> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Elements `range` of an arena; `None` where all of it is zero.
-    fn read(
-        &mut self,
-        arena: StateArena,
-        range: std::ops::Range<usize>,
-        layout: &Layout,
-    ) -> Result<Option<Vec<f32>>> {
-        match (self, arena) {
-            (Self::Parameters(parameters), StateArena::Parameters) => {
-                Ok(Some(parameters[range].to_vec()))
-            }
-            (Self::Parameters(_), _) => Ok(None),
-            (Self::Checkpoint { model, optimizer }, arena) => {
-                let files = if arena == StateArena::Parameters { model } else { optimizer };
-                let mut values = vec![0.0; range.len()];
-                files.read_arena(layout, arena.prefix(), range.start, &mut values)?;
-                Ok(Some(values))
-            }
+    /// All of it, read by this process.
+    fn put(&self, start: StartPoint, parameters: Vec<f32>, moments: Option<[Vec<f32>; 2]>) {
+        let mut state = self.lock();
+        state.start = Some(start);
+        state.parameters = Arc::new(parameters);
+        state.moments = moments.map(|arenas| arenas.map(Arc::new));
+    }
+
+    /// What one of `workers` workers of this process starts from. Nothing is kept for longer than the last of them needs it.
+    fn take(&self, workers: usize) -> std::result::Result<Restored, Failure> {
+        let mut state = self.lock();
+        let start = state.start.ok_or(NO_STATE)?;
+        state.taken += 1;
+        let last = state.taken == workers;
+        let received_bytes = state.received_bytes;
+        let parameters = Arc::clone(&state.parameters);
+        let state_of_worker = InitialState { parameters, moments: state.moments.clone() };
+        if last {
+            *state = Arriving::default();
         }
+        Ok(Restored { start, state: state_of_worker, received_bytes })
     }
 }
 
-/// Sends the state from worker 0, which alone gives an `origin`, to every worker.
+/// How the state is cut, and what of it this process owns.
+struct Cut {
+    chunks: ChunkPlan,
+    /// By chunk: the process of the worker that owns it.
+    owners: Vec<usize>,
+    process: usize,
+    elements: usize,
+}
+
+impl Cut {
+    fn of(layout: &Layout, context: &WorkerContext<'_>) -> Self {
+        let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+        let threads = context.peers() / context.processes();
+        let owners = buckets.chunk_owners(&chunks, context.peers());
+        let owners = owners.into_iter().map(|worker| worker / threads).collect();
+        Self { chunks, owners, process: context.process(), elements: layout.parameter_elements() }
+    }
+
+    /// The ranges of the arena that workers of this process own, in order.
+    fn owned(&self) -> Vec<Range<usize>> {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for (planned, owner) in self.chunks.chunks().iter().zip(&self.owners) {
+            match ranges.last_mut() {
+                _ if *owner != self.process => {}
+                Some(last) if last.end == planned.range.start => last.end = planned.range.end,
+                _ => ranges.push(planned.range.clone()),
+            }
+        }
+        ranges
+    }
+
+    /// Whether `process` needs a chunk of a part.
+    fn needs(&self, process: usize, part: StatePart, chunk: usize) -> bool {
+        part == StatePart::Parameter || self.owners[chunk] == process
+    }
+
+    /// How many chunks this process needs.
+    fn needed(&self, moments: Moments) -> usize {
+        let owned = self.owners.iter().filter(|&&owner| owner == self.process).count();
+        match moments {
+            Moments::Zero => self.owners.len(),
+            Moments::Stored => self.owners.len() + 2 * owned,
+        }
+    }
+
+    /// Puts a chunk of worker 0 where it belongs.
+    fn admit(
+        &self,
+        state: &ProcessState,
+        worker: usize,
+        chunk: &Chunk,
+    ) -> std::result::Result<(), Failure> {
+        let (header, values) = (*chunk.header_for(worker)?, chunk.values()?);
+        let (index, step) = (header.chunk as usize, header.step);
+        let (part, range) = match (header.part, self.chunks.chunks().get(index)) {
+            (Part::State(part), Some(planned))
+                if values.len() == planned.range.len() && self.needs(self.process, part, index) =>
+            {
+                (part, planned.range.clone())
+            }
+            _ => {
+                let expected = "a part of the state that this process needs";
+                return Err(GraphError::Chunk { step, expected, found: header }.into());
+            }
+        };
+        let mut state = state.lock();
+        let arrived = &mut state.arrived[part as usize];
+        arrived.resize(self.owners.len(), false);
+        if std::mem::replace(&mut arrived[index], true) {
+            let what = format!("{part:?} of chunk {index}");
+            return Err(GraphError::Twice { step, what }.into());
+        }
+        state.received_bytes += chunk.payload_bytes() as u64;
+        let zeros = || Arc::new(vec![0.0; self.elements]);
+        let arena = match part {
+            StatePart::Parameter => {
+                if state.parameters.is_empty() {
+                    state.parameters = zeros();
+                }
+                &mut state.parameters
+            }
+            moment => {
+                let moments = state.moments.get_or_insert_with(|| [zeros(), zeros()]);
+                &mut moments[moment as usize - 1]
+            }
+        };
+        // Nothing else has it before the last has arrived.
+        let arena = Arc::get_mut(arena).ok_or(NO_STATE)?;
+        arena[range].copy_from_slice(&values);
+        Ok(())
+    }
+}
+
+/// Brings the state from worker 0, which alone gives an `origin`, to every worker. `run_dir` is this process's own, where it may
+/// see what worker 0 reads.
 ///
 /// # Errors
-/// Files that cannot be read, or a run that was aborted.
+/// Files that cannot be read or are damaged, or a run that was aborted.
 pub fn distribute(
     context: &mut WorkerContext<'_>,
     origin: Option<(StartPoint, StateOrigin)>,
     layout: &Layout,
-) -> std::result::Result<WorkerState, Failure> {
-    let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
-    let workers = context.peers();
-    let phase = match &origin {
-        Some(_) => Phase::Restoring,
-        None => Phase::WaitingForState,
-    };
-    progress::enter(phase, 0);
-    let received = Rc::new(RefCell::new(Received {
-        start: None,
-        parameters: vec![0.0; layout.parameter_elements()],
-        moments: None,
-        starts: chunks.chunks().iter().map(|chunk| chunk.range.start).collect(),
-    }));
-    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<(u64, Piece)>>>::new();
+    run_dir: &Path,
+) -> std::result::Result<Restored, Failure> {
+    let cut = Arc::new(Cut::of(layout, context));
+    let state = context.of_process::<ProcessState>();
+    let (worker, processes) = (context.index(), context.processes());
+    let threads = context.peers() / processes;
+    let first_of = |process: usize| process * threads;
+    progress::enter(Phase::WaitingForState, 0);
+
+    let mut values = InputHandle::<u64, CapacityContainerBuilder<Chunk>>::new();
     let probe = ProbeHandle::new();
+    let abort = context.abort().clone();
+    let (mut announcements, announced, _) = context.dataflow(|scope| mail(scope, "Announce"));
+    let (mut answers, needy, answered) = context.dataflow(|scope| mail::<Needy>(scope, "Answer"));
     context.dataflow::<u64, _, _>(|scope| {
-        let received = Rc::clone(&received);
-        let by_worker = Exchange::new(|(worker, _): &(u64, Piece)| *worker);
-        input
+        let (cut, state) = (Arc::clone(&cut), Arc::clone(&state));
+        values
             .to_stream(scope)
-            .unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(by_worker, "Restore", |_, _| {
-                move |input, _output| {
-                    input.for_each(|_time, pieces| {
-                        let mut received = received.borrow_mut();
-                        progress::moved();
-                        pieces.drain(..).for_each(|(_, piece)| received.take(piece));
-                    });
-                }
-            })
+            .unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
+                by_destination(),
+                "Restore",
+                |_, _| {
+                    move |input, _output| {
+                        input.for_each(|_time, chunk| {
+                            progress::moved();
+                            if let Err(failure) = cut.admit(&state, worker, chunk) {
+                                abort.fail(Actor::Worker(worker), failure);
+                            }
+                        });
+                    }
+                },
+            )
             .probe_with(&probe);
     });
-    if let Some((start, mut origin)) = origin {
-        let owners = buckets.chunk_owners(&chunks, workers);
-        for worker in 0..workers as u64 {
-            input.send((worker, Piece::Start(start)));
-        }
-        let mut sent = 0;
-        for arena in ARENAS {
-            for (chunk, planned) in chunks.chunks().iter().enumerate() {
-                let Some(values) = origin.read(arena, planned.range.clone(), layout)? else {
-                    continue;
-                };
-                let to = match arena {
-                    StateArena::Parameters => 0..workers as u64,
-                    _ => owners[chunk] as u64..owners[chunk] as u64 + 1,
-                };
-                for worker in to {
-                    let values = values.clone();
-                    input.send((worker, Piece::Values { arena, chunk, values }));
-                }
-                sent += 1;
-                input.advance_to(sent);
-                let oldest = sent.saturating_sub(PIECES_IN_FLIGHT);
-                progress::moved();
-                let _waiting = progress::during(Phase::WaitingForWorkers);
-                context.step_while(|| probe.less_than(&oldest))?;
-            }
+    if let Some((start, origin)) = &origin {
+        let stored = match origin {
+            StateOrigin::Parameters(_) => None,
+            StateOrigin::Checkpoint(stored) => Some(stored),
+        };
+        let files = stored.and_then(|stored| {
+            let (token, fingerprint) = (stored.token.clone()?, stored.files.fingerprint());
+            Some(Sight { token, fingerprint })
+        });
+        let moments = stored.map_or(Moments::Zero, |_| Moments::Stored);
+        let announcement = Announcement { start: *start, files, moments };
+        for process in 1..processes {
+            announcements.send((first_of(process) as u64, announcement.clone()));
         }
     }
-    input.close();
+    announcements.close();
+    let mut expected = None;
+    let mut seen = None;
+    if worker == first_of(context.process()) && worker > 0 {
+        context.step_while(|| announced.borrow().is_empty())?;
+        let Announcement { start, files, moments } =
+            announced.borrow_mut().pop().ok_or(NO_STATE)?;
+        seen = files.and_then(|sight| see(run_dir, &start, &sight, layout)).map(|it| (start, it));
+        if seen.is_none() {
+            state.lock().start = Some(start);
+            expected = Some(cut.needed(moments));
+            answers.send((0, Needy { process: context.process() }));
+        }
+    }
+    answers.close();
+    context.step_while(|| !answered.done())?;
+    let owned = cut.owned();
+    if let Some((start, files)) = seen {
+        progress::enter(Phase::Restoring, 0);
+        let read = files.read_owned(layout, &owned, context.abort())?.ok_or(Aborted)?;
+        state.put(start, read.parameters, Some(read.moments));
+    }
+    if let Some((start, origin)) = origin {
+        progress::enter(Phase::Restoring, 0);
+        let source = origin.read(layout, &owned, context)?;
+        let to: Vec<usize> = needy.take().iter().map(|needy| needy.process).collect();
+        let mut sent = 0;
+        for part in StatePart::ALL {
+            for (index, planned) in cut.chunks.chunks().iter().enumerate() {
+                let needs = |process: &&usize| cut.needs(**process, part, index);
+                let mut to = to.iter().filter(needs).peekable();
+                if to.peek().is_none() {
+                    continue;
+                }
+                let Some(chunk) = source.values(layout, part, planned.range.clone())? else {
+                    continue;
+                };
+                let (chunk, header) = (Arc::new(chunk), |destination| ChunkHeader {
+                    destination,
+                    source: 0,
+                    part: Part::State(part),
+                    chunk: index as u32,
+                    node: Node::leaf(0),
+                    step: start.step,
+                });
+                for process in to {
+                    let header = header(first_of(*process) as u32);
+                    values.send_batch(&mut Chunk::shared(header, Arc::clone(&chunk)));
+                }
+                progress::moved();
+                sent += 1;
+                if sent % CHUNKS_PER_BATCH == 0 {
+                    let batch = sent / CHUNKS_PER_BATCH;
+                    values.advance_to(batch);
+                    let oldest = batch.saturating_sub(BATCHES_IN_FLIGHT);
+                    let _waiting = progress::during(Phase::WaitingForWorkers);
+                    context.step_while(|| probe.less_than(&oldest))?;
+                }
+            }
+        }
+        state.put(start, source.parameters, source.moments);
+    }
+    values.close();
     progress::enter(Phase::WaitingForWorkers, 0);
     context.run_until_done()?;
     progress::enter(Phase::Starting, 0);
-    let mut received = received.borrow_mut();
-    let start = received.start.ok_or(NO_STATE)?;
-    Ok(WorkerState {
-        start,
-        parameters: std::mem::take(&mut received.parameters),
-        moments: received.moments.take(),
-    })
+    if let Some(expected) = expected {
+        let arrived = state.lock().arrived.iter().flatten().filter(|&&arrived| arrived).count();
+        if arrived != expected {
+            return Err(NO_STATE.into());
+        }
+    }
+    state.take(threads)
 }
 
-struct Received {
-    start: Option<StartPoint>,
-    parameters: Vec<f32>,
-    moments: Option<[Vec<f32>; 2]>,
-    /// The first element of each chunk.
-    starts: Vec<usize>,
-}
-
-impl Received {
-    fn take(&mut self, piece: Piece) {
-        match piece {
-            Piece::Start(start) => self.start = Some(start),
-            Piece::Values { arena, chunk, values } => {
-                let elements = self.parameters.len();
-                let arena = match arena {
-                    StateArena::Parameters => &mut self.parameters,
-                    StateArena::ExpAvg => &mut moments(&mut self.moments, elements)[0],
-                    StateArena::ExpAvgSq => &mut moments(&mut self.moments, elements)[1],
-                };
-                let start = self.starts[chunk];
-                arena[start..start + values.len()].copy_from_slice(&values);
+impl StateOrigin {
+    /// What process 0 needs of it, and where to find what others do.
+    fn read(
+        self,
+        layout: &Layout,
+        owned: &[Range<usize>],
+        context: &WorkerContext<'_>,
+    ) -> std::result::Result<Source, Failure> {
+        match self {
+            Self::Parameters(parameters) => Ok(Source { parameters, moments: None, stored: None }),
+            Self::Checkpoint(stored) => {
+                let read = |_: &Path| stored.files.read(layout, owned, context.abort());
+                let RestoredState { parameters, moments } =
+                    stored.copy.read(read)?.ok_or(Aborted)?;
+                Ok(Source { parameters, moments: Some(moments), stored: Some(stored) })
             }
         }
     }
 }
 
-/// The arenas of the moments, zero where nothing has arrived.
-fn moments(arenas: &mut Option<[Vec<f32>; 2]>, elements: usize) -> &mut [Vec<f32>; 2] {
-    arenas.get_or_insert_with(|| [vec![0.0; elements], vec![0.0; elements]])
+/// What process 0 starts from, and where to find what others do.
+struct Source {
+    parameters: Vec<f32>,
+    moments: Option<[Vec<f32>; 2]>,
+    stored: Option<Box<StoredState>>,
+}
+
+impl Source {
+    /// Elements `range` of a part; `None` where all of it is zero.
+    fn values(
+        &self,
+        layout: &Layout,
+        part: StatePart,
+        range: Range<usize>,
+    ) -> Result<Option<Vec<f32>>> {
+        if part == StatePart::Parameter {
+            return Ok(Some(self.parameters[range].to_vec()));
+        }
+        let Some(StoredState { copy, files, .. }) = self.stored.as_deref() else { return Ok(None) };
+        copy.read(|_| files.values(layout, part, range)).map(Some)
+    }
+}
+
+/// The checkpoint that process 0 reads, where this process sees it in its own `run_dir`.
+fn see(run_dir: &Path, start: &StartPoint, sight: &Sight, layout: &Layout) -> Option<StateFiles> {
+    let location = Location::of_path(run_dir).ok()?;
+    let folder = location.local()?;
+    if !RunFolder::is_held_under(folder, &sight.token) {
+        return None;
+    }
+    match StateFiles::open(&checkpoint_path(folder, start.step), layout) {
+        Ok(files) => (files.fingerprint() == sight.fingerprint).then_some(files),
+        Err(error) => {
+            tracing::debug!("{error}, which process 0 sends");
+            None
+        }
+    }
 }

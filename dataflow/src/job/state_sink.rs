@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::checkpoint::{CheckpointFiles, CheckpointWriter, StateArena, TrainerState};
+use crate::checkpoint::{CheckpointFiles, CheckpointWriter, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Failure};
 use crate::error::JobError;
@@ -126,13 +126,8 @@ impl StateSink for RunCheckpoints {
         arena_start: usize,
         values: &[f32],
     ) -> Result<(), Failure> {
-        let arena = match part {
-            StatePart::Parameter => StateArena::Parameters,
-            StatePart::ExpAvg => StateArena::ExpAvg,
-            StatePart::ExpAvgSq => StateArena::ExpAvgSq,
-        };
         let (_, writer) = self.open.as_mut().ok_or(NO_CHECKPOINT)?;
-        writer.write(arena, arena_start, values).map_err(|error| self.failed(error))
+        writer.write(part, arena_start, values).map_err(|error| self.failed(error))
     }
 
     fn commit(&mut self) -> Result<(), Failure> {

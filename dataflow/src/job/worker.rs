@@ -10,9 +10,9 @@ use timely::dataflow::operators::Inspect;
 
 use super::elsewhere;
 use super::journal::{Evaluations, Journal};
-use super::open_run::OpenedRun;
+use super::open_run::{OpenedRun, write_down};
 use super::resolve::ResolvedRun;
-use super::restore::{StartPoint, WorkerState, distribute};
+use super::restore::{Restored, StartPoint, distribute};
 use super::source::{DecodedSamples, origin};
 use super::state_sink::{CheckpointParts, RunCheckpoints};
 use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
@@ -22,8 +22,8 @@ use crate::cluster::{Failure, WorkerContext};
 use crate::device::{Communicators, Devices};
 use crate::error::Result;
 use crate::operators::{
-    CheckpointCuts, Evaluation, EvaluationPlan, InitialState, SampleName, SampleNames, StateSink,
-    StepReport, Training, TrainingPlan, UpdateRule,
+    CheckpointCuts, Evaluation, EvaluationPlan, SampleName, SampleNames, StateSink, StepReport,
+    Training, TrainingPlan, UpdateRule,
 };
 
 /// What the workers of a process share.
@@ -135,11 +135,14 @@ pub(super) fn run_worker<B: Backend>(
         }
         None => (None, None),
     };
-    let WorkerState { start, parameters, moments } = distribute(context, origin, layout)?;
+    let restored = distribute(context, origin, layout, &run.config.run.dir)?;
+    let Restored { start, state, received_bytes } = restored;
+    tracing::debug!(received_bytes, "the state is here");
     let plan = Arc::new(shared.plan(&start));
     let evaluation = shared.evaluation();
     let (mut folder, mut journal) = (None, None);
     if let Some((held, device_changes)) = opened {
+        write_down(shared, &held, &start)?;
         let evaluations = match evaluation {
             Some(_) => Evaluations::Logged,
             None => Evaluations::None,
@@ -176,10 +179,7 @@ pub(super) fn run_worker<B: Backend>(
         plan,
         backend,
         model: Arc::clone(&run.model),
-        state: InitialState {
-            parameters: Arc::new(parameters),
-            moments: moments.map(|arenas| arenas.map(Arc::new)),
-        },
+        state,
         rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
         communicator,
         stop: Arc::clone(&shared.stop.asked),

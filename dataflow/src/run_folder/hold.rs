@@ -3,6 +3,9 @@
 //! The file stays when the hold ends: what it says is who held it last. A copy of the folder has a file of its own, which
 //! nobody holds; other names of the folder lead to the same file. A hold is of the file, so it is lost with the name:
 //! [`Hold::check`] says whether the folder is still where it was.
+//!
+//! Below the holder stands a token that is new each time. A process that finds the token of another in the file that it
+//! reads itself has the same folder before it, wherever that is mounted: see [`shows`].
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -11,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use tidemill_files::durable;
 use tidemill_files::lock::{Attempt, Lock};
+use tidemill_streaming_data::store::new_token;
 
 use crate::error::{JobError, Result};
 
@@ -35,6 +39,7 @@ const LONGEST_NAME_BYTES: u64 = 300;
 pub(super) struct Hold {
     folder: PathBuf,
     lock: Lock,
+    token: String,
 }
 
 impl Hold {
@@ -54,8 +59,10 @@ impl Hold {
                 Lock::attempt(&path).map_err(|source| JobError::file("locking", &path, source))?;
             let mut lock = match attempt {
                 Attempt::Taken(lock) => {
-                    sign(lock.file()).map_err(|source| JobError::file("writing", &path, source))?;
-                    return Ok(Self { folder: folder.to_owned(), lock });
+                    let token = new_token();
+                    sign(lock.file(), &token)
+                        .map_err(|source| JobError::file("writing", &path, source))?;
+                    return Ok(Self { folder: folder.to_owned(), lock, token });
                 }
                 // The folder went between being opened and being locked.
                 Attempt::Gone => continue,
@@ -74,6 +81,11 @@ impl Hold {
         }
     }
 
+    /// What the file says in this hold, and in no other.
+    pub(super) fn token(&self) -> &str {
+        &self.token
+    }
+
     /// Says so where the folder is no longer the one that is held: it was removed or renamed, and another may be in its place.
     ///
     /// # Errors
@@ -87,18 +99,29 @@ impl Hold {
     }
 }
 
+/// Whether `folder` is the one that is held under `token`, by whichever process.
+pub(super) fn shows(folder: &Path, token: &str) -> bool {
+    let mut text = String::new();
+    let read = tidemill_files::open(&folder.join(LOCK_FILE))
+        .and_then(|file| file.take(LONGEST_NAME_BYTES).read_to_string(&mut text));
+    read.is_ok() && text.lines().nth(1) == Some(token)
+}
+
 /// Writes down who holds it.
-fn sign(mut lock: &File) -> std::io::Result<()> {
+fn sign(mut lock: &File, token: &str) -> std::io::Result<()> {
+    let name = format!("process {} on {}", std::process::id(), host());
     lock.set_len(0)?;
     lock.rewind()?;
-    lock.write_all(format!("process {} on {}\n", std::process::id(), host()).as_bytes())
+    lock.write_all(format!("{name}\n{token}\n").as_bytes())?;
+    // Another machine is shown what its server has.
+    lock.sync_data()
 }
 
 /// Who holds a lock, as it wrote down.
 fn holder(lock: &mut File) -> String {
     let mut name = String::new();
     let read = lock.rewind().and_then(|()| lock.take(LONGEST_NAME_BYTES).read_to_string(&mut name));
-    let name = name.trim();
+    let name = name.lines().next().unwrap_or_default().trim();
     match read {
         Ok(_) if !name.is_empty() && !name.contains(char::is_control) => name.to_owned(),
         _ => "an unknown process".to_owned(),
@@ -185,6 +208,21 @@ mod tests {
         gone(&third);
         std::fs::write(&run, "a file").unwrap();
         gone(&third);
+    }
+
+    #[test]
+    fn a_folder_shows_the_token_of_the_hold_that_it_is_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let (run, link, copy) =
+            (dir.path().join("run"), dir.path().join("link"), dir.path().join("copy"));
+        let earlier = take(&run).unwrap().token().to_owned();
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::copy(run.join(LOCK_FILE), copy.join(LOCK_FILE)).unwrap();
+        let hold = take(&run).unwrap();
+        std::os::unix::fs::symlink(&run, &link).unwrap();
+        assert!(shows(&run, hold.token()) && shows(&link, hold.token()));
+        assert!(!shows(&run, &earlier) && !shows(&copy, hold.token()));
+        assert!(!shows(&dir.path().join("missing"), hold.token()) && !shows(&run, ""));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Failures among the threads of one process, and among processes without anyone dying.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use tidemill::cluster::{
@@ -188,5 +189,18 @@ fn heavy_traffic_does_not_hide_the_message() {
     for result in soon(|| cluster(settings(2, 1), flood)) {
         let text = result.unwrap_err().with_causes();
         assert!(text.ends_with("worker 1 panicked: the sink is full"), "{text}");
+    }
+}
+
+#[test]
+fn workers_share_one_value_of_a_type_in_their_process_and_with_no_other() {
+    let work = |context: &mut WorkerContext<'_>| {
+        context.of_process::<AtomicUsize>().fetch_add(1, Ordering::Relaxed);
+        let counted = context.of_process::<AtomicUsize>();
+        context.step_while(|| counted.load(Ordering::Relaxed) < 3)?;
+        Ok(counted.load(Ordering::Relaxed))
+    };
+    for process in soon(|| cluster(settings(2, 3), work)) {
+        assert_eq!(process.unwrap(), [3, 3, 3]);
     }
 }

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::Read;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -39,7 +41,29 @@ struct StoredTensor {
     file_offset: u64,
 }
 
-/// The tensors of one or more open `.safetensors` files.
+/// Elements of a tensor, as a file holds them.
+pub struct StoredElements<'a> {
+    /// The tensor.
+    pub name: &'a str,
+    /// Which of its elements.
+    pub range: Range<usize>,
+    dtype: Dtype,
+    bytes: &'a [u8],
+}
+
+impl StoredElements<'_> {
+    /// Decodes the elements from `first` of the tensor on, as many as `out` is long.
+    ///
+    /// # Panics
+    /// Where they are not all here.
+    pub fn decode(&self, first: usize, out: &mut [f32]) {
+        let bytes = element_bytes(self.dtype).expect("checked when the file was opened");
+        let start = (first - self.range.start) * bytes;
+        decode(self.dtype, &self.bytes[start..start + out.len() * bytes], out);
+    }
+}
+
+/// The tensors of one or more open `.safetensors` files. They may be read by several threads at once.
 pub struct TensorFiles {
     /// The file or index that a missing tensor is missing from.
     path: PathBuf,
@@ -85,7 +109,11 @@ impl TensorFiles {
         Ok(files)
     }
 
-    fn open_index(path: &Path) -> Result<Self> {
+    /// The tensors of the files that the index `path` names.
+    ///
+    /// # Errors
+    /// An index or a file that is missing, unreadable or damaged.
+    pub fn open_index(path: &Path) -> Result<Self> {
         let bytes = tidemill_files::read(path, Kind::TensorIndex)
             .map_err(|source| reading(path, source))?;
         let index: Value = serde_json::from_slice(&bytes)
@@ -178,6 +206,56 @@ impl TensorFiles {
         Ok(number)
     }
 
+    /// The files, by their numbers.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
+    }
+
+    /// The number of the file that a tensor is in.
+    pub fn file_of(&self, name: &str) -> Option<usize> {
+        self.tensors.get(name).map(|stored| stored.file)
+    }
+
+    /// Reads file `number` from its first byte to its last: `visit` is given all of its bytes, a piece at a time, and of
+    /// each piece which elements it is, where it is that of a tensor.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or what `visit` answers.
+    pub fn read_through<E: From<ModelError>>(
+        &self,
+        number: usize,
+        mut visit: impl FnMut(&[u8], Option<StoredElements<'_>>) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let OpenFile { path, file } = &self.files[number];
+        let end = file.metadata().map_err(|source| reading(path, source))?.len();
+        let of_file = |(_, stored): &(&String, &StoredTensor)| stored.file == number;
+        let mut tensors: Vec<_> = self.tensors.iter().filter(of_file).collect();
+        tensors.sort_by_key(|(_, stored)| stored.file_offset);
+        let places =
+            tensors.into_iter().map(|(name, stored)| (stored.file_offset, Some((name, stored))));
+        let mut buffer = vec![0; PIECE_BYTES];
+        let mut at = 0;
+        for (start, tensor) in places.chain([(end, None)]) {
+            while at < start {
+                let bytes = &mut buffer[..PIECE_BYTES.min((start - at) as usize)];
+                file.read_exact_at(bytes, at).map_err(|source| reading(path, source))?;
+                visit(bytes, None)?;
+                at += bytes.len() as u64;
+            }
+            let Some((name, &StoredTensor { dtype, ref shape, .. })) = tensor else { break };
+            let element_bytes = element_bytes(dtype).expect("checked when the file was opened");
+            let elements: usize = shape.iter().product();
+            for first in (0..elements).step_by(PIECE_BYTES / element_bytes) {
+                let range = first..elements.min(first + PIECE_BYTES / element_bytes);
+                let bytes = &mut buffer[..range.len() * element_bytes];
+                file.read_exact_at(bytes, at).map_err(|source| reading(path, source))?;
+                visit(bytes, Some(StoredElements { name, range, dtype, bytes }))?;
+                at += bytes.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
     /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
@@ -225,7 +303,7 @@ impl TensorFiles {
     ///
     /// # Errors
     /// A tensor that is missing or shorter, or a file that cannot be read.
-    pub fn read(&mut self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+    pub fn read(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let stored = self.stored(name)?;
         let OpenFile { path, file } = &self.files[stored.file];
         let elements: usize = stored.shape.iter().product();
@@ -235,14 +313,13 @@ impl TensorFiles {
             return Err(ModelError::format(path, what));
         }
         let element_bytes = element_bytes(stored.dtype).expect("checked when the file was opened");
-        let offset = stored.file_offset + (first * element_bytes) as u64;
-        let mut file = file;
-        file.seek(SeekFrom::Start(offset)).map_err(|source| reading(path, source))?;
+        let mut offset = stored.file_offset + (first * element_bytes) as u64;
         let mut bytes = vec![0; PIECE_BYTES.min(out.len() * element_bytes)];
         for piece in out.chunks_mut(PIECE_BYTES / element_bytes) {
             let bytes = &mut bytes[..piece.len() * element_bytes];
-            file.read_exact(bytes).map_err(|source| reading(path, source))?;
+            file.read_exact_at(bytes, offset).map_err(|source| reading(path, source))?;
             decode(stored.dtype, bytes, piece);
+            offset += bytes.len() as u64;
         }
         Ok(())
     }
@@ -253,7 +330,7 @@ impl TensorFiles {
     /// # Errors
     /// A tensor that is missing, or a file that cannot be read.
     pub fn read_arena(
-        &mut self,
+        &self,
         layout: &Layout,
         prefix: &str,
         start: usize,

@@ -1,0 +1,375 @@
+//! The state in a checkpoint's files, as a run goes on from it: read by ranges, and verified in the same pass.
+//!
+//! Opening reads `trainer.json`, the small files and the headers of the tensors' files. [`StateFiles::read`] then goes through
+//! every file once: each byte is in its checksum, and each element that is wanted is in its arena. Several files are read at
+//! once, by threads that end when the run does.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{slice, thread};
+
+use tidemill_collective::StatePart;
+use tidemill_model::hugging_face::{SINGLE_FILE, StoredElements, TensorFiles};
+use tidemill_model::{Layout, ModelError};
+
+use super::trainer_state::{Checksum, TrainerState, checksum, checksum_file, compare};
+use super::write::{OPTIMIZER_FILE, prefix};
+use crate::cluster::Abort;
+use crate::cluster::progress;
+use crate::error::{JobError, Result};
+
+/// Threads that read at once: more than a disk or a store of a cluster answers faster.
+const MOST_THREADS: usize = 8;
+/// Elements of an arena that are read between two looks at whether the run goes on.
+const PIECE_ELEMENTS: usize = 1 << 18;
+
+/// A checkpoint that a run goes on from, its files open.
+pub struct StateFiles {
+    path: PathBuf,
+    state: TrainerState,
+    model: TensorFiles,
+    optimizer: TensorFiles,
+}
+
+/// The arenas of a checkpoint, laid out by a layout; padding is zero.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RestoredState {
+    /// The fp32 masters.
+    pub parameters: Vec<f32>,
+    /// The first and second moments where they were wanted; pages of others are never touched, so they cost no memory.
+    pub moments: [Vec<f32>; 2],
+}
+
+impl StateFiles {
+    /// Opens the checkpoint in `path`, whose tensors are those of `layout`. Of what is in files of tensors nothing is believed
+    /// before it is read.
+    ///
+    /// # Errors
+    /// A file that is missing, truncated or of another model; a small one that is changed.
+    pub fn open(path: &Path, layout: &Layout) -> Result<Self> {
+        let state = TrainerState::read(path)?;
+        let open = |name| {
+            if !state.checksums.contains_key(name) {
+                let what = format!("expected a checksum of {name}, found none");
+                return Err(JobError::checkpoint(path, what));
+            }
+            Ok(TensorFiles::open(&path.join(name))?)
+        };
+        let (model, optimizer) = (open(SINGLE_FILE)?, open(OPTIMIZER_FILE)?);
+        for part in StatePart::ALL {
+            let files = if part == StatePart::Parameter { &model } else { &optimizer };
+            files.check(layout, prefix(part))?;
+        }
+        for (name, expected) in &state.checksums {
+            let file = path.join(name);
+            if !model.paths().chain(optimizer.paths()).any(|path| path == file) {
+                compare(&file, expected, &checksum_file(&file)?)?;
+            }
+        }
+        Ok(Self { path: path.to_owned(), state, model, optimizer })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> &TrainerState {
+        &self.state
+    }
+
+    /// Tells this checkpoint from any other: the checksum of `trainer.json`, which has those of all other files.
+    pub fn fingerprint(&self) -> String {
+        checksum(&self.state.to_bytes())
+    }
+
+    /// All parameters, and the moments in the ranges `owned`, which are in order. Every file is verified. None where the run is
+    /// aborted meanwhile.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is damaged.
+    pub fn read(
+        &self,
+        layout: &Layout,
+        owned: &[Range<usize>],
+        abort: &Abort,
+    ) -> Result<Option<RestoredState>> {
+        let mut restored = RestoredState::zeros(layout);
+        let RestoredState { parameters, moments: [exp_avg, exp_avg_sq] } = &mut restored;
+        let tensors = places(layout, StatePart::Parameter, parameters);
+        let all = 0..usize::MAX;
+        let mut jobs = self.through(&self.model, tensors, slice::from_ref(&all))?;
+        let mut tensors = places(layout, StatePart::ExpAvg, exp_avg);
+        tensors.append(&mut places(layout, StatePart::ExpAvgSq, exp_avg_sq));
+        jobs.append(&mut self.through(&self.optimizer, tensors, owned)?);
+        Ok(run(jobs, &self.path, abort)?.then_some(restored))
+    }
+
+    /// As [`read`](Self::read) where another process verifies the same files: no more is read than what is wanted.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn read_owned(
+        &self,
+        layout: &Layout,
+        owned: &[Range<usize>],
+        abort: &Abort,
+    ) -> Result<Option<RestoredState>> {
+        let mut restored = RestoredState::zeros(layout);
+        let RestoredState { parameters, moments: [exp_avg, exp_avg_sq] } = &mut restored;
+        let mut jobs = Vec::new();
+        for (part, out) in [(StatePart::ExpAvg, exp_avg), (StatePart::ExpAvgSq, exp_avg_sq)] {
+            jobs.push(Job::Ranges { files: self, layout, part, ranges: owned, start: 0, out });
+        }
+        let elements = parameters.len().div_ceil(MOST_THREADS).max(1);
+        let ends = |start| start..parameters.len().min(start + elements);
+        let ranges: Vec<_> = (0..parameters.len()).step_by(elements).map(ends).collect();
+        for (range, out) in ranges.iter().zip(parameters.chunks_mut(elements)) {
+            let (part, start, ranges) = (StatePart::Parameter, range.start, slice::from_ref(range));
+            jobs.push(Job::Ranges { files: self, layout, part, ranges, start, out });
+        }
+        Ok(run(jobs, &self.path, abort)?.then_some(restored))
+    }
+
+    /// Elements `range` of a part.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn values(
+        &self,
+        layout: &Layout,
+        part: StatePart,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; range.len()];
+        self.of(part).read_arena(layout, prefix(part), range.start, &mut values)?;
+        Ok(values)
+    }
+
+    fn of(&self, part: StatePart) -> &TensorFiles {
+        match part {
+            StatePart::Parameter => &self.model,
+            StatePart::ExpAvg | StatePart::ExpAvgSq => &self.optimizer,
+        }
+    }
+
+    /// Reads all of `files`: of `tensors` the elements in the ranges `wanted`.
+    fn through<'a>(
+        &'a self,
+        files: &'a TensorFiles,
+        tensors: BTreeMap<String, Place<'a>>,
+        wanted: &'a [Range<usize>],
+    ) -> Result<Vec<Job<'a>>> {
+        let mut jobs = Vec::new();
+        for path in files.paths() {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let expected = self.state.checksums.get(name).ok_or_else(|| {
+                JobError::checkpoint(
+                    &self.path,
+                    format!("expected a checksum of {name}, found none"),
+                )
+            })?;
+            let (number, tensors) = (jobs.len(), BTreeMap::new());
+            jobs.push(FileJob { files, number, path, expected, tensors, wanted });
+        }
+        for (name, place) in tensors {
+            if let Some(number) = files.file_of(&name) {
+                jobs[number].tensors.insert(name, place);
+            }
+        }
+        Ok(jobs.into_iter().map(Job::Through).collect())
+    }
+}
+
+impl RestoredState {
+    fn zeros(layout: &Layout) -> Self {
+        let zeros = || vec![0.0; layout.parameter_elements()];
+        Self { parameters: zeros(), moments: [zeros(), zeros()] }
+    }
+}
+
+/// Where a tensor goes: its elements in an arena, and the place of the first.
+struct Place<'a> {
+    start: usize,
+    values: &'a mut [f32],
+}
+
+/// The tensors of a part by the names that files have for them.
+fn places<'a>(
+    layout: &Layout,
+    part: StatePart,
+    mut arena: &'a mut [f32],
+) -> BTreeMap<String, Place<'a>> {
+    let mut places = BTreeMap::new();
+    let mut at = 0;
+    for tensor in layout.tensors() {
+        let range = tensor.range();
+        let (_, rest) = std::mem::take(&mut arena).split_at_mut(range.start - at);
+        let (values, rest) = rest.split_at_mut(range.len());
+        (arena, at) = (rest, range.end);
+        let place = Place { start: range.start, values };
+        places.insert(format!("{}{}", prefix(part), tensor.name), place);
+    }
+    places
+}
+
+/// What a thread reads.
+enum Job<'a> {
+    Through(FileJob<'a>),
+    /// Ranges of a part, from whichever files they are in.
+    Ranges {
+        files: &'a StateFiles,
+        layout: &'a Layout,
+        part: StatePart,
+        ranges: &'a [Range<usize>],
+        /// The element of the arena that `out` begins with.
+        start: usize,
+        out: &'a mut [f32],
+    },
+}
+
+/// A file that is read from its first byte to its last.
+struct FileJob<'a> {
+    files: &'a TensorFiles,
+    number: usize,
+    path: &'a Path,
+    expected: &'a str,
+    tensors: BTreeMap<String, Place<'a>>,
+    wanted: &'a [Range<usize>],
+}
+
+/// Why a thread reads no further.
+enum Ended {
+    /// The others have failed, or the run is over.
+    Unwanted,
+    Failed(JobError),
+}
+
+impl From<ModelError> for Ended {
+    fn from(error: ModelError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<JobError> for Ended {
+    fn from(error: JobError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What threads and the worker that waits for them tell each other.
+#[derive(Default)]
+struct Watched {
+    pieces: AtomicU64,
+    is_over: AtomicBool,
+}
+
+impl Watched {
+    /// A piece was read.
+    fn moved(&self) -> std::result::Result<(), Ended> {
+        self.pieces.fetch_add(1, Ordering::Relaxed);
+        if self.is_over.load(Ordering::Relaxed) { Err(Ended::Unwanted) } else { Ok(()) }
+    }
+}
+
+impl Job<'_> {
+    fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
+        match self {
+            Self::Through(job) => job.run(watched),
+            Self::Ranges { files, layout, part, ranges, start, out } => {
+                for range in ranges {
+                    for first in range.clone().step_by(PIECE_ELEMENTS) {
+                        let end = range.end.min(first + PIECE_ELEMENTS);
+                        let out = &mut out[first - start..end - start];
+                        files.of(part).read_arena(layout, prefix(part), first, out)?;
+                        watched.moved()?;
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl FileJob<'_> {
+    fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
+        let Self { files, number, path, expected, mut tensors, wanted } = self;
+        let mut checksum = Checksum::default();
+        files.read_through(number, |bytes, elements| {
+            checksum.update(bytes);
+            let place = elements.as_ref().and_then(|it| tensors.get_mut(it.name));
+            if let (Some(elements), Some(place)) = (elements, place) {
+                place.take(&elements, wanted);
+            }
+            watched.moved()
+        })?;
+        Ok(compare(path, expected, &checksum.digest())?)
+    }
+}
+
+impl Place<'_> {
+    /// Takes those of `elements` that are in the ranges `wanted` of the arena.
+    fn take(&mut self, elements: &StoredElements<'_>, wanted: &[Range<usize>]) {
+        let here = self.start + elements.range.start..self.start + elements.range.end;
+        let first = wanted.partition_point(|range| range.end <= here.start);
+        for range in wanted[first..].iter().take_while(|range| range.start < here.end) {
+            let start = range.start.max(here.start) - self.start;
+            let end = range.end.min(here.end) - self.start;
+            elements.decode(start, &mut self.values[start..end]);
+        }
+    }
+}
+
+/// Runs the jobs, several at once; answers whether they came to their end. `path` is what an error names.
+fn run(jobs: Vec<Job<'_>>, path: &Path, abort: &Abort) -> Result<bool> {
+    // Now and then it is looked whether the threads move and the run goes on.
+    const LOOK: Duration = Duration::from_millis(50);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.min(MOST_THREADS).min(jobs.len());
+    let (queue, watched) = (Mutex::new(jobs), Watched::default());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    thread::scope(|scope| {
+        let (ended, endings) = mpsc::channel();
+        let mut answer = Ok(!abort.is_aborted());
+        for _ in 0..threads {
+            let (ended, next, watched) = (ended.clone(), &next, &watched);
+            let body = move || {
+                while let Some(job) = next() {
+                    // The other end waits for all threads.
+                    let _ = ended.send(job.run(watched));
+                }
+            };
+            if let Err(source) = thread::Builder::new().spawn_scoped(scope, body) {
+                answer = Err(JobError::file("starting a thread to read", path, source));
+                break;
+            }
+        }
+        drop(ended);
+        let mut pieces = 0;
+        loop {
+            let over = || watched.is_over.store(true, Ordering::Relaxed);
+            match endings.recv_timeout(LOOK) {
+                Ok(Err(Ended::Failed(error))) if answer.is_ok() => answer = Err(error),
+                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return answer,
+            }
+            if abort.is_aborted() && answer.is_ok() {
+                answer = Ok(false);
+            }
+            if !matches!(answer, Ok(true)) {
+                over();
+            }
+            let read = watched.pieces.load(Ordering::Relaxed);
+            if read != pieces {
+                pieces = read;
+                progress::moved();
+            }
+        }
+    })
+}

@@ -1,0 +1,239 @@
+//! Clusters whose processes are threads of this one.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use tidemill_model::Decay;
+
+use super::*;
+use crate::checkpoint::{CheckpointFiles, CheckpointWriter, Wanted, state_for_tests};
+use crate::cluster::{ClusterError, ClusterSettings, execute};
+
+/// Five segments of several chunks each, of which no number of workers owns the same.
+fn layout() -> Layout {
+    let mut layout = Layout::new();
+    for index in 0..5 {
+        let segment = layout.segment(format!("layers.{index}"));
+        layout.tensor(format!("layers.{index}.matrix"), &[700, 300], Decay::Decayed, 8);
+        layout.tensor(format!("layers.{index}.vector"), &[37], Decay::Exempt, 1);
+        layout.block(format!("layers.{index}"), &[segment]);
+    }
+    layout
+}
+
+/// A value for each element of each part; padding is zero.
+fn values(layout: &Layout, part: StatePart) -> Vec<f32> {
+    let mut arena = vec![0.0; layout.parameter_elements()];
+    for tensor in layout.tensors() {
+        for index in tensor.range() {
+            arena[index] = (index % 1000) as f32 + 0.25 * part as u32 as f32;
+        }
+    }
+    arena
+}
+
+const START: StartPoint = StartPoint { step: 3, tokens: 30, horizon: 9 };
+
+/// A run folder with the checkpoint of step 3, whose parameters are `shift` larger.
+fn write_checkpoint(run: &Path, shift: f32) {
+    let layout = layout();
+    std::fs::create_dir_all(run).unwrap();
+    let files = CheckpointFiles {
+        layout: Arc::new(layout.clone()),
+        config: serde_json::json!({"model_type": "test"}),
+        tokenizer: None,
+        keep: 2,
+    };
+    let state = state_for_tests(START.step);
+    let mut writer = CheckpointWriter::begin(files, run, state).unwrap();
+    for part in StatePart::ALL {
+        let mut values = values(&layout, part);
+        values.iter_mut().for_each(|value| *value += shift);
+        writer.write(part, 0, &values).unwrap();
+    }
+    writer.commit().unwrap();
+}
+
+/// What processes that have these run folders, with so many workers each, start from. `origin` is called on worker 0.
+fn restored(
+    run_dirs: &[PathBuf],
+    threads: usize,
+    origin: impl Fn() -> StateOrigin + Send + Sync + 'static,
+) -> Vec<std::result::Result<Vec<Restored>, ClusterError>> {
+    let listeners: Vec<_> =
+        run_dirs.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<_> =
+        listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
+    let origin = Arc::new(origin);
+    let processes: Vec<_> = std::iter::zip(listeners, run_dirs)
+        .enumerate()
+        .map(|(process, (listener, run_dir))| {
+            let mut settings = ClusterSettings::process(threads, process, addresses.clone());
+            settings.listener = Some(listener);
+            let (origin, run_dir) = (Arc::clone(&origin), run_dir.clone());
+            std::thread::spawn(move || {
+                execute(settings, move |context| {
+                    let origin = (context.index() == 0).then(|| (START, origin()));
+                    distribute(context, origin, &layout(), &run_dir)
+                })
+            })
+        })
+        .collect();
+    processes.into_iter().map(|process| process.join().unwrap()).collect()
+}
+
+/// The checkpoint of a run folder that is held.
+fn stored(run: &RunFolder) -> StateOrigin {
+    let path = checkpoint_path(run.path(), START.step);
+    StateOrigin::Checkpoint(Box::new(StoredState {
+        copy: LocalCopy::of(&path, Wanted::Checkpoint).unwrap(),
+        files: StateFiles::open(&path, &layout()).unwrap(),
+        token: run.token().map(str::to_owned),
+    }))
+}
+
+/// Every worker has all parameters, and the moments of what it owns; those of a process share them. Answers the bytes that
+/// each process was sent.
+fn assert_restored(
+    processes: Vec<std::result::Result<Vec<Restored>, ClusterError>>,
+    moments: Moments,
+) -> Vec<u64> {
+    let layout = layout();
+    let [parameters, expected @ ..] = StatePart::ALL.map(|part| values(&layout, part));
+    let processes: Vec<_> = processes.into_iter().map(|process| process.unwrap()).collect();
+    let workers: usize = processes.iter().map(Vec::len).sum();
+    let (chunks, buckets) = cut(&layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+    let owners = buckets.chunk_owners(&chunks, workers);
+    let mut received = Vec::new();
+    for (process, restored) in processes.iter().enumerate() {
+        for (thread, worker) in restored.iter().enumerate() {
+            assert_eq!(worker.start, START);
+            assert!(*worker.state.parameters == parameters);
+            assert!(Arc::ptr_eq(&worker.state.parameters, &restored[0].state.parameters));
+            let Some(found) = &worker.state.moments else {
+                assert!(moments == Moments::Zero);
+                continue;
+            };
+            let index = process * restored.len() + thread;
+            for (moment, expected) in found.iter().zip(&expected) {
+                for (planned, _) in
+                    chunks.chunks().iter().zip(&owners).filter(|(_, owner)| **owner == index)
+                {
+                    assert!(moment[planned.range.clone()] == expected[planned.range.clone()]);
+                }
+            }
+        }
+        let bytes: BTreeSet<_> = restored.iter().map(|worker| worker.received_bytes).collect();
+        assert_eq!(bytes.len(), 1);
+        received.extend(bytes);
+    }
+    received
+}
+
+/// Bytes that `process` needs where it sees nothing itself.
+fn needed_bytes(process: usize, processes: usize, threads: usize, moments: Moments) -> u64 {
+    let layout = layout();
+    let (chunks, buckets) = cut(&layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+    let owners = buckets.chunk_owners(&chunks, processes * threads);
+    let of_process =
+        chunks.chunks().iter().zip(owners).filter(|(_, owner)| owner / threads == process);
+    let owned: usize = of_process.map(|(planned, _)| planned.range.len()).sum();
+    let moments = if moments == Moments::Stored { 2 * owned } else { 0 };
+    4 * (layout.parameter_elements() + moments) as u64
+}
+
+#[test]
+fn the_state_crosses_to_each_process_once_and_lies_there_once() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), 0.0);
+    let run = Arc::new(RunFolder::hold(dir.path()).unwrap());
+    for (processes, threads) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 2)] {
+        // The others have a folder of their own.
+        let own = dir.path().join("elsewhere");
+        let run_dirs = vec![own; processes];
+        let held = Arc::clone(&run);
+        let found = restored(&run_dirs, threads, move || stored(&held));
+        let received = assert_restored(found, Moments::Stored);
+        let parameters = values(&layout(), StatePart::Parameter);
+        let initial = move || StateOrigin::Parameters(parameters.clone());
+        let begun = assert_restored(restored(&run_dirs, threads, initial), Moments::Zero);
+        for process in 0..processes {
+            let needed = |moments| match process {
+                0 => 0,
+                _ => needed_bytes(process, processes, threads, moments),
+            };
+            assert_eq!(received[process], needed(Moments::Stored), "{processes} x {threads}");
+            assert_eq!(begun[process], needed(Moments::Zero), "{processes} x {threads}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_sees_the_checkpoint_is_sent_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (run_dir, link) = (dir.path().join("run"), dir.path().join("link"));
+    write_checkpoint(&run_dir, 0.0);
+    std::os::unix::fs::symlink(&run_dir, &link).unwrap();
+    let run = Arc::new(RunFolder::hold(&run_dir).unwrap());
+    for threads in [1, 2, 3] {
+        let run_dirs = [run_dir.clone(), link.clone(), dir.path().join("missing")];
+        let held = Arc::clone(&run);
+        let found = restored(&run_dirs, threads, move || stored(&held));
+        let received = assert_restored(found, Moments::Stored);
+        assert_eq!(received, [0, 0, needed_bytes(2, 3, threads, Moments::Stored)]);
+    }
+}
+
+/// It has the same step, and what it says of itself is what process 0's says; but it is not the one that process 0 holds.
+#[test]
+fn another_folder_with_a_checkpoint_of_the_same_step_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let [run_dir, other, copy] = ["run", "other", "copy"].map(|name| dir.path().join(name));
+    write_checkpoint(&run_dir, 0.0);
+    write_checkpoint(&other, 1.0);
+    write_checkpoint(&copy, 1.0);
+    let name = |run: &Path| checkpoint_path(run, START.step).join(crate::checkpoint::TRAINER_FILE);
+    std::fs::copy(name(&run_dir), name(&copy)).unwrap();
+    let run = Arc::new(RunFolder::hold(&run_dir).unwrap());
+    let also_held = RunFolder::hold(&other).unwrap();
+    let run_dirs = [run_dir, other, copy];
+    let found = restored(&run_dirs, 1, move || stored(&run));
+    let received = assert_restored(found, Moments::Stored);
+    assert!(received[1] > 0 && received[2] > 0);
+    drop(also_held);
+}
+
+/// The checkpoint that a folder of the same token has may be another than the one that was announced.
+#[test]
+fn a_checkpoint_that_another_has_replaced_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), 0.0);
+    let run = RunFolder::hold(dir.path()).unwrap();
+    let StateOrigin::Checkpoint(stored) = stored(&run) else { unreachable!() };
+    let sight = |fingerprint| Sight { token: stored.token.clone().unwrap(), fingerprint };
+    let seen = |sight: Sight| see(dir.path(), &START, &sight, &layout()).is_some();
+    assert!(seen(sight(stored.files.fingerprint())));
+    assert!(!seen(sight("xxh3-128:another".to_owned())));
+}
+
+/// Process 1 waits for what worker 0 would send next.
+#[test]
+fn a_run_that_is_aborted_in_the_middle_of_restoring_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    write_checkpoint(dir.path(), 0.0);
+    let run = RunFolder::hold(dir.path()).unwrap();
+    let model = checkpoint_path(dir.path(), START.step).join("model.safetensors");
+    let run_dirs = [dir.path().to_owned(), dir.path().join("missing")];
+    let found = restored(&run_dirs, 2, move || {
+        let origin = stored(&run);
+        let mut bytes = std::fs::read(&model).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&model, bytes).unwrap();
+        origin
+    });
+    for process in found {
+        let error = process.unwrap_err().with_causes();
+        assert!(error.contains("model.safetensors: damaged: checksum"), "{error}");
+    }
+}
