@@ -18,6 +18,7 @@
 //! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
+//! | [`cut_files`] | what is too large for one file is as good in several |
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
 //! | [`scaling`] | training and exchanges are measured over processes as over threads |
@@ -26,6 +27,7 @@
 mod arrival_order;
 mod bad_input;
 mod cluster_secret;
+mod cut_files;
 mod defaults;
 mod devices;
 mod documents;

@@ -1,18 +1,22 @@
 //! Checkpoints: a run's state in the Hugging Face layout, complete or absent.
 //!
 //! A checkpoint is `config.json`, `model.safetensors` (the fp32 masters) and, where the data set has one,
-//! `tokenizer.json`, as `transformers` opens them; and beside these `optimizer.safetensors` and `trainer.json`.
+//! `tokenizer.json`, as `transformers` opens them; and beside these `optimizer.safetensors` and `trainer.json`. Larger models
+//! are several files with an index, also as `transformers` has them.
 //! Tensors are logical, never per worker, and the bytes depend on nothing but the state.
 //!
 //! [`CheckpointWriter`] receives chunks of arenas in any order and writes them in place, so that it never
 //! holds a model; it writes aside, syncs, and renames. [`Checkpoint`] verifies checksums before anything is
 //! believed, and [`StateFiles`] while it reads what a run goes on from.
 
+mod file_plan;
 mod folder;
 mod local_copy;
 mod read;
 mod remote;
+mod side_by_side;
 mod state_files;
+mod tensor_writer;
 mod trainer_state;
 mod write;
 

@@ -2,25 +2,28 @@
 //!
 //! - [`ModelConfig::read`] reads `config.json` tolerantly; it is written explicitly;
 //! - [`TensorFiles`] reads `.safetensors`, single or sharded, into arenas;
-//! - [`SafetensorsLayout`] plans such a file, so that it can be written chunk by chunk.
+//! - [`FileSet`] says which files a model is, and [`SafetensorsLayout`] plans each, so that it can be written chunk by chunk.
 //!
 //! Start at [`load`] and [`save`], which treat a whole model at once; checkpoints of a run are streamed with the
 //! parts. Nothing is ever written but fp32, and nothing but logical tensors: no padding, no copy of a tied tensor.
 
 mod config;
 mod decode;
+mod file_set;
 pub(crate) mod keys;
 mod safetensors_layout;
 mod tensor_files;
 
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tidemill_files::Kind;
 
 pub use config::MambaHuggingFaceConfig;
+pub use file_set::{FILE_BYTES, FileSet, PlannedFile};
 pub use safetensors_layout::{ArenaPlacement, FilePiece, FileTensor, SafetensorsLayout};
 pub use tensor_files::{INDEX_FILE, SINGLE_FILE, StoredElements, TensorFiles};
 
@@ -120,35 +123,68 @@ fn equal(files: &TensorFiles, a: &str, b: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// Writes `config.json` and `model.safetensors` into the existing folder `folder`.
+/// Writes `config.json` and `model.safetensors`, or the files that a larger model is cut into, into the existing folder
+/// `folder`.
 ///
 /// Not atomic: a reader may see half of it. Checkpoints of a run are written aside and renamed by their owner.
 ///
 /// # Errors
 /// An arena of another length, or a file that cannot be written.
 pub fn save(folder: &Path, config: &Value, layout: &Layout, arena: &[f32]) -> Result<()> {
+    save_in_files(folder, config, layout, arena, FILE_BYTES)
+}
+
+/// As [`save`], with files of other than [`FILE_BYTES`].
+///
+/// # Errors
+/// As [`save`].
+pub fn save_in_files(
+    folder: &Path,
+    config: &Value,
+    layout: &Layout,
+    arena: &[f32],
+    file_bytes: u64,
+) -> Result<()> {
     let expected = layout.parameter_elements();
     if arena.len() != expected {
         return Err(ModelError::ArenaSize { expected, found: arena.len() });
     }
-    let path = folder.join(CONFIG_FILE);
-    std::fs::write(&path, config_bytes(config)).map_err(|source| writing(&path, source))?;
-    let path = folder.join(SINGLE_FILE);
-    let plan = SafetensorsLayout::of_arenas(layout, &[""]);
-    let mut file = File::create(&path).map_err(|source| writing(&path, source))?;
-    let mut bytes = Vec::new();
-    file.write_all(plan.header_bytes()).map_err(|source| writing(&path, source))?;
-    // File order, not arena order, so that one pass without seeks writes it.
-    let mut tensors: Vec<_> = layout.tensors().iter().collect();
-    tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    for tensor in tensors {
-        for piece in arena[tensor.range()].chunks(WRITTEN_ELEMENTS) {
-            bytes.clear();
-            bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes()));
-            file.write_all(&bytes).map_err(|source| writing(&path, source))?;
+    let set = FileSet::new(layout, "model", &[""], file_bytes);
+    let index = set.index();
+    // Of a model that was here before, a reader would take this first.
+    let other = folder.join(if index.is_some() { SINGLE_FILE } else { INDEX_FILE });
+    match std::fs::remove_file(&other) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(writing(&other, error)),
+        _ => {}
+    }
+    let config = config_bytes(config);
+    for (name, bytes) in index.into_iter().chain([(CONFIG_FILE, config.as_slice())]) {
+        let path = folder.join(name);
+        std::fs::write(&path, bytes).map_err(|source| writing(&path, source))?;
+    }
+    for PlannedFile { name, layout: plan } in set.files() {
+        let path = folder.join(name);
+        let mut file = File::create(&path).map_err(|source| writing(&path, source))?;
+        file.write_all(plan.header_bytes()).map_err(|source| writing(&path, source))?;
+        // File order, not arena order, so that one pass without seeks writes it.
+        for tensor in plan.tensors() {
+            let tensor = layout.tensors().iter().find(|it| it.name == tensor.name);
+            let values = tensor.map_or(&[][..], |tensor| &arena[tensor.range()]);
+            for piece in values.chunks(WRITTEN_ELEMENTS) {
+                let bytes = stored_bytes(piece);
+                file.write_all(&bytes).map_err(|source| writing(&path, source))?;
+            }
         }
     }
     Ok(())
+}
+
+/// The bytes of fp32 values as files have them.
+pub fn stored_bytes(values: &[f32]) -> Cow<'_, [u8]> {
+    if cfg!(target_endian = "little") {
+        return Cow::Borrowed(bytemuck::cast_slice(values));
+    }
+    values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into()
 }
 
 fn writing(path: &Path, source: std::io::Error) -> ModelError {

@@ -10,7 +10,8 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::{
-    CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SafetensorsLayout, TensorFiles, load, save,
+    CONFIG_FILE, FILE_BYTES, INDEX_FILE, SINGLE_FILE, SafetensorsLayout, TensorFiles, load, save,
+    save_in_files,
 };
 
 use tidemill_model::{
@@ -112,6 +113,15 @@ fn a_model_reads_back_to_the_bit() {
         assert_eq!(bits(&found), bits(&arena));
         assert_eq!(model.layout().parameter_elements(), found.len());
         assert!(save(folder.path(), &json!({}), model.layout(), &arena[1..]).is_err());
+        // In files of one segment each, and in one again: what was there before is not read.
+        for (scale, file_bytes) in [(2.0, 1), (3.0, FILE_BYTES), (4.0, 300)] {
+            let other: Vec<f32> = arena.iter().map(|value| value * scale).collect();
+            let (config, layout) = (model.config_json(), model.layout());
+            save_in_files(folder.path(), config, layout, &other, file_bytes).expect("writes");
+            assert_eq!(bits(&load(folder.path()).expect("reads").1), bits(&other));
+            assert_eq!(folder.path().join(SINGLE_FILE).exists(), file_bytes == FILE_BYTES);
+            assert_eq!(folder.path().join(INDEX_FILE).exists(), file_bytes != FILE_BYTES);
+        }
     }
 }
 

@@ -11,10 +11,10 @@ use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_streaming_data::DataSettings;
 use tidemill_streaming_data::store::{Cancel, Location, RemoteFolder, StoreSettings};
 
+use super::file_plan::is_of_optimizer;
 use super::folder::{CHECKPOINTS_FOLDER, latest, step_of};
 use super::remote::RemoteCheckpoints;
-use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
-use super::write::OPTIMIZER_FILE;
+use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file, compare};
 use crate::error::{JobError, Result};
 
 /// How often a file that arrives damaged is fetched.
@@ -36,7 +36,7 @@ impl Wanted {
     pub(super) fn includes(self, name: &str) -> bool {
         match self {
             Self::Config => name == CONFIG_FILE,
-            Self::Model => name != OPTIMIZER_FILE,
+            Self::Model => !is_of_optimizer(name),
             Self::Checkpoint => true,
         }
     }
@@ -203,11 +203,10 @@ fn fetch_verified(folder: &RemoteFolder, name: &str, expected: &str, into: &Path
         folder.get_file(name, &copy)?;
         found = checksum_file(&copy)?;
         if found == expected {
-            return Ok(());
+            break;
         }
     }
-    let what = format!("damaged: checksum {expected} expected, {found} found");
-    Err(JobError::checkpoint(&path_of(folder, name), what))
+    compare(&path_of(folder, name), expected, &found)
 }
 
 /// A folder of another's, as Hugging Face lays it out.
@@ -217,7 +216,7 @@ fn fetch_model(folder: &RemoteFolder, into: &Path) -> Result<()> {
     let entries = folder.list()?;
     let is_run = url.parent().is_some_and(|parent| parent.ends_with(CHECKPOINTS_FOLDER))
         && url.file_name().and_then(|name| name.to_str()).and_then(step_of).is_some();
-    if is_run || entries.iter().any(|entry| entry.name == OPTIMIZER_FILE) {
+    if is_run || entries.iter().any(|entry| is_of_optimizer(&entry.name)) {
         let what =
             format!("incomplete: expected {TRAINER_FILE}, which is written last, found none");
         return Err(JobError::checkpoint(&url, what));

@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 
 use tidemill_model::hugging_face::{CONFIG_FILE, SINGLE_FILE};
 
+use super::file_plan::{OPTIMIZER_FILE, Tensors};
 use super::local_copy::Wanted;
-use super::trainer_state::{TrainerState, checksum_file, compare};
-use super::write::OPTIMIZER_FILE;
+use super::side_by_side::side_by_side;
+use super::trainer_state::{TrainerState, checksum_of, compare};
+
 use crate::error::{JobError, Result};
 
 /// A complete checkpoint, verified as far as it is wanted.
@@ -32,20 +34,29 @@ impl Checkpoint {
     /// A file that is missing, truncated or changed, each named.
     pub fn open_for(path: &Path, wanted: Wanted) -> Result<Self> {
         let state = TrainerState::read(path)?;
-        let required = [CONFIG_FILE, SINGLE_FILE, OPTIMIZER_FILE];
-        for required in required.into_iter().filter(|name| wanted.includes(name)) {
-            if !state.checksums.contains_key(required) {
-                let what = format!("expected a checksum of {required}, found none");
-                return Err(JobError::checkpoint(path, what));
+        if !state.checksums.contains_key(CONFIG_FILE) {
+            let what = format!("expected a checksum of {CONFIG_FILE}, found none");
+            return Err(JobError::checkpoint(path, what));
+        }
+        for (tensors, file) in [(Tensors::Model, SINGLE_FILE), (Tensors::Optimizer, OPTIMIZER_FILE)]
+        {
+            if wanted.includes(file) {
+                tensors.entry(path, &state)?;
             }
         }
-        for (name, expected) in &state.checksums {
-            if !wanted.includes(name) {
-                continue;
-            }
-            let file = path.join(name);
-            compare(&file, expected, &checksum_file(&file)?)?;
-        }
+        let files = state.checksums.iter().filter(|(name, _)| wanted.includes(name)).collect();
+        side_by_side(
+            files,
+            path,
+            || false,
+            |(name, expected): (&String, &String), watched| {
+                let path = path.join(name);
+                let file = tidemill_files::open(&path)
+                    .map_err(|source| JobError::file("reading", &path, source))?;
+                let found = checksum_of(file, &path, || watched.moved())?;
+                Ok(compare(&path, expected, &found)?)
+            },
+        )?;
         Ok(Self { path: path.to_owned(), state, wanted })
     }
 
@@ -70,8 +81,13 @@ mod tests {
     use std::sync::Arc;
 
     use tidemill_collective::StatePart;
+    use tidemill_model::hugging_face::FILE_BYTES;
     use tidemill_model::{Decay, Layout};
 
+    use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
+
+    use super::super::local_copy::LocalCopy;
+    use super::super::remote::RemoteCheckpoints;
     use super::super::state_files::{RestoredState, StateFiles};
     use super::super::trainer_state::tests::state;
     use super::super::write::{CheckpointFiles, CheckpointWriter};
@@ -98,23 +114,32 @@ mod tests {
     }
 
     fn files(layout: &Arc<Layout>) -> CheckpointFiles {
+        files_of(layout, FILE_BYTES)
+    }
+
+    /// One file of the model and one of the optimizer; then one of each segment.
+    const FILE_SIZES: [u64; 2] = [FILE_BYTES, 64];
+
+    fn files_of(layout: &Arc<Layout>, file_bytes: u64) -> CheckpointFiles {
         CheckpointFiles {
             layout: Arc::clone(layout),
             config: serde_json::json!({"model_type": "test"}),
             tokenizer: Some(Arc::from(&b"{}"[..])),
             keep: 2,
+            file_bytes,
         }
     }
 
     /// Writes the checkpoint of `step` in chunks of `chunk` elements, last chunk first.
     fn write(run: &Path, step: u64, chunk: usize) -> PathBuf {
-        written(run, step, chunk).commit().unwrap()
+        written(run, step, chunk, FILE_BYTES).commit().unwrap()
     }
 
-    /// As [`write`], but for the last act.
-    fn written(run: &Path, step: u64, chunk: usize) -> CheckpointWriter {
+    /// As [`write`], but for the last act, and in files of `file_bytes` bytes.
+    fn written(run: &Path, step: u64, chunk: usize, file_bytes: u64) -> CheckpointWriter {
         let layout = layout();
-        let mut writer = CheckpointWriter::begin(files(&layout), run, state(step)).unwrap();
+        let files = files_of(&layout, file_bytes);
+        let mut writer = CheckpointWriter::begin(files, run, state(step)).unwrap();
         for (index, part) in StatePart::ALL.into_iter().enumerate() {
             let values = arena(&layout, index as f32);
             for start in (0..values.len()).step_by(chunk).collect::<Vec<_>>().into_iter().rev() {
@@ -137,21 +162,80 @@ mod tests {
 
     #[test]
     fn bytes_do_not_depend_on_chunks_and_come_back() {
-        let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (a, b) = (write(first.path(), 3, 5), write(second.path(), 3, 1000));
-        assert_eq!(bytes(&a), bytes(&b));
-        let checkpoint = Checkpoint::open(&a).unwrap();
-        assert_eq!(checkpoint.state().tokens, 30);
-        let (layout, abort) = (layout(), Abort::new());
-        let files = StateFiles::open(&a, &layout).unwrap();
-        let all = 0..layout.parameter_elements();
-        let restored = files.read(&layout, std::slice::from_ref(&all), &abort);
-        let expected = [0.0, 1.0, 2.0].map(|seed| arena(&layout, seed));
-        let [parameters, moments @ ..] = expected.clone();
-        assert_eq!(restored.unwrap().unwrap(), RestoredState { parameters, moments });
-        for (part, expected) in StatePart::ALL.into_iter().zip(expected) {
-            assert_eq!(files.values(&layout, part, 3..40).unwrap(), expected[3..40]);
+        for file_bytes in FILE_SIZES {
+            let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let write = |run: &Path, chunk| written(run, 3, chunk, file_bytes).commit().unwrap();
+            let (a, b) = (write(first.path(), 5), write(second.path(), 1000));
+            assert_eq!(bytes(&a), bytes(&b));
+            let checkpoint = Checkpoint::open(&a).unwrap();
+            assert_eq!(checkpoint.state().tokens, 30);
+            let (layout, abort) = (layout(), Abort::new());
+            let files = StateFiles::open(&a, &layout).unwrap();
+            let all = 0..layout.parameter_elements();
+            let restored = files.read(&layout, std::slice::from_ref(&all), &abort);
+            let expected = [0.0, 1.0, 2.0].map(|seed| arena(&layout, seed));
+            let [parameters, moments @ ..] = expected.clone();
+            assert_eq!(restored.unwrap().unwrap(), RestoredState { parameters, moments });
+            for (part, expected) in StatePart::ALL.into_iter().zip(expected) {
+                assert_eq!(files.values(&layout, part, 3..40).unwrap(), expected[3..40]);
+            }
         }
+    }
+
+    #[test]
+    fn a_model_that_is_too_large_for_one_file_is_several_with_an_index() {
+        let run = tempfile::tempdir().unwrap();
+        let path = written(run.path(), 3, 64, 64).commit().unwrap();
+        let names: Vec<_> = bytes(&path).into_iter().map(|(name, _)| name).collect();
+        let expected = [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "optimizer-00001-of-00002.safetensors",
+            "optimizer-00002-of-00002.safetensors",
+            "optimizer.safetensors.index.json",
+            "tokenizer.json",
+            "trainer.json",
+        ];
+        assert_eq!(names, expected);
+        let map = |name| -> serde_json::Value {
+            let index = std::fs::read(path.join(name)).unwrap();
+            serde_json::from_slice::<serde_json::Value>(&index).unwrap()["weight_map"].clone()
+        };
+        let model = serde_json::json!({"table": expected[1], "vector": expected[2]});
+        assert_eq!(map(expected[3]), model);
+        let optimizer = serde_json::json!({
+            "exp_avg.table": expected[4],
+            "exp_avg.vector": expected[5],
+            "exp_avg_sq.table": expected[4],
+            "exp_avg_sq.vector": expected[5],
+        });
+        assert_eq!(map(expected[6]), optimizer);
+        // Whatever reads a model takes this first, and no checksum is of it.
+        std::fs::write(path.join(SINGLE_FILE), "").unwrap();
+        let error = Checkpoint::open_for(&path, Wanted::Model).unwrap_err().to_string();
+        assert!(error.contains("found model.safetensors too"), "{error}");
+    }
+
+    #[test]
+    fn the_files_of_a_large_model_come_from_a_store_as_they_are_wanted() {
+        let run = tempfile::tempdir().unwrap();
+        let path = written(run.path(), 3, 64, 64).commit().unwrap();
+        let location = Location::parse("memory://large-model/run").unwrap();
+        let folder = RemoteFolder::open(location, &StoreSettings::default()).unwrap();
+        let stored = RemoteCheckpoints::of_run(&folder);
+        stored.upload("step-00000003-ab", &path, || Ok(())).unwrap();
+        for (wanted, files) in [(Wanted::Config, 1), (Wanted::Model, 6), (Wanted::Checkpoint, 9)] {
+            let folder = stored.folder("step-00000003-ab");
+            let copy = LocalCopy::fetch(&folder, wanted, run.path()).unwrap();
+            assert_eq!(bytes(copy.path()).len(), files);
+            if wanted != Wanted::Config {
+                Checkpoint::open_for(copy.path(), wanted).unwrap();
+            }
+        }
+        stored.remove("step-00000003-ab").unwrap();
+        assert_eq!(stored.folder("step-00000003-ab").list().unwrap().len(), 0);
     }
 
     #[test]
@@ -182,7 +266,7 @@ mod tests {
     fn what_is_damaged_is_noticed_where_nothing_of_it_is_wanted() {
         let run = tempfile::tempdir().unwrap();
         let (layout, abort) = (layout(), Abort::new());
-        let path = write(run.path(), 1, 64);
+        let path = written(run.path(), 1, 64, 64).commit().unwrap();
         for (name, good) in bytes(&path) {
             let mut flipped = good.clone();
             *flipped.last_mut().unwrap() ^= 1;
@@ -199,8 +283,14 @@ mod tests {
 
     #[test]
     fn every_damaged_or_missing_file_is_named() {
+        for file_bytes in FILE_SIZES {
+            every_damage_is_named(file_bytes);
+        }
+    }
+
+    fn every_damage_is_named(file_bytes: u64) {
         let run = tempfile::tempdir().unwrap();
-        let path = write(run.path(), 1, 64);
+        let path = written(run.path(), 1, 64, file_bytes).commit().unwrap();
         for (name, good) in bytes(&path) {
             let file = path.join(&name);
             let mut flipped = good.clone();
@@ -273,12 +363,12 @@ mod tests {
         let (run, moved) = (dir.path().join("run"), dir.path().join("moved"));
         std::fs::create_dir(&run).unwrap();
         for ours_is_whole in [true, false] {
-            let ours = written(&run, 1, 64);
+            let ours = written(&run, 1, 64, FILE_BYTES);
             std::fs::rename(&run, &moved).unwrap();
             let missing = CheckpointWriter::begin(files(&layout()), &run, state(1));
             assert!(missing.is_err() && !run.exists(), "a run folder that is gone stays gone");
             std::fs::create_dir(&run).unwrap();
-            let other = written(&run, 1, 64);
+            let other = written(&run, 1, 64, FILE_BYTES);
             if ours_is_whole {
                 let error = ours.commit().unwrap_err().to_string();
                 assert!(error.contains("removed or renamed"), "{error}");

@@ -7,24 +7,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-use std::{slice, thread};
+use std::slice;
 
 use tidemill_collective::StatePart;
-use tidemill_model::hugging_face::{SINGLE_FILE, StoredElements, TensorFiles};
-use tidemill_model::{Layout, ModelError};
+use tidemill_model::Layout;
+use tidemill_model::hugging_face::{StoredElements, TensorFiles};
 
+use super::file_plan::{Tensors, prefix};
+use super::side_by_side::{Ended, MOST_THREADS, Watched, side_by_side};
 use super::trainer_state::{Checksum, TrainerState, checksum, checksum_file, compare};
-use super::write::{OPTIMIZER_FILE, prefix};
 use crate::cluster::Abort;
-use crate::cluster::progress;
 use crate::error::{JobError, Result};
 
-/// Threads that read at once: more than a disk or a store of a cluster answers faster.
-const MOST_THREADS: usize = 8;
 /// Elements of an arena that are read between two looks at whether the run goes on.
 const PIECE_ELEMENTS: usize = 1 << 18;
 
@@ -53,14 +47,8 @@ impl StateFiles {
     /// A file that is missing, truncated or of another model; a small one that is changed.
     pub fn open(path: &Path, layout: &Layout) -> Result<Self> {
         let state = TrainerState::read(path)?;
-        let open = |name| {
-            if !state.checksums.contains_key(name) {
-                let what = format!("expected a checksum of {name}, found none");
-                return Err(JobError::checkpoint(path, what));
-            }
-            Ok(TensorFiles::open(&path.join(name))?)
-        };
-        let (model, optimizer) = (open(SINGLE_FILE)?, open(OPTIMIZER_FILE)?);
+        let (model, optimizer) =
+            (Tensors::Model.open(path, &state)?, Tensors::Optimizer.open(path, &state)?);
         for part in StatePart::ALL {
             let files = if part == StatePart::Parameter { &model } else { &optimizer };
             files.check(layout, prefix(part))?;
@@ -108,7 +96,8 @@ impl StateFiles {
         let mut tensors = places(layout, StatePart::ExpAvg, exp_avg);
         tensors.append(&mut places(layout, StatePart::ExpAvgSq, exp_avg_sq));
         jobs.append(&mut self.through(&self.optimizer, tensors, owned)?);
-        Ok(run(jobs, &self.path, abort)?.then_some(restored))
+        let done = side_by_side(jobs, &self.path, || abort.is_aborted(), Job::run)?;
+        Ok(done.map(|_| restored))
     }
 
     /// As [`read`](Self::read) where another process verifies the same files: no more is read than what is wanted.
@@ -134,7 +123,8 @@ impl StateFiles {
             let (part, start, ranges) = (StatePart::Parameter, range.start, slice::from_ref(range));
             jobs.push(Job::Ranges { files: self, layout, part, ranges, start, out });
         }
-        Ok(run(jobs, &self.path, abort)?.then_some(restored))
+        let done = side_by_side(jobs, &self.path, || abort.is_aborted(), Job::run)?;
+        Ok(done.map(|_| restored))
     }
 
     /// Elements `range` of a part.
@@ -244,40 +234,6 @@ struct FileJob<'a> {
     wanted: &'a [Range<usize>],
 }
 
-/// Why a thread reads no further.
-enum Ended {
-    /// The others have failed, or the run is over.
-    Unwanted,
-    Failed(JobError),
-}
-
-impl From<ModelError> for Ended {
-    fn from(error: ModelError) -> Self {
-        Self::Failed(error.into())
-    }
-}
-
-impl From<JobError> for Ended {
-    fn from(error: JobError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-/// What threads and the worker that waits for them tell each other.
-#[derive(Default)]
-struct Watched {
-    pieces: AtomicU64,
-    is_over: AtomicBool,
-}
-
-impl Watched {
-    /// A piece was read.
-    fn moved(&self) -> std::result::Result<(), Ended> {
-        self.pieces.fetch_add(1, Ordering::Relaxed);
-        if self.is_over.load(Ordering::Relaxed) { Err(Ended::Unwanted) } else { Ok(()) }
-    }
-}
-
 impl Job<'_> {
     fn run(self, watched: &Watched) -> std::result::Result<(), Ended> {
         match self {
@@ -324,52 +280,4 @@ impl Place<'_> {
             elements.decode(start, &mut self.values[start..end]);
         }
     }
-}
-
-/// Runs the jobs, several at once; answers whether they came to their end. `path` is what an error names.
-fn run(jobs: Vec<Job<'_>>, path: &Path, abort: &Abort) -> Result<bool> {
-    // Now and then it is looked whether the threads move and the run goes on.
-    const LOOK: Duration = Duration::from_millis(50);
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(MOST_THREADS).min(jobs.len());
-    let (queue, watched) = (Mutex::new(jobs), Watched::default());
-    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    thread::scope(|scope| {
-        let (ended, endings) = mpsc::channel();
-        let mut answer = Ok(!abort.is_aborted());
-        for _ in 0..threads {
-            let (ended, next, watched) = (ended.clone(), &next, &watched);
-            let body = move || {
-                while let Some(job) = next() {
-                    // The other end waits for all threads.
-                    let _ = ended.send(job.run(watched));
-                }
-            };
-            if let Err(source) = thread::Builder::new().spawn_scoped(scope, body) {
-                answer = Err(JobError::file("starting a thread to read", path, source));
-                break;
-            }
-        }
-        drop(ended);
-        let mut pieces = 0;
-        loop {
-            let over = || watched.is_over.store(true, Ordering::Relaxed);
-            match endings.recv_timeout(LOOK) {
-                Ok(Err(Ended::Failed(error))) if answer.is_ok() => answer = Err(error),
-                Ok(_) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return answer,
-            }
-            if abort.is_aborted() && answer.is_ok() {
-                answer = Ok(false);
-            }
-            if !matches!(answer, Ok(true)) {
-                over();
-            }
-            let read = watched.pieces.load(Ordering::Relaxed);
-            if read != pieces {
-                pieces = read;
-                progress::moved();
-            }
-        }
-    })
 }

@@ -4,6 +4,7 @@
 //! The file carries the checksums of its neighbours, and one of itself.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
@@ -80,21 +81,30 @@ impl Checksum {
 /// # Errors
 /// A file that cannot be read.
 pub fn checksum_file(path: &Path) -> Result<String> {
-    use std::io::Read;
-    let read = || -> std::io::Result<String> {
-        let mut file = tidemill_files::open(path)?;
-        let mut checksum = Checksum::default();
-        let mut piece = vec![0; 1 << 20];
-        loop {
-            // Of a large file that is on its way a thread does not stand still.
-            progress::moved();
-            match file.read(&mut piece)? {
-                0 => return Ok(checksum.digest()),
-                bytes => checksum.update(&piece[..bytes]),
-            }
+    let file =
+        tidemill_files::open(path).map_err(|source| JobError::file("reading", path, source))?;
+    // Of a large file that is on its way a thread does not stand still.
+    checksum_of(file, path, || {
+        progress::moved();
+        Ok(())
+    })
+}
+
+/// [`checksum`] of what is left to read; `moved` is called before each piece, and may end it. `path` is what errors name.
+pub(super) fn checksum_of<E: From<JobError>>(
+    mut file: impl Read,
+    path: &Path,
+    moved: impl Fn() -> std::result::Result<(), E>,
+) -> std::result::Result<String, E> {
+    let mut checksum = Checksum::default();
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        moved()?;
+        match file.read(&mut piece).map_err(|source| JobError::file("reading", path, source))? {
+            0 => return Ok(checksum.digest()),
+            bytes => checksum.update(&piece[..bytes]),
         }
-    };
-    read().map_err(|source| JobError::file("reading", path, source))
+    }
 }
 
 /// Compares the checksum of `file`.

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
 use tidemill_kernels::{Backend, FloatEnvironment};
+use tidemill_model::hugging_face::FILE_BYTES;
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
@@ -86,6 +87,7 @@ impl<B: Backend> Shared<B> {
             config: self.run.model_json(),
             tokenizer: self.run.tokenizer()?,
             keep: self.run.config.checkpoint.keep,
+            file_bytes: FILE_BYTES,
         })
     }
 

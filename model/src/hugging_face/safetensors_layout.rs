@@ -72,9 +72,15 @@ impl SafetensorsLayout {
     /// The plan of a file that holds one arena of `layout` for every prefix, as `<prefix><name>`: `[""]` for the
     /// parameters, `["exp_avg.", "exp_avg_sq."]` for the state of AdamW.
     pub fn of_arenas(layout: &Layout, prefixes: &[&str]) -> Self {
+        Self::of_tensors(layout, 0..layout.tensors().len(), prefixes)
+    }
+
+    /// The same of some tensors of `layout`, by their indices.
+    pub(super) fn of_tensors(layout: &Layout, tensors: Range<usize>, prefixes: &[&str]) -> Self {
+        let tensors = &layout.tensors()[tensors];
         Self::new(prefixes.iter().flat_map(|prefix| {
             let named = move |name: &str| format!("{prefix}{name}");
-            layout.tensors().iter().map(move |tensor| (named(&tensor.name), tensor.shape.clone()))
+            tensors.iter().map(move |tensor| (named(&tensor.name), tensor.shape.clone()))
         }))
     }
 

@@ -44,6 +44,7 @@ fn write_checkpoint(run: &Path, shift: f32) {
         config: serde_json::json!({"model_type": "test"}),
         tokenizer: None,
         keep: 2,
+        file_bytes: 500_000,
     };
     let state = state_for_tests(START.step);
     let mut writer = CheckpointWriter::begin(files, run, state).unwrap();
@@ -223,7 +224,7 @@ fn a_run_that_is_aborted_in_the_middle_of_restoring_ends() {
     let dir = tempfile::tempdir().unwrap();
     write_checkpoint(dir.path(), 0.0);
     let run = RunFolder::hold(dir.path()).unwrap();
-    let model = checkpoint_path(dir.path(), START.step).join("model.safetensors");
+    let model = checkpoint_path(dir.path(), START.step).join("model-00001-of-00005.safetensors");
     let run_dirs = [dir.path().to_owned(), dir.path().join("missing")];
     let found = restored(&run_dirs, 2, move || {
         let origin = stored(&run);
@@ -234,6 +235,6 @@ fn a_run_that_is_aborted_in_the_middle_of_restoring_ends() {
     });
     for process in found {
         let error = process.unwrap_err().with_causes();
-        assert!(error.contains("model.safetensors: damaged: checksum"), "{error}");
+        assert!(error.contains("00001-of-00005.safetensors: damaged: checksum"), "{error}");
     }
 }

@@ -1,0 +1,161 @@
+//! Which file of a checkpoint each tensor is in: a function of the layout alone.
+//!
+//! A model of up to [`FILE_BYTES`](tidemill_model::hugging_face::FILE_BYTES) is `model.safetensors`, a larger one
+//! `model-00001-of-00003.safetensors` and so on with `model.safetensors.index.json`; the optimizer's state likewise. Files are
+//! numbered: the model's, then the optimizer's.
+
+use std::ops::Range;
+use std::path::Path;
+
+use tidemill_collective::StatePart;
+use tidemill_model::Layout;
+use tidemill_model::hugging_face::{
+    ArenaPlacement, FilePiece, FileSet, INDEX_FILE, PlannedFile, SINGLE_FILE, TensorFiles,
+};
+
+use super::trainer_state::TrainerState;
+use crate::error::{JobError, Result};
+
+/// The file of the optimizer's state, where that is one file.
+pub(super) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// The index of the optimizer's files, where there are several.
+const OPTIMIZER_INDEX: &str = "optimizer.safetensors.index.json";
+/// Prefixes of the optimizer's tensors.
+const OPTIMIZER_PREFIXES: [&str; 2] = ["exp_avg.", "exp_avg_sq."];
+
+/// What the names of a part's tensors begin with.
+pub(super) fn prefix(part: StatePart) -> &'static str {
+    match part {
+        StatePart::Parameter => "",
+        StatePart::ExpAvg => OPTIMIZER_PREFIXES[0],
+        StatePart::ExpAvgSq => OPTIMIZER_PREFIXES[1],
+    }
+}
+
+/// Whether a file of this name holds state of the optimizer.
+pub(super) fn is_of_optimizer(name: &str) -> bool {
+    let rest = name.strip_prefix("optimizer").unwrap_or_default();
+    rest == ".safetensors.index.json"
+        || rest.strip_suffix(".safetensors").is_some_and(|it| it.is_empty() || it.starts_with('-'))
+}
+
+/// What a set of files holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tensors {
+    Model,
+    Optimizer,
+}
+
+impl Tensors {
+    /// The name of the file where there is one, and that of the index where there are several.
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Self::Model => [SINGLE_FILE, INDEX_FILE],
+            Self::Optimizer => [OPTIMIZER_FILE, OPTIMIZER_INDEX],
+        }
+    }
+
+    /// Which of the two is that of the checkpoint `path`, by the checksums that it has.
+    ///
+    /// # Errors
+    /// A checkpoint with a checksum of neither, or one with an index and a file that is not of it: others would read that.
+    pub(super) fn entry(self, path: &Path, state: &TrainerState) -> Result<&'static str> {
+        let [single, index] = self.names();
+        let has = |name| state.checksums.contains_key(name);
+        match (has(single), has(index)) {
+            (true, _) => Ok(single),
+            (false, true) if path.join(single).exists() => {
+                let what = format!("expected the files of {index} alone, found {single} too");
+                Err(JobError::checkpoint(path, what))
+            }
+            (false, true) => Ok(index),
+            (false, false) => {
+                let what = format!("expected a checksum of {single}, found none");
+                Err(JobError::checkpoint(path, what))
+            }
+        }
+    }
+
+    /// Opens those of the checkpoint `path`.
+    ///
+    /// # Errors
+    /// As [`entry`](Self::entry), and files that are missing or truncated, or have no checksum.
+    pub(super) fn open(self, path: &Path, state: &TrainerState) -> Result<TensorFiles> {
+        let [single, _] = self.names();
+        let entry = self.entry(path, state)?;
+        Ok(match entry == single {
+            true => TensorFiles::open(&path.join(entry))?,
+            false => TensorFiles::open_index(&path.join(entry))?,
+        })
+    }
+}
+
+/// The files of a checkpoint that hold tensors.
+#[derive(Clone, Debug)]
+pub(super) struct FilePlan {
+    model: FileSet,
+    optimizer: FileSet,
+    /// By part, and by file of its set.
+    places: [Vec<ArenaPlacement>; StatePart::ALL.len()],
+}
+
+impl FilePlan {
+    /// The files of an arena in which a part has at most `file_bytes` bytes in one file.
+    pub(super) fn new(layout: &Layout, file_bytes: u64) -> Self {
+        let model = FileSet::new(layout, "model", &[""], file_bytes);
+        let optimizer = FileSet::new(layout, "optimizer", &OPTIMIZER_PREFIXES, file_bytes);
+        let places = StatePart::ALL.map(|part| {
+            let set = if part == StatePart::Parameter { &model } else { &optimizer };
+            set.placements(layout, prefix(part))
+        });
+        Self { model, optimizer, places }
+    }
+
+    /// The files, by their numbers.
+    pub(super) fn files(&self) -> impl Iterator<Item = &PlannedFile> {
+        self.model.files().iter().chain(self.optimizer.files())
+    }
+
+    /// The name and the bytes of each index.
+    pub(super) fn indexes(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.model.index().into_iter().chain(self.optimizer.index())
+    }
+
+    /// The number of the first file that a part may be in.
+    fn first_file(&self, part: StatePart) -> usize {
+        match part {
+            StatePart::Parameter => 0,
+            StatePart::ExpAvg | StatePart::ExpAvgSq => self.model.files().len(),
+        }
+    }
+
+    /// The places of elements `range` of a part, each with the number of its file; padding has none.
+    pub(super) fn pieces(
+        &self,
+        part: StatePart,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (usize, FilePiece)> + '_ {
+        let files = self.places[part as usize].iter().enumerate();
+        let first = self.first_file(part);
+        files.flat_map(move |(file, places)| {
+            places.pieces(range.clone()).map(move |piece| (first + file, piece))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_optimizers_files_are_known_by_their_names() {
+        for name in [OPTIMIZER_FILE, OPTIMIZER_INDEX, "optimizer-00003-of-00017.safetensors"] {
+            assert!(is_of_optimizer(name), "{name}");
+        }
+        for name in
+            [SINGLE_FILE, INDEX_FILE, "optimizer.json", "optimizers.safetensors", "trainer.json"]
+        {
+            assert!(!is_of_optimizer(name), "{name}");
+        }
+    }
+}

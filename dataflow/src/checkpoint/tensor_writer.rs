@@ -1,0 +1,135 @@
+//! The files of tensors of a checkpoint, filled in place by chunks that come in any order.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use tidemill_collective::StatePart;
+use tidemill_files::lock::is_same_file;
+use tidemill_model::hugging_face::{PlannedFile, stored_bytes};
+
+use super::file_plan::FilePlan;
+use super::side_by_side::side_by_side;
+use super::trainer_state::checksum_of;
+use crate::error::{JobError, Result};
+
+/// The files that are written here.
+pub(super) struct TensorWriter {
+    plan: FilePlan,
+    folder: PathBuf,
+    /// By number.
+    files: Vec<OpenFile>,
+    /// By part: what was written, from where to where.
+    written: [BTreeMap<usize, usize>; StatePart::ALL.len()],
+}
+
+/// A file that is being filled.
+struct OpenFile {
+    name: String,
+    path: PathBuf,
+    file: File,
+    elements_left: usize,
+}
+
+impl TensorWriter {
+    /// Creates the files in `folder`.
+    ///
+    /// # Errors
+    /// A file that cannot be created, or is there.
+    pub(super) fn begin(plan: FilePlan, folder: &Path) -> Result<Self> {
+        let create = |planned| OpenFile::create(folder, planned);
+        let files = plan.files().map(create).collect::<Result<_>>()?;
+        Ok(Self { plan, folder: folder.to_owned(), files, written: Default::default() })
+    }
+
+    /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in any order.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or elements that were written before: others are missing then.
+    pub(super) fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<()> {
+        let end = start + values.len();
+        let written = &mut self.written[part as usize];
+        if let Some((&before, &until)) = written.range(..end).next_back()
+            && until > start
+        {
+            let what = format!(
+                "elements {start} to {end} of {part:?} arrived, but {before} to {until} were written before"
+            );
+            return Err(JobError::checkpoint(&self.folder, what));
+        }
+        written.insert(start, end);
+        for (file, piece) in self.plan.pieces(part, start..end) {
+            let values = &values[piece.arena.start - start..piece.arena.end - start];
+            self.files[file].write_at(values, piece.file_offset)?;
+        }
+        Ok(())
+    }
+
+    /// Syncs the files; answers the checksum of each by its name. It is of what the system gives back of them, several files at
+    /// once.
+    ///
+    /// # Errors
+    /// Elements that were not written, or a file that cannot be synced or read.
+    pub(super) fn finish(&mut self) -> Result<BTreeMap<String, String>> {
+        for file in &self.files {
+            if file.elements_left != 0 {
+                let what = format!("{} elements were never written", file.elements_left);
+                return Err(JobError::checkpoint(&file.path, what));
+            }
+        }
+        let jobs = self.files.iter().collect();
+        let checksums = side_by_side(
+            jobs,
+            &self.folder,
+            || false,
+            |file: &OpenFile, watched| {
+                file.sync()?;
+                let mut read = &file.file;
+                read.seek(SeekFrom::Start(0))
+                    .map_err(|source| JobError::file("reading", &file.path, source))?;
+                let checksum = checksum_of(read, &file.path, || watched.moved())?;
+                Ok((file.name.clone(), checksum))
+            },
+        )?;
+        Ok(checksums.into_iter().flatten().collect())
+    }
+
+    /// Whether what is at the paths of these files is these files.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.files.iter().all(|OpenFile { path, file, .. }| {
+            let looks = std::fs::metadata(path).and_then(|there| Ok((there, file.metadata()?)));
+            looks.is_ok_and(|(there, ours)| is_same_file(&there, &ours))
+        })
+    }
+}
+
+impl OpenFile {
+    fn create(folder: &Path, planned: &PlannedFile) -> Result<Self> {
+        let PlannedFile { name, layout } = planned;
+        let path = folder.join(name);
+        let create = || -> std::io::Result<File> {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create_new(true).open(&path)?;
+            file.set_len(layout.file_bytes())?;
+            file.write_all_at(layout.header_bytes(), 0)?;
+            Ok(file)
+        };
+        let file = create().map_err(|source| JobError::file("writing", &path, source))?;
+        let elements_left = layout.tensors().iter().map(|tensor| tensor.elements).sum();
+        Ok(Self { name: name.clone(), path, file, elements_left })
+    }
+
+    fn write_at(&mut self, values: &[f32], offset: u64) -> Result<()> {
+        self.file
+            .write_all_at(&stored_bytes(values), offset)
+            .map_err(|source| JobError::file("writing", &self.path, source))?;
+        self.elements_left = self.elements_left.saturating_sub(values.len());
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync_all().map_err(|source| JobError::file("syncing", &self.path, source))
+    }
+}
