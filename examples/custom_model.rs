@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Result, ensure};
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
+use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
@@ -28,6 +29,8 @@ use timely::dataflow::operators::Inspect;
 
 const TEXT: &str = "the tide turns the mill and the mill turns the stone and the stone grinds. ";
 const POSITIONS: usize = 32;
+/// Lanes of a step: as many workers are possible.
+const LANES: usize = 8;
 const STEPS: u64 = 100;
 
 /// `score[v, v]`: how well token `column` follows token `row`.
@@ -158,23 +161,32 @@ fn main() -> Result<()> {
 }
 
 fn train(workers: usize) -> Result<Vec<f64>> {
-    let per_worker = execute(ClusterSettings::threads(workers), worker)?;
+    let cluster = ClusterSettings::threads(workers);
+    let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
+    // How workers sum their gradients.
+    let communicators = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, LANES)?;
+    let per_worker = execute(cluster, move |context| worker(context, &cpu, &communicators))?;
     Ok(per_worker.into_iter().next().unwrap_or_default())
 }
 
-fn worker(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
+fn worker(
+    context: &mut WorkerContext<'_>,
+    cpu: &Arc<Cpu>,
+    communicators: &Communicators<Cpu>,
+) -> Result<Vec<f64>, Failure> {
     let alphabet = alphabet();
     let model = Arc::new(Bigram::new(alphabet.len()));
-    let batch = BatchSettings { samples_per_step: Some(8), ..Default::default() };
+    let batch =
+        BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let optimizer = OptimizerSettings { learning_rate: 0.1, ..Default::default() };
     let training = Training {
         plan: Arc::new(TrainingPlan::new(batch, &model.layout, POSITIONS, STEPS)),
-        backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+        backend: Arc::clone(cpu),
         state: InitialState { parameters: Arc::new(model.initialize(0)), moments: None },
         model,
         rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
-        communicator: None,
+        communicator: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Result, ensure};
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
+use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
@@ -31,6 +32,8 @@ use timely::dataflow::{InputHandle, ProbeHandle};
 const VOCABULARY: &str = "0123456789+=.";
 /// Predicted tokens of a sample.
 const POSITIONS: usize = 63;
+/// Lanes of a step: as many workers are possible.
+const LANES: usize = 8;
 const STEPS: u64 = 60;
 
 fn main() -> Result<()> {
@@ -43,29 +46,38 @@ fn main() -> Result<()> {
 /// The losses of the whole program on `workers` workers.
 fn losses(workers: usize) -> Result<Vec<f64>> {
     println!("{workers} workers:");
-    let per_worker = execute(ClusterSettings::threads(workers), your_program)?;
+    let cluster = ClusterSettings::threads(workers);
+    let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
+    // How workers sum their gradients.
+    let communicators = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, LANES)?;
+    let per_worker = execute(cluster, move |context| your_program(context, &cpu, &communicators))?;
     Ok(per_worker.into_iter().next().unwrap_or_default())
 }
 
 /// What each worker does.
-fn your_program(context: &mut WorkerContext<'_>) -> Result<Vec<f64>, Failure> {
+fn your_program(
+    context: &mut WorkerContext<'_>,
+    cpu: &Arc<Cpu>,
+    communicators: &Communicators<Cpu>,
+) -> Result<Vec<f64>, Failure> {
     // The model, and how a step is cut. `lanes` bounds the number of workers.
     let model = Arc::new(Mamba::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
-    let batch = BatchSettings { samples_per_step: Some(16), ..Default::default() };
+    let batch =
+        BatchSettings { samples_per_step: Some(16), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };
     let training = Training {
         plan: Arc::clone(&plan),
-        backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+        backend: Arc::clone(cpu),
         state: InitialState {
             parameters: Arc::new(Trainable::<Cpu>::initialize(model.as_ref(), 17)),
             moments: None,
         },
         model,
         rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
-        communicator: None,
+        communicator: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

@@ -1,7 +1,7 @@
 //! The bits of this model and this data can tell one order of summation from another, so that the equalities of
 //! [`elastic`](super::elastic) mean something.
 //!
-//! How elastic.rs was seen failing: `TreeReducer::insert` was made to keep one running sum, to which each node was
+//! How elastic.rs was seen failing: the graph's sums were made to keep one running sum, to which each node was
 //! added when it came. Then `any_number_of_threads`, `any_number_of_processes` and every other test that compares
 //! many workers with one was red, from the norm of the first step on, and so were resumes at other world sizes.
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
+use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
@@ -36,6 +37,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 const VOCAB_SIZE: usize = 50;
 const POSITIONS: usize = 9;
+const LANES: usize = 8;
 /// Stands in one sample of the third step only, which belongs to worker 1 of 3.
 const FATAL_TOKEN: u32 = 49;
 const FATAL_POSITION: u64 = 2 * 8 + 4;
@@ -142,21 +144,26 @@ impl SampleSource for Tokens {
     fn set_wake(&mut self, _wake: Wake) {}
 }
 
-fn worker(context: &mut WorkerContext<'_>, breaks: Breaks) -> Result<(), Failure> {
+fn worker(
+    context: &mut WorkerContext<'_>,
+    (cpu, ends): (&Arc<Cpu>, &Communicators<Cpu>),
+    breaks: Breaks,
+) -> Result<(), Failure> {
     let mut config = MambaConfig::new(VOCAB_SIZE, 16, 2);
     config.d_state = 5;
     let model = Arc::new(Fragile { mamba: Mamba::new(&config)?, breaks });
-    let batch = BatchSettings { samples_per_step: Some(8), ..Default::default() };
+    let batch =
+        BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
     let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let steps = 1_000_000;
     let schedule = ScheduleSettings { warmup_steps: Some(0), ..Default::default() };
     let training = Training {
         plan: Arc::new(TrainingPlan::new(batch, model.layout(), POSITIONS, steps)),
-        backend: Arc::new(Cpu::new(NonZeroUsize::MIN)?),
+        backend: Arc::clone(cpu),
         state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
         model,
         rule: UpdateRule::new(OptimizerSettings::default(), schedule, steps),
-        communicator: None,
+        communicator: ends.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),
@@ -183,7 +190,11 @@ fn whatever_breaks_on_one_worker_ends_all_with_its_message() {
         let (sender, ended) = mpsc::channel();
         std::thread::spawn(move || {
             let settings = ClusterSettings::threads(3);
-            let _ = sender.send(execute(settings, move |context| worker(context, breaks)));
+            let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
+            let ends = Communicators::of_cluster(&[&*cpu; 3], &settings, LANES).unwrap();
+            let work =
+                move |context: &mut WorkerContext<'_>| worker(context, (&cpu, &ends), breaks);
+            let _ = sender.send(execute(settings, work));
         });
         let ended = ended.recv_timeout(SOON).expect("all workers end");
         let error: ClusterError = ended.expect_err("it breaks");

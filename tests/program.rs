@@ -62,13 +62,15 @@ fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {
         bench.tidemill(&[&["bench", "collective", "--backend", "cpu"], arguments].concat())
     };
     let sizes = ["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"];
-    for (threads, processes) in [("2", "1"), ("3", "1"), ("1", "2")] {
+    for (threads, processes, through) in
+        [("2", "1", "memory"), ("3", "1", "memory"), ("1", "2", "host"), ("2", "2", "host")]
+    {
         let workers = ["-w", threads, "-n", processes, "--format", "json"];
         let result = collective(&[&sizes, &workers[..]].concat()).expect(0).json();
         let [threads, processes] = [threads, processes].map(|n| n.parse::<u64>().unwrap());
         assert_eq!(result["workers"], threads * processes);
         assert_eq!(result["processes"], processes);
-        assert_eq!((&result["through"], &result["arena_mebibytes"]), (&"host".into(), &3.into()));
+        assert_eq!((&result["through"], &result["arena_mebibytes"]), (&through.into(), &3.into()));
         let rows = result["buckets"].as_array().unwrap();
         for (row, bucket) in rows.iter().zip([1, 2]) {
             assert_eq!(row["bucket_mebibytes"], bucket);
@@ -79,7 +81,7 @@ fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {
         assert_eq!(rows.len(), 2, "{result}");
     }
     let words = collective(&[&sizes[..], &["-w", "2"]].concat()).expect(0);
-    assert!(words.stdout.contains("through the host, in chunks of 256 KiB"), "{words:?}");
+    assert!(words.stdout.contains("threads read each other's memory"), "{words:?}");
     assert_eq!((words.stdout.lines().count(), words.stderr.as_str()), (5, ""), "{words:?}");
     let two = |arguments: &[&'static str]| collective(&[&["-w", "2"], arguments].concat());
     collective(&["-w", "1"]).refused(1, &["-w: expected at least 2 workers", "found 1"]);

@@ -27,10 +27,17 @@ use crate::tree::Node;
 /// What the elements of a chunk are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// The gradient of one use of a parameter: a sum of token losses' gradients over a tree node.
+    /// The gradients of one use of what a worker owns of a bucket: sums of token losses' gradients over a tree node.
     Gradient {
-        /// The use's index in the model's layout.
-        use_index: u32,
+        /// The bucket.
+        bucket: u32,
+        /// The use, of those of the bucket.
+        use_index: u16,
+    },
+    /// Parameters that a worker owns of a bucket, after their update.
+    Update {
+        /// The bucket.
+        bucket: u32,
     },
     /// A part of the training state.
     State(StatePart),
@@ -55,18 +62,21 @@ impl StatePart {
 impl Part {
     fn encode(self) -> [u32; 2] {
         match self {
-            Self::Gradient { use_index } => [1, use_index],
+            Self::Gradient { bucket, use_index } => [1 | u32::from(use_index) << 16, bucket],
             Self::State(part) => [2, part as u32],
+            Self::Update { bucket } => [3, bucket],
         }
     }
 
     fn decode(code: [u32; 2]) -> Option<Self> {
-        match code {
-            [1, use_index] => Some(Self::Gradient { use_index }),
-            [2, part] => {
+        let [kind, of] = code;
+        match (kind & 0xffff, kind >> 16) {
+            (1, use_index) => Some(Self::Gradient { bucket: of, use_index: use_index as u16 }),
+            (2, 0) => {
                 let mut parts = StatePart::ALL.into_iter();
-                parts.find(|&known| known as u32 == part).map(Self::State)
+                parts.find(|&known| known as u32 == of).map(Self::State)
             }
+            (3, 0) => Some(Self::Update { bucket: of }),
             _ => None,
         }
     }
@@ -81,7 +91,8 @@ pub struct ChunkHeader {
     pub source: u32,
     /// What its elements are.
     pub part: Part,
-    /// The index of the planned chunk.
+    /// Which of the pieces it is: of the training state the planned chunk; of what a worker owns of a bucket the piece of
+    /// [`CHUNK_ELEMENTS`](crate::CHUNK_ELEMENTS) that begins at as many times as many elements.
     pub chunk: u32,
     /// The lanes that it is a sum over.
     pub node: Node,
@@ -349,7 +360,7 @@ mod tests {
         ChunkHeader {
             destination: 3,
             source: 1,
-            part: Part::Gradient { use_index: 7 },
+            part: Part::Gradient { bucket: 90_000, use_index: 7 },
             chunk: 11,
             node: Node { lo: 4, hi: 8 },
             step: 1 << 40,
@@ -372,7 +383,7 @@ mod tests {
         for elements in [0, 1, 2, 3, 1_000] {
             let values: Vec<f32> = (0..elements).map(|i| i as f32 - 0.1).collect();
             let state = StatePart::ALL.map(Part::State);
-            for part in state.into_iter().chain([header().part]) {
+            for part in state.into_iter().chain([header().part, Part::Update { bucket: 3 }]) {
                 let header = ChunkHeader { part, ..header() };
                 let chunk = decode(encode(&Chunk::new(header, values.clone())));
                 assert_eq!(chunk.header(), Ok(&header));

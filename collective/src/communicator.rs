@@ -1,4 +1,4 @@
-//! Sums and copies between the devices of workers, where the bytes do not pass through the host.
+//! Sums and copies between workers, along the canonical tree, whatever way the bytes take.
 //!
 //! The parameter arena is cut into *buckets*, and each rank owns one contiguous part of every bucket ([`Cut`]). A step goes
 //! through the buckets twice, in one order that all ranks have in common: gradients become sums where they are owned, and
@@ -10,16 +10,23 @@
 //! |---|---|---|
 //! | [`Threads`] | the workers of a process | an owner's kernel reads the memory of its peers and adds in tree order |
 //! | [`Nccl`] | workers of several processes | the vendor's library moves parts, and a kernel of the owner adds in tree order |
+//! | [`Host`] | workers of several processes | groups of workers that read each other's memory sum before anything leaves them; timely carries chunks |
 
+mod along_tree;
+mod host;
 mod nccl;
+mod post;
 mod threads;
 
 use std::ops::Range;
 
-use tidemill_kernels::{Backend, KernelError, SliceMut};
+use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
+pub use self::host::Host;
 pub use self::nccl::Nccl;
-pub use self::threads::{OwnPart, Part, Post, Threads, Update};
+pub use self::post::Post;
+pub use self::threads::Threads;
+use crate::carry::Courier;
 use crate::error::CollectiveError;
 
 /// The result of a communicator's call.
@@ -37,13 +44,21 @@ pub trait Communicator<B: Backend>: Send {
     fn ranks(&self) -> usize;
 
     /// With which the thread that computes tells what is summed.
-    fn post(&self) -> Post<B, f32>;
+    fn post(&self) -> Post<B>;
 
     /// Ends what every rank waits for, or comes to wait for, that this one can reach: on its host and its device.
     fn abort_handle(&self) -> Abort;
 
-    /// The sums over all lanes of what this rank owns of `bucket` at `step`, one range after the other in `out`. `owned` has for
-    /// each rank the ranges of the buffers in which the bucket was posted, as many for each.
+    /// What this rank has received so far.
+    fn traffic(&self) -> Traffic;
+
+    /// What has to be [carried](crate::carry::Carry) through timely for this rank: given once, and only where bytes go that way.
+    fn courier(&mut self) -> Option<Courier> {
+        None
+    }
+
+    /// The sums over all lanes of what this rank owns of `bucket` at `step`, one use after the other in `out`; `cut` says who owns
+    /// what of it.
     ///
     /// # Errors
     /// Parts that are not all lanes once, [`CommunicatorError::Closed`], or a device that fails.
@@ -52,16 +67,23 @@ pub trait Communicator<B: Backend>: Send {
         backend: &B,
         stream: &mut B::DeviceStream,
         key: (u64, u32),
-        owned: &[Vec<Range<usize>>],
+        cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
 
-    /// What this rank owns of `bucket` has been updated once `ready` is reached, and stays until every rank has posted its sums of
-    /// the next step.
+    /// What this rank owns of `bucket` has been updated, and is in `values` once `stream` has run. It stays there until every rank
+    /// has posted its sums of the next step.
     ///
     /// # Errors
-    /// [`CommunicatorError::Closed`].
-    fn updated(&mut self, key: (u64, u32), update: Update<B, f32>, ready: &B::Event) -> Result<()>;
+    /// [`CommunicatorError::Closed`], or a device that fails.
+    fn updated(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        cut: &Cut,
+        values: Slice<'_, B, f32>,
+    ) -> Result<()>;
 
     /// What the other ranks have updated of `bucket`, in `out`, which holds the bucket, and what this rank owns of it.
     ///
@@ -75,6 +97,40 @@ pub trait Communicator<B: Backend>: Send {
         cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
+}
+
+/// Bytes that a rank has received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// From workers of its process, whose memory it reads.
+    pub from_memory: u64,
+    /// From other processes.
+    pub from_processes: u64,
+}
+
+impl Traffic {
+    /// Notes `elements` fp32 that were read from peers.
+    fn read(&mut self, elements: usize) {
+        self.from_memory += (elements * size_of::<f32>()) as u64;
+    }
+
+    /// Notes `elements` fp32 that came from other processes.
+    fn came(&mut self, elements: usize) {
+        self.from_processes += (elements * size_of::<f32>()) as u64;
+    }
+}
+
+/// Room for `elements` elements.
+fn room<'a, B: Backend>(
+    held: &'a mut Option<B::Buffer<f32>>,
+    (backend, stream): (&B, &mut B::DeviceStream),
+    elements: usize,
+) -> Result<&'a mut B::Buffer<f32>> {
+    let has = |buffer: &B::Buffer<f32>| B::elements(buffer) >= elements;
+    match held.take().filter(has) {
+        Some(buffer) => Ok(held.insert(buffer)),
+        None => Ok(held.insert(backend.allocate(stream, elements)?)),
+    }
 }
 
 /// Ends what ranks wait for; from any thread.

@@ -9,32 +9,29 @@
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
 //! | [`plan`] | the parameter arena cut into chunks |
 //! | [`bucket`] | runs of chunks that are summed and gathered together, and who owns which |
+//! | [`carry`] | the timely operators that bring chunks to other processes |
 //! | [`chunk`] | [`Chunk`], one message, and the pact that routes it whole |
-//! | [`communicator`] | sums and copies between devices, where bytes do not pass through the host |
+//! | [`communicator`] | sums and copies between workers, whatever way the bytes take |
 //! | [`credit`] | credit windows: how many bytes may be on their way |
-//! | [`pace`] | the timely operator that sends chunks as credit allows |
-//! | [`reducer`] | one chunk's sum, in tree order, from nodes in any order |
 //! | [`error`] | [`CollectiveError`], the one error of this crate |
 //!
-//! Start here: [`tree`], then [`reducer`].
+//! Start here: [`tree`], then [`communicator`].
 
 #![forbid(unsafe_code)]
 
 pub mod bucket;
+pub mod carry;
 pub mod chunk;
 pub mod communicator;
 pub mod credit;
 pub mod error;
-pub mod pace;
 pub mod plan;
-pub mod reducer;
 pub mod tree;
 
 pub use bucket::{BUCKET_ELEMENTS, Bucket, BucketOwners, BucketPlan, SegmentUses};
+pub use carry::Carry;
 pub use chunk::{Chunk, ChunkHeader, Part, StatePart, by_destination};
 pub use credit::{Credit, CreditLedger, CreditWindow, DEFAULT_WINDOW_BYTES, PacedQueue};
 pub use error::{CollectiveError, Result};
-pub use pace::Pace;
 pub use plan::{CHUNK_ELEMENTS, ChunkPlan, PlannedChunk};
-pub use reducer::TreeReducer;
 pub use tree::{Node, Tree, lane_cut};

@@ -5,7 +5,7 @@ mod stand_in;
 use std::ops::Range;
 
 use stand_in::library;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Nccl, Part, Update};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Nccl};
 use tidemill_collective::{Node, Tree, lane_cut};
 use tidemill_kernels::emulator::EmulatorSettings;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
@@ -56,26 +56,25 @@ fn run_rank(
     assert_eq!((end.rank(), end.ranks()), (rank, ranks));
     let mut stream = backend.device_stream()?;
     let cut = Cut::new(ELEMENTS, ranks, GRANULE, 1);
-    let owned = |of: usize| -> Vec<Range<usize>> {
-        let Range { start, end } = cut.of_rank(of);
-        SLOTS.iter().map(|slot| slot + start..slot + end).collect()
-    };
-    let owned_by: Vec<_> = (0..ranks).map(owned).collect();
+    let uses = SLOTS.map(|slot| slot..slot + ELEMENTS);
+    let Range { start, end: last } = cut.of_rank(rank);
+    let owned = SLOTS.map(|slot| slot + start..slot + last);
     let elements = cut.of_rank(rank).len();
     for step in 0..2 {
-        let mut parts = Vec::new();
+        let mut sums_of = Vec::new();
         for node in tree.cover(&lane_cut(LANES, ranks)?[rank]) {
             let values: Vec<f32> = (0..ARENA).map(|index| sum(step, node, index)).collect();
             let mut sums = backend.allocate::<f32>(&mut stream, ARENA)?;
             backend.write(&mut stream, SliceMut::all(&mut sums), &values)?;
-            parts.push(Part { node, sums: Device::share(&sums).unwrap() });
+            sums_of.push((node, sums));
         }
-        end.post().sums(step, 0, &parts, &backend.record(&mut stream)?)?;
+        let nodes: Vec<_> = sums_of.iter().map(|(node, sums)| (*node, sums)).collect();
+        end.post().sums(&backend, &mut stream, (step, 0), &nodes, &uses)?;
         let mut out = backend.allocate::<f32>(&mut stream, 2 * elements)?;
         let whole = SliceMut::all(&mut out);
-        end.reduce_scatter(&backend, &mut stream, (step, 0), &owned_by, whole)?;
+        end.reduce_scatter(&backend, &mut stream, (step, 0), &cut, whole)?;
         let found = backend.to_vec(&mut stream, Slice::all(&out))?;
-        let expected: Vec<f32> = owned_by[rank]
+        let expected: Vec<f32> = owned
             .iter()
             .flat_map(|range| range.clone().map(|index| sum(step, tree.root(), index)))
             .collect();
@@ -88,8 +87,8 @@ fn run_rank(
         let range = cut.of_rank(rank);
         let own: Vec<f32> = range.clone().map(|index| value(rank, index)).collect();
         backend.write(&mut stream, SliceMut::new(&mut masters, range.start, range.len())?, &own)?;
-        let update = Update { values: Device::share(&masters).unwrap(), start: range.start };
-        end.updated((step, 0), update, &backend.record(&mut stream)?)?;
+        let values = Slice::new(&masters, range.start, range.len())?;
+        end.updated(&backend, &mut stream, (step, 0), &cut, values)?;
         let whole = SliceMut::all(&mut masters);
         end.gather(&backend, &mut stream, (step, 0), &cut, whole)?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
@@ -123,18 +122,20 @@ fn a_rank_whose_peer_never_comes_can_be_ended() {
     let tree = Tree::new(2).unwrap();
     let mut end = Nccl::join(&backend, &library, id, (0, 2), tree).unwrap();
     let mut stream = backend.device_stream().unwrap();
-    let mut sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
-    let ready = backend.record(&mut stream).unwrap();
-    let part = Part { node: Node::leaf(0), sums: Device::share(&sums).unwrap() };
-    end.post().sums(0, 0, &[part], &ready).unwrap();
+    let sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let (nodes, bucket) = ([(Node::leaf(0), &sums)], 0..8);
+    let uses = std::slice::from_ref(&bucket);
+    end.post().sums(&backend, &mut stream, (0, 0), &nodes, uses).unwrap();
+    let mut out = backend.allocate::<f32>(&mut stream, 4).unwrap();
     let abort = end.abort_handle();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            let owned = [vec![0..4; 1], vec![4..8; 1]];
-            let out = SliceMut::new(&mut sums, 0, 4).unwrap();
-            let first = end.reduce_scatter(&backend, &mut stream, (0, 0), &owned, out).unwrap_err();
-            let out = SliceMut::new(&mut sums, 0, 4).unwrap();
-            let later = end.reduce_scatter(&backend, &mut stream, (1, 0), &owned, out).unwrap_err();
+            let cut = Cut::at(vec![4, 8]);
+            let mut sum = |key| {
+                let out = SliceMut::all(&mut out);
+                end.reduce_scatter(&backend, &mut stream, key, &cut, out).unwrap_err()
+            };
+            let (first, later) = (sum((0, 0)), sum((1, 0)));
             (first, later)
         });
         abort();

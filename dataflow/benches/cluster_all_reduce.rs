@@ -11,8 +11,8 @@
 #[path = "../../collective/benches/all_reduce/exchange.rs"]
 mod exchange;
 
-use exchange::{Settings, other_process, report, run, value};
-use tidemill::cluster::{Admission, ClusterSettings, Secret};
+use exchange::{Ends, Settings, other_process, report, run, value};
+use tidemill::cluster::{Admission, ClusterSettings, Secret, WorkerContext};
 
 const TURNS: usize = 3;
 
@@ -25,7 +25,8 @@ fn plain(process: usize, port: usize, settings: Settings) -> Option<Vec<f64>> {
         zerocopy: false,
     };
     let config = timely::Config { communication, worker: timely::WorkerConfig::default() };
-    let guards = timely::execute(config, move |worker| run(worker, settings)).unwrap();
+    let ends = Ends::new(1, process, 2);
+    let guards = timely::execute(config, move |worker| run(worker, &ends, settings)).unwrap();
     guards.join().into_iter().next().map(Result::unwrap)
 }
 
@@ -33,7 +34,9 @@ fn sealed(process: usize, port: usize, settings: Settings) -> Option<Vec<f64>> {
     let mut cluster = ClusterSettings::process(1, process, addresses(port));
     let secret = Secret::new("of this benchmark alone", "its source").unwrap();
     cluster.admission = Admission::Secret(secret);
-    let seconds = tidemill::cluster::execute(cluster, move |context| Ok(run(context, settings)));
+    let ends = Ends::new(1, process, 2);
+    let measure = move |context: &mut WorkerContext<'_>| Ok(run(context, &ends, settings));
+    let seconds = tidemill::cluster::execute(cluster, measure);
     seconds.unwrap().into_iter().next()
 }
 

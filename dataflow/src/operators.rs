@@ -1,11 +1,16 @@
 //! The training graph: extension traits on timely streams, one verb a file.
 //!
 //! ```text
-//! samples -> forward_backward -> reduce -> optimize -> checkpoint
-//!    ^             ^                          |  |
-//!    |             +-------- parameters ------+  |
-//!    +------------------------ reports ----------+
+//! samples -> forward_backward -> reduce -> optimize -> gather -> (parameters present) -> next step
+//!    ^             ^                          |                          |
+//!    +-------------+-------- reports ---------+                          |
+//!                  +-----------------------------------------------------+
 //! ```
+//!
+//! The bytes of gradients and parameters stay where they are computed, and a [`Communicator`] moves them between workers; what
+//! operators tell each other of them are tickets. `snapshot` and `checkpoint` hang on `optimize`.
+//!
+//! [`Communicator`]: tidemill_collective::communicator::Communicator
 //!
 //! Timestamps are steps, counted from 0 (updates done before them). Each operator's docs say its contract; none
 //! ever blocks. What blocks (a device, a writer, a decoder) runs on a thread that wakes its operator, and logic that
@@ -15,8 +20,10 @@
 //! |---|---|
 //! | [`samples`] | cuts samples in canonical order into grains, reading ahead |
 //! | [`forward_backward`] | computes losses and gradients on a device |
-//! | [`reduce`] | sums gradients over all lanes at each chunk's owner, where they come from the host |
-//! | [`optimize`] | clips and updates; reports each step; on devices sums and gathers too |
+//! | [`reduce`] | sums gradients over all lanes, at their owners |
+//! | [`optimize`] | clips and updates what is owned; reports each step |
+//! | [`gather`] | brings what was updated to every worker |
+//! | [`snapshot`] | copies the state of what is owned while training goes on |
 //! | [`checkpoint`] | hands the state to a writer |
 //! | [`evaluate`] | measures the loss on other samples |
 //! | [`train`] | all of them, with the loops between |
@@ -24,8 +31,9 @@
 //! | [`plan`] | what all of them must know |
 //! | [`error`] | what breaks their contracts |
 //! | [`sample_names`] | what errors call the samples at a position |
-//! | [`lending`] | state that stays on the device, and who has it when |
-//! | [`ticket`] | what is told of it |
+//! | [`owned`] | the state that a worker owns, and the thread that keeps it |
+//! | [`lending`] | the parameters, and which thread has them when |
+//! | [`ticket`] | what operators tell each other of both |
 //!
 //! Start at [`train`].
 
@@ -34,12 +42,15 @@ mod companion;
 pub mod error;
 pub mod evaluate;
 pub mod forward_backward;
+pub mod gather;
 pub mod lending;
 pub mod optimize;
+pub mod owned;
 pub mod plan;
 pub mod reduce;
 pub mod sample_names;
 pub mod samples;
+pub mod snapshot;
 pub mod stream_data;
 pub mod ticket;
 pub mod train;
@@ -55,12 +66,15 @@ pub use checkpoint::{Checkpoint, CheckpointDone, StateSink};
 pub use error::GraphError;
 pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
+pub use gather::Gather;
 pub use lending::{Borrower, Lender, lending};
-pub use optimize::{InitialState, Optimize, Optimizer, StepReport, UpdateRule};
-pub use plan::{CheckpointCuts, EvaluationPlan, StatePlace, TrainingPlan};
+pub use optimize::{Optimize, StepReport, UpdateRule};
+pub use owned::{InitialState, Optimizer, OptimizerThread};
+pub use plan::{CheckpointCuts, EvaluationPlan, TrainingPlan};
 pub use reduce::Reduce;
 pub use sample_names::{SampleName, SampleNames};
 pub use samples::{Grain, SampleSource, Samples, Wake};
+pub use snapshot::Snapshot;
 pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, WorkerPositions};
 pub use ticket::Ticket;
 pub use train::{Training, TrainingLoop, TrainingStreams};

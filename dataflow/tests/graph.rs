@@ -16,7 +16,6 @@ use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN};
 use harness::{Grains, Outcome, Run, State, Subject, random};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::{Cpu, FloatEnvironment};
-use tidemill::operators::StatePlace;
 
 /// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
 fn bigram() -> Subject<Cpu, Bigram> {
@@ -79,8 +78,6 @@ fn a_thread_that_flushes_denormal_numbers_trains_to_the_same_bits() {
             "{workers} workers"
         );
     }
-    let state_place = StatePlace::Device;
-    assert_eq!(Run { state_place, ..Run::default() }.run().unwrap(), *expected, "on the device");
 }
 
 /// The control: other lanes are another association of the same sums, and these bits can tell.
@@ -104,58 +101,20 @@ fn microbatches_and_read_ahead_are_not_numerics() {
 fn every_credit_window_makes_progress() {
     for window_bytes in [0, 1, 80, 200] {
         same(&Run { workers: 3, window_bytes, ..Run::default() });
-        same(&Run { workers: 8, window_bytes, ..Run::default() });
+        same(&Run { workers: 8, processes: 2, window_bytes, ..Run::default() });
     }
 }
 
-/// One worker whose sums, parameters and moments never leave the device. The graph and the jobs of its threads are
-/// others; the bits are the same.
+/// What is summed, updated and gathered together: a segment, some of them, or all.
 ///
 /// Seen failing: with updates of merged chunks that began one element early, with the mean of their sums of squares in
 /// place of each, with the sums of the first use alone, and with chunks merged that do not follow each other in every use.
 #[test]
-fn state_that_stays_on_the_device_gives_the_same_bits() {
-    let state_place = StatePlace::Device;
-    same(&Run { state_place, ..Run::default() });
-    for microbatch in [1, 100] {
-        for window_bytes in [0, 80, 200] {
-            same(&Run { state_place, microbatch, window_bytes, ..Run::default() });
+fn buckets_are_not_numerics() {
+    for bucket_elements in [1, 100, 1 << 20] {
+        for (workers, microbatch) in [(1, 1), (3, 100)] {
+            same(&Run { bucket_elements, workers, microbatch, ..Run::default() });
         }
-    }
-    for lanes in [1, 2, 16] {
-        for checkpoint_every in [1, 4] {
-            let host = Run { lanes, checkpoint_every, ..Run::default() };
-            let device = Run { state_place, window_bytes: 80, ..host.clone() };
-            assert_eq!(device.run().unwrap(), host.run().unwrap(), "{lanes} lanes");
-        }
-    }
-}
-
-#[test]
-fn state_that_stays_on_the_device_can_be_left_and_taken_up_at_any_checkpoint() {
-    let resume = Some((4, REFERENCE.checkpoints[&4].clone()));
-    for state_place in [StatePlace::Device, StatePlace::Host] {
-        let outcome = Run { state_place, resume: resume.clone(), ..Run::default() }.run().unwrap();
-        assert_eq!(outcome.reports, REFERENCE.reports[4..]);
-        assert_eq!(outcome.checkpoints[&6], REFERENCE.checkpoints[&6]);
-        assert_eq!(outcome.evaluations[&6], REFERENCE.evaluations[&6]);
-    }
-    let state_place = StatePlace::Device;
-    let run = Run { state_place, stop: Some((0, 2)), steps: 1_000, ..Run::default() };
-    let outcome = run.run().unwrap();
-    let &(last, .., is_last) = outcome.reports.last().unwrap();
-    assert!(is_last && (3..=4).contains(&last), "{last}");
-    let resume = Some((last, outcome.checkpoints[&last].clone()));
-    let resumed = Run { resume, ..Run::default() }.run().unwrap();
-    assert_eq!(resumed.checkpoints[&6], REFERENCE.checkpoints[&6]);
-}
-
-/// With more workers than one, sums are copied from a device in pieces of many chunks. Seen failing: with pieces cut at
-/// the wrong places.
-#[test]
-fn sums_that_are_copied_in_pieces_give_the_same_bits() {
-    for workers in [2, 3, 8] {
-        same(&Run { state_place: StatePlace::Device, workers, ..Run::default() });
     }
 }
 
@@ -173,6 +132,7 @@ fn processes_give_the_same_bits() {
     same(&Run { workers: 2, processes: 2, ..Run::default() });
     same(&Run { workers: 4, processes: 2, window_bytes: 80, ..Run::default() });
     same(&Run { workers: 3, processes: 3, microbatch: 1, ..Run::default() });
+    same(&Run { workers: 8, processes: 4, bucket_elements: 1, ..Run::default() });
 }
 
 #[test]
@@ -222,11 +182,9 @@ fn a_request_to_stop_is_agreed_on_and_checkpointed() {
 
 #[test]
 fn a_panic_on_a_device_ends_every_worker() {
-    for (workers, state_place) in
-        [(1, StatePlace::Host), (3, StatePlace::Host), (1, StatePlace::Device)]
-    {
+    for workers in [1, 3] {
         let poison = Some((27 * 2 + 5, PANIC_TOKEN));
-        let run = Run { workers, state_place, poison, ..Run::default() };
+        let run = Run { workers, poison, ..Run::default() };
         let (error, checkpoints) = run.run_to_failure();
         assert!(error.with_causes().contains("the model panics on purpose"), "{error}");
         assert!(error.with_causes().contains("thread device-"), "{error}");
@@ -236,11 +194,9 @@ fn a_panic_on_a_device_ends_every_worker() {
 
 #[test]
 fn a_loss_that_is_no_number_names_its_samples_and_reaches_no_checkpoint() {
-    for (workers, state_place) in
-        [(1, StatePlace::Host), (5, StatePlace::Host), (1, StatePlace::Device)]
-    {
+    for workers in [1, 5] {
         let poison = Some((27 * 5 + 26, NAN_TOKEN));
-        let run = Run { workers, state_place, poison, checkpoint_every: 2, ..Run::default() };
+        let run = Run { workers, poison, checkpoint_every: 2, ..Run::default() };
         let (error, checkpoints) = run.run_to_failure();
         let said = "step 6: the loss is NaN in 1 of 8 lanes, first in grain 1 of lane 7, at positions \
                     160 to 161 (rows 160, 161 of made-up.parquet)";

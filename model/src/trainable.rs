@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
-use tidemill_kernels::{Backend, Matrix, Shared, Slice, SliceMut};
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Layout;
@@ -185,9 +185,12 @@ impl<B: Backend> Parameters<B> {
         Ok(backend.refresh_compute_weights(stream, compute, master, range.start, range.len())?)
     }
 
-    /// The masters, for kernels of other devices to read; `None` where buffers lie in host memory.
-    pub fn share(&self) -> Option<Shared<B, f32>> {
-        B::share(&self.master)
+    /// The masters of `range`.
+    ///
+    /// # Errors
+    /// A range that leaves the arena.
+    pub fn masters(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
+        Ok(Slice::new(&self.master, range.start, range.len())?)
     }
 
     /// Copies the masters from element `start` to `host`.

@@ -1,20 +1,14 @@
-//! The exchange that is measured: every worker's chunks are summed at their owners and sent back to all.
+//! The exchange that is measured: every worker's buckets are summed at their owners, and what is there is brought to all.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use tidemill_collective::{
-    BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, Chunk, ChunkHeader, ChunkPlan, Credit,
-    CreditLedger, Node, Pace, Part, SegmentUses, Tree, TreeReducer, by_destination,
-};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Host, Threads};
+use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Carry, Node, Tree};
+use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
-use timely::dataflow::operators::generic::OutputBuilder;
-use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
-use timely::dataflow::operators::{ConnectLoop, Feedback, Input, Probe};
-use timely::dataflow::{InputHandle, ProbeHandle, Stream, StreamVec};
+use timely::dataflow::InputHandle;
 use timely::worker::Worker;
 
 /// What is exchanged.
@@ -25,114 +19,121 @@ pub struct Settings {
     pub rounds: usize,
 }
 
-/// A stage that consumes chunks, gives credit back, and may send others.
-fn consume<'scope>(
-    chunks: Stream<'scope, u64, Chunk>,
-    window_bytes: usize,
-    mut stage: impl FnMut(Chunk) -> Vec<Chunk> + 'static,
-) -> Stream<'scope, u64, Chunk> {
-    let scope = chunks.scope();
-    let (credit_loop, credits) = scope.feedback::<Vec<Credit>>(1);
-    let mut builder = OperatorBuilder::new("Consume".to_owned(), scope);
-    let (output, sent) = builder.new_output::<Chunk>();
-    let (credits_output, consumed) = builder.new_output::<Vec<Credit>>();
-    let mut output = OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(output);
-    let mut credits_output =
-        OutputBuilder::<_, CapacityContainerBuilder<Vec<Credit>>>::from(credits_output);
-    let paced = chunks.pace(credits, window_bytes);
-    let mut input = builder.new_input(paced, by_destination());
-    builder.build(move |capabilities| {
-        drop(capabilities);
-        move |_frontiers| {
-            let (mut output, mut credits_output) = (output.activate(), credits_output.activate());
-            input.for_each(|time, chunk| {
-                let chunk = std::mem::take(chunk);
-                let mut ledger = CreditLedger::default();
-                ledger.consumed(chunk.header().unwrap().source, chunk.payload_bytes());
-                for mut chunk in stage(chunk) {
-                    output.session(&time).give_container(&mut chunk);
-                }
-                credits_output.session(&time).give_iterator(ledger.settle());
-            });
-        }
-    });
-    let consumed: StreamVec<'scope, u64, Credit> = consumed;
-    consumed.connect_loop(credit_loop);
-    sent
+/// The ends of the workers of a process.
+pub struct Ends(Mutex<Vec<Option<Box<dyn Communicator<Cpu>>>>>);
+
+impl Ends {
+    /// Of process `process` of `processes`, which have `threads` workers each.
+    pub fn new(threads: usize, process: usize, processes: usize) -> Self {
+        let cpu = cpu();
+        let (cpus, tree) = (vec![&cpu; threads], Tree::new(threads * processes).unwrap());
+        let boxed: Vec<Option<Box<dyn Communicator<Cpu>>>> = if processes == 1 {
+            let ends = Threads::group(&cpus, tree).unwrap();
+            ends.into_iter().map(|end| Some(Box::new(end) as Box<_>)).collect()
+        } else {
+            let groups: Vec<_> =
+                (0..processes).map(|group| group * threads..(group + 1) * threads).collect();
+            let ends = Host::group(&cpus, &groups, process, tree).unwrap();
+            ends.into_iter().map(|end| Some(Box::new(end) as Box<_>)).collect()
+        };
+        Self(Mutex::new(boxed))
+    }
+}
+
+fn cpu() -> Cpu {
+    Cpu::new(NonZeroUsize::MIN).unwrap()
 }
 
 /// Seconds of each round.
-pub fn run(worker: &mut Worker, settings: Settings) -> Vec<f64> {
-    let (index, workers) = (worker.index(), worker.peers());
-    let plan = Arc::new(ChunkPlan::new(std::iter::once(0..settings.elements)));
-    let whole = [SegmentUses { range: 0..settings.elements, uses: vec![(0, 0)] }];
-    let owners = BucketPlan::new(&plan, &whole, BUCKET_ELEMENTS).chunk_owners(&plan, workers);
-    let tree = Tree::new(workers).expect("a power of two");
-    let received = Rc::new(Cell::new(0));
-    let result = Rc::new(RefCell::new(vec![0.0_f32; settings.elements]));
-    let (counted, written) = (Rc::clone(&received), Rc::clone(&result));
-    let (mut input, probe) = (InputHandle::new(), ProbeHandle::new());
-    worker.dataflow::<u64, _, _>(|scope| {
-        let chunks = scope.input_from::<CapacityContainerBuilder<Chunk>>(&mut input);
-        let mut sums = BTreeMap::new();
-        let sums = consume(chunks, settings.window_bytes, move |chunk| {
-            let header = *chunk.header().unwrap();
-            let reducer = sums
-                .entry(header.chunk)
-                .or_insert_with(|| TreeReducer::new(tree, chunk.payload_bytes() / 4));
-            let Some(sum) = reducer.insert(chunk).unwrap() else { return Vec::new() };
-            sums.remove(&header.chunk);
-            let sum = Arc::new(sum);
-            let copy = |destination: usize| {
-                let (destination, source) = (destination as u32, index as u32);
-                Chunk::shared(ChunkHeader { destination, source, ..header }, Arc::clone(&sum))
-            };
-            (0..workers).map(copy).collect()
+pub fn run(worker: &mut Worker, ends: &Ends, settings: Settings) -> Vec<f64> {
+    let local = worker.index() % ends.0.lock().unwrap().len();
+    let mut end = ends.0.lock().unwrap()[local].take().expect("each is taken once");
+    let mut until = InputHandle::<u64, CapacityContainerBuilder<Vec<()>>>::new();
+    if let Some(courier) = end.courier() {
+        worker.dataflow::<u64, _, _>(|scope| {
+            until.to_stream(scope).carry(courier, settings.window_bytes);
         });
-        consume(sums, settings.window_bytes, move |chunk| {
-            let range = plan.chunks()[chunk.header().unwrap().chunk as usize].range.clone();
-            written.borrow_mut()[range].copy_from_slice(&chunk.values().unwrap());
-            counted.set(counted.get() + 1);
-            Vec::new()
-        })
-        .probe_with(&probe);
-    });
-    let count = settings.elements.div_ceil(CHUNK_ELEMENTS);
-    let mut seconds = Vec::new();
-    for round in 0..settings.rounds {
-        let chunks: Vec<Chunk> = (0..count)
-            .map(|chunk| {
-                let elements = CHUNK_ELEMENTS.min(settings.elements - chunk * CHUNK_ELEMENTS);
-                let header = ChunkHeader {
-                    destination: owners[chunk] as u32,
-                    source: index as u32,
-                    part: Part::Gradient { use_index: 0 },
-                    chunk: chunk as u32,
-                    node: Node::leaf(index as u32),
-                    step: 2 * round as u64 + 1,
-                };
-                Chunk::new(header, vec![(index + round) as f32; elements])
-            })
-            .collect();
-        // Nobody starts before everybody has its chunks.
-        input.advance_to(2 * round as u64 + 1);
-        while probe.less_than(input.time()) {
-            worker.step_or_park(Some(Duration::from_millis(1)));
-        }
-        let start = Instant::now();
-        for mut chunk in chunks {
-            input.send_batch(&mut chunk);
-            worker.step();
-        }
-        input.advance_to(2 * round as u64 + 2);
-        while received.get() < count * (round + 1) {
-            worker.step_or_park(Some(Duration::from_millis(10)));
-        }
-        seconds.push(start.elapsed().as_secs_f64());
-        let expected = (0..workers).map(|worker| (worker + round) as f32).sum::<f32>();
-        assert!(result.borrow().iter().all(|&value| value == expected), "a wrong sum");
     }
-    seconds
+    let waker = std::thread::current();
+    let thread = std::thread::spawn(move || {
+        let seconds = (0..settings.rounds)
+            .scan(Rank::new(end, settings.elements), |rank, round| Some(rank.round(round)))
+            .collect::<Result<Vec<_>, _>>();
+        waker.unpark();
+        seconds.unwrap()
+    });
+    while !thread.is_finished() {
+        worker.step_or_park(Some(Duration::from_millis(10)));
+    }
+    drop(until);
+    while worker.step_or_park(Some(Duration::from_millis(10))) {}
+    thread.join().unwrap()
+}
+
+/// What one thread exchanges with others.
+struct Rank {
+    end: Box<dyn Communicator<Cpu>>,
+    cpu: Cpu,
+    stream: <Cpu as Runtime>::DeviceStream,
+    arena: <Cpu as Runtime>::Buffer<f32>,
+    owned: <Cpu as Runtime>::Buffer<f32>,
+}
+
+impl Rank {
+    fn new(end: Box<dyn Communicator<Cpu>>, elements: usize) -> Self {
+        let cpu = cpu();
+        let mut stream = cpu.device_stream().unwrap();
+        let arena = cpu.allocate(&mut stream, elements).unwrap();
+        let owned = cpu.allocate(&mut stream, elements).unwrap();
+        Self { end, cpu, stream, arena, owned }
+    }
+
+    /// The buckets: where they are, and who owns what of them.
+    fn buckets(&self) -> Vec<(std::ops::Range<usize>, Cut)> {
+        let elements = self.arena.len();
+        let bucket = |(index, start): (usize, usize)| {
+            let end = elements.min(start + BUCKET_ELEMENTS);
+            (start..end, Cut::new(end - start, self.end.ranks(), CHUNK_ELEMENTS, index))
+        };
+        (0..elements).step_by(BUCKET_ELEMENTS).enumerate().map(bucket).collect()
+    }
+
+    fn round(&mut self, round: usize) -> Result<f64, CommunicatorError> {
+        let buckets = self.buckets();
+        let (rank, ranks, step) = (self.end.rank(), self.end.ranks(), round as u64);
+        self.arena.fill((rank + round) as f32);
+        let Self { end, cpu, stream, arena, owned, .. } = self;
+        let start = Instant::now();
+        let (post, node) = (end.post(), Node::leaf(rank as u32));
+        for (index, (range, _)) in buckets.iter().enumerate() {
+            let (key, uses) = ((step, index as u32), std::slice::from_ref(range));
+            post.sums(cpu, stream, key, &[(node, arena)], uses)?;
+        }
+        let mut at = 0;
+        for (index, (_, cut)) in buckets.iter().enumerate() {
+            let elements = cut.of_rank(rank).len();
+            let out = SliceMut::new(owned, at, elements)?;
+            end.reduce_scatter(cpu, stream, (step, index as u32), cut, out)?;
+            at += elements;
+        }
+        let mut at = 0;
+        for (index, (range, cut)) in buckets.iter().enumerate() {
+            let own = cut.of_rank(rank);
+            let values = Slice::new(owned, at, own.len())?;
+            let here = SliceMut::new(arena, range.start + own.start, own.len())?;
+            cpu.copy(stream, here, values)?;
+            end.updated(cpu, stream, (step, index as u32), cut, values)?;
+            at += own.len();
+        }
+        for (index, (range, cut)) in buckets.iter().enumerate() {
+            let out = SliceMut::new(arena, range.start, range.len())?;
+            end.gather(cpu, stream, (step, index as u32), cut, out)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let expected = (0..ranks).map(|rank| (rank + round) as f32).sum::<f32>();
+        assert!(self.arena.iter().all(|&value| value == expected), "a wrong sum");
+        Ok(seconds)
+    }
 }
 
 /// Prints the median and the best of the rounds but the first.

@@ -6,26 +6,30 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_kernels::backend::TreeTerm;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
-use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 
-use super::threads::{Key, Post, Threads, Update};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result};
+use super::along_tree::AlongTree;
+use super::post::{Inbox, Key, Post, Read, members};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic, room};
 use crate::tree::{Node, Tree, lane_cut};
 
 /// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
 pub struct Nccl<B: Backend> {
     /// At which this rank's thread that computes tells the one that sums.
-    own: Threads<B, f32>,
+    post: Post<B>,
+    inbox: Inbox<B>,
     member: Arc<GroupMember>,
     tree: Tree,
     /// The nodes that each rank posts, in order.
     nodes: Vec<Vec<Node>>,
+    along_tree: AlongTree<B>,
     /// Room for what the other ranks send of a bucket.
     received: Option<B::Buffer<f32>>,
     /// What this rank has updated and not sent.
-    updates: Vec<(Key, Update<B, f32>)>,
+    updates: Vec<(Key, Shared<B, f32>)>,
+    read: Read<B>,
+    traffic: Traffic,
 }
 
 impl<B: Backend> Nccl<B> {
@@ -41,25 +45,22 @@ impl<B: Backend> Nccl<B> {
         (rank, ranks): (usize, usize),
         tree: Tree,
     ) -> Result<Self> {
-        let own = Threads::group(&[backend], tree)?.remove(0);
+        let (post, inbox) = members(rank, 1).remove(0);
         let lanes = lane_cut(tree.lanes(), ranks)?;
         let nodes = lanes.iter().map(|lanes| tree.cover(lanes)).collect();
         let member = Arc::new(backend.join_group(library, id, (rank, ranks))?);
-        Ok(Self { own, member, tree, nodes, received: None, updates: Vec::new() })
-    }
-}
-
-/// Room for `elements` elements.
-fn room<'a, B: Backend>(
-    received: &'a mut Option<B::Buffer<f32>>,
-    backend: &B,
-    stream: &mut B::DeviceStream,
-    elements: usize,
-) -> Result<&'a mut B::Buffer<f32>> {
-    let has = |buffer: &B::Buffer<f32>| B::elements(buffer) >= elements;
-    match received.take().filter(has) {
-        Some(buffer) => Ok(received.insert(buffer)),
-        None => Ok(received.insert(backend.allocate(stream, elements)?)),
+        Ok(Self {
+            post,
+            inbox,
+            member,
+            tree,
+            nodes,
+            along_tree: AlongTree::new(),
+            received: None,
+            updates: Vec::new(),
+            read: Read::new(),
+            traffic: Traffic::default(),
+        })
     }
 }
 
@@ -79,13 +80,13 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         self.member.ranks()
     }
 
-    fn post(&self) -> Post<B, f32> {
-        self.own.post()
+    fn post(&self) -> Post<B> {
+        self.post.clone()
     }
 
     fn abort_handle(&self) -> Abort {
         // It ends with the thread that uses it, not with the last that might abort it.
-        let (own, member) = (self.own.abort_handle(), Arc::downgrade(&self.member));
+        let (own, member) = (self.post.abort_handle(), Arc::downgrade(&self.member));
         Box::new(move || {
             own();
             // A device that hangs keeps the library from ending, and must not keep who aborts.
@@ -94,16 +95,20 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         })
     }
 
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
     fn reduce_scatter(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
         (step, bucket): (u64, u32),
-        owned: &[Vec<Range<usize>>],
+        cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
         let rank = self.member.rank();
-        let told = self.own.wait_for_sums(Key { step, bucket })?;
+        let told = self.inbox.sums(Key { step, bucket })?;
         let Some((parts, ready)) = told.first() else { return Err(CommunicatorError::Closed) };
         let posted = parts.iter().map(|part| part.node);
         if !posted.eq(self.nodes[rank].iter().copied()) {
@@ -111,61 +116,64 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
         }
         backend.wait_for(stream, ready)?;
+        let uses = parts.first().map_or(0, |part| part.uses.len());
         let mut sends = Vec::new();
-        for (peer, ranges) in owned.iter().enumerate().filter(|&(peer, _)| peer != rank) {
-            for range in ranges.iter().filter(|range| !range.is_empty()) {
+        for peer in (0..cut.ranks()).filter(|&peer| peer != rank) {
+            let range = cut.of_rank(peer);
+            if range.is_empty() {
+                continue;
+            }
+            for index in 0..uses {
                 for part in parts {
-                    sends.push((peer, part.sums.slice(range.start, range.len())?));
+                    sends.push((peer, part.uses[index].slice(range.start, range.len())?));
                 }
             }
         }
+        let own = cut.of_rank(rank);
         let (mut places, mut receives, mut end) = (Vec::new(), Vec::new(), 0);
         for (peer, nodes) in self.nodes.iter().enumerate().filter(|&(peer, _)| peer != rank) {
-            for (index, owned) in owned[rank].iter().enumerate().filter(|(_, o)| !o.is_empty()) {
+            for index in (0..uses).filter(|_| !own.is_empty()) {
                 for &node in nodes {
-                    let range = end..end + owned.len();
+                    let range = end..end + own.len();
                     end = range.end;
                     receives.push((peer, range.clone()));
                     places.push(Place { index, node, range });
                 }
             }
         }
-        let received = room(&mut self.received, backend, stream, end)?;
+        self.traffic.came(end);
+        let received = room(&mut self.received, (backend, stream), end)?;
         if !sends.is_empty() || !receives.is_empty() {
             let into = SliceMut::new(received, 0, end)?;
             backend.exchange(stream, &self.member, &sends, into, &receives)?;
         }
-        let mut start = 0;
-        for (index, owned) in owned[rank].iter().enumerate().filter(|(_, o)| !o.is_empty()) {
-            let mut values = Vec::with_capacity(self.tree.lanes());
+        for index in (0..uses).filter(|_| !own.is_empty()) {
+            let mut terms = Vec::with_capacity(self.tree.lanes());
             for part in parts {
-                values.push((part.node, part.sums.slice(owned.start, owned.len())?));
+                terms.push((part.node, part.uses[index].slice(own.start, own.len())?));
             }
             for place in places.iter().filter(|place| place.index == index) {
                 let from = Slice::new(&*received, place.range.start, place.range.len())?;
-                values.push((place.node, from));
+                terms.push((place.node, from));
             }
-            values.sort_by_key(|(node, _)| *node);
-            let nodes: Vec<Node> = values.iter().map(|(node, _)| *node).collect();
-            let joins = self.tree.joins(&nodes)?;
-            let terms = values.into_iter().zip(joins);
-            let terms: Vec<_> = terms
-                .map(|((_, values), joins)| TreeTerm { values: Some(values), joins })
-                .collect();
-            backend.tree_sum(stream, out.reborrow().sub(start, owned.len())?, &terms)?;
-            start += owned.len();
+            terms.sort_by_key(|(node, _)| *node);
+            let out = out.reborrow().sub(index * own.len(), own.len())?;
+            self.along_tree.sum(backend, stream, self.tree.root(), &terms, out)?;
         }
+        self.read.keep_sums(backend, bucket, told);
         Ok(())
     }
 
     fn updated(
         &mut self,
-        (step, bucket): (u64, u32),
-        update: Update<B, f32>,
-        _: &B::Event,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        _cut: &Cut,
+        values: Slice<'_, B, f32>,
     ) -> Result<()> {
-        // It was enqueued on the device stream on which it will be sent.
-        self.updates.push((Key { step, bucket }, update));
+        // It will be sent on the device stream on which it was enqueued.
+        self.updates.push((key.into(), backend.share(stream, values)?));
         Ok(())
     }
 
@@ -188,10 +196,11 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         let peers = (0..cut.ranks()).filter(|&peer| peer != rank);
         let mut sends = Vec::new();
         for peer in peers.clone().filter(|_| !own.is_empty()) {
-            sends.push((peer, update.values.slice(update.start, own.len())?));
+            sends.push((peer, update.slice(0, own.len())?));
         }
         let receives = peers.map(|peer| (peer, cut.of_rank(peer)));
         let receives: Vec<_> = receives.filter(|(_, range)| !range.is_empty()).collect();
+        self.traffic.came(receives.iter().map(|(_, range)| range.len()).sum());
         if !sends.is_empty() || !receives.is_empty() {
             backend.exchange(stream, &self.member, &sends, out, &receives)?;
         }

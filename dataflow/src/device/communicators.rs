@@ -1,4 +1,4 @@
-//! How workers reach each other's devices.
+//! How workers reach each other.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -6,9 +6,8 @@ use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Nccl, Threads};
-use tidemill_collective::{Tree, lane_cut};
-use tidemill_kernels::backend::MOST_TREE_TERMS;
+use tidemill_collective::Tree;
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Nccl, Threads};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
 use timely::container::CapacityContainerBuilder;
@@ -17,70 +16,97 @@ use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::Operator;
 
 use crate::cluster::progress::{self, Phase};
-use crate::cluster::{Failure, WorkerContext};
+use crate::cluster::{ClusterSettings, Failure, WorkerContext};
 use crate::error::Result;
 
-/// What connects the devices of a run's workers: from what the workers of a process share, each takes its own end.
+/// What connects a run's workers: from what the workers of a process share, each takes its own end.
 pub enum Communicators<B: Backend> {
-    /// Nothing does: what workers have to tell each other goes through the host.
+    /// There is one worker.
     None,
-    /// All workers are of this process, and their devices read each other's memory: the ends that were not taken.
-    Threads(Mutex<Vec<Option<Threads<B, f32>>>>),
-    /// There are other processes, to which this library connects, where they have it too.
+    /// All workers are of this process, and read each other's memory: the ends that were not taken.
+    Threads(Ends<Threads<B>>),
+    /// A library connects the devices of several processes, where they all have it.
     Library {
         /// The library.
         library: CollectiveLibrary,
         /// The tree over the lanes of a step.
         tree: Tree,
+        /// Where one of them lacks it.
+        otherwise: Ends<Host<B>>,
     },
+    /// Bytes go through the host's memory and timely's connections.
+    Host(Ends<Host<B>>),
+}
+
+/// The ends that the workers of this process have not taken.
+pub struct Ends<C>(Mutex<Vec<Option<C>>>);
+
+impl<C> Ends<C> {
+    fn new(ends: Vec<C>) -> Self {
+        Self(Mutex::new(ends.into_iter().map(Some).collect()))
+    }
+
+    fn take(&self, local_worker: usize) -> Option<C> {
+        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ends.get_mut(local_worker).and_then(Option::take)
+    }
 }
 
 impl<B: Backend> Communicators<B> {
-    /// What connects `workers` workers in all, which sum over `lanes` lanes; those of this process compute on `backends`. `library`
-    /// opens what connects processes.
+    /// What connects `workers` workers in all, which sum over `lanes` lanes; those of this process, number `process`, compute on
+    /// `backends`, and every process has as many. `library` opens what connects devices of several processes.
     ///
     /// # Errors
-    /// A number of lanes that is no power of two, or a device that fails.
+    /// A number of lanes that is no power of two, more workers than lanes, or a device that fails.
     pub fn new(
         backends: &[&B],
-        workers: usize,
+        (process, workers): (usize, usize),
         lanes: usize,
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
     ) -> Result<Self> {
-        let has_memory = backends.iter().all(|backend| backend.memory() == MemoryPlace::Device);
-        if !has_memory || workers == 1 {
+        if workers == 1 {
             return Ok(Self::None);
         }
         let tree = Tree::new(lanes).map_err(CommunicatorError::from)?;
-        let cut = lane_cut(lanes, workers).map_err(CommunicatorError::from)?;
-        let nodes: usize = cut.iter().map(|lanes| tree.cover(lanes).len()).sum();
-        if nodes > MOST_TREE_TERMS {
-            tracing::warn!(
-                "{workers} workers have {nodes} sums of {lanes} lanes, and a device adds {MOST_TREE_TERMS}: gradients go \
-                 through the host, which is slow"
-            );
-            return Ok(Self::None);
-        }
-        if workers != backends.len() {
-            return Ok(match library() {
-                Ok(library) => Self::Library { library, tree },
-                Err(error) => {
-                    tracing::warn!("{error}: gradients go through the host, which is slow");
-                    Self::None
+        let of_process = backends.len().max(1);
+        if workers == of_process {
+            return match Threads::group(backends, tree) {
+                Ok(ends) => Ok(Self::Threads(Ends::new(ends))),
+                Err(error @ CommunicatorError::OutOfReach { .. }) => {
+                    tracing::warn!("{error}: {SLOW}");
+                    Ok(Self::Host(alone(backends, process, workers, tree)?))
                 }
-            });
+                Err(error) => Err(error.into()),
+            };
         }
-        match Threads::group(backends, tree) {
-            Ok(ends) => Ok(Self::Threads(Mutex::new(ends.into_iter().map(Some).collect()))),
-            Err(error @ CommunicatorError::OutOfReach { .. }) => {
-                tracing::warn!("{error}: gradients go through the host, which is slow");
-                Ok(Self::None)
+        if backends.iter().all(|backend| backend.memory() == MemoryPlace::Host) {
+            let groups: Vec<_> = (0..workers / of_process)
+                .map(|process| process * of_process..(process + 1) * of_process)
+                .collect();
+            return Ok(Self::Host(Ends::new(Host::group(backends, &groups, process, tree)?)));
+        }
+        // What devices of another process reach is not known here.
+        let otherwise = alone(backends, process, workers, tree)?;
+        Ok(match library() {
+            Ok(library) => Self::Library { library, tree, otherwise },
+            Err(error) => {
+                tracing::warn!("{error}: {SLOW}");
+                Self::Host(otherwise)
             }
-            Err(error) => Err(error.into()),
-        }
+        })
     }
 
-    /// The end of the worker of `context`, which computes on `backend`; `None` where state goes through the host. To be called by
+    /// What connects the workers of `cluster`, without a library; those of this process compute on `backends`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_cluster(backends: &[&B], cluster: &ClusterSettings, lanes: usize) -> Result<Self> {
+        let workers = cluster.threads * cluster.processes();
+        let none = || CollectiveLibrary::open("none");
+        Self::new(backends, (cluster.process, workers), lanes, none)
+    }
+
+    /// The end of the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
     /// every worker: with other processes it waits for what they have.
     ///
     /// # Errors
@@ -91,17 +117,24 @@ impl<B: Backend> Communicators<B> {
         backend: &B,
     ) -> std::result::Result<Option<Box<dyn Communicator<B>>>, Failure> {
         let (rank, ranks) = (context.index(), context.peers());
+        let local = rank % (ranks / context.processes().max(1)).max(1);
+        let host = |ends: &Ends<Host<B>>| -> Option<Box<dyn Communicator<B>>> {
+            Some(Box::new(ends.take(local)?))
+        };
         match self {
-            Self::Threads(ends) => {
-                let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
-                let end = ends.get_mut(rank).and_then(Option::take);
-                Ok(end.map(|end| Box::new(end) as Box<dyn Communicator<B>>))
+            Self::None => Ok(None),
+            Self::Threads(ends) => match ends.take(local) {
+                Some(end) => Ok(Some(Box::new(end))),
+                None => Ok(None),
+            },
+            Self::Host(ends) => {
+                if context.processes() > 1 && backend.memory() == MemoryPlace::Device {
+                    // Others may have the library, and ask.
+                    agree(context, None)?;
+                }
+                Ok(host(ends))
             }
-            Self::None if context.processes() == 1 || backend.memory() == MemoryPlace::Host => {
-                Ok(None)
-            }
-            Self::None => agree(context, None).map(|_| None),
-            Self::Library { library, tree } => {
+            Self::Library { library, tree, otherwise } => {
                 let id = match rank {
                     0 => library.group_id().map(Some),
                     _ => Ok(None),
@@ -113,17 +146,32 @@ impl<B: Backend> Communicators<B> {
                 let offer = offer.inspect_err(|error| tracing::warn!("{error}")).ok();
                 let Some(id) = agree(context, offer)? else {
                     if rank == 0 {
-                        tracing::warn!(
-                            "a worker shares its GPU or lacks NCCL: gradients go through the host, which is slow"
-                        );
+                        tracing::warn!("a worker shares its GPU or lacks NCCL: {SLOW}");
                     }
-                    return Ok(None);
+                    return Ok(host(otherwise));
                 };
                 let end = Nccl::join(backend, library, id, (rank, ranks), *tree)?;
                 Ok(Some(Box::new(end)))
             }
         }
     }
+}
+
+const SLOW: &str = "gradients go through the host, which is slow";
+
+/// The ends of workers of which none reads the memory of another.
+fn alone<B: Backend>(
+    backends: &[&B],
+    process: usize,
+    workers: usize,
+    tree: Tree,
+) -> Result<Ends<Host<B>>> {
+    let groups: Vec<_> = (0..workers).map(|worker| worker..worker + 1).collect();
+    let first = process * backends.len();
+    let ends = backends.iter().enumerate().map(|(local, &backend)| {
+        Ok(Host::group(&[backend], &groups, first + local, tree)?.remove(0))
+    });
+    Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
 }
 
 /// What a worker with a library tells the others: worker 0 the group that all join.

@@ -194,7 +194,8 @@ impl WithBackend for Train {
         }
         let (backends, lanes) = (devices.backends(), run.batch.lanes());
         let library = || CollectiveLibrary::open(NCCL);
-        let communicators = Communicators::new(&backends, workers, lanes, library)?;
+        let communicators =
+            Communicators::new(&backends, (cluster.process, workers), lanes, library)?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());

@@ -21,6 +21,53 @@ pub(super) struct Companion<Job, Reply> {
     gone: bool,
 }
 
+/// A companion that works for several operators of a worker, each of which has an end of its own. It ends when they all
+/// have been dropped, and this.
+pub(super) struct SharedCompanion<Job> {
+    name: String,
+    abort: Abort,
+    jobs: Sender<Job>,
+}
+
+impl<Job: Send + 'static> SharedCompanion<Job> {
+    /// Starts a guarded thread that runs `body`, whose jobs are of `phase`.
+    pub(super) fn start<F>(
+        abort: &Abort,
+        name: String,
+        phase: Phase,
+        body: F,
+    ) -> Result<Self, ClusterError>
+    where
+        F: FnOnce(&Jobs<Job>) -> Result<(), Failure> + Send + 'static,
+    {
+        let (jobs, receiver) = mpsc::channel();
+        let thread = move || {
+            // It would inherit the environment of an embedder's thread.
+            FloatEnvironment::standard().keep();
+            progress::enter(phase, 0);
+            body(&Jobs { receiver, phase })
+        };
+        abort.guard_thread(&name, thread)?;
+        Ok(Self { name, abort: abort.clone(), jobs })
+    }
+
+    /// The end of an operator, which `wake` activates. Its first job is `answer`, which says where answers go.
+    pub(super) fn end<Reply>(
+        &self,
+        wake: SyncActivator,
+        answer: impl FnOnce(Replies<Reply>) -> Job,
+    ) -> Companion<Job, Reply>
+    where
+        Reply: Send + 'static,
+    {
+        let (sender, replies) = mpsc::channel();
+        let (name, abort, jobs) = (self.name.clone(), self.abort.clone(), self.jobs.clone());
+        let mut end = Companion { name, abort: abort.clone(), jobs, replies, gone: false };
+        end.send(answer(Replies { sender, wake, abort }));
+        end
+    }
+}
+
 /// The thread's end of the jobs.
 pub(super) struct Jobs<Job> {
     receiver: Receiver<Job>,
@@ -111,18 +158,12 @@ impl<Job: Send + 'static, Reply: Send + 'static> Companion<Job, Reply> {
     where
         F: FnOnce(&Jobs<Job>, &Replies<Reply>) -> Result<(), Failure> + Send + 'static,
     {
-        let (jobs, received) = mpsc::channel();
         let (sender, replies) = mpsc::channel();
-        let replies_abort = abort.clone();
-        let thread = move || {
-            // It would inherit the environment of an embedder's thread.
-            FloatEnvironment::standard().keep();
-            progress::enter(phase, 0);
-            let jobs = Jobs { receiver: received, phase };
-            body(&jobs, &Replies { sender, wake, abort: replies_abort })
-        };
-        abort.guard_thread(&name, thread)?;
-        Ok(Self { name, abort: abort.clone(), jobs, replies, gone: false })
+        let to_operator = Replies { sender, wake, abort: abort.clone() };
+        let body = move |jobs: &_| body(jobs, &to_operator);
+        let SharedCompanion { name, abort, jobs } =
+            SharedCompanion::start(abort, name, phase, body)?;
+        Ok(Self { name, abort, jobs, replies, gone: false })
     }
 
     /// Enqueues a job.

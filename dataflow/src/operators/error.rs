@@ -100,16 +100,6 @@ pub enum GraphError {
         /// What it did.
         done: String,
     },
-    /// Numbers that are in another memory than where they are needed.
-    #[error("{what} came in the memory of {found}, expected that of {expected}")]
-    Memory {
-        /// Which numbers.
-        what: &'static str,
-        /// Where they are needed.
-        expected: &'static str,
-        /// Where they are.
-        found: &'static str,
-    },
     /// An operator, or a thread of one, did something before what must come first.
     #[error("{what} came before {missing}")]
     Order {
@@ -138,13 +128,19 @@ pub enum GraphError {
         /// Elements that were given.
         found: usize,
     },
-    /// A worker was given another's end of the communicator.
-    #[error("worker {worker} was given the communicator's end of worker {rank}")]
+    /// A worker was given no end of the communicator, or not its own.
+    #[error(
+        "worker {worker} of {workers} was given the communicator's end of worker {rank} of {ranks}"
+    )]
     ForeignEnd {
         /// The worker.
         worker: usize,
+        /// The number of workers.
+        workers: usize,
         /// The worker whose end it is.
         rank: usize,
+        /// The number of workers that it is between; 1 without a communicator.
+        ranks: usize,
     },
     /// The plan has checkpoints, but the graph was given nowhere to write them.
     #[error("worker 0 was given nowhere to write its checkpoints")]

@@ -9,21 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::{Chunk, Credit, by_destination};
 use tidemill_kernels::Backend;
 use tidemill_model::Trainable;
 use timely::PartialOrder;
 use timely::container::CapacityContainerBuilder;
+use timely::dataflow::StreamVec;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::Capability;
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
 use timely::dataflow::operators::vec::ToStream;
-use timely::dataflow::{Stream, StreamVec};
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
-use self::device::{DeviceJob, DeviceParts, DeviceReply};
+use self::device::{DeviceParts, DeviceReply};
 use self::schedule::{Computation, DeviceSchedule};
 use super::companion::Companion;
 use super::error::GraphError;
@@ -73,19 +72,15 @@ pub struct Compute<B: Backend, M> {
     pub backend: Arc<B>,
     /// What is trained.
     pub model: Arc<M>,
-    /// The parameter arena after `plan.first_step` updates.
-    pub parameters: Arc<Vec<f32>>,
-    /// Lends the parameters, where state stays on the device.
-    pub borrower: Option<Borrower<B>>,
+    /// Lends the parameters.
+    pub borrower: Borrower<B>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
 }
 
 /// What comes back to [`ForwardBackward`] from the optimizer, and grains to evaluate.
 pub struct ForwardBackwardInputs<'scope> {
-    /// Parameters after each update, from their owners.
-    pub parameters: Stream<'scope, u64, Chunk>,
-    /// Where state stays on the device: the buckets whose updated parameters are there.
+    /// The buckets whose updated parameters are there: of `gather`.
     pub present: StreamVec<'scope, u64, Ticket>,
     /// This worker's reports.
     pub reports: StreamVec<'scope, u64, StepReport>,
@@ -95,14 +90,10 @@ pub struct ForwardBackwardInputs<'scope> {
 
 /// What [`ForwardBackward`] gives.
 pub struct ForwardBackwardStreams<'scope> {
-    /// Gradient chunks of finished tree nodes, addressed to their owners: for `reduce`.
-    pub gradients: Stream<'scope, u64, Chunk>,
-    /// Where state stays on the device: the buckets whose gradients this worker has summed, for `optimize`.
-    pub summed: StreamVec<'scope, u64, Ticket>,
+    /// The buckets whose gradients this worker has summed over its lanes: for `reduce`.
+    pub ready: StreamVec<'scope, u64, Ticket>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
-    /// Credit for the parameters that were written: for `optimize`, through a feedback.
-    pub parameter_credits: StreamVec<'scope, u64, Credit>,
     /// The losses of this worker's evaluation grains.
     pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
 }
@@ -114,13 +105,12 @@ pub trait ForwardBackward<'scope> {
     /// # Contract
     /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
     ///   stream may produce them. `inputs` is what comes back (see [`TrainingLoop`](super::train::TrainingLoop)).
-    /// - Output: at the timestamp of the step, gradient chunks in backward order, each as soon as it is final (with a
-    ///   [`Borrower`] tickets of buckets instead), and a [`LaneLoss`] for each lane.
+    /// - Output: at the timestamp of the step, a ticket for each bucket as soon as the gradients of this worker's lanes are final
+    ///   in it, or enqueued to be, in the order of a backward pass; and a [`LaneLoss`] for each lane.
     /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
     ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
-    /// - Memory: the device holds the replica, a workspace and the accumulators of its lanes; the host
-    ///   holds the finished chunks of one step until credit lets them go. With a [`Borrower`] sums and parameters stay on
-    ///   the device, and tickets say how far they are.
+    /// - Memory: the device holds the parameters, which the optimizer thread lends, a workspace and the accumulators of its lanes;
+    ///   in the host's memory also copies of what other workers have not read.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.
@@ -135,18 +125,15 @@ pub trait ForwardBackward<'scope> {
 
 /// The capabilities of one timestamp.
 struct Held {
-    gradients: Capability<u64>,
+    ready: Capability<u64>,
     losses: Capability<u64>,
-    summed: Capability<u64>,
 }
 
 /// Everything between the operator's ports.
 struct State {
     schedule: DeviceSchedule,
-    device: Companion<DeviceJob, DeviceReply>,
+    device: Companion<Computation, DeviceReply>,
     steps: BTreeMap<u64, Held>,
-    /// For credit: released when all parameters that were handed over are written.
-    writing: BTreeMap<u64, (Capability<u64>, u64)>,
     evaluations: BTreeMap<u64, Capability<u64>>,
     running: Option<Running>,
 }
@@ -166,35 +153,27 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
     ) -> ForwardBackwardStreams<'scope> {
         let scope = self.scope();
         let mut builder = OperatorBuilder::new("ForwardBackward".to_owned(), scope);
-        let (gradients_output, gradients) = builder.new_output::<Chunk>();
+        let (ready_output, ready) = builder.new_output::<Vec<Ticket>>();
         let (losses_output, losses) = builder.new_output::<Vec<LaneLoss>>();
-        let (credits_output, parameter_credits) = builder.new_output::<Vec<Credit>>();
         let (evaluated_output, evaluation_losses) = builder.new_output::<Vec<EvaluationLoss>>();
-        let (summed_output, summed) = builder.new_output::<Vec<Ticket>>();
-        let mut gradients_output =
-            OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(gradients_output);
+        let mut ready_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(ready_output);
         let mut losses_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(losses_output);
-        let mut credits_output =
-            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(credits_output);
         let mut evaluated_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(evaluated_output);
-        let mut summed_output =
-            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(summed_output);
         let path = |outputs: &[usize]| -> Vec<_> {
             outputs.iter().map(|&output| (output, Antichain::from_elem(0))).collect()
         };
-        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1, 4]));
-        let mut parameters =
-            builder.new_input_connection(inputs.parameters, by_destination(), path(&[2]));
+        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1]));
         let mut reports = builder.new_input_connection(inputs.reports, Pipeline, path(&[]));
         let (evaluation, to_evaluate) = match inputs.evaluations {
             Some(EvaluationGrains { plan, grains }) => (Some(plan), grains),
             None => (None, Vec::new().to_stream(scope)),
         };
-        let mut to_evaluate = builder.new_input_connection(to_evaluate, Pipeline, path(&[3]));
+        let mut to_evaluate = builder.new_input_connection(to_evaluate, Pipeline, path(&[2]));
         let mut present = builder.new_input_connection(inputs.present, Pipeline, path(&[]));
-        for input in 1..5 {
+        for input in 1..4 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
         let who = Actor::Worker(scope.index());
@@ -219,9 +198,8 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                     grains.for_each(|time, grains| {
                         if !state.schedule.is_past_last(*time.time()) {
                             state.steps.entry(*time.time()).or_insert_with(|| Held {
-                                gradients: time.retain(0),
+                                ready: time.retain(0),
                                 losses: time.retain(1),
-                                summed: time.retain(4),
                             });
                         }
                         for grain in grains.drain(..) {
@@ -231,17 +209,13 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                         }
                     });
                     to_evaluate.for_each(|time, grains| {
-                        let held = || time.retain(3);
+                        let held = || time.retain(2);
                         state.evaluations.entry(*time.time()).or_insert_with(held);
                         for grain in grains.drain(..) {
                             let taken = check_time(&grain, *time.time())
                                 .and_then(|()| state.schedule.evaluation_grain(grain));
                             keep_first(&mut result, taken);
                         }
-                    });
-                    parameters.for_each(|time, chunk| {
-                        let taken = state.parameters(|| time.retain(2), std::mem::take(chunk));
-                        keep_first(&mut result, taken);
                     });
                     present.for_each(|_time, tickets| {
                         let tickets = tickets.drain(..);
@@ -250,21 +224,13 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                         });
                     });
                     result?;
-                    let mut gradients_output = gradients_output.activate();
                     let mut losses_output = losses_output.activate();
-                    let mut credits_output = credits_output.activate();
                     let mut evaluated_output = evaluated_output.activate();
-                    let mut summed_output = summed_output.activate();
+                    let mut ready_output = ready_output.activate();
                     while let Some(reply) = state.device.poll() {
                         match (reply, &state.running) {
-                            (DeviceReply::Gradients(chunks), Some(Running::Training(held))) => {
-                                let mut session = gradients_output.session(&held.gradients);
-                                for mut chunk in chunks {
-                                    session.give_container(&mut chunk);
-                                }
-                            }
-                            (DeviceReply::Summed(ticket), Some(Running::Training(held))) => {
-                                summed_output.session(&held.summed).give(ticket);
+                            (DeviceReply::Ready(ticket), Some(Running::Training(held))) => {
+                                ready_output.session(&held.ready).give(ticket);
                             }
                             (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
                                 losses_output.session(&held.losses).give(loss);
@@ -276,19 +242,6 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                                 if let Some(held) = state.evaluations.get(updates) {
                                     let mut session = evaluated_output.session(held);
                                     session.give_iterator(losses.into_iter());
-                                }
-                            }
-                            (DeviceReply::Written(credits), _) => {
-                                if let Some(mut entry) = state.writing.first_entry() {
-                                    let bytes: u64 = credits.iter().map(|c| c.bytes).sum();
-                                    let (held, outstanding) = entry.get_mut();
-                                    let mut session = credits_output.session(&*held);
-                                    session.give_iterator(credits.into_iter());
-                                    drop(session);
-                                    *outstanding -= bytes;
-                                    if *outstanding == 0 {
-                                        entry.remove();
-                                    }
                                 }
                             }
                             (DeviceReply::Finished, _) => state.finished(),
@@ -310,7 +263,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                 }
             }
         });
-        ForwardBackwardStreams { gradients, summed, losses, parameter_credits, evaluation_losses }
+        ForwardBackwardStreams { ready, losses, evaluation_losses }
     }
 }
 
@@ -333,32 +286,23 @@ impl State {
         (worker, workers): (usize, usize),
         wake: timely::scheduling::SyncActivator,
     ) -> Result<Self, Failure> {
-        let cuts = match compute.borrower {
-            Some(_) => plan.buckets.buckets().len(),
-            None => plan.chunks.chunks().len(),
-        };
-        let schedule = DeviceSchedule::new(plan, evaluation, (worker, workers), cuts)?;
+        let schedule = DeviceSchedule::new(plan, evaluation, (worker, workers))?;
         let parts = DeviceParts {
             backend: compute.backend,
             model: compute.model,
-            parameters: compute.parameters,
-            borrower: compute.borrower,
             stop: compute.stop,
             plan: Arc::clone(plan),
-            worker,
             lanes: schedule.lanes(),
-            owners: plan.owners(workers),
         };
-        let name = format!("device-{worker}");
+        let (name, borrower) = (format!("device-{worker}"), compute.borrower);
         let device =
-            Companion::start(abort, name, Phase::ForwardBackward, wake, |jobs, replies| {
-                device::run(parts, jobs, replies)
+            Companion::start(abort, name, Phase::ForwardBackward, wake, move |jobs, replies| {
+                device::run(&parts, borrower, jobs, replies)
             })?;
         Ok(Self {
             schedule,
             device,
             steps: BTreeMap::new(),
-            writing: BTreeMap::new(),
             evaluations: BTreeMap::new(),
             running: None,
         })
@@ -369,19 +313,6 @@ impl State {
         if report.last {
             self.steps.retain(|&step, _| step < report.step);
         }
-    }
-
-    fn parameters(
-        &mut self,
-        hold: impl FnOnce() -> Capability<u64>,
-        chunk: Chunk,
-    ) -> Result<(), Failure> {
-        let range = self.schedule.parameters(&chunk)?;
-        let held = hold();
-        let outstanding = &mut self.writing.entry(*held.time()).or_insert((held, 0)).1;
-        *outstanding += chunk.payload_bytes() as u64;
-        self.device.send(DeviceJob::Write { start: range.start, chunk });
-        Ok(())
     }
 
     fn finished(&mut self) {
@@ -399,6 +330,6 @@ impl State {
             Computation::Train { step, .. } => self.steps.remove(step).map(Running::Training),
             Computation::Evaluate { updates, .. } => Some(Running::Evaluating(*updates)),
         };
-        self.device.send(DeviceJob::Compute(computation));
+        self.device.send(computation);
     }
 }

@@ -1,4 +1,4 @@
-//! Training state that stays on the device, and the two threads that take turns with it.
+//! The parameters, and the two threads that take turns with them.
 //!
 //! The optimizer thread of a worker owns the parameters. It lends them to the device thread for a step, which gives them
 //! back when it has enqueued all of it; each gives an event along, and the other's device stream waits for that. So the host
@@ -12,11 +12,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use tidemill_collective::communicator::{Communicator, Post};
-use tidemill_kernels::{Backend, MemoryPlace, Runtime};
+use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
 use super::companion::{OperatorGone, Stopped};
-use super::plan::TrainingPlan;
 
 /// What the device thread is lent for a step.
 struct Lent<B: Backend> {
@@ -46,7 +45,7 @@ pub struct Borrower<B: Backend> {
     returned: Sender<Returned<B>>,
     held: Option<Arc<Parameters<B>>>,
     /// Tells the other workers what is summed; `None` where there are no others.
-    pub(super) post: Option<Post<B, f32>>,
+    pub(super) post: Option<Post<B>>,
 }
 
 /// The optimizer thread's end.
@@ -66,17 +65,6 @@ pub fn lending<B: Backend>(
     let post = communicator.as_ref().map(|communicator| communicator.post());
     let borrower = Borrower { lent, returned: give_back, held: None, post };
     (borrower, Lender { lend, returned, communicator })
-}
-
-/// Whether the state of each of `workers` workers stays on its device, where `communicator` is what one of them was given.
-pub(super) fn stays_on_device<B: Backend>(
-    plan: &TrainingPlan,
-    backend: &B,
-    communicator: Option<&dyn Communicator<B>>,
-    workers: usize,
-) -> bool {
-    let ranks = communicator.map_or(1, Communicator::ranks);
-    plan.state_place.resolve(backend.memory()) == MemoryPlace::Device && ranks == workers
 }
 
 impl<B: Backend> Borrower<B> {

@@ -6,7 +6,6 @@ use std::ops::Range;
 use tidemill_collective::{
     BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, ChunkPlan, DEFAULT_WINDOW_BYTES, SegmentUses,
 };
-use tidemill_kernels::MemoryPlace;
 use tidemill_model::Layout;
 
 use super::sample_names::SampleNames;
@@ -19,7 +18,7 @@ pub struct TrainingPlan {
     pub batch: BatchPlan,
     /// The parameter arena in chunks.
     pub chunks: ChunkPlan,
-    /// Its chunks in buckets, where state stays on devices; never numerics.
+    /// Its chunks in buckets; never numerics.
     pub buckets: BucketPlan,
     /// t, positions of each sample; a sample has one token more.
     pub positions: usize,
@@ -33,10 +32,8 @@ pub struct TrainingPlan {
     pub steps: u64,
     /// Steps whose samples may be read before they are needed; never numerics.
     pub read_ahead_steps: NonZeroU64,
-    /// Bytes of chunks that a worker may have on their way to each of its peers; never numerics.
+    /// Bytes of chunks that a worker may have on their way to other processes, and as many of snapshots; never numerics.
     pub window_bytes: usize,
-    /// Where training state is kept; never numerics.
-    pub state_place: StatePlace,
     /// Which updates are followed by a checkpoint.
     pub checkpoints: CheckpointCuts,
     /// What errors call the samples of a step; never numerics.
@@ -52,30 +49,6 @@ pub enum CheckpointCuts {
     Never,
     /// Every so many updates, and the last.
     Every(NonZeroU64),
-}
-
-/// Where masters, moments and sums of gradients are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StatePlace {
-    /// On a device that has a memory of its own, else as on the host.
-    #[default]
-    Automatic,
-    /// Sums and updated parameters are handed from operator to operator as values on the host.
-    Host,
-    /// Sums, parameters and moments stay in the buffers of the device, where the workers have a communicator between their devices;
-    /// elsewhere what has to go to other workers is copied in large pieces.
-    Device,
-}
-
-impl StatePlace {
-    /// The place for a device whose buffers lie in `memory`.
-    pub fn resolve(self, memory: MemoryPlace) -> MemoryPlace {
-        match self {
-            Self::Automatic => memory,
-            Self::Host => MemoryPlace::Host,
-            Self::Device => MemoryPlace::Device,
-        }
-    }
 }
 
 /// What is evaluated: the first samples of another data set, in its canonical order, cut into grains as a step is.
@@ -130,7 +103,6 @@ impl TrainingPlan {
             steps,
             read_ahead_steps: NonZeroU64::MIN.saturating_add(1),
             window_bytes: DEFAULT_WINDOW_BYTES,
-            state_place: StatePlace::default(),
             checkpoints: CheckpointCuts::Never,
             sample_names: SampleNames::default(),
             evaluation_names: SampleNames::default(),

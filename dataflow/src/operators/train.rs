@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tidemill_collective::communicator::Communicator;
-use tidemill_collective::{Chunk, Credit};
+use tidemill_collective::{Carry, Credit};
 use tidemill_kernels::Backend;
 use tidemill_model::Trainable;
 use timely::dataflow::operators::core::feedback::Handle;
 use timely::dataflow::operators::vec::ToStream;
 use timely::dataflow::operators::{ConnectLoop, Feedback};
-use timely::dataflow::{Scope, Stream, StreamVec};
+use timely::dataflow::{Scope, StreamVec};
 
 use super::checkpoint::{Checkpoint, CheckpointDone, CheckpointStreams, StateSink};
 use super::error::GraphError;
@@ -18,27 +18,26 @@ use super::evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples}
 use super::forward_backward::{
     Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
 };
-use super::lending::{lending, stays_on_device};
-use super::optimize::{
-    InitialState, Optimize, OptimizeInputs, OptimizeStreams, Optimizer, StepReport, UpdateRule,
-};
+use super::gather::Gather;
+use super::lending::lending;
+use super::optimize::{Optimize, OptimizeInputs, OptimizeStreams, StepReport, UpdateRule};
+use super::owned::{InitialState, Optimizer, OptimizerThread};
 use super::plan::TrainingPlan;
 use super::reduce::Reduce;
 use super::samples::{Grain, SampleSource, Samples};
+use super::snapshot::{Snapshot, SnapshotStreams};
 use super::ticket::Ticket;
 use crate::cluster::{Abort, Actor};
 
 /// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
-    /// Parameters after each update: for `forward_backward`.
-    pub parameters: Stream<'scope, u64, Chunk>,
-    /// Buckets whose parameters are present after each update, where state stays on devices: for `forward_backward`.
+    /// Buckets whose parameters are present after each update: for `forward_backward`.
     pub present: StreamVec<'scope, u64, Ticket>,
     /// Reports of each update: for `samples` and `forward_backward`.
     pub reports: StreamVec<'scope, u64, StepReport>,
-    /// Credit for parameters: for `optimize`.
-    pub parameter_credits: StreamVec<'scope, u64, Credit>,
-    /// Credit for state: for `optimize`.
+    /// Buckets whose state a cut has taken: for `optimize`.
+    pub taken: StreamVec<'scope, u64, Ticket>,
+    /// Credit for state: for `snapshot`.
     pub state_credits: StreamVec<'scope, u64, Credit>,
     /// Losses of evaluated grains: for `evaluation_samples`.
     pub evaluation_losses: StreamVec<'scope, u64, EvaluationLoss>,
@@ -47,10 +46,9 @@ pub struct TrainingLoop<'scope> {
 /// The ends of the loops of a [`TrainingLoop`]. Each timestamp that goes round comes back as the next.
 #[must_use = "a loop that is not closed is no dataflow"]
 pub struct TrainingLoops<'scope> {
-    parameters: Handle<'scope, u64, Chunk>,
     present: Handle<'scope, u64, Vec<Ticket>>,
     reports: Handle<'scope, u64, Vec<StepReport>>,
-    parameter_credits: Handle<'scope, u64, Vec<Credit>>,
+    taken: Handle<'scope, u64, Vec<Ticket>>,
     state_credits: Handle<'scope, u64, Vec<Credit>>,
     evaluation_losses: Handle<'scope, u64, Vec<EvaluationLoss>>,
 }
@@ -58,25 +56,16 @@ pub struct TrainingLoops<'scope> {
 impl<'scope> TrainingLoop<'scope> {
     /// Opens the loops in `scope`.
     pub fn open(scope: Scope<'scope, u64>) -> (Self, TrainingLoops<'scope>) {
-        let (parameters_end, parameters) = scope.feedback(1);
         let (present_end, present) = scope.feedback(1);
         let (reports_end, reports) = scope.feedback(1);
-        let (parameter_credits_end, parameter_credits) = scope.feedback(1);
+        let (taken_end, taken) = scope.feedback(1);
         let (state_credits_end, state_credits) = scope.feedback(1);
         let (evaluation_losses_end, evaluation_losses) = scope.feedback(1);
-        let begins = Self {
-            parameters,
-            present,
-            reports,
-            parameter_credits,
-            state_credits,
-            evaluation_losses,
-        };
+        let begins = Self { present, reports, taken, state_credits, evaluation_losses };
         let ends = TrainingLoops {
-            parameters: parameters_end,
             present: present_end,
             reports: reports_end,
-            parameter_credits: parameter_credits_end,
+            taken: taken_end,
             state_credits: state_credits_end,
             evaluation_losses: evaluation_losses_end,
         };
@@ -86,14 +75,12 @@ impl<'scope> TrainingLoop<'scope> {
 
 /// What flows into the ends of the loops.
 pub struct LoopEnds<'scope> {
-    /// Of `optimize`.
-    pub parameters: Stream<'scope, u64, Chunk>,
-    /// Of `optimize`.
+    /// Of `gather`.
     pub present: StreamVec<'scope, u64, Ticket>,
     /// Of `optimize`.
     pub reports: StreamVec<'scope, u64, StepReport>,
-    /// Of `forward_backward`.
-    pub parameter_credits: StreamVec<'scope, u64, Credit>,
+    /// Of `snapshot`.
+    pub taken: StreamVec<'scope, u64, Ticket>,
     /// Of `checkpoint`.
     pub state_credits: StreamVec<'scope, u64, Credit>,
     /// Of `forward_backward`.
@@ -103,10 +90,9 @@ pub struct LoopEnds<'scope> {
 impl<'scope> TrainingLoops<'scope> {
     /// Closes the loops.
     pub fn close(self, ends: LoopEnds<'scope>) {
-        ends.parameters.connect_loop(self.parameters);
         ends.present.connect_loop(self.present);
         ends.reports.connect_loop(self.reports);
-        ends.parameter_credits.connect_loop(self.parameter_credits);
+        ends.taken.connect_loop(self.taken);
         ends.state_credits.connect_loop(self.state_credits);
         ends.evaluation_losses.connect_loop(self.evaluation_losses);
     }
@@ -124,8 +110,7 @@ pub struct Training<B: Backend, M> {
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
-    /// This worker's end between the devices of all workers: then state stays there. Without it, state of several workers goes
-    /// through the host. All workers have one, or none. See [`Communicators`](crate::device::Communicators).
+    /// This worker's end between all workers; none where it is alone. See [`Communicators`](crate::device::Communicators).
     pub communicator: Option<Box<dyn Communicator<B>>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
@@ -178,56 +163,52 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         begins: TrainingLoop<'scope>,
         loops: TrainingLoops<'scope>,
     ) -> TrainingStreams<'scope> {
-        let Self { plan, backend, model, state, rule, communicator, stop, checkpoints, abort } =
+        let Self { plan, backend, model, state, rule, mut communicator, stop, checkpoints, abort } =
             self;
-        let layout = model.layout().clone();
         let scope = grains.scope();
-        let (mut borrower, mut lender) = (None, None);
-        if stays_on_device(&plan, &*backend, communicator.as_deref(), scope.peers()) {
-            if let Some(communicator) = &communicator {
-                let (worker, rank) = (scope.index(), communicator.rank());
-                if rank != worker {
-                    abort.fail(Actor::Worker(worker), GraphError::ForeignEnd { worker, rank });
-                }
-                abort.on_abort(communicator.abort_handle());
-            }
-            let (of_device, of_optimizer) = lending(communicator);
-            (borrower, lender) = (Some(of_device), Some(of_optimizer));
+        let worker = scope.index();
+        let end = communicator.as_ref().map_or((0, 1), |end| (end.rank(), end.ranks()));
+        if end != (worker, scope.peers()) {
+            let (workers, (rank, ranks)) = (scope.peers(), end);
+            let error = GraphError::ForeignEnd { worker, workers, rank, ranks };
+            abort.fail(Actor::Worker(worker), error);
+            // An end that waits for others would wait for ever.
+            communicator = None;
         }
+        let courier = communicator.as_mut().and_then(|end| end.courier());
+        if let Some(communicator) = &communicator {
+            abort.on_abort(communicator.abort_handle());
+        }
+        let (borrower, lender) = lending(communicator);
+        let layout = model.layout().clone();
+        let optimizer = Optimizer {
+            backend: Arc::clone(&backend),
+            layout: &layout,
+            state,
+            lender,
+            rule: rule.clone(),
+        };
+        let thread = OptimizerThread::start(optimizer, &plan, &abort, scope);
+
         let evaluation_plan = evaluation.as_ref().map(|evaluation| evaluation.plan);
         let evaluations = evaluation.map(|evaluation| {
             let (reports, losses) = (begins.reports.clone(), begins.evaluation_losses.clone());
             scope.evaluation_samples(evaluation, reports, losses, &plan, &abort)
         });
-        let compute = Compute {
-            backend: Arc::clone(&backend),
-            model,
-            parameters: Arc::clone(&state.parameters),
-            borrower,
-            stop,
-        };
-        let inputs = ForwardBackwardInputs {
-            parameters: begins.parameters,
-            present: begins.present,
-            reports: begins.reports,
-            evaluations,
-        };
-        let ForwardBackwardStreams {
-            gradients,
-            summed,
-            losses,
-            parameter_credits,
-            evaluation_losses,
-        } = grains.forward_backward(inputs, compute, &plan, &abort);
-        let inputs = OptimizeInputs {
-            summed,
-            losses,
-            parameter_credits: begins.parameter_credits,
-            state_credits: begins.state_credits,
-        };
-        let optimizer = Optimizer { backend, layout: &layout, state, lender, rule };
-        let OptimizeStreams { parameters, present, reports, state } =
-            gradients.reduce(&plan, &layout, &abort).optimize(inputs, optimizer, &plan, &abort);
+        let compute = Compute { backend, model, borrower, stop };
+        let inputs =
+            ForwardBackwardInputs { present: begins.present, reports: begins.reports, evaluations };
+        let ForwardBackwardStreams { ready, losses, evaluation_losses } =
+            grains.forward_backward(inputs, compute, &plan, &abort);
+        let inputs = OptimizeInputs { losses, taken: begins.taken };
+        let OptimizeStreams { updated, reports } =
+            ready.reduce(&thread).optimize(inputs, &rule, &thread, &plan);
+        let present = updated.clone().gather(&thread);
+        if let Some(courier) = courier {
+            present.clone().carry(courier, plan.window_bytes);
+        }
+        let SnapshotStreams { state, taken } =
+            updated.snapshot(reports.clone(), begins.state_credits, &thread, &plan);
         let CheckpointStreams { done, state_credits } =
             state.checkpoint(reports.clone(), checkpoints, &plan, &abort);
         let evaluations = match evaluation_plan {
@@ -235,10 +216,9 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             None => Vec::new().to_stream(scope),
         };
         loops.close(LoopEnds {
-            parameters,
             present,
             reports: reports.clone(),
-            parameter_credits,
+            taken,
             state_credits,
             evaluation_losses,
         });

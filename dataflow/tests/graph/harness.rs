@@ -21,7 +21,7 @@ use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
     CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState, SampleName,
-    SampleNames, StatePlace, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
+    SampleNames, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
 };
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
@@ -80,7 +80,6 @@ pub struct Run {
     pub microbatch: usize,
     pub read_ahead: u64,
     pub window_bytes: usize,
-    pub state_place: StatePlace,
     pub bucket_elements: usize,
     /// What connects the devices of several processes.
     pub library: Option<fn() -> CollectiveLibrary>,
@@ -151,7 +150,6 @@ impl Default for Run {
             microbatch: 2,
             read_ahead: 2,
             window_bytes: 4 << 20,
-            state_place: StatePlace::Automatic,
             bucket_elements: 100,
             library: None,
             steps: 6,
@@ -215,7 +213,6 @@ impl Run {
         plan.first_tokens = plan.first_step * self.samples * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
-        plan.state_place = self.state_place;
         let name = |row| SampleName { file: "made-up.parquet".to_owned(), row };
         plan.sample_names = SampleNames::new(name);
         plan.evaluation_names = SampleNames::new(name);
@@ -304,12 +301,13 @@ impl Run {
             let local: Vec<&B> = (0..local_workers)
                 .map(|worker| &**subject.device(process * local_workers + worker))
                 .collect();
-            let ends = self.communicators(&local);
+            let ends = self.communicators(&local, process);
             let work = move |context: &mut WorkerContext<'_>| {
                 let local = context.index() % local_workers;
                 let end = ends.take(context, subject.device(process * local_workers + local))?;
                 let is_connected = run.library.is_some() && run.processes > 1;
-                assert!(end.is_some() || !is_connected, "the library connects them");
+                let is_library = matches!(ends, Communicators::Library { .. });
+                assert!(is_library || !is_connected, "the library connects them");
                 run.work(context, &subject, end, &complete)
             };
             threads.push(std::thread::spawn(move || execute(settings, work)));
@@ -323,13 +321,13 @@ impl Run {
     }
 
     /// What connects the workers of a process on `backends` with all.
-    fn communicators<B: Backend>(&self, backends: &[&B]) -> Communicators<B> {
+    fn communicators<B: Backend>(&self, backends: &[&B], process: usize) -> Communicators<B> {
         let (library, missing) = match self.library {
             Some(library) => (Some(library()), None),
             None => (None, Some(KernelError::shape("run", "library", "one", "none"))),
         };
         let library = || library.ok_or_else(|| missing.expect("there is no library"));
-        Communicators::new(backends, self.workers, self.lanes, library).unwrap()
+        Communicators::new(backends, (process, self.workers), self.lanes, library).unwrap()
     }
 
     /// The gate at which `what` gets stuck.

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 
 use tidemill::kernels::{Backend, Cpu, Element, MemoryPlace};
 use tidemill::model::{Mamba, MambaConfig};
-use tidemill::operators::StatePlace;
 
 use super::harness::{Outcome, Run, Subject};
 use super::lookup::{Lookup, VOCAB};
@@ -25,9 +24,9 @@ macro_rules! every_body {
             the_reference_trains_as_on_the_cpu: on_device::trains_as_on_the_cpu;
             another_run_gives_the_same_bits: on_device::another_run_gives_the_same_bits;
             microbatches_are_not_numerics: on_device::microbatches_are_not_numerics;
-            state_on_the_host_gives_the_same_bits: on_device::state_on_the_host_gives_the_same_bits;
+            workers_without_a_library_give_the_same_bits: on_device::workers_without_a_library;
             any_number_of_workers_gives_the_same_bits: on_device::workers_give_the_same_bits;
-            lanes_are_numerics_wherever_state_is: on_device::lanes_are_numerics;
+            lanes_are_numerics: on_device::lanes_are_numerics;
             a_resumed_run_ends_like_one_that_never_stopped: on_device::resumes_anywhere;
             a_token_that_the_device_finds_wrong_ends_the_run: on_device::wrong_token_ends_the_run;
         }
@@ -101,16 +100,16 @@ pub fn microbatches_are_not_numerics<B: Backend>(arm: &Arm<B>) {
     }
 }
 
-/// Sums, parameters and moments that go through the host all the time.
-pub fn state_on_the_host_gives_the_same_bits<B: Backend>(arm: &Arm<B>) {
-    arm.same(&Run { state_place: StatePlace::Host, ..run() });
+/// Of several processes: what they send goes through the host's memory.
+pub fn workers_without_a_library<B: Backend>(arm: &Arm<B>) {
+    arm.same(&Run { workers: 2, processes: 2, ..run() });
+    arm.same(&Run { workers: 4, processes: 2, window_bytes: 80, ..run() });
 }
 
 /// Each of them on a device stream of its own.
 pub fn workers_give_the_same_bits<B: Backend>(arm: &Arm<B>) {
     arm.same(&Run { workers: 2, microbatch: 1, ..run() });
     arm.same(&Run { workers: 3, window_bytes: 200, ..run() });
-    arm.same(&Run { workers: 2, state_place: StatePlace::Host, ..run() });
 }
 
 pub fn lanes_are_numerics<B: Backend>(arm: &Arm<B>) {
@@ -123,10 +122,8 @@ pub fn lanes_are_numerics<B: Backend>(arm: &Arm<B>) {
 pub fn resumes_anywhere<B: Backend>(arm: &Arm<B>) {
     let reference = arm.reference();
     let resume = Some((2, reference.checkpoints[&2].clone()));
-    for (workers, state_place) in
-        [(1, StatePlace::Device), (1, StatePlace::Host), (2, StatePlace::Device)]
-    {
-        let rest = arm.run(&Run { workers, state_place, resume: resume.clone(), ..run() });
+    for (workers, processes) in [(1, 1), (2, 1), (3, 3)] {
+        let rest = arm.run(&Run { workers, processes, resume: resume.clone(), ..run() });
         assert_eq!(rest.reports, reference.reports[2..], "{}", arm.name);
         assert_eq!(rest.checkpoints[&4], reference.checkpoints[&4], "{}", arm.name);
         assert_eq!(rest.evaluations, reference.evaluations, "{}", arm.name);

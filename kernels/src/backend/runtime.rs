@@ -200,14 +200,18 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// must not be written again or dropped before it has been read.
     fn reach(&self, peer: &Self) -> Result<PeerAccess>;
 
-    /// `buffer`, for others to read; `None` where buffers lie in host memory, whose readers Rust keeps apart from who writes.
+    /// `from`, for others to read: in a memory of the device's own where it is, in the host's a copy.
     ///
     /// Before others read it, their device streams wait for an event behind what was written; and before it is written
     /// again, the owner's waits for one behind what was read.
-    fn share<T: Element>(buffer: &Self::Buffer<T>) -> Option<Shared<Self, T>> {
-        let _ = buffer;
-        None
-    }
+    ///
+    /// # Errors
+    /// A host without room for the copy.
+    fn share<T: Element>(
+        &self,
+        stream: &mut Self::DeviceStream,
+        from: Slice<'_, Self, T>,
+    ) -> Result<Shared<Self, T>>;
 
     /// Begins to join a group of devices of several processes as a rank of it; [`exchange`](Self::exchange) waits until all
     /// have joined.

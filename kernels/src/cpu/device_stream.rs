@@ -4,6 +4,7 @@
 //! divided into parts whose results do not depend on how many there are: the number of threads is
 //! never numerics.
 
+use std::any::Any;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,6 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::Buffer;
 use super::simd::Lanes;
+use crate::backend::Element;
 use crate::error::{KernelError, Result};
 use crate::float_environment::FloatEnvironment;
 
@@ -90,11 +92,19 @@ pub struct DeviceStream {
     scratch: Vec<Lanes>,
     token_rows: Vec<TokenRow>,
     weight_gradient: Option<Buffer<f32>>,
+    /// What was shared of each element type, as `Arc<Buffer<T>>`: memory that its readers have left is used again.
+    copies: Vec<Box<dyn Any + Send>>,
 }
 
 impl DeviceStream {
     pub(crate) fn new(threads: ComputeThreads) -> Self {
-        Self { threads, scratch: Vec::new(), token_rows: Vec::new(), weight_gradient: None }
+        Self {
+            threads,
+            scratch: Vec::new(),
+            token_rows: Vec::new(),
+            weight_gradient: None,
+            copies: Vec::new(),
+        }
     }
 
     /// The compute threads.
@@ -138,6 +148,28 @@ impl DeviceStream {
             None => Buffer::zeroed(elements)?,
         };
         Ok((&self.threads, self.weight_gradient.insert(held)))
+    }
+
+    /// A copy of `elements`, at the beginning of a buffer that is at least as long, for others to read.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`] where the host has no room.
+    pub(crate) fn copy_of<T: Element>(&mut self, elements: &[T]) -> Result<Arc<Buffer<T>>> {
+        let fits = |copy: &mut Box<dyn Any + Send>| {
+            let room = copy.downcast_mut::<Arc<Buffer<T>>>().and_then(Arc::get_mut);
+            // A bucket must not take the room of one that is much larger, and have that allocated again.
+            room.is_some_and(|room| (elements.len()..=2 * elements.len()).contains(&room.len()))
+        };
+        let place = self.copies.iter_mut().position(fits);
+        let mut copy = match place.map(|place| self.copies.swap_remove(place).downcast()) {
+            Some(Ok(copy)) => *copy,
+            _ => Arc::new(Buffer::<T>::zeroed(elements.len())?),
+        };
+        if let Some(room) = Arc::get_mut(&mut copy) {
+            room[..elements.len()].copy_from_slice(elements);
+        }
+        self.copies.push(Box::new(Arc::clone(&copy)));
+        Ok(copy)
     }
 
     fn reserve(&mut self, lanes: usize) -> Result<()> {

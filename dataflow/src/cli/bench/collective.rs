@@ -2,13 +2,11 @@
 //! the size of a bucket.
 //!
 //! Each worker has an arena, and owns its range of every bucket. What is measured is what training does between a backward pass
-//! and the next step: [`devices`] where a communicator connects the workers' devices, [`host`] elsewhere. A rate is what a
-//! worker receives from the others a second. Every sum and every gathered element of the last round is compared to the bit
+//! and the next step, through the same communicator. A rate is what a worker receives from the others a second. Every sum and every gathered element of the last round is compared to the bit
 //! with what the host adds along the canonical tree, so that no rate is printed of something wrong.
 
-mod devices;
-mod host;
 mod measure;
+mod rank;
 mod values;
 
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -20,6 +18,7 @@ use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, MemoryPlace};
 
 use self::measure::{Exchange, Measured, Plan, measure};
+use self::rank::Worker;
 use self::values::Values;
 use crate::cli::Format;
 use crate::cli::device::{self, BackendArgument};
@@ -30,6 +29,7 @@ use crate::cluster::{ClusterSettings, Failure, WorkerContext};
 use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_words};
 use crate::error::{JobError, Result};
 use crate::memory::available_bytes;
+use crate::operators::GraphError;
 
 /// More workers than any machine has places for: beyond, threads are what is measured.
 const MOST_WORKERS: usize = 256;
@@ -206,6 +206,8 @@ impl WithBackend for Measuring<'_> {
 enum Way {
     /// Devices read each other's memory.
     Devices,
+    /// Threads read each other's memory.
+    Memory,
     /// A library moves them between devices.
     Library,
     /// Through the host.
@@ -231,14 +233,15 @@ impl Measuring<'_> {
     ) -> anyhow::Result<Outcome> {
         let Self { bench, mut cluster, workers } = self;
         let (lanes, backends) = (workers.next_power_of_two(), devices.backends());
-        let communicators = Communicators::new(&backends, workers, lanes, library)?;
-        let room = match &communicators {
+        let communicators =
+            Communicators::new(&backends, (cluster.process, workers), lanes, library)?;
+        let room = match devices.first().memory() {
             // Their supervisor has said how much each has.
             _ if cluster.siblings.is_some() => {
                 Room { most_mebibytes: usize::MAX, ..Room::of_host(workers) }
             }
-            Communicators::None => Room::of_host(LocalWorkers::of(&cluster).here),
-            _ => Room::of_devices(&devices, workers)?,
+            MemoryPlace::Host => Room::of_host(LocalWorkers::of(&cluster).here),
+            MemoryPlace::Device => Room::of_devices(&devices, workers)?,
         };
         let sizes = bench.sizes(room)?;
         let processes = cluster.processes();
@@ -256,17 +259,16 @@ impl Measuring<'_> {
         let make = move |context: &mut WorkerContext<'_>| -> std::result::Result<_, Failure> {
             let local_index = context.index() % devices.workers().len();
             let backend = Arc::clone(&devices.workers()[local_index].backend);
-            let exchange: Box<dyn Exchange> = match communicators.take(context, &backend)? {
-                None => Box::new(host::Worker::new(context, elements)),
-                Some(end) => {
-                    let way = match communicators {
-                        Communicators::Library { .. } => Way::Library,
-                        _ => Way::Devices,
-                    };
-                    Box::new(devices::Rank::new(context, backend, end, elements, way)?)
-                }
+            let (worker, workers) = (context.index(), context.peers());
+            let end = communicators.take(context, &backend)?;
+            let end = end.ok_or(GraphError::ForeignEnd { worker, workers, rank: 0, ranks: 1 })?;
+            let way = match (&communicators, backend.memory()) {
+                (Communicators::Library { .. }, _) => Way::Library,
+                (_, MemoryPlace::Device) => Way::Devices,
+                (_, MemoryPlace::Host) => Way::Memory,
             };
-            Ok(exchange)
+            let worker = Worker::new(context, backend, end, elements, way)?;
+            Ok(Box::new(worker) as Box<dyn Exchange>)
         };
         let (way, measured) = measure(cluster, plans, bench.rounds.get(), make)?;
         Ok(Outcome { workers, processes, way, sizes, measured })
@@ -289,6 +291,7 @@ impl Outcome {
                 "device": device,
                 "through": match way {
                     Way::Devices => "devices",
+                    Way::Memory => "memory",
                     Way::Library => "nccl",
                     Way::Host => "host",
                 },
@@ -306,6 +309,7 @@ impl Outcome {
         };
         let way = match way {
             Way::Devices => "devices read each other's memory".to_owned(),
+            Way::Memory => "threads read each other's memory".to_owned(),
             Way::Library => "NCCL moves parts, and their owners add them".to_owned(),
             Way::Host => {
                 let kib = (CHUNK_ELEMENTS * size_of::<f32>()) >> 10;

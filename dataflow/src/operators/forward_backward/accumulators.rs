@@ -2,14 +2,14 @@
 //!
 //! Lanes run in order. When a lane ends whose left sibling waits, `left = left + lane` at once, and so on upwards:
 //! a worker holds few: the nodes that make up its lanes so far, and the one at hand. During the last microbatch of a lane
-//! this happens block by block, behind the backward pass, so that a finished node of the worker's cover leaves in
-//! backward order while the rest of the backward still runs.
+//! this happens block by block, behind the backward pass; and in that of the last lane the buckets are handed over one by one, so
+//! that they are summed over all workers while the rest of the backward still runs.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use tidemill_collective::{BucketPlan, ChunkPlan, Node, Tree};
-use tidemill_kernels::{Backend, KernelError, MemoryPlace, Slice, SliceMut};
+use tidemill_collective::{BucketPlan, Node, Tree};
+use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
 use crate::cluster::{Failure, progress};
@@ -17,9 +17,6 @@ use crate::operators::error::GraphError;
 
 /// Receives what is finished.
 pub(super) trait Finished<B: Backend> {
-    /// Takes some chunks of one use: their indices and elements. Answers whether anybody still wants more.
-    fn chunks(&mut self, use_index: usize, node: Node, chunks: Vec<(usize, Vec<f32>)>) -> bool;
-
     /// The gradients of bucket `bucket` are final in `sums`, which together are all lanes of this worker. Answers whether anybody
     /// still wants more.
     fn bucket(
@@ -30,24 +27,13 @@ pub(super) trait Finished<B: Backend> {
     ) -> Result<bool, KernelError>;
 }
 
-/// What becomes of a finished node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FinishedSums {
-    /// It is copied to the host from such memory, so many chunks at a time.
-    Copied { from: MemoryPlace, chunks: usize },
-    /// It stays where it is until the next step.
-    Kept,
-}
-
 /// What the accumulators of every lane have in common.
 pub(super) struct GradientMap<'a> {
     pub(super) layout: &'a Layout,
-    pub(super) chunks: &'a ChunkPlan,
     pub(super) buckets: &'a BucketPlan,
     pub(super) tree: Tree,
     /// The lanes of this worker.
     pub(super) lanes: Range<usize>,
-    pub(super) finished: FinishedSums,
 }
 
 /// One accumulator: the gradients of all uses, over the lanes of a node.
@@ -185,14 +171,10 @@ impl<B: Backend> LaneSink<'_, B> {
             None => self.lane.gradients,
         };
         spare.extend(self.merges.into_iter().map(|merged| merged.gradients));
-        match (leaves, self.map.finished) {
-            (true, FinishedSums::Copied { .. }) => spare.push(sum),
-            (true, FinishedSums::Kept) => {
-                self.accumulators.kept.push(Accumulator { node, gradients: sum });
-            }
-            (false, _) => {
-                self.accumulators.waiting.push(Accumulator { node, gradients: sum });
-            }
+        let sum = Accumulator { node, gradients: sum };
+        match leaves {
+            true => self.accumulators.kept.push(sum),
+            false => self.accumulators.waiting.push(sum),
         }
     }
 
@@ -201,7 +183,9 @@ impl<B: Backend> LaneSink<'_, B> {
         device: &mut Device<'_, B>,
         use_index: usize,
     ) -> tidemill_model::Result<()> {
-        let Some(Closing { node, leaves }) = self.closing else { return Ok(()) };
+        if self.closing.is_none() {
+            return Ok(());
+        }
         let range = self.map.layout.gradient_range(use_index);
         let mut sum = &self.lane.gradients;
         for left in &mut self.merges {
@@ -211,19 +195,6 @@ impl<B: Backend> LaneSink<'_, B> {
                 Slice::new(sum, range.start, range.len())?,
             )?;
             sum = &left.gradients;
-        }
-        let FinishedSums::Copied { from, chunks: batch } = self.map.finished else { return Ok(()) };
-        if !leaves {
-            return Ok(());
-        }
-        let chunks = self.map.chunks.of_segment(self.map.layout.uses()[use_index].segment);
-        for first in chunks.clone().step_by(batch.max(1)) {
-            let some = first..chunks.end.min(first + batch);
-            let sums = Slice::new(sum, range.start, range.len())?;
-            let copied = copied_chunks(device, self.map.chunks, from, some, sums)?;
-            if !self.finished.chunks(use_index, node, copied) {
-                return Err(ModelError::SinkClosed);
-            }
         }
         Ok(())
     }
@@ -236,7 +207,7 @@ impl<B: Backend> LaneSink<'_, B> {
     ) -> tidemill_model::Result<()> {
         let Some(Closing { node, leaves }) = self.closing else { return Ok(()) };
         let is_last_lane = leaves && node.hi as usize == self.map.lanes.end;
-        if self.map.finished != FinishedSums::Kept || !is_last_lane {
+        if !is_last_lane {
             return Ok(());
         }
         let sum = self.merges.back().map_or(&self.lane.gradients, |outermost| &outermost.gradients);
@@ -249,36 +220,6 @@ impl<B: Backend> LaneSink<'_, B> {
             }
         }
         Ok(())
-    }
-}
-
-/// Chunks `chunks` of the use whose sums are `sums`.
-fn copied_chunks<B: Backend>(
-    device: &mut Device<'_, B>,
-    plan: &ChunkPlan,
-    from: MemoryPlace,
-    chunks: Range<usize>,
-    sums: Slice<'_, B, f32>,
-) -> tidemill_model::Result<Vec<(usize, Vec<f32>)>> {
-    let place = |chunk| plan.in_segment(chunk);
-    let Device { backend, stream } = device;
-    match from {
-        MemoryPlace::Host => chunks
-            .map(|chunk| {
-                let Range { start, end } = place(chunk);
-                Ok((chunk, backend.to_vec(stream, sums.sub(start, end - start)?)?))
-            })
-            .collect(),
-        // Waiting for a device takes longer than copying a chunk: they are read together and cut here.
-        MemoryPlace::Device => {
-            let (start, end) = (place(chunks.start).start, place(chunks.end - 1).end);
-            let values = backend.to_vec(stream, sums.sub(start, end - start)?)?;
-            let cut = |chunk| {
-                let inside = place(chunk);
-                (chunk, values[inside.start - start..inside.end - start].to_vec())
-            };
-            Ok(chunks.map(cut).collect())
-        }
     }
 }
 

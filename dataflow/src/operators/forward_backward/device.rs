@@ -4,49 +4,30 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidemill_collective::communicator::{self, Post};
-use tidemill_collective::{Chunk, ChunkHeader, Credit, CreditLedger, Node, Part, Tree};
-use tidemill_kernels::{Backend, KernelError, MemoryPlace};
+use tidemill_collective::communicator::{CommunicatorError, Post};
+use tidemill_collective::{Node, Tree};
+use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::{
     Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
 };
 use tidemill_streaming_data::reader::Sample;
 
-use super::accumulators::{Accumulators, Finished, FinishedSums, GradientMap};
+use super::accumulators::{Accumulators, Finished, GradientMap};
 use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
-use crate::operators::companion::{Jobs, OperatorGone, Replies, Stopped};
+use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::samples::Grain;
 use crate::operators::ticket::Ticket;
 
-/// Chunks that are copied from a device's memory in one read: 16 MiB, which takes much longer than waiting for the
-/// device does.
-const CHUNKS_PER_READ: usize = 64;
-/// Chunks that are copied from host memory before they leave: few enough that others work on them soon, but every message wakes
-/// two threads.
-const CHUNKS_PER_MESSAGE: usize = 16;
-
-/// What the device thread is told.
-pub(super) enum DeviceJob {
-    /// Replace these elements of the parameters.
-    Write { start: usize, chunk: Chunk },
-    /// Compute.
-    Compute(Computation),
-}
-
 /// What the device thread answers.
 pub(super) enum DeviceReply {
-    /// Parameters were written: credit for their owners.
-    Written(Vec<Credit>),
-    /// Chunks of a finished node of the step that runs.
-    Gradients(Vec<Chunk>),
-    /// The sums of a bucket of the step that runs are final, on the device.
-    Summed(Ticket),
+    /// The sums of a bucket of the step that runs are final, or enqueued to be.
+    Ready(Ticket),
     /// A lane of the step that runs is done.
     Loss(LaneLoss),
     /// Grains of the evaluation that runs are done.
@@ -59,34 +40,20 @@ pub(super) enum DeviceReply {
 pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) backend: Arc<B>,
     pub(super) model: Arc<M>,
-    pub(super) parameters: Arc<Vec<f32>>,
-    pub(super) borrower: Option<Borrower<B>>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
-    pub(super) worker: usize,
     pub(super) lanes: Range<usize>,
-    /// The owner of each chunk.
-    pub(super) owners: Vec<usize>,
-}
-
-/// Where the parameters are that the device thread computes with.
-enum Home<B: Backend> {
-    /// Here: what was updated is written into them.
-    Own(Box<Parameters<B>>),
-    /// The optimizer thread's, which updates them.
-    Lent(Borrower<B>),
 }
 
 /// A device stream and the parameters that are computed with on it.
 struct Replica<B: Backend> {
     stream: B::DeviceStream,
-    home: Home<B>,
+    borrower: Borrower<B>,
 }
 
 /// What the device thread has besides the parameters.
 struct Computer<'a, B: Backend, M: Trainable<B>> {
     parts: &'a DeviceParts<B, M>,
-    finished: FinishedSums,
     workspace: M::Workspace,
     accumulators: Accumulators<B>,
     replies: &'a Replies<DeviceReply>,
@@ -95,114 +62,50 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
 
 /// Runs jobs until the operator is gone.
 pub(super) fn run<B: Backend, M: Trainable<B>>(
-    mut parts: DeviceParts<B, M>,
-    jobs: &Jobs<DeviceJob>,
+    parts: &DeviceParts<B, M>,
+    borrower: Borrower<B>,
+    jobs: &Jobs<Computation>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Failure> {
     progress::enter(Phase::PreparingDevice, 0);
-    let served = prepare(&mut parts)
-        .map_err(Stopped::from)
-        .and_then(|(replica, finished)| serve(&parts, finished, replica, jobs, replies));
-    served.or_else(Stopped::into_result)
-}
-
-/// The parameters, and what becomes of the sums.
-fn prepare<B: Backend, M: Trainable<B>>(
-    parts: &mut DeviceParts<B, M>,
-) -> Result<(Replica<B>, FinishedSums), Failure> {
-    let backend = &*parts.backend;
-    let mut stream = backend.device_stream()?;
-    let initial = std::mem::take(&mut parts.parameters);
-    if let Some(borrower) = parts.borrower.take() {
-        let home = Home::Lent(borrower);
-        return Ok((Replica { stream, home }, FinishedSums::Kept));
-    }
-    let mut device = Device { backend, stream: &mut stream };
-    let parameters = Parameters::from_host(&mut device, parts.model.layout(), &initial)?;
-    let from = parts.plan.state_place.resolve(backend.memory());
-    let chunks = match from {
-        MemoryPlace::Host => CHUNKS_PER_MESSAGE,
-        MemoryPlace::Device => CHUNKS_PER_READ,
-    };
-    let home = Home::Own(Box::new(parameters));
-    Ok((Replica { stream, home }, FinishedSums::Copied { from, chunks }))
+    serve(parts, borrower, jobs, replies).or_else(Stopped::into_result)
 }
 
 fn serve<B: Backend, M: Trainable<B>>(
     parts: &DeviceParts<B, M>,
-    finished: FinishedSums,
-    mut replica: Replica<B>,
-    jobs: &Jobs<DeviceJob>,
+    borrower: Borrower<B>,
+    jobs: &Jobs<Computation>,
     replies: &Replies<DeviceReply>,
 ) -> Result<(), Stopped> {
-    let workspace = plan_workspace(parts, &mut replica)?;
-    let mut computer = Computer {
-        parts,
-        finished,
-        workspace,
-        accumulators: Accumulators::new(),
-        replies,
-        tokens: Vec::new(),
-    };
-    let mut ledger = CreditLedger::default();
+    let mut stream = parts.backend.device_stream()?;
+    let workspace = plan_workspace(parts, &mut stream)?;
+    let mut replica = Replica { stream, borrower };
+    let (accumulators, tokens) = (Accumulators::new(), Vec::new());
+    let mut computer = Computer { parts, workspace, accumulators, replies, tokens };
     let mut is_prepared = false;
-    loop {
-        // Credit is settled once a run of writes is through, not after each: one wake, not many.
-        let job = match jobs.ready() {
-            Some(job) => job,
-            None => {
-                settle(replies, &mut ledger)?;
-                let Some(job) = jobs.next() else { return Ok(()) };
-                job
-            }
+    while let Some(computation) = jobs.next() {
+        let (phase, step) = match &computation {
+            Computation::Train { step, .. } => (Phase::ForwardBackward, step + 1),
+            Computation::Evaluate { updates, .. } => (Phase::Evaluating, *updates),
         };
-        match job {
-            DeviceJob::Write { start, chunk } => {
-                progress::enter(Phase::Gathering, 0);
-                progress::moved();
-                let Replica { stream, home: Home::Own(parameters) } = &mut replica else {
-                    let (what, expected, found) = ("parameters", "a device", "the host");
-                    return Err(GraphError::Memory { what, expected, found }.into());
-                };
-                let mut device = Device { backend: &*parts.backend, stream };
-                parameters.write(&mut device, start, &chunk.values()?)?;
-                let source = chunk.header()?.source;
-                ledger.consumed(source, chunk.payload_bytes());
-            }
-            DeviceJob::Compute(computation) => {
-                settle(replies, &mut ledger)?;
-                let (phase, step) = match &computation {
-                    Computation::Train { step, .. } => (Phase::ForwardBackward, step + 1),
-                    Computation::Evaluate { updates, .. } => (Phase::Evaluating, *updates),
-                };
-                // Kernels are compiled when they are first used.
-                progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
-                match computation {
-                    Computation::Train { step, grains } => {
-                        computer.train(&mut replica, step, &grains)?;
-                    }
-                    Computation::Evaluate { updates, grains } => {
-                        computer.evaluate(&mut replica, updates, &grains)?;
-                    }
-                }
-                is_prepared = true;
-                replies.send(DeviceReply::Finished)?;
+        // Kernels are compiled when they are first used.
+        progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
+        match computation {
+            Computation::Train { step, grains } => computer.train(&mut replica, step, &grains)?,
+            Computation::Evaluate { updates, grains } => {
+                computer.evaluate(&mut replica, updates, &grains)?;
             }
         }
+        is_prepared = true;
+        replies.send(DeviceReply::Finished)?;
     }
-}
-
-fn settle(replies: &Replies<DeviceReply>, ledger: &mut CreditLedger) -> Result<(), OperatorGone> {
-    if ledger.is_settled() {
-        return Ok(());
-    }
-    replies.send(DeviceReply::Written(ledger.settle().collect()))
+    Ok(())
 }
 
 /// Activations and scratch for the largest microbatch of the plan.
 fn plan_workspace<B: Backend, M: Trainable<B>>(
     parts: &DeviceParts<B, M>,
-    replica: &mut Replica<B>,
+    stream: &mut B::DeviceStream,
 ) -> Result<M::Workspace, Failure> {
     let batch = &parts.plan.batch;
     let shape = MicrobatchShape {
@@ -210,7 +113,7 @@ fn plan_workspace<B: Backend, M: Trainable<B>>(
         positions: parts.plan.positions,
         samples_per_grain: batch.grain_samples(),
     };
-    let mut device = Device { backend: &*parts.backend, stream: &mut replica.stream };
+    let mut device = Device { backend: &*parts.backend, stream };
     Ok(parts.model.plan(&mut device, shape)?)
 }
 
@@ -222,10 +125,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         step: u64,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
-        let post = match &replica.home {
-            Home::Own(_) => None,
-            Home::Lent(borrower) => borrower.post.clone(),
-        };
+        let post = replica.borrower.post.clone();
         let (parameters, stream) = self.parameters(replica)?;
         let mut outbox = Outbox { step, parts: self.parts, replies: self.replies, post };
         let mut rest = grains;
@@ -234,9 +134,9 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             rest = others;
             self.train_lane(parameters, stream, &mut outbox, lane, of_lane)?;
         }
-        let Replica { stream, home: Home::Lent(borrower) } = replica else { return Ok(()) };
         // Of several workers the others read the sums where they are.
         let sums = if outbox.post.is_none() { self.accumulators.take_kept() } else { None };
+        let Replica { stream, borrower } = replica;
         borrower.give_back(&*self.parts.backend, stream, sums)
     }
 
@@ -245,11 +145,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         &mut self,
         replica: &'r mut Replica<B>,
     ) -> Result<(&'r Parameters<B>, &'r mut B::DeviceStream), Stopped> {
-        let Replica { stream, home } = replica;
-        let borrower = match home {
-            Home::Own(parameters) => return Ok((parameters, stream)),
-            Home::Lent(borrower) => borrower,
-        };
+        let Replica { stream, borrower } = replica;
         let (parameters, sums) = borrower.borrow(&*self.parts.backend, stream)?;
         self.accumulators.reuse(sums);
         Ok((parameters, stream))
@@ -267,11 +163,9 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let step = outbox.step;
         let map = GradientMap {
             layout: parts.model.layout(),
-            chunks: &parts.plan.chunks,
             buckets: &parts.plan.buckets,
             tree: Tree::new(parts.plan.batch.lanes())?,
             lanes: parts.lanes.clone(),
-            finished: self.finished,
         };
         let mut device = Device { backend: &*parts.backend, stream };
         let mut sink = self.accumulators.begin(&mut device, &map, outbox, lane)?;
@@ -405,31 +299,16 @@ fn add_losses(total: &mut GrainLoss, losses: &[GrainLoss], expected: usize) -> R
     Ok(())
 }
 
-/// Addresses finished chunks to their owners, and tells all workers of finished buckets.
+/// Tells all workers of finished buckets.
 struct Outbox<'a, B: Backend, M> {
     step: u64,
     parts: &'a DeviceParts<B, M>,
     replies: &'a Replies<DeviceReply>,
-    post: Option<Post<B, f32>>,
+    /// None where there are no others.
+    post: Option<Post<B>>,
 }
 
 impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
-    fn chunks(&mut self, use_index: usize, node: Node, chunks: Vec<(usize, Vec<f32>)>) -> bool {
-        let addressed = |(chunk, values): (usize, Vec<f32>)| {
-            let header = ChunkHeader {
-                destination: self.parts.owners[chunk] as u32,
-                source: self.parts.worker as u32,
-                part: Part::Gradient { use_index: use_index as u32 },
-                chunk: chunk as u32,
-                node,
-                step: self.step,
-            };
-            Chunk::new(header, values)
-        };
-        let chunks = chunks.into_iter().map(addressed).collect();
-        self.replies.send(DeviceReply::Gradients(chunks)).is_ok()
-    }
-
     fn bucket(
         &mut self,
         device: &mut Device<'_, B>,
@@ -438,17 +317,17 @@ impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
     ) -> Result<bool, KernelError> {
         let ticket = Ticket { step: self.step, bucket: bucket as u32 };
         if let Some(post) = &self.post {
-            let ready = device.backend.record(device.stream)?;
-            // Devices whose memory is not shared have no communicator.
-            let part = |&(node, sums): &(Node, &_)| {
-                Some(communicator::Part { node, sums: B::share(sums)? })
-            };
-            let parts: Option<Vec<_>> = sums.iter().map(part).collect();
-            let told = parts.map(|parts| post.sums(ticket.step, ticket.bucket, &parts, &ready));
-            if !matches!(told, Some(Ok(()))) {
-                return Ok(false);
+            let planned = &self.parts.plan.buckets.buckets()[bucket];
+            let of_use = |&slot: &usize| slot..slot + planned.range.len();
+            let uses: Vec<_> = planned.slots.iter().map(of_use).collect();
+            let key = (ticket.step, ticket.bucket);
+            match post.sums(device.backend, device.stream, key, sums, &uses) {
+                Ok(()) => {}
+                Err(CommunicatorError::Device(error)) => return Err(error),
+                // The other workers are gone.
+                Err(_) => return Ok(false),
             }
         }
-        Ok(self.replies.send(DeviceReply::Summed(ticket)).is_ok())
+        Ok(self.replies.send(DeviceReply::Ready(ticket)).is_ok())
     }
 }

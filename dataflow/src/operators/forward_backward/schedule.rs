@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::{Chunk, Part, StatePart};
-
 use crate::cluster::Failure;
 use crate::cluster::progress::Phase;
 use crate::operators::error::GraphError;
@@ -36,7 +34,7 @@ pub(super) struct DeviceSchedule {
     evaluation_grains: usize,
     /// Updates in the device's parameters.
     updates: u64,
-    /// Which chunks of the following parameters have arrived, or which of their buckets are present.
+    /// Of the following parameters: which buckets are present.
     arrived: Vec<bool>,
     /// The newest report.
     reported: u64,
@@ -51,12 +49,10 @@ pub(super) struct DeviceSchedule {
 }
 
 impl DeviceSchedule {
-    /// Parameters come in `cuts` chunks or buckets.
     pub(super) fn new(
         plan: &Arc<TrainingPlan>,
         evaluation: Option<EvaluationPlan>,
         (worker, workers): (usize, usize),
-        cuts: usize,
     ) -> Result<Self, Failure> {
         let lanes = plan.batch.worker_lanes(worker, workers)?;
         let evaluated =
@@ -68,7 +64,7 @@ impl DeviceSchedule {
             evaluation,
             lanes,
             updates: plan.first_step,
-            arrived: vec![false; cuts],
+            arrived: vec![false; plan.buckets.buckets().len()],
             reported: plan.first_step,
             last: None,
             steps: BTreeMap::new(),
@@ -145,29 +141,6 @@ impl DeviceSchedule {
             Some(sample) => {
                 let (position, found) = (sample.position, sample.tokens.len());
                 Err(GraphError::SampleLength { position, expected: tokens, found }.into())
-            }
-        }
-    }
-
-    /// Notes that a chunk of parameters has arrived; answers where in the arena it belongs.
-    pub(super) fn parameters(&mut self, chunk: &Chunk) -> Result<Range<usize>, Failure> {
-        let header = chunk.header_for(self.worker)?;
-        let index = header.chunk as usize;
-        let planned = self.plan.chunks.chunks().get(index);
-        match planned {
-            Some(planned)
-                if header.part == Part::State(StatePart::Parameter)
-                    && header.step == self.updates + 1
-                    && chunk.elements() == planned.range.len()
-                    && self.arrived.get(index) == Some(&false)
-                    && self.trained == Some(self.updates) =>
-            {
-                self.arrived[index] = true;
-                Ok(planned.range.clone())
-            }
-            _ => {
-                let (step, expected) = (self.updates + 1, "parameters that are due");
-                Err(GraphError::Chunk { step, expected, found: *header }.into())
             }
         }
     }
@@ -302,7 +275,6 @@ mod tests {
     use crate::batch::{BatchSettings, MicrobatchMemory};
     use crate::cluster::ExitClass;
     use std::num::NonZeroU64;
-    use tidemill_collective::{ChunkHeader, Node};
     use tidemill_model::{Decay, Layout};
     use tidemill_streaming_data::Sample;
 
@@ -317,7 +289,7 @@ mod tests {
         let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
         let (samples, every_steps) = (NonZeroU64::new(3).unwrap(), NonZeroU64::MIN);
         let evaluation = evaluated.then_some(EvaluationPlan { samples, every_steps });
-        DeviceSchedule::new(&Arc::new(plan), evaluation, (0, 1), 1).unwrap()
+        DeviceSchedule::new(&Arc::new(plan), evaluation, (0, 1)).unwrap()
     }
 
     fn grain(step: u64, lane: usize, grain: usize) -> Grain {
@@ -329,18 +301,6 @@ mod tests {
         for (lane, index) in [(1, 1), (0, 0), (1, 0), (0, 1)] {
             schedule.grain(grain(step, lane, index)).unwrap();
         }
-    }
-
-    fn parameters(step: u64) -> Chunk {
-        let header = ChunkHeader {
-            destination: 0,
-            source: 0,
-            part: Part::State(StatePart::Parameter),
-            chunk: 0,
-            node: Node { lo: 0, hi: 2 },
-            step,
-        };
-        Chunk::new(header, vec![0.0; 16])
     }
 
     fn report(step: u64, last: bool) -> StepReport {
@@ -362,35 +322,19 @@ mod tests {
         feed(&mut schedule, 1);
         assert_eq!(schedule.next(), None, "step 0 has no grains");
         feed(&mut schedule, 0);
-        assert!(schedule.parameters(&parameters(1)).is_err(), "nothing was trained");
+        let ticket = |step, bucket| Ticket { step, bucket };
+        assert!(schedule.present(ticket(0, 0)).is_err(), "nothing was trained");
         let Some(Computation::Train { step: 0, grains }) = schedule.next() else { panic!() };
         let order: Vec<_> = grains.iter().map(|grain| (grain.lane, grain.grain)).collect();
         assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1)]);
-        assert!(schedule.parameters(&parameters(2)).is_err(), "of another step");
-        assert_eq!(schedule.parameters(&parameters(1)).unwrap(), 0..16);
-        assert!(schedule.parameters(&parameters(1)).is_err(), "twice");
+        assert!(schedule.present(ticket(1, 0)).is_err(), "of another step");
+        assert!(schedule.present(ticket(0, 1)).is_err(), "no such bucket");
+        schedule.present(ticket(0, 0)).unwrap();
+        assert!(schedule.present(ticket(0, 0)).is_err(), "twice");
         assert_eq!(schedule.next(), None, "the device still computes");
         schedule.finished();
         assert_eq!(schedule.next(), None, "no report");
         schedule.report(&report(1, false));
-        assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
-    }
-
-    #[test]
-    fn buckets_that_are_present_are_parameters() {
-        let mut schedule = schedule(false);
-        feed(&mut schedule, 0);
-        feed(&mut schedule, 1);
-        let ticket = |step, bucket| Ticket { step, bucket };
-        assert!(schedule.present(ticket(0, 0)).is_err(), "nothing was trained");
-        assert!(schedule.next().is_some());
-        schedule.finished();
-        schedule.report(&report(1, false));
-        assert!(schedule.present(ticket(1, 0)).is_err(), "of another step");
-        assert!(schedule.present(ticket(0, 1)).is_err(), "no such bucket");
-        assert_eq!(schedule.next(), None, "the parameters are not there");
-        schedule.present(ticket(0, 0)).unwrap();
-        assert!(schedule.present(ticket(0, 0)).is_err(), "twice");
         assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
     }
 
@@ -401,7 +345,7 @@ mod tests {
         feed(&mut schedule, 1);
         assert!(schedule.next().is_some());
         schedule.finished();
-        schedule.parameters(&parameters(1)).unwrap();
+        schedule.present(Ticket { step: 0, bucket: 0 }).unwrap();
         schedule.report(&report(1, true));
         assert_eq!(schedule.next(), None);
         schedule.grain(grain(2, 0, 0)).unwrap();
@@ -416,7 +360,7 @@ mod tests {
         feed(&mut schedule, 1);
         assert!(matches!(schedule.next(), Some(Computation::Train { step: 0, .. })));
         schedule.finished();
-        schedule.parameters(&parameters(1)).unwrap();
+        schedule.present(Ticket { step: 0, bucket: 0 }).unwrap();
         schedule.report(&report(1, false));
         assert_eq!(schedule.next(), None, "the evaluation has no grains yet");
         let mut ran = Vec::new();

@@ -1,12 +1,7 @@
-//! What the optimizer does next: a decision of losses, sums, squares and credit that have arrived.
+//! What the optimizer does next: a decision of losses, sums and squares that have arrived.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
-
-use tidemill_collective::{Chunk, CreditWindow, Part, StatePart};
-use tidemill_kernels::MemoryPlace;
-use tidemill_model::Layout;
 
 use super::rule::UpdateRule;
 use super::tree_sum::tree_sum;
@@ -15,34 +10,16 @@ use crate::cluster::Failure;
 use crate::error::JobError;
 use crate::operators::error::GraphError;
 use crate::operators::forward_backward::LaneLoss;
+use crate::operators::owned::StateJob;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::ticket::Ticket;
-
-/// What the optimizer thread is told. A *unit* is what is updated at once: a chunk where values pass through the host, a bucket
-/// where they stay on the device.
-#[derive(Debug, PartialEq)]
-pub(super) enum ShardJob {
-    /// Sum what this worker owns of a bucket over all workers.
-    Sum { step: u64, bucket: usize },
-    /// Form the mean gradient of a unit, from the sums of its uses where they come from the host.
-    Mean { unit: usize, uses: Vec<Vec<f32>>, tokens: u64 },
-    /// Update a unit.
-    Update { unit: usize, update: u64, coefficient: f32 },
-    /// Bring what other workers have updated of a bucket to this worker.
-    Gather { step: u64, bucket: usize },
-    /// Begin to copy all state that this worker owns to memory of the host.
-    Stage,
-    /// Copy a part of a chunk's state, from there where it was copied there.
-    Snapshot { chunk: usize, part: StatePart },
-}
 
 /// What has arrived for one step.
 #[derive(Debug)]
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
-    /// By unit of which this worker owns something: the sums of its uses, in the order of uses; nothing where they are on the
-    /// device.
-    sums: BTreeMap<usize, Vec<Option<Vec<f32>>>>,
+    /// By bucket: whether it is summed.
+    summed: Vec<bool>,
     squares: Vec<Option<f64>>,
 }
 
@@ -58,117 +35,38 @@ struct StepLoss {
 pub(super) struct OptimizerSchedule {
     plan: Arc<TrainingPlan>,
     rule: UpdateRule,
-    worker: usize,
-    workers: usize,
-    /// By chunk: whether this worker owns it.
-    owns: Vec<bool>,
-    /// The uses of each segment, in order.
-    segment_uses: Vec<Vec<u32>>,
     step: u64,
     /// Counted tokens of all steps so far.
     total_tokens: u64,
     gathered: BTreeMap<u64, Gathered>,
     loss: Option<StepLoss>,
+    /// Buckets of the step that are summed and whose mean was not handed out.
+    means: VecDeque<usize>,
     /// The clipping coefficient, once the norm is known.
     coefficient: Option<f32>,
-    /// By unit: its chunks that this worker owns.
-    owned: Vec<Range<usize>>,
-    /// The units of a step, in the order in which they are updated.
-    units: Vec<usize>,
-    /// Sums that were not handed out.
-    reductions: VecDeque<(u64, usize)>,
-    /// Units whose update was not handed out.
+    /// Buckets whose update was not handed out.
     updates: VecDeque<usize>,
-    /// Buckets whose gathering was not handed out.
-    gathers: VecDeque<usize>,
-    /// Units of the step that are not done.
+    /// Updates of the step that are not done.
     outstanding: usize,
-    cut: bool,
-    /// Where state is: on the device parameters are read where they are, which takes no credit.
-    place: MemoryPlace,
-    parameter_window: CreditWindow,
-    state_window: CreditWindow,
-    /// Snapshots that were not handed out.
-    snapshots: VecDeque<(usize, StatePart)>,
-    /// By chunk: how many of these are of it. It is not updated before.
-    snapshots_due: Vec<u8>,
-    staging: Staging,
-    /// Whether the state of a cut is updated and not staged: nothing is updated before it is, and it waits for the snapshots of the
-    /// last cut.
-    stage_due: bool,
-    /// Whether a cut is being staged, whose snapshots follow.
-    is_staging: bool,
-}
-
-/// How the state of a cut is kept until it is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Staging {
-    /// Where it is: it waits for its snapshot before it is updated again.
-    InPlace,
-    /// It is copied to memory of the host at once, and updated meanwhile.
-    OnHost,
+    /// By bucket: the cut that has not taken its state, by its step. It is not updated before.
+    untaken: Vec<Option<u64>>,
 }
 
 impl OptimizerSchedule {
-    pub(super) fn new(
-        plan: &Arc<TrainingPlan>,
-        layout: &Layout,
-        rule: UpdateRule,
-        (worker, workers): (usize, usize),
-        (place, staging): (MemoryPlace, Staging),
-    ) -> Self {
-        let mut segment_uses = vec![Vec::new(); layout.segments().len()];
-        for (index, use_) in layout.uses().iter().enumerate() {
-            segment_uses[use_.segment].push(index as u32);
-        }
-        let chunks = plan.chunks.chunks().len();
-        let (owned, units): (Vec<Range<usize>>, Vec<usize>) = match place {
-            MemoryPlace::Host => {
-                let owners = plan.owners(workers);
-                let owned = (0..chunks).filter(|&chunk| owners[chunk] == worker).collect();
-                ((0..chunks).map(|chunk| chunk..chunk + 1).collect(), owned)
-            }
-            MemoryPlace::Device => {
-                let owners = plan.buckets.owners(&plan.chunks, workers);
-                let units = (0..owners.len()).rev().collect();
-                (owners.iter().map(|owners| owners.chunks(worker)).collect(), units)
-            }
-        };
-        let mut owns = vec![false; chunks];
-        units.iter().for_each(|&unit| owns[owned[unit].clone()].fill(true));
+    pub(super) fn new(plan: &Arc<TrainingPlan>, rule: UpdateRule) -> Self {
         Self {
             rule,
-            worker,
-            workers,
-            owns,
-            owned,
-            units,
-            reductions: VecDeque::new(),
-            gathers: VecDeque::new(),
-            segment_uses,
             step: plan.first_step,
             total_tokens: plan.first_tokens,
             gathered: BTreeMap::new(),
             loss: None,
+            means: VecDeque::new(),
             coefficient: None,
             updates: VecDeque::new(),
             outstanding: 0,
-            cut: false,
-            parameter_window: CreditWindow::new(plan.window_bytes * workers),
-            state_window: CreditWindow::new(plan.window_bytes),
-            place,
-            snapshots: VecDeque::new(),
-            snapshots_due: vec![0; chunks],
-            staging,
-            stage_due: false,
-            is_staging: false,
+            untaken: vec![None; plan.buckets.buckets().len()],
             plan: Arc::clone(plan),
         }
-    }
-
-    /// The chunks that this worker owns.
-    pub(super) fn owned(&self) -> Vec<usize> {
-        (0..self.owns.len()).filter(|&chunk| self.owns[chunk]).collect()
     }
 
     fn gathered(&mut self, step: u64) -> Result<&mut Gathered, Failure> {
@@ -177,7 +75,7 @@ impl OptimizerSchedule {
         }
         Ok(self.gathered.entry(step).or_insert_with(|| Gathered {
             losses: vec![None; self.plan.batch.lanes()],
-            sums: BTreeMap::new(),
+            summed: vec![false; self.plan.buckets.buckets().len()],
             squares: vec![None; self.plan.chunks.chunks().len()],
         }))
     }
@@ -188,35 +86,34 @@ impl OptimizerSchedule {
         fill(slot, loss, loss.step, || format!("the loss of lane {}", loss.lane))
     }
 
-    /// Takes the sum of one use of an owned chunk.
-    pub(super) fn sum(&mut self, chunk: Chunk) -> Result<(), Failure> {
-        let header = *chunk.header_for(self.worker)?;
-        let index = header.chunk as usize;
-        let planned = self.plan.chunks.chunks().get(index).filter(|_| self.owns[index]);
-        let uses = planned.map_or(&[][..], |planned| &self.segment_uses[planned.segment]);
-        let place = uses.iter().position(|&use_index| header.part == Part::Gradient { use_index });
-        let count = uses.len();
-        let sums =
-            self.gathered(header.step)?.sums.entry(index).or_insert_with(|| vec![None; count]);
-        let slot = place.and_then(|place| sums.get_mut(place));
-        fill(slot, chunk.into_values()?, header.step, || format!("the sum {header:?}"))
-    }
-
-    /// This worker's sums of a bucket are final.
+    /// What this worker owns of a bucket is summed.
     pub(super) fn summed(&mut self, ticket: Ticket) -> Result<(), Failure> {
         let Ticket { step, bucket } = ticket;
-        let bucket = bucket as usize;
-        let on_device = self.place == MemoryPlace::Device && bucket < self.units.len();
-        let sums = &mut self.gathered(step)?.sums;
         let what = || format!("the sums of bucket {bucket}");
-        if !on_device {
-            return Err(GraphError::Unplanned { step: step + 1, what: what() }.into());
+        match self.gathered(step)?.summed.get_mut(bucket as usize) {
+            Some(summed @ false) => *summed = true,
+            Some(true) => return Err(GraphError::Twice { step: step + 1, what: what() }.into()),
+            None => return Err(GraphError::Unplanned { step: step + 1, what: what() }.into()),
         }
-        if sums.insert(bucket, Vec::new()).is_some() {
-            return Err(GraphError::Twice { step: step + 1, what: what() }.into());
+        if step == self.step {
+            self.means.push_back(bucket as usize);
         }
-        self.reductions.push_back((step, bucket));
         Ok(())
+    }
+
+    /// A cut has taken the state of a bucket.
+    pub(super) fn taken(&mut self, ticket: Ticket) -> Result<(), Failure> {
+        let Ticket { step, bucket } = ticket;
+        match self.untaken.get_mut(bucket as usize) {
+            Some(untaken) if *untaken == Some(step) => {
+                *untaken = None;
+                Ok(())
+            }
+            _ => {
+                let what = format!("a cut of bucket {bucket}");
+                Err(GraphError::Unplanned { step: step + 1, what }.into())
+            }
+        }
     }
 
     /// Takes the sum of squares of any chunk.
@@ -226,36 +123,8 @@ impl OptimizerSchedule {
         fill(slot, sum, step, || format!("the squares of chunk {chunk}"))
     }
 
-    /// Credit for parameters comes back.
-    pub(super) fn parameter_credit(&mut self, bytes: u64) {
-        self.parameter_window.give_back(bytes);
-    }
-
-    /// Credit for snapshots comes back.
-    pub(super) fn state_credit(&mut self, bytes: u64) {
-        self.state_window.give_back(bytes);
-    }
-
-    /// What this worker owns of a unit is updated.
-    pub(super) fn updated(&mut self, unit: usize) {
-        if !self.cut || self.staging == Staging::OnHost {
-            return;
-        }
-        for chunk in self.owned[unit].clone() {
-            self.snapshots.extend(StatePart::ALL.map(|part| (chunk, part)));
-            self.snapshots_due[chunk] += StatePart::ALL.len() as u8;
-        }
-    }
-
-    /// All that this worker owns is on its way to the host.
-    pub(super) fn staged(&mut self) {
-        self.is_staging = false;
-        let owned = self.owned().into_iter();
-        self.snapshots.extend(owned.flat_map(|chunk| StatePart::ALL.map(|part| (chunk, part))));
-    }
-
-    /// A unit is done: sent to all workers, or gathered from all.
-    pub(super) fn done(&mut self) {
+    /// An update is done.
+    pub(super) fn updated(&mut self) {
         self.outstanding -= 1;
     }
 
@@ -278,6 +147,10 @@ impl OptimizerSchedule {
         let (Some(StepLoss { loss, tokens, last }), Some(squares)) = (self.loss, squares) else {
             return Ok(None);
         };
+        // What this worker owns nothing of is summed too: all workers go through their buckets in the same order.
+        if !gathered.summed.iter().all(|&summed| summed) {
+            return Ok(None);
+        }
         let update = step + 1;
         let grad_norm = tree_sum(&squares).sqrt();
         if !grad_norm.is_finite() {
@@ -285,9 +158,9 @@ impl OptimizerSchedule {
             return Err(JobError::Step { step: update, what }.into());
         }
         self.coefficient = Some(self.rule.coefficient(grad_norm));
-        self.updates = self.units.iter().copied().collect();
+        // The next forward pass begins with what became final last.
+        self.updates = (0..self.untaken.len()).rev().collect();
         self.outstanding = self.updates.len();
-        self.cut = self.plan.is_cut(update, last);
         let learning_rate = (self.rule.learning_rate)(update);
         self.total_tokens += tokens;
         let total_tokens = self.total_tokens;
@@ -331,8 +204,7 @@ impl OptimizerSchedule {
         JobError::Loss { step: self.step + 1, loss, lanes, of, lane, grain, positions, samples }
     }
 
-    /// Whether every update of the current step is done; the next step then begins. A worker that
-    /// owns nothing is done with its report, unless it has buckets to gather.
+    /// Whether every update of the current step is done; the next step then begins.
     pub(super) fn advance(&mut self) -> bool {
         let done = self.coefficient.is_some() && self.outstanding == 0;
         if done {
@@ -340,13 +212,11 @@ impl OptimizerSchedule {
             self.step += 1;
             self.loss = None;
             self.coefficient = None;
+            let summed = self.gathered.get(&self.step).map(|gathered| &gathered.summed);
+            let buckets = summed.into_iter().flatten().enumerate();
+            self.means = buckets.filter(|(_, summed)| **summed).map(|(bucket, _)| bucket).collect();
         }
         done
-    }
-
-    /// Whether a checkpoint follows the current step's update.
-    pub(super) fn is_cut(&self) -> bool {
-        self.cut
     }
 
     /// The current step.
@@ -354,58 +224,21 @@ impl OptimizerSchedule {
         self.step
     }
 
-    /// The next job of the optimizer thread. Sums come first, as others wait for them, then snapshots, where credit allows them; a
-    /// chunk that waits for its snapshot is not updated, and neither are those behind it.
-    pub(super) fn next(&mut self) -> Option<ShardJob> {
-        if let Some((step, bucket)) = self.reductions.pop_front() {
-            return Some(ShardJob::Sum { step, bucket });
+    /// The next job of the optimizer thread. A bucket whose state a cut has not taken is not updated, and neither are those behind
+    /// it.
+    pub(super) fn next(&mut self) -> Option<StateJob> {
+        let Some(coefficient) = self.coefficient else {
+            let tokens = self.loss?.tokens;
+            return self.means.pop_front().map(|bucket| StateJob::Mean { bucket, tokens });
+        };
+        let &bucket = self.updates.front()?;
+        if self.untaken[bucket].is_some() {
+            return None;
         }
-        if let Some(&(chunk, part)) = self.snapshots.front()
-            && self.state_window.take(self.chunk_bytes(chunk))
-        {
-            self.snapshots.pop_front();
-            if self.staging == Staging::InPlace {
-                self.snapshots_due[chunk] -= 1;
-            }
-            return Some(ShardJob::Snapshot { chunk, part });
-        }
-        if self.stage_due && !self.is_staging && self.snapshots.is_empty() {
-            (self.stage_due, self.is_staging) = (false, true);
-            return Some(ShardJob::Stage);
-        }
-        if let Some(coefficient) = self.coefficient {
-            let Some(&unit) = self.updates.front() else {
-                let (step, bucket) = (self.step, self.gathers.pop_front()?);
-                return Some(ShardJob::Gather { step, bucket });
-            };
-            if self.stage_due {
-                return None;
-            }
-            let bytes = match self.place {
-                MemoryPlace::Host => self.chunk_bytes(unit) * self.workers,
-                MemoryPlace::Device => 0,
-            };
-            let is_due = self.snapshots_due[self.owned[unit].clone()].iter().any(|&due| due > 0);
-            if is_due || !self.parameter_window.take(bytes) {
-                return None;
-            }
-            self.updates.pop_front();
-            if self.place == MemoryPlace::Device {
-                self.gathers.push_back(unit);
-            }
-            self.stage_due = self.updates.is_empty() && self.cut && self.staging == Staging::OnHost;
-            return Some(ShardJob::Update { unit, update: self.step + 1, coefficient });
-        }
-        let tokens = self.loss?.tokens;
-        let sums = &mut self.gathered.get_mut(&self.step)?.sums;
-        let complete = |uses: &Vec<Option<Vec<f32>>>| uses.iter().all(Option::is_some);
-        let unit = sums.iter().find_map(|(&unit, uses)| complete(uses).then_some(unit))?;
-        let uses = sums.remove(&unit)?.into_iter().flatten().collect();
-        Some(ShardJob::Mean { unit, uses, tokens })
-    }
-
-    fn chunk_bytes(&self, chunk: usize) -> usize {
-        4 * self.plan.chunks.chunks()[chunk].range.len()
+        self.updates.pop_front();
+        let (step, last) = (self.step, self.loss.is_some_and(|loss| loss.last));
+        self.untaken[bucket] = self.plan.is_cut(step + 1, last).then_some(step);
+        Some(StateJob::Update { bucket, update: step + 1, coefficient })
     }
 }
 
@@ -424,5 +257,146 @@ fn fill<T>(
         }
         Some(Some(_)) => Err(GraphError::Twice { step, what: what() }.into()),
         None => Err(GraphError::Unplanned { step, what: what() }.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use tidemill_model::{Decay, Layout};
+
+    use super::*;
+    use crate::batch::{BatchSettings, MicrobatchMemory};
+    use crate::operators::plan::CheckpointCuts;
+
+    /// Two buckets of one chunk each, two lanes; every step is cut.
+    fn schedule() -> OptimizerSchedule {
+        let mut layout = Layout::new();
+        for name in ["first", "second"] {
+            let segment = layout.segment(name);
+            layout.tensor(format!("{name}.weight"), &[16], Decay::Exempt, 1);
+            layout.block(name, &[segment]);
+        }
+        let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
+        let mut plan = plan.with_cuts(&layout, 16, 1);
+        plan.checkpoints = CheckpointCuts::Every(NonZeroU64::MIN);
+        let rule = UpdateRule {
+            clip_norm: None,
+            learning_rate: Arc::new(|_| 0.5),
+            adamw: Arc::new(|_, _, _| unreachable!("nothing is computed here")),
+        };
+        OptimizerSchedule::new(&Arc::new(plan), rule)
+    }
+
+    fn loss(step: u64, lane: u32) -> LaneLoss {
+        LaneLoss {
+            step,
+            lane,
+            loss_sum: 6.0,
+            tokens: 4,
+            stop_requested: false,
+            first_not_finite: None,
+        }
+    }
+
+    /// Losses, sums and squares of a step, and its report.
+    fn feed(schedule: &mut OptimizerSchedule, step: u64) -> StepReport {
+        for bucket in [0, 1] {
+            schedule.summed(Ticket { step, bucket }).unwrap();
+        }
+        assert!(schedule.summed(Ticket { step, bucket: 1 }).is_err(), "twice");
+        assert!(schedule.summed(Ticket { step, bucket: 2 }).is_err(), "no such bucket");
+        for lane in [1, 0] {
+            assert_eq!(schedule.report().unwrap(), None);
+            schedule.loss(loss(step, lane)).unwrap();
+        }
+        assert_eq!(schedule.report().unwrap(), None, "no norm");
+        for bucket in [0, 1] {
+            match schedule.next() {
+                Some(StateJob::Mean { bucket: found, tokens: 8 }) => assert_eq!(found, bucket),
+                _ => panic!("a mean is due"),
+            }
+        }
+        assert!(schedule.next().is_none(), "the norm is not known");
+        for (chunk, sum) in [(1, 16.0), (0, 9.0)] {
+            schedule.squares(SquareSum { step, chunk, sum }).unwrap();
+        }
+        let report = schedule.report().unwrap().unwrap();
+        assert_eq!(schedule.report().unwrap(), None, "once");
+        assert_eq!((report.step, report.loss, report.grad_norm), (step + 1, 1.5, 5.0));
+        report
+    }
+
+    fn update(schedule: &mut OptimizerSchedule) -> Option<usize> {
+        schedule.next().map(|job| match job {
+            StateJob::Update { bucket, .. } => bucket,
+            _ => panic!("only updates are due"),
+        })
+    }
+
+    #[test]
+    fn the_last_bucket_is_updated_first_and_the_next_step_begins_when_all_are() {
+        let mut schedule = schedule();
+        assert_eq!(feed(&mut schedule, 0).total_tokens, 8);
+        assert_eq!([update(&mut schedule), update(&mut schedule)], [Some(1), Some(0)]);
+        assert!(!schedule.advance());
+        schedule.updated();
+        assert!(!schedule.advance());
+        schedule.updated();
+        assert!(schedule.advance());
+        assert_eq!(schedule.step(), 1);
+        let late = schedule.loss(loss(0, 0)).unwrap_err().cause().to_string();
+        assert_eq!(late, "step 2: something of step 1 came late");
+    }
+
+    #[test]
+    fn a_bucket_whose_state_was_not_taken_is_not_updated_nor_are_those_behind_it() {
+        let mut schedule = schedule();
+        feed(&mut schedule, 0);
+        while update(&mut schedule).is_some() {
+            schedule.updated();
+        }
+        assert!(schedule.advance());
+        assert_eq!(feed(&mut schedule, 1).total_tokens, 16);
+        assert_eq!(update(&mut schedule), None, "no bucket was taken");
+        assert!(schedule.taken(Ticket { step: 1, bucket: 1 }).is_err(), "of another cut");
+        schedule.taken(Ticket { step: 0, bucket: 0 }).unwrap();
+        assert!(schedule.taken(Ticket { step: 0, bucket: 0 }).is_err(), "twice");
+        assert_eq!(update(&mut schedule), None, "the first in line was not");
+        schedule.taken(Ticket { step: 0, bucket: 1 }).unwrap();
+        assert_eq!([update(&mut schedule), update(&mut schedule)], [Some(1), Some(0)]);
+    }
+
+    /// The others' squares of a bucket of which this worker owns nothing may be here before it is summed.
+    #[test]
+    fn the_norm_waits_for_sums_of_which_nothing_is_owned() {
+        let mut schedule = schedule();
+        (0..2).for_each(|lane| schedule.loss(loss(0, lane)).unwrap());
+        schedule.summed(Ticket { step: 0, bucket: 0 }).unwrap();
+        for chunk in [0, 1] {
+            schedule.squares(SquareSum { step: 0, chunk, sum: 1.0 }).unwrap();
+        }
+        assert_eq!(schedule.report().unwrap(), None);
+        schedule.summed(Ticket { step: 0, bucket: 1 }).unwrap();
+        assert!(schedule.report().unwrap().is_some());
+    }
+
+    /// What comes early is kept until its step.
+    #[test]
+    fn sums_of_the_next_step_wait_for_it() {
+        let mut schedule = schedule();
+        schedule.summed(Ticket { step: 1, bucket: 1 }).unwrap();
+        feed(&mut schedule, 0);
+        while update(&mut schedule).is_some() {
+            schedule.updated();
+        }
+        assert!(schedule.advance());
+        (0..2).for_each(|lane| schedule.loss(loss(1, lane)).unwrap());
+        assert_eq!(schedule.report().unwrap(), None);
+        assert!(matches!(schedule.next(), Some(StateJob::Mean { bucket: 1, .. })));
+        assert!(schedule.next().is_none());
     }
 }

@@ -6,6 +6,7 @@ use crate::backend::{DeviceKind, Element, MemoryPlace, NUMERICS_VERSION, PeerAcc
 use crate::cpu::rows::{elements, elements_mut, exactly, exactly_mut};
 use crate::cpu::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::error::Result;
+use crate::shared::Shared;
 use crate::view::{Slice, SliceMut};
 
 impl Runtime for Cpu {
@@ -134,6 +135,15 @@ impl Runtime for Cpu {
     /// All memory is the host's.
     fn reach(&self, _: &Self) -> Result<PeerAccess> {
         Ok(PeerAccess::Direct)
+    }
+
+    fn share<T: Element>(
+        &self,
+        stream: &mut DeviceStream,
+        from: Slice<'_, Self, T>,
+    ) -> Result<Shared<Self, T>> {
+        let from = elements(from);
+        Ok(Shared::new(stream.copy_of(from)?, 0, from.len()))
     }
 
     fn copy<T: Element>(

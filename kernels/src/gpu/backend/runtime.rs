@@ -5,6 +5,7 @@ use crate::backend::{
 };
 use crate::error::{KernelError, Result};
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::gpu::buffer::Place;
 use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
@@ -184,8 +185,13 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         self.driver.reach(&peer.driver)
     }
 
-    fn share<T: Element>(buffer: &GpuBuffer<D, T>) -> Option<Shared<Self, T>> {
-        Some(Shared::new(buffer.alias()))
+    fn share<T: Element>(
+        &self,
+        _: &mut GpuStream<D>,
+        from: Slice<'_, Self, T>,
+    ) -> Result<Shared<Self, T>> {
+        let (buffer, range) = from.place();
+        Ok(Shared::new(Arc::new(buffer.alias()), range.start, range.len()))
     }
 
     fn join_group(

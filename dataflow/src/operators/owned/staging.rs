@@ -6,7 +6,6 @@ use tidemill_collective::StatePart;
 use tidemill_kernels::{Backend, Slice};
 use tidemill_model::{Device, Parameters};
 
-use super::schedule::Staging;
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
 use crate::memory::available_bytes;
@@ -15,6 +14,15 @@ use crate::operators::plan::{CheckpointCuts, TrainingPlan};
 
 const NOT_STAGED: GraphError =
     GraphError::Order { what: "a cut", missing: "the memory that it is copied to" };
+
+/// How the state of a cut is kept until it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::operators) enum Staging {
+    /// Where it is: it waits for its snapshot before it is updated again.
+    InPlace,
+    /// It is copied to memory of the host at once, and updated meanwhile.
+    OnHost,
+}
 
 impl Staging {
     /// How cuts are kept, where the memory of the host decides.

@@ -1,4 +1,4 @@
-//! The optimizer thread where training state stays on the device.
+//! The optimizer thread: the state of what a worker owns, and what is done with it.
 //!
 //! It has a device stream of its own, beside the one that computes: sums of gradients are formed there while the rest of the
 //! backward pass still runs. What it is told is about whole buckets; what it computes is computed element by element, or chunk
@@ -8,20 +8,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::StatePart;
-use tidemill_collective::communicator::{CommunicatorError, Cut, Update};
+use tidemill_collective::communicator::{CommunicatorError, Cut};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, Layout, Parameters};
 
-use super::rule::UpdateRule;
-use super::schedule::{ShardJob, Staging};
-use super::shard::{ShardParts, ShardReply};
 use super::staging::Staged;
+use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::Lender;
+use crate::operators::optimize::UpdateRule;
 use crate::operators::plan::TrainingPlan;
+use crate::operators::ticket::Ticket;
 
 const NO_SUMS: GraphError =
     GraphError::Order { what: "the mean of gradients", missing: "their sums" };
@@ -33,8 +33,8 @@ struct OwnedBucket {
     chunks: Range<usize>,
     /// Their elements of the parameter arena.
     range: Range<usize>,
-    /// For each worker, where the gradients of what it owns are in the gradient arena, for each use.
-    slots: Vec<Vec<Range<usize>>>,
+    /// Where they begin in the gradient arena of a worker that is alone, for each use.
+    slots: Vec<usize>,
     /// Where they begin in the buffers of owned elements, which are in the order of the arena.
     start: usize,
     /// Where the sums of its uses begin, one use after the other, in a buffer of sums that were read from other workers.
@@ -44,7 +44,7 @@ struct OwnedBucket {
 }
 
 /// The state of what a worker owns.
-pub(super) struct DeviceShard<B: Backend> {
+pub(super) struct OwnedState<B: Backend> {
     backend: Arc<B>,
     stream: B::DeviceStream,
     /// What is copied to the host waits for no sums there.
@@ -52,7 +52,7 @@ pub(super) struct DeviceShard<B: Backend> {
     rule: UpdateRule,
     plan: Arc<TrainingPlan>,
     lender: Lender<B>,
-    worker: usize,
+    answers: Answers,
     /// The parts of the arena that are decayed and those that are not, in order.
     decays: Vec<(Range<usize>, Decay)>,
     buckets: Vec<OwnedBucket>,
@@ -72,39 +72,38 @@ pub(super) struct DeviceShard<B: Backend> {
     copied: Option<B::Event>,
 }
 
-impl<B: Backend> DeviceShard<B> {
-    /// Puts the state on the device and runs jobs until the operator is gone.
+impl<B: Backend> OwnedState<B> {
+    /// Puts the state on the device and runs jobs until the operators are gone.
     pub(super) fn serve(
-        parts: ShardParts<B>,
-        layout: &Layout,
-        (lender, staging): (Lender<B>, Staging),
-        (worker, workers): (usize, usize),
-        jobs: &Jobs<Vec<ShardJob>>,
-        replies: &Replies<Vec<ShardReply>>,
+        parts: Optimizer<'_, B>,
+        plan: Arc<TrainingPlan>,
+        staging: Staging,
+        place: (usize, usize),
+        jobs: &Jobs<StateJob>,
     ) -> Result<(), Failure> {
-        let mut shard = Self::new(parts, layout, lender, (worker, workers))?;
-        let begun = shard.lend();
+        let mut state = Self::new(parts, plan, place)?;
+        let begun = state.lend();
         // It takes long for much of it: while the first step computes.
-        shard.staged = Staged::prepare(&*shard.backend, staging, B::elements(&shard.mean_gradient));
-        let ended = begun.and_then(|()| shard.run(jobs, replies));
-        if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &shard.lender.communicator)
+        state.staged = Staged::prepare(&*state.backend, staging, B::elements(&state.mean_gradient));
+        let ended = begun.and_then(|()| state.run(jobs));
+        if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
             // What waits for others on the device would not end before they are told.
             communicator.abort_handle()();
         }
         // What other workers have posted is read until then, and given back afterwards. Where the device fails, it has said so.
-        let _ = shard.backend.record(&mut shard.stream).and_then(|end| shard.backend.wait(&end));
+        let _ = state.backend.record(&mut state.stream).and_then(|end| state.backend.wait(&end));
         ended.or_else(Stopped::into_result)
     }
 
     fn new(
-        parts: ShardParts<B>,
-        layout: &Layout,
-        lender: Lender<B>,
+        parts: Optimizer<'_, B>,
+        plan: Arc<TrainingPlan>,
         (worker, workers): (usize, usize),
     ) -> Result<Self, Failure> {
         progress::enter(Phase::PreparingDevice, 0);
-        let ShardParts { backend, state, rule, plan, decays, .. } = parts;
+        let Optimizer { backend, layout, state, lender, rule } = parts;
+        let decays = decay_runs(layout);
         let mut stream = backend.device_stream()?;
         let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };
@@ -134,7 +133,7 @@ impl<B: Backend> DeviceShard<B> {
             rule,
             plan,
             lender,
-            worker,
+            answers: Answers::default(),
             decays,
             buckets,
             parameters: Arc::new(parameters),
@@ -148,53 +147,52 @@ impl<B: Backend> DeviceShard<B> {
         })
     }
 
-    fn run(
-        &mut self,
-        jobs: &Jobs<Vec<ShardJob>>,
-        replies: &Replies<Vec<ShardReply>>,
-    ) -> Result<(), Stopped> {
-        while let Some(first) = jobs.next() {
-            let waiting: Vec<_> =
-                first.into_iter().chain(std::iter::from_fn(|| jobs.ready()).flatten()).collect();
-            let is_alike = |a: &ShardJob, b: &ShardJob| {
-                matches!((a, b), (ShardJob::Mean { .. }, ShardJob::Mean { .. }))
-            };
-            let mut answers = Vec::with_capacity(waiting.len());
-            for alike in waiting.chunk_by(is_alike) {
-                progress::moved();
-                match alike[0] {
-                    ShardJob::Sum { step, bucket } => {
-                        // It may wait for other workers, who may wait for what was answered before.
-                        send(replies, &mut answers)?;
-                        self.sum(step, bucket)?;
+    fn run(&mut self, jobs: &Jobs<StateJob>) -> Result<(), Stopped> {
+        let mut next = None;
+        while let Some(job) = next.take().or_else(|| jobs.next()) {
+            progress::moved();
+            match job {
+                StateJob::AnswerSums(replies) => self.answers.sums = Some(replies),
+                StateJob::AnswerUpdates(replies) => self.answers.updates = Some(replies),
+                StateJob::AnswerGathers(replies) => self.answers.gathers = Some(replies),
+                StateJob::AnswerSnapshots(replies) => self.answers.snapshots = Some(replies),
+                StateJob::Sum(ticket) => {
+                    self.sum(ticket)?;
+                    answer(&self.answers.sums, ticket)?;
+                }
+                StateJob::Mean { bucket, tokens } => {
+                    // Those that wait are computed together.
+                    let mut buckets = vec![bucket];
+                    while let Some(job) = jobs.ready() {
+                        match job {
+                            StateJob::Mean { bucket, .. } => buckets.push(bucket),
+                            other => {
+                                next = Some(other);
+                                break;
+                            }
+                        }
                     }
-                    ShardJob::Mean { tokens, .. } => {
-                        let units = alike.iter().filter_map(|job| match job {
-                            ShardJob::Mean { unit, .. } => Some(*unit),
-                            _ => None,
-                        });
-                        self.means(units.collect(), tokens, &mut answers)?;
-                    }
-                    ShardJob::Update { unit, update, coefficient } => {
-                        self.update(unit, update, coefficient)?;
-                        answers.push(ShardReply::Updated { unit, values: None });
-                    }
-                    ShardJob::Gather { step, bucket } => {
-                        send(replies, &mut answers)?;
-                        self.gather(step, bucket)?;
-                        answers.push(ShardReply::Present { bucket });
-                    }
-                    ShardJob::Stage => {
-                        self.stage()?;
-                        answers.push(ShardReply::Staged);
-                    }
-                    ShardJob::Snapshot { chunk, part } => {
-                        let values = self.snapshot(chunk, part)?;
-                        answers.push(ShardReply::Snapshot { chunk, part, values });
-                    }
+                    let squares = self.means(buckets, tokens)?;
+                    answer(&self.answers.updates, UpdateReply::Squares(squares))?;
+                }
+                StateJob::Update { bucket, update, coefficient } => {
+                    self.update(bucket, update, coefficient)?;
+                    answer(&self.answers.updates, UpdateReply::Updated { bucket })?;
+                }
+                StateJob::Gather(ticket) => {
+                    self.gather(ticket)?;
+                    answer(&self.answers.gathers, ticket)?;
+                }
+                StateJob::Stage => {
+                    self.stage()?;
+                    answer(&self.answers.snapshots, SnapshotReply::Staged)?;
+                }
+                StateJob::Snapshot { chunk, part } => {
+                    let values = self.snapshot(chunk, part)?;
+                    let values = SnapshotReply::Values { chunk, part, values };
+                    answer(&self.answers.snapshots, values)?;
                 }
             }
-            send(replies, &mut answers)?;
         }
         Ok(())
     }
@@ -224,36 +222,32 @@ impl<B: Backend> DeviceShard<B> {
         Ok(())
     }
 
-    fn sum(&mut self, step: u64, bucket: usize) -> Result<(), Stopped> {
+    fn sum(&mut self, Ticket { step, bucket }: Ticket) -> Result<(), Stopped> {
         let Some(communicator) = &mut self.lender.communicator else { return Ok(()) };
-        let OwnedBucket { slots, sums: first, .. } = &self.buckets[bucket];
+        let OwnedBucket { range, slots, sums: first, cut, .. } = &self.buckets[bucket as usize];
         let sums = self.sums.as_mut().ok_or(NO_SUMS)?;
-        let elements = slots[self.worker].iter().map(Range::len).sum();
-        let out = SliceMut::new(sums, *first, elements)?;
+        let out = SliceMut::new(sums, *first, slots.len() * range.len())?;
         let _waiting = progress::during(Phase::WaitingForSums);
-        let key = (step, bucket as u32);
         let (backend, stream) = (&*self.backend, &mut self.stream);
-        communicator.reduce_scatter(backend, stream, key, slots, out).map_err(stopped)
+        communicator.reduce_scatter(backend, stream, (step, bucket), cut, out).map_err(stopped)
     }
 
-    /// The mean gradients of what is owned of `units`, and their sums of squares.
+    /// The mean gradients of what is owned of `buckets`, and their sums of squares by chunk.
     fn means(
         &mut self,
-        mut units: Vec<usize>,
+        mut buckets: Vec<usize>,
         tokens: u64,
-        answers: &mut Vec<ShardReply>,
-    ) -> Result<(), Stopped> {
+    ) -> Result<Vec<(usize, f64)>, Stopped> {
         if self.lender.communicator.is_none() {
             self.take_back()?;
         }
-        units.retain(|&unit| !self.buckets[unit].range.is_empty());
-        for &unit in &units {
-            let OwnedBucket { start, sums: first, range, .. } = &self.buckets[unit];
+        buckets.retain(|&bucket| !self.buckets[bucket].range.is_empty());
+        for &bucket in &buckets {
+            let OwnedBucket { start, sums: first, range, slots, .. } = &self.buckets[bucket];
             let (start, elements) = (*start, range.len());
-            let slots = &self.buckets[unit].slots[self.worker];
-            let at = |(index, slot): (usize, &Range<usize>)| match self.lender.communicator {
+            let at = |(index, slot): (usize, &usize)| match self.lender.communicator {
                 Some(_) => first + index * elements,
-                None => slot.start,
+                None => *slot,
             };
             let sums = self.sums.as_ref().ok_or(NO_SUMS)?;
             let uses = slots.iter().enumerate().map(|of| Slice::new(sums, at(of), elements));
@@ -261,14 +255,15 @@ impl<B: Backend> DeviceShard<B> {
             let out = SliceMut::new(&mut self.mean_gradient, start, elements)?;
             self.backend.mean_gradient(&mut self.stream, out, &uses, tokens as f32)?;
         }
+        let mut found = Vec::new();
         // Asking the device for numbers takes longer than computing them: neighbours are asked for together.
-        units.sort_by_key(|&unit| self.buckets[unit].start);
-        let end = |unit: usize| self.buckets[unit].start + self.buckets[unit].range.len();
-        for neighbours in units.chunk_by(|&a, &b| end(a) == self.buckets[b].start) {
+        buckets.sort_by_key(|&bucket| self.buckets[bucket].start);
+        let end = |bucket: usize| self.buckets[bucket].start + self.buckets[bucket].range.len();
+        for neighbours in buckets.chunk_by(|&a, &b| end(a) == self.buckets[b].start) {
             let (first, last) = (neighbours[0], neighbours[neighbours.len() - 1]);
             let start = self.buckets[first].start;
             let chunks: Vec<usize> =
-                neighbours.iter().flat_map(|&unit| self.buckets[unit].chunks.clone()).collect();
+                neighbours.iter().flat_map(|&bucket| self.buckets[bucket].chunks.clone()).collect();
             let ends = chunks.iter().scan(0, |end, &chunk| {
                 *end += self.plan.chunks.chunks()[chunk].range.len();
                 Some(*end)
@@ -276,10 +271,9 @@ impl<B: Backend> DeviceShard<B> {
             let ends: Vec<usize> = ends.collect();
             let mean = Slice::new(&self.mean_gradient, start, end(last) - start)?;
             let squares = self.backend.sums_of_squares(&mut self.stream, mean, &ends)?;
-            let squares = chunks.into_iter().zip(squares);
-            answers.extend(squares.map(|(chunk, sum)| ShardReply::SumOfSquares { chunk, sum }));
+            found.extend(chunks.into_iter().zip(squares));
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Updates what is owned of `bucket`, and tells the other workers.
@@ -289,7 +283,7 @@ impl<B: Backend> DeviceShard<B> {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
         let Self { backend, stream, snapshots, rule, lender, decays, mean_gradient, .. } = self;
-        let OwnedBucket { range, start, .. } = &self.buckets[bucket];
+        let OwnedBucket { range, start, cut, .. } = &self.buckets[bucket];
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
         let [exp_avg, exp_avg_sq] = &mut self.moments;
         let decays = decays.iter().filter_map(|(run, decay)| {
@@ -316,26 +310,24 @@ impl<B: Backend> DeviceShard<B> {
         let ready = backend.record(stream)?;
         backend.wait_for(snapshots, &ready)?;
         let Some(communicator) = &mut lender.communicator else { return Ok(()) };
-        // Devices whose memory is not shared have no communicator.
-        let Some(values) = parameters.share() else { return Err(Stopped::Unwanted) };
-        let (key, update) = ((update - 1, bucket as u32), Update { values, start: range.start });
-        communicator.updated(key, update, &ready).map_err(stopped)
+        let (key, values) = ((update - 1, bucket as u32), parameters.masters(range.clone())?);
+        communicator.updated(&**backend, stream, key, cut, values).map_err(stopped)
     }
 
-    /// Brings what the other workers have updated of `bucket` here; after the last, the device thread may go on.
-    fn gather(&mut self, step: u64, bucket: usize) -> Result<(), Stopped> {
+    /// Brings what the other workers have updated of a bucket here; after the last, the device thread may go on.
+    fn gather(&mut self, Ticket { step, bucket }: Ticket) -> Result<(), Stopped> {
         let Self { backend, stream, lender, .. } = self;
         if let Some(communicator) = &mut lender.communicator {
             // The other workers have to update first.
             let _waiting = progress::during(Phase::WaitingForSums);
-            let range = self.plan.buckets.buckets()[bucket].range.clone();
+            let range = self.plan.buckets.buckets()[bucket as usize].range.clone();
             let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
-            let (key, cut) = ((step, bucket as u32), &self.buckets[bucket].cut);
+            let cut = &self.buckets[bucket as usize].cut;
             let mut device = Device { backend: &**backend, stream };
             let mut gathered = Ok(());
             parameters.update(&mut device, range, |device, out| {
                 let Device { backend, stream } = device;
-                gathered = communicator.gather(backend, stream, key, cut, out);
+                gathered = communicator.gather(backend, stream, (step, bucket), cut, out);
                 Ok(())
             })?;
             gathered.map_err(stopped)?;
@@ -402,11 +394,8 @@ fn owned_buckets(
             end
         });
         let cut = Cut::at(ends.collect());
-        let slots = |rank| {
-            let Range { start, end } = cut.of_rank(rank);
-            bucket.slots.iter().map(|slot| slot + start..slot + end).collect()
-        };
-        let slots = (0..workers).map(slots).collect();
+        let before = cut.of_rank(worker).start;
+        let slots = bucket.slots.iter().map(|slot| slot + before).collect();
         let first = sums;
         sums += range.len() * bucket.slots.len();
         OwnedBucket { chunks: owners.chunks(worker), range, slots, start: 0, sums: first, cut }
@@ -422,12 +411,38 @@ fn owned_buckets(
     (owned, elements, sums)
 }
 
-/// Sends what there is to answer.
-fn send(replies: &Replies<Vec<ShardReply>>, answers: &mut Vec<ShardReply>) -> Result<(), Stopped> {
-    if answers.is_empty() {
-        return Ok(());
+/// Where answers go, once the operators have said so.
+#[derive(Default)]
+struct Answers {
+    sums: Option<Replies<Ticket>>,
+    updates: Option<Replies<UpdateReply>>,
+    gathers: Option<Replies<Ticket>>,
+    snapshots: Option<Replies<SnapshotReply>>,
+}
+
+fn answer<R>(replies: &Option<Replies<R>>, reply: R) -> Result<(), Stopped> {
+    let missing = "where its answer goes";
+    let replies = replies.as_ref().ok_or(GraphError::Order { what: "a job", missing })?;
+    Ok(replies.send(reply)?)
+}
+
+/// The arena's runs of equal decay; padding belongs to the tensor before it.
+fn decay_runs(layout: &Layout) -> Vec<(Range<usize>, Decay)> {
+    let mut runs: Vec<(Range<usize>, Decay)> = Vec::new();
+    for tensor in layout.tensors() {
+        match runs.last_mut() {
+            Some((run, decay)) if *decay == tensor.decay => run.end = tensor.offset,
+            Some((run, _)) => {
+                run.end = tensor.offset;
+                runs.push((tensor.offset..tensor.offset, tensor.decay));
+            }
+            None => runs.push((0..0, tensor.decay)),
+        }
     }
-    Ok(replies.send(std::mem::take(answers))?)
+    if let Some((run, _)) = runs.last_mut() {
+        run.end = layout.parameter_elements();
+    }
+    runs
 }
 
 /// Where the other workers are gone, the run is over.
@@ -436,5 +451,24 @@ fn stopped(error: CommunicatorError) -> Stopped {
         CommunicatorError::Closed => Stopped::Unwanted,
         CommunicatorError::Device(error) => Stopped::Failed(error.into()),
         error => Stopped::Failed(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decay_runs_cover_the_arena_and_merge_neighbours() {
+        let mut layout = Layout::new();
+        layout.segment("first");
+        layout.tensor("a", &[3, 5], Decay::Decayed, 1);
+        layout.tensor("b", &[17], Decay::Exempt, 1);
+        layout.tensor("c", &[1], Decay::Exempt, 1);
+        layout.segment("second");
+        layout.tensor("d", &[2, 2], Decay::Decayed, 1);
+        let runs = decay_runs(&layout);
+        let decayed = |range| (range, Decay::Decayed);
+        assert_eq!(runs, [decayed(0..16), (16..64, Decay::Exempt), decayed(64..80)]);
     }
 }

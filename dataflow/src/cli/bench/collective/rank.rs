@@ -1,16 +1,18 @@
-//! The exchange of workers whose devices a communicator connects.
+//! A worker's part of the exchange, through the communicator that training would use.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::BucketOwners;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Part, Update};
-use tidemill_kernels::{Backend, KernelError, Shared, Slice, SliceMut};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut};
+use tidemill_collective::{BucketOwners, Carry, DEFAULT_WINDOW_BYTES};
+use tidemill_kernels::{Backend, FloatEnvironment, KernelError, Slice, SliceMut};
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::InputHandle;
 
 use super::Way;
 use super::measure::{Exchange, Exchanged, Plan};
 use super::values::in_periods;
-use crate::cluster::{Failure, WorkerContext};
+use crate::cluster::{Failure, WorkerContext, progress};
 
 /// A bucket as one rank sees it.
 struct Bucket {
@@ -18,16 +20,14 @@ struct Bucket {
     range: Range<usize>,
     /// Who owns which of them.
     cut: Cut,
-    /// The elements of the arena that each rank owns of it.
-    owned: Vec<Vec<Range<usize>>>,
-    /// Those that this rank owns.
+    /// The elements of the arena that this rank owns of it.
     own: Range<usize>,
     /// Where that begins in what this rank owns of all.
     start: usize,
 }
 
-/// A worker with a device.
-pub(super) struct Rank<B: Backend> {
+/// What a thread exchanges with others.
+struct Rank<B: Backend> {
     /// Where the sums would have been computed, and are final long before they are needed: so it is in training, but for the
     /// last buckets of a step.
     compute: B::DeviceStream,
@@ -44,79 +44,102 @@ pub(super) struct Rank<B: Backend> {
     round: u64,
 }
 
-impl<B: Backend> Rank<B> {
+/// A worker's part of the exchange.
+pub(super) struct Worker<B: Backend> {
+    rank: Rank<B>,
+    /// Open for as long as anything is carried through timely.
+    _until: InputHandle<u64, CapacityContainerBuilder<Vec<()>>>,
+}
+
+impl<B: Backend> Worker<B> {
     /// The worker of `context`, which computes on `backend`, with an arena of so many elements.
     ///
     /// # Errors
     /// A device that fails, or has no room.
     pub(super) fn new(
-        context: &WorkerContext<'_>,
+        context: &mut WorkerContext<'_>,
         backend: Arc<B>,
-        end: Box<dyn Communicator<B>>,
+        mut end: Box<dyn Communicator<B>>,
         elements: usize,
-        way: Way,
+        mut way: Way,
     ) -> Result<Self, Failure> {
         let others = end.abort_handle();
         context.abort().on_abort(others);
+        let mut until = InputHandle::new();
+        if let Some(courier) = end.courier() {
+            way = Way::Host;
+            context.dataflow::<u64, _, _>(|scope| {
+                until.to_stream(scope).carry(courier, DEFAULT_WINDOW_BYTES);
+            });
+        }
         let mut compute = backend.device_stream()?;
         // A library orders what it moves by one.
         let streams = if way == Way::Devices { 2 } else { 1 };
         let streams = (0..streams).map(|_| backend.device_stream()).collect::<Result<_, _>>()?;
         let arena = backend.allocate(&mut compute, elements)?;
         let owned = backend.allocate(&mut compute, 0)?;
-        Ok(Self { backend, end, way, compute, streams, arena, owned, current: None, round: 0 })
+        let rank =
+            Rank { backend, end, way, compute, streams, arena, owned, current: None, round: 0 };
+        Ok(Self { rank, _until: until })
     }
 }
 
-impl<B: Backend> Exchange for Rank<B> {
+impl<B: Backend> Exchange for Worker<B> {
     fn way(&self) -> Way {
-        self.way
+        self.rank.way
     }
 
     fn begin(&mut self, _context: &mut WorkerContext<'_>, plan: &Arc<Plan>) -> Result<(), Failure> {
-        let buckets = buckets(plan, self.end.rank());
+        let buckets = buckets(plan, self.rank.end.rank());
         let owned = buckets.last().map_or(0, |last| last.start + last.own.len());
-        if B::elements(&self.owned) < owned {
-            self.owned = self.backend.allocate(&mut self.compute, owned)?;
+        if B::elements(&self.rank.owned) < owned {
+            self.rank.owned = self.rank.backend.allocate(&mut self.rank.compute, owned)?;
         }
-        let Self { backend, compute, arena, .. } = self;
-        let values = plan.values.of_worker(self.end.rank());
+        let Rank { backend, compute, end, arena, .. } = &mut self.rank;
+        let values = plan.values.of_worker(end.rank());
         in_periods(&values, B::elements(arena), |start, values| {
             let out = SliceMut::new(arena, start, values.len())?;
             backend.write(compute, out, values)
         })?;
-        self.current = Some((Arc::clone(plan), buckets));
-        Ok(self.finish()?)
+        self.rank.current = Some((Arc::clone(plan), buckets));
+        Ok(self.rank.finish()?)
     }
 
     fn run(
         &mut self,
-        _context: &mut WorkerContext<'_>,
+        context: &mut WorkerContext<'_>,
         what: Exchanged,
         rounds: u64,
     ) -> Result<(), Failure> {
-        for _ in 0..rounds {
-            match what {
-                Exchanged::Sums => self.sum()?,
-                Exchanged::Gathered => self.gather()?,
-            }
-            self.round += 1;
-        }
-        Ok(self.finish()?)
+        // The thread waits for others, and this one carries what they send meanwhile.
+        let (rank, waker) = (&mut self.rank, std::thread::current());
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                FloatEnvironment::standard().keep();
+                let exchanged = rank.exchange(what, rounds);
+                waker.unpark();
+                exchanged
+            });
+            let stepped = context.step_while(|| !thread.is_finished());
+            // Where the run is over, its communicator is told, so that the thread ends.
+            let exchanged = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            stepped?;
+            Ok(exchanged?)
+        })
     }
 
     fn clear(&mut self, what: Exchanged) -> Result<(), Failure> {
-        let Self { backend, compute, arena, owned, .. } = self;
+        let Rank { backend, compute, arena, owned, .. } = &mut self.rank;
         let cleared = match what {
             Exchanged::Sums => owned,
             Exchanged::Gathered => arena,
         };
         backend.fill_zero(compute, SliceMut::all(cleared))?;
-        Ok(self.finish()?)
+        Ok(self.rank.finish()?)
     }
 
     fn check(&mut self, what: Exchanged) -> Result<(), Failure> {
-        let Self { backend, compute, end, arena, owned, current, .. } = self;
+        let Rank { backend, compute, end, arena, owned, current, .. } = &mut self.rank;
         let Some((plan, buckets)) = current else { return Ok(()) };
         let rank = end.rank();
         let mut compare = |of_arena: Range<usize>, from| -> Result<(), Failure> {
@@ -153,36 +176,46 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
+    fn exchange(&mut self, what: Exchanged, rounds: u64) -> Result<(), CommunicatorError> {
+        for _ in 0..rounds {
+            match what {
+                Exchanged::Sums => self.sum()?,
+                Exchanged::Gathered => self.gather()?,
+            }
+            self.round += 1;
+            progress::moved();
+        }
+        Ok(self.finish()?)
+    }
+
     fn sum(&mut self) -> Result<(), CommunicatorError> {
         let Self { backend, end, compute, streams, arena, owned, current, round, .. } = self;
         let Some((plan, buckets)) = current else { return Ok(()) };
-        let ready = backend.record(compute)?;
-        let sums = share::<B>(arena, end.rank())?;
         let nodes = plan.values.nodes(end.rank()).iter();
-        let parts: Vec<_> = nodes.map(|&node| Part { node, sums: sums.clone() }).collect();
+        let nodes: Vec<_> = nodes.map(|&node| (node, &*arena)).collect();
         let post = end.post();
-        for bucket in 0..buckets.len() {
-            post.sums(*round, bucket as u32, &parts, &ready)?;
+        for (bucket, Bucket { range, .. }) in buckets.iter().enumerate() {
+            let (key, uses) = ((*round, bucket as u32), std::slice::from_ref(range));
+            post.sums(backend, compute, key, &nodes, uses)?;
         }
         let turns = streams.len();
-        for (index, Bucket { owned: of_ranks, own, start, .. }) in buckets.iter().enumerate() {
+        for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
             let out = SliceMut::new(owned, *start, own.len())?;
             let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
-            end.reduce_scatter(backend, stream, key, of_ranks, out)?;
+            end.reduce_scatter(backend, stream, key, cut, out)?;
         }
         Ok(())
     }
 
     fn gather(&mut self) -> Result<(), CommunicatorError> {
-        let Self { backend, end, compute, streams, arena, owned, current, round, .. } = self;
+        let Self { backend, end, streams, arena, owned, current, round, .. } = self;
         let Some((_, buckets)) = current else { return Ok(()) };
-        let ready = backend.record(compute)?;
-        let values = share::<B>(owned, end.rank())?;
-        for (index, &Bucket { start, .. }) in buckets.iter().enumerate() {
-            let update = Update { values: values.clone(), start };
-            end.updated((*round, index as u32), update, &ready)?;
-        }
         let turns = streams.len();
+        for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
+            let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
+            let values = Slice::new(owned, *start, own.len())?;
+            end.updated(backend, stream, key, cut, values)?;
+        }
         for (index, Bucket { range, cut, .. }) in buckets.iter().enumerate() {
             let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
             let out = SliceMut::new(arena, range.start, range.len())?;
@@ -205,16 +238,7 @@ fn buckets(plan: &Plan, rank: usize) -> Vec<Bucket> {
         let (range, cut, own) =
             (bucket.range.clone(), Cut::at(ends.collect()), owned[rank].clone());
         start += own.len();
-        let owned = owned.into_iter().map(|range| vec![range]).collect();
-        Bucket { range, cut, owned, start: start - own.len(), own }
+        Bucket { range, cut, start: start - own.len(), own }
     };
     plan.training.buckets.buckets().iter().zip(&plan.owners).map(bucket).collect()
-}
-
-/// `buffer` for others to read. Ranks whose memory is not shared have no ends between them.
-fn share<B: Backend>(
-    buffer: &B::Buffer<f32>,
-    rank: usize,
-) -> Result<Shared<B, f32>, CommunicatorError> {
-    B::share(buffer).ok_or(CommunicatorError::OutOfReach { rank, peer: rank })
 }

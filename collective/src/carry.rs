@@ -1,0 +1,225 @@
+//! The timely operators that carry what a [`Host`](crate::communicator::Host) communicator sends to other processes.
+//!
+//! A communicator is used by a thread that may wait; timely's workers must not. So the thread hands over what leaves, and is
+//! handed what arrives, and the operators bring it across as credit allows: credit comes back when what arrived was used.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, OnceLock};
+
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
+use timely::dataflow::operators::generic::OutputBuilder;
+use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::operators::{Capability, ConnectLoop, Feedback};
+use timely::dataflow::{Stream, StreamVec};
+use timely::progress::Antichain;
+use timely::progress::operate::FrontierInterest;
+use timely::scheduling::SyncActivator;
+
+use crate::chunk::{Chunk, ChunkHeader, Part, by_destination};
+use crate::credit::{Credit, CreditLedger, PacedQueue};
+use crate::error::CollectiveError;
+
+/// Wakes an operator, once it is there.
+type Wake = Arc<OnceLock<SyncActivator>>;
+
+fn wake(operator: &Wake) {
+    // One that is not there yet looks by itself when it begins, and for one that is gone there is nothing to do.
+    if let Some(operator) = operator.get() {
+        let _ = operator.activate();
+    }
+}
+
+/// The end at which a communicator hands over what leaves.
+#[derive(Clone)]
+pub(crate) struct Outgoing {
+    chunks: Sender<Vec<Chunk>>,
+    wake: Wake,
+}
+
+impl Outgoing {
+    /// Hands over chunks; answers whether they will still be carried.
+    pub(crate) fn send(&self, chunks: Vec<Chunk>) -> bool {
+        let sent = self.chunks.send(chunks).is_ok();
+        wake(&self.wake);
+        sent
+    }
+}
+
+/// What [`Carry::carry`] needs of a communicator, whose bytes it moves.
+pub struct Courier {
+    outgoing: Receiver<Vec<Chunk>>,
+    wake: Wake,
+    deliver: Box<dyn Fn(Result<Arrived, CollectiveError>) + Send>,
+}
+
+/// The two ends between a communicator and its operators, which `deliver` what arrives.
+pub(crate) fn courier(
+    deliver: impl Fn(Result<Arrived, CollectiveError>) + Send + 'static,
+) -> (Outgoing, Courier) {
+    let (chunks, outgoing) = mpsc::channel();
+    let wake = Wake::default();
+    let outgoing_end = Outgoing { chunks, wake: Arc::clone(&wake) };
+    (outgoing_end, Courier { outgoing, wake, deliver: Box::new(deliver) })
+}
+
+/// A chunk of another process. Its sender gets credit back when its last reader has dropped it.
+#[derive(Clone)]
+pub(crate) struct Arrived {
+    chunk: Chunk,
+    _credit: Arc<Returning>,
+}
+
+impl Arrived {
+    pub(crate) fn chunk(&self) -> &Chunk {
+        &self.chunk
+    }
+
+    pub(crate) fn part(&self) -> Option<Part> {
+        self.chunk.header().ok().map(|header| header.part)
+    }
+
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.chunk.header().ok().map(|header| header.step)
+    }
+}
+
+/// Gives credit back when it is dropped.
+struct Returning {
+    time: u64,
+    credit: Credit,
+    returned: Sender<(u64, Credit)>,
+    wake: Wake,
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        // Where the operators are gone nobody sends any more.
+        let _ = self.returned.send((self.time, self.credit));
+        wake(&self.wake);
+    }
+}
+
+/// Carries chunks between processes.
+pub trait Carry<'scope> {
+    /// Brings what communicators send to the workers that it is for.
+    ///
+    /// # Contract
+    /// - Input: any stream whose frontier stays at a time for as long as this worker's communicator may send at it: what is in
+    ///   it is dropped. The communicators of all workers have to be carried, in the same dataflow.
+    /// - Memory: at most `window_bytes` of chunks on their way from each worker; what waits for credit waits here.
+    /// - Progress: credit comes back when what arrived was used. Communicators use it in one order that all have in common, and
+    ///   send in that order too, so that what one waits for never waits behind what comes later: any window makes progress.
+    /// - Failure: what is no chunk, or another worker's, is an error of the communicator.
+    fn carry(self, courier: Courier, window_bytes: usize);
+}
+
+impl<'scope, D: Clone + 'static> Carry<'scope> for StreamVec<'scope, u64, D> {
+    fn carry(self, courier: Courier, window_bytes: usize) {
+        let Courier { outgoing, wake, deliver } = courier;
+        let (credit_loop, credits) = self.scope().feedback::<Vec<Credit>>(1);
+        let chunks = send(self, credits, outgoing, &wake, window_bytes);
+        receive(chunks, deliver).connect_loop(credit_loop);
+    }
+}
+
+/// Sends what a communicator hands over, as credit allows.
+fn send<'scope, D: Clone + 'static>(
+    until: StreamVec<'scope, u64, D>,
+    credits: StreamVec<'scope, u64, Credit>,
+    outgoing: Receiver<Vec<Chunk>>,
+    wake: &Wake,
+    window_bytes: usize,
+) -> Stream<'scope, u64, Chunk> {
+    let scope = until.scope();
+    let mut builder = OperatorBuilder::new("Send".to_owned(), scope);
+    let (output, sent) = builder.new_output::<Chunk>();
+    let mut output = OutputBuilder::<_, CapacityContainerBuilder<Chunk>>::from(output);
+    let no_path: [(usize, Antichain<u64>); 0] = [];
+    let mut until = builder.new_input_connection(until, Pipeline, no_path.clone());
+    let by_worker = Exchange::new(|credit: &Credit| u64::from(credit.to));
+    let mut credits = builder.new_input_connection(credits, by_worker, no_path);
+    builder.set_notify_for(1, FrontierInterest::Never);
+    let address = builder.operator_info().address.to_vec();
+    // Set once: a courier is carried by one operator.
+    let _ = wake.set(scope.worker().sync_activator_for(address));
+    builder.build(move |mut capabilities| {
+        let mut held = capabilities.pop();
+        let mut queue = PacedQueue::<(Capability<u64>, Chunk)>::new(window_bytes);
+        move |frontiers| {
+            until.for_each(|_time, _records| ());
+            credits.for_each(|_time, returned| {
+                returned.drain(..).for_each(|credit| queue.give_back(credit.bytes));
+            });
+            // Before the frontier counts: what was handed over before it moved leaves at the time before.
+            if let Some(held) = &held {
+                for chunk in outgoing.try_iter().flatten() {
+                    queue.push(chunk.payload_bytes(), (held.clone(), chunk));
+                }
+            }
+            match (frontiers[0].frontier().first(), &mut held) {
+                (Some(time), Some(held)) if time > held.time() => held.downgrade(time),
+                (Some(_), _) => {}
+                (None, _) => held = None,
+            }
+            let mut output = output.activate();
+            while let Some((capability, mut chunk)) = queue.pop() {
+                output.session(&capability).give_container(&mut chunk);
+            }
+        }
+    });
+    sent
+}
+
+/// Delivers what arrives, and gives credit back once it was used.
+fn receive<'scope>(
+    chunks: Stream<'scope, u64, Chunk>,
+    deliver: Box<dyn Fn(Result<Arrived, CollectiveError>) + Send>,
+) -> StreamVec<'scope, u64, Credit> {
+    let scope = chunks.scope();
+    let worker = scope.index();
+    let mut builder = OperatorBuilder::new("Receive".to_owned(), scope);
+    let (output, credits) = builder.new_output::<Vec<Credit>>();
+    let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<Credit>>>::from(output);
+    let mut chunks = builder.new_input(chunks, by_destination());
+    builder.set_notify_for(0, FrontierInterest::Never);
+    let operator = Wake::default();
+    let address = builder.operator_info().address.to_vec();
+    let _ = operator.set(scope.worker().sync_activator_for(address));
+    let (sender, returned) = mpsc::channel::<(u64, Credit)>();
+    builder.build(move |capabilities| {
+        drop(capabilities);
+        // By time: for credit, and how many chunks are still used.
+        let mut used: BTreeMap<u64, (Capability<u64>, usize)> = BTreeMap::new();
+        move |_frontiers| {
+            chunks.for_each(|time, chunk| {
+                let chunk = std::mem::take(chunk);
+                let held = used.entry(*time.time()).or_insert_with(|| (time.retain(0), 0));
+                held.1 += 1;
+                let source = chunk.header().map(|header| header.source).unwrap_or_default();
+                let credit = Credit { to: source, bytes: chunk.payload_bytes() as u64 };
+                let (returned, wake) = (sender.clone(), Arc::clone(&operator));
+                let returning = Returning { time: *time.time(), credit, returned, wake };
+                let header: Result<ChunkHeader, _> = chunk.header_for(worker).copied();
+                deliver(header.map(|_| Arrived { chunk, _credit: Arc::new(returning) }));
+            });
+            let mut ledgers: BTreeMap<u64, (CreditLedger, usize)> = BTreeMap::new();
+            for (time, Credit { to, bytes }) in returned.try_iter() {
+                let (ledger, chunks) = ledgers.entry(time).or_default();
+                ledger.consumed(to, bytes as usize);
+                *chunks += 1;
+            }
+            let mut output = output.activate();
+            for (time, (mut ledger, chunks)) in ledgers {
+                let Some((held, left)) = used.get_mut(&time) else { continue };
+                output.session(&*held).give_iterator(ledger.settle());
+                *left -= chunks;
+                if *left == 0 {
+                    used.remove(&time);
+                }
+            }
+        }
+    });
+    credits
+}

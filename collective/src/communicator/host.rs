@@ -1,0 +1,411 @@
+//! Ranks of several processes, whose bytes go through the host's memory and timely's connections.
+//!
+//! Workers that read each other's memory are a *group*: usually those of a process. A group's lanes are summed before anything
+//! leaves it, and what was updated elsewhere comes to it once, whatever its number of workers: 8 workers in 2 processes send
+//! what 2 workers in 2 processes send. Within a group each worker deals with as many of the others' workers as it can be one
+//! of: the worker whose place in its group is the same.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
+
+use super::along_tree::AlongTree;
+use super::post::{Inbox, Key, Post, Read, Sums, What, members};
+use super::threads::{check_reach, sum_uses};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic, room};
+use crate::carry::{Courier, Outgoing, courier};
+use crate::chunk::{Chunk, ChunkHeader, Part};
+use crate::error::CollectiveError;
+use crate::plan::CHUNK_ELEMENTS;
+use crate::tree::{Node, Tree, lane_cut};
+
+/// Chunks that are handed over together: few enough that others work on them soon, but every message wakes a thread.
+const CHUNKS_PER_MESSAGE: usize = 16;
+
+/// The end of one rank. [`courier`](Communicator::courier) gives what has to be [carried](crate::carry::Carry) for it. Before it
+/// is dropped, the device stream that it was used with must have run.
+pub struct Host<B: Backend> {
+    rank: usize,
+    ranks: usize,
+    tree: Tree,
+    /// The ranks of each group, in order, and which of them is this one's.
+    groups: Vec<Range<usize>>,
+    group: usize,
+    /// The nodes of each group's lanes.
+    nodes: Vec<Vec<Node>>,
+    post: Post<B>,
+    inbox: Inbox<B>,
+    outgoing: Outgoing,
+    courier: Option<Courier>,
+    along_tree: AlongTree<B>,
+    /// Room for sums of this group before they leave, and for those of the others.
+    leaving: Option<B::Buffer<f32>>,
+    received: Option<B::Buffer<f32>>,
+    read: Read<B>,
+    traffic: Traffic,
+}
+
+impl<B: Backend> Host<B> {
+    /// The ends of the ranks of group `group` of `groups`, whose devices are `backends`; they sum over the lanes of `tree`, cut as
+    /// [`lane_cut`] does.
+    ///
+    /// # Errors
+    /// Groups that are not all ranks once, in order, or other than the backends, more ranks than lanes, devices of a group that do
+    /// not read each other's memory, or a device that fails.
+    pub fn group(
+        backends: &[&B],
+        groups: &[Range<usize>],
+        group: usize,
+        tree: Tree,
+    ) -> Result<Vec<Self>> {
+        let ranks = groups.last().map_or(0, |last| last.end);
+        let own = groups.get(group).filter(|own| own.len() == backends.len());
+        let starts = groups.iter().map(|group| group.start);
+        let ends = std::iter::once(0).chain(groups.iter().map(|group| group.end));
+        let is_whole = starts.zip(ends).all(|(start, before)| start == before);
+        let (Some(own), true) = (own, is_whole) else {
+            return Err(CollectiveError::Workers { workers: ranks, lanes: tree.lanes() }.into());
+        };
+        check_reach(backends, own.start)?;
+        let lanes = lane_cut(tree.lanes(), ranks)?;
+        let cover =
+            |group: &Range<usize>| match (lanes.get(group.start), lanes[group.clone()].last()) {
+                (Some(first), Some(last)) => tree.cover(&(first.start..last.end)),
+                _ => Vec::new(),
+            };
+        let nodes: Vec<_> = groups.iter().map(cover).collect();
+        let end = |(member, (post, inbox)): (usize, (Post<B>, Inbox<B>))| {
+            let delivering = post.clone();
+            let (outgoing, courier) = courier(move |arrived| delivering.deliver(arrived));
+            Self {
+                rank: own.start + member,
+                ranks,
+                tree,
+                groups: groups.to_vec(),
+                group,
+                nodes: nodes.clone(),
+                post,
+                inbox,
+                outgoing,
+                courier: Some(courier),
+                along_tree: AlongTree::new(),
+                leaving: None,
+                received: None,
+                read: Read::new(),
+                traffic: Traffic::default(),
+            }
+        };
+        Ok(members(own.start, own.len()).into_iter().enumerate().map(end).collect())
+    }
+
+    /// This worker's place in its group.
+    fn member(&self) -> usize {
+        self.rank - self.groups[self.group].start
+    }
+
+    /// The other groups.
+    fn others(&self) -> impl Iterator<Item = usize> + use<B> {
+        let own = self.group;
+        (0..self.groups.len()).filter(move |&group| group != own)
+    }
+
+    /// The rank of `group` that deals with a worker whose place in its own group is `member`.
+    fn counterpart(&self, group: usize, member: usize) -> usize {
+        let group = &self.groups[group];
+        group.start + member % group.len()
+    }
+
+    fn send(&self, chunks: Vec<Chunk>) -> Result<()> {
+        let sent = chunks.is_empty() || self.outgoing.send(chunks);
+        sent.then_some(()).ok_or(CommunicatorError::Closed)
+    }
+
+    /// What leaves of `values`, for each of `destinations`.
+    fn send_values(
+        &self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        values: Slice<'_, B, f32>,
+        header: ChunkHeader,
+        destinations: &[usize],
+    ) -> Result<()> {
+        let elements = values.elements();
+        // Waiting for a device takes longer than copying a piece: there all is read at once.
+        let read = match backend.memory() {
+            MemoryPlace::Host => None,
+            MemoryPlace::Device => Some(backend.to_vec(stream, values)?),
+        };
+        let mut chunks = Vec::with_capacity(CHUNKS_PER_MESSAGE);
+        for (piece, start) in (0..elements).step_by(CHUNK_ELEMENTS).enumerate() {
+            let end = elements.min(start + CHUNK_ELEMENTS);
+            let piece_values = match &read {
+                Some(read) => read[start..end].to_vec(),
+                None => backend.to_vec(stream, values.sub(start, end - start)?)?,
+            };
+            let piece_values = Arc::new(piece_values);
+            for &destination in destinations {
+                let header =
+                    ChunkHeader { destination: destination as u32, chunk: piece as u32, ..header };
+                chunks.push(Chunk::shared(header, Arc::clone(&piece_values)));
+            }
+            if chunks.len() >= CHUNKS_PER_MESSAGE {
+                self.send(std::mem::take(&mut chunks))?;
+            }
+        }
+        self.send(chunks)
+    }
+
+    /// Sends the sums of this group to those owners in other groups with which this worker deals.
+    fn send_sums(
+        &mut self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        (step, bucket): (u64, u32),
+        cut: &Cut,
+        sums: &[&Sums<B>],
+    ) -> Result<()> {
+        let members = self.groups[self.group].len();
+        let mut leaving = self.leaving.take();
+        let nodes = self.nodes[self.group].clone();
+        let owners = self.others().flat_map(|group| self.groups[group].clone().enumerate());
+        let owners: Vec<(usize, usize)> = owners.collect();
+        for (place, owner) in owners {
+            let own = cut.of_rank(owner);
+            if own.is_empty() || place % members != self.member() {
+                continue;
+            }
+            for &node in &nodes {
+                let inside = |sums: &&&Sums<B>| node.lo <= sums.node.lo && sums.node.hi <= node.hi;
+                let parts: Vec<_> = sums.iter().filter(inside).copied().collect();
+                let uses = parts.first().map_or(0, |part| part.uses.len());
+                if parts.len() != 1 {
+                    let room = room(&mut leaving, (backend, stream), uses * own.len())?;
+                    let out = SliceMut::new(room, 0, uses * own.len())?;
+                    sum_uses(&mut self.along_tree, (backend, stream), node, &parts, &own, out)?;
+                }
+                for index in 0..uses {
+                    let values = match (&parts[..], &leaving) {
+                        ([part], _) if part.node == node => {
+                            part.uses[index].slice(own.start, own.len())?
+                        }
+                        (_, Some(room)) => Slice::new(room, index * own.len(), own.len())?,
+                        _ => {
+                            return Err(
+                                CollectiveError::MissingLanes { lo: node.lo, hi: node.hi }.into()
+                            );
+                        }
+                    };
+                    let part = Part::Gradient { bucket, use_index: index as u16 };
+                    let header = self.header(part, node, step);
+                    self.send_values((backend, stream), values, header, &[owner])?;
+                }
+            }
+        }
+        self.leaving = leaving;
+        Ok(())
+    }
+
+    fn header(&self, part: Part, node: Node, step: u64) -> ChunkHeader {
+        ChunkHeader { destination: 0, source: self.rank as u32, part, chunk: 0, node, step }
+    }
+
+    /// Takes the pieces of `expected` as they come: each whole once. `place` says to which of these a chunk belongs.
+    fn receive(
+        &mut self,
+        key: Key,
+        what: What,
+        expected: &[Expected],
+        mut write: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let pieces = |expected: &Expected| expected.elements.div_ceil(CHUNK_ELEMENTS);
+        let mut missing: Vec<Vec<bool>> =
+            expected.iter().map(|expected| vec![true; pieces(expected)]).collect();
+        let mut left: usize = missing.iter().map(Vec::len).sum();
+        while left > 0 {
+            let arrived = self.inbox.arrived(key, what)?;
+            let chunk = arrived.chunk();
+            let header = *chunk.header()?;
+            let rank = header.source as usize;
+            let wrong = |wrong| {
+                let what = match what {
+                    What::Sums => "the sums",
+                    What::Update => "the update",
+                };
+                let Key { step, bucket } = key;
+                CommunicatorError::Posted { rank, what, bucket, step, wrong }
+            };
+            let is_of = |expected: &Expected| {
+                (expected.source, expected.part) == (rank, header.part)
+                    && expected.node == header.node
+            };
+            let Some(index) = expected.iter().position(is_of) else {
+                return Err(wrong("that this worker has not to get from it"));
+            };
+            let (piece, start) = (header.chunk as usize, header.chunk as usize * CHUNK_ELEMENTS);
+            let elements = expected[index].elements.saturating_sub(start).min(CHUNK_ELEMENTS);
+            match missing[index].get_mut(piece) {
+                Some(missing @ true) if chunk.elements() == elements => *missing = false,
+                Some(false) => return Err(wrong("twice")),
+                _ => return Err(wrong("of another length")),
+            }
+            write(expected[index].start + start, &chunk.values()?)?;
+            left -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// What comes from a rank of another group.
+struct Expected {
+    source: usize,
+    part: Part,
+    node: Node,
+    elements: usize,
+    /// Where it is written.
+    start: usize,
+}
+
+impl<B: Backend> Communicator<B> for Host<B> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    fn post(&self) -> Post<B> {
+        self.post.clone()
+    }
+
+    fn abort_handle(&self) -> Abort {
+        self.post.abort_handle()
+    }
+
+    fn courier(&mut self) -> Option<Courier> {
+        self.courier.take()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        (step, bucket): (u64, u32),
+        cut: &Cut,
+        mut out: SliceMut<'_, B, f32>,
+    ) -> Result<()> {
+        let key = Key { step, bucket };
+        let told = self.inbox.sums(key)?;
+        let mut sums = Vec::new();
+        let own = cut.of_rank(self.rank);
+        for (member, (of_member, ready)) in told.iter().enumerate() {
+            backend.wait_for(stream, ready)?;
+            if member != self.member() {
+                let uses = of_member.iter().map(|sums| sums.uses.len());
+                self.traffic.read(uses.sum::<usize>() * own.len());
+            }
+            sums.extend(of_member);
+        }
+        sums.sort_by_key(|sums| sums.node);
+        self.send_sums((backend, stream), (step, bucket), cut, &sums)?;
+        if own.is_empty() {
+            return Ok(());
+        }
+        let uses = sums.first().map_or(0, |sums| sums.uses.len());
+        let mut expected = Vec::new();
+        for group in self.others() {
+            let source = self.counterpart(group, self.member());
+            for &node in &self.nodes[group] {
+                for index in 0..uses {
+                    let part = Part::Gradient { bucket, use_index: index as u16 };
+                    let start = expected.len() * own.len();
+                    expected.push(Expected { source, part, node, elements: own.len(), start });
+                }
+            }
+        }
+        self.traffic.came(expected.len() * own.len());
+        let mut received = self.received.take();
+        let into = room(&mut received, (backend, stream), expected.len() * own.len())?;
+        self.receive(key, What::Sums, &expected, |start, values| {
+            Ok(backend.write(stream, SliceMut::new(into, start, values.len())?, values)?)
+        })?;
+        for index in 0..uses {
+            let mut terms = Vec::new();
+            for sums in &sums {
+                terms.push((sums.node, sums.uses[index].slice(own.start, own.len())?));
+            }
+            let part = Part::Gradient { bucket, use_index: index as u16 };
+            for from in expected.iter().filter(|expected| expected.part == part) {
+                terms.push((from.node, Slice::new(into, from.start, own.len())?));
+            }
+            terms.sort_by_key(|(node, _)| *node);
+            let out = out.reborrow().sub(index * own.len(), own.len())?;
+            self.along_tree.sum(backend, stream, self.tree.root(), &terms, out)?;
+        }
+        self.received = received;
+        self.read.keep_sums(backend, bucket, told);
+        Ok(())
+    }
+
+    fn updated(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        (step, bucket): (u64, u32),
+        _cut: &Cut,
+        values: Slice<'_, B, f32>,
+    ) -> Result<()> {
+        self.post.updated(backend, stream, Key { step, bucket }, values)?;
+        let to: Vec<_> =
+            self.others().map(|group| self.counterpart(group, self.member())).collect();
+        let header = self.header(Part::Update { bucket }, self.tree.root(), step);
+        self.send_values((backend, stream), values, header, &to)
+    }
+
+    fn gather(
+        &mut self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        (step, bucket): (u64, u32),
+        cut: &Cut,
+        mut out: SliceMut<'_, B, f32>,
+    ) -> Result<()> {
+        let key = Key { step, bucket };
+        let told = self.inbox.updates(key)?;
+        for (rank, (values, ready)) in self.groups[self.group].clone().zip(&told) {
+            let range = cut.of_rank(rank);
+            if range.is_empty() || rank == self.rank {
+                continue;
+            }
+            backend.wait_for(stream, ready)?;
+            self.traffic.read(range.len());
+            let out = out.reborrow().sub(range.start, range.len())?;
+            backend.copy(stream, out, values.slice(0, range.len())?)?;
+        }
+        // What comes to the group comes to one of its workers, and is read by all.
+        for group in self.others() {
+            for (place, source) in self.groups[group].clone().enumerate() {
+                let elements = cut.of_rank(source).len();
+                match self.counterpart(self.group, place) == self.rank {
+                    true => self.traffic.came(elements),
+                    false => self.traffic.read(elements),
+                }
+            }
+        }
+        let of_others = self.others().flat_map(|group| self.groups[group].clone());
+        let expected = of_others.map(|source| {
+            let Range { start, end } = cut.of_rank(source);
+            let (part, node) = (Part::Update { bucket }, self.tree.root());
+            Expected { source, part, node, elements: end - start, start }
+        });
+        let expected: Vec<_> = expected.collect();
+        self.receive(key, What::Update, &expected, |start, values| {
+            Ok(backend.write(stream, out.reborrow().sub(start, values.len())?, values)?)
+        })?;
+        self.read.keep_updates(backend, bucket, told);
+        Ok(())
+    }
+}

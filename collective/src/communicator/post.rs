@@ -1,0 +1,321 @@
+//! What the workers that read each other's memory tell each other, and where each hears it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use tidemill_kernels::{Backend, MemoryPlace, Shared, Slice};
+
+use super::{Abort, CommunicatorError, Result};
+use crate::carry::Arrived;
+use crate::chunk;
+use crate::error::CollectiveError;
+use crate::tree::Node;
+
+/// The sum over the lanes of a node, for each use of a bucket.
+pub(super) struct Sums<B: Backend> {
+    pub(super) node: Node,
+    pub(super) uses: Vec<Shared<B, f32>>,
+}
+
+impl<B: Backend> Clone for Sums<B> {
+    fn clone(&self) -> Self {
+        Self { node: self.node, uses: self.uses.clone() }
+    }
+}
+
+/// What is told of a bucket at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) step: u64,
+    pub(super) bucket: u32,
+}
+
+impl From<(u64, u32)> for Key {
+    fn from((step, bucket): (u64, u32)) -> Self {
+        Self { step, bucket }
+    }
+}
+
+/// What comes from other processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    Sums,
+    Update,
+}
+
+pub(super) enum Message<B: Backend> {
+    Sums { member: usize, key: Key, sums: Vec<Sums<B>>, ready: B::Event },
+    Updated { member: usize, key: Key, values: Shared<B, f32>, ready: B::Event },
+    Arrived(Arrived),
+    Damaged(CollectiveError),
+    Abort,
+}
+
+/// What every member has told of a bucket, in order, and the events behind it.
+pub(super) type OfMembers<C, E> = Vec<(C, E)>;
+
+/// What a worker was last told of each bucket, and reads: the memory stays for as long, whatever becomes of the others. Their
+/// owners overwrite it only after all have read, but a run may end before.
+pub(super) struct Read<B: Backend> {
+    sums: BTreeMap<u32, OfMembers<Vec<Sums<B>>, B::Event>>,
+    updates: BTreeMap<u32, OfMembers<Shared<B, f32>, B::Event>>,
+}
+
+impl<B: Backend> Read<B> {
+    pub(super) fn new() -> Self {
+        Self { sums: BTreeMap::new(), updates: BTreeMap::new() }
+    }
+
+    pub(super) fn keep_sums(
+        &mut self,
+        backend: &B,
+        bucket: u32,
+        told: OfMembers<Vec<Sums<B>>, B::Event>,
+    ) {
+        // In the host's memory all was read when the call returned, and its owner wants it back.
+        if backend.memory() == MemoryPlace::Device {
+            self.sums.insert(bucket, told);
+        }
+    }
+
+    pub(super) fn keep_updates(
+        &mut self,
+        backend: &B,
+        bucket: u32,
+        told: OfMembers<Shared<B, f32>, B::Event>,
+    ) {
+        if backend.memory() == MemoryPlace::Device {
+            self.updates.insert(bucket, told);
+        }
+    }
+}
+
+/// What some members have told so far.
+type Told<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
+
+/// Tells what one worker has to all that read its memory, itself among them. It may be cloned, for the threads of a worker.
+pub struct Post<B: Backend> {
+    /// Which of them this is.
+    member: usize,
+    members: Vec<Sender<Message<B>>>,
+}
+
+impl<B: Backend> Clone for Post<B> {
+    fn clone(&self) -> Self {
+        Self { member: self.member, members: self.members.clone() }
+    }
+}
+
+impl<B: Backend> Post<B> {
+    /// This worker's part of the sums of `bucket` is final once `stream` has run: for each node of its lanes the buffer, which
+    /// stays as it is until this worker has gathered what every owner made of it, and in it the bucket's range for each use.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`], or a device that fails.
+    pub fn sums(
+        &self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: (u64, u32),
+        nodes: &[(Node, &B::Buffer<f32>)],
+        uses: &[Range<usize>],
+    ) -> Result<()> {
+        let mut sums = Vec::with_capacity(nodes.len());
+        for &(node, buffer) in nodes {
+            let share = |range: &Range<usize>| {
+                backend.share(stream, Slice::new(buffer, range.start, range.len())?)
+            };
+            sums.push(Sums {
+                node,
+                uses: uses.iter().map(share).collect::<std::result::Result<_, _>>()?,
+            });
+        }
+        let ready = backend.record(stream)?;
+        let (member, key) = (self.member, Key::from(key));
+        self.tell(|| Message::Sums { member, key, sums: sums.clone(), ready: ready.clone() })
+    }
+
+    /// What this worker owns of a bucket is in `values` once `stream` has run, and stays there until every worker has posted its
+    /// sums of the next step.
+    pub(super) fn updated(
+        &self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: Key,
+        values: Slice<'_, B, f32>,
+    ) -> Result<()> {
+        let values = backend.share(stream, values)?;
+        let (member, ready) = (self.member, backend.record(stream)?);
+        self.tell(|| Message::Updated { member, key, values: values.clone(), ready: ready.clone() })
+    }
+
+    fn tell(&self, message: impl Fn() -> Message<B>) -> Result<()> {
+        let told =
+            |member: &Sender<_>| member.send(message()).map_err(|_| CommunicatorError::Closed);
+        self.members.iter().try_for_each(told)
+    }
+
+    /// Hands what comes from other processes to this worker; what was updated to all that read its memory, so that it
+    /// comes once.
+    pub(super) fn deliver(&self, arrived: std::result::Result<Arrived, CollectiveError>) {
+        // A worker that is gone reads nothing: the run is over.
+        match arrived {
+            Ok(arrived) if matches!(arrived.part(), Some(chunk::Part::Update { .. })) => {
+                for member in &self.members {
+                    let _ = member.send(Message::Arrived(arrived.clone()));
+                }
+            }
+            Ok(arrived) => {
+                let _ = self.members[self.member].send(Message::Arrived(arrived));
+            }
+            Err(error) => {
+                let _ = self.members[self.member].send(Message::Damaged(error));
+            }
+        }
+    }
+
+    /// From when it is called on every member that waits, or comes to wait, is told [`CommunicatorError::Closed`].
+    pub(super) fn abort_handle(&self) -> Abort {
+        let members = self.members.clone();
+        Box::new(move || {
+            for member in &members {
+                // A member that is gone waits for nothing.
+                let _ = member.send(Message::Abort);
+            }
+        })
+    }
+}
+
+/// Where a worker hears what the others have, and what comes from other processes.
+///
+/// A call waits until every member has told of the bucket, which their threads do when they enqueue: so the host waits for
+/// other hosts, and devices wait for devices.
+pub(super) struct Inbox<B: Backend> {
+    /// The rank of the first member, for messages.
+    first_rank: usize,
+    members: usize,
+    messages: Receiver<Message<B>>,
+    sums: Told<Vec<Sums<B>>, B::Event>,
+    updates: Told<Shared<B, f32>, B::Event>,
+    arrived: BTreeMap<(Key, What), VecDeque<Arrived>>,
+    /// Whether the members were told to end.
+    is_over: bool,
+}
+
+/// The ends of `members` workers that read each other's memory, the first of which is rank `first_rank`.
+pub(super) fn members<B: Backend>(first_rank: usize, members: usize) -> Vec<(Post<B>, Inbox<B>)> {
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..members).map(|_| mpsc::channel()).unzip();
+    let end = |(member, messages)| {
+        let inbox = Inbox {
+            first_rank,
+            members,
+            messages,
+            sums: BTreeMap::new(),
+            updates: BTreeMap::new(),
+            arrived: BTreeMap::new(),
+            is_over: false,
+        };
+        (Post { member, members: senders.clone() }, inbox)
+    };
+    receivers.into_iter().enumerate().map(end).collect()
+}
+
+impl<B: Backend> Inbox<B> {
+    /// What every member has told of its sums.
+    pub(super) fn sums(&mut self, key: Key) -> Result<OfMembers<Vec<Sums<B>>, B::Event>> {
+        loop {
+            if let Some(told) = complete(&mut self.sums, key) {
+                return Ok(told);
+            }
+            self.receive()?;
+        }
+    }
+
+    /// What every member has told of what it has updated.
+    pub(super) fn updates(&mut self, key: Key) -> Result<OfMembers<Shared<B, f32>, B::Event>> {
+        loop {
+            if let Some(told) = complete(&mut self.updates, key) {
+                return Ok(told);
+            }
+            self.receive()?;
+        }
+    }
+
+    /// The next that comes from another process.
+    pub(super) fn arrived(&mut self, key: Key, what: What) -> Result<Arrived> {
+        loop {
+            if let Some(waiting) = self.arrived.get_mut(&(key, what))
+                && let Some(arrived) = waiting.pop_front()
+            {
+                if waiting.is_empty() {
+                    self.arrived.remove(&(key, what));
+                }
+                return Ok(arrived);
+            }
+            self.receive()?;
+        }
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        if self.is_over {
+            return Err(CommunicatorError::Closed);
+        }
+        let (first, members) = (self.first_rank, self.members);
+        match self.messages.recv().map_err(|_| CommunicatorError::Closed)? {
+            Message::Sums { member, key, sums, ready } => {
+                let of = (member, first, "the sums", key);
+                note(&mut self.sums, members, of, (sums, ready))
+            }
+            Message::Updated { member, key, values, ready } => {
+                let of = (member, first, "the update", key);
+                note(&mut self.updates, members, of, (values, ready))
+            }
+            Message::Arrived(arrived) => {
+                let (step, (bucket, what)) = match (arrived.step(), arrived.part()) {
+                    (Some(step), Some(chunk::Part::Gradient { bucket, .. })) => {
+                        (step, (bucket, What::Sums))
+                    }
+                    (Some(step), Some(chunk::Part::Update { bucket })) => {
+                        (step, (bucket, What::Update))
+                    }
+                    _ => {
+                        let what = "it is neither sums nor what was updated";
+                        return Err(CollectiveError::Malformed { what }.into());
+                    }
+                };
+                let place = (Key { step, bucket }, what);
+                self.arrived.entry(place).or_default().push_back(arrived);
+                Ok(())
+            }
+            Message::Damaged(error) => Err(error.into()),
+            Message::Abort => {
+                self.is_over = true;
+                Err(CommunicatorError::Closed)
+            }
+        }
+    }
+}
+
+/// Keeps what a member has told.
+fn note<C, E>(
+    told: &mut Told<C, E>,
+    members: usize,
+    (member, first_rank, what, key): (usize, usize, &'static str, Key),
+    value: (C, E),
+) -> Result<()> {
+    let of_members = told.entry(key).or_insert_with(|| (0..members).map(|_| None).collect());
+    match of_members[member].replace(value) {
+        None => Ok(()),
+        Some(_) => {
+            let (Key { step, bucket }, rank) = (key, first_rank + member);
+            Err(CommunicatorError::Posted { rank, what, bucket, step, wrong: "twice" })
+        }
+    }
+}
+
+/// What all members have told of a bucket, once they have.
+fn complete<C, E>(told: &mut Told<C, E>, key: Key) -> Option<OfMembers<C, E>> {
+    let is_complete = told.get(&key).is_some_and(|of| of.iter().all(Option::is_some));
+    is_complete.then(|| told.remove(&key)).flatten()?.into_iter().collect()
+}

@@ -1,0 +1,161 @@
+//! Ranks of several groups whose bytes timely carries: the same weights, and no more bytes than two of them would send.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use crate::rank::{Buckets, Care, LANES, Rank, SMALL, STEPS, alone, bits, cuts, elements};
+use tidemill_collective::carry::Carry;
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Traffic};
+use tidemill_collective::{CHUNK_ELEMENTS, Tree};
+use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
+use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError};
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::InputHandle;
+use timely::{CommunicationConfig, Config, WorkerConfig};
+
+/// Of which what a rank owns leaves in pieces.
+const LARGE: Buckets = &[3 * CHUNK_ELEMENTS + 5, 2 * CHUNK_ELEMENTS, 100];
+
+/// `ranks` in `groups` groups, as even as that goes.
+fn groups(ranks: usize, groups: usize) -> Vec<Range<usize>> {
+    (0..groups).map(|group| group * ranks / groups..(group + 1) * ranks / groups).collect()
+}
+
+/// What a rank had in the end, and received.
+type Ended = (Vec<f32>, Traffic);
+
+/// What ranks on `devices`, in `groups`, had in the end. Timely's workers stand for processes: all that they exchange is written
+/// to bytes and read again.
+fn trained<B: Backend>(
+    devices: Vec<B>,
+    buckets: Buckets,
+    groups: &[Range<usize>],
+    window_bytes: usize,
+) -> Vec<Result<Ended, CommunicatorError>> {
+    let ranks = devices.len();
+    let tree = Tree::new(LANES).unwrap();
+    let mut ends = Vec::new();
+    for (index, group) in groups.iter().enumerate() {
+        let backends: Vec<_> = devices[group.clone()].iter().collect();
+        ends.extend(Host::group(&backends, groups, index, tree).unwrap().into_iter().map(Some));
+    }
+    let (ends, devices) = (Mutex::new(ends), Arc::new(devices));
+    let config = Config {
+        communication: CommunicationConfig::ProcessBinary(ranks),
+        worker: WorkerConfig::default(),
+    };
+    let workers = timely::execute(config, move |worker| {
+        let (index, cuts) = (worker.index(), cuts(buckets, ranks));
+        let mut end = ends.lock().unwrap()[index].take().unwrap();
+        assert_eq!((end.rank(), end.ranks()), (index, ranks));
+        let courier = end.courier().expect("it is carried by timely");
+        assert!(end.courier().is_none(), "once");
+        let mut until = InputHandle::<u64, CapacityContainerBuilder<Vec<()>>>::new();
+        worker.dataflow::<u64, _, _>(|scope| {
+            until.to_stream(scope).carry(courier, window_bytes);
+        });
+        let devices = Arc::clone(&devices);
+        let (done, is_done) = std::sync::mpsc::channel();
+        let waker = std::thread::current();
+        let thread = std::thread::spawn(move || {
+            let mut rank = Rank::new(&devices[index], Box::new(end), buckets, &cuts);
+            let trained = (0..STEPS).try_for_each(|step| {
+                rank.step(step, Care::Taken)?;
+                done.send(step).unwrap();
+                waker.unpark();
+                Ok(())
+            });
+            let ended = trained.map(|()| (rank.replica(), rank.end.traffic()));
+            drop(done);
+            waker.unpark();
+            ended
+        });
+        loop {
+            match is_done.try_recv() {
+                Ok(step) => until.advance_to(step + 1),
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => break,
+                Err(std::sync::mpsc::TryRecvError::Empty) => {
+                    worker.step_or_park(Some(std::time::Duration::from_millis(100)));
+                }
+            }
+        }
+        drop(until);
+        // To its end: what others wait for is still carried, and all of it is given back.
+        while worker.step_or_park(None) {}
+        thread.join().unwrap()
+    });
+    workers.unwrap().join().into_iter().map(Result::unwrap).collect()
+}
+
+fn cpus(count: usize) -> Vec<Cpu> {
+    let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
+    (0..count).map(|_| cpu.clone()).collect()
+}
+
+fn emulators(count: usize) -> Vec<Gpu<Emulator, Fp32>> {
+    let schedule = Schedule::new(3);
+    let device = || -> Result<_, KernelError> {
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: 0 })?;
+        Ok(Gpu::new(emulator.with_schedule(&schedule)))
+    };
+    (0..count).map(|_| device().unwrap()).collect()
+}
+
+/// Any window, one smaller than a chunk too.
+#[test]
+fn any_ranks_in_any_groups_train_the_same_to_the_bit() {
+    for (buckets, window_bytes) in [(SMALL, 0), (SMALL, 4 << 20), (LARGE, 0), (LARGE, 1 << 20)] {
+        let expected = bits(&alone(buckets));
+        for (ranks, of) in [(1, 1), (2, 1), (2, 2), (3, 2), (5, 2), (5, 5), (8, 2), (8, 3)] {
+            for ended in trained(cpus(ranks), buckets, &groups(ranks, of), window_bytes) {
+                let (replica, _) = ended.unwrap();
+                assert!(bits(&replica) == expected, "{ranks} ranks in {of} groups");
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_without_a_library_train_the_same_to_the_bit() {
+    let expected = bits(&alone(SMALL));
+    for (ranks, of) in [(2, 2), (3, 2), (5, 5)] {
+        for ended in trained(emulators(ranks), SMALL, &groups(ranks, of), 4 << 20) {
+            let (replica, _) = ended.unwrap();
+            assert!(bits(&replica) == expected, "{ranks} ranks in {of} groups");
+        }
+    }
+}
+
+/// All that crosses between two processes: half of the sums one way and half the other, and as much of what was updated.
+#[test]
+fn a_group_sends_what_one_worker_would() {
+    let crossed = |ranks| -> Traffic {
+        let ended = trained(cpus(ranks), LARGE, &groups(ranks, 2), 4 << 20);
+        let of_ranks = ended.into_iter().map(|ended| ended.unwrap().1);
+        of_ranks.fold(Traffic::default(), |sum, traffic| Traffic {
+            from_memory: sum.from_memory + traffic.from_memory,
+            from_processes: sum.from_processes + traffic.from_processes,
+        })
+    };
+    let bytes = STEPS * (elements(LARGE) * size_of::<f32>()) as u64;
+    for ranks in [2, 4, 8] {
+        let Traffic { from_memory, from_processes } = crossed(ranks);
+        assert_eq!(from_processes, 2 * bytes, "{ranks} ranks in 2 processes");
+        assert_eq!(from_memory == 0, ranks == 2);
+    }
+}
+
+#[test]
+fn groups_that_are_not_all_ranks_are_refused() {
+    let cpu = &cpus(1)[0];
+    let tree = Tree::new(LANES).unwrap();
+    let refused = |groups: &[Range<usize>], group| {
+        let error = Host::group(&[cpu], groups, group, tree).err();
+        assert!(error.is_some(), "{groups:?} {group}");
+    };
+    refused(&[0..1, 2..3], 0);
+    refused(&[0..1, 1..2], 2);
+    refused(&[0..2, 2..3], 0);
+    refused(&groups(9, 9), 3);
+}

@@ -1,0 +1,29 @@
+//! Parameters that their owners have updated come to every worker.
+
+use timely::dataflow::StreamVec;
+
+use super::owned::{OptimizerThread, StateJob};
+use super::ticket::Ticket;
+
+/// Gathers parameters.
+pub trait Gather<'scope> {
+    /// What all owners have updated.
+    ///
+    /// # Contract
+    /// - Input: the buckets of which this worker has updated what it owns, in the order in which every worker has them.
+    /// - Output: the same tickets at the same times. All of the bucket's parameters are then where the device thread reads them, or
+    ///   enqueued to be; after a step's last bucket they are lent to it.
+    /// - Memory: none but what the [`Communicator`] needs.
+    /// - Never blocks: the optimizer thread waits for other workers.
+    /// - Failure: a worker that is gone aborts the run.
+    ///
+    /// [`Communicator`]: tidemill_collective::communicator::Communicator
+    #[must_use]
+    fn gather(self, thread: &OptimizerThread) -> Self;
+}
+
+impl<'scope> Gather<'scope> for StreamVec<'scope, u64, Ticket> {
+    fn gather(self, thread: &OptimizerThread) -> Self {
+        thread.for_each("Gather", self, StateJob::AnswerGathers, StateJob::Gather)
+    }
+}
