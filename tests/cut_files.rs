@@ -6,7 +6,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tidemill::checkpoint::{CheckpointFiles, CheckpointWriter, StateFiles, checkpoint_path};
+use tidemill::checkpoint::{
+    CheckpointFiles, CheckpointWriter, FilePlan, StateFiles, checkpoint_path,
+};
 use tidemill::cluster::Abort;
 use tidemill::model::{Model, ModelConfig};
 use tidemill::operators::StatePart;
@@ -18,17 +20,16 @@ use crate::support::{Job, Workbench, assert_same};
 fn cut(run: &Path, step: u64, file_bytes: u64) -> PathBuf {
     let path = checkpoint_path(run, step);
     let model = Model::new(&ModelConfig::read(&path).unwrap()).unwrap();
-    let layout = Arc::new(model.layout().clone());
-    let stored = StateFiles::open(&path, &layout).unwrap();
+    let layout = model.layout();
+    let stored = StateFiles::open(&path, layout).unwrap();
     let all = 0..layout.parameter_elements();
-    let state = stored.read(&layout, std::slice::from_ref(&all), &Abort::new()).unwrap().unwrap();
+    let state = stored.read(layout, std::slice::from_ref(&all), &Abort::new()).unwrap().unwrap();
     let read = |name: &str| std::fs::read(path.join(name)).unwrap();
     let files = CheckpointFiles {
-        layout,
+        plan: Arc::new(FilePlan::new(layout, file_bytes)),
         config: serde_json::from_slice(&read("config.json")).unwrap(),
         tokenizer: Some(read("tokenizer.json").into()),
         keep: 9,
-        file_bytes,
     };
     std::fs::remove_dir_all(&path).unwrap();
     let mut writer = CheckpointWriter::begin(files, run, stored.state().clone()).unwrap();

@@ -4,10 +4,11 @@
 //! follow what a disk is sure to hold: bytes since the last sync of their file, names since the last sync of their folder.
 //!
 //! Seen red: logs that are not synced before a checkpoint's rename, a checkpoint whose tensors are not synced, folders of a
-//! checkpoint, of checkpoints and of a run whose names are not synced, a run.toml that is renamed before it is synced, and a
-//! prepared data set whose shards, or whose folder's name, are not synced.
+//! checkpoint, of checkpoints and of a run whose names are not synced, a run.toml that is renamed before it is synced, a
+//! prepared data set whose shards, or whose folder's name, are not synced, and files of a shared checkpoint that process 0
+//! writes alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -42,21 +43,24 @@ enum Operation {
 }
 
 impl Operation {
-    fn parse(line: &str) -> Self {
+    /// What a line says, and the process that did it.
+    fn parse(line: &str) -> (u32, Self) {
         let words: Vec<&str> = line.split('\t').collect();
-        match words[..] {
+        let (process, words) = words.split_first().unwrap();
+        let operation = match *words {
             ["make", path] => Self::Make(path.into()),
             ["write", path] => Self::Write(path.into()),
             ["sync", path, bytes] => Self::Sync(path.into(), bytes.parse().unwrap()),
             ["rename", from, to] => Self::Rename(from.into(), to.into()),
             ["remove", path] => Self::Remove(path.into()),
             _ => panic!("a line of the recorder: {line}"),
-        }
+        };
+        (process.parse().unwrap(), operation)
     }
 }
 
-/// Runs the program in the workbench's folder; what it did to files there.
-fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<Operation> {
+/// Runs the program in the workbench's folder; what its processes did to files there.
+fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<(u32, Operation)> {
     // Where temporary folders are may be a link, and the recorder sees through it.
     let folder = bench.folder().canonicalize().unwrap();
     let record = tempfile::NamedTempFile::new().unwrap();
@@ -159,7 +163,23 @@ fn log_bytes(log: &Path, step: u64) -> u64 {
 
 #[test]
 fn what_a_checkpoint_relies_on_is_kept_before_it_has_its_name() {
+    let writers = kept_before_named(&["-w", "2"]);
+    assert_eq!(writers["model.safetensors"], writers["optimizer.safetensors"]);
+}
+
+#[test]
+fn what_several_processes_write_is_kept_before_it_has_its_name() {
+    let writers = kept_before_named(&["-n", "2", "-w", "1"]);
+    let [model, optimizer] =
+        ["model.safetensors", "optimizer.safetensors"].map(|name| &writers[name]);
+    assert!(model.is_disjoint(optimizer), "each is written by a process: {writers:?}");
+    assert_eq!(&writers["trainer.json"], model, "process 0 completes what both have written");
+}
+
+/// Follows a run and the one that goes on from it; answers which processes wrote the files of each name.
+fn kept_before_named(world: &[&str]) -> BTreeMap<String, BTreeSet<u32>> {
     let bench = Workbench::new();
+    let mut writers: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
     let run = bench.folder().canonicalize().unwrap().join("new/run");
     let set = ["run.dir=new/run", "evaluation.dataset=validation", "evaluation.every_steps=2"];
     let set = [&set[..], &["checkpoint.keep=1"]].concat();
@@ -169,9 +189,13 @@ fn what_a_checkpoint_relies_on_is_kept_before_it_has_its_name() {
     for steps in ["run.steps=4", "run.steps=7"] {
         let set = [&set[..], &[steps]].concat();
         let set: Vec<_> = set.iter().flat_map(|key| ["--set", key]).collect();
-        let operations = recorded(&bench, &[&["train", "run.toml", "-w", "2"], &set[..]].concat());
-        for operation in &operations {
+        let operations = recorded(&bench, &[&["train", "run.toml"], world, &set[..]].concat());
+        for (process, operation) in &operations {
             match operation {
+                Operation::Write(path) => {
+                    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                    writers.entry(name).or_default().insert(*process);
+                }
                 Operation::Rename(from, to) => {
                     disk.assert_whole(from);
                     if let Some(step) = step(to) {
@@ -202,6 +226,7 @@ fn what_a_checkpoint_relies_on_is_kept_before_it_has_its_name() {
     }
     let steps: Vec<_> = checkpoints.iter().filter_map(|path| step(path)).collect();
     assert_eq!(steps, [2, 4, 6, 7]);
+    writers
 }
 
 #[test]
@@ -212,7 +237,7 @@ fn a_prepared_data_set_is_kept_before_it_has_its_name() {
     let operations = recorded(&bench, &[&arguments[..], &["--output", "deep/er/set"]].concat());
     let mut disk = Disk::default();
     let mut renames = 0;
-    for operation in &operations {
+    for (_, operation) in &operations {
         if let Operation::Rename(from, to) = operation {
             assert_eq!(*to, output);
             disk.assert_whole(from);

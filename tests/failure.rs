@@ -278,8 +278,14 @@ fn a_restart_right_after_a_kill_waits_for_those_that_are_still_dying() {
 /// What a run would write under the old name, another may be writing there.
 #[test]
 fn a_run_folder_that_is_renamed_ends_its_run_and_leaves_the_next_alone() {
+    for world in [&["-w", "1"][..], &["-n", "2", "-w", "1"]] {
+        renamed(world);
+    }
+}
+
+fn renamed(world: &[&str]) {
     let bench = Workbench::new();
-    let train = |more: &[&str]| bench.start(&[&["train", "run.toml", "-w", "1"], more].concat());
+    let train = |more: &[&str]| bench.start(&[&["train", "run.toml"], world, more].concat());
     train(&["--set", "run.dir=reference"]).finish().expect(0);
     let every = ["--set", "checkpoint.every_steps=1"];
     let first = train(&[&ENDLESS[..], &every].concat());

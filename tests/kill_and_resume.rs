@@ -101,17 +101,28 @@ fn kills_at_random_moments_change_nothing() {
 /// Kills that land while a checkpoint is being written, whatever of it is there by then.
 #[test]
 fn kills_while_a_checkpoint_is_written_change_nothing() {
-    const DIR: &str = "torn";
-    const WORLDS: [&[&str]; 3] = [&["-w", "1"], &["-w", "3"], &["-w", "2"]];
-    let checkpoints = LONG.bench.path(DIR).join("checkpoints");
+    torn("torn", &[(&["-w", "1"], None), (&["-w", "3"], None), (&["-w", "2"], None)]);
+}
+
+/// The same of each of two processes that write it together, and of both.
+#[test]
+fn kills_of_any_that_write_a_checkpoint_change_nothing() {
+    const TWO: &[&str] = &["-n", "2", "-w", "1"];
+    torn("torn-by-two", &[(TWO, Some(0)), (TWO, Some(1)), (TWO, None)]);
+}
+
+/// Runs in turn in these worlds, each killed as a whole or one of its processes, until three have left a checkpoint half written.
+fn torn(dir: &str, worlds: &[(&[&str], Option<usize>)]) {
+    let checkpoints = LONG.bench.path(dir).join("checkpoints");
     let names = || -> BTreeSet<OsString> {
         let entries = std::fs::read_dir(&checkpoints).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name()).collect()
     };
     let mut torn = 0;
-    for world in WORLDS.iter().cycle() {
+    for (world, victim) in worlds.iter().cycle() {
         let every = ["--set", "checkpoint.every_steps=1"];
-        let mut run = LONG.start(DIR, &[&every, *world].concat());
+        let mut run = LONG.start(dir, &[&every, *world].concat());
+        let children = run.children(if world[0] == "-n" { 2 } else { 0 });
         let mut seen = names();
         // The first to come may be one that the killed run left, being removed.
         wait_until("a checkpoint to begin", || {
@@ -120,17 +131,21 @@ fn kills_while_a_checkpoint_is_written_change_nothing() {
             seen = now;
             begun || run.has_ended()
         });
-        run.signal("KILL");
+        match victim {
+            Some(victim) => signal("KILL", &children[*victim].to_string()),
+            None => run.signal("KILL"),
+        }
         let finished = run.finish();
-        assert!(matches!(finished.status.code(), None | Some(0)), "{finished:?}");
+        assert!(matches!(finished.status.code(), None | Some(0 | 75)), "{finished:?}");
+        wait_until("the processes to end", || children.iter().all(|&child| is_gone(child)));
         torn += usize::from(names().iter().any(|name| name.to_string_lossy().ends_with("partial")));
         if torn == 3 || finished.status.success() {
             break;
         }
     }
     assert!(torn > 0, "no kill met a checkpoint that was being written");
-    LONG.start(DIR, &["-w", "2"]).finish().expect(0);
-    let found = LONG.bench.outcome(DIR);
+    LONG.start(dir, &["-w", "2"]).finish().expect(0);
+    let found = LONG.bench.outcome(dir);
     assert_eq!(found.steps, LONG.reference.steps);
     assert_eq!(found.latest(), LONG.reference.latest());
     assert!(

@@ -10,16 +10,20 @@
 //! believed, and [`StateFiles`] while it reads what a run goes on from.
 
 mod file_plan;
+#[cfg(test)]
+mod fixtures;
 mod folder;
 mod local_copy;
 mod read;
 mod remote;
+mod share;
 mod side_by_side;
 mod state_files;
 mod tensor_writer;
 mod trainer_state;
 mod write;
 
+pub use file_plan::{FilePlan, FileShare};
 pub use folder::{
     CHECKPOINTS_FOLDER, CheckpointEntry, checkpoint_name, checkpoint_name_of, checkpoint_path,
     latest, list, retain, step_of, sweep,
@@ -27,6 +31,7 @@ pub use folder::{
 pub use local_copy::{LocalCopy, Wanted, model_folder};
 pub use read::Checkpoint;
 pub use remote::{RUN_FILE, RemoteCheckpoints, RunRecord};
+pub use share::ShareWriter;
 pub use state_files::{RestoredState, StateFiles};
 pub use trainer_state::{TRAINER_FILE, TrainerState, checksum, checksum_file, device_keys};
 pub use write::{CheckpointFiles, CheckpointWriter};

@@ -14,6 +14,8 @@ mod open_run;
 mod resolve;
 mod restore;
 mod resume;
+mod shared_checkpoints;
+mod shared_folder;
 mod source;
 mod state_sink;
 mod train;

@@ -133,6 +133,11 @@ impl RunFolder {
         hold::shows(path, token)
     }
 
+    /// Whether this process may write into the local folder `path`.
+    pub fn takes_files(path: &Path) -> bool {
+        tempfile::tempfile_in(path).is_ok()
+    }
+
     /// The updates of the complete checkpoint with the most of them in the run folder `path`, which is not held.
     ///
     /// # Errors

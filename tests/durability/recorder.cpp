@@ -1,6 +1,7 @@
 // Writes down what a program does to the files below one folder, in the order in which it is done.
 //
-// Loaded before the C library (LD_PRELOAD). A line is an operation, a tab, a path, and for some a tab and one thing more:
+// Loaded before the C library (LD_PRELOAD). A line is the number of a process, a tab, an operation, a tab, a path, and for some a
+// tab and one thing more:
 //
 //   make PATH          a file or folder gets its name
 //   write PATH         bytes of a file change
@@ -46,7 +47,7 @@ void record(const char* operation, const std::string& path, const std::string& m
         return path ? int(syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644)) : -1;
     }();
     if (record < 0 || !folder || path.rfind(folder, 0) != 0) return;
-    std::string line = std::string(operation) + '\t' + path;
+    std::string line = std::to_string(getpid()) + '\t' + operation + '\t' + path;
     if (!more.empty()) line += '\t' + more;
     line += '\n';
     // One append of a line is whole, whatever other threads and processes append.

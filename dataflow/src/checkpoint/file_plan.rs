@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use tidemill_collective::StatePart;
+use tidemill_collective::{ChunkPlan, PlannedChunk, StatePart};
 use tidemill_model::Layout;
 use tidemill_model::hugging_face::{
     ArenaPlacement, FilePiece, FileSet, INDEX_FILE, PlannedFile, SINGLE_FILE, TensorFiles,
@@ -37,6 +37,25 @@ pub(super) fn is_of_optimizer(name: &str) -> bool {
     let rest = name.strip_prefix("optimizer").unwrap_or_default();
     rest == ".safetensors.index.json"
         || rest.strip_suffix(".safetensors").is_some_and(|it| it.is_empty() || it.starts_with('-'))
+}
+
+/// Which files a process writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileShare {
+    /// Its place among the processes that write.
+    pub index: usize,
+    /// How many processes write.
+    pub of: usize,
+}
+
+impl FileShare {
+    /// All files.
+    pub const ALL: Self = Self { index: 0, of: 1 };
+
+    /// Whether file `number` is one of them.
+    pub fn has(self, number: usize) -> bool {
+        number % self.of == self.index
+    }
 }
 
 /// What a set of files holds.
@@ -92,7 +111,7 @@ impl Tensors {
 
 /// The files of a checkpoint that hold tensors.
 #[derive(Clone, Debug)]
-pub(super) struct FilePlan {
+pub struct FilePlan {
     model: FileSet,
     optimizer: FileSet,
     /// By part, and by file of its set.
@@ -100,8 +119,9 @@ pub(super) struct FilePlan {
 }
 
 impl FilePlan {
-    /// The files of an arena in which a part has at most `file_bytes` bytes in one file.
-    pub(super) fn new(layout: &Layout, file_bytes: u64) -> Self {
+    /// The files of a model: one, and one of the optimizer's state, where it has `file_bytes` bytes at most, else several of as
+    /// many: [`FILE_BYTES`](tidemill_model::hugging_face::FILE_BYTES).
+    pub fn new(layout: &Layout, file_bytes: u64) -> Self {
         let model = FileSet::new(layout, "model", &[""], file_bytes);
         let optimizer = FileSet::new(layout, "optimizer", &OPTIMIZER_PREFIXES, file_bytes);
         let places = StatePart::ALL.map(|part| {
@@ -109,6 +129,11 @@ impl FilePlan {
             set.placements(layout, prefix(part))
         });
         Self { model, optimizer, places }
+    }
+
+    /// How many files there are.
+    pub fn count(&self) -> usize {
+        self.model.files().len() + self.optimizer.files().len()
     }
 
     /// The files, by their numbers.
@@ -127,6 +152,17 @@ impl FilePlan {
             StatePart::Parameter => 0,
             StatePart::ExpAvg | StatePart::ExpAvgSq => self.model.files().len(),
         }
+    }
+
+    /// The number of the file that each chunk is in, by part and by chunk. Chunks are of one segment, as files are of whole
+    /// ones.
+    pub fn files_of(&self, chunks: &ChunkPlan) -> [Vec<usize>; StatePart::ALL.len()] {
+        StatePart::ALL.map(|part| {
+            let set = if part == StatePart::Parameter { &self.model } else { &self.optimizer };
+            let file =
+                |planned: &PlannedChunk| self.first_file(part) + set.file_of(planned.range.start);
+            chunks.chunks().iter().map(file).collect()
+        })
     }
 
     /// The places of elements `range` of a part, each with the number of its file; padding has none.

@@ -78,57 +78,18 @@ impl Checkpoint {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tidemill_collective::StatePart;
     use tidemill_model::hugging_face::FILE_BYTES;
-    use tidemill_model::{Decay, Layout};
-
     use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 
+    use super::super::fixtures::{FILE_SIZES, arena, bytes, files, files_of, layout};
     use super::super::local_copy::LocalCopy;
     use super::super::remote::RemoteCheckpoints;
     use super::super::state_files::{RestoredState, StateFiles};
     use super::super::trainer_state::tests::state;
-    use super::super::write::{CheckpointFiles, CheckpointWriter};
+    use super::super::write::CheckpointWriter;
     use super::*;
     use crate::cluster::{Abort, ClusterError};
-
-    fn layout() -> Arc<Layout> {
-        let mut layout = Layout::new();
-        layout.segment("embedding");
-        layout.tensor("table", &[5, 3], Decay::Decayed, 8);
-        layout.segment("layers.0");
-        layout.tensor("vector", &[7], Decay::Exempt, 1);
-        Arc::new(layout)
-    }
-
-    fn arena(layout: &Layout, seed: f32) -> Vec<f32> {
-        let mut arena = vec![0.0; layout.parameter_elements()];
-        for tensor in layout.tensors() {
-            for index in tensor.range() {
-                arena[index] = seed + index as f32;
-            }
-        }
-        arena
-    }
-
-    fn files(layout: &Arc<Layout>) -> CheckpointFiles {
-        files_of(layout, FILE_BYTES)
-    }
-
-    /// One file of the model and one of the optimizer; then one of each segment.
-    const FILE_SIZES: [u64; 2] = [FILE_BYTES, 64];
-
-    fn files_of(layout: &Arc<Layout>, file_bytes: u64) -> CheckpointFiles {
-        CheckpointFiles {
-            layout: Arc::clone(layout),
-            config: serde_json::json!({"model_type": "test"}),
-            tokenizer: Some(Arc::from(&b"{}"[..])),
-            keep: 2,
-            file_bytes,
-        }
-    }
 
     /// Writes the checkpoint of `step` in chunks of `chunk` elements, last chunk first.
     fn write(run: &Path, step: u64, chunk: usize) -> PathBuf {
@@ -148,16 +109,6 @@ mod tests {
             }
         }
         writer
-    }
-
-    fn bytes(folder: &Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
-        let mut files: Vec<_> = std::fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap())
-            .map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap()))
-            .collect();
-        files.sort();
-        files
     }
 
     #[test]

@@ -5,22 +5,23 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tidemill_collective::StatePart;
 use tidemill_files::lock::is_same_file;
 use tidemill_model::hugging_face::{PlannedFile, stored_bytes};
 
-use super::file_plan::FilePlan;
+use super::file_plan::{FilePlan, FileShare};
 use super::side_by_side::side_by_side;
 use super::trainer_state::checksum_of;
 use crate::error::{JobError, Result};
 
-/// The files that are written here.
+/// The files of a share, which is all that one process writes.
 pub(super) struct TensorWriter {
-    plan: FilePlan,
+    plan: Arc<FilePlan>,
     folder: PathBuf,
-    /// By number.
-    files: Vec<OpenFile>,
+    /// By number; none where another process writes it.
+    files: Vec<Option<OpenFile>>,
     /// By part: what was written, from where to where.
     written: [BTreeMap<usize, usize>; StatePart::ALL.len()],
 }
@@ -34,20 +35,24 @@ struct OpenFile {
 }
 
 impl TensorWriter {
-    /// Creates the files in `folder`.
+    /// Creates the files of `share` in `folder`.
     ///
     /// # Errors
     /// A file that cannot be created, or is there.
-    pub(super) fn begin(plan: FilePlan, folder: &Path) -> Result<Self> {
-        let create = |planned| OpenFile::create(folder, planned);
-        let files = plan.files().map(create).collect::<Result<_>>()?;
+    pub(super) fn begin(plan: &Arc<FilePlan>, folder: &Path, share: FileShare) -> Result<Self> {
+        let create = |(number, planned)| {
+            share.has(number).then(|| OpenFile::create(folder, planned)).transpose()
+        };
+        let files = plan.files().enumerate().map(create).collect::<Result<_>>()?;
+        let plan = Arc::clone(plan);
         Ok(Self { plan, folder: folder.to_owned(), files, written: Default::default() })
     }
 
     /// Writes `values`, which stand from element `start` of a part's arena. Each element is written once, in any order.
     ///
     /// # Errors
-    /// A file that cannot be written, or elements that were written before: others are missing then.
+    /// A file that cannot be written, elements that were written before (others are missing then), or those of a file that
+    /// another process writes.
     pub(super) fn write(&mut self, part: StatePart, start: usize, values: &[f32]) -> Result<()> {
         let end = start + values.len();
         let written = &mut self.written[part as usize];
@@ -62,7 +67,11 @@ impl TensorWriter {
         written.insert(start, end);
         for (file, piece) in self.plan.pieces(part, start..end) {
             let values = &values[piece.arena.start - start..piece.arena.end - start];
-            self.files[file].write_at(values, piece.file_offset)?;
+            let Some(file) = &mut self.files[file] else {
+                let what = format!("elements {start} to {end} of {part:?} are another process's");
+                return Err(JobError::checkpoint(&self.folder, what));
+            };
+            file.write_at(values, piece.file_offset)?;
         }
         Ok(())
     }
@@ -73,13 +82,13 @@ impl TensorWriter {
     /// # Errors
     /// Elements that were not written, or a file that cannot be synced or read.
     pub(super) fn finish(&mut self) -> Result<BTreeMap<String, String>> {
-        for file in &self.files {
+        for file in self.files.iter().flatten() {
             if file.elements_left != 0 {
                 let what = format!("{} elements were never written", file.elements_left);
                 return Err(JobError::checkpoint(&file.path, what));
             }
         }
-        let jobs = self.files.iter().collect();
+        let jobs = self.files.iter().flatten().collect();
         let checksums = side_by_side(
             jobs,
             &self.folder,
@@ -98,10 +107,26 @@ impl TensorWriter {
 
     /// Whether what is at the paths of these files is these files.
     pub(super) fn is_in_place(&self) -> bool {
-        self.files.iter().all(|OpenFile { path, file, .. }| {
-            let looks = std::fs::metadata(path).and_then(|there| Ok((there, file.metadata()?)));
-            looks.is_ok_and(|(there, ours)| is_same_file(&there, &ours))
-        })
+        self.files.iter().flatten().all(OpenFile::is_in_place)
+    }
+
+    /// The first file of another process that is not in the folder, or not as large as it has to be.
+    pub(super) fn missing(&self) -> Option<PathBuf> {
+        let others = self.files.iter().zip(self.plan.files()).filter(|(ours, _)| ours.is_none());
+        others.map(|(_, planned)| (self.folder.join(&planned.name), planned)).find_map(
+            |(path, it)| {
+                let bytes = std::fs::metadata(&path).map(|found| found.len()).ok();
+                (bytes != Some(it.layout.file_bytes())).then_some(path)
+            },
+        )
+    }
+
+    /// Removes the files, where they are in place.
+    pub(super) fn remove(&self) {
+        for file in self.files.iter().flatten().filter(|file| file.is_in_place()) {
+            // What cannot be removed now is swept when the run folder is next opened.
+            let _ = std::fs::remove_file(&file.path);
+        }
     }
 }
 
@@ -127,6 +152,12 @@ impl OpenFile {
             .map_err(|source| JobError::file("writing", &self.path, source))?;
         self.elements_left = self.elements_left.saturating_sub(values.len());
         Ok(())
+    }
+
+    fn is_in_place(&self) -> bool {
+        let looks =
+            std::fs::metadata(&self.path).and_then(|there| Ok((there, self.file.metadata()?)));
+        looks.is_ok_and(|(there, ours)| is_same_file(&there, &ours))
     }
 
     fn sync(&self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Writing a checkpoint: chunks in any order, in place, aside, then renamed.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,10 +8,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use tidemill_collective::StatePart;
 use tidemill_files::durable;
-use tidemill_model::Layout;
 use tidemill_model::hugging_face::{CONFIG_FILE, config_bytes};
 
-use super::file_plan::FilePlan;
+use super::file_plan::{FilePlan, FileShare};
 use super::folder::{checkpoint_path, partial_path, retain};
 use super::tensor_writer::TensorWriter;
 use super::trainer_state::{TRAINER_FILE, TrainerState, checksum_file};
@@ -21,16 +21,14 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 /// What every checkpoint of a run has in common.
 #[derive(Clone, Debug)]
 pub struct CheckpointFiles {
-    /// Where tensors stand in the arenas.
-    pub layout: Arc<Layout>,
+    /// Which files tensors are in.
+    pub plan: Arc<FilePlan>,
     /// `config.json`.
     pub config: Value,
     /// `tokenizer.json`, where the data set has one.
     pub tokenizer: Option<Arc<[u8]>>,
     /// How many complete checkpoints stay.
     pub keep: usize,
-    /// Bytes of a model from which on it is cut into files of as many: [`FILE_BYTES`](tidemill_model::hugging_face::FILE_BYTES).
-    pub file_bytes: u64,
 }
 
 /// A checkpoint that is being written. Dropped before [`commit`](Self::commit), it leaves nothing.
@@ -51,13 +49,27 @@ impl CheckpointWriter {
     /// # Errors
     /// Files that cannot be created.
     pub fn begin(files: CheckpointFiles, run_folder: &Path, state: TrainerState) -> Result<Self> {
+        Self::begin_share(files, run_folder, state, FileShare::ALL)
+    }
+
+    /// As [`begin`](Self::begin) where other processes write all files of tensors but those of `share`: see
+    /// [`ShareWriter`](super::ShareWriter).
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_share(
+        files: CheckpointFiles,
+        run_folder: &Path,
+        state: TrainerState,
+        share: FileShare,
+    ) -> Result<Self> {
         let partial = partial_path(run_folder, state.step);
         if partial.exists() {
             std::fs::remove_dir_all(&partial)
                 .map_err(|source| JobError::file("removing", &partial, source))?;
         }
         make_folder(&partial).map_err(|source| JobError::file("creating", &partial, source))?;
-        let begun = Self::open(files, run_folder, &partial, state);
+        let begun = Self::open(files, run_folder, &partial, state, share);
         if begun.is_err() {
             // The error at hand is the one to tell.
             let _ = std::fs::remove_dir_all(&partial);
@@ -69,20 +81,21 @@ impl CheckpointWriter {
         files: CheckpointFiles,
         run_folder: &Path,
         partial: &Path,
-        state: TrainerState,
+        mut state: TrainerState,
+        share: FileShare,
     ) -> Result<Self> {
-        let plan = FilePlan::new(&files.layout, files.file_bytes);
+        state.checksums.clear();
         let config = config_bytes(&files.config);
         let mut small = vec![(CONFIG_FILE, config.as_slice())];
         small.extend(files.tokenizer.as_deref().map(|tokenizer| (TOKENIZER_FILE, tokenizer)));
-        small.extend(plan.indexes());
+        small.extend(files.plan.indexes());
         for (name, bytes) in &small {
             let path = partial.join(name);
             durable::write(&path, bytes)
                 .map_err(|source| JobError::file("writing", &path, source))?;
         }
         let small = small.into_iter().map(|(name, _)| name.to_owned()).collect();
-        let tensors = TensorWriter::begin(plan, partial)?;
+        let tensors = TensorWriter::begin(&files.plan, partial, share)?;
         let (run_folder, partial) = (run_folder.to_owned(), partial.to_owned());
         Ok(Self { run_folder, partial, state, tensors, small, committed: false, files })
     }
@@ -96,13 +109,36 @@ impl CheckpointWriter {
         self.tensors.write(part, start, values)
     }
 
+    /// Takes the checksums of files that another process has written.
+    ///
+    /// # Errors
+    /// A file that is none of the checkpoint's, or is another's.
+    pub fn take(&mut self, written: BTreeMap<String, String>) -> Result<()> {
+        for (name, checksum) in written {
+            let is_planned = self.files.plan.files().any(|file| file.name == name);
+            let before = self.state.checksums.insert(name.clone(), checksum);
+            if !is_planned || before.is_some() {
+                let what = format!("another process wrote {name}, which is not its to write");
+                return Err(JobError::checkpoint(&self.partial, what));
+            }
+        }
+        Ok(())
+    }
+
     /// Completes the checkpoint: syncs, seals it with checksums, renames it into place, and removes the
     /// oldest ones beyond those that are kept. Returns its folder.
     ///
     /// # Errors
     /// A state that was not written whole, or files that cannot be written.
     pub fn commit(mut self) -> Result<PathBuf> {
-        self.state.checksums = self.tensors.finish()?;
+        let written = self.tensors.finish()?;
+        self.take(written)?;
+        for file in self.files.plan.files() {
+            if !self.state.checksums.contains_key(&file.name) {
+                let what = format!("{} was never written", file.name);
+                return Err(JobError::checkpoint(&self.partial, what));
+            }
+        }
         for name in &self.small {
             let checksum = checksum_file(&self.partial.join(name))?;
             self.state.checksums.insert(name.clone(), checksum);
@@ -111,6 +147,10 @@ impl CheckpointWriter {
         durable::write(&trainer, &self.state.to_bytes())
             .map_err(|source| JobError::file("writing", &trainer, source))?;
         durable::sync_folder(&self.partial).map_err(syncing(&self.partial))?;
+        if let Some(path) = self.tensors.missing() {
+            let what = "expected it as another process wrote it, found none of its size".to_owned();
+            return Err(JobError::checkpoint(&path, what));
+        }
         if !self.tensors.is_in_place() {
             let what = "it was removed or renamed, or another has its place".to_owned();
             return Err(JobError::checkpoint(&self.partial, what));

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::checkpoint::{CheckpointFiles, CheckpointWriter, TrainerState};
+use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FileShare, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Failure};
 use crate::error::JobError;
+use crate::operators::checkpoint::{StateWriters, WrittenFiles};
 use crate::operators::{
     EvaluationPlan, GraphError, StatePart, StateSink, StepReport, TrainingPlan,
 };
@@ -55,6 +56,10 @@ impl LatestStep {
 pub struct CheckpointParts {
     /// The files that all have in common.
     pub files: CheckpointFiles,
+    /// Which files of tensors process 0 writes.
+    pub share: FileShare,
+    /// Which worker writes what.
+    pub writers: StateWriters,
     /// The run folder, which is held for as long as something may be written into it.
     pub folder: Arc<RunFolder>,
     /// What every checkpoint of the run says but for where it stands.
@@ -105,14 +110,18 @@ pub(super) fn not_written(error: JobError) -> Failure {
 }
 
 impl StateSink for RunCheckpoints {
+    fn writers(&self) -> StateWriters {
+        self.parts.writers.clone()
+    }
+
     fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let CheckpointParts { files, folder, template, plan, .. } = &self.parts;
+        let CheckpointParts { files, share, folder, template, plan, .. } = &self.parts;
         let mut state = template.clone();
         state.step = report.step;
         state.tokens = report.total_tokens;
         state.cursor.position = report.step * plan.batch.samples_per_step() as u64;
         folder.check().map_err(not_written)?;
-        let writer = CheckpointWriter::begin(files.clone(), folder.path(), state);
+        let writer = CheckpointWriter::begin_share(files.clone(), folder.path(), state, *share);
         let writer = writer.map_err(|error| self.failed(error))?;
         // Another run may have made the folder meanwhile: then this takes back what it put there.
         folder.check().map_err(not_written)?;
@@ -128,6 +137,11 @@ impl StateSink for RunCheckpoints {
     ) -> Result<(), Failure> {
         let (_, writer) = self.open.as_mut().ok_or(NO_CHECKPOINT)?;
         writer.write(part, arena_start, values).map_err(|error| self.failed(error))
+    }
+
+    fn take(&mut self, written: WrittenFiles) -> Result<(), Failure> {
+        let (_, writer) = self.open.as_mut().ok_or(NO_CHECKPOINT)?;
+        writer.take(written).map_err(not_written)
     }
 
     fn commit(&mut self) -> Result<(), Failure> {

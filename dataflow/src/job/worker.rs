@@ -14,10 +14,12 @@ use super::journal::{Evaluations, Journal};
 use super::open_run::{OpenedRun, write_down};
 use super::resolve::ResolvedRun;
 use super::restore::{Restored, StartPoint, distribute};
+use super::shared_checkpoints::{ShareParts, SharedCheckpoints, Shares, WrittenElsewhere};
+use super::shared_folder;
 use super::source::{DecodedSamples, origin};
 use super::state_sink::{CheckpointParts, RunCheckpoints};
 use super::train::{Observer, StopRequest, TrainEvent, TrainSummary, lock};
-use crate::checkpoint::{CheckpointFiles, TrainerState};
+use crate::checkpoint::{CheckpointFiles, FilePlan, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Failure, WorkerContext};
 use crate::device::{Communicators, Devices};
@@ -81,13 +83,12 @@ impl<B: Backend> Shared<B> {
         template
     }
 
-    fn checkpoint_files(&self) -> Result<CheckpointFiles> {
+    fn checkpoint_files(&self, plan: Arc<FilePlan>) -> Result<CheckpointFiles> {
         Ok(CheckpointFiles {
-            layout: Arc::new(self.run.model.layout().clone()),
+            plan,
             config: self.run.model_json(),
             tokenizer: self.run.tokenizer()?,
             keep: self.run.config.checkpoint.keep,
-            file_bytes: FILE_BYTES,
         })
     }
 
@@ -140,6 +141,8 @@ pub(super) fn run_worker<B: Backend>(
     let restored = distribute(context, origin, layout, &run.config.run.dir)?;
     let Restored { start, state, received_bytes } = restored;
     tracing::debug!(received_bytes, "the state is here");
+    let token = opened.as_ref().and_then(|(folder, _)| folder.token());
+    let in_folder = shared_folder::agree(context, token, &run.config.run.dir)?;
     let plan = Arc::new(shared.plan(&start));
     let evaluation = shared.evaluation();
     let (mut folder, mut journal) = (None, None);
@@ -154,11 +157,17 @@ pub(super) fn run_worker<B: Backend>(
         shared.announce(&start, context.peers(), device_changes);
         folder = Some(held);
     }
-    let checkpoints: Option<Box<dyn StateSink>> = match (&folder, &journal) {
-        (Some(folder), Some(journal)) => {
+    let files = Arc::new(FilePlan::new(layout, FILE_BYTES));
+    let shares = Shares::new(in_folder.processes, devices.workers().len(), &files);
+    let writers = shares.writers(&files, &plan.chunks);
+    let share = shares.of(context.process());
+    let checkpoints: Box<dyn StateSink> = match (&folder, &journal, share, in_folder.seen) {
+        (Some(folder), Some(journal), Some(share), _) => {
             let observer = Arc::clone(&shared.observer);
             let parts = CheckpointParts {
-                files: shared.checkpoint_files()?,
+                files: shared.checkpoint_files(files)?,
+                share,
+                writers,
                 folder: Arc::clone(folder),
                 template: shared.template(&start),
                 plan: Arc::clone(&plan),
@@ -169,9 +178,13 @@ pub(super) fn run_worker<B: Backend>(
                     observer(&TrainEvent::Checkpointed { step, path });
                 }),
             };
-            Some(Box::new(RunCheckpoints::new(parts)))
+            Box::new(RunCheckpoints::new(parts))
         }
-        _ => None,
+        (None, None, Some(share), Some(folder)) => {
+            let parts = ShareParts { plan: files, share, folder, writers };
+            Box::new(SharedCheckpoints::new(parts))
+        }
+        _ => Box::new(WrittenElsewhere(writers)),
     };
     let config = &run.config;
     let local_index = context.index() % devices.workers().len();
@@ -185,7 +198,7 @@ pub(super) fn run_worker<B: Backend>(
         rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
         communicator,
         stop: Arc::clone(&shared.stop.asked),
-        checkpoints,
+        checkpoints: Some(checkpoints),
         abort: context.abort().clone(),
     };
     let journal = Arc::new(Mutex::new(journal));

@@ -1,47 +1,37 @@
-//! The state of a step, gathered on worker 0 and handed to a writer.
+//! The state of a step, gathered on the workers that write it and handed to a writer on each.
+//!
+//! Worker 0 writes all of it, or shares the work with other workers: it begins a checkpoint, tells them, and completes it once
+//! each of them has told that its part is done.
+
+mod sink;
+mod writers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::{Chunk, Credit, CreditLedger, Part, StatePart, by_destination};
+use tidemill_collective::{Chunk, CollectiveError, Credit, Part, StatePart};
 use timely::container::CapacityContainerBuilder;
-use timely::dataflow::channels::pact::Pipeline;
-use timely::dataflow::operators::Capability;
+use timely::dataflow::channels::pact::{Exchange, Pipeline};
 use timely::dataflow::operators::generic::OutputBuilder;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
+use timely::dataflow::operators::{Capability, ConnectLoop, Feedback, InputCapability};
 use timely::dataflow::{Stream, StreamVec};
+use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
-use super::companion::{Companion, Jobs, OperatorGone, Replies};
+pub use self::sink::{StateSink, WrittenFiles};
+pub use self::writers::StateWriters;
+
+use self::sink::{WriterJob, WriterReply};
+
+use super::companion::Companion;
 use super::error::GraphError;
+use super::keep_first;
 use super::optimize::StepReport;
 use super::plan::{CheckpointCuts, TrainingPlan};
 use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor, Failure};
-
-/// Where checkpoints go. It is called on a thread of its own, one checkpoint after the other.
-pub trait StateSink: Send + 'static {
-    /// Begins the checkpoint after `report.step` updates.
-    ///
-    /// # Errors
-    /// Whatever keeps it from being written; the run ends.
-    fn begin(&mut self, report: &StepReport) -> Result<(), Failure>;
-
-    /// Takes elements of the arena from `arena_start`. Every element of every part comes exactly
-    /// once, in no particular order.
-    ///
-    /// # Errors
-    /// Whatever keeps it from being written; the run ends.
-    fn write(&mut self, part: StatePart, arena_start: usize, values: &[f32])
-    -> Result<(), Failure>;
-
-    /// Everything was written: makes the checkpoint complete.
-    ///
-    /// # Errors
-    /// Whatever keeps it from being complete; the run ends.
-    fn commit(&mut self) -> Result<(), Failure>;
-}
 
 /// A checkpoint is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,14 +50,14 @@ pub struct CheckpointStreams<'scope> {
 
 /// Writes checkpoints.
 pub trait Checkpoint<'scope> {
-    /// Hands the state of every cut to `sink`, on worker 0.
+    /// Hands the state of every cut to `sink`.
     ///
     /// # Contract
-    /// - Input: state chunks addressed to worker 0 (exchanged here) and the reports of this worker. `sink` is `Some`
-    ///   on worker 0; elsewhere it is not used.
+    /// - Input: state chunks, which are exchanged here to the workers that [`StateSink::writers`] says, whichever they are
+    ///   addressed to, and the reports of this worker. `sink` is `Some` on worker 0, and on every worker where any other writes.
     /// - Output: [`CheckpointDone`] at the timestamp of the step, after `commit`; the dataflow is not complete before.
-    /// - Memory: chunks wait here for the writer thread, and credit comes back when it has written them: at most
-    ///   `plan.window_bytes` a worker.
+    /// - Memory: chunks wait here for the writer thread, and credit comes back when it has written them: of each worker at most
+    ///   `plan.window_bytes`.
     /// - Failure: an error of `sink` aborts the run.
     fn checkpoint(
         self,
@@ -78,70 +68,84 @@ pub trait Checkpoint<'scope> {
     ) -> CheckpointStreams<'scope>;
 }
 
-enum WriterJob {
-    Begin(StepReport),
-    Write { part: StatePart, arena_start: usize, chunk: Chunk },
-    Commit,
+/// What writers tell each other.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Word {
+    /// Worker 0 has begun: others may.
+    Begun,
+    /// Another writer has finished.
+    Finished(WrittenFiles),
 }
 
-enum WriterReply {
-    Written(Vec<Credit>),
-    Committed,
+/// A word for a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Told {
+    to: u64,
+    /// The timestamp of the cut.
+    time: u64,
+    word: Word,
 }
 
-/// The writer thread.
-fn run(
-    mut sink: Box<dyn StateSink>,
-    jobs: &Jobs<WriterJob>,
-    replies: &Replies<WriterReply>,
-) -> Result<(), Failure> {
-    while let Some(job) = jobs.next() {
-        let sent = match job {
-            WriterJob::Begin(report) => {
-                sink.begin(&report)?;
-                Ok(())
-            }
-            WriterJob::Write { part, arena_start, chunk } => {
-                sink.write(part, arena_start, &chunk.values()?)?;
-                let mut ledger = CreditLedger::default();
-                ledger.consumed(chunk.header()?.source, chunk.payload_bytes());
-                replies.send(WriterReply::Written(ledger.settle().collect()))
-            }
-            WriterJob::Commit => {
-                sink.commit()?;
-                replies.send(WriterReply::Committed)
-            }
-        };
-        if let Err(OperatorGone) = sent {
-            break;
-        }
-    }
-    Ok(())
+/// The capabilities of a cut.
+struct Held {
+    done: Capability<u64>,
+    credits: Capability<u64>,
+    words: Capability<u64>,
 }
 
-/// One cut on worker 0.
+/// How far a cut is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// Another worker begins it first.
+    #[default]
+    Waiting,
+    /// It may be begun here.
+    Allowed,
+    /// The writer has begun it.
+    Open,
+    /// The writer has all of it, and is to complete its part.
+    Ending,
+}
+
+/// One cut on a writer.
 #[derive(Default)]
 struct Cut {
     report: Option<StepReport>,
-    done: Option<Capability<u64>>,
-    credits: Option<Capability<u64>>,
+    held: Option<Held>,
+    stage: Stage,
     /// What arrived and was not handed to the writer.
     waiting: Vec<Chunk>,
     /// By part: which chunks of it were handed over.
     arrived: [Vec<bool>; StatePart::ALL.len()],
     handed: usize,
     written: usize,
+    /// On worker 0: what the other writers have written.
+    finished: Vec<WrittenFiles>,
 }
 
 impl Cut {
-    /// Takes note of a chunk of the cut after step `step`; answers which part it is and where it stands in the arena.
+    fn hold(&mut self, time: &InputCapability<u64>) {
+        self.held.get_or_insert_with(|| Held {
+            done: time.retain(0),
+            credits: time.retain(1),
+            words: time.retain(2),
+        });
+    }
+
+    /// Takes note of a chunk of the cut after step `step`, which `worker` writes; answers which part it is and where it stands in
+    /// the arena.
     fn admit(
         &mut self,
         plan: &TrainingPlan,
+        (worker, writers): (usize, &StateWriters),
         step: u64,
         chunk: &Chunk,
     ) -> Result<(StatePart, usize), Failure> {
-        let header = *chunk.header_for(0)?;
+        let header = *chunk.header()?;
+        let destination = writers.of(&header);
+        if destination != worker {
+            return Err(CollectiveError::Misrouted { destination, worker }.into());
+        }
         let (chunks, index, step) = (plan.chunks.chunks(), header.chunk as usize, step + 1);
         let (part, planned) = match (header.part, chunks.get(index)) {
             (Part::State(part), Some(planned))
@@ -167,37 +171,120 @@ impl Cut {
 
 struct State {
     plan: Arc<TrainingPlan>,
+    worker: usize,
+    writers: StateWriters,
+    /// On worker 0: the other writers.
+    others: Vec<usize>,
+    /// Chunks that this worker writes of a checkpoint.
+    expected: usize,
     writer: Companion<WriterJob, WriterReply>,
     /// By step; the first is the one that is written.
     cuts: BTreeMap<u64, Cut>,
 }
 
 impl State {
-    /// Chunks of a whole checkpoint.
-    fn expected(&self) -> usize {
-        StatePart::ALL.len() * self.plan.chunks.chunks().len()
+    fn new(
+        writer: Companion<WriterJob, WriterReply>,
+        plan: &Arc<TrainingPlan>,
+        worker: usize,
+        writers: StateWriters,
+    ) -> Self {
+        let others = if worker == 0 { writers.others().into_iter().collect() } else { Vec::new() };
+        let expected = writers.expected(worker, plan.chunks.chunks().len());
+        let (plan, cuts) = (Arc::clone(plan), BTreeMap::new());
+        Self { plan, worker, writers, others, expected, writer, cuts }
     }
 
-    /// Hands what has arrived of the oldest cut to the writer.
-    fn hand_over(&mut self) -> Result<(), Failure> {
-        let expected = self.expected();
-        let Some(mut entry) = self.cuts.first_entry() else { return Ok(()) };
-        let step = *entry.key();
-        let cut = entry.get_mut();
-        let Some(report) = cut.report else { return Ok(()) };
-        for chunk in std::mem::take(&mut cut.waiting) {
-            let is_first = cut.handed == 0;
-            let (part, arena_start) = cut.admit(&self.plan, step, &chunk)?;
-            if is_first {
-                self.writer.send(WriterJob::Begin(report));
+    /// Takes what another writer has told.
+    fn hear(&mut self, Told { time, word, .. }: Told) -> Result<(), Failure> {
+        let cut = self.cuts.entry(time).or_default();
+        match (word, cut.stage) {
+            (Word::Begun, Stage::Waiting) if self.worker > 0 => cut.stage = Stage::Allowed,
+            (Word::Finished(written), _) if cut.finished.len() < self.others.len() => {
+                cut.finished.push(written);
             }
-            self.writer.send(WriterJob::Write { part, arena_start, chunk });
-            if cut.handed == expected {
-                self.writer.send(WriterJob::Commit);
+            (word, _) => {
+                let what = format!("{word:?} of a checkpoint");
+                return Err(GraphError::Unplanned { step: time + 1, what }.into());
             }
         }
         Ok(())
     }
+
+    /// Takes what the writer answers; what it is for others to know is told them, and what the rest of the graph, `emit`ted.
+    fn answered(
+        &mut self,
+        reply: WriterReply,
+        emit: &mut impl FnMut(&Held, Emitted),
+    ) -> Result<(), Failure> {
+        const UNASKED: GraphError = GraphError::Unasked { thread: "the writer" };
+        let mut entry = self.cuts.first_entry().ok_or(UNASKED)?;
+        let time = *entry.key();
+        let is_written = entry.get().written == self.expected;
+        let cut = entry.get_mut();
+        let held = cut.held.as_ref().ok_or(UNASKED)?;
+        let tell = |to: usize, word| Emitted::Word(Told { to: to as u64, time, word });
+        match reply {
+            WriterReply::Begun => {
+                self.others.iter().for_each(|&other| emit(held, tell(other, Word::Begun)));
+            }
+            WriterReply::Written(credits) => {
+                emit(held, Emitted::Credits(credits));
+                cut.written += 1;
+            }
+            WriterReply::Finished(written) if is_written => {
+                emit(held, tell(0, Word::Finished(written)));
+                entry.remove();
+            }
+            WriterReply::Committed if is_written => {
+                emit(held, Emitted::Done(CheckpointDone { step: time + 1 }));
+                entry.remove();
+            }
+            WriterReply::Finished(_) | WriterReply::Committed => return Err(UNASKED.into()),
+        }
+        Ok(())
+    }
+
+    /// Hands what has arrived of the oldest cut to the writer.
+    fn hand_over(&mut self) -> Result<(), Failure> {
+        let Some(mut entry) = self.cuts.first_entry() else { return Ok(()) };
+        let step = *entry.key();
+        let cut = entry.get_mut();
+        let Some(report) = cut.report else { return Ok(()) };
+        match cut.stage {
+            Stage::Waiting if self.worker > 0 => return Ok(()),
+            Stage::Waiting | Stage::Allowed => {
+                self.writer.send(WriterJob::Begin(report));
+                cut.stage = Stage::Open;
+            }
+            Stage::Open | Stage::Ending => {}
+        }
+        for chunk in std::mem::take(&mut cut.waiting) {
+            let here = (self.worker, &self.writers);
+            let (part, arena_start) = cut.admit(&self.plan, here, step, &chunk)?;
+            self.writer.send(WriterJob::Write { part, arena_start, chunk });
+        }
+        let is_whole = cut.handed == self.expected && cut.finished.len() == self.others.len();
+        if is_whole && cut.stage == Stage::Open {
+            cut.stage = Stage::Ending;
+            if self.worker > 0 {
+                self.writer.send(WriterJob::Finish);
+                return Ok(());
+            }
+            for written in std::mem::take(&mut cut.finished) {
+                self.writer.send(WriterJob::Take(written));
+            }
+            self.writer.send(WriterJob::Commit);
+        }
+        Ok(())
+    }
+}
+
+/// What leaves the operator.
+enum Emitted {
+    Done(CheckpointDone),
+    Credits(Vec<Credit>),
+    Word(Told),
 }
 
 impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
@@ -209,33 +296,44 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         abort: &Abort,
     ) -> CheckpointStreams<'scope> {
         let scope = self.scope();
+        let (word_loop, all_words) = scope.feedback::<Vec<Told>>(1);
         let mut builder = OperatorBuilder::new("Checkpoint".to_owned(), scope);
         let (done_output, done) = builder.new_output::<Vec<CheckpointDone>>();
         let (credits_output, state_credits) = builder.new_output::<Vec<Credit>>();
+        let (words_output, words) = builder.new_output::<Vec<Told>>();
         let mut done_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(done_output);
         let mut credits_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(credits_output);
-        let mut chunks = builder.new_input(self, by_destination());
+        let mut words_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(words_output);
+        let writers = sink.as_ref().map(|sink| sink.writers()).unwrap_or_default();
+        let to_worker = Exchange::new(|told: &Told| told.to);
+        let no_path: [(usize, Antichain<u64>); 0] = [];
+        let mut chunks = builder.new_input(self, writers.pact());
         let mut reports = builder.new_input(reports, Pipeline);
-        builder.set_notify_for(0, FrontierInterest::Never);
-        builder.set_notify_for(1, FrontierInterest::Never);
-        let who = Actor::Worker(scope.index());
+        let mut all_words = builder.new_input_connection(all_words, to_worker, no_path);
+        for input in 0..3 {
+            builder.set_notify_for(input, FrontierInterest::Never);
+        }
+        let worker = scope.index();
+        let who = Actor::Worker(worker);
         let abort = abort.clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = None;
-        if let (0, Some(sink)) = (scope.index(), sink) {
-            let body = |jobs: &_, replies: &_| run(sink, jobs, replies);
-            let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
-            match Companion::start(&abort, name, phase, wake, body) {
-                Ok(writer) => {
-                    let plan = Arc::clone(plan);
-                    state = Some(State { plan, writer, cuts: BTreeMap::new() });
+        match sink {
+            Some(sink) if worker == 0 || writers.others().contains(&worker) => {
+                let body = |jobs: &_, replies: &_| sink::run(sink, jobs, replies);
+                let (name, phase) = ("checkpoint".to_owned(), Phase::WritingCheckpoint);
+                match Companion::start(&abort, name, phase, wake, body) {
+                    Ok(writer) => state = Some(State::new(writer, plan, worker, writers)),
+                    Err(error) => abort.fail(who.clone(), error),
                 }
-                Err(error) => abort.fail(who.clone(), error),
             }
-        } else if scope.index() == 0 && plan.checkpoints != CheckpointCuts::Never {
-            abort.fail(who.clone(), GraphError::NoSink);
+            None if worker == 0 && plan.checkpoints != CheckpointCuts::Never => {
+                abort.fail(who.clone(), GraphError::NoSink);
+            }
+            _ => {}
         }
         builder.build(move |capabilities| {
             drop(capabilities);
@@ -246,39 +344,33 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                             if state.plan.is_cut(report.step, report.last) {
                                 let cut = state.cuts.entry(*time.time()).or_default();
                                 cut.report = Some(report);
-                                cut.done.get_or_insert_with(|| time.retain(0));
-                                cut.credits.get_or_insert_with(|| time.retain(1));
+                                cut.hold(&time);
                             }
                         }
                     });
                     chunks.for_each(|time, chunk| {
                         let cut = state.cuts.entry(*time.time()).or_default();
-                        cut.done.get_or_insert_with(|| time.retain(0));
-                        cut.credits.get_or_insert_with(|| time.retain(1));
+                        cut.hold(&time);
                         cut.waiting.push(std::mem::take(chunk));
                     });
+                    let mut heard = Ok(());
+                    all_words.for_each(|_time, words| {
+                        words.drain(..).for_each(|told| keep_first(&mut heard, state.hear(told)));
+                    });
+                    heard?;
                     let mut done_output = done_output.activate();
                     let mut credits_output = credits_output.activate();
-                    while let Some(reply) = state.writer.poll() {
-                        let expected = state.expected();
-                        let Some(mut entry) = state.cuts.first_entry() else { break };
-                        let cut = entry.get_mut();
-                        match (reply, &cut.credits, &cut.done, cut.report) {
-                            (WriterReply::Written(credits), Some(held), _, _) => {
-                                let mut session = credits_output.session(held);
-                                session.give_iterator(credits.into_iter());
-                                drop(session);
-                                cut.written += 1;
-                            }
-                            (WriterReply::Committed, _, Some(held), Some(report))
-                                if cut.written == expected =>
-                            {
-                                let step = report.step;
-                                done_output.session(held).give(CheckpointDone { step });
-                                entry.remove();
-                            }
-                            _ => return Err(GraphError::Unasked { thread: "the writer" }.into()),
+                    let mut words_output = words_output.activate();
+                    let mut emit = |held: &Held, emitted| match emitted {
+                        Emitted::Done(done) => done_output.session(&held.done).give(done),
+                        Emitted::Credits(credits) => {
+                            let mut session = credits_output.session(&held.credits);
+                            session.give_iterator(credits.into_iter());
                         }
+                        Emitted::Word(told) => words_output.session(&held.words).give(told),
+                    };
+                    while let Some(reply) = state.writer.poll() {
+                        state.answered(reply, &mut emit)?;
                     }
                     state.hand_over()
                 };
@@ -288,9 +380,11 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                 } else if state.is_none() {
                     reports.for_each(|_time, _reports| ());
                     chunks.for_each(|_time, _chunk| ());
+                    all_words.for_each(|_time, _words| ());
                 }
             }
         });
+        words.connect_loop(word_loop);
         CheckpointStreams { done, state_credits }
     }
 }
@@ -322,17 +416,29 @@ mod tests {
             Chunk::new(header, vec![1.0; 16])
         };
         let mut cut = Cut::default();
-        assert!(cut.admit(&plan, 4, &state(StatePart::ExpAvg, 0, 4)).is_err(), "of another step");
-        assert!(cut.admit(&plan, 4, &state(StatePart::ExpAvg, 2, 5)).is_err(), "no such chunk");
+        let writers = StateWriters::default();
+        let mut admit = |chunk: &Chunk| cut.admit(&plan, (0, &writers), 4, chunk);
+        assert!(admit(&state(StatePart::ExpAvg, 0, 4)).is_err(), "of another step");
+        assert!(admit(&state(StatePart::ExpAvg, 2, 5)).is_err(), "no such chunk");
         for part in StatePart::ALL {
             for chunk in [1, 0] {
-                cut.admit(&plan, 4, &state(part, chunk, 5)).unwrap();
-                let failure = cut.admit(&plan, 4, &state(part, chunk, 5)).unwrap_err();
+                admit(&state(part, chunk, 5)).unwrap();
+                let failure = admit(&state(part, chunk, 5)).unwrap_err();
                 assert_eq!(failure.exit_class(), ExitClass::Restart);
                 let said = failure.cause().to_string();
                 assert_eq!(said, format!("step 5: {part:?} of chunk {chunk} came twice"));
             }
         }
         assert_eq!(cut.handed, 6);
+        // Of two workers the second writes the moments.
+        let writers = StateWriters::new([vec![0, 0], vec![2, 2], vec![2, 2]]);
+        let routed = |worker, part| {
+            let admitted = Cut::default().admit(&plan, (worker, &writers), 4, &state(part, 1, 5));
+            admitted.is_ok()
+        };
+        assert!(routed(0, StatePart::Parameter) && routed(2, StatePart::ExpAvgSq));
+        assert!(!routed(2, StatePart::Parameter) && !routed(0, StatePart::ExpAvgSq));
+        let expected = [0, 1, 2].map(|worker| writers.expected(worker, 2));
+        assert_eq!((expected, writers.others().into_iter().collect()), ([2, 0, 4], vec![2]));
     }
 }

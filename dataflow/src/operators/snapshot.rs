@@ -27,7 +27,7 @@ const NO_CUT: GraphError = GraphError::Order { what: "a snapshot", missing: "its
 
 /// What [`Snapshot`] gives.
 pub struct SnapshotStreams<'scope> {
-    /// The state of what this worker owns, addressed to worker 0: for `checkpoint`.
+    /// The state of what this worker owns: for `checkpoint`, which brings it to its writers.
     pub state: Stream<'scope, u64, Chunk>,
     /// The buckets whose state was taken: for `optimize`, through a feedback.
     pub taken: StreamVec<'scope, u64, Ticket>,

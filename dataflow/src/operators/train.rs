@@ -114,7 +114,7 @@ pub struct Training<B: Backend, M> {
     pub communicator: Option<Box<dyn Communicator<B>>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
-    /// Where worker 0 writes checkpoints.
+    /// Where checkpoints go: on worker 0, and on every worker where others write too.
     pub checkpoints: Option<Box<dyn StateSink>>,
     /// Ends the run with the first error.
     pub abort: Abort,

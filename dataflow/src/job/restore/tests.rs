@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tidemill_model::Decay;
 
 use super::*;
-use crate::checkpoint::{CheckpointFiles, CheckpointWriter, Wanted, state_for_tests};
+use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FilePlan, Wanted, state_for_tests};
 use crate::cluster::{ClusterError, ClusterSettings, execute};
 
 /// Five segments of several chunks each, of which no number of workers owns the same.
@@ -40,11 +40,10 @@ fn write_checkpoint(run: &Path, shift: f32) {
     let layout = layout();
     std::fs::create_dir_all(run).unwrap();
     let files = CheckpointFiles {
-        layout: Arc::new(layout.clone()),
+        plan: Arc::new(FilePlan::new(&layout, 500_000)),
         config: serde_json::json!({"model_type": "test"}),
         tokenizer: None,
         keep: 2,
-        file_bytes: 500_000,
     };
     let state = state_for_tests(START.step);
     let mut writer = CheckpointWriter::begin(files, run, state).unwrap();

@@ -1,0 +1,73 @@
+//! Which worker writes which part of a checkpoint.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tidemill_collective::{Chunk, ChunkHeader, Part, StatePart};
+use timely::communication::Push;
+use timely::dataflow::channels::Message;
+use timely::dataflow::channels::pact::DistributorPact;
+use timely::dataflow::channels::pushers::exchange::Distributor;
+
+/// Which worker writes each part of each chunk: worker 0 all of them, unless it is said otherwise. The same on every worker.
+#[derive(Clone, Debug, Default)]
+pub struct StateWriters {
+    /// By part, and by chunk; none where it is worker 0.
+    workers: Option<Arc<[Vec<u32>; StatePart::ALL.len()]>>,
+}
+
+impl StateWriters {
+    /// The writers by part, in the order of [`StatePart::ALL`], and by chunk.
+    pub fn new(workers: [Vec<u32>; StatePart::ALL.len()]) -> Self {
+        Self { workers: Some(Arc::new(workers)) }
+    }
+
+    /// The worker that writes a part of a chunk.
+    pub fn writer(&self, part: StatePart, chunk: usize) -> usize {
+        let workers = self.workers.as_ref().and_then(|workers| workers[part as usize].get(chunk));
+        workers.map_or(0, |&worker| worker as usize)
+    }
+
+    /// The worker that `header` goes to.
+    pub(super) fn of(&self, header: &ChunkHeader) -> usize {
+        match header.part {
+            Part::State(part) => self.writer(part, header.chunk as usize),
+            _ => 0,
+        }
+    }
+
+    /// All that write anything but worker 0.
+    pub(super) fn others(&self) -> BTreeSet<usize> {
+        let workers = self.workers.iter().flat_map(|workers| workers.iter().flatten());
+        workers.map(|&worker| worker as usize).filter(|&worker| worker > 0).collect()
+    }
+
+    /// How many parts of `chunks` chunks a worker writes.
+    pub(super) fn expected(&self, worker: usize, chunks: usize) -> usize {
+        let all = StatePart::ALL.into_iter();
+        all.map(|part| (0..chunks).filter(|&it| self.writer(part, it) == worker).count()).sum()
+    }
+
+    /// Sends whole chunks to the workers that write them, whichever their headers name.
+    pub(super) fn pact(&self) -> DistributorPact<impl FnOnce(usize) -> ByWriter + use<>> {
+        let by_writer = ByWriter(self.clone());
+        DistributorPact(move |_peers| by_writer)
+    }
+}
+
+pub(super) struct ByWriter(StateWriters);
+
+impl Distributor<Chunk> for ByWriter {
+    fn partition<T: Clone, P: Push<Message<T, Chunk>>>(
+        &mut self,
+        container: &mut Chunk,
+        time: &T,
+        pushers: &mut [P],
+    ) {
+        // What has no header is found out where it arrives.
+        let writer = container.header().map_or(0, |header| self.0.of(header));
+        Message::push_at(container, time.clone(), &mut pushers[writer % pushers.len()]);
+    }
+
+    fn flush<T: Clone, P: Push<Message<T, Chunk>>>(&mut self, _time: &T, _pushers: &mut [P]) {}
+}
