@@ -1,20 +1,27 @@
 //! What is too large for one file is as good in several: a run goes on from it, and it is generated from, scored with and
-//! trained on from.
+//! trained on from. Which processes write the files changes nothing of them.
 //!
-//! Seen red: an index that places every tensor in the first file.
+//! Seen red: an index that places every tensor in the first file, and files that are sent to another worker than the one that
+//! writes them.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidemill::checkpoint::{
     CheckpointFiles, CheckpointWriter, FilePlan, StateFiles, checkpoint_path,
 };
-use tidemill::cluster::Abort;
+use tidemill::cluster::{Abort, ClusterSettings};
+use tidemill::job::{ResolvedRun, RunConfig, TrainOptions, train};
 use tidemill::model::{Model, ModelConfig};
 use tidemill::operators::StatePart;
 
 use crate::support::outcome::files;
-use crate::support::{Job, Workbench, assert_same};
+use crate::support::workbench::config;
+use crate::support::{Job, Outcome, Workbench, assert_same};
+
+/// The model has some ten times as many.
+const FILE_BYTES: u64 = 9_000;
 
 /// Writes the checkpoint of `step` again, in files of `file_bytes` bytes.
 fn cut(run: &Path, step: u64, file_bytes: u64) -> PathBuf {
@@ -45,7 +52,7 @@ fn a_checkpoint_in_several_files_is_as_good_as_in_one() {
     let mut expected = bench.train(Job { dir: "whole", workers: 1, set: &[] });
     let begun = ["run.steps=4", "schedule.steps=5"];
     bench.train(Job { dir: "cut", workers: 2, set: &begun });
-    let path = cut(&bench.path("cut"), 4, 9_000);
+    let path = cut(&bench.path("cut"), 4, FILE_BYTES);
     let names: Vec<_> = files(&path).into_keys().collect();
     let is_part = |name: &&String| name.starts_with("model-0") || name.starts_with("optimizer-0");
     assert!(names.iter().filter(is_part).count() > 4, "{names:?}");
@@ -77,4 +84,56 @@ fn a_checkpoint_in_several_files_is_as_good_as_in_one() {
     assert_eq!(found.checkpoints.remove(&4).unwrap().into_keys().collect::<Vec<_>>(), names);
     expected.checkpoints.remove(&4);
     assert_same(&found, &expected, "gone on with");
+}
+
+/// Trains up to `steps` in processes that are threads of this one, each with a run folder of its own, and so many workers each.
+fn train_together(bench: &Workbench, dirs: &[&str], workers: usize, steps: u64) {
+    let listeners: Vec<_> =
+        dirs.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<_> =
+        listeners.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
+    let start = |(process, listener)| {
+        let set = [
+            format!("run.dir={:?}", bench.path(dirs[process])),
+            format!("data.dataset={:?}", bench.path("data")),
+            format!("run.steps={steps}"),
+            "schedule.steps=5".to_owned(),
+        ];
+        let config = RunConfig::parse(&config(), "run.toml", &set).unwrap();
+        let mut run = ResolvedRun::new(config, workers).unwrap();
+        run.file_bytes = FILE_BYTES;
+        let mut cluster = ClusterSettings::process(workers, process, addresses.clone());
+        cluster.listener = Some(listener);
+        let options = TrainOptions { cluster, ..TrainOptions::threads(workers) };
+        std::thread::spawn(move || train(run, options).unwrap())
+    };
+    let processes: Vec<_> = listeners.into_iter().enumerate().map(start).collect();
+    for process in processes {
+        process.join().unwrap();
+    }
+}
+
+#[test]
+fn files_are_the_same_whichever_processes_write_them() {
+    let bench = Workbench::new();
+    let outcome = |dir: &str| -> Outcome { bench.outcome(dir) };
+    train_together(&bench, &["alone"], 1, 5);
+    let expected = outcome("alone");
+    assert_eq!(expected.checkpoint_steps(), [2, 4, 5]);
+    let names = expected.latest().keys();
+    assert!(names.filter(|name| name.ends_with(".safetensors")).count() > 6);
+    std::os::unix::fs::symlink("together", bench.path("link")).unwrap();
+    // One process more than there were, one that sees nothing in the middle, and one alone again.
+    for (dirs, workers, steps) in [
+        (&["together", "together"][..], 1, 2),
+        (&["together", "elsewhere", "link"], 2, 4),
+        (&["together", "link"], 3, 5),
+    ] {
+        train_together(&bench, dirs, workers, steps);
+    }
+    assert_same(&outcome("together"), &expected, "by several processes");
+    assert!(!bench.path("elsewhere").exists());
+    train_together(&bench, &["moved", "moved", "moved"], 1, 4);
+    train_together(&bench, &["moved"], 2, 5);
+    assert_same(&outcome("moved"), &expected, "begun by three, ended by one");
 }

@@ -7,6 +7,8 @@
 pub mod config;
 pub mod data;
 mod elsewhere;
+#[cfg(test)]
+mod fixtures;
 mod journal;
 mod mail;
 pub(crate) mod memory;

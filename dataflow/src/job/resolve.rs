@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tidemill_kernels::{DeviceKind, FloatEnvironment};
+use tidemill_model::hugging_face::FILE_BYTES;
 use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::cursor::Cursor;
@@ -43,6 +44,9 @@ pub struct ResolvedRun {
     pub batch: BatchPlan,
     /// Updates of the whole run.
     pub steps: u64,
+    /// Bytes of a model from which on its checkpoints are several files: [`FILE_BYTES`], unless it is said otherwise before
+    /// the run begins, in every process.
+    pub file_bytes: u64,
 }
 
 impl ResolvedRun {
@@ -113,6 +117,7 @@ impl ResolvedRun {
             document_end,
             batch,
             steps,
+            file_bytes: FILE_BYTES,
         })
     }
 
@@ -168,6 +173,7 @@ impl ResolvedRun {
         insert("data.shuffle", self.config.data.shuffle.to_string());
         insert("data.window_samples", self.config.data.window_samples.to_string());
         insert("run.steps", self.steps.to_string());
+        insert("bytes of a checkpoint's files", self.file_bytes.to_string());
         insert("checkpoint.every_steps", self.config.checkpoint.every_steps.to_string());
         if let (Some((data, samples)), Some(settings)) = (&self.evaluation, &self.config.evaluation)
         {

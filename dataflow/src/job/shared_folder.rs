@@ -77,34 +77,17 @@ pub fn agree(
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::sync::Arc;
-
     use super::*;
-    use crate::cluster::{ClusterSettings, execute};
+    use crate::job::fixtures::in_processes;
 
     /// What the workers of processes with these run folders agree on, where the first is held under `token`.
     fn agreed(run_dirs: &[PathBuf], token: Option<&str>) -> Vec<Vec<SharedFolder>> {
-        let listeners: Vec<_> =
-            run_dirs.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let addresses: Vec<_> =
-            listeners.iter().map(|it| it.local_addr().unwrap().to_string()).collect();
-        let token: Arc<Option<String>> = Arc::new(token.map(str::to_owned));
-        let processes: Vec<_> = std::iter::zip(listeners, run_dirs.to_vec())
-            .enumerate()
-            .map(|(process, (listener, run_dir))| {
-                let mut settings = ClusterSettings::process(2, process, addresses.clone());
-                settings.listener = Some(listener);
-                let token = Arc::clone(&token);
-                std::thread::spawn(move || {
-                    execute(settings, move |context| {
-                        let token = token.as_deref().filter(|_| context.index() == 0);
-                        agree(context, token, &run_dir)
-                    })
-                })
-            })
-            .collect();
-        processes.into_iter().map(|process| process.join().unwrap().unwrap()).collect()
+        let token = token.map(str::to_owned);
+        let agreed = in_processes(run_dirs, 2, move |context, run_dir| {
+            let token = token.as_deref().filter(|_| context.index() == 0);
+            agree(context, token, run_dir)
+        });
+        agreed.into_iter().map(|process| process.unwrap()).collect()
     }
 
     #[test]

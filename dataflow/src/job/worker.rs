@@ -4,7 +4,6 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
 use tidemill_kernels::{Backend, FloatEnvironment};
-use tidemill_model::hugging_face::FILE_BYTES;
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
@@ -157,7 +156,7 @@ pub(super) fn run_worker<B: Backend>(
         shared.announce(&start, context.peers(), device_changes);
         folder = Some(held);
     }
-    let files = Arc::new(FilePlan::new(layout, FILE_BYTES));
+    let files = Arc::new(FilePlan::new(layout, run.file_bytes));
     let shares = Shares::new(in_folder.processes, devices.workers().len(), &files);
     let writers = shares.writers(&files, &plan.chunks);
     let share = shares.of(context.process());

@@ -311,6 +311,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
         let to_worker = Exchange::new(|told: &Told| told.to);
         let no_path: [(usize, Antichain<u64>); 0] = [];
         let mut chunks = builder.new_input(self, writers.pact());
+        let route = writers.clone();
         let mut reports = builder.new_input(reports, Pipeline);
         let mut all_words = builder.new_input_connection(all_words, to_worker, no_path);
         for input in 0..3 {
@@ -335,6 +336,7 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
             }
             _ => {}
         }
+        let is_writer = state.is_some();
         builder.build(move |capabilities| {
             drop(capabilities);
             move |_frontiers| {
@@ -379,7 +381,16 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
                     state = None;
                 } else if state.is_none() {
                     reports.for_each(|_time, _reports| ());
-                    chunks.for_each(|_time, _chunk| ());
+                    chunks.for_each(|_time, chunk| {
+                        // What comes where nothing is written would be missing elsewhere, and waited for.
+                        if !is_writer {
+                            let destination = chunk.header().map_or(0, |it| route.of(it));
+                            abort.fail(
+                                who.clone(),
+                                CollectiveError::Misrouted { destination, worker },
+                            );
+                        }
+                    });
                     all_words.for_each(|_time, _words| ());
                 }
             }

@@ -1,14 +1,14 @@
-//! Clusters whose processes are threads of this one.
+//! What workers of one process and of several start from.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
 use std::path::PathBuf;
 
 use tidemill_model::Decay;
 
 use super::*;
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FilePlan, Wanted, state_for_tests};
-use crate::cluster::{ClusterError, ClusterSettings, execute};
+use crate::cluster::ClusterError;
+use crate::job::fixtures::in_processes;
 
 /// Five segments of several chunks each, of which no number of workers owns the same.
 fn layout() -> Layout {
@@ -61,26 +61,10 @@ fn restored(
     threads: usize,
     origin: impl Fn() -> StateOrigin + Send + Sync + 'static,
 ) -> Vec<std::result::Result<Vec<Restored>, ClusterError>> {
-    let listeners: Vec<_> =
-        run_dirs.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let addresses: Vec<_> =
-        listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
-    let origin = Arc::new(origin);
-    let processes: Vec<_> = std::iter::zip(listeners, run_dirs)
-        .enumerate()
-        .map(|(process, (listener, run_dir))| {
-            let mut settings = ClusterSettings::process(threads, process, addresses.clone());
-            settings.listener = Some(listener);
-            let (origin, run_dir) = (Arc::clone(&origin), run_dir.clone());
-            std::thread::spawn(move || {
-                execute(settings, move |context| {
-                    let origin = (context.index() == 0).then(|| (START, origin()));
-                    distribute(context, origin, &layout(), &run_dir)
-                })
-            })
-        })
-        .collect();
-    processes.into_iter().map(|process| process.join().unwrap()).collect()
+    in_processes(run_dirs, threads, move |context, run_dir| {
+        let origin = (context.index() == 0).then(|| (START, origin()));
+        distribute(context, origin, &layout(), run_dir)
+    })
 }
 
 /// The checkpoint of a run folder that is held.
