@@ -10,9 +10,9 @@
 
 use std::borrow::Cow;
 use std::io::Write;
-use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
+use tidemill_kernels::HostView;
 use timely::Accountable;
 use timely::bytes::arc::Bytes;
 use timely::communication::Push;
@@ -121,8 +121,8 @@ const WIRE_BYTES: usize = size_of::<Wire>();
 /// The elements of a chunk.
 #[derive(Clone)]
 enum Payload {
-    /// Held by this process; a clone is a pointer.
-    Owned(Arc<Vec<f32>>),
+    /// In this process's memory; a clone is a pointer.
+    Here(HostView<f32>),
     /// A view of a network slab.
     Network(Bytes),
 }
@@ -130,7 +130,7 @@ enum Payload {
 impl Payload {
     fn bytes(&self) -> usize {
         match self {
-            Self::Owned(values) => 4 * values.len(),
+            Self::Here(values) => 4 * values.len(),
             Self::Network(bytes) => bytes.len(),
         }
     }
@@ -138,18 +138,11 @@ impl Payload {
     /// The elements: borrowed wherever they are aligned, which timely's padding sees to.
     fn values(&self) -> Cow<'_, [f32]> {
         match self {
-            Self::Owned(values) => Cow::Borrowed(values),
+            Self::Here(values) => Cow::Borrowed(values),
             Self::Network(bytes) => match bytemuck::try_cast_slice(bytes) {
                 Ok(values) => Cow::Borrowed(values),
                 Err(_) => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
             },
-        }
-    }
-
-    fn into_vec(self) -> Vec<f32> {
-        match self {
-            Self::Owned(values) => Arc::unwrap_or_clone(values),
-            network @ Self::Network(_) => network.values().into_owned(),
         }
     }
 }
@@ -169,14 +162,9 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// A chunk of elements that this process holds.
-    pub fn new(header: ChunkHeader, values: Vec<f32>) -> Self {
-        Self::shared(header, Arc::new(values))
-    }
-
-    /// A chunk of elements that several chunks share: a broadcast costs one pointer a peer.
-    pub fn shared(header: ChunkHeader, values: Arc<Vec<f32>>) -> Self {
-        Self { content: Content::Full(header, Payload::Owned(values)) }
+    /// A chunk of elements in this process's memory, which several may share: a broadcast costs one pointer a peer.
+    pub fn new(header: ChunkHeader, values: impl Into<HostView<f32>>) -> Self {
+        Self { content: Content::Full(header, Payload::Here(values.into())) }
     }
 
     /// What the chunk is.
@@ -214,18 +202,6 @@ impl Chunk {
         Ok(match &self.content {
             Content::Full(_, payload) => payload.values(),
             _ => Cow::Borrowed(&[]),
-        })
-    }
-
-    /// The elements as this process's own, copied only where they are shared or in a network slab.
-    ///
-    /// # Errors
-    /// A message that is no chunk.
-    pub fn into_values(self) -> Result<Vec<f32>> {
-        self.header()?;
-        Ok(match self.content {
-            Content::Full(_, payload) => payload.into_vec(),
-            _ => Vec::new(),
         })
     }
 
@@ -389,7 +365,7 @@ mod tests {
                 assert_eq!(chunk.header(), Ok(&header));
                 assert_eq!(chunk.values().unwrap(), values);
                 assert_eq!(chunk.record_count(), 1);
-                assert_eq!(decode(encode(&chunk)).into_values().unwrap(), values);
+                assert_eq!(decode(encode(&chunk)).values().unwrap(), values);
             }
         }
     }
@@ -420,7 +396,7 @@ mod tests {
         assert!(decode(long).header().is_err());
         let malformed = decode(vec![1; 64]);
         assert_eq!(malformed.record_count(), 1, "progress counts what arrived");
-        assert!(decode(encode(&malformed)).into_values().is_err());
+        assert!(decode(encode(&malformed)).values().is_err());
     }
 
     #[test]

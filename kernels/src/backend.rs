@@ -30,7 +30,7 @@ mod selective_scan;
 pub(crate) use self::arguments::check_tree;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, MOST_TREE_TERMS,
-    NormGradient, NormInput, Output, ScanGradients, ScanInputs, TreeTerm,
+    NormGradient, NormInput, Output, ScanGradients, ScanInputs, TermValues, TreeTerm,
 };
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;

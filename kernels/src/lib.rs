@@ -39,5 +39,5 @@ pub use emulator::Emulator;
 pub use error::{KernelError, Result};
 pub use float_environment::FloatEnvironment;
 pub use gpu::{Bf16, Fp32, Gpu};
-pub use shared::Shared;
+pub use shared::{HostView, Shared};
 pub use view::{Matrix, MatrixMut, Slice, SliceMut};

@@ -5,6 +5,7 @@
 //! view to read, which keeps the memory. What lies in the host's memory is copied, as there Rust keeps readers apart from who
 //! writes.
 
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::backend::{Element, Runtime};
@@ -30,6 +31,11 @@ impl<B: Runtime, T: Element> Shared<B, T> {
         Self { buffer, start, elements }
     }
 
+    /// The buffer, and the range of it.
+    pub(crate) fn place(&self) -> (&Arc<B::Buffer<T>>, Range<usize>) {
+        (&self.buffer, self.start..self.start + self.elements)
+    }
+
     /// The number of elements.
     pub fn elements(&self) -> usize {
         self.elements
@@ -49,5 +55,95 @@ impl<B: Runtime, T: Element> Shared<B, T> {
     /// A range that leaves it.
     pub fn slice(&self, start: usize, elements: usize) -> Result<Slice<'_, B, T>> {
         self.all()?.sub(start, elements)
+    }
+}
+
+/// Elements in the host's memory that several read. The memory stays as long as any of its names.
+pub struct HostView<T> {
+    values: Arc<dyn AsRef<[T]> + Send + Sync>,
+    range: Range<usize>,
+}
+
+impl<T> Clone for HostView<T> {
+    fn clone(&self) -> Self {
+        Self { values: Arc::clone(&self.values), range: self.range.clone() }
+    }
+}
+
+impl<T: Element> From<Vec<T>> for HostView<T> {
+    fn from(values: Vec<T>) -> Self {
+        Arc::new(values).into()
+    }
+}
+
+impl<T: Element> From<Arc<Vec<T>>> for HostView<T> {
+    fn from(values: Arc<Vec<T>>) -> Self {
+        let range = 0..values.len();
+        Self { values, range }
+    }
+}
+
+impl<T: Element> HostView<T> {
+    /// Elements `range` of `values`, which has as many.
+    pub(crate) fn new(values: Arc<dyn AsRef<[T]> + Send + Sync>, range: Range<usize>) -> Self {
+        Self { values, range }
+    }
+
+    /// Elements `range`, counted inside the view.
+    ///
+    /// # Panics
+    /// A range that leaves the view.
+    #[must_use]
+    pub fn sub(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.range.len(), "{range:?}");
+        let start = self.range.start;
+        Self { values: Arc::clone(&self.values), range: start + range.start..start + range.end }
+    }
+}
+
+impl<T> Deref for HostView<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &(*self.values).as_ref()[self.range.clone()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::{Cpu, SliceMut};
+
+    /// Memory of a copy is used again when nobody reads it, and never before.
+    #[test]
+    fn what_the_host_shares_is_a_copy_whose_memory_is_used_again() {
+        let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
+        let mut stream = cpu.device_stream().unwrap();
+        let mut buffer = cpu.allocate::<f32>(&mut stream, 8).unwrap();
+        let mut shared = Vec::new();
+        for value in [1.0, 2.0] {
+            cpu.write(&mut stream, SliceMut::all(&mut buffer), &[value; 8]).unwrap();
+            let from = Slice::new(&buffer, 2, 5).unwrap();
+            shared.push(cpu.share(&mut stream, from).unwrap());
+        }
+        let views: Vec<_> = shared.iter().map(|shared| Cpu::host_view(shared).unwrap()).collect();
+        assert_eq!((&*views[0], &*views[1]), (&[1.0; 5][..], &[2.0; 5][..]));
+        assert_eq!(views[1].sub(1..4).sub(2..3).len(), 1);
+        let place = views[0].as_ptr();
+        drop(shared);
+        let again = |stream: &mut _, elements| {
+            cpu.share(stream, Slice::new(&buffer, 0, elements).unwrap()).unwrap()
+        };
+        let other = again(&mut stream, 5);
+        assert!(Cpu::host_view(&other).unwrap().as_ptr() != place, "it is still read");
+        drop(views);
+        let small = Cpu::host_view(&again(&mut stream, 2)).unwrap().as_ptr();
+        assert!(small != place, "not for what is much smaller");
+        let again = again(&mut stream, 4);
+        assert_eq!(Cpu::host_view(&again).unwrap().as_ptr(), place);
+        assert_eq!(again.elements(), 4);
+        assert!(again.slice(3, 2).is_err());
     }
 }

@@ -75,7 +75,11 @@ struct Rank {
     end: Box<dyn Communicator<Cpu>>,
     cpu: Cpu,
     stream: <Cpu as Runtime>::DeviceStream,
+    /// Of the thread that posts.
+    posts: <Cpu as Runtime>::DeviceStream,
+    /// What is summed.
     arena: <Cpu as Runtime>::Buffer<f32>,
+    /// What is summed and gathered.
     owned: <Cpu as Runtime>::Buffer<f32>,
 }
 
@@ -83,9 +87,10 @@ impl Rank {
     fn new(end: Box<dyn Communicator<Cpu>>, elements: usize) -> Self {
         let cpu = cpu();
         let mut stream = cpu.device_stream().unwrap();
+        let posts = cpu.device_stream().unwrap();
         let arena = cpu.allocate(&mut stream, elements).unwrap();
         let owned = cpu.allocate(&mut stream, elements).unwrap();
-        Self { end, cpu, stream, arena, owned }
+        Self { end, cpu, stream, posts, arena, owned }
     }
 
     /// The buckets: where they are, and who owns what of them.
@@ -102,36 +107,39 @@ impl Rank {
         let buckets = self.buckets();
         let (rank, ranks, step) = (self.end.rank(), self.end.ranks(), round as u64);
         self.arena.fill((rank + round) as f32);
-        let Self { end, cpu, stream, arena, owned, .. } = self;
+        let Self { end, cpu, stream, posts, arena, owned } = self;
         let start = Instant::now();
         let (post, node) = (end.post(), Node::leaf(rank as u32));
-        for (index, (range, _)) in buckets.iter().enumerate() {
-            let (key, uses) = ((step, index as u32), std::slice::from_ref(range));
-            post.sums(cpu, stream, key, &[(node, arena)], uses)?;
-        }
-        let mut at = 0;
-        for (index, (_, cut)) in buckets.iter().enumerate() {
-            let elements = cut.of_rank(rank).len();
-            let out = SliceMut::new(owned, at, elements)?;
-            end.reduce_scatter(cpu, stream, (step, index as u32), cut, out)?;
-            at += elements;
-        }
-        let mut at = 0;
+        // As in training, where another thread computes and tells what is summed.
+        std::thread::scope(|scope| {
+            let (sums, cpu_there, buckets) = (&*arena, &*cpu, &buckets);
+            let posting = scope.spawn(move || {
+                for (index, (range, _)) in buckets.iter().enumerate() {
+                    let (key, uses) = ((step, index as u32), std::slice::from_ref(range));
+                    post.sums(cpu_there, posts, key, &[(node, sums)], uses)?;
+                }
+                Ok::<(), CommunicatorError>(())
+            });
+            for (index, (range, cut)) in buckets.iter().enumerate() {
+                let own = cut.of_rank(rank);
+                let out = SliceMut::new(owned, range.start + own.start, own.len())?;
+                end.reduce_scatter(cpu, stream, (step, index as u32), cut, out)?;
+            }
+            posting.join().expect("the thread does not panic")
+        })?;
+        // Owners update what is theirs where all is gathered.
         for (index, (range, cut)) in buckets.iter().enumerate() {
             let own = cut.of_rank(rank);
-            let values = Slice::new(owned, at, own.len())?;
-            let here = SliceMut::new(arena, range.start + own.start, own.len())?;
-            cpu.copy(stream, here, values)?;
+            let values = Slice::new(owned, range.start + own.start, own.len())?;
             end.updated(cpu, stream, (step, index as u32), cut, values)?;
-            at += own.len();
         }
         for (index, (range, cut)) in buckets.iter().enumerate() {
-            let out = SliceMut::new(arena, range.start, range.len())?;
+            let out = SliceMut::new(owned, range.start, range.len())?;
             end.gather(cpu, stream, (step, index as u32), cut, out)?;
         }
         let seconds = start.elapsed().as_secs_f64();
         let expected = (0..ranks).map(|rank| (rank + round) as f32).sum::<f32>();
-        assert!(self.arena.iter().all(|&value| value == expected), "a wrong sum");
+        assert!(self.owned.iter().all(|&value| value == expected), "a wrong sum");
         Ok(seconds)
     }
 }

@@ -1,6 +1,6 @@
 //! Sums of any number of terms along the canonical tree.
 
-use tidemill_kernels::backend::{MOST_TREE_TERMS, TreeTerm};
+use tidemill_kernels::backend::{MOST_TREE_TERMS, TermValues, TreeTerm};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::Result;
@@ -8,7 +8,7 @@ use crate::error::CollectiveError;
 use crate::tree::{Node, Tree};
 
 /// The sum over the lanes of a node.
-pub(super) type Term<'a, B> = (Node, Slice<'a, B, f32>);
+pub(super) type Term<'a, B> = (Node, TermValues<'a, B>);
 
 /// Where the sum of a right half waits for the left one.
 struct Room<B: Backend> {
@@ -62,7 +62,7 @@ impl<B: Backend> AlongTree<B> {
             let terms: Vec<_> = terms
                 .iter()
                 .zip(joins)
-                .map(|(&(_, values), &joins)| TreeTerm { values: Some(values), joins })
+                .map(|(&(_, values), &joins)| TreeTerm { values, joins })
                 .collect();
             return Ok(backend.tree_sum(stream, out, &terms)?);
         }
@@ -92,8 +92,8 @@ impl<B: Backend> AlongTree<B> {
         let lower = Node { hi: middle, ..node };
         self.sum_from(backend, stream, lower, (left, left_joins), out.reborrow(), depth + 1)?;
         let both = [
-            TreeTerm { values: None, joins: 0 },
-            TreeTerm { values: Some(Slice::new(&sum, 0, elements)?), joins: 1 },
+            TreeTerm { values: TermValues::Out, joins: 0 },
+            TreeTerm { values: TermValues::Buffer(Slice::new(&sum, 0, elements)?), joins: 1 },
         ];
         backend.tree_sum(stream, out, &both)?;
         let used = backend.record(stream)?;
@@ -153,8 +153,11 @@ mod tests {
                     cpu.write(&mut stream, SliceMut::all(&mut buffer), &values).unwrap();
                     buffers.push(buffer);
                 }
-                let terms: Vec<_> =
-                    nodes.iter().copied().zip(buffers.iter().map(Slice::all)).collect();
+                let terms: Vec<_> = nodes
+                    .iter()
+                    .zip(&buffers)
+                    .map(|(&node, buffer)| (node, TermValues::Buffer(Slice::all(buffer))))
+                    .collect();
                 let mut out = cpu.allocate::<f32>(&mut stream, elements).unwrap();
                 out.fill(f32::NAN);
                 let all = SliceMut::all(&mut out);
@@ -167,7 +170,7 @@ mod tests {
         let value = cpu.allocate::<f32>(&mut stream, 1).unwrap();
         let mut out = cpu.allocate::<f32>(&mut stream, 1).unwrap();
         for (node, lanes) in [(Node { lo: 4, hi: 8 }, 3), (Node { lo: 4, hi: 8 }, 4)] {
-            let terms = [(Node::leaf(lanes), Slice::all(&value))];
+            let terms = [(Node::leaf(lanes), TermValues::Buffer(Slice::all(&value)))];
             let all = SliceMut::all(&mut out);
             assert!(sums.sum(&cpu, &mut stream, node, &terms, all).is_err(), "{node}, {lanes}");
         }

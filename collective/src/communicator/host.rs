@@ -6,9 +6,9 @@
 //! of: the worker whose place in its group is the same.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
+use tidemill_kernels::backend::TermValues;
+use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, Sums, What, members};
@@ -121,32 +121,20 @@ impl<B: Backend> Host<B> {
         sent.then_some(()).ok_or(CommunicatorError::Closed)
     }
 
-    /// What leaves of `values`, for each of `destinations`.
+    /// Sends `values` to each of `destinations`, in pieces.
     fn send_values(
         &self,
-        (backend, stream): (&B, &mut B::DeviceStream),
-        values: Slice<'_, B, f32>,
+        values: &HostView<f32>,
         header: ChunkHeader,
         destinations: &[usize],
     ) -> Result<()> {
-        let elements = values.elements();
-        // Waiting for a device takes longer than copying a piece: there all is read at once.
-        let read = match backend.memory() {
-            MemoryPlace::Host => None,
-            MemoryPlace::Device => Some(backend.to_vec(stream, values)?),
-        };
         let mut chunks = Vec::with_capacity(CHUNKS_PER_MESSAGE);
-        for (piece, start) in (0..elements).step_by(CHUNK_ELEMENTS).enumerate() {
-            let end = elements.min(start + CHUNK_ELEMENTS);
-            let piece_values = match &read {
-                Some(read) => read[start..end].to_vec(),
-                None => backend.to_vec(stream, values.sub(start, end - start)?)?,
-            };
-            let piece_values = Arc::new(piece_values);
+        for (piece, start) in (0..values.len()).step_by(CHUNK_ELEMENTS).enumerate() {
+            let values = values.sub(start..values.len().min(start + CHUNK_ELEMENTS));
             for &destination in destinations {
-                let header =
-                    ChunkHeader { destination: destination as u32, chunk: piece as u32, ..header };
-                chunks.push(Chunk::shared(header, Arc::clone(&piece_values)));
+                let (destination, chunk) = (destination as u32, piece as u32);
+                let header = ChunkHeader { destination, chunk, ..header };
+                chunks.push(Chunk::new(header, values.clone()));
             }
             if chunks.len() >= CHUNKS_PER_MESSAGE {
                 self.send(std::mem::take(&mut chunks))?;
@@ -184,19 +172,16 @@ impl<B: Backend> Host<B> {
                 }
                 for index in 0..uses {
                     let values = match (&parts[..], &leaving) {
-                        ([part], _) if part.node == node => {
-                            part.uses[index].slice(own.start, own.len())?
+                        ([part], _) => on_host((backend, stream), &part.uses[index], own.clone())?,
+                        (_, Some(room)) => {
+                            let sum = Slice::new(room, index * own.len(), own.len())?;
+                            let sum = backend.share(stream, sum)?;
+                            on_host((backend, stream), &sum, 0..own.len())?
                         }
-                        (_, Some(room)) => Slice::new(room, index * own.len(), own.len())?,
-                        _ => {
-                            return Err(
-                                CollectiveError::MissingLanes { lo: node.lo, hi: node.hi }.into()
-                            );
-                        }
+                        (_, None) => return Err(CommunicatorError::Closed),
                     };
                     let part = Part::Gradient { bucket, use_index: index as u16 };
-                    let header = self.header(part, node, step);
-                    self.send_values((backend, stream), values, header, &[owner])?;
+                    self.send_values(&values, self.header(part, node, step), &[owner])?;
                 }
             }
         }
@@ -208,13 +193,13 @@ impl<B: Backend> Host<B> {
         ChunkHeader { destination: 0, source: self.rank as u32, part, chunk: 0, node, step }
     }
 
-    /// Takes the pieces of `expected` as they come: each whole once. `place` says to which of these a chunk belongs.
+    /// Takes the pieces of `expected` as they come, each once: which of these it is of, where it begins in it, and its elements.
     fn receive(
         &mut self,
         key: Key,
         what: What,
         expected: &[Expected],
-        mut write: impl FnMut(usize, &[f32]) -> Result<()>,
+        mut write: impl FnMut(usize, usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let pieces = |expected: &Expected| expected.elements.div_ceil(CHUNK_ELEMENTS);
         let mut missing: Vec<Vec<bool>> =
@@ -247,10 +232,22 @@ impl<B: Backend> Host<B> {
                 Some(false) => return Err(wrong("twice")),
                 _ => return Err(wrong("of another length")),
             }
-            write(expected[index].start + start, &chunk.values()?)?;
+            write(index, start, &chunk.values()?)?;
             left -= 1;
         }
         Ok(())
+    }
+}
+
+/// Elements `range` of what is shared, where the host reads them.
+fn on_host<B: Backend>(
+    (backend, stream): (&B, &mut B::DeviceStream),
+    shared: &Shared<B, f32>,
+    range: Range<usize>,
+) -> Result<HostView<f32>> {
+    match B::host_view(shared) {
+        Some(values) => Ok(values.sub(range)),
+        None => Ok(backend.to_vec(stream, shared.slice(range.start, range.len())?)?.into()),
     }
 }
 
@@ -315,6 +312,12 @@ impl<B: Backend> Communicator<B> for Host<B> {
             return Ok(());
         }
         let uses = sums.first().map_or(0, |sums| sums.uses.len());
+        if self.groups.len() == 1 {
+            let (root, along_tree) = (self.tree.root(), &mut self.along_tree);
+            sum_uses(along_tree, (backend, stream), root, &sums, &own, out)?;
+            self.read.keep_sums(backend, bucket, told);
+            return Ok(());
+        }
         let mut expected = Vec::new();
         for group in self.others() {
             let source = self.counterpart(group, self.member());
@@ -327,24 +330,45 @@ impl<B: Backend> Communicator<B> for Host<B> {
             }
         }
         self.traffic.came(expected.len() * own.len());
+        // By use and piece: how many of its terms have come.
+        let of_use = expected.len() / uses.max(1);
+        let mut arrived = vec![vec![0; own.len().div_ceil(CHUNK_ELEMENTS)]; uses];
+        // A chunk is used when it comes, so that its sender gets credit back: where others are missing, it is copied.
+        let is_read_in_place = of_use == 1 && backend.memory() == MemoryPlace::Host;
+        let elements = if is_read_in_place { 0 } else { expected.len() * own.len() };
         let mut received = self.received.take();
-        let into = room(&mut received, (backend, stream), expected.len() * own.len())?;
-        self.receive(key, What::Sums, &expected, |start, values| {
-            Ok(backend.write(stream, SliceMut::new(into, start, values.len())?, values)?)
-        })?;
-        for index in 0..uses {
-            let mut terms = Vec::new();
-            for sums in &sums {
-                terms.push((sums.node, sums.uses[index].slice(own.start, own.len())?));
+        let into = room(&mut received, (backend, stream), elements)?;
+        let root = self.tree.root();
+        let mut along_tree = std::mem::replace(&mut self.along_tree, AlongTree::new());
+        self.receive(key, What::Sums, &expected, |place, start, values| {
+            let (index, elements) = (place % uses, values.len());
+            if !is_read_in_place {
+                let at = expected[place].start + start;
+                backend.write(stream, SliceMut::new(into, at, elements)?, values)?;
             }
-            let part = Part::Gradient { bucket, use_index: index as u16 };
-            for from in expected.iter().filter(|expected| expected.part == part) {
-                terms.push((from.node, Slice::new(into, from.start, own.len())?));
+            let arrived = &mut arrived[index][start / CHUNK_ELEMENTS];
+            *arrived += 1;
+            if *arrived < of_use {
+                return Ok(());
+            }
+            // At once, while its terms are in the cache.
+            let mut terms = Vec::with_capacity(sums.len() + of_use);
+            for sums in &sums {
+                let values = sums.uses[index].slice(own.start + start, elements)?;
+                terms.push((sums.node, TermValues::Buffer(values)));
+            }
+            for from in expected.iter().skip(index).step_by(uses) {
+                let values = match is_read_in_place {
+                    true => TermValues::Host(values),
+                    false => TermValues::Buffer(Slice::new(into, from.start + start, elements)?),
+                };
+                terms.push((from.node, values));
             }
             terms.sort_by_key(|(node, _)| *node);
-            let out = out.reborrow().sub(index * own.len(), own.len())?;
-            self.along_tree.sum(backend, stream, self.tree.root(), &terms, out)?;
-        }
+            let out = out.reborrow().sub(index * own.len() + start, elements)?;
+            along_tree.sum(backend, stream, root, &terms, out)
+        })?;
+        self.along_tree = along_tree;
         self.received = received;
         self.read.keep_sums(backend, bucket, told);
         Ok(())
@@ -358,11 +382,17 @@ impl<B: Backend> Communicator<B> for Host<B> {
         _cut: &Cut,
         values: Slice<'_, B, f32>,
     ) -> Result<()> {
-        self.post.updated(backend, stream, Key { step, bucket }, values)?;
+        let elements = values.elements();
+        let values = backend.share(stream, values)?;
+        self.post.updated(backend, stream, Key { step, bucket }, &values)?;
+        if elements == 0 || self.groups.len() == 1 {
+            return Ok(());
+        }
+        let values = on_host((backend, stream), &values, 0..elements)?;
         let to: Vec<_> =
             self.others().map(|group| self.counterpart(group, self.member())).collect();
         let header = self.header(Part::Update { bucket }, self.tree.root(), step);
-        self.send_values((backend, stream), values, header, &to)
+        self.send_values(&values, header, &to)
     }
 
     fn gather(
@@ -402,8 +432,9 @@ impl<B: Backend> Communicator<B> for Host<B> {
             Expected { source, part, node, elements: end - start, start }
         });
         let expected: Vec<_> = expected.collect();
-        self.receive(key, What::Update, &expected, |start, values| {
-            Ok(backend.write(stream, out.reborrow().sub(start, values.len())?, values)?)
+        self.receive(key, What::Update, &expected, |index, start, values| {
+            let at = expected[index].start + start;
+            Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
         })?;
         self.read.keep_updates(backend, bucket, told);
         Ok(())

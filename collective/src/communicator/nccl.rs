@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
 use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 
@@ -150,11 +151,12 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         for index in (0..uses).filter(|_| !own.is_empty()) {
             let mut terms = Vec::with_capacity(self.tree.lanes());
             for part in parts {
-                terms.push((part.node, part.uses[index].slice(own.start, own.len())?));
+                let values = part.uses[index].slice(own.start, own.len())?;
+                terms.push((part.node, TermValues::Buffer(values)));
             }
             for place in places.iter().filter(|place| place.index == index) {
                 let from = Slice::new(&*received, place.range.start, place.range.len())?;
-                terms.push((place.node, from));
+                terms.push((place.node, TermValues::Buffer(from)));
             }
             terms.sort_by_key(|(node, _)| *node);
             let out = out.reborrow().sub(index * own.len(), own.len())?;

@@ -143,9 +143,8 @@ impl<B: Backend> Post<B> {
         backend: &B,
         stream: &mut B::DeviceStream,
         key: Key,
-        values: Slice<'_, B, f32>,
+        values: &Shared<B, f32>,
     ) -> Result<()> {
-        let values = backend.share(stream, values)?;
         let (member, ready) = (self.member, backend.record(stream)?);
         self.tell(|| Message::Updated { member, key, values: values.clone(), ready: ready.clone() })
     }

@@ -5,9 +5,10 @@
 
 use std::ops::Range;
 
+use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::{Backend, PeerAccess, Slice, SliceMut};
 
-use super::along_tree::AlongTree;
+use super::along_tree::{AlongTree, Term};
 use super::post::{Inbox, Key, Post, Read, Sums, members};
 use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic};
 use crate::tree::{Node, Tree};
@@ -71,9 +72,10 @@ pub(super) fn sum_uses<B: Backend>(
 ) -> Result<()> {
     let uses = nodes.first().map_or(0, |first| first.uses.len());
     for index in 0..uses {
-        let mut terms: Vec<(Node, Slice<'_, B, f32>)> = Vec::with_capacity(nodes.len());
+        let mut terms: Vec<Term<'_, B>> = Vec::with_capacity(nodes.len());
         for sums in nodes {
-            terms.push((sums.node, sums.uses[index].slice(own.start, own.len())?));
+            let values = sums.uses[index].slice(own.start, own.len())?;
+            terms.push((sums.node, TermValues::Buffer(values)));
         }
         let out = out.reborrow().sub(index * own.len(), own.len())?;
         along_tree.sum(backend, stream, node, &terms, out)?;
@@ -138,7 +140,8 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         _cut: &Cut,
         values: Slice<'_, B, f32>,
     ) -> Result<()> {
-        self.post.updated(backend, stream, key.into(), values)
+        let values = backend.share(stream, values)?;
+        self.post.updated(backend, stream, key.into(), &values)
     }
 
     fn gather(

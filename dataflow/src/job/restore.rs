@@ -353,7 +353,7 @@ pub fn distribute(
                 });
                 for process in to {
                     let header = header(first_of(*process) as u32);
-                    values.send_batch(&mut Chunk::shared(header, Arc::clone(&chunk)));
+                    values.send_batch(&mut Chunk::new(header, Arc::clone(&chunk)));
                 }
                 progress::moved();
                 sent += 1;

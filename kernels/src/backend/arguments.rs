@@ -31,17 +31,33 @@ pub const MOST_TREE_TERMS: usize = 32;
 /// Terms come in the order of the tree's leaves. Each is put on a stack of sums; then the two sums on top are added, the lower
 /// plus the upper, as often as `joins` says. In the end one sum is left.
 pub struct TreeTerm<'a, B: Runtime> {
-    /// The elements, of this device or of a peer that it [reaches](Runtime::reach); none for those that `out` holds before the
-    /// call.
-    pub values: Option<Slice<'a, B, f32>>,
+    /// The elements.
+    pub values: TermValues<'a, B>,
     /// The number of additions that follow.
     pub joins: usize,
 }
 
+/// Where the elements of a [`TreeTerm`] are.
+pub enum TermValues<'a, B: Runtime> {
+    /// Where the sum goes: what `out` holds before the call.
+    Out,
+    /// In memory of this device or of a peer that it [reaches](Runtime::reach).
+    Buffer(Slice<'a, B, f32>),
+    /// In the host's memory, where buffers lie there too: elsewhere an error.
+    Host(&'a [f32]),
+}
+
+impl<B: Runtime> Clone for TermValues<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Runtime> Copy for TermValues<'_, B> {}
+
 /// Asks terms to be those of one tree; answers how many sums wait at most.
 pub(crate) fn check_tree<B: Runtime>(terms: &[TreeTerm<'_, B>]) -> Result<usize> {
     const KERNEL: &str = "tree_sum";
-    let in_place = terms.iter().filter(|term| term.values.is_none()).count();
+    let in_place = terms.iter().filter(|term| matches!(term.values, TermValues::Out)).count();
     if in_place > 1 {
         return Err(KernelError::shape(KERNEL, "terms that out holds", "at most 1", in_place));
     }

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use crate::error::{KernelError, Result};
 use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
-use crate::shared::Shared;
+use crate::shared::{HostView, Shared};
 use crate::view::{Slice, SliceMut};
 
 /// Where the buffers of a backend lie.
@@ -212,6 +212,12 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         stream: &mut Self::DeviceStream,
         from: Slice<'_, Self, T>,
     ) -> Result<Shared<Self, T>>;
+
+    /// What is shared as the host reads it where it is; `None` in a memory of the device's own.
+    fn host_view<T: Element>(shared: &Shared<Self, T>) -> Option<HostView<T>> {
+        let _ = shared;
+        None
+    }
 
     /// Begins to join a group of devices of several processes as a rank of it; [`exchange`](Self::exchange) waits until all
     /// have joined.

@@ -110,6 +110,12 @@ impl<T: Element> DerefMut for Buffer<T> {
     }
 }
 
+impl<T: Element> AsRef<[T]> for Buffer<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
         match Self::layout(self.elements) {

@@ -5,8 +5,8 @@ use super::device_stream::ComputeThreads;
 use super::dispatch::Dispatch;
 use super::elementwise::AddAssign;
 use super::rows::{elements_mut, exactly};
-use crate::backend::{TreeTerm, check_tree};
-use crate::error::Result;
+use crate::backend::{TermValues, TreeTerm, check_tree};
+use crate::error::{KernelError, Result};
 use crate::view::SliceMut;
 
 /// What a thread takes at a time: the sums that wait stay in the nearest caches.
@@ -26,8 +26,15 @@ pub(crate) fn tree_sum(
     let out = elements_mut(out);
     let mut leaves: Vec<Leaf<'_>> = Vec::with_capacity(terms.len());
     for term in terms {
-        let values = term.values.map(|values| exactly("tree_sum", "term", values, out.len()));
-        leaves.push((values.transpose()?, term.joins));
+        let values = match term.values {
+            TermValues::Out => None,
+            TermValues::Buffer(values) => Some(exactly("tree_sum", "term", values, out.len())?),
+            TermValues::Host(values) if values.len() == out.len() => Some(values),
+            TermValues::Host(values) => {
+                return Err(KernelError::shape("tree_sum", "term", out.len(), values.len()));
+            }
+        };
+        leaves.push((values, term.joins));
     }
     let share = threads.share(out.len().div_ceil(PIECE)) * PIECE;
     threads.for_each(out.chunks_mut(share).enumerate(), |(part, out)| {

@@ -1,6 +1,7 @@
 //! Sums along a tree.
 
-use tidemill_kernels::backend::TreeTerm;
+use tidemill_kernels::MemoryPlace;
+use tidemill_kernels::backend::{TermValues, TreeTerm};
 use tidemill_kernels::reference::gradient_sums;
 use tidemill_kernels::{Backend, Slice};
 
@@ -54,6 +55,7 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
+    let on_host = backend.memory() == MemoryPlace::Host;
     for (case, joins) in trees().iter().enumerate() {
         let terms = joins.len();
         let largest = if terms > 8 { SIZES.len() - 1 } else { SIZES.len() };
@@ -78,7 +80,13 @@ pub fn agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
                 };
                 let mut terms = Vec::new();
                 for (at, (placed, &joins)) in placed.iter().zip(joins).enumerate() {
-                    let values = (in_place != Some(at)).then(|| placed.slice());
+                    // Every third comes from the host's memory, where buffers lie there.
+                    let is_on_host = on_host && at % 3 == 2;
+                    let values = match in_place {
+                        Some(place) if place == at => TermValues::Out,
+                        _ if is_on_host => TermValues::Host(&values[at]),
+                        _ => TermValues::Buffer(placed.slice()),
+                    };
                     terms.push(TreeTerm { values, joins });
                 }
                 backend.tree_sum(&mut device.stream, out.slice_mut(), &terms).expect(&label);
@@ -110,10 +118,26 @@ pub fn wrong_trees_are_refused<B: Backend>(arm: &Arm<B>) {
     ] {
         let terms: Vec<TreeTerm<'_, B>> = terms
             .into_iter()
-            .map(|(values, joins)| TreeTerm { values: values.map(Slice::all), joins })
+            .map(|(values, joins)| {
+                let values = values.map_or(TermValues::Out, |v| TermValues::Buffer(Slice::all(v)));
+                TreeTerm { values, joins }
+            })
             .collect();
         let out = tidemill_kernels::SliceMut::all(&mut out);
         assert_shape_error(what, backend.tree_sum(&mut device.stream, out, &terms));
+    }
+    // Memory of the host is read where it is, or refused; and never beyond its end.
+    for (elements, is_right) in [(5, backend.memory() == MemoryPlace::Host), (4, false)] {
+        let (host, values) = ([0.0; 5], TermValues::Buffer(Slice::all(&five)));
+        let host = TreeTerm { values: TermValues::Host(&host[..elements]), joins: 1 };
+        let terms = [TreeTerm { values, joins: 0 }, host];
+        let mut other = device.upload(&[7.0_f32; 5]);
+        let out = tidemill_kernels::SliceMut::all(&mut other);
+        let summed = backend.tree_sum(&mut device.stream, out, &terms);
+        match is_right {
+            true => summed.expect("the host's memory is this device's"),
+            false => assert_shape_error("memory of the host", summed),
+        }
     }
     assert_eq!(device.download(&out), [7.0; 5]);
 }

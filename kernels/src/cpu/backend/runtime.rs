@@ -1,12 +1,13 @@
 //! [`Runtime`] for [`Cpu`]: host memory, and calls that end when their work is done.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use crate::backend::{DeviceKind, Element, MemoryPlace, NUMERICS_VERSION, PeerAccess, Runtime};
 use crate::cpu::rows::{elements, elements_mut, exactly, exactly_mut};
 use crate::cpu::{Buffer, Cpu, DeviceStream, Event, InstructionSet, MATRIX_LIBRARY};
 use crate::error::Result;
-use crate::shared::Shared;
+use crate::shared::{HostView, Shared};
 use crate::view::{Slice, SliceMut};
 
 impl Runtime for Cpu {
@@ -144,6 +145,12 @@ impl Runtime for Cpu {
     ) -> Result<Shared<Self, T>> {
         let from = elements(from);
         Ok(Shared::new(stream.copy_of(from)?, 0, from.len()))
+    }
+
+    fn host_view<T: Element>(shared: &Shared<Self, T>) -> Option<HostView<T>> {
+        let (buffer, range) = shared.place();
+        let values: Arc<dyn AsRef<[T]> + Send + Sync> = Arc::clone(buffer) as _;
+        Some(HostView::new(values, range))
     }
 
     fn copy<T: Element>(

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::exactly;
 use super::sizes::{Access, WIDE_BYTES, blocks};
-use crate::backend::{MOST_TREE_TERMS, TreeTerm, check_tree};
+use crate::backend::{MOST_TREE_TERMS, TermValues, TreeTerm, check_tree};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -66,17 +66,24 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let mut addresses = [out.address(); TERMS];
         let mut joins = [0; TERMS];
         for ((address, join), term) in addresses.iter_mut().zip(&mut joins).zip(terms) {
-            if let Some(values) = &term.values {
-                exactly(KERNEL, "term", values, out.elements)?;
-                *address = values.address();
+            match &term.values {
+                TermValues::Out => {}
+                TermValues::Buffer(values) => {
+                    exactly(KERNEL, "term", values, out.elements)?;
+                    *address = values.address();
+                }
+                TermValues::Host(_) => {
+                    let expected = "in the memory of a device";
+                    return Err(KernelError::shape(KERNEL, "term", expected, "the host's"));
+                }
             }
             // A tree has fewer joins than terms.
             *join = term.joins as u8;
         }
         if terms.len() == 1 {
-            return match &terms[0].values {
-                None => Ok(()),
-                Some(values) => crate::Runtime::copy(self, stream, out, *values),
+            return match terms[0].values {
+                TermValues::Buffer(values) => crate::Runtime::copy(self, stream, out, values),
+                _ => Ok(()),
             };
         }
         let arguments = TreeSum {

@@ -194,17 +194,23 @@ impl<B: Backend> Rank<B> {
         let nodes = plan.values.nodes(end.rank()).iter();
         let nodes: Vec<_> = nodes.map(|&node| (node, &*arena)).collect();
         let post = end.post();
-        for (bucket, Bucket { range, .. }) in buckets.iter().enumerate() {
-            let (key, uses) = ((*round, bucket as u32), std::slice::from_ref(range));
-            post.sums(backend, compute, key, &nodes, uses)?;
-        }
-        let turns = streams.len();
-        for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
-            let out = SliceMut::new(owned, *start, own.len())?;
-            let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
-            end.reduce_scatter(backend, stream, key, cut, out)?;
-        }
-        Ok(())
+        // As in training, where a device thread does so while others are summed.
+        std::thread::scope(|scope| {
+            let posting = scope.spawn(|| {
+                let post_one = |(bucket, Bucket { range, .. }): (usize, &Bucket)| {
+                    let (key, uses) = ((*round, bucket as u32), std::slice::from_ref(range));
+                    post.sums(backend, compute, key, &nodes, uses)
+                };
+                buckets.iter().enumerate().try_for_each(post_one)
+            });
+            let turns = streams.len();
+            for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
+                let out = SliceMut::new(owned, *start, own.len())?;
+                let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
+                end.reduce_scatter(backend, stream, key, cut, out)?;
+            }
+            posting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     fn gather(&mut self) -> Result<(), CommunicatorError> {
