@@ -6,7 +6,8 @@
 //!
 //! The model is the smallest that learns something: a table of scores for each pair of neighbouring tokens (a bigram
 //! model). It shows what the weights' being the same to the bit asks of a model: losses that depend on one sample
-//! alone, and gradients formed grain by grain.
+//! alone, and gradients formed grain by grain. And it shows how a model gets its parameters: block by block, each lent for as
+//! long as the block runs.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
@@ -16,12 +17,12 @@ use anyhow::{Result, ensure};
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::device::Communicators;
-use tidemill::kernels::Cpu;
+use tidemill::kernels::{Cpu, Runtime};
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
-    Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
-    Parameters, Trainable,
+    Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
+    ModelError, ParameterSource, Reading, Trainable,
 };
 use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
 use tidemill::streaming_data::Sample;
@@ -43,7 +44,9 @@ impl Bigram {
     fn new(vocab_size: usize) -> Self {
         let mut layout = Layout::new();
         let segment = layout.segment("scores");
-        layout.tensor("score", &[vocab_size, vocab_size], Decay::Exempt, 1);
+        let score = layout.tensor("score", &[vocab_size, vocab_size], Decay::Exempt, 1);
+        // So that no copy in another precision is made for this model where parameters are sharded.
+        layout.set_reading(score, Reading::Fp32);
         layout.block("scores", &[segment]);
         Self { layout, vocab_size }
     }
@@ -86,12 +89,17 @@ impl Bigram {
         Ok(losses)
     }
 
+    /// The parameters of the only block. A model of several enters them in order, forward and then backward, and leases of
+    /// each what it uses.
     fn scores(
         &self,
         device: &mut Device<'_, Cpu>,
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
+        direction: Direction,
     ) -> Result<Vec<f32>, ModelError> {
-        parameters.to_host(device)
+        parameters.enter(device, 0, direction)?;
+        let scores = parameters.lease(0)?.vector(&(0..self.vocab_size * self.vocab_size))?;
+        Ok(device.backend.to_vec(device.stream, scores)?)
     }
 }
 
@@ -123,21 +131,21 @@ impl Trainable<Cpu> for Bigram {
         &self,
         device: &mut Device<'_, Cpu>,
         _workspace: &mut (),
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        self.run(&self.scores(device, parameters)?, microbatch, |_| ())
+        self.run(&self.scores(device, parameters, Direction::Forward)?, microbatch, |_| ())
     }
 
     fn forward_backward(
         &self,
         device: &mut Device<'_, Cpu>,
         _workspace: &mut (),
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
-        let scores = self.scores(device, parameters)?;
+        let scores = self.scores(device, parameters, Direction::Backward)?;
         let losses = self.run(&scores, microbatch, |gradient| {
             // Added to the lane grain by grain, in order.
             let (buffer, range) = sink.accumulator(0).place();

@@ -67,8 +67,9 @@ fn lanes(bench: &Workbench) -> Vec<Vec<f32>> {
             document_end: None,
         };
         let model = run.model.as_ref();
+        let mut source = parameters.source(layout);
         model
-            .forward_backward(&mut device, &mut workspace, &parameters, microbatch, &mut sink)
+            .forward_backward(&mut device, &mut workspace, &mut source, microbatch, &mut sink)
             .unwrap();
         sink.gradients.as_slice().to_vec()
     };

@@ -22,7 +22,7 @@ use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
     Device, GradientSink, GrainLoss, Layout, Mamba, MambaConfig, Microbatch, MicrobatchShape,
-    ModelError, Parameters, Trainable,
+    ModelError, ParameterSource, Trainable,
 };
 use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
 use tidemill::streaming_data::Sample;
@@ -92,7 +92,7 @@ impl Trainable<Cpu> for Fragile {
         &self,
         device: &mut Device<'_, Cpu>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         self.mamba.forward(device, workspace, parameters, microbatch)
@@ -102,7 +102,7 @@ impl Trainable<Cpu> for Fragile {
         &self,
         device: &mut Device<'_, Cpu>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {

@@ -8,7 +8,8 @@
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::error::Result;
-use crate::trainable::{Device, Lease, MicrobatchShape};
+use crate::lease::Lease;
+use crate::trainable::{Device, MicrobatchShape};
 
 /// What forward and backward of one block are given.
 pub struct BlockPass<'a, B: Backend> {

@@ -9,7 +9,8 @@ use tidemill_kernels::backend::Output;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
-use crate::trainable::{Device, Lease, MicrobatchShape};
+use crate::lease::Lease;
+use crate::trainable::{Device, MicrobatchShape};
 
 /// A table with one row for each token, or for each position: `out[row] = table[index[row]]`.
 #[derive(Clone, Debug)]

@@ -71,6 +71,17 @@ pub enum ModelError {
         /// What it was.
         found: usize,
     },
+    /// A model that enters its blocks out of order, or reads parameters of another block or in a precision that its layout does
+    /// not say: fix the model.
+    #[error("{attempt}: expected {expected}, found {found}")]
+    ParameterAccess {
+        /// What the model attempted.
+        attempt: String,
+        /// What it may do there.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
     /// A number of the model that is infinite or no number: its weights are broken, or training diverged.
     #[error("{what}")]
     NotFinite {
@@ -92,6 +103,7 @@ impl ModelError {
             Self::File { .. }
             | Self::ArenaSize { .. }
             | Self::Microbatch { .. }
+            | Self::ParameterAccess { .. }
             | Self::SinkClosed => true,
             Self::Config { .. }
             | Self::Format { .. }

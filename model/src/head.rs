@@ -17,8 +17,9 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::block::ResidualGradient;
 use crate::error::Result;
+use crate::lease::Lease;
 use crate::norm::{Norm, NormPass, NormScratch};
-use crate::trainable::{Device, GradientSink, Lease, MicrobatchShape};
+use crate::trainable::{Device, GradientSink, MicrobatchShape};
 
 /// A final norm and a table of one row for each token.
 #[derive(Clone, Debug)]

@@ -101,7 +101,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Decay;
+    use crate::layout::{Decay, Reading};
 
     fn tensor(name: &str, shape: &[usize]) -> Tensor {
         let stored_elements = shape.iter().product();
@@ -111,6 +111,7 @@ mod tests {
             offset: 0,
             stored_elements,
             decay: Decay::Decayed,
+            reading: Reading::Both,
         }
     }
 

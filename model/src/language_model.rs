@@ -32,9 +32,11 @@ use crate::language_model::batch::{Batch, BatchRows, grain_losses};
 use crate::language_model::positions::PositionIndices;
 use crate::language_model::saved::SavedBlocks;
 use crate::layout::Layout;
+use crate::lease::Lease;
 use crate::parameter_list::ParameterList;
+use crate::parameter_source::{Direction, ParameterSource};
 use crate::trainable::{
-    Device, GradientSink, GrainLoss, Lease, Microbatch, MicrobatchShape, Parameters, Trainable,
+    Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Parameters, Trainable,
 };
 
 /// A language model whose blocks are of kind `Body`.
@@ -190,7 +192,7 @@ impl<Body> LanguageModel<Body> {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Workspace<B, Body>,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<f32>>
     where
@@ -201,7 +203,8 @@ impl<Body> LanguageModel<Body> {
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, .. } = workspace;
         let BatchRows { targets, losses } = batch.rows(shape)?;
-        let [norm, table] = self.head_parameters(parameters)?;
+        parameters.enter(device, self.head_block, Direction::Forward)?;
+        let [norm, table] = self.lease_head(parameters)?;
         let input = &residuals[self.bodies.len()];
         self.head.forward(
             device,
@@ -231,12 +234,20 @@ impl<Body> LanguageModel<Body> {
         Ok(())
     }
 
+    /// The parameters of the head's norm, then those of its table. The head was entered before.
+    fn lease_head<'a, B: Backend>(
+        &self,
+        parameters: &'a dyn ParameterSource<B>,
+    ) -> Result<[Lease<'a, B>; 2]> {
+        Ok([parameters.lease(self.head.norm_use)?, parameters.lease(self.head.table_use)?])
+    }
+
     /// From tokens to the head's input.
     fn run_blocks<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Workspace<B, Body>,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         shape: MicrobatchShape,
     ) -> Result<()>
     where
@@ -244,17 +255,20 @@ impl<Body> LanguageModel<Body> {
     {
         let Workspace { batch, position_indices, residuals, saved, scratch, .. } = workspace;
         let starts = batch.starts(shape)?;
-        let (lease, tokens) = (self.embedding_parameters(parameters)?, batch.tokens(shape)?);
+        let Place { block, use_index, .. } = self.embedding_place;
+        parameters.enter(device, block, Direction::Forward)?;
+        let (lease, tokens) = (parameters.lease(use_index)?, batch.tokens(shape)?);
         self.embedding.forward(device, &mut residuals[0], lease, tokens, Output::Overwrite)?;
-        if let (Some(positions), Some(lease), Some(indices)) =
-            (&self.positions, self.position_parameters(parameters)?, position_indices)
-        {
+        if let (Some(positions), Some(indices)) = (&self.positions, position_indices) {
+            let lease = parameters.lease(positions.place.use_index)?;
             let (out, rows) = (&mut residuals[0], indices.rows(shape)?);
             positions.embedding.forward(device, out, lease, rows, Output::Add)?;
         }
         for (layer, body) in self.bodies.iter().enumerate() {
+            let Place { block, use_index, .. } = self.body_places[layer];
+            parameters.enter(device, block, Direction::Forward)?;
+            let lease = parameters.lease(use_index)?;
             let (inputs, outputs) = residuals.split_at_mut(layer + 1);
-            let lease = self.body_parameters(parameters, layer)?;
             let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
             body.forward(device, &mut outputs[0], pass, saved.fill(layer), scratch)?;
         }
@@ -266,7 +280,7 @@ impl<Body> LanguageModel<Body> {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Workspace<B, Body>,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         shape: MicrobatchShape,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<()>
@@ -276,20 +290,22 @@ impl<Body> LanguageModel<Body> {
         let Workspace { batch, position_indices, residuals, saved, scratch, grad, .. } = workspace;
         let starts = batch.starts(shape)?;
         for (layer, body) in self.bodies.iter().enumerate().rev() {
-            let lease = self.body_parameters(parameters, layer)?;
+            let Place { block, use_index, .. } = self.body_places[layer];
+            parameters.enter(device, block, Direction::Backward)?;
+            let lease = parameters.lease(use_index)?;
             let (inputs, outputs) = residuals.split_at_mut(layer + 1);
             let pass = BlockPass { parameters: lease, input: &inputs[layer], shape, starts };
             let (lost, saved) = (saved.is_lost(layer), saved.fill(layer));
             if lost {
-                // Writes the same bits again over the block's output, which nobody needs any more.
+                // Writes the same bits again over the block's output, which nothing reads any more.
                 body.forward(device, &mut outputs[0], pass, saved, scratch)?;
             }
-            let Place { block, use_index, .. } = self.body_places[layer];
             let lane = sink.accumulator(use_index);
             body.backward(device, grad, lane, pass, saved, scratch)?;
             sink.block_done(device, block)?;
         }
         let Place { block, use_index, .. } = self.embedding_place;
+        parameters.enter(device, block, Direction::Backward)?;
         let (lane, tokens) = (sink.accumulator(use_index), batch.tokens(shape)?);
         self.embedding.backward(device, lane, grad.gradient(), tokens, shape)?;
         if let (Some(positions), Some(indices)) = (&self.positions, position_indices) {
@@ -347,7 +363,7 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>> {
         let losses = self.row_losses(device, workspace, parameters, microbatch)?;
@@ -358,7 +374,7 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
         so_far: GrainLoss,
     ) -> Result<GrainLoss> {
@@ -370,7 +386,7 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Vec<GrainLoss>> {
@@ -379,7 +395,8 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
         self.run_blocks(device, workspace, parameters, shape)?;
         let Workspace { batch, residuals, head, grad, .. } = workspace;
         let BatchRows { targets, losses } = batch.rows(shape)?;
-        let [norm, table] = self.head_parameters(parameters)?;
+        parameters.enter(device, self.head_block, Direction::Backward)?;
+        let [norm, table] = self.lease_head(parameters)?;
         let layers = self.bodies.len();
         let pass = HeadPass { norm, table, input: &residuals[layers], targets, shape };
         self.head.forward_backward(device, losses, grad, &pass, head, sink)?;

@@ -6,6 +6,10 @@
 //! and each [`Use`] has a gradient slot of its own: a tied embedding has two. The gradients of all
 //! uses stand in a second arena, in block order.
 //!
+//! A layout also says in which precision blocks read each tensor ([`Reading`]), so that a source of parameters which holds those of
+//! a block only while it runs holds them in that precision alone. A tied table is read in fp32 by the block that looks up its rows
+//! and in activation precision by the block that multiplies by it: there each use says how it reads.
+//!
 //! Padding (to 16 elements between tensors, and of a vocabulary to a multiple of 8 rows) exists in memory only: it is zero,
 //! its gradient is zero, and no file ever holds it.
 
@@ -23,6 +27,29 @@ pub enum Decay {
     Exempt,
 }
 
+/// In which precision blocks read a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// In fp32, by [`Lease::vector`](crate::Lease::vector): vectors, and tables that are looked up.
+    Fp32,
+    /// In activation precision, by [`Lease::weight`](crate::Lease::weight): what matrix products read.
+    Activation,
+    /// In both.
+    Both,
+}
+
+impl Reading {
+    /// Whether it is read in fp32.
+    pub fn is_fp32(self) -> bool {
+        matches!(self, Self::Fp32 | Self::Both)
+    }
+
+    /// Whether it is read in activation precision.
+    pub fn is_activation(self) -> bool {
+        matches!(self, Self::Activation | Self::Both)
+    }
+}
+
 /// A named view in the parameter arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -36,6 +63,8 @@ pub struct Tensor {
     pub stored_elements: usize,
     /// Whether weight decay applies.
     pub decay: Decay,
+    /// In which precisions blocks read it, all uses together.
+    pub reading: Reading,
 }
 
 impl Tensor {
@@ -47,6 +76,11 @@ impl Tensor {
     /// The logical elements' range in the arena.
     pub fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.elements()
+    }
+
+    /// The range of all its elements in the arena, padding rows included: what blocks read.
+    pub fn stored_range(&self) -> Range<usize> {
+        self.offset..self.offset + self.stored_elements
     }
 }
 
@@ -70,6 +104,8 @@ pub struct Use {
     pub segment: usize,
     /// The first element in the gradient arena; the slot is as long as the segment.
     pub gradient_offset: usize,
+    /// In which precision this block reads the segment's tensors; `None`: as each tensor says.
+    pub reading: Option<Reading>,
 }
 
 /// The parameters of a model: an arena, cut into segments, used by blocks.
@@ -101,7 +137,8 @@ impl Layout {
     }
 
     /// Adds a tensor to the newest segment, its rows (first dimension) padded to a multiple of
-    /// `row_multiple` in memory. Returns its index.
+    /// `row_multiple` in memory. Returns its index. Blocks may read it in [both](Reading::Both) precisions until
+    /// [`set_reading`](Self::set_reading) says otherwise.
     ///
     /// # Panics
     /// When no segment is open: a layout is written by a model, not by input.
@@ -122,6 +159,7 @@ impl Layout {
             offset,
             stored_elements,
             decay,
+            reading: Reading::Both,
         });
         self.parameter_elements =
             (offset + stored_elements).next_multiple_of(TENSOR_ALIGNMENT_ELEMENTS);
@@ -131,12 +169,31 @@ impl Layout {
         self.tensors.len() - 1
     }
 
+    /// Says in which precision blocks read a tensor. Where parameters are sharded, this is what is gathered before a block runs,
+    /// and a block that reads another precision gets an error.
+    ///
+    /// # Panics
+    /// When the layout has no such tensor.
+    pub fn set_reading(&mut self, tensor: usize, reading: Reading) {
+        self.tensors[tensor].reading = reading;
+    }
+
+    /// Says in which precision one block reads the tensors of one segment: for a segment that blocks read in different
+    /// precisions. The other uses of the segment are read as its tensors say.
+    ///
+    /// # Panics
+    /// When the layout has no such use.
+    pub fn set_use_reading(&mut self, use_index: usize, reading: Reading) {
+        self.uses[use_index].reading = Some(reading);
+    }
+
     /// Appends a block that uses `segments`, in forward order. Returns the index of its first use.
     pub fn block(&mut self, name: impl Into<String>, segments: &[usize]) -> usize {
         let (block, first) = (self.blocks.len(), self.uses.len());
         self.blocks.push(name.into());
         for &segment in segments {
-            self.uses.push(Use { block, segment, gradient_offset: self.gradient_elements });
+            let gradient_offset = self.gradient_elements;
+            self.uses.push(Use { block, segment, gradient_offset, reading: None });
             self.gradient_elements += self.segments[segment].range.len();
         }
         first
@@ -160,6 +217,13 @@ impl Layout {
     /// The uses, in block order and therefore in gradient-arena order.
     pub fn uses(&self) -> &[Use] {
         &self.uses
+    }
+
+    /// The tensors of a use's segment, in arena order, each as the block of the use reads it.
+    pub fn reads(&self, use_index: usize) -> impl Iterator<Item = (&Tensor, Reading)> {
+        let Use { segment, reading, .. } = self.uses[use_index];
+        let tensors = &self.tensors[self.segments[segment].tensors.clone()];
+        tensors.iter().map(move |tensor| (tensor, reading.unwrap_or(tensor.reading)))
     }
 
     /// The range of a use's slot in the gradient arena.
@@ -203,5 +267,27 @@ mod tests {
         assert_eq!(layout.gradient_elements(), 32 + 16 + 32);
         assert_eq!(layout.gradient_range(2), 48..80);
         assert_eq!(layout.tensors()[0].range(), 0..15);
+    }
+
+    #[test]
+    fn a_use_may_read_less_than_others_of_its_segment() {
+        let mut layout = Layout::new();
+        let table = layout.segment("embedding");
+        layout.tensor("table", &[5, 3], Decay::Decayed, 8);
+        let norm = layout.segment("norm");
+        let weight = layout.tensor("weight", &[3], Decay::Exempt, 1);
+        layout.set_reading(weight, Reading::Fp32);
+        let embedding = layout.block("embedding", &[table]);
+        let head = layout.block("head", &[norm, table]);
+        layout.set_use_reading(embedding, Reading::Fp32);
+        layout.set_use_reading(head + 1, Reading::Activation);
+        let reads = |use_index| -> Vec<_> {
+            layout.reads(use_index).map(|(tensor, reading)| (&tensor.name[..], reading)).collect()
+        };
+        assert_eq!(reads(embedding), [("table", Reading::Fp32)]);
+        assert_eq!(reads(head), [("weight", Reading::Fp32)]);
+        assert_eq!(reads(head + 1), [("table", Reading::Activation)]);
+        assert_eq!(layout.tensors()[0].reading, Reading::Both);
+        assert_eq!(layout.tensors()[0].stored_range(), 0..24);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! - [`trainable`] is the contract with the training graph; a user's own model implements
 //!   [`Trainable`].
-//! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses.
+//! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model gets them block by
+//!   block as a [`lease`] of a [`parameter_source`].
 //! - [`language_model`] is what families share: an embedding, a list of [`block`]s, a [`head`], losses grain by
 //!   grain. A [`family`] is a file that lists [`layer_block`]s:
 //!   [`mamba`], [`mpt`], [`gpt_neo`], [`hybrid`].
@@ -25,6 +26,7 @@ pub mod initialization;
 pub mod language_model;
 pub mod layer_block;
 pub mod layout;
+pub mod lease;
 pub mod linear;
 pub mod mamba;
 mod memory;
@@ -32,6 +34,7 @@ pub mod mpt;
 pub mod norm;
 pub mod optimizer;
 pub mod parameter_list;
+pub mod parameter_source;
 pub mod preset;
 pub mod schedule;
 pub mod score;
@@ -45,10 +48,12 @@ pub use gpt_neo::GptNeoConfig;
 pub use hybrid::HybridConfig;
 pub use language_model::{LanguageModel, Recompute};
 pub use layer_block::LayerBlock;
-pub use layout::{Decay, Layout, Segment, Tensor, Use};
+pub use layout::{Decay, Layout, Reading, Segment, Tensor, Use};
+pub use lease::{Lease, PackedTensor, Packing};
 pub use mamba::{Mamba, MambaConfig};
 pub use mpt::MptConfig;
+pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};
 pub use trainable::{
-    Device, GradientSink, GrainLoss, Lease, Microbatch, MicrobatchShape, Parameters, Trainable,
+    Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Parameters, Trainable,
 };

@@ -10,9 +10,10 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::initialization::Initializer;
-use crate::layout::Decay;
+use crate::layout::{Decay, Reading};
+use crate::lease::Lease;
 use crate::parameter_list::{Bias, NewTensor, ParameterList};
-use crate::trainable::{Device, Lease};
+use crate::trainable::Device;
 
 /// A linear map and where its parameters stand in their segment.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,6 +51,7 @@ impl Linear {
             name: format!("{name}.weight"),
             shape: &[outputs, inputs],
             decay: Decay::Decayed,
+            reading: Reading::Activation,
             initializer: Initializer::Normal { standard_deviation },
         });
         let bias = (bias == Bias::Present).then(|| {
@@ -57,6 +59,7 @@ impl Linear {
                 name: format!("{name}.bias"),
                 shape: &[outputs],
                 decay: Decay::Exempt,
+                reading: Reading::Fp32,
                 initializer: Initializer::Constant(0.0),
             })
         });

@@ -16,7 +16,7 @@ use crate::family::{Family, Model, family_sizes};
 use crate::initialization::Initializer;
 use crate::language_model::Stem;
 use crate::layer_block::LayerBlock;
-use crate::layout::Decay;
+use crate::layout::{Decay, Reading};
 use crate::mamba::block::MambaTensors;
 use crate::norm::{NewNorm, Norm, NormKind};
 use crate::parameter_list::{Bias, NewTensor, ParameterList};
@@ -75,25 +75,26 @@ pub(crate) fn add_block(
         Initializer::InverseSoftplusOfLogUniform { least: 1e-3, most: 0.1, floor: 1e-4 };
     let one = Initializer::Constant(1.0);
     let norm = Norm::add(parameters, norm(&format!("backbone.layers.{layer}.norm"), config));
-    let mut add = |name: &str, shape: &[usize], decay: Decay, initializer: Initializer| {
+    let matrix = (Decay::Decayed, Reading::Activation);
+    let taps = (Decay::Decayed, Reading::Fp32);
+    let vector = (Decay::Exempt, Reading::Fp32);
+    let mut add = |name: &str, shape: &[usize], (decay, reading), initializer| {
         let name = format!("backbone.layers.{layer}.{name}");
-        parameters.tensor(NewTensor { name, shape, decay, initializer })
+        parameters.tensor(NewTensor { name, shape, decay, reading, initializer })
     };
     let tensors = MambaTensors {
-        in_proj: add("mixer.in_proj.weight", &[2 * e, d], Decay::Decayed, of_fan_in(d)),
-        conv_weight: add("mixer.conv1d.weight", &[e, 1, k], Decay::Decayed, of_fan_in(k)),
-        conv_bias: config
-            .conv_bias
-            .then(|| add("mixer.conv1d.bias", &[e], Decay::Exempt, of_fan_in(k))),
-        x_proj: add("mixer.x_proj.weight", &[r + 2 * n, e], Decay::Decayed, of_fan_in(e)),
-        dt_proj: add("mixer.dt_proj.weight", &[e, r], Decay::Decayed, of_fan_in(r)),
-        dt_bias: add("mixer.dt_proj.bias", &[e], Decay::Exempt, step_sizes),
-        a_log: add("mixer.A_log", &[e, n], Decay::Exempt, Initializer::LogOfColumn),
-        d: add("mixer.D", &[e], Decay::Exempt, one),
+        in_proj: add("mixer.in_proj.weight", &[2 * e, d], matrix, of_fan_in(d)),
+        conv_weight: add("mixer.conv1d.weight", &[e, 1, k], taps, of_fan_in(k)),
+        conv_bias: config.conv_bias.then(|| add("mixer.conv1d.bias", &[e], vector, of_fan_in(k))),
+        x_proj: add("mixer.x_proj.weight", &[r + 2 * n, e], matrix, of_fan_in(e)),
+        dt_proj: add("mixer.dt_proj.weight", &[e, r], matrix, of_fan_in(r)),
+        dt_bias: add("mixer.dt_proj.bias", &[e], vector, step_sizes),
+        a_log: add("mixer.A_log", &[e, n], vector, Initializer::LogOfColumn),
+        d: add("mixer.D", &[e], vector, one),
         out_proj: add(
             "mixer.out_proj.weight",
             &[d, e],
-            Decay::Decayed,
+            matrix,
             Initializer::Uniform { bound: out_proj_bound },
         ),
     };

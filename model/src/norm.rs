@@ -17,9 +17,10 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::initialization::Initializer;
-use crate::layout::Decay;
+use crate::layout::{Decay, Reading};
+use crate::lease::Lease;
 use crate::parameter_list::{Bias, NewTensor, ParameterList};
-use crate::trainable::{Device, Lease};
+use crate::trainable::Device;
 
 /// What a norm divides by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,7 @@ impl Norm {
                 name,
                 shape: &[width],
                 decay: Decay::Exempt,
+                reading: Reading::Fp32,
                 initializer,
             })
         };

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tidemill_kernels::FloatEnvironment;
 
 use crate::initialization::Initializer;
-use crate::layout::{Decay, Layout};
+use crate::layout::{Decay, Layout, Reading};
 
 /// Elements that are worth a thread of their own to draw.
 const ELEMENTS_PER_THREAD: usize = 1 << 18;
@@ -37,6 +37,8 @@ pub struct NewTensor<'a> {
     pub shape: &'a [usize],
     /// Whether weight decay applies.
     pub decay: Decay,
+    /// In which precisions blocks read it, all uses together.
+    pub reading: Reading,
     /// Where its first values come from.
     pub initializer: Initializer,
 }
@@ -72,9 +74,10 @@ impl ParameterList {
     /// # Panics
     /// When no segment is open.
     pub fn padded_tensor(&mut self, tensor: NewTensor<'_>, row_multiple: usize) -> Range<usize> {
-        let NewTensor { name, shape, decay, initializer } = tensor;
+        let NewTensor { name, shape, decay, reading, initializer } = tensor;
         self.initializers.push(initializer);
         let index = self.layout.tensor(name, shape, decay, row_multiple);
+        self.layout.set_reading(index, reading);
         let segment =
             self.layout.segments().last().expect("a segment is opened before its tensors");
         let stored = &self.layout.tensors()[index];
@@ -85,6 +88,14 @@ impl ParameterList {
     /// Appends a block that uses `segments`, in forward order. Returns the index of its first use.
     pub fn block(&mut self, name: impl Into<String>, segments: &[usize]) -> usize {
         self.layout.block(name, segments)
+    }
+
+    /// Says in which precision one block reads the tensors of one segment: [`Layout::set_use_reading`].
+    ///
+    /// # Panics
+    /// When the layout has no such use.
+    pub fn set_use_reading(&mut self, use_index: usize, reading: Reading) {
+        self.layout.set_use_reading(use_index, reading);
     }
 
     /// The layout so far.
@@ -142,6 +153,7 @@ mod tests {
                     name: format!("{segment}.{name}"),
                     shape: &[rows, 333],
                     decay: Decay::Decayed,
+                    reading: Reading::Activation,
                     initializer: Initializer::Normal { standard_deviation: 2.0 },
                 };
                 list.padded_tensor(tensor, 8);

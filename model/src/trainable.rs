@@ -1,6 +1,6 @@
 //! What the training graph needs of a model; a user's own model implements [`Trainable`].
 //!
-//! A model is stateless: parameters are leased to it per segment ([`Parameters::lease`]), activations live in a
+//! A model is stateless: parameters are leased to it block by block ([`ParameterSource`]), activations live in a
 //! workspace that is planned once per shape, and gradients leave through a [`GradientSink`]. So it knows nothing of
 //! workers, lanes or sharding. What it must promise for the weights to be the same to the bit everywhere:
 //!
@@ -11,10 +11,12 @@
 use std::ops::Range;
 
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
-use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Layout;
+use crate::lease::Lease;
+use crate::parameter_source::ParameterSource;
 
 /// A backend and the device stream that a model enqueues its kernels on.
 pub struct Device<'a, B: Backend> {
@@ -101,44 +103,6 @@ pub struct Parameters<B: Backend> {
     master: B::Buffer<f32>,
     compute: B::ComputeWeights,
 }
-
-/// The parameters of one segment, for as long as a block runs.
-pub struct Lease<'a, B: Backend> {
-    /// The fp32 masters of the segment.
-    pub master: Slice<'a, B, f32>,
-    /// The same elements in activation precision.
-    pub compute: Slice<'a, B, B::Activation>,
-}
-
-impl<'a, B: Backend> Lease<'a, B> {
-    /// The fp32 parameters at `place`, counted inside the segment.
-    ///
-    /// # Errors
-    /// A place that leaves the segment.
-    pub fn vector(&self, place: &Range<usize>) -> Result<Slice<'a, B, f32>> {
-        Ok(self.master.sub(place.start, place.len())?)
-    }
-
-    /// `weight[rows, columns]` at `place`, counted inside the segment, as matrix products read it.
-    ///
-    /// # Errors
-    /// A place that leaves the segment, or a matrix that is larger than its place.
-    pub fn weight(
-        &self,
-        place: &Range<usize>,
-        rows: usize,
-        columns: usize,
-    ) -> Result<Matrix<'a, B, B::Activation>> {
-        Ok(self.compute.sub(place.start, place.len())?.matrix(rows, columns)?)
-    }
-}
-
-impl<B: Backend> Clone for Lease<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<B: Backend> Copy for Lease<'_, B> {}
 
 impl<B: Backend> Parameters<B> {
     /// Parameters on the device from a host arena of `layout.parameter_elements()` elements.
@@ -227,17 +191,23 @@ impl<B: Backend> Parameters<B> {
         Ok(arena)
     }
 
-    /// The parameters of segment `segment` of `layout`.
+    /// The same elements in activation precision: what matrix products read.
+    ///
+    /// # Errors
+    /// A range that leaves the arena.
+    pub fn copies(&self, range: Range<usize>) -> Result<Slice<'_, B, B::Activation>> {
+        let copies = B::compute_buffer(&self.master, &self.compute);
+        Ok(Slice::new(copies, range.start, range.len())?)
+    }
+
+    /// The parameters of segment `segment` of `layout`, in any order: for generation and scoring, which keep all of them.
+    /// Training leases from a [`ParameterSource`].
     ///
     /// # Errors
     /// A layout that is not the one of these parameters.
     pub fn lease(&self, layout: &Layout, segment: usize) -> Result<Lease<'_, B>> {
         let range = layout.segments()[segment].range.clone();
-        let compute = B::compute_buffer(&self.master, &self.compute);
-        Ok(Lease {
-            master: Slice::new(&self.master, range.start, range.len())?,
-            compute: Slice::new(compute, range.start, range.len())?,
-        })
+        Ok(Lease::whole(self.masters(range.clone())?, self.copies(range)?))
     }
 }
 
@@ -279,7 +249,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// A shape that the model cannot take, or a device without room.
     fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace>;
 
-    /// The losses of a microbatch, grain by grain.
+    /// The losses of a microbatch, grain by grain. It enters the blocks of `parameters` forward.
     ///
     /// # Errors
     /// Tokens outside the vocabulary, or a device that fails.
@@ -287,7 +257,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>>;
 
@@ -303,7 +273,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
         so_far: GrainLoss,
     ) -> Result<GrainLoss> {
@@ -314,7 +284,8 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         }))
     }
 
-    /// The losses of a microbatch, grain by grain, its gradients added to `sink`.
+    /// The losses of a microbatch, grain by grain, its gradients added to `sink`. It enters the blocks of `parameters` forward,
+    /// then backward.
     ///
     /// # Errors
     /// Tokens outside the vocabulary, a device that fails, or a sink that is gone.
@@ -322,7 +293,7 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
         &self,
         device: &mut Device<'_, B>,
         workspace: &mut Self::Workspace,
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Vec<GrainLoss>>;

@@ -6,11 +6,13 @@ use std::num::NonZeroUsize;
 
 use bodies::arm::Arm;
 use bodies::every_body;
-use bodies::families::attention_models;
+use bodies::families::{attention_models, tied_and_untied};
 use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
+use bodies::leases::{WALK, strict_passes};
+use bodies::strict_source::Withheld;
 use tidemill_kernels::Cpu;
 use tidemill_kernels::cpu::InstructionSet;
-use tidemill_model::{MambaConfig, Model};
+use tidemill_model::{Direction, MambaConfig, Model};
 
 fn threads(count: usize) -> Arm<Cpu> {
     let count = NonZeroUsize::new(count).expect("threads");
@@ -29,6 +31,66 @@ macro_rules! tests {
 }
 
 every_body!(tests);
+
+/// Forward from the first to the last, and backward from the last, which is entered once for both; again for every microbatch.
+#[test]
+fn blocks_are_entered_in_order() {
+    for (name, model) in tied_and_untied() {
+        let (_, entered) = strict_passes(&threads(1), &model, Withheld::Nothing);
+        let last = model.layout().blocks().len() - 1;
+        let entries = |forward: std::ops::Range<usize>, backward: std::ops::Range<usize>| {
+            let forward = forward.map(|block| (block, Direction::Forward));
+            forward.chain(backward.rev().map(|block| (block, Direction::Backward)))
+        };
+        // At once, and sample by sample; then each microbatch in both directions.
+        let forward = (0..1 + WALK.samples).flat_map(|_| entries(0..last + 1, 0..0));
+        let both = (0..WALK.samples).flat_map(|_| entries(0..last, 0..last + 1));
+        let expected: Vec<_> = forward.chain(both).collect();
+        assert_eq!(entered, expected, "{name}");
+    }
+}
+
+/// A model that finds NaN in place of a tensor that its layout says is read computes something else: what a layout says is no
+/// more than what is read. This is the same on every device.
+#[test]
+fn what_a_layout_says_is_read_is_read() {
+    let arm = &threads(1);
+    for (name, model) in tied_and_untied() {
+        let layout = model.layout();
+        let (expected, _) = strict_passes(arm, &model, Withheld::Nothing);
+        for use_index in 0..layout.uses().len() {
+            for (tensor, (of_layout, reading)) in layout.reads(use_index).enumerate() {
+                let fp32 = reading.is_fp32().then_some(Withheld::Fp32 { use_index, tensor });
+                let activation =
+                    reading.is_activation().then_some(Withheld::Activation { use_index, tensor });
+                for withheld in fp32.into_iter().chain(activation) {
+                    let (found, _) = strict_passes(arm, &model, withheld);
+                    let what = format!("{name}: {}: {withheld:?}", of_layout.name);
+                    assert!(found != expected, "{what}: declared, and not read");
+                }
+            }
+        }
+    }
+}
+
+/// What a layout says of a tensor is what its uses say, all of them together.
+#[test]
+fn a_layout_says_of_a_tensor_what_its_uses_say() {
+    for (name, model) in tied_and_untied() {
+        let layout = model.layout();
+        for tensor in layout.tensors() {
+            let uses = (0..layout.uses().len()).flat_map(|use_index| layout.reads(use_index));
+            let of_uses = uses.filter(|(other, _)| other.name == tensor.name);
+            let (mut fp32, mut activation) = (false, false);
+            for (_, reading) in of_uses {
+                fp32 |= reading.is_fp32();
+                activation |= reading.is_activation();
+            }
+            let declared = (tensor.reading.is_fp32(), tensor.reading.is_activation());
+            assert_eq!(declared, (fp32, activation), "{name}: {}", tensor.name);
+        }
+    }
+}
 
 #[test]
 fn threads_and_vector_width_change_no_bit() {

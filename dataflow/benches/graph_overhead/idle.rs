@@ -2,8 +2,8 @@
 
 use tidemill::kernels::Cpu;
 use tidemill::model::{
-    Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
-    Parameters, Trainable,
+    Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
+    ModelError, ParameterSource, Trainable,
 };
 
 /// So few that arithmetic does not show.
@@ -54,11 +54,12 @@ impl Trainable<Cpu> for Idle {
 
     fn forward(
         &self,
-        _: &mut Device<'_, Cpu>,
+        device: &mut Device<'_, Cpu>,
         (): &mut (),
-        _: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
+        parameters.enter(device, 0, Direction::Forward)?;
         Ok(losses(microbatch))
     }
 
@@ -66,10 +67,11 @@ impl Trainable<Cpu> for Idle {
         &self,
         device: &mut Device<'_, Cpu>,
         (): &mut (),
-        _: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
+        parameters.enter(device, 0, Direction::Backward)?;
         sink.block_done(device, 0)?;
         Ok(losses(microbatch))
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tidemill::kernels::Cpu;
 use tidemill::model::{
-    Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
-    Parameters, Trainable,
+    Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
+    ModelError, ParameterSource, Trainable,
 };
 
 pub const VOCAB: usize = 67;
@@ -48,14 +48,27 @@ impl Bigram {
 
     fn grains(
         &self,
-        parameters: &Parameters<Cpu>,
+        device: &mut Device<'_, Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
+        head: Direction,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainGradients>, ModelError> {
-        let segment = |index| -> Result<&[f32], ModelError> {
-            let (buffer, range) = parameters.lease(&self.layout, index)?.master.place();
-            Ok(&buffer.as_slice()[range])
+        // Kept beyond their blocks, as this model computes everything in its head.
+        let mut values = Vec::new();
+        for (block, direction, uses) in
+            [(0, Direction::Forward, 0..1), (1, Direction::Forward, 1..2), (2, head, 2..4)]
+        {
+            parameters.enter(device, block, direction)?;
+            for use_index in uses {
+                let elements = self.layout.reads(use_index).next().map(|(of, _)| of.elements());
+                let lease = parameters.lease(use_index)?;
+                let (buffer, range) = lease.vector(&(0..elements.unwrap_or(0)))?.place();
+                values.push(buffer.as_slice()[range].to_vec());
+            }
+        }
+        let [table, scale, bias, table_of_head] = &values[..] else {
+            unreachable!("the uses are four")
         };
-        let (table, scale, bias) = (segment(0)?, segment(1)?, segment(2)?);
         let columns = microbatch.positions + 1;
         let grain_tokens = columns * microbatch.samples_per_grain;
         let grain = |tokens: &[u32]| {
@@ -71,7 +84,8 @@ impl Bigram {
                     let (x, y) = (pair[0] as usize % VOCAB, pair[1] as usize % VOCAB);
                     let weight = 10_f32.powi((y % 9) as i32 - 4);
                     let value = (y as f32 - 33.0) / 20.0;
-                    let error = table[x] * scale[x % SCALES] + bias[y] + table[y] / 8.0 - value;
+                    let error =
+                        table[x] * scale[x % SCALES] + bias[y] + table_of_head[y] / 8.0 - value;
                     let slope = error * weight;
                     loss.loss_sum += f64::from(0.5 * error * slope);
                     loss.tokens += 1;
@@ -125,13 +139,13 @@ impl Trainable<Cpu> for Bigram {
 
     fn forward(
         &self,
-        _device: &mut Device<'_, Cpu>,
+        device: &mut Device<'_, Cpu>,
         workspace: &mut MicrobatchShape,
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         assert!(microbatch.samples <= workspace.samples, "more than was planned");
-        let grains = self.grains(parameters, microbatch)?;
+        let grains = self.grains(device, parameters, Direction::Forward, microbatch)?;
         Ok(grains.into_iter().map(|(loss, _)| loss).collect())
     }
 
@@ -139,13 +153,16 @@ impl Trainable<Cpu> for Bigram {
         &self,
         device: &mut Device<'_, Cpu>,
         workspace: &mut MicrobatchShape,
-        parameters: &Parameters<Cpu>,
+        parameters: &mut dyn ParameterSource<Cpu>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<Cpu>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         assert!(microbatch.samples <= workspace.samples, "more than was planned");
-        let grains = self.grains(parameters, microbatch)?;
+        let grains = self.grains(device, parameters, Direction::Backward, microbatch)?;
         for (block, uses) in [(2, 2..4), (1, 1..2), (0, 0..1)] {
+            if block < 2 {
+                parameters.enter(device, block, Direction::Backward)?;
+            }
             for use_index in uses {
                 let (buffer, range) = sink.accumulator(use_index).place();
                 let lane = &mut buffer.as_mut_slice()[range];

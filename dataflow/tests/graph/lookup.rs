@@ -6,8 +6,8 @@ use tidemill::kernels::backend::Output;
 use tidemill::kernels::shape::GrainRows;
 use tidemill::kernels::{Backend, Runtime, Slice, SliceMut};
 use tidemill::model::{
-    Decay, Device, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape, ModelError,
-    Parameters, Trainable,
+    Decay, Device, Direction, GradientSink, GrainLoss, Layout, Microbatch, MicrobatchShape,
+    ModelError, ParameterSource, Reading, Trainable,
 };
 
 const WIDTH: usize = 4;
@@ -29,7 +29,8 @@ impl Lookup {
     pub fn new() -> Self {
         let mut layout = Layout::new();
         let table = layout.segment("table");
-        layout.tensor("table", &[VOCAB, WIDTH], Decay::Decayed, 1);
+        let tensor = layout.tensor("table", &[VOCAB, WIDTH], Decay::Decayed, 1);
+        layout.set_reading(tensor, Reading::Fp32);
         layout.block("table", &[table]);
         Self { layout, stuck: None }
     }
@@ -37,13 +38,13 @@ impl Lookup {
     fn look_up<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        parameters: &Parameters<B>,
+        parameters: &dyn ParameterSource<B>,
         tokens: &[u32],
     ) -> Result<Found<B>, ModelError> {
         if let Some(stuck) = self.stuck.as_ref().filter(|_| tokens.contains(&STUCK_TOKEN)) {
             stuck();
         }
-        let table = parameters.lease(&self.layout, 0)?.master.sub(0, VOCAB * WIDTH)?;
+        let table = parameters.lease(0)?.vector(&(0..VOCAB * WIDTH))?;
         let Device { backend, stream } = device;
         let mut places = backend.allocate(stream, tokens.len())?;
         backend.write(stream, SliceMut::all(&mut places), tokens)?;
@@ -97,9 +98,10 @@ impl<B: Backend> Trainable<B> for Lookup {
         &self,
         device: &mut Device<'_, B>,
         (): &mut (),
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
+        parameters.enter(device, 0, Direction::Forward)?;
         let (_, rows) = self.look_up(device, parameters, microbatch.tokens)?;
         losses(device, &rows, microbatch)
     }
@@ -108,11 +110,12 @@ impl<B: Backend> Trainable<B> for Lookup {
         &self,
         device: &mut Device<'_, B>,
         (): &mut (),
-        parameters: &Parameters<B>,
+        parameters: &mut dyn ParameterSource<B>,
         microbatch: Microbatch<'_>,
         sink: &mut dyn GradientSink<B>,
     ) -> Result<Vec<GrainLoss>, ModelError> {
         let tokens = microbatch.tokens;
+        parameters.enter(device, 0, Direction::Backward)?;
         let (places, rows) = self.look_up(device, parameters, tokens)?;
         let lane = sink.accumulator(0).sub(0, VOCAB * WIDTH)?.matrix(VOCAB, WIDTH)?;
         let grain_rows = (microbatch.positions + 1) * microbatch.samples_per_grain;

@@ -3,7 +3,8 @@
 use tidemill_kernels::{Backend, Element, Slice, SliceMut};
 
 use crate::error::Result;
-use crate::trainable::{Device, Lease};
+use crate::lease::Lease;
+use crate::trainable::Device;
 
 /// What memory is planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

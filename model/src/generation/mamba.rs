@@ -9,9 +9,10 @@ use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_rows};
+use crate::lease::Lease;
 use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, NormScratch};
-use crate::trainable::{Device, Lease};
+use crate::trainable::Device;
 
 /// What a [`MambaBlock`] remembers.
 pub struct MambaState<B: Backend> {

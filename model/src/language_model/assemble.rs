@@ -6,7 +6,7 @@ use super::{LanguageModel, Place, Positions, Recompute};
 use crate::embedding::Embedding;
 use crate::head::Head;
 use crate::initialization::Initializer;
-use crate::layout::Decay;
+use crate::layout::{Decay, Reading};
 use crate::norm::{NewNorm, Norm};
 use crate::parameter_list::{NewTensor, ParameterList};
 
@@ -56,19 +56,23 @@ impl<Body> LanguageModel<Body> {
     ) -> Self {
         let mut parameters = ParameterList::new();
         let width = stem.width;
-        let table = |parameters: &mut ParameterList, name: &str, rows: usize| {
+        let table = |parameters: &mut ParameterList, name: &str, rows: usize, reading| {
             let tensor = NewTensor {
                 name: name.to_owned(),
                 shape: &[rows, width],
                 decay: Decay::Decayed,
+                reading,
                 initializer: Initializer::Normal { standard_deviation: stem.standard_deviation },
             };
             parameters.padded_tensor(tensor, VOCABULARY_ROW_MULTIPLE)
         };
         let embedding_segment = parameters.segment("embedding");
-        let embedding_table = table(&mut parameters, stem.embedding_name, stem.vocab_size);
+        // The head multiplies by its table; what is looked up is read in fp32.
+        let reading = stem.head_name.map_or(Reading::Both, |_| Reading::Fp32);
+        let embedding_table = table(&mut parameters, stem.embedding_name, stem.vocab_size, reading);
         let position_table = stem.positions.map(|NewPositions { name, count }| {
-            (parameters.segment("positions"), table(&mut parameters, name, count), count)
+            let segment = parameters.segment("positions");
+            (segment, table(&mut parameters, name, count, Reading::Fp32), count)
         });
         let mut bodies = Vec::with_capacity(layers);
         let mut body_segments = Vec::with_capacity(layers);
@@ -80,7 +84,8 @@ impl<Body> LanguageModel<Body> {
         let norm = Norm::add(&mut parameters, stem.norm);
         let (head_segment, head_table) = match stem.head_name {
             Some(name) => {
-                (parameters.segment("lm_head"), table(&mut parameters, name, stem.vocab_size))
+                let segment = parameters.segment("lm_head");
+                (segment, table(&mut parameters, name, stem.vocab_size, Reading::Activation))
             }
             None => (embedding_segment, embedding_table.clone()),
         };
@@ -88,6 +93,7 @@ impl<Body> LanguageModel<Body> {
         let mut embedding_segments = vec![embedding_segment];
         embedding_segments.extend(position_table.as_ref().map(|(segment, ..)| *segment));
         let embedding_use = parameters.block("embedding", &embedding_segments);
+        parameters.set_use_reading(embedding_use, Reading::Fp32);
         let embedding_place =
             Place { segment: embedding_segment, block: 0, use_index: embedding_use };
         let positions = position_table.map(|(segment, table, count)| Positions {
@@ -103,6 +109,7 @@ impl<Body> LanguageModel<Body> {
         }
         let head_block = parameters.layout().blocks().len();
         let norm_use = parameters.block("head", &[norm_segment, head_segment]);
+        parameters.set_use_reading(norm_use + 1, Reading::Activation);
         Self {
             parameters,
             config_json,

@@ -12,8 +12,9 @@ use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
 use crate::error::Result;
+use crate::lease::Lease;
 use crate::norm::Norm;
-use crate::trainable::{Device, Lease};
+use crate::trainable::Device;
 use crate::transformer::block::TransformerBlock;
 
 /// The layer norms over queries and over keys, each over all heads together.

@@ -43,8 +43,9 @@ fn refusal<B: Backend>(
         let mut workspace = model.plan(device, shape).expect("a workspace");
         let microbatch =
             Microbatch { tokens, samples, positions, samples_per_grain: 1, document_end: None };
+        let mut source = parameters.source(model.layout());
         let error = model
-            .forward_backward(device, &mut workspace, parameters, microbatch, &mut lane)
+            .forward_backward(device, &mut workspace, &mut source, microbatch, &mut lane)
             .expect_err("a wrong microbatch");
         (error, lane.finished)
     })

@@ -53,10 +53,11 @@ fn run<B: Backend>(
         let shape = MicrobatchShape { samples, positions, samples_per_grain };
         let microbatch = Microbatch { tokens, samples, positions, samples_per_grain, document_end };
         let mut workspace = model.plan(device, shape).expect("a workspace");
-        let rows = model.row_losses(device, &mut workspace, parameters, microbatch);
+        let mut source = parameters.source(model.layout());
+        let rows = model.row_losses(device, &mut workspace, &mut source, microbatch);
         let mut lane = Lane::new(device, model.layout());
         let losses =
-            model.forward_backward(device, &mut workspace, parameters, microbatch, &mut lane);
+            model.forward_backward(device, &mut workspace, &mut source, microbatch, &mut lane);
         let gradients = lane.gradients(device);
         Results { rows: rows.expect("losses"), losses: losses.expect("gradients"), gradients }
     })

@@ -46,6 +46,25 @@ pub fn models() -> impl Iterator<Item = (&'static str, ModelConfig)> {
     [("mamba", odd_config().into())].into_iter().chain(attention_models())
 }
 
+/// The models of [`models`], each with a head that reads the embedding table and with one that has its own.
+pub fn tied_and_untied() -> Vec<(String, Model)> {
+    let mut both = Vec::new();
+    for (name, mut config) in models() {
+        for tied in [true, false] {
+            *match &mut config {
+                ModelConfig::Mamba(config) => &mut config.tie_embeddings,
+                ModelConfig::Mpt(config) => &mut config.tie_embeddings,
+                ModelConfig::GptNeo(config) => &mut config.tie_embeddings,
+                ModelConfig::Hybrid(config) => &mut config.mamba.tie_embeddings,
+                _ => panic!("{name} is of a family that is new to these tests"),
+            } = tied;
+            let head = if tied { "tied" } else { "untied" };
+            both.push((format!("{name}, {head}"), Model::new(&config).expect(name)));
+        }
+    }
+    both
+}
+
 /// Blocks that run forward again before backward leave the same bits, where samples are one text and where they are several.
 pub fn recompute_changes_no_bit<B: Backend>(arm: &Arm<B>) {
     let positions = arm.sizes.choose(37, 11);
@@ -93,8 +112,10 @@ pub fn positions_end<B: Backend>(arm: &Arm<B>) {
             samples_per_grain: 1,
             document_end: None,
         };
-        let error =
-            model.row_losses(device, &mut workspace, parameters, microbatch).expect_err("too long");
+        let mut source = parameters.source(model.layout());
+        let error = model
+            .row_losses(device, &mut workspace, &mut source, microbatch)
+            .expect_err("too long");
         assert_eq!(error.to_string(), expected);
     });
 }

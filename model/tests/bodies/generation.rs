@@ -90,8 +90,9 @@ pub fn scores_are_losses<B: Backend>(arm: &Arm<B>) {
             samples_per_grain: 1,
             document_end: None,
         };
+        let mut source = parameters.source(model.layout());
         let losses =
-            model.row_losses(device, &mut workspace, parameters, microbatch).expect("runs");
+            model.row_losses(device, &mut workspace, &mut source, microbatch).expect("runs");
         let mut scorer = Scorer::new(device, model, parameters, 1, ROOM).expect("fits");
         let scores = scorer.log_probabilities(device, &tokens).expect("scores");
         assert_eq!(scores.len(), losses.len());

@@ -3,7 +3,7 @@
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{
     Device, GradientSink, GrainLoss, Layout, Mamba, MambaConfig, Microbatch, MicrobatchShape,
-    ModelError, Trainable,
+    ModelError, ParameterSource, Trainable,
 };
 
 use super::arm::Arm;
@@ -127,22 +127,33 @@ pub fn run_lane_of_documents<B: Backend>(
     document_end: Option<u32>,
 ) -> (Vec<GrainLoss>, Vec<f32>) {
     arm.with_parameters(model, arena, |device, parameters| {
-        let mut lane = Lane::new(device, model.layout());
-        let samples = (walk.samples_per_grain * walk.grains_per_microbatch).min(walk.samples);
-        let (positions, samples_per_grain) = (walk.positions, walk.samples_per_grain);
-        let shape = MicrobatchShape { samples, positions, samples_per_grain };
-        let mut workspace = model.plan(device, shape).expect("a workspace");
-        let mut losses = Vec::new();
-        for tokens in tokens.chunks(samples * (positions + 1)) {
-            let samples = tokens.len() / (positions + 1);
-            let microbatch =
-                Microbatch { tokens, samples, positions, samples_per_grain, document_end };
-            let run =
-                model.forward_backward(device, &mut workspace, parameters, microbatch, &mut lane);
-            losses.extend(run.expect("forward and backward"));
-        }
-        (losses, lane.gradients(device))
+        let mut source = parameters.source(model.layout());
+        run_lane_from(device, model, &mut source, tokens, walk, document_end)
     })
+}
+
+/// [`run_lane_of_documents`], its parameters from `source`.
+pub fn run_lane_from<B: Backend>(
+    device: &mut Device<'_, B>,
+    model: &Mamba,
+    source: &mut dyn ParameterSource<B>,
+    tokens: &[u32],
+    walk: Walk,
+    document_end: Option<u32>,
+) -> (Vec<GrainLoss>, Vec<f32>) {
+    let mut lane = Lane::new(device, model.layout());
+    let samples = (walk.samples_per_grain * walk.grains_per_microbatch).min(walk.samples);
+    let (positions, samples_per_grain) = (walk.positions, walk.samples_per_grain);
+    let shape = MicrobatchShape { samples, positions, samples_per_grain };
+    let mut workspace = model.plan(device, shape).expect("a workspace");
+    let mut losses = Vec::new();
+    for tokens in tokens.chunks(samples * (positions + 1)) {
+        let samples = tokens.len() / (positions + 1);
+        let microbatch = Microbatch { tokens, samples, positions, samples_per_grain, document_end };
+        let run = model.forward_backward(device, &mut workspace, source, microbatch, &mut lane);
+        losses.extend(run.expect("forward and backward"));
+    }
+    (losses, lane.gradients(device))
 }
 
 /// The sum of losses of a forward pass alone.
@@ -154,13 +165,43 @@ pub fn loss<B: Backend>(
     walk: Walk,
 ) -> f64 {
     arm.with_parameters(model, arena, |device, parameters| {
-        let Walk { samples, positions, samples_per_grain, .. } = walk;
-        let shape = MicrobatchShape { samples, positions, samples_per_grain };
-        let mut workspace = model.plan(device, shape).expect("a workspace");
+        let mut source = parameters.source(model.layout());
+        let losses = forward_from(device, model, &mut source, tokens, walk);
+        losses.iter().map(|loss| loss.loss_sum).sum()
+    })
+}
+
+/// The losses of a forward pass alone, its parameters from `source`.
+pub fn forward_from<B: Backend>(
+    device: &mut Device<'_, B>,
+    model: &Mamba,
+    source: &mut dyn ParameterSource<B>,
+    tokens: &[u32],
+    walk: Walk,
+) -> Vec<GrainLoss> {
+    let Walk { samples, positions, samples_per_grain, .. } = walk;
+    let shape = MicrobatchShape { samples, positions, samples_per_grain };
+    let mut workspace = model.plan(device, shape).expect("a workspace");
+    let microbatch =
+        Microbatch { tokens, samples, positions, samples_per_grain, document_end: None };
+    model.forward(device, &mut workspace, source, microbatch).expect("forward")
+}
+
+/// The loss of samples that are run one by one, each added to what those before left, its parameters from `source`.
+pub fn forward_onto_from<B: Backend>(
+    device: &mut Device<'_, B>,
+    model: &Mamba,
+    source: &mut dyn ParameterSource<B>,
+    tokens: &[u32],
+    positions: usize,
+) -> GrainLoss {
+    let shape = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
+    let mut workspace = model.plan(device, shape).expect("a workspace");
+    tokens.chunks(positions + 1).fold(GrainLoss::default(), |so_far, tokens| {
         let microbatch =
-            Microbatch { tokens, samples, positions, samples_per_grain, document_end: None };
-        let losses = model.forward(device, &mut workspace, parameters, microbatch);
-        losses.expect("forward").iter().map(|loss| loss.loss_sum).sum()
+            Microbatch { tokens, samples: 1, positions, samples_per_grain: 1, document_end: None };
+        let run = model.forward_onto(device, &mut workspace, source, microbatch, so_far);
+        run.expect("forward")
     })
 }
 

@@ -129,8 +129,9 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
             document_end: None,
         };
         let mut lane = Lane::new(device, layout);
+        let mut source = optimizer.parameters.source(layout);
         let losses = model
-            .forward_backward(device, &mut workspace, &optimizer.parameters, microbatch, &mut lane)
+            .forward_backward(device, &mut workspace, &mut source, microbatch, &mut lane)
             .expect("a step");
         let loss_sum: f64 = losses.iter().map(|grain| grain.loss_sum).sum();
         let count: u64 = losses.iter().map(|grain| grain.tokens).sum();

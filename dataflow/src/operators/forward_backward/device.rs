@@ -8,7 +8,8 @@ use tidemill_collective::communicator::{CommunicatorError, Post};
 use tidemill_collective::{Node, Tree};
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::{
-    Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, Parameters, Trainable,
+    Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, ParameterSource, Parameters,
+    Trainable,
 };
 use tidemill_streaming_data::reader::Sample;
 
@@ -168,6 +169,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             lanes: parts.lanes.clone(),
         };
         let mut device = Device { backend: &*parts.backend, stream };
+        let mut source = parameters.source(map.layout);
         let mut sink = self.accumulators.begin(&mut device, &map, outbox, lane)?;
         let mut total = GrainLoss::default();
         let mut first_not_finite = None;
@@ -184,7 +186,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             let losses = parts.model.forward_backward(
                 &mut device,
                 &mut self.workspace,
-                parameters,
+                &mut source,
                 microbatch,
                 &mut sink,
             );
@@ -219,7 +221,8 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     ) -> Result<(), Stopped> {
         let (parameters, stream) = self.parameters(replica)?;
         let mut device = Device { backend: &*self.parts.backend, stream };
-        let plan = &self.parts.plan;
+        let DeviceParts { model, plan, .. } = self.parts;
+        let mut source = parameters.source(model.layout());
         let mut evaluated = Vec::with_capacity(grains.len());
         let size = plan.batch.evaluation_grain_samples();
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
@@ -227,12 +230,11 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         for grains in grains.chunks(fitting.max(1)) {
             self.replies.check()?;
             let losses = match fitting {
-                0 => vec![self.evaluate_in_pieces(&mut device, parameters, &grains[0])?],
+                0 => vec![self.evaluate_in_pieces(&mut device, &mut source, &grains[0])?],
                 _ => {
                     let samples = grains.iter().flat_map(|grain| &grain.samples);
                     let microbatch = microbatch(&mut self.tokens, plan, samples, size);
-                    let model = &self.parts.model;
-                    model.forward(&mut device, &mut self.workspace, parameters, microbatch)?
+                    model.forward(&mut device, &mut self.workspace, &mut source, microbatch)?
                 }
             };
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
@@ -250,7 +252,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     fn evaluate_in_pieces(
         &mut self,
         device: &mut Device<'_, B>,
-        parameters: &Parameters<B>,
+        source: &mut dyn ParameterSource<B>,
         grain: &Grain,
     ) -> Result<GrainLoss, Failure> {
         let DeviceParts { model, plan, .. } = self.parts;
@@ -258,7 +260,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         grain.samples.chunks(size).try_fold(GrainLoss::default(), |so_far, samples| {
             let microbatch = microbatch(&mut self.tokens, plan, samples, size);
             let workspace = &mut self.workspace;
-            Ok(model.forward_onto(device, workspace, parameters, microbatch, so_far)?)
+            Ok(model.forward_onto(device, workspace, source, microbatch, so_far)?)
         })
     }
 }
