@@ -8,12 +8,15 @@
 //!
 //! A layout also says in which precision blocks read each tensor ([`Reading`]), so that a source of parameters which holds those of
 //! a block only while it runs holds them in that precision alone. A tied table is read in fp32 by the block that looks up its rows
-//! and in activation precision by the block that multiplies by it: there each use says how it reads.
+//! and in activation precision by the block that multiplies by it: there each use says how it reads. What a block reads forward
+//! alone is said of the use as well ([`Passes`]).
 //!
 //! Padding (to 16 elements between tensors, and of a vocabulary to a multiple of 8 rows) exists in memory only: it is zero,
 //! its gradient is zero, and no file ever holds it.
 
 use std::ops::Range;
+
+use crate::parameter_source::Direction;
 
 /// Tensors start at multiples of this many elements: 64 bytes of fp32.
 pub const TENSOR_ALIGNMENT_ELEMENTS: usize = 16;
@@ -48,6 +51,15 @@ impl Reading {
     pub fn is_activation(self) -> bool {
         matches!(self, Self::Activation | Self::Both)
     }
+}
+
+/// In which passes of its block a use is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passes {
+    /// Forward and backward.
+    Both,
+    /// Forward alone: tables that are looked up, of which no gradient depends on a value.
+    Forward,
 }
 
 /// A named view in the parameter arena.
@@ -106,6 +118,8 @@ pub struct Use {
     pub gradient_offset: usize,
     /// In which precision this block reads the segment's tensors; `None`: as each tensor says.
     pub reading: Option<Reading>,
+    /// In which passes this block reads the segment.
+    pub passes: Passes,
 }
 
 /// The parameters of a model: an arena, cut into segments, used by blocks.
@@ -187,13 +201,22 @@ impl Layout {
         self.uses[use_index].reading = Some(reading);
     }
 
+    /// Says in which passes one block reads one segment: in [both](Passes::Both) until this says otherwise.
+    ///
+    /// # Panics
+    /// When the layout has no such use.
+    pub fn set_use_passes(&mut self, use_index: usize, passes: Passes) {
+        self.uses[use_index].passes = passes;
+    }
+
     /// Appends a block that uses `segments`, in forward order. Returns the index of its first use.
     pub fn block(&mut self, name: impl Into<String>, segments: &[usize]) -> usize {
         let (block, first) = (self.blocks.len(), self.uses.len());
         self.blocks.push(name.into());
         for &segment in segments {
             let gradient_offset = self.gradient_elements;
-            self.uses.push(Use { block, segment, gradient_offset, reading: None });
+            let (reading, passes) = (None, Passes::Both);
+            self.uses.push(Use { block, segment, gradient_offset, reading, passes });
             self.gradient_elements += self.segments[segment].range.len();
         }
         first
@@ -217,6 +240,21 @@ impl Layout {
     /// The uses, in block order and therefore in gradient-arena order.
     pub fn uses(&self) -> &[Use] {
         &self.uses
+    }
+
+    /// The uses of `block` that are read once it is entered in `direction`, in order. Of the last block these are all of them,
+    /// as both its passes may run in it then.
+    pub fn read_uses(&self, block: usize, direction: Direction) -> impl Iterator<Item = usize> {
+        let first = self.uses.partition_point(|of| of.block < block);
+        let of_block = self.uses[first..].iter().take_while(move |of| of.block == block);
+        let read = (first..).zip(of_block).filter(move |(_, of)| self.is_read(of, direction));
+        read.map(|(use_index, _)| use_index)
+    }
+
+    /// Whether a use is read once its block is entered in `direction`.
+    pub(crate) fn is_read(&self, of_block: &Use, direction: Direction) -> bool {
+        let is_last = of_block.block + 1 == self.blocks.len();
+        is_last || direction == Direction::Forward || of_block.passes == Passes::Both
     }
 
     /// The tensors of a use's segment, in arena order, each as the block of the use reads it.
@@ -289,5 +327,26 @@ mod tests {
         assert_eq!(reads(head + 1), [("table", Reading::Activation)]);
         assert_eq!(layout.tensors()[0].reading, Reading::Both);
         assert_eq!(layout.tensors()[0].stored_range(), 0..24);
+    }
+
+    #[test]
+    fn what_is_read_forward_alone_is_not_read_backward() {
+        let mut layout = Layout::new();
+        let [table, scale] = ["table", "scale"].map(|name| {
+            let segment = layout.segment(name);
+            layout.tensor(name, &[3], Decay::Exempt, 1);
+            segment
+        });
+        for block in 0..3 {
+            let first = layout.block(format!("{block}"), &[table, scale]);
+            layout.set_use_passes(first, Passes::Forward);
+        }
+        let reads = |block, direction| layout.read_uses(block, direction).collect::<Vec<_>>();
+        let (forward, backward) = (Direction::Forward, Direction::Backward);
+        assert_eq!([reads(0, forward), reads(0, backward)], [vec![0, 1], vec![1]]);
+        assert_eq!([reads(1, forward), reads(1, backward)], [vec![2, 3], vec![3]]);
+        // Both passes of the last run in it.
+        assert_eq!([reads(2, forward), reads(2, backward)], [vec![4, 5], vec![4, 5]]);
+        assert!(reads(3, forward).is_empty());
     }
 }

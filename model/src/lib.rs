@@ -48,7 +48,7 @@ pub use gpt_neo::GptNeoConfig;
 pub use hybrid::HybridConfig;
 pub use language_model::{LanguageModel, Recompute};
 pub use layer_block::LayerBlock;
-pub use layout::{Decay, Layout, Reading, Segment, Tensor, Use};
+pub use layout::{Decay, Layout, Passes, Reading, Segment, Tensor, Use};
 pub use lease::{Lease, PackedTensor, Packing};
 pub use mamba::{Mamba, MambaConfig};
 pub use mpt::MptConfig;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use tidemill_kernels::FloatEnvironment;
 
 use crate::initialization::Initializer;
-use crate::layout::{Decay, Layout, Reading};
+use crate::layout::{Decay, Layout, Passes, Reading};
 
 /// Elements that are worth a thread of their own to draw.
 const ELEMENTS_PER_THREAD: usize = 1 << 18;
@@ -96,6 +96,14 @@ impl ParameterList {
     /// When the layout has no such use.
     pub fn set_use_reading(&mut self, use_index: usize, reading: Reading) {
         self.layout.set_use_reading(use_index, reading);
+    }
+
+    /// Says in which passes one block reads one segment: [`Layout::set_use_passes`].
+    ///
+    /// # Panics
+    /// When the layout has no such use.
+    pub fn set_use_passes(&mut self, use_index: usize, passes: Passes) {
+        self.layout.set_use_passes(use_index, passes);
     }
 
     /// The layout so far.

@@ -10,7 +10,7 @@
 use tidemill_kernels::Backend;
 
 use crate::error::{ModelError, Result};
-use crate::layout::{Layout, Use};
+use crate::layout::{Layout, Passes, Use};
 use crate::lease::Lease;
 use crate::trainable::{Device, Parameters};
 
@@ -86,11 +86,11 @@ pub trait ParameterSource<B: Backend> {
         direction: Direction,
     ) -> Result<()>;
 
-    /// The parameters of use `use_index` of the model's layout: one of the uses of the block entered last. Each tensor can be read
-    /// in the precision that [`Layout::reads`] says, and in no other.
+    /// The parameters of use `use_index` of the model's layout: one of those that the block entered last reads
+    /// ([`Layout::read_uses`]). Each tensor can be read in the precision that [`Layout::reads`] says, and in no other.
     ///
     /// # Errors
-    /// A use of another block.
+    /// A use of another block, or one that the layout says is read forward alone in a block entered backward.
     fn lease(&self, use_index: usize) -> Result<Lease<'_, B>>;
 }
 
@@ -139,13 +139,17 @@ impl<'a> BlockWalk<'a> {
         Ok(())
     }
 
-    /// Use `use_index`, if it is one of the block entered last.
+    /// Use `use_index`, if the block entered last reads it in the direction in which it was entered.
     ///
     /// # Errors
-    /// A use of another block.
+    /// A use of another block, or one that the layout says is read forward alone in a block entered backward.
     pub fn of_entered(&self, use_index: usize) -> Result<Use> {
         match (self.layout.uses().get(use_index), self.entered) {
-            (Some(&of_block), Some((block, _))) if of_block.block == block => Ok(of_block),
+            (Some(&of_block), Some((block, direction)))
+                if of_block.block == block && self.layout.is_read(&of_block, direction) =>
+            {
+                Ok(of_block)
+            }
             _ => Err(self.refuse_leasing(use_index)),
         }
     }
@@ -170,12 +174,18 @@ impl<'a> BlockWalk<'a> {
             None => format!("an index past the {} uses of the layout", self.layout.uses().len()),
             Some(other) => {
                 let segment = &self.layout.segments()[other.segment].name;
-                format!("segment {segment} of {}", self.name(other.block))
+                let passes = match other.passes {
+                    Passes::Both => "",
+                    Passes::Forward => ", read forward alone",
+                };
+                format!("segment {segment} of {}{passes}", self.name(other.block))
             }
         };
         let expected = match self.entered {
             None => "a block to be entered first".to_owned(),
-            Some((block, _)) => format!("a use of {}, which was entered last", self.name(block)),
+            Some(entered) => {
+                format!("a use that is read in {}, entered last", self.describe(entered))
+            }
         };
         let attempt = format!("leasing the parameters of use {use_index}");
         ModelError::ParameterAccess { attempt, expected, found }
@@ -302,7 +312,8 @@ mod tests {
 
     #[test]
     fn parameters_of_another_block_are_not_leased() {
-        let (layout, backend) = (blocks(3), Cpu::new(NonZeroUsize::MIN).expect("a thread"));
+        let (mut layout, backend) = (blocks(3), Cpu::new(NonZeroUsize::MIN).expect("a thread"));
+        layout.set_use_passes(0, Passes::Forward);
         let mut stream = backend.device_stream().expect("a stream");
         let device = &mut Device { backend: &backend, stream: &mut stream };
         let arena = vec![0.5; layout.parameter_elements()];
@@ -314,18 +325,29 @@ mod tests {
         assert_eq!(
             refused(source, 0),
             "leasing the parameters of use 0: expected a block to be entered first, found segment part.0 of block 0 \
-             (layers.0)"
+             (layers.0), read forward alone"
         );
         source.enter(device, 0, FORWARD).expect("the first");
         source.lease(0).expect("its own");
         assert_eq!(
             refused(source, 1),
-            "leasing the parameters of use 1: expected a use of block 0 (layers.0), which was entered last, found segment \
-             part.1 of block 1 (layers.1)"
+            "leasing the parameters of use 1: expected a use that is read in block 0 (layers.0) forward, entered last, found \
+             segment part.1 of block 1 (layers.1)"
         );
         source.enter(device, 1, FORWARD).expect("the second");
         source.lease(1).expect("its own");
-        assert!(refused(source, 0).ends_with("found segment part.0 of block 0 (layers.0)"));
+        assert!(
+            refused(source, 0)
+                .ends_with("found segment part.0 of block 0 (layers.0), read forward alone")
+        );
         assert!(refused(source, 9).ends_with("found an index past the 3 uses of the layout"));
+        source.enter(device, 2, BACKWARD).expect("the last");
+        source.enter(device, 1, BACKWARD).expect("the second");
+        source.enter(device, 0, BACKWARD).expect("the first");
+        assert_eq!(
+            refused(source, 0),
+            "leasing the parameters of use 0: expected a use that is read in block 0 (layers.0) backward, entered last, \
+             found segment part.0 of block 0 (layers.0), read forward alone"
+        );
     }
 }

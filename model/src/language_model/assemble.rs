@@ -6,7 +6,7 @@ use super::{LanguageModel, Place, Positions, Recompute};
 use crate::embedding::Embedding;
 use crate::head::Head;
 use crate::initialization::Initializer;
-use crate::layout::{Decay, Reading};
+use crate::layout::{Decay, Passes, Reading};
 use crate::norm::{NewNorm, Norm};
 use crate::parameter_list::{NewTensor, ParameterList};
 
@@ -94,6 +94,9 @@ impl<Body> LanguageModel<Body> {
         embedding_segments.extend(position_table.as_ref().map(|(segment, ..)| *segment));
         let embedding_use = parameters.block("embedding", &embedding_segments);
         parameters.set_use_reading(embedding_use, Reading::Fp32);
+        for looked_up in embedding_use..embedding_use + embedding_segments.len() {
+            parameters.set_use_passes(looked_up, Passes::Forward);
+        }
         let embedding_place =
             Place { segment: embedding_segment, block: 0, use_index: embedding_use };
         let positions = position_table.map(|(segment, table, count)| Positions {

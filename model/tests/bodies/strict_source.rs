@@ -30,6 +30,10 @@ pub enum Withheld {
         use_index: usize,
         tensor: usize,
     },
+    /// A use in the backward pass of its block.
+    Backward {
+        use_index: usize,
+    },
 }
 
 pub struct StrictSource<'a, B: Backend> {
@@ -110,14 +114,18 @@ impl<B: Backend> ParameterSource<B> for StrictSource<'_, B> {
         let before = self.walk.entered().map(|(before, _)| before);
         self.walk.enter(block, direction)?;
         self.entered.push((block, direction));
-        for (use_index, of_block) in self.layout.uses().iter().enumerate() {
-            let slot = &mut self.slots[use_index];
+        for (of_block, slot) in self.layout.uses().iter().zip(&mut self.slots) {
             if Some(of_block.block) == before {
                 slot.poison(device)?;
             }
-            if of_block.block != block {
+        }
+        for use_index in self.layout.read_uses(block, direction) {
+            if direction == Direction::Backward
+                && self.withheld == (Withheld::Backward { use_index })
+            {
                 continue;
             }
+            let slot = &mut self.slots[use_index];
             for (index, tensor) in slot.packing.tensors().to_vec().iter().enumerate() {
                 let mut starts = [tensor.fp32_start, tensor.activation_start];
                 if self.withheld == (Withheld::Fp32 { use_index, tensor: index }) {
