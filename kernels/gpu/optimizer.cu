@@ -1,15 +1,127 @@
-// Updates of parameters: AdamW (Loshchilov and Hutter, 2019, in the order of PyTorch's), and the copies of the masters in
-// activation precision.
+// Updates of parameters: AdamW (Loshchilov and Hutter, 2019, in the order of PyTorch's) of fp32 masters and of split ones, and
+// masters rounded to activation precision, split and joined.
+//
+// A split master is the bf16 that matrix products read, and the 16 bits that rounding to it took away. They are its fp32 to the
+// bit, so that an update has the bits that it has of fp32 masters, and the next copy besides. (Megatron-LM's precision-aware
+// optimizer stores the same.)
 //
 // Floor: AdamW reads four words an element and writes three, 28 bytes: 9.1 ms for 1.4 billion parameters at
-// 4.3 TB/s. Rounding reads 4 bytes and writes 2.
+// 4.3 TB/s. Of split masters it reads 2 + 2 + 4 + 4 + 4 bytes and writes 2 + 2 + 4 + 4: 28 too, where an fp32
+// master that is rounded afterwards takes 34. Rounding reads 4 bytes and writes 2; splitting and joining read 4
+// and write 4.
 #include "dialect.h"
 #include "pack.h"
 
 constexpr u32 THREADS = 256;
 
-struct AdamW {
-    float* parameters;      // [elements]
+// --- split masters ------------------------------------------------------------------------------------
+
+struct SplitMaster {
+    u16* rounded;    // [elements]; bf16
+    u16* remainder;  // [elements]
+};
+
+// Whether it was rounded up is the highest bit that rounding took away.
+DEVICE float joined(u32 rounded, u32 remainder) {
+    return __uint_as_float((rounded << 16 | remainder) - ((remainder & 0x8000u) << 1));
+}
+
+// To nearest, ties away from zero: a tie to even could not be undone. A NaN stays one, without its lower half:
+// a carry out of its payload would make it a zero.
+DEVICE void split(u16& rounded, u16& remainder, float x) {
+    const u32 bits = __float_as_uint(x);
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    rounded = static_cast<u16>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x8000u) >> 16);
+    remainder = static_cast<u16>(is_nan ? 0u : bits);
+}
+
+// A pack of halves of fp32.
+template <u32 N>
+struct Halves {
+    u16 at[N];
+};
+
+template <u32 N>
+DEVICE Halves<N> load_halves(const u16* at) {
+    Halves<N> halves;
+    if constexpr (N == 1) {
+        halves.at[0] = *at;
+    } else {
+        const Pairs<N> pairs = load_pairs<N>(at);
+#pragma unroll
+        for (u32 i = 0; i < N / 2; i++) {
+            halves.at[2 * i] = static_cast<u16>(pairs.at[i]);
+            halves.at[2 * i + 1] = static_cast<u16>(pairs.at[i] >> 16);
+        }
+    }
+    return halves;
+}
+
+template <u32 N>
+DEVICE void store_halves(u16* at, const Halves<N>& halves) {
+    if constexpr (N == 1) {
+        *at = halves.at[0];
+    } else {
+        Pairs<N> pairs;
+#pragma unroll
+        for (u32 i = 0; i < N / 2; i++) {
+            pairs.at[i] = halves.at[2 * i] | static_cast<u32>(halves.at[2 * i + 1]) << 16;
+        }
+        store_pairs<N>(at, pairs);
+    }
+}
+
+// --- parameters, however they are held ----------------------------------------------------------------
+
+// The N parameters from `first` on, of which there are `count`. As with `load`, no load is conditional.
+template <u32 N, Access ACCESS, class T>
+DEVICE Pack<N> load_from(const T* from, u64 first, u64 count) {
+    return load<N, ACCESS>(from + first, count);
+}
+template <u32 N, Access ACCESS>
+DEVICE Pack<N> load_from(const SplitMaster& from, u64 first, u64 count) {
+    Pack<N> pack = filled<N>(0.0f);
+    if constexpr (ACCESS == Access::WIDE) {
+        const Halves<N> rounded = load_halves<N>(from.rounded + first);
+        const Halves<N> remainder = load_halves<N>(from.remainder + first);
+#pragma unroll
+        for (u32 i = 0; i < N; i++) pack.at[i] = joined(rounded.at[i], remainder.at[i]);
+    } else if (count > 0) {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            const u64 at = first + (i < count ? i : 0);
+            pack.at[i] = joined(from.rounded[at], from.remainder[at]);
+        }
+    }
+    return pack;
+}
+
+template <u32 N, Access ACCESS, class T>
+DEVICE void store_to(T* out, u64 first, const Pack<N>& pack, u64 count) {
+    store<N, ACCESS>(out + first, pack, count);
+}
+template <u32 N, Access ACCESS>
+DEVICE void store_to(const SplitMaster& out, u64 first, const Pack<N>& pack, u64 count) {
+    Halves<N> rounded, remainder;
+#pragma unroll
+    for (u32 i = 0; i < N; i++) split(rounded.at[i], remainder.at[i], pack.at[i]);
+    if constexpr (ACCESS == Access::WIDE) {
+        store_halves<N>(out.rounded + first, rounded);
+        store_halves<N>(out.remainder + first, remainder);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+            if (i < count) {
+                out.rounded[first + i] = rounded.at[i];
+                out.remainder[first + i] = remainder.at[i];
+            }
+        }
+    }
+}
+
+// --- AdamW --------------------------------------------------------------------------------------------
+
+struct Update {
     float* exp_avg;         // [elements]
     float* exp_avg_sq;      // [elements]
     const float* gradient;  // [elements]
@@ -26,41 +138,49 @@ struct AdamW {
     u32 padding;
 };
 
+// Of parameters that are fp32, or split masters.
+template <class Parameters>
+struct AdamW {
+    Parameters parameters;  // [elements]
+    Update update;
+};
+
 // m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
 // p = p decay_factor - step_size m / (sqrt(v) / root_correction2 + eps)
-template <u32 N, u32 BATCH, Access ACCESS>
-DEVICE void update(const AdamW& arguments, const Tile<THREADS, BATCH, N>& tile) {
+template <u32 N, u32 BATCH, Access ACCESS, class Parameters>
+DEVICE void update(const AdamW<Parameters>& arguments, const Tile<THREADS, BATCH, N>& tile) {
+    const Update& step = arguments.update;
     Pack<N> p[BATCH], m[BATCH], v[BATCH], g[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        p[i] = load<N, ACCESS>(arguments.parameters + tile.pack(i), tile.count(i));
-        m[i] = load<N, ACCESS>(arguments.exp_avg + tile.pack(i), tile.count(i));
-        v[i] = load<N, ACCESS>(arguments.exp_avg_sq + tile.pack(i), tile.count(i));
-        g[i] = load<N, ACCESS>(arguments.gradient + tile.pack(i), tile.count(i));
+        p[i] = load_from<N, ACCESS>(arguments.parameters, tile.pack(i), tile.count(i));
+        m[i] = load<N, ACCESS>(step.exp_avg + tile.pack(i), tile.count(i));
+        v[i] = load<N, ACCESS>(step.exp_avg_sq + tile.pack(i), tile.count(i));
+        g[i] = load<N, ACCESS>(step.gradient + tile.pack(i), tile.count(i));
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
 #pragma unroll
         for (u32 j = 0; j < N; j++) {
-            const float gradient = g[i].at[j] * arguments.gradient_scale;
-            const float first = fmaf(m[i].at[j], arguments.beta1, gradient * arguments.rest1);
-            const float square = gradient * gradient * arguments.rest2;
-            const float second = fmaf(v[i].at[j], arguments.beta2, square);
-            const float denominator = sqrtf(second) / arguments.root_correction2 + arguments.eps;
-            const float decayed = p[i].at[j] * arguments.decay_factor;
+            const float gradient = g[i].at[j] * step.gradient_scale;
+            const float first = fmaf(m[i].at[j], step.beta1, gradient * step.rest1);
+            const float square = gradient * gradient * step.rest2;
+            const float second = fmaf(v[i].at[j], step.beta2, square);
+            const float denominator = sqrtf(second) / step.root_correction2 + step.eps;
+            const float decayed = p[i].at[j] * step.decay_factor;
             m[i].at[j] = first;
             v[i].at[j] = second;
-            p[i].at[j] = fmaf(-arguments.step_size, first / denominator, decayed);
+            p[i].at[j] = fmaf(-step.step_size, first / denominator, decayed);
         }
-        store<N, ACCESS>(arguments.parameters + tile.pack(i), p[i], tile.count(i));
-        store<N, ACCESS>(arguments.exp_avg + tile.pack(i), m[i], tile.count(i));
-        store<N, ACCESS>(arguments.exp_avg_sq + tile.pack(i), v[i], tile.count(i));
+        store_to<N, ACCESS>(arguments.parameters, tile.pack(i), p[i], tile.count(i));
+        store<N, ACCESS>(step.exp_avg + tile.pack(i), m[i], tile.count(i));
+        store<N, ACCESS>(step.exp_avg_sq + tile.pack(i), v[i], tile.count(i));
     }
 }
 
-template <u32 N, u32 BATCH>
-DEVICE void update(const AdamW& arguments) {
-    const Tile<THREADS, BATCH, N> tile(arguments.elements);
+template <u32 N, u32 BATCH, class Parameters>
+DEVICE void update(const AdamW<Parameters>& arguments) {
+    const Tile<THREADS, BATCH, N> tile(arguments.update.elements);
     if (tile.whole()) {
         update<N, BATCH, Access::WIDE>(arguments, tile);
     } else {
@@ -68,39 +188,51 @@ DEVICE void update(const AdamW& arguments) {
     }
 }
 
-// A thread for a pack of four elements where all four operands are aligned to it, else for four elements.
-KERNEL(adamw_wide, THREADS, 4, AdamW) { update<4, 1>(arguments); }
-KERNEL(adamw_single, THREADS, 4, AdamW) { update<1, 4>(arguments); }
+// A thread for a pack of four elements where all operands are aligned to theirs, else for four elements.
+KERNEL(adamw_wide, THREADS, 4, AdamW<float*>) { update<4, 1>(arguments); }
+KERNEL(adamw_single, THREADS, 4, AdamW<float*>) { update<1, 4>(arguments); }
+KERNEL(adamw_master_wide, THREADS, 4, AdamW<SplitMaster>) { update<4, 1>(arguments); }
+KERNEL(adamw_master_single, THREADS, 4, AdamW<SplitMaster>) { update<1, 4>(arguments); }
 
-struct Round {
-    activation* out;    // [elements]
-    const float* from;  // [elements]
+// --- from one form to another -------------------------------------------------------------------------
+
+template <class Out, class From>
+struct Convert {
+    Out out;    // [elements]
+    From from;  // [elements]
     u64 elements;
 };
+using Round = Convert<activation*, const float*>;
+using Split = Convert<SplitMaster, const float*>;
+using Join = Convert<float*, SplitMaster>;
 
-template <u32 N, u32 BATCH, Access ACCESS>
-DEVICE void round_to_activations(const Round& arguments, const Tile<THREADS, BATCH, N>& tile) {
+template <u32 N, u32 BATCH, Access ACCESS, class Out, class From>
+DEVICE void convert(const Convert<Out, From>& arguments, const Tile<THREADS, BATCH, N>& tile) {
     Pack<N> packs[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        packs[i] = load<N, ACCESS>(arguments.from + tile.pack(i), tile.count(i));
+        packs[i] = load_from<N, ACCESS>(arguments.from, tile.pack(i), tile.count(i));
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        store<N, ACCESS>(arguments.out + tile.pack(i), packs[i], tile.count(i));
+        store_to<N, ACCESS>(arguments.out, tile.pack(i), packs[i], tile.count(i));
     }
 }
 
-template <u32 N, u32 BATCH>
-DEVICE void round_to_activations(const Round& arguments) {
+template <u32 N, u32 BATCH, class Out, class From>
+DEVICE void convert(const Convert<Out, From>& arguments) {
     const Tile<THREADS, BATCH, N> tile(arguments.elements);
     if (tile.whole()) {
-        round_to_activations<N, BATCH, Access::WIDE>(arguments, tile);
+        convert<N, BATCH, Access::WIDE>(arguments, tile);
     } else {
-        round_to_activations<N, BATCH, Access::SINGLE>(arguments, tile);
+        convert<N, BATCH, Access::SINGLE>(arguments, tile);
     }
 }
 
 // A thread for eight elements.
-KERNEL(round_wide, THREADS, 4, Round) { round_to_activations<8, 1>(arguments); }
-KERNEL(round_single, THREADS, 4, Round) { round_to_activations<1, 8>(arguments); }
+KERNEL(round_wide, THREADS, 4, Round) { convert<8, 1>(arguments); }
+KERNEL(round_single, THREADS, 4, Round) { convert<1, 8>(arguments); }
+KERNEL(split_master_wide, THREADS, 4, Split) { convert<8, 1>(arguments); }
+KERNEL(split_master_single, THREADS, 4, Split) { convert<1, 8>(arguments); }
+KERNEL(join_master_wide, THREADS, 4, Join) { convert<8, 1>(arguments); }
+KERNEL(join_master_single, THREADS, 4, Join) { convert<1, 8>(arguments); }

@@ -17,6 +17,43 @@ DEVICE Pack<N> filled(float x) {
     return pack;
 }
 
+// N elements of two bytes each, the first of a pair in the lower half of its word.
+template <u32 N>
+struct Pairs {
+    u32 at[N / 2];
+};
+
+// Those at a place aligned to all of them.
+template <u32 N>
+DEVICE Pairs<N> load_pairs(const void* at) {
+    static_assert(N == 2 || N == 4 || N == 8, "pairs are one load");
+    Pairs<N> pairs;
+    if constexpr (N == 2) {
+        pairs.at[0] = *static_cast<const u32*>(at);
+    } else if constexpr (N == 4) {
+        const uint2 words = *static_cast<const uint2*>(at);
+        pairs.at[0] = words.x;
+        pairs.at[1] = words.y;
+    } else {
+        const uint4 words = *static_cast<const uint4*>(at);
+        pairs.at[0] = words.x;
+        pairs.at[1] = words.y;
+        pairs.at[2] = words.z;
+        pairs.at[3] = words.w;
+    }
+    return pairs;
+}
+template <u32 N>
+DEVICE void store_pairs(void* at, const Pairs<N>& pairs) {
+    if constexpr (N == 2) {
+        *static_cast<u32*>(at) = pairs.at[0];
+    } else if constexpr (N == 4) {
+        *static_cast<uint2*>(at) = make_uint2(pairs.at[0], pairs.at[1]);
+    } else {
+        *static_cast<uint4*>(at) = make_uint4(pairs.at[0], pairs.at[1], pairs.at[2], pairs.at[3]);
+    }
+}
+
 // N elements at a place aligned to them, or to 16 bytes where they are more.
 template <u32 N>
 DEVICE Pack<N> load_pack(const float* at) {
@@ -42,29 +79,15 @@ DEVICE Pack<N> load_pack(const float* at) {
 }
 template <u32 N>
 DEVICE Pack<N> load_pack(const bf16* at) {
-    static_assert(N == 1 || N == 2 || N == 4 || N == 8, "a pack of bf16 is one load");
     Pack<N> pack;
     if constexpr (N == 1) {
         pack.at[0] = widen(*at);
     } else {
-        u32 pairs[N / 2];
-        if constexpr (N == 2) {
-            pairs[0] = *reinterpret_cast<const u32*>(at);
-        } else if constexpr (N == 4) {
-            const uint2 words = *reinterpret_cast<const uint2*>(at);
-            pairs[0] = words.x;
-            pairs[1] = words.y;
-        } else {
-            const uint4 words = *reinterpret_cast<const uint4*>(at);
-            pairs[0] = words.x;
-            pairs[1] = words.y;
-            pairs[2] = words.z;
-            pairs[3] = words.w;
-        }
+        const Pairs<N> pairs = load_pairs<N>(at);
 #pragma unroll
         for (u32 i = 0; i < N / 2; i++) {
-            pack.at[2 * i] = first_of(pairs[i]);
-            pack.at[2 * i + 1] = second_of(pairs[i]);
+            pack.at[2 * i] = first_of(pairs.at[i]);
+            pack.at[2 * i + 1] = second_of(pairs.at[i]);
         }
     }
     return pack;
@@ -89,16 +112,10 @@ DEVICE void store_pack(bf16* at, const Pack<N>& pack) {
     if constexpr (N == 1) {
         narrow(*at, pack.at[0]);
     } else {
-        u32 pairs[N / 2];
+        Pairs<N> pairs;
 #pragma unroll
-        for (u32 i = 0; i < N / 2; i++) pairs[i] = bf16_pair(pack.at[2 * i], pack.at[2 * i + 1]);
-        if constexpr (N == 2) {
-            *reinterpret_cast<u32*>(at) = pairs[0];
-        } else if constexpr (N == 4) {
-            *reinterpret_cast<uint2*>(at) = make_uint2(pairs[0], pairs[1]);
-        } else {
-            *reinterpret_cast<uint4*>(at) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        }
+        for (u32 i = 0; i < N / 2; i++) pairs.at[i] = bf16_pair(pack.at[2 * i], pack.at[2 * i + 1]);
+        store_pairs<N>(at, pairs);
     }
 }
 

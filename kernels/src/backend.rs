@@ -27,17 +27,18 @@ mod element;
 mod runtime;
 mod selective_scan;
 
-pub(crate) use self::arguments::check_tree;
 pub use self::arguments::{
     AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, MOST_TREE_TERMS,
     NormGradient, NormInput, Output, ScanGradients, ScanInputs, TermValues, TreeTerm,
 };
+pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
 pub use self::element::{ActivationElement, Element};
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 use crate::error::Result;
+use crate::master::{Master, MasterMut};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -287,6 +288,21 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         count: f32,
     ) -> Result<()>;
 
+    /// [`mean_gradient`](Self::mean_gradient) within one slice, with the same bits: `sums[first + i] = (sums[first + i] +
+    /// sums[others[0] + i] + ...) / count` for i below `elements`. All else in `sums` stays.
+    ///
+    /// # Errors
+    /// A use that leaves `sums`, or overlaps another.
+    fn mean_gradient_in_place(
+        &self,
+        stream: &mut Self::DeviceStream,
+        sums: SliceMut<'_, Self, f32>,
+        first: usize,
+        others: &[usize],
+        elements: usize,
+        count: f32,
+    ) -> Result<()>;
+
     /// The sums of squares of consecutive ranges of `x`, which end at `ends`: `0..ends[0]`,
     /// `ends[0]..ends[1]` and so on; the last end is `x.elements()`. Each is formed in f64 over a
     /// fixed tree that depends on the range's length alone.
@@ -312,5 +328,33 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         exp_avg_sq: SliceMut<'_, Self, f32>,
         gradient: Slice<'_, Self, f32>,
         step: AdamWStep,
+    ) -> Result<()>;
+
+    /// [`adamw`](Self::adamw) of a chunk of [masters](crate::master): joined, updated with the same arithmetic, split. So
+    /// what [`join_master`](Self::join_master) then gives, and both moments, have the bits that `adamw` gives fp32 parameters.
+    fn adamw_master(
+        &self,
+        stream: &mut Self::DeviceStream,
+        master: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()>;
+
+    /// `out` is the [master](crate::master) of `from`: a copy of it where activations are fp32.
+    fn split_master(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MasterMut<'_, Self>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()>;
+
+    /// `out` is the fp32 that `from` is the [master](crate::master) of: what was split, to the bit, unless it is NaN.
+    fn join_master(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, f32>,
+        from: Master<'_, Self>,
     ) -> Result<()>;
 }

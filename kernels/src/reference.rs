@@ -15,6 +15,7 @@ pub mod embedding;
 pub mod gelu;
 pub mod gradient_sums;
 pub mod layer_norm;
+pub mod master;
 pub mod matmul;
 pub mod optimizer;
 pub mod rms_norm;

@@ -129,10 +129,10 @@ fn every_source_compiles() {
 
 /// Runs `body` on kernels of which `source` has lost the first `from`, and asserts that it fails.
 #[track_caller]
-fn assert_needs(
+fn assert_needs<P: Precision>(
     source: &'static str,
     from: &'static str,
-    body: fn(&Arm<Gpu<Emulator, Fp32>>) -> Transcript,
+    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
 ) {
     let change = SourceChange { source, from, to: "" };
     for warp in [32, 64] {
@@ -149,32 +149,42 @@ fn assert_needs(
 fn a_missing_barrier_fails_the_body() {
     let barrier = "__syncthreads();";
     let scan = bodies::selective_scan::samples_are_independent;
-    assert_needs("causal_conv1d_backward.cu", barrier, bodies::causal_conv1d::agrees);
-    assert_needs("attention_forward.cu", barrier, bodies::attention_cached::agrees);
-    assert_needs("attention_backward.cu", barrier, bodies::attention::agrees);
-    assert_needs("scan_forward.cu", barrier, scan);
-    assert_needs("scan_backward.cu", barrier, scan);
+    assert_needs::<Fp32>("causal_conv1d_backward.cu", barrier, bodies::causal_conv1d::agrees);
+    assert_needs::<Fp32>("attention_forward.cu", barrier, bodies::attention_cached::agrees);
+    assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
+    assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
+    assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
 }
 
 #[test]
 fn a_forgotten_addition_fails_the_body() {
-    assert_needs("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
+    assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
     let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
-    assert_needs("tree_sum.cu", join, bodies::tree_sum::agrees);
+    assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+}
+
+/// Whether a master was rounded up is told by its remainder, and a NaN is not rounded as numbers are.
+#[test]
+fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
+    let carried = " - ((remainder & 0x8000u) << 1)";
+    for forgotten in [carried, " + 0x8000u", "is_nan ? (bits >> 16) | 0x40u : "] {
+        assert_needs::<Bf16>("optimizer.cu", forgotten, bodies::master::splitting_agrees);
+    }
+    assert_needs::<Bf16>("optimizer.cu", carried, bodies::master::adamw_agrees);
 }
 
 /// A run of a convolution ends with what the next one hands over.
 #[test]
 fn a_forgotten_gradient_of_the_next_run_fails_the_body() {
     let handed = "handed.take(run, walk.gradients + BEFORE);";
-    assert_needs("causal_conv1d_backward.cu", handed, bodies::causal_conv1d::agrees);
+    assert_needs::<Fp32>("causal_conv1d_backward.cu", handed, bodies::causal_conv1d::agrees);
 }
 
 /// A turn of a scan goes on from what the one before has left.
 #[test]
 fn a_forgotten_turn_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
-    assert_needs("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
+    assert_needs::<Fp32>("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
     let carried = "load_carried(carried, sums, carried_place(arguments, turn.chain));";
-    assert_needs("scan_backward.cu", carried, scan);
+    assert_needs::<Fp32>("scan_backward.cu", carried, scan);
 }

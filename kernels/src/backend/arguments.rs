@@ -74,6 +74,33 @@ pub(crate) fn check_tree<B: Runtime>(terms: &[TreeTerm<'_, B>]) -> Result<usize>
     }
 }
 
+/// Asks the uses of [`mean_gradient_in_place`](super::Backend::mean_gradient_in_place), which are `elements` long, to lie
+/// inside `sums` elements, and none to overlap another.
+pub(crate) fn check_uses(
+    first: usize,
+    others: &[usize],
+    elements: usize,
+    sums: usize,
+) -> Result<()> {
+    const KERNEL: &str = "mean_gradient_in_place";
+    let mut starts = [&[first], others].concat();
+    for start in &starts {
+        if start.checked_add(elements).is_none_or(|end| end > sums) {
+            let expected = format!("{elements} elements within {sums}");
+            return Err(KernelError::shape(KERNEL, "use", expected, format!("those from {start}")));
+        }
+    }
+    starts.sort_unstable();
+    for pair in starts.windows(2) {
+        if pair[1] - pair[0] < elements {
+            let expected = format!("starts at least {elements} elements apart");
+            let found = format!("{} and {}", pair[0], pair[1]);
+            return Err(KernelError::shape(KERNEL, "uses", expected, found));
+        }
+    }
+    Ok(())
+}
+
 /// Which GELU (Hendrycks and Gimpel, 2016).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gelu {

@@ -7,7 +7,7 @@ mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::cross_entropy::cross_entropy;
-use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
+use super::elementwise::{accumulate, mean_gradient, mean_gradient_in_place, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gelu::{Erf, Gradient, Tanh, Value};
 use super::layer_norm::{
@@ -25,6 +25,7 @@ use crate::backend::{
     AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output, TreeTerm,
 };
 use crate::error::Result;
+use crate::master::{Master, MasterMut};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -313,6 +314,18 @@ impl Backend for Cpu {
         mean_gradient(self.dispatch, out, uses, count)
     }
 
+    fn mean_gradient_in_place(
+        &self,
+        _: &mut DeviceStream,
+        sums: SliceMut<'_, Self, f32>,
+        first: usize,
+        others: &[usize],
+        elements: usize,
+        count: f32,
+    ) -> Result<()> {
+        mean_gradient_in_place(self.dispatch, elements_mut(sums), first, others, elements, count)
+    }
+
     fn sums_of_squares(
         &self,
         stream: &mut DeviceStream,
@@ -332,6 +345,41 @@ impl Backend for Cpu {
         step: AdamWStep,
     ) -> Result<()> {
         let moments = [exp_avg, exp_avg_sq];
-        adamw(stream.threads(), self.dispatch, parameters, moments, gradient, step)
+        adamw("adamw", stream.threads(), self.dispatch, parameters, moments, gradient, step)
+    }
+
+    fn adamw_master(
+        &self,
+        stream: &mut DeviceStream,
+        MasterMut { rounded, remainder: _ }: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        let moments = [exp_avg, exp_avg_sq];
+        adamw("adamw_master", stream.threads(), self.dispatch, rounded, moments, gradient, step)
+    }
+
+    fn split_master(
+        &self,
+        _: &mut DeviceStream,
+        MasterMut { rounded, remainder: _ }: MasterMut<'_, Self>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let out = elements_mut(rounded);
+        out.copy_from_slice(exactly("split_master", "from", from, out.len())?);
+        Ok(())
+    }
+
+    fn join_master(
+        &self,
+        _: &mut DeviceStream,
+        out: SliceMut<'_, Self, f32>,
+        Master { rounded, remainder: _ }: Master<'_, Self>,
+    ) -> Result<()> {
+        let out = elements_mut(out);
+        out.copy_from_slice(exactly("join_master", "from", rounded, out.len())?);
+        Ok(())
     }
 }

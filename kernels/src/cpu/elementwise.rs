@@ -5,6 +5,7 @@ use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
 use super::rows::{elements_mut, exactly};
 use super::simd::{LANES, Simd};
+use crate::backend::check_uses;
 use crate::error::{KernelError, Result};
 use crate::view::{Slice, SliceMut};
 
@@ -112,6 +113,46 @@ impl Kernel for MeanGradient<'_> {
                 sum = s.add(sum, s.load_row(&other[first..]));
             }
             s.store_row(out, s.div(sum, count));
+        }
+    }
+}
+
+/// [`mean_gradient`] of uses that are ranges of `sums`, in the place of the first.
+pub(crate) fn mean_gradient_in_place(
+    dispatch: Dispatch,
+    sums: &mut [f32],
+    first: usize,
+    others: &[usize],
+    elements: usize,
+    count: f32,
+) -> Result<()> {
+    check_uses(first, others, elements, sums.len())?;
+    dispatch.run(MeanInPlace { sums, first, others, elements, count });
+    Ok(())
+}
+
+/// [`mean_gradient_in_place`], where every use lies inside `sums`.
+struct MeanInPlace<'a> {
+    sums: &'a mut [f32],
+    first: usize,
+    others: &'a [usize],
+    elements: usize,
+    count: f32,
+}
+
+impl Kernel for MeanInPlace<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let count = s.splat(self.count);
+        for start in (0..self.elements).step_by(LANES) {
+            let width = LANES.min(self.elements - start);
+            let mut sum = s.load_row(&self.sums[self.first + start..][..width]);
+            for other in self.others {
+                sum = s.add(sum, s.load_row(&self.sums[other + start..][..width]));
+            }
+            s.store_row(&mut self.sums[self.first + start..][..width], s.div(sum, count));
         }
     }
 }

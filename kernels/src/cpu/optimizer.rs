@@ -9,8 +9,9 @@ use crate::backend::AdamWStep;
 use crate::error::Result;
 use crate::view::{Slice, SliceMut};
 
-/// One update of `parameters` and of their moments, the first and the second.
+/// One update of `parameters` and of their moments, the first and the second, for `kernel`.
 pub(crate) fn adamw(
+    kernel: &'static str,
     threads: &ComputeThreads,
     dispatch: Dispatch,
     parameters: SliceMut<'_, Cpu, f32>,
@@ -18,12 +19,11 @@ pub(crate) fn adamw(
     gradient: Slice<'_, Cpu, f32>,
     step: AdamWStep,
 ) -> Result<()> {
-    const KERNEL: &str = "adamw";
     let parameters = elements_mut(parameters);
     let count = parameters.len();
-    let exp_avg = exactly_mut(KERNEL, "exp_avg", exp_avg, count)?;
-    let exp_avg_sq = exactly_mut(KERNEL, "exp_avg_sq", exp_avg_sq, count)?;
-    let gradient = exactly(KERNEL, "gradient", gradient, count)?;
+    let exp_avg = exactly_mut(kernel, "exp_avg", exp_avg, count)?;
+    let exp_avg_sq = exactly_mut(kernel, "exp_avg_sq", exp_avg_sq, count)?;
+    let gradient = exactly(kernel, "gradient", gradient, count)?;
     let all = AdamW { parameters, exp_avg, exp_avg_sq, gradient, step };
     let share = threads.share(count.div_ceil(LANES)) * LANES;
     threads.for_each(all.parts(share), |part| dispatch.run(part));

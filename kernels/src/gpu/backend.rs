@@ -14,6 +14,7 @@ use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
 use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream};
+use crate::master::{Master, MasterMut};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -263,6 +264,18 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_mean_gradient(stream, out, uses, count)
     }
 
+    fn mean_gradient_in_place(
+        &self,
+        stream: &mut GpuStream<D>,
+        sums: SliceMut<'_, Self, f32>,
+        first: usize,
+        others: &[usize],
+        elements: usize,
+        count: f32,
+    ) -> Result<()> {
+        self.launch_mean_gradient_in_place(stream, sums, first, others, elements, count)
+    }
+
     fn sums_of_squares(
         &self,
         stream: &mut GpuStream<D>,
@@ -282,5 +295,35 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         step: AdamWStep,
     ) -> Result<()> {
         self.launch_adamw(stream, parameters, exp_avg, exp_avg_sq, gradient, step)
+    }
+
+    fn adamw_master(
+        &self,
+        stream: &mut GpuStream<D>,
+        master: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        self.launch_adamw_master(stream, master, exp_avg, exp_avg_sq, gradient, step)
+    }
+
+    fn split_master(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MasterMut<'_, Self>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        self.launch_split_master(stream, out, from)
+    }
+
+    fn join_master(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f32>,
+        from: Master<'_, Self>,
+    ) -> Result<()> {
+        self.launch_join_master(stream, out, from)
     }
 }

@@ -75,7 +75,7 @@ pub static GELU: Source = source!("gelu.cu");
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 /// Layer norm and its gradients.
 pub static LAYER_NORM: Source = source!("layer_norm.cu");
-/// AdamW, and copies of the masters.
+/// AdamW, and masters rounded, split and joined.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
 /// Gradients of parameters from the partial sums of runs of rows.
 pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");

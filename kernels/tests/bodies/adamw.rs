@@ -10,7 +10,7 @@ use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, wide};
 
 /// Step `number`, counted from 1.
-fn step(number: i32) -> AdamWStep {
+pub fn step(number: i32) -> AdamWStep {
     let (beta1, beta2, learning_rate) = (0.9_f32, 0.95_f32, 3e-3_f32);
     AdamWStep {
         learning_rate,
@@ -25,7 +25,7 @@ fn step(number: i32) -> AdamWStep {
 }
 
 /// Parameters and moments on the device.
-struct PlacedState<B: Backend> {
+pub struct PlacedState<B: Backend> {
     parameters: Placed<B>,
     exp_avg: Placed<B>,
     exp_avg_sq: Placed<B>,
@@ -33,7 +33,7 @@ struct PlacedState<B: Backend> {
 
 impl<B: Backend> PlacedState<B> {
     /// Parameters whose moments are zero.
-    fn new(device: &mut Device<'_, B>, parameters: &[f32]) -> Self {
+    pub fn new(device: &mut Device<'_, B>, parameters: &[f32]) -> Self {
         let layout = Layout::range(parameters.len());
         let zeros = vec![0.0; parameters.len()];
         Self {
@@ -43,7 +43,7 @@ impl<B: Backend> PlacedState<B> {
         }
     }
 
-    fn update(&mut self, device: &mut Device<'_, B>, gradient: &[f32], step: AdamWStep) {
+    pub fn update(&mut self, device: &mut Device<'_, B>, gradient: &[f32], step: AdamWStep) {
         let gradient = Placed::new(device, Layout::range(gradient.len()), gradient);
         let (backend, stream) = (device.backend, &mut device.stream);
         let parameters = self.parameters.slice_mut();
@@ -51,7 +51,7 @@ impl<B: Backend> PlacedState<B> {
         backend.adamw(stream, parameters, exp_avg, exp_avg_sq, gradient.slice(), step).unwrap();
     }
 
-    fn read(&self, device: &mut Device<'_, B>) -> [Vec<f32>; 3] {
+    pub fn read(&self, device: &mut Device<'_, B>) -> [Vec<f32>; 3] {
         [&self.parameters, &self.exp_avg, &self.exp_avg_sq].map(|placed| placed.read(device))
     }
 }

@@ -1,7 +1,7 @@
 //! Sums of gradients: over grains, over uses of a parameter, and of squares.
 
 use tidemill_kernels::reference::gradient_sums;
-use tidemill_kernels::{Backend, Slice};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
 use super::arm::Arm;
@@ -91,6 +91,60 @@ pub fn mean_gradient_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
             in_order.iter_mut().for_each(|sum| *sum /= count);
             assert_same_bits(&label, &found, &in_order);
             transcript.record(&label, &found);
+        }
+    }
+    transcript
+}
+
+/// Uses within one slice, in any order, are summed and divided in the place of the first, with the bits of
+/// `mean_gradient`; all else stays.
+pub fn mean_gradient_in_place_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for elements in SIZES {
+        for uses in USES {
+            // Uses that all begin where elements are aligned, and some that do not.
+            for (margin, gap) in [(MARGINS[0], 16 - elements % 16), (MARGINS[1], 3)] {
+                device.margin = margin;
+                let label = format!("{elements} elements of {uses} uses {gap} apart");
+                let mut inputs = Inputs::new((elements * 8 + uses) as u64);
+                let stride = elements + gap;
+                // The uses' numbers in the order of their sum: the first is neither the lowest nor the highest.
+                let starts: Vec<usize> =
+                    (0..uses).map(|i| (i * 7 + uses / 2) % uses * stride).collect();
+                let values = inputs.uniform(uses * stride, -1.0, 1.0);
+                let mut placed = Placed::new(&mut device, Layout::range(uses * stride), &values);
+                let count = 1021.0;
+                let whole = placed.slice();
+                let slices: Vec<Slice<'_, B, f32>> =
+                    starts.iter().map(|&at| whole.sub(at, elements).unwrap()).collect();
+                let mut mean = device.upload(&vec![f32::NAN; elements]);
+                let stream = &mut device.stream;
+                backend.mean_gradient(stream, SliceMut::all(&mut mean), &slices, count).unwrap();
+                let (first, others) = (starts[0], &starts[1..]);
+                backend
+                    .mean_gradient_in_place(
+                        stream,
+                        placed.slice_mut(),
+                        first,
+                        others,
+                        elements,
+                        count,
+                    )
+                    .expect(&label);
+                let found = placed.read(&mut device);
+                let wide_values = wide(&values);
+                let wide_uses: Vec<&[f64]> =
+                    starts.iter().map(|&at| &wide_values[at..][..elements]).collect();
+                let expected = gradient_sums::mean_gradient(&wide_uses, f64::from(count));
+                let found_mean = &found[first..][..elements];
+                assert_close(&label, found_mean, &expected, tolerance::<f32>(uses));
+                let mut changed = values;
+                changed[first..][..elements].copy_from_slice(&device.download(&mean));
+                assert_same_bits(&label, &found, &changed);
+                transcript.record(&label, &found);
+            }
         }
     }
     transcript

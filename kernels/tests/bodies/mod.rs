@@ -22,6 +22,7 @@ pub mod gradient_sums;
 pub mod graphs;
 pub mod inputs;
 pub mod layer_norm;
+pub mod master;
 pub mod matmul;
 pub mod memory;
 pub mod norm_case;
@@ -74,9 +75,13 @@ macro_rules! every_body {
                 cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
                 accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
+                mean_gradient_in_place_agrees: bodies::gradient_sums::mean_gradient_in_place_agrees;
                 tree_sum_agrees: bodies::tree_sum::agrees;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 adamw_agrees: bodies::adamw::agrees;
+                adamw_of_masters_agrees: bodies::master::adamw_agrees;
+                masters_are_split_as_defined: bodies::master::splitting_agrees;
+                masters_are_joined_as_defined: bodies::master::joining_agrees;
             }
             of_one_arm {
                 buffers_hold_what_is_written: bodies::memory::buffers_hold_what_is_written;
@@ -94,6 +99,8 @@ macro_rules! every_body {
                 graphs_end_with_their_recording: bodies::graphs::end_with_their_recording;
                 graphs_answer_the_faults_of_their_kernels: bodies::graphs::answer_the_faults_of_their_kernels;
                 adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
+                adamw_of_masters_shows_failures_to_products: bodies::master::failures_reach_the_copy;
+                parts_of_masters_name_their_elements: bodies::master::parts_name_their_elements;
                 embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
                 cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
                 matmul_refuses_shapes: bodies::refusals::matmul;
@@ -109,6 +116,7 @@ macro_rules! every_body {
                 selective_scan_step_refuses_shapes: bodies::sequence_refusals::selective_scan_step;
                 cross_entropy_refuses_shapes: bodies::refusals::cross_entropy;
                 updates_refuse_shapes: bodies::refusals::updates;
+                masters_refuse_shapes: bodies::master::refuses_shapes;
             }
             of_attention {
                 attention_agrees: bodies::attention::agrees;

@@ -44,6 +44,20 @@ impl Number for bf16 {
     }
 }
 
+/// Whole numbers of sixteen bits, such as the remainders of masters; each of them is a number that a kernel may write.
+impl Number for u16 {
+    const POISON: Self = 0xdead;
+    const ROUNDING: f64 = 0.0;
+
+    fn rounded(value: f32) -> Self {
+        value as Self
+    }
+
+    fn widened(self) -> f32 {
+        f32::from(self)
+    }
+}
+
 /// `values` rounded to `T`.
 pub fn rounded<T: Number>(values: &[f32]) -> Vec<f32> {
     values.iter().map(|&value| T::rounded(value).widened()).collect()

@@ -1,9 +1,10 @@
 //! Shapes that do not fit: every kernel answers them with an error, none panics.
 
-use tidemill_kernels::backend::{AdamWStep, LogitGradient, Output};
+use tidemill_kernels::backend::{LogitGradient, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MemoryPlace, Slice};
 
+use super::adamw::step;
 use super::arm::Arm;
 use super::device::assert_shape_error;
 use super::number::Number;
@@ -165,21 +166,31 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let out = slice_mut(&mut bench.outs[0], 7);
     let result = backend.mean_gradient(&mut bench.device.stream, out, &[], 3.0);
     assert_shape_error("the mean of no uses", result);
+    // Uses of 7 elements within 21: one that leaves them, one that cannot be counted, and some that overlap.
+    for (first, others, elements) in [
+        (15, &[] as &[_], 7),
+        (0, &[15], 7),
+        (usize::MAX, &[], 7),
+        (0, &[7, usize::MAX], 7),
+        (0, &[7], usize::MAX),
+        (0, &[0], 7),
+        (7, &[13], 7),
+        (7, &[1], 7),
+        (0, &[7, 14, 8], 7),
+    ] {
+        let (stream, sums) = (&mut bench.device.stream, slice_mut(&mut bench.outs[0], 21));
+        let result = backend.mean_gradient_in_place(stream, sums, first, others, elements, 3.0);
+        assert_answer("mean_gradient_in_place", Some(first), result);
+    }
+    for (first, others, elements) in [(14, &[7, 0], 7), (21, &[21, 0], 0)] {
+        let (stream, sums) = (&mut bench.device.stream, slice_mut(&mut bench.outs[0], 21));
+        backend.mean_gradient_in_place(stream, sums, first, others, elements, 3.0).unwrap();
+    }
     let x = slice(&bench.zeros, 7);
     for ends in [&[] as &[_], &[6], &[8], &[4, 3, 7], &[8, 7], &[usize::MAX, 7]] {
         let result = backend.sums_of_squares(&mut bench.device.stream, x, ends);
         assert_shape_error("sums_of_squares", result.map(drop));
     }
-    let step = AdamWStep {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        decay_factor: 1.0,
-        bias_correction1: 0.1,
-        bias_correction2: 0.05,
-        gradient_scale: 1.0,
-    };
     for (wrong, [parameters, exp_avg, exp_avg_sq, gradient]) in wrong_by_one([7, 7, 7, 7]) {
         let [parameters_out, exp_avg_out, exp_avg_sq_out, ..] = &mut bench.outs;
         let result = backend.adamw(
@@ -188,7 +199,7 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             slice_mut(exp_avg_out, exp_avg),
             slice_mut(exp_avg_sq_out, exp_avg_sq),
             slice(&bench.zeros, gradient),
-            step,
+            step(1),
         );
         assert_answer("adamw", wrong, result);
     }

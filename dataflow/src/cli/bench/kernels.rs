@@ -127,7 +127,7 @@ struct Measuring<'a> {
 type Family<B> = fn(&mut Bench<'_, B>, SequenceSize) -> Measured;
 
 /// The families of kernels by name.
-fn families<B: Backend>() -> [(&'static str, Family<B>); 17] {
+fn families<B: Backend>() -> [(&'static str, Family<B>); 18] {
     [
         ("selective_scan", sequences::selective_scan),
         ("selective_scan_documents", sequences::selective_scan_documents),
@@ -142,6 +142,7 @@ fn families<B: Backend>() -> [(&'static str, Family<B>); 17] {
         ("embedding", rows::embedding),
         ("cross_entropy", rows::cross_entropy),
         ("adamw", rows::adamw),
+        ("adamw_master", rows::adamw_master),
         ("accumulate", rows::accumulate),
         ("sums_of_squares", rows::sums_of_squares),
         ("matmul", products::forward),

@@ -2,8 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::exactly;
 use super::sizes::{Access, WIDE_BYTES, blocks};
+use super::{KernelName, exactly};
+use crate::backend::check_uses;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
@@ -151,7 +152,44 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         for gradient in uses {
             exactly(KERNEL, "use", gradient, elements)?;
         }
-        let mut left = uses.iter().map(Place::address);
+        let uses: Vec<Address> = uses.iter().map(Place::address).collect();
+        // SAFETY: every use has the elements of `out`.
+        unsafe { self.launch_mean(stream, KERNEL, out.address(), &uses, elements, count) }
+    }
+
+    /// The same of ranges of `sums`, in the place of the first.
+    pub(in crate::gpu) fn launch_mean_gradient_in_place(
+        &self,
+        stream: &mut GpuStream<D>,
+        sums: SliceMut<'_, Self, f32>,
+        first: usize,
+        others: &[usize],
+        elements: usize,
+        count: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "mean_gradient_in_place";
+        check_uses(first, others, elements, sums.elements)?;
+        let place = |start: usize| sums.address().offset(start * size_of::<f32>());
+        let uses: Vec<Address> = [&[first], others].concat().into_iter().map(place).collect();
+        // SAFETY: every use lies inside `sums`, and none but the first overlaps what is written.
+        unsafe { self.launch_mean(stream, KERNEL, uses[0], &uses, elements, count) }
+    }
+
+    /// The sum of `uses`, in order, divided by `count`.
+    ///
+    /// # Safety
+    /// `out` and `uses` name `elements` elements each, and what is written is borrowed by nothing else; a use that overlaps
+    /// it is the first, and is all of it.
+    unsafe fn launch_mean(
+        &self,
+        stream: &mut GpuStream<D>,
+        kernel: KernelName,
+        out: Address,
+        uses: &[Address],
+        elements: usize,
+        count: f32,
+    ) -> Result<()> {
+        let mut left = uses.iter().copied();
         // The sum so far comes first: it stays in `out` until the last launch divides it.
         let mut so_far = None;
         loop {
@@ -163,7 +201,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             }
             let is_last = left.len() == 0;
             let arguments = MeanGradient {
-                out: out.address(),
+                out,
                 uses: addresses,
                 elements: elements as u64,
                 use_count,
@@ -173,13 +211,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let operands: Vec<_> = used.map(|&address| (address, 0)).collect();
             let access = Access::of(WIDE_BYTES, &operands);
             let name = access.choose("mean_gradient_wide", "mean_gradient_single");
-            let launch = blocks(KERNEL, elements.div_ceil(block_elements(access)), THREADS)?;
-            // SAFETY: every use has the elements of `out`; the sum so far is `out` itself.
+            let launch = blocks(kernel, elements.div_ceil(block_elements(access)), THREADS)?;
+            // SAFETY: the caller vouches for `out` and the uses; the sum so far is `out` itself.
             unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }?;
             if is_last {
                 return Ok(());
             }
-            so_far = Some(out.address());
+            so_far = Some(out);
         }
     }
 

@@ -1,30 +1,30 @@
-//! Updates of parameters: AdamW, and the copies of the masters in activation precision.
+//! Updates of parameters: AdamW, and masters rounded to activation precision, split and joined.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::sizes::{Access, WIDE_BYTES, blocks};
-use super::{exactly, exactly_mut};
+use super::{KernelName, exactly, exactly_mut};
 use crate::backend::AdamWStep;
 use crate::error::Result;
 use crate::float_environment::FloatEnvironment;
 use crate::gpu::buffer::Place;
-use crate::gpu::driver::{Address, Driver};
+use crate::gpu::driver::{Address, Driver, ElementKind};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::OPTIMIZER;
 use crate::gpu::{Gpu, GpuStream};
+use crate::master::{Master, MasterMut};
 use crate::view::{Slice, SliceMut};
 
 const THREADS: u32 = 256;
 /// Elements that a block of `adamw` updates: four a thread.
 const UPDATED: usize = 4 * THREADS as usize;
-/// Elements that a block of `round` rounds: eight a thread.
-const ROUNDED: usize = 8 * THREADS as usize;
+/// Elements that a block converts: eight a thread.
+const CONVERTED: usize = 8 * THREADS as usize;
 
-/// `AdamW` of optimizer.cu.
+/// `Update` of optimizer.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct AdamW {
-    parameters: Address,
+struct Update {
     exp_avg: Address,
     exp_avg_sq: Address,
     gradient: Address,
@@ -41,6 +41,30 @@ struct AdamW {
     padding: u32,
 }
 
+/// `AdamW<float*>` of optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct AdamW {
+    parameters: Address,
+    update: Update,
+}
+
+/// `SplitMaster` of optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct SplitMaster {
+    rounded: Address,
+    remainder: Address,
+}
+
+/// `AdamW<SplitMaster>` of optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct AdamWMaster {
+    parameters: SplitMaster,
+    update: Update,
+}
+
 /// `Round` of optimizer.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -50,26 +74,39 @@ struct Round {
     elements: u64,
 }
 
-impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// One update of a chunk.
-    pub(in crate::gpu) fn launch_adamw(
-        &self,
-        stream: &mut GpuStream<D>,
-        parameters: SliceMut<'_, Self, f32>,
-        exp_avg: SliceMut<'_, Self, f32>,
-        exp_avg_sq: SliceMut<'_, Self, f32>,
-        gradient: Slice<'_, Self, f32>,
+/// `Split` of optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Split {
+    out: SplitMaster,
+    from: Address,
+    elements: u64,
+}
+
+/// `Join` of optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Join {
+    out: Address,
+    from: SplitMaster,
+    elements: u64,
+}
+
+impl Update {
+    /// What an update of `elements` parameters has beside them.
+    fn new<D: Driver, P: Precision>(
+        kernel: KernelName,
+        elements: usize,
+        [exp_avg, exp_avg_sq]: [SliceMut<'_, Gpu<D, P>, f32>; 2],
+        gradient: Slice<'_, Gpu<D, P>, f32>,
         step: AdamWStep,
-    ) -> Result<()> {
-        const KERNEL: &str = "adamw";
-        let elements = parameters.elements;
-        exactly_mut(KERNEL, "exp_avg", &exp_avg, elements)?;
-        exactly_mut(KERNEL, "exp_avg_sq", &exp_avg_sq, elements)?;
-        exactly(KERNEL, "gradient", &gradient, elements)?;
+    ) -> Result<Self> {
+        exactly_mut(kernel, "exp_avg", &exp_avg, elements)?;
+        exactly_mut(kernel, "exp_avg_sq", &exp_avg_sq, elements)?;
+        exactly(kernel, "gradient", &gradient, elements)?;
         // What all elements have in common is computed here.
         let _standard = FloatEnvironment::standard();
-        let arguments = AdamW {
-            parameters: parameters.address(),
+        Ok(Self {
             exp_avg: exp_avg.address(),
             exp_avg_sq: exp_avg_sq.address(),
             gradient: gradient.address(),
@@ -84,14 +121,88 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             root_correction2: step.bias_correction2.sqrt(),
             gradient_scale: step.gradient_scale,
             padding: 0,
-        };
-        let operands =
-            [arguments.parameters, arguments.exp_avg, arguments.exp_avg_sq, arguments.gradient]
-                .map(|address| (address, 0));
-        let name = Access::of(WIDE_BYTES, &operands).choose("adamw_wide", "adamw_single");
+        })
+    }
+
+    /// Which loads the operands beside the parameters allow.
+    fn access(&self) -> Access {
+        let operands = [self.exp_avg, self.exp_avg_sq, self.gradient].map(|address| (address, 0));
+        Access::of(WIDE_BYTES, &operands)
+    }
+}
+
+impl SplitMaster {
+    fn of(rounded: &impl Place, remainder: &impl Place) -> Self {
+        Self { rounded: rounded.address(), remainder: remainder.address() }
+    }
+
+    /// Which loads of `bytes` bytes both halves allow.
+    fn access(self, bytes: u64) -> Access {
+        Access::of(bytes, &[(self.rounded, 0), (self.remainder, 0)])
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// One update of a chunk.
+    pub(in crate::gpu) fn launch_adamw(
+        &self,
+        stream: &mut GpuStream<D>,
+        parameters: SliceMut<'_, Self, f32>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        const KERNEL: &str = "adamw";
+        let moments = [exp_avg, exp_avg_sq];
+        let update = Update::new(KERNEL, parameters.elements, moments, gradient, step)?;
+        // SAFETY: the update has the elements of the parameters.
+        unsafe { self.update_whole(stream, KERNEL, parameters.address(), update) }
+    }
+
+    /// One update of a chunk of masters.
+    pub(in crate::gpu) fn launch_adamw_master(
+        &self,
+        stream: &mut GpuStream<D>,
+        master: MasterMut<'_, Self>,
+        exp_avg: SliceMut<'_, Self, f32>,
+        exp_avg_sq: SliceMut<'_, Self, f32>,
+        gradient: Slice<'_, Self, f32>,
+        step: AdamWStep,
+    ) -> Result<()> {
+        const KERNEL: &str = "adamw_master";
+        let elements = master.elements();
+        let update = Update::new(KERNEL, elements, [exp_avg, exp_avg_sq], gradient, step)?;
+        if P::ELEMENT == ElementKind::F32 {
+            // SAFETY: the update has the elements of the master, which is whole in this precision.
+            return unsafe { self.update_whole(stream, KERNEL, master.rounded.address(), update) };
+        }
+        let parameters = SplitMaster::of(&master.rounded, &master.remainder);
+        // A pack has as many halves as floats.
+        let access = update.access().and(parameters.access(WIDE_BYTES / 2));
+        let name = access.choose("adamw_master_wide", "adamw_master_single");
         let launch = blocks(KERNEL, elements.div_ceil(UPDATED), THREADS)?;
-        // SAFETY: all four have as many elements.
+        let arguments = AdamWMaster { parameters, update };
+        // SAFETY: the update has the elements of the master, whose halves are equally long.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
+    }
+
+    /// One update of fp32 parameters, for `kernel`.
+    ///
+    /// # Safety
+    /// `parameters` names the elements that `update` says, which nothing else has borrowed.
+    unsafe fn update_whole(
+        &self,
+        stream: &mut GpuStream<D>,
+        kernel: KernelName,
+        parameters: Address,
+        update: Update,
+    ) -> Result<()> {
+        let access = update.access().and(Access::of(WIDE_BYTES, &[(parameters, 0)]));
+        let name = access.choose("adamw_wide", "adamw_single");
+        let launch = blocks(kernel, (update.elements as usize).div_ceil(UPDATED), THREADS)?;
+        // SAFETY: the caller vouches for the parameters, and `Update::new` has seen the others' elements.
+        unsafe { self.launch(stream, &OPTIMIZER, name, launch, AdamW { parameters, update }) }
     }
 
     /// `out = from`, rounded to the activation type.
@@ -102,14 +213,76 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         from: Slice<'_, Self, f32>,
     ) -> Result<()> {
         const KERNEL: &str = "round";
-        let elements = out.elements;
+        exactly(KERNEL, "from", &from, out.elements)?;
+        // SAFETY: both have as many elements, of the types that are rounded to and from.
+        unsafe { self.round(stream, KERNEL, out.address(), from.address(), out.elements) }
+    }
+
+    /// Splits `from` into masters.
+    pub(in crate::gpu) fn launch_split_master(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MasterMut<'_, Self>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "split_master";
+        let elements = out.elements();
         exactly(KERNEL, "from", &from, elements)?;
-        let arguments =
-            Round { out: out.address(), from: from.address(), elements: elements as u64 };
-        let operands = [(arguments.out, 0), (arguments.from, 0)];
-        let name = Access::of(WIDE_BYTES, &operands).choose("round_wide", "round_single");
-        let launch = blocks(KERNEL, elements.div_ceil(ROUNDED), THREADS)?;
-        // SAFETY: both have as many elements.
+        let from = from.address();
+        if P::ELEMENT == ElementKind::F32 {
+            // SAFETY: both have as many elements; rounding to fp32 copies.
+            return unsafe { self.round(stream, KERNEL, out.rounded.address(), from, elements) };
+        }
+        let out = SplitMaster::of(&out.rounded, &out.remainder);
+        let access = Access::of(WIDE_BYTES, &[(from, 0)]).and(out.access(WIDE_BYTES));
+        let name = access.choose("split_master_wide", "split_master_single");
+        let launch = blocks(KERNEL, elements.div_ceil(CONVERTED), THREADS)?;
+        let arguments = Split { out, from, elements: elements as u64 };
+        // SAFETY: all three have as many elements.
+        unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
+    }
+
+    /// Joins what was split.
+    pub(in crate::gpu) fn launch_join_master(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f32>,
+        from: Master<'_, Self>,
+    ) -> Result<()> {
+        const KERNEL: &str = "join_master";
+        let elements = out.elements;
+        exactly(KERNEL, "from", &from.rounded, elements)?;
+        let out = out.address();
+        if P::ELEMENT == ElementKind::F32 {
+            // SAFETY: both have as many elements, of fp32; rounding to fp32 copies.
+            return unsafe { self.round(stream, KERNEL, out, from.rounded.address(), elements) };
+        }
+        let from = SplitMaster::of(&from.rounded, &from.remainder);
+        let access = Access::of(WIDE_BYTES, &[(out, 0)]).and(from.access(WIDE_BYTES));
+        let name = access.choose("join_master_wide", "join_master_single");
+        let launch = blocks(KERNEL, elements.div_ceil(CONVERTED), THREADS)?;
+        let arguments = Join { out, from, elements: elements as u64 };
+        // SAFETY: all three have as many elements.
+        unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
+    }
+
+    /// `out = from`, rounded to the activation type, for `kernel`.
+    ///
+    /// # Safety
+    /// `out` names `elements` elements of the activation type, which nothing else has borrowed, and `from` as many of fp32.
+    unsafe fn round(
+        &self,
+        stream: &mut GpuStream<D>,
+        kernel: KernelName,
+        out: Address,
+        from: Address,
+        elements: usize,
+    ) -> Result<()> {
+        let access = Access::of(WIDE_BYTES, &[(out, 0), (from, 0)]);
+        let name = access.choose("round_wide", "round_single");
+        let launch = blocks(kernel, elements.div_ceil(CONVERTED), THREADS)?;
+        let arguments = Round { out, from, elements: elements as u64 };
+        // SAFETY: the caller vouches for both.
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 }

@@ -27,6 +27,14 @@ impl Access {
         if operands.iter().all(aligned) { Self::Wide } else { Self::Single }
     }
 
+    /// Wide where both are: of operands whose packs have different bytes.
+    pub(super) fn and(self, other: Self) -> Self {
+        match self {
+            Self::Wide => other,
+            Self::Single => self,
+        }
+    }
+
     /// The name of the variant.
     pub(super) fn choose(self, wide: KernelName, single: KernelName) -> KernelName {
         match self {

@@ -1,11 +1,24 @@
 //! Kernels over rows and over the arena of parameters: bound by bytes, all of them.
 
 use tidemill_kernels::backend::{AdamWStep, LogitGradient, NormGradient, NormInput, Output};
+use tidemill_kernels::master::remainder_elements;
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
-use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
+use tidemill_kernels::{Backend, MasterMut, MemoryPlace, Slice, SliceMut};
 
 use super::SequenceSize;
 use super::measure::{Bench, Measured, Measurement, Work};
+
+/// The first step of an optimizer's common settings.
+const FIRST_STEP: AdamWStep = AdamWStep {
+    learning_rate: 1e-3,
+    beta1: 0.9,
+    beta2: 0.95,
+    eps: 1e-8,
+    decay_factor: 0.999,
+    bias_correction1: 0.1,
+    bias_correction2: 0.05,
+    gradient_scale: 1.0,
+};
 
 /// Elements of a piece of the arena that fills the device.
 fn arena_elements<B: Backend>(bench: &Bench<'_, B>) -> usize {
@@ -162,16 +175,6 @@ pub(super) fn adamw<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Me
     let mut parameters = bench.room::<f32>(elements)?;
     let mut exp_avg = bench.room::<f32>(elements)?;
     let mut exp_avg_sq = bench.room::<f32>(elements)?;
-    let step = AdamWStep {
-        learning_rate: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        decay_factor: 0.999,
-        bias_correction1: 0.1,
-        bias_correction2: 0.05,
-        gradient_scale: 1.0,
-    };
     let milliseconds = bench.milliseconds(|backend, stream| {
         backend.adamw(
             stream,
@@ -179,11 +182,33 @@ pub(super) fn adamw<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Me
             SliceMut::all(&mut exp_avg),
             SliceMut::all(&mut exp_avg_sq),
             Slice::all(&gradient),
-            step,
+            FIRST_STEP,
         )
     })?;
     let work = Work::bytes(28.0 * elements as f64);
     Ok(vec![arena_line("adamw", "update", elements, work, milliseconds)])
+}
+
+/// The copy that products read is part of the master: no rounding follows.
+pub(super) fn adamw_master<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {
+    let elements = arena_elements(bench);
+    let gradient = bench.floats(elements, [-1.0, 1.0])?;
+    let mut rounded = bench.room::<B::Activation>(elements)?;
+    let mut remainder = bench.room::<u16>(remainder_elements::<B>(elements))?;
+    let mut exp_avg = bench.room::<f32>(elements)?;
+    let mut exp_avg_sq = bench.room::<f32>(elements)?;
+    let milliseconds = bench.milliseconds(|backend, stream| {
+        backend.adamw_master(
+            stream,
+            MasterMut::new(SliceMut::all(&mut rounded), SliceMut::all(&mut remainder))?,
+            SliceMut::all(&mut exp_avg),
+            SliceMut::all(&mut exp_avg_sq),
+            Slice::all(&gradient),
+            FIRST_STEP,
+        )
+    })?;
+    let work = Work::bytes(28.0 * elements as f64);
+    Ok(vec![arena_line("adamw_master", "update", elements, work, milliseconds)])
 }
 
 pub(super) fn accumulate<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceSize) -> Measured {

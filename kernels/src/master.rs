@@ -1,0 +1,138 @@
+//! Masters of parameters: the fp32 that an optimizer updates, of which matrix products read a part where it is.
+//!
+//! Where activations are fp32, products read the master itself. In bf16 they read a rounded copy. A copy beside an fp32 master
+//! takes six bytes a parameter; here a master *is* the copy, with the sixteen bits that rounding took away beside it: four
+//! bytes. Megatron-LM's precision-aware optimizer stores the same (`store_param_remainders` of Transformer Engine's `FusedAdam`).
+//!
+//! ```text
+//! split: rounded = (bits + 0x8000) >> 16;  remainder = bits & 0xffff
+//! join:  bits = (rounded << 16 | remainder) - (remainder >= 0x8000 ? 0x10000 : 0)
+//! ```
+//!
+//! So the copy is the nearest bf16, and of two that are equally near the one of the larger magnitude: whether a tie to even
+//! went up or down could not be told from sixteen bits. What is joined has the bits that were split: negative zero, subnormals,
+//! infinities and finite numbers whose copy is infinite included.
+//!
+//! A NaN stays NaN, in the copy and joined, but loses the lower half of its payload: its copy is its upper half, made quiet,
+//! and its remainder is zero. Rounded as a number, `0x7fffffff`, which is the NaN that NVIDIA's arithmetic gives, would be a
+//! copy of -0.0, and products would not see that training has failed.
+//!
+//! [`Backend::split_master`](crate::Backend::split_master) and [`join_master`](crate::Backend::join_master) go from one form to
+//! the other, [`adamw_master`](crate::Backend::adamw_master) updates a master; [`reference::master`](crate::reference::master)
+//! is the definition.
+
+use crate::backend::{ActivationElement, Runtime};
+use crate::error::{KernelError, Result};
+use crate::view::{Slice, SliceMut};
+
+/// The elements of the remainder of `elements` parameters: as many, or none where activations are fp32.
+pub fn remainder_elements<B: Runtime>(elements: usize) -> usize {
+    elements * B::Activation::REMAINDERS
+}
+
+fn check_remainder<B: Runtime>(rounded: usize, remainder: usize) -> Result<()> {
+    let expected = remainder_elements::<B>(rounded);
+    if remainder == expected {
+        return Ok(());
+    }
+    let expected = format!("{expected} elements beside {rounded} that are rounded");
+    Err(KernelError::shape("view", "remainder of a master", expected, remainder))
+}
+
+/// Masters of consecutive parameters, read by a kernel.
+pub struct Master<'a, B: Runtime> {
+    /// What matrix products read.
+    pub(crate) rounded: Slice<'a, B, B::Activation>,
+    /// What rounding took away; nothing where activations are fp32.
+    pub(crate) remainder: Slice<'a, B, u16>,
+}
+
+/// Masters of consecutive parameters, written by a kernel.
+pub struct MasterMut<'a, B: Runtime> {
+    /// What matrix products read.
+    pub(crate) rounded: SliceMut<'a, B, B::Activation>,
+    /// What rounding took away; nothing where activations are fp32.
+    pub(crate) remainder: SliceMut<'a, B, u16>,
+}
+
+impl<B: Runtime> Clone for Master<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Runtime> Copy for Master<'_, B> {}
+
+impl<'a, B: Runtime> Master<'a, B> {
+    /// The master of which `rounded` is the copy that products read, and `remainder` the rest.
+    ///
+    /// # Errors
+    /// A remainder without the [elements](remainder_elements) that belong to the copy.
+    pub fn new(rounded: Slice<'a, B, B::Activation>, remainder: Slice<'a, B, u16>) -> Result<Self> {
+        check_remainder::<B>(rounded.elements, remainder.elements)?;
+        Ok(Self { rounded, remainder })
+    }
+
+    /// The number of parameters.
+    pub fn elements(&self) -> usize {
+        self.rounded.elements
+    }
+
+    /// What matrix products read.
+    pub fn rounded(self) -> Slice<'a, B, B::Activation> {
+        self.rounded
+    }
+
+    /// What rounding took away.
+    pub fn remainder(self) -> Slice<'a, B, u16> {
+        self.remainder
+    }
+
+    /// `elements` parameters from `start`, counted inside this master.
+    ///
+    /// # Errors
+    /// A range that leaves the master.
+    pub fn sub(self, start: usize, elements: usize) -> Result<Self> {
+        let rounded = self.rounded.sub(start, elements)?;
+        let [start, elements] = [start, elements].map(remainder_elements::<B>);
+        Ok(Self { rounded, remainder: self.remainder.sub(start, elements)? })
+    }
+}
+
+impl<'a, B: Runtime> MasterMut<'a, B> {
+    /// The master of which `rounded` is the copy that products read, and `remainder` the rest.
+    ///
+    /// # Errors
+    /// A remainder without the [elements](remainder_elements) that belong to the copy.
+    pub fn new(
+        rounded: SliceMut<'a, B, B::Activation>,
+        remainder: SliceMut<'a, B, u16>,
+    ) -> Result<Self> {
+        check_remainder::<B>(rounded.elements, remainder.elements)?;
+        Ok(Self { rounded, remainder })
+    }
+
+    /// The number of parameters.
+    pub fn elements(&self) -> usize {
+        self.rounded.elements
+    }
+
+    /// `elements` parameters from `start`, counted inside this master; the master itself is given up.
+    ///
+    /// # Errors
+    /// A range that leaves the master.
+    pub fn sub(self, start: usize, elements: usize) -> Result<Self> {
+        let rounded = self.rounded.sub(start, elements)?;
+        let [start, elements] = [start, elements].map(remainder_elements::<B>);
+        Ok(Self { rounded, remainder: self.remainder.sub(start, elements)? })
+    }
+
+    /// The same master for a shorter time.
+    pub fn reborrow(&mut self) -> MasterMut<'_, B> {
+        MasterMut { rounded: self.rounded.reborrow(), remainder: self.remainder.reborrow() }
+    }
+
+    /// The same master, read only.
+    pub fn as_master(&self) -> Master<'_, B> {
+        Master { rounded: self.rounded.as_slice(), remainder: self.remainder.as_slice() }
+    }
+}
