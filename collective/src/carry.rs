@@ -79,10 +79,6 @@ impl Arrived {
     pub(crate) fn part(&self) -> Option<Part> {
         self.chunk.header().ok().map(|header| header.part)
     }
-
-    pub(crate) fn step(&self) -> Option<u64> {
-        self.chunk.header().ok().map(|header| header.step)
-    }
 }
 
 /// Gives credit back when it is dropped.

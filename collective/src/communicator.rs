@@ -24,7 +24,7 @@ use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
 pub use self::host::Host;
 pub use self::nccl::Nccl;
-pub use self::post::Post;
+pub use self::post::{Key, Post, Reading};
 pub use self::threads::Threads;
 use crate::carry::Courier;
 use crate::error::CollectiveError;
@@ -57,8 +57,9 @@ pub trait Communicator<B: Backend>: Send {
         None
     }
 
-    /// The sums over all lanes of what this rank owns of `bucket` at `step`, one use after the other in `out`; `cut` says who owns
-    /// what of it.
+    /// The sums of what this rank owns of a bucket over the lanes of a round, in `out`: for each node that
+    /// [`LaneSchedule::sums`](crate::LaneSchedule::sums) says, one use after the other. Where a step has one round, these are the sums
+    /// over all lanes. `cut` says who owns what of the bucket.
     ///
     /// # Errors
     /// Parts that are not all lanes once, [`CommunicatorError::Closed`], or a device that fails.
@@ -66,12 +67,12 @@ pub trait Communicator<B: Backend>: Send {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        key: (u64, u32),
+        key: Key,
         cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
 
-    /// What this rank owns of `bucket` has been updated, and is in `values` once `stream` has run. It stays there until every rank
+    /// What this rank owns of a bucket has been updated, and is in `values` once `stream` has run. It stays there until every rank
     /// has posted its sums of the next step.
     ///
     /// # Errors
@@ -80,12 +81,12 @@ pub trait Communicator<B: Backend>: Send {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        key: (u64, u32),
+        key: Key,
         cut: &Cut,
         values: Slice<'_, B, f32>,
     ) -> Result<()>;
 
-    /// What the other ranks have updated of `bucket`, in `out`, which holds the bucket, and what this rank owns of it.
+    /// What the other ranks have updated of a bucket, in `out`, which holds the bucket, and what this rank owns of it.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -93,7 +94,7 @@ pub trait Communicator<B: Backend>: Send {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        key: (u64, u32),
+        key: Key,
         cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;

@@ -47,6 +47,22 @@ pub enum CollectiveError {
         /// One past the last lane.
         hi: u32,
     },
+    /// A schedule of lanes for another number of workers: fix the input.
+    #[error("the schedule of lanes is one for {expected} workers, found {found}")]
+    ForeignSchedule {
+        /// The workers of the schedule.
+        expected: usize,
+        /// The number of workers.
+        found: usize,
+    },
+    /// A round that the schedule of lanes does not have: a peer runs something else.
+    #[error("round {round} of a step of {rounds}", round = .round + 1)]
+    Unscheduled {
+        /// The round, from 0.
+        round: usize,
+        /// Rounds of a step.
+        rounds: usize,
+    },
     /// A chunk of another length than the plan says.
     #[error("a chunk of {node} has {found} elements, expected {expected}")]
     ChunkLength {
@@ -77,6 +93,9 @@ impl CollectiveError {
     /// Whether the same run may succeed another time though nothing is changed: all but numbers that no run can have is the
     /// doing of a damaged connection, of a peer that runs something else, or of this code.
     pub fn may_succeed_later(&self) -> bool {
-        !matches!(self, Self::Lanes { .. } | Self::Workers { .. })
+        !matches!(
+            self,
+            Self::Lanes { .. } | Self::Workers { .. } | Self::ForeignSchedule { .. }
+        )
     }
 }

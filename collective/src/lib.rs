@@ -7,6 +7,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`tree`] | the canonical tree over lanes, and how lanes are cut over workers |
+//! | [`lane_schedule`] | which worker sums which lanes of a step, and when |
 //! | [`plan`] | the parameter arena cut into chunks |
 //! | [`bucket`] | runs of chunks that are summed and gathered together, and who owns which |
 //! | [`carry`] | the timely operators that bring chunks to other processes |
@@ -25,6 +26,7 @@ pub mod chunk;
 pub mod communicator;
 pub mod credit;
 pub mod error;
+pub mod lane_schedule;
 pub mod plan;
 pub mod tree;
 
@@ -33,5 +35,6 @@ pub use carry::Carry;
 pub use chunk::{Chunk, ChunkHeader, Part, StatePart, by_destination};
 pub use credit::{Credit, CreditLedger, CreditWindow, DEFAULT_WINDOW_BYTES, PacedQueue};
 pub use error::{CollectiveError, Result};
+pub use lane_schedule::LaneSchedule;
 pub use plan::{CHUNK_ELEMENTS, ChunkPlan, PlannedChunk};
 pub use tree::{Node, Tree, lane_cut};

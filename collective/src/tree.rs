@@ -30,6 +30,11 @@ impl Node {
         self.hi - self.lo
     }
 
+    /// Whether all lanes of `other` are lanes of this node.
+    pub(crate) fn holds(self, other: Self) -> bool {
+        self.lo <= other.lo && other.hi <= self.hi
+    }
+
     fn overlaps(self, other: Self) -> bool {
         self.lo < other.hi && other.lo < self.hi
     }

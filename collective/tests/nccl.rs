@@ -3,10 +3,11 @@
 mod stand_in;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use stand_in::library;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Nccl};
-use tidemill_collective::{Node, Tree, lane_cut};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key, Nccl};
+use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::emulator::EmulatorSettings;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Emulator, Fp32, Gpu, KernelError, Runtime, Slice, SliceMut};
@@ -48,11 +49,11 @@ const ARENA: usize = SLOTS[1] + ELEMENTS;
 fn run_rank(
     library: &CollectiveLibrary,
     id: GroupId,
-    (rank, ranks): (usize, usize),
+    rank: usize,
+    schedule: &Arc<LaneSchedule>,
 ) -> Result<(), CommunicatorError> {
-    let backend = device();
-    let tree = Tree::new(LANES)?;
-    let mut end = Nccl::join(&backend, library, id, (rank, ranks), tree)?;
+    let (backend, ranks) = (device(), schedule.workers());
+    let mut end = Nccl::join(&backend, library, id, (rank, ranks), schedule)?;
     assert_eq!((end.rank(), end.ranks()), (rank, ranks));
     let mut stream = backend.device_stream()?;
     let cut = Cut::new(ELEMENTS, ranks, GRANULE, 1);
@@ -61,25 +62,32 @@ fn run_rank(
     let owned = SLOTS.map(|slot| slot + start..slot + last);
     let elements = cut.of_rank(rank).len();
     for step in 0..2 {
-        let mut sums_of = Vec::new();
-        for node in tree.cover(&lane_cut(LANES, ranks)?[rank]) {
-            let values: Vec<f32> = (0..ARENA).map(|index| sum(step, node, index)).collect();
-            let mut sums = backend.allocate::<f32>(&mut stream, ARENA)?;
-            backend.write(&mut stream, SliceMut::all(&mut sums), &values)?;
-            sums_of.push((node, sums));
+        for round in 0..schedule.rounds() {
+            let mut sums_of = Vec::new();
+            for node in schedule.nodes(round, rank..rank + 1)? {
+                let values: Vec<f32> = (0..ARENA).map(|index| sum(step, node, index)).collect();
+                let mut sums = backend.allocate::<f32>(&mut stream, ARENA)?;
+                backend.write(&mut stream, SliceMut::all(&mut sums), &values)?;
+                sums_of.push((node, sums));
+            }
+            let nodes: Vec<_> = sums_of.iter().map(|(node, sums)| (*node, sums)).collect();
+            let key = Key { round: round as u32, ..Key::new(step, 0) };
+            let reading = end.post().sums_until_read(&backend, &mut stream, key, &nodes, &uses)?;
+            let of_round = schedule.sums(round)?;
+            let mut out =
+                backend.allocate::<f32>(&mut stream, of_round.len() * SLOTS.len() * elements)?;
+            end.reduce_scatter(&backend, &mut stream, key, &cut, SliceMut::all(&mut out))?;
+            reading.expect("a device's memory is read where it is").end(&backend, &mut stream)?;
+            let found = backend.to_vec(&mut stream, Slice::all(&out))?;
+            let of_node = |node| {
+                let uses = owned.iter().flat_map(|range| range.clone());
+                uses.map(move |index| sum(step, node, index))
+            };
+            let expected: Vec<f32> = of_round.into_iter().flat_map(of_node).collect();
+            let bits =
+                |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(&expected), "rank {rank} of {ranks}, step {step}");
         }
-        let nodes: Vec<_> = sums_of.iter().map(|(node, sums)| (*node, sums)).collect();
-        end.post().sums(&backend, &mut stream, (step, 0), &nodes, &uses)?;
-        let mut out = backend.allocate::<f32>(&mut stream, 2 * elements)?;
-        let whole = SliceMut::all(&mut out);
-        end.reduce_scatter(&backend, &mut stream, (step, 0), &cut, whole)?;
-        let found = backend.to_vec(&mut stream, Slice::all(&out))?;
-        let expected: Vec<f32> = owned
-            .iter()
-            .flat_map(|range| range.clone().map(|index| sum(step, tree.root(), index)))
-            .collect();
-        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&found), bits(&expected), "rank {rank} of {ranks}, step {step}");
 
         // Every rank writes its own, and has all of it.
         let value = |of: usize, index: usize| (step as usize * 10_000 + of * 1_000 + index) as f32;
@@ -88,9 +96,9 @@ fn run_rank(
         let own: Vec<f32> = range.clone().map(|index| value(rank, index)).collect();
         backend.write(&mut stream, SliceMut::new(&mut masters, range.start, range.len())?, &own)?;
         let values = Slice::new(&masters, range.start, range.len())?;
-        end.updated(&backend, &mut stream, (step, 0), &cut, values)?;
+        end.updated(&backend, &mut stream, Key::new(step, 0), &cut, values)?;
         let whole = SliceMut::all(&mut masters);
-        end.gather(&backend, &mut stream, (step, 0), &cut, whole)?;
+        end.gather(&backend, &mut stream, Key::new(step, 0), &cut, whole)?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
         for of in 0..ranks {
             let expected: Vec<f32> = cut.of_rank(of).map(|index| value(of, index)).collect();
@@ -104,13 +112,15 @@ fn run_rank(
 fn any_number_of_ranks_sums_along_the_tree() {
     let library = library();
     for ranks in [1, 2, 3, 5, 8] {
-        let id = library.group_id().unwrap();
-        std::thread::scope(|scope| {
-            for rank in 0..ranks {
-                let library = &library;
-                scope.spawn(move || run_rank(library, id, (rank, ranks)).unwrap());
-            }
-        });
+        for schedule in [LaneSchedule::at_once, LaneSchedule::one_by_one] {
+            let (id, schedule) = (library.group_id().unwrap(), schedule(LANES, ranks).unwrap());
+            let (library, schedule) = (&library, &Arc::new(schedule));
+            std::thread::scope(|scope| {
+                for rank in 0..ranks {
+                    scope.spawn(move || run_rank(library, id, rank, schedule).unwrap());
+                }
+            });
+        }
     }
 }
 
@@ -119,13 +129,13 @@ fn any_number_of_ranks_sums_along_the_tree() {
 fn a_rank_whose_peer_never_comes_can_be_ended() {
     let (library, backend) = (library(), device());
     let id = library.group_id().unwrap();
-    let tree = Tree::new(2).unwrap();
-    let mut end = Nccl::join(&backend, &library, id, (0, 2), tree).unwrap();
+    let schedule = Arc::new(LaneSchedule::at_once(2, 2).unwrap());
+    let mut end = Nccl::join(&backend, &library, id, (0, 2), &schedule).unwrap();
     let mut stream = backend.device_stream().unwrap();
     let sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
     let (nodes, bucket) = ([(Node::leaf(0), &sums)], 0..8);
     let uses = std::slice::from_ref(&bucket);
-    end.post().sums(&backend, &mut stream, (0, 0), &nodes, uses).unwrap();
+    end.post().sums(&backend, &mut stream, Key::new(0, 0), &nodes, uses).unwrap();
     let mut out = backend.allocate::<f32>(&mut stream, 4).unwrap();
     let abort = end.abort_handle();
     std::thread::scope(|scope| {
@@ -135,7 +145,7 @@ fn a_rank_whose_peer_never_comes_can_be_ended() {
                 let out = SliceMut::all(&mut out);
                 end.reduce_scatter(&backend, &mut stream, key, &cut, out).unwrap_err()
             };
-            let (first, later) = (sum((0, 0)), sum((1, 0)));
+            let (first, later) = (sum(Key::new(0, 0)), sum(Key::new(1, 0)));
             (first, later)
         });
         abort();

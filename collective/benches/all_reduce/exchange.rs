@@ -1,11 +1,11 @@
 //! The exchange that is measured: every worker's buckets are summed at their owners, and what is there is brought to all.
 
 use std::num::NonZeroUsize;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Host, Threads};
-use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Carry, Node, Tree};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Host, Key, Threads};
+use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Carry, LaneSchedule, Node};
 use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
@@ -26,14 +26,15 @@ impl Ends {
     /// Of process `process` of `processes`, which have `threads` workers each.
     pub fn new(threads: usize, process: usize, processes: usize) -> Self {
         let cpu = cpu();
-        let (cpus, tree) = (vec![&cpu; threads], Tree::new(threads * processes).unwrap());
+        let (cpus, workers) = (vec![&cpu; threads], threads * processes);
+        let schedule = Arc::new(LaneSchedule::at_once(workers, workers).unwrap());
         let boxed: Vec<Option<Box<dyn Communicator<Cpu>>>> = if processes == 1 {
-            let ends = Threads::group(&cpus, tree).unwrap();
+            let ends = Threads::group(&cpus, &schedule).unwrap();
             ends.into_iter().map(|end| Some(Box::new(end) as Box<_>)).collect()
         } else {
             let groups: Vec<_> =
                 (0..processes).map(|group| group * threads..(group + 1) * threads).collect();
-            let ends = Host::group(&cpus, &groups, process, tree).unwrap();
+            let ends = Host::group(&cpus, &groups, process, &schedule).unwrap();
             ends.into_iter().map(|end| Some(Box::new(end) as Box<_>)).collect()
         };
         Self(Mutex::new(boxed))
@@ -115,7 +116,7 @@ impl Rank {
             let (sums, cpu_there, buckets) = (&*arena, &*cpu, &buckets);
             let posting = scope.spawn(move || {
                 for (index, (range, _)) in buckets.iter().enumerate() {
-                    let (key, uses) = ((step, index as u32), std::slice::from_ref(range));
+                    let (key, uses) = (Key::new(step, index as u32), std::slice::from_ref(range));
                     post.sums(cpu_there, posts, key, &[(node, sums)], uses)?;
                 }
                 Ok::<(), CommunicatorError>(())
@@ -123,7 +124,7 @@ impl Rank {
             for (index, (range, cut)) in buckets.iter().enumerate() {
                 let own = cut.of_rank(rank);
                 let out = SliceMut::new(owned, range.start + own.start, own.len())?;
-                end.reduce_scatter(cpu, stream, (step, index as u32), cut, out)?;
+                end.reduce_scatter(cpu, stream, Key::new(step, index as u32), cut, out)?;
             }
             posting.join().expect("the thread does not panic")
         })?;
@@ -131,11 +132,11 @@ impl Rank {
         for (index, (range, cut)) in buckets.iter().enumerate() {
             let own = cut.of_rank(rank);
             let values = Slice::new(owned, range.start + own.start, own.len())?;
-            end.updated(cpu, stream, (step, index as u32), cut, values)?;
+            end.updated(cpu, stream, Key::new(step, index as u32), cut, values)?;
         }
         for (index, (range, cut)) in buckets.iter().enumerate() {
             let out = SliceMut::new(owned, range.start, range.len())?;
-            end.gather(cpu, stream, (step, index as u32), cut, out)?;
+            end.gather(cpu, stream, Key::new(step, index as u32), cut, out)?;
         }
         let seconds = start.elapsed().as_secs_f64();
         let expected = (0..ranks).map(|rank| (rank + round) as f32).sum::<f32>();

@@ -6,19 +6,21 @@
 //! of: the worker whose place in its group is the same.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, Sums, What, members};
-use super::threads::{check_reach, sum_uses};
+use super::threads::{check_reach, sum_uses, within};
 use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic, room};
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::error::CollectiveError;
+use crate::lane_schedule::LaneSchedule;
 use crate::plan::CHUNK_ELEMENTS;
-use crate::tree::{Node, Tree, lane_cut};
+use crate::tree::Node;
 
 /// Chunks that are handed over together: few enough that others work on them soon, but every message wakes a thread.
 const CHUNKS_PER_MESSAGE: usize = 16;
@@ -28,12 +30,10 @@ const CHUNKS_PER_MESSAGE: usize = 16;
 pub struct Host<B: Backend> {
     rank: usize,
     ranks: usize,
-    tree: Tree,
+    schedule: Arc<LaneSchedule>,
     /// The ranks of each group, in order, and which of them is this one's.
     groups: Vec<Range<usize>>,
     group: usize,
-    /// The nodes of each group's lanes.
-    nodes: Vec<Vec<Node>>,
     post: Post<B>,
     inbox: Inbox<B>,
     outgoing: Outgoing,
@@ -47,17 +47,17 @@ pub struct Host<B: Backend> {
 }
 
 impl<B: Backend> Host<B> {
-    /// The ends of the ranks of group `group` of `groups`, whose devices are `backends`; they sum over the lanes of `tree`, cut as
-    /// [`lane_cut`] does.
+    /// The ends of the ranks of group `group` of `groups`, whose devices are `backends`; they sum over the lanes of
+    /// `schedule`.
     ///
     /// # Errors
-    /// Groups that are not all ranks once, in order, or other than the backends, more ranks than lanes, devices of a group that do
+    /// Groups that are not all ranks once, in order, or other than the backends or the schedule's workers, devices of a group that do
     /// not read each other's memory, or a device that fails.
     pub fn group(
         backends: &[&B],
         groups: &[Range<usize>],
         group: usize,
-        tree: Tree,
+        schedule: &Arc<LaneSchedule>,
     ) -> Result<Vec<Self>> {
         let ranks = groups.last().map_or(0, |last| last.end);
         let own = groups.get(group).filter(|own| own.len() == backends.len());
@@ -65,26 +65,20 @@ impl<B: Backend> Host<B> {
         let ends = std::iter::once(0).chain(groups.iter().map(|group| group.end));
         let is_whole = starts.zip(ends).all(|(start, before)| start == before);
         let (Some(own), true) = (own, is_whole) else {
-            return Err(CollectiveError::Workers { workers: ranks, lanes: tree.lanes() }.into());
+            let lanes = schedule.tree().lanes();
+            return Err(CollectiveError::Workers { workers: ranks, lanes }.into());
         };
+        schedule.check_workers(ranks)?;
         check_reach(backends, own.start)?;
-        let lanes = lane_cut(tree.lanes(), ranks)?;
-        let cover =
-            |group: &Range<usize>| match (lanes.get(group.start), lanes[group.clone()].last()) {
-                (Some(first), Some(last)) => tree.cover(&(first.start..last.end)),
-                _ => Vec::new(),
-            };
-        let nodes: Vec<_> = groups.iter().map(cover).collect();
         let end = |(member, (post, inbox)): (usize, (Post<B>, Inbox<B>))| {
             let delivering = post.clone();
             let (outgoing, courier) = courier(move |arrived| delivering.deliver(arrived));
             Self {
                 rank: own.start + member,
                 ranks,
-                tree,
+                schedule: Arc::clone(schedule),
                 groups: groups.to_vec(),
                 group,
-                nodes: nodes.clone(),
                 post,
                 inbox,
                 outgoing,
@@ -96,12 +90,17 @@ impl<B: Backend> Host<B> {
                 traffic: Traffic::default(),
             }
         };
-        Ok(members(own.start, own.len()).into_iter().enumerate().map(end).collect())
+        Ok(members(own.start, own.len(), schedule).into_iter().enumerate().map(end).collect())
     }
 
     /// This worker's place in its group.
     fn member(&self) -> usize {
         self.rank - self.groups[self.group].start
+    }
+
+    /// The nodes of the lanes of group `group` in a round.
+    fn nodes(&self, round: u32, group: usize) -> Result<Vec<Node>> {
+        Ok(self.schedule.nodes(round as usize, self.groups[group].clone())?)
     }
 
     /// The other groups.
@@ -147,13 +146,13 @@ impl<B: Backend> Host<B> {
     fn send_sums(
         &mut self,
         (backend, stream): (&B, &mut B::DeviceStream),
-        (step, bucket): (u64, u32),
+        Key { step, round, bucket }: Key,
         cut: &Cut,
         sums: &[&Sums<B>],
     ) -> Result<()> {
         let members = self.groups[self.group].len();
         let mut leaving = self.leaving.take();
-        let nodes = self.nodes[self.group].clone();
+        let nodes = self.nodes(round, self.group)?;
         let owners = self.others().flat_map(|group| self.groups[group].clone().enumerate());
         let owners: Vec<(usize, usize)> = owners.collect();
         for (place, owner) in owners {
@@ -162,8 +161,7 @@ impl<B: Backend> Host<B> {
                 continue;
             }
             for &node in &nodes {
-                let inside = |sums: &&&Sums<B>| node.lo <= sums.node.lo && sums.node.hi <= node.hi;
-                let parts: Vec<_> = sums.iter().filter(inside).copied().collect();
+                let parts = within(sums, node);
                 let uses = parts.first().map_or(0, |part| part.uses.len());
                 if parts.len() != 1 {
                     let room = room(&mut leaving, (backend, stream), uses * own.len())?;
@@ -215,7 +213,7 @@ impl<B: Backend> Host<B> {
                     What::Sums => "the sums",
                     What::Update => "the update",
                 };
-                let Key { step, bucket } = key;
+                let Key { step, bucket, .. } = key;
                 CommunicatorError::Posted { rank, what, bucket, step, wrong }
             };
             let is_of = |expected: &Expected| {
@@ -290,38 +288,33 @@ impl<B: Backend> Communicator<B> for Host<B> {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let key = Key { step, bucket };
+        let Key { round, bucket, .. } = key;
         let told = self.inbox.sums(key)?;
         let mut sums = Vec::new();
         let own = cut.of_rank(self.rank);
         for (member, (of_member, ready)) in told.iter().enumerate() {
             backend.wait_for(stream, ready)?;
             if member != self.member() {
-                let uses = of_member.iter().map(|sums| sums.uses.len());
+                let uses = of_member.sums.iter().map(|sums| sums.uses.len());
                 self.traffic.read(uses.sum::<usize>() * own.len());
             }
-            sums.extend(of_member);
+            sums.extend(&of_member.sums);
         }
         sums.sort_by_key(|sums| sums.node);
-        self.send_sums((backend, stream), (step, bucket), cut, &sums)?;
+        self.send_sums((backend, stream), key, cut, &sums)?;
         if own.is_empty() {
-            return Ok(());
+            return self.read.keep_sums((backend, stream), bucket, told);
         }
-        let uses = sums.first().map_or(0, |sums| sums.uses.len());
-        if self.groups.len() == 1 {
-            let (root, along_tree) = (self.tree.root(), &mut self.along_tree);
-            sum_uses(along_tree, (backend, stream), root, &sums, &own, out)?;
-            self.read.keep_sums(backend, bucket, told);
-            return Ok(());
-        }
+        let nodes = self.schedule.sums(round as usize)?;
+        let uses = (out.elements() / (nodes.len() * own.len())).max(1);
         let mut expected = Vec::new();
         for group in self.others() {
             let source = self.counterpart(group, self.member());
-            for &node in &self.nodes[group] {
+            for node in self.nodes(round, group)? {
                 for index in 0..uses {
                     let part = Part::Gradient { bucket, use_index: index as u16 };
                     let start = expected.len() * own.len();
@@ -330,34 +323,51 @@ impl<B: Backend> Communicator<B> for Host<B> {
             }
         }
         self.traffic.came(expected.len() * own.len());
-        // By use and piece: how many of its terms have come.
-        let of_use = expected.len() / uses.max(1);
-        let mut arrived = vec![vec![0; own.len().div_ceil(CHUNK_ELEMENTS)]; uses];
+        let along_tree = &mut self.along_tree;
+        let mut awaited = Vec::with_capacity(nodes.len());
+        for (place, &node) in nodes.iter().enumerate() {
+            let terms = expected.iter().filter(|from| node.holds(from.node)).count();
+            // Of a node whose lanes are all of this group nothing comes.
+            if terms == 0 {
+                let out = out.reborrow().sub(place * uses * own.len(), uses * own.len())?;
+                let told = within(&sums, node);
+                sum_uses(along_tree, (backend, stream), node, &told, &own, out)?;
+            }
+            // By use and piece: how many of its terms have not come.
+            let pieces = vec![terms / uses; own.len().div_ceil(CHUNK_ELEMENTS)];
+            awaited.push(vec![pieces; uses]);
+        }
         // A chunk is used when it comes, so that its sender gets credit back: where others are missing, it is copied.
-        let is_read_in_place = of_use == 1 && backend.memory() == MemoryPlace::Host;
+        let is_alone = |node: &Node| {
+            expected.iter().filter(|from| node.holds(from.node)).count() <= uses
+        };
+        let is_read_in_place = nodes.iter().all(is_alone) && backend.memory() == MemoryPlace::Host;
         let elements = if is_read_in_place { 0 } else { expected.len() * own.len() };
         let mut received = self.received.take();
         let into = room(&mut received, (backend, stream), elements)?;
-        let root = self.tree.root();
         let mut along_tree = std::mem::replace(&mut self.along_tree, AlongTree::new());
-        self.receive(key, What::Sums, &expected, |place, start, values| {
-            let (index, elements) = (place % uses, values.len());
+        self.receive(key, What::Sums, &expected, |arrived, start, values| {
+            let (of, elements) = (expected[arrived].node, values.len());
+            let index = arrived % uses;
             if !is_read_in_place {
-                let at = expected[place].start + start;
+                let at = expected[arrived].start + start;
                 backend.write(stream, SliceMut::new(into, at, elements)?, values)?;
             }
-            let arrived = &mut arrived[index][start / CHUNK_ELEMENTS];
-            *arrived += 1;
-            if *arrived < of_use {
+            let place = nodes.partition_point(|node| node.hi <= of.lo);
+            let node = nodes[place];
+            let left = &mut awaited[place][index][start / CHUNK_ELEMENTS];
+            *left -= 1;
+            if *left > 0 {
                 return Ok(());
             }
             // At once, while its terms are in the cache.
-            let mut terms = Vec::with_capacity(sums.len() + of_use);
-            for sums in &sums {
+            let mut terms = Vec::with_capacity(sums.len() + expected.len() / uses);
+            for sums in sums.iter().filter(|sums| node.holds(sums.node)) {
                 let values = sums.uses[index].slice(own.start + start, elements)?;
                 terms.push((sums.node, TermValues::Buffer(values)));
             }
-            for from in expected.iter().skip(index).step_by(uses) {
+            let of_use = expected.iter().skip(index).step_by(uses);
+            for from in of_use.filter(|from| node.holds(from.node)) {
                 let values = match is_read_in_place {
                     true => TermValues::Host(values),
                     false => TermValues::Buffer(Slice::new(into, from.start + start, elements)?),
@@ -365,33 +375,35 @@ impl<B: Backend> Communicator<B> for Host<B> {
                 terms.push((from.node, values));
             }
             terms.sort_by_key(|(node, _)| *node);
-            let out = out.reborrow().sub(index * own.len() + start, elements)?;
-            along_tree.sum(backend, stream, root, &terms, out)
+            let at = (place * uses + index) * own.len() + start;
+            let out = out.reborrow().sub(at, elements)?;
+            along_tree.sum(backend, stream, node, &terms, out)
         })?;
         self.along_tree = along_tree;
         self.received = received;
-        self.read.keep_sums(backend, bucket, told);
-        Ok(())
+        self.read.keep_sums((backend, stream), bucket, told)
     }
 
     fn updated(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         _cut: &Cut,
         values: Slice<'_, B, f32>,
     ) -> Result<()> {
+        let Key { step, bucket, .. } = key;
         let elements = values.elements();
         let values = backend.share(stream, values)?;
-        self.post.updated(backend, stream, Key { step, bucket }, &values)?;
+        self.post.updated(backend, stream, key, &values)?;
         if elements == 0 || self.groups.len() == 1 {
             return Ok(());
         }
         let values = on_host((backend, stream), &values, 0..elements)?;
         let to: Vec<_> =
             self.others().map(|group| self.counterpart(group, self.member())).collect();
-        let header = self.header(Part::Update { bucket }, self.tree.root(), step);
+        let root = self.schedule.tree().root();
+        let header = self.header(Part::Update { bucket }, root, step);
         self.send_values(&values, header, &to)
     }
 
@@ -399,11 +411,11 @@ impl<B: Backend> Communicator<B> for Host<B> {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let key = Key { step, bucket };
+        let bucket = key.bucket;
         let told = self.inbox.updates(key)?;
         for (rank, (values, ready)) in self.groups[self.group].clone().zip(&told) {
             let range = cut.of_rank(rank);
@@ -428,7 +440,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
         let of_others = self.others().flat_map(|group| self.groups[group].clone());
         let expected = of_others.map(|source| {
             let Range { start, end } = cut.of_rank(source);
-            let (part, node) = (Part::Update { bucket }, self.tree.root());
+            let (part, node) = (Part::Update { bucket }, self.schedule.tree().root());
             Expected { source, part, node, elements: end - start, start }
         });
         let expected: Vec<_> = expected.collect();

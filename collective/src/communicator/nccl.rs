@@ -13,7 +13,8 @@ use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, members};
 use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic, room};
-use crate::tree::{Node, Tree, lane_cut};
+use crate::lane_schedule::LaneSchedule;
+use crate::tree::Node;
 
 /// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
 pub struct Nccl<B: Backend> {
@@ -21,9 +22,7 @@ pub struct Nccl<B: Backend> {
     post: Post<B>,
     inbox: Inbox<B>,
     member: Arc<GroupMember>,
-    tree: Tree,
-    /// The nodes that each rank posts, in order.
-    nodes: Vec<Vec<Node>>,
+    schedule: Arc<LaneSchedule>,
     along_tree: AlongTree<B>,
     /// Room for what the other ranks send of a bucket.
     received: Option<B::Buffer<f32>>,
@@ -34,28 +33,26 @@ pub struct Nccl<B: Backend> {
 }
 
 impl<B: Backend> Nccl<B> {
-    /// The end of `rank` of `ranks`, whose device is `backend`, in the group `id`; they sum over the lanes of `tree`, cut as
-    /// [`lane_cut`] does. Begins to join: the first sum waits until all have.
+    /// The end of `rank` of `ranks`, whose device is `backend`, in the group `id`; they sum over the lanes of `schedule`.
+    /// Begins to join: the first sum waits until all have.
     ///
     /// # Errors
-    /// More ranks than lanes, a device whose memory is not its own, or what the library answers.
+    /// A schedule of another number of workers, a device whose memory is not its own, or what the library answers.
     pub fn join(
         backend: &B,
         library: &CollectiveLibrary,
         id: GroupId,
         (rank, ranks): (usize, usize),
-        tree: Tree,
+        schedule: &Arc<LaneSchedule>,
     ) -> Result<Self> {
-        let (post, inbox) = members(rank, 1).remove(0);
-        let lanes = lane_cut(tree.lanes(), ranks)?;
-        let nodes = lanes.iter().map(|lanes| tree.cover(lanes)).collect();
+        schedule.check_workers(ranks)?;
+        let (post, inbox) = members(rank, 1, schedule).remove(0);
         let member = Arc::new(backend.join_group(library, id, (rank, ranks))?);
         Ok(Self {
             post,
             inbox,
             member,
-            tree,
-            nodes,
+            schedule: Arc::clone(schedule),
             along_tree: AlongTree::new(),
             received: None,
             updates: Vec::new(),
@@ -104,37 +101,42 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let rank = self.member.rank();
-        let told = self.inbox.sums(Key { step, bucket })?;
-        let Some((parts, ready)) = told.first() else { return Err(CommunicatorError::Closed) };
+        let (rank, ranks) = (self.member.rank(), self.member.ranks());
+        let Key { step, round, bucket } = key;
+        let round = round as usize;
+        let told = self.inbox.sums(key)?;
+        let Some((of_rank, ready)) = told.first() else { return Err(CommunicatorError::Closed) };
+        let parts = &of_rank.sums;
         let posted = parts.iter().map(|part| part.node);
-        if !posted.eq(self.nodes[rank].iter().copied()) {
+        if !posted.eq(self.schedule.nodes(round, rank..rank + 1)?) {
             let (what, wrong) = ("the sums", "over other lanes than its own");
             return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
         }
         backend.wait_for(stream, ready)?;
-        let uses = parts.first().map_or(0, |part| part.uses.len());
         let mut sends = Vec::new();
-        for peer in (0..cut.ranks()).filter(|&peer| peer != rank) {
+        for peer in (0..ranks).filter(|&peer| peer != rank) {
             let range = cut.of_rank(peer);
             if range.is_empty() {
                 continue;
             }
-            for index in 0..uses {
+            for index in 0..parts.first().map_or(0, |part| part.uses.len()) {
                 for part in parts {
                     sends.push((peer, part.uses[index].slice(range.start, range.len())?));
                 }
             }
         }
-        let own = cut.of_rank(rank);
+        let (own, nodes) = (cut.of_rank(rank), self.schedule.sums(round)?);
+        // Where nothing is owned, nothing comes.
+        let uses = out.elements() / (nodes.len() * own.len()).max(1);
         let (mut places, mut receives, mut end) = (Vec::new(), Vec::new(), 0);
-        for (peer, nodes) in self.nodes.iter().enumerate().filter(|&(peer, _)| peer != rank) {
+        for peer in (0..ranks).filter(|&peer| peer != rank) {
+            let of_peer = self.schedule.nodes(round, peer..peer + 1)?;
             for index in (0..uses).filter(|_| !own.is_empty()) {
-                for &node in nodes {
+                for &node in &of_peer {
                     let range = end..end + own.len();
                     end = range.end;
                     receives.push((peer, range.clone()));
@@ -148,34 +150,34 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             let into = SliceMut::new(received, 0, end)?;
             backend.exchange(stream, &self.member, &sends, into, &receives)?;
         }
-        for index in (0..uses).filter(|_| !own.is_empty()) {
-            let mut terms = Vec::with_capacity(self.tree.lanes());
-            for part in parts {
+        let sums = nodes.iter().flat_map(|&node| (0..uses).map(move |index| (node, index)));
+        for (place, (node, index)) in sums.enumerate().filter(|_| !own.is_empty()) {
+            let mut terms = Vec::new();
+            for part in parts.iter().filter(|part| node.holds(part.node)) {
                 let values = part.uses[index].slice(own.start, own.len())?;
                 terms.push((part.node, TermValues::Buffer(values)));
             }
-            for place in places.iter().filter(|place| place.index == index) {
+            for place in places.iter().filter(|place| place.index == index && node.holds(place.node)) {
                 let from = Slice::new(&*received, place.range.start, place.range.len())?;
                 terms.push((place.node, TermValues::Buffer(from)));
             }
             terms.sort_by_key(|(node, _)| *node);
-            let out = out.reborrow().sub(index * own.len(), own.len())?;
-            self.along_tree.sum(backend, stream, self.tree.root(), &terms, out)?;
+            let out = out.reborrow().sub(place * own.len(), own.len())?;
+            self.along_tree.sum(backend, stream, node, &terms, out)?;
         }
-        self.read.keep_sums(backend, bucket, told);
-        Ok(())
+        self.read.keep_sums((backend, stream), bucket, told)
     }
 
     fn updated(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        key: (u64, u32),
+        key: Key,
         _cut: &Cut,
         values: Slice<'_, B, f32>,
     ) -> Result<()> {
         // It will be sent on the device stream on which it was enqueued.
-        self.updates.push((key.into(), backend.share(stream, values)?));
+        self.updates.push((key, backend.share(stream, values)?));
         Ok(())
     }
 
@@ -183,13 +185,14 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
         let rank = self.member.rank();
-        let place = self.updates.iter().position(|(key, _)| *key == Key { step, bucket });
+        let place = self.updates.iter().position(|(of, _)| *of == key);
         let Some(place) = place else {
+            let Key { step, bucket, .. } = key;
             let (what, wrong) = ("the update", "after it was to be gathered");
             return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
         };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use tidemill_kernels::{Backend, MemoryPlace, Shared, Slice};
@@ -10,7 +11,20 @@ use super::{Abort, CommunicatorError, Result};
 use crate::carry::Arrived;
 use crate::chunk;
 use crate::error::CollectiveError;
+use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
+
+/// The sums of a worker's lanes, and what it is told once they were read.
+pub(super) struct Told<B: Backend> {
+    pub(super) sums: Vec<Sums<B>>,
+    read: Option<Sender<B::Event>>,
+}
+
+impl<B: Backend> Clone for Told<B> {
+    fn clone(&self) -> Self {
+        Self { sums: self.sums.clone(), read: self.read.clone() }
+    }
+}
 
 /// The sum over the lanes of a node, for each use of a bucket.
 pub(super) struct Sums<B: Backend> {
@@ -24,16 +38,41 @@ impl<B: Backend> Clone for Sums<B> {
     }
 }
 
-/// What is told of a bucket at a step.
+/// What is told, summed or gathered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
-    pub(super) step: u64,
-    pub(super) bucket: u32,
+pub struct Key {
+    /// The step, from 0.
+    pub step: u64,
+    /// The round of its lanes, as the [`LaneSchedule`] has them; what is updated is of the first.
+    pub round: u32,
+    /// The bucket.
+    pub bucket: u32,
 }
 
-impl From<(u64, u32)> for Key {
-    fn from((step, bucket): (u64, u32)) -> Self {
-        Self { step, bucket }
+impl Key {
+    /// A bucket of the first round of a step.
+    pub fn new(step: u64, bucket: u32) -> Self {
+        Self { step, round: 0, bucket }
+    }
+}
+
+/// What a worker has told and others read.
+pub struct Reading<B: Backend> {
+    readers: usize,
+    read: Receiver<B::Event>,
+}
+
+impl<B: Backend> Reading<B> {
+    /// What is enqueued on `stream` from now on may write over what was told. Waits until all have enqueued that they read it.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::Closed`], or a device that fails.
+    pub fn end(self, backend: &B, stream: &mut B::DeviceStream) -> Result<()> {
+        for _ in 0..self.readers {
+            let read = self.read.recv().map_err(|_| CommunicatorError::Closed)?;
+            backend.wait_for(stream, &read)?;
+        }
+        Ok(())
     }
 }
 
@@ -45,7 +84,7 @@ pub(super) enum What {
 }
 
 pub(super) enum Message<B: Backend> {
-    Sums { member: usize, key: Key, sums: Vec<Sums<B>>, ready: B::Event },
+    Sums { member: usize, key: Key, told: Told<B>, ready: B::Event },
     Updated { member: usize, key: Key, values: Shared<B, f32>, ready: B::Event },
     Arrived(Arrived),
     Damaged(CollectiveError),
@@ -58,7 +97,7 @@ pub(super) type OfMembers<C, E> = Vec<(C, E)>;
 /// What a worker was last told of each bucket, and reads: the memory stays for as long, whatever becomes of the others. Their
 /// owners overwrite it only after all have read, but a run may end before.
 pub(super) struct Read<B: Backend> {
-    sums: BTreeMap<u32, OfMembers<Vec<Sums<B>>, B::Event>>,
+    sums: BTreeMap<u32, OfMembers<Told<B>, B::Event>>,
     updates: BTreeMap<u32, OfMembers<Shared<B, f32>, B::Event>>,
 }
 
@@ -67,16 +106,28 @@ impl<B: Backend> Read<B> {
         Self { sums: BTreeMap::new(), updates: BTreeMap::new() }
     }
 
+    /// What is enqueued on `stream` is all that reads what was told.
     pub(super) fn keep_sums(
         &mut self,
-        backend: &B,
+        (backend, stream): (&B, &mut B::DeviceStream),
         bucket: u32,
-        told: OfMembers<Vec<Sums<B>>, B::Event>,
-    ) {
+        told: OfMembers<Told<B>, B::Event>,
+    ) -> Result<()> {
+        let mut read = None;
+        for (Told { read: answer, .. }, _) in &told {
+            let Some(answer) = answer else { continue };
+            let event = match &read {
+                Some(event) => event,
+                None => read.insert(backend.record(stream)?),
+            };
+            // A worker that is gone writes over nothing.
+            let _ = answer.send(event.clone());
+        }
         // In the host's memory all was read when the call returned, and its owner wants it back.
         if backend.memory() == MemoryPlace::Device {
             self.sums.insert(bucket, told);
         }
+        Ok(())
     }
 
     pub(super) fn keep_updates(
@@ -92,7 +143,7 @@ impl<B: Backend> Read<B> {
 }
 
 /// What some members have told so far.
-type Told<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
+type Incomplete<C, E> = BTreeMap<Key, Vec<Option<(C, E)>>>;
 
 /// Tells what one worker has to all that read its memory, itself among them. It may be cloned, for the threads of a worker.
 pub struct Post<B: Backend> {
@@ -117,9 +168,42 @@ impl<B: Backend> Post<B> {
         &self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        key: (u64, u32),
+        key: Key,
         nodes: &[(Node, &B::Buffer<f32>)],
         uses: &[Range<usize>],
+    ) -> Result<()> {
+        self.tell_sums((backend, stream), key, nodes, uses, None)
+    }
+
+    /// [`sums`](Self::sums) that stay as they are until they were read, and may be written over then. `None` where they may be at
+    /// once.
+    ///
+    /// # Errors
+    /// As [`sums`](Self::sums).
+    pub fn sums_until_read(
+        &self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+        key: Key,
+        nodes: &[(Node, &B::Buffer<f32>)],
+        uses: &[Range<usize>],
+    ) -> Result<Option<Reading<B>>> {
+        if backend.memory() == MemoryPlace::Host {
+            // What others read is a copy.
+            return self.tell_sums((backend, stream), key, nodes, uses, None).map(|()| None);
+        }
+        let (sender, read) = mpsc::channel();
+        self.tell_sums((backend, stream), key, nodes, uses, Some(&sender))?;
+        Ok(Some(Reading { readers: self.members.len(), read }))
+    }
+
+    fn tell_sums(
+        &self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        key: Key,
+        nodes: &[(Node, &B::Buffer<f32>)],
+        uses: &[Range<usize>],
+        read: Option<&Sender<B::Event>>,
     ) -> Result<()> {
         let mut sums = Vec::with_capacity(nodes.len());
         for &(node, buffer) in nodes {
@@ -132,8 +216,8 @@ impl<B: Backend> Post<B> {
             });
         }
         let ready = backend.record(stream)?;
-        let (member, key) = (self.member, Key::from(key));
-        self.tell(|| Message::Sums { member, key, sums: sums.clone(), ready: ready.clone() })
+        let (member, told) = (self.member, Told { sums, read: read.cloned() });
+        self.tell(|| Message::Sums { member, key, told: told.clone(), ready: ready.clone() })
     }
 
     /// What this worker owns of a bucket is in `values` once `stream` has run, and stays there until every worker has posted its
@@ -194,21 +278,27 @@ pub(super) struct Inbox<B: Backend> {
     /// The rank of the first member, for messages.
     first_rank: usize,
     members: usize,
+    schedule: Arc<LaneSchedule>,
     messages: Receiver<Message<B>>,
-    sums: Told<Vec<Sums<B>>, B::Event>,
-    updates: Told<Shared<B, f32>, B::Event>,
+    sums: Incomplete<Told<B>, B::Event>,
+    updates: Incomplete<Shared<B, f32>, B::Event>,
     arrived: BTreeMap<(Key, What), VecDeque<Arrived>>,
     /// Whether the members were told to end.
     is_over: bool,
 }
 
 /// The ends of `members` workers that read each other's memory, the first of which is rank `first_rank`.
-pub(super) fn members<B: Backend>(first_rank: usize, members: usize) -> Vec<(Post<B>, Inbox<B>)> {
+pub(super) fn members<B: Backend>(
+    first_rank: usize,
+    members: usize,
+    schedule: &Arc<LaneSchedule>,
+) -> Vec<(Post<B>, Inbox<B>)> {
     let (senders, receivers): (Vec<_>, Vec<_>) = (0..members).map(|_| mpsc::channel()).unzip();
     let end = |(member, messages)| {
         let inbox = Inbox {
             first_rank,
             members,
+            schedule: Arc::clone(schedule),
             messages,
             sums: BTreeMap::new(),
             updates: BTreeMap::new(),
@@ -222,7 +312,7 @@ pub(super) fn members<B: Backend>(first_rank: usize, members: usize) -> Vec<(Pos
 
 impl<B: Backend> Inbox<B> {
     /// What every member has told of its sums.
-    pub(super) fn sums(&mut self, key: Key) -> Result<OfMembers<Vec<Sums<B>>, B::Event>> {
+    pub(super) fn sums(&mut self, key: Key) -> Result<OfMembers<Told<B>, B::Event>> {
         loop {
             if let Some(told) = complete(&mut self.sums, key) {
                 return Ok(told);
@@ -262,28 +352,29 @@ impl<B: Backend> Inbox<B> {
         }
         let (first, members) = (self.first_rank, self.members);
         match self.messages.recv().map_err(|_| CommunicatorError::Closed)? {
-            Message::Sums { member, key, sums, ready } => {
+            Message::Sums { member, key, told, ready } => {
                 let of = (member, first, "the sums", key);
-                note(&mut self.sums, members, of, (sums, ready))
+                note(&mut self.sums, members, of, (told, ready))
             }
             Message::Updated { member, key, values, ready } => {
                 let of = (member, first, "the update", key);
                 note(&mut self.updates, members, of, (values, ready))
             }
             Message::Arrived(arrived) => {
-                let (step, (bucket, what)) = match (arrived.step(), arrived.part()) {
-                    (Some(step), Some(chunk::Part::Gradient { bucket, .. })) => {
-                        (step, (bucket, What::Sums))
+                let header = arrived.chunk().header()?;
+                let round = self.schedule.round_of(header.node.lo as usize);
+                let place = match (header.part, round) {
+                    (chunk::Part::Gradient { bucket, .. }, Some(round)) => {
+                        (Key { step: header.step, round: round as u32, bucket }, What::Sums)
                     }
-                    (Some(step), Some(chunk::Part::Update { bucket })) => {
-                        (step, (bucket, What::Update))
+                    (chunk::Part::Update { bucket }, _) => {
+                        (Key::new(header.step, bucket), What::Update)
                     }
                     _ => {
-                        let what = "it is neither sums nor what was updated";
+                        let what = "it is neither sums of these lanes nor what was updated";
                         return Err(CollectiveError::Malformed { what }.into());
                     }
                 };
-                let place = (Key { step, bucket }, what);
                 self.arrived.entry(place).or_default().push_back(arrived);
                 Ok(())
             }
@@ -298,7 +389,7 @@ impl<B: Backend> Inbox<B> {
 
 /// Keeps what a member has told.
 fn note<C, E>(
-    told: &mut Told<C, E>,
+    told: &mut Incomplete<C, E>,
     members: usize,
     (member, first_rank, what, key): (usize, usize, &'static str, Key),
     value: (C, E),
@@ -307,14 +398,14 @@ fn note<C, E>(
     match of_members[member].replace(value) {
         None => Ok(()),
         Some(_) => {
-            let (Key { step, bucket }, rank) = (key, first_rank + member);
+            let (Key { step, bucket, .. }, rank) = (key, first_rank + member);
             Err(CommunicatorError::Posted { rank, what, bucket, step, wrong: "twice" })
         }
     }
 }
 
 /// What all members have told of a bucket, once they have.
-fn complete<C, E>(told: &mut Told<C, E>, key: Key) -> Option<OfMembers<C, E>> {
+fn complete<C, E>(told: &mut Incomplete<C, E>, key: Key) -> Option<OfMembers<C, E>> {
     let is_complete = told.get(&key).is_some_and(|of| of.iter().all(Option::is_some));
     is_complete.then(|| told.remove(&key)).flatten()?.into_iter().collect()
 }

@@ -4,6 +4,7 @@
 //! crosses a link between devices once. Copies of what was updated are loads too.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::{Backend, PeerAccess, Slice, SliceMut};
@@ -11,14 +12,15 @@ use tidemill_kernels::{Backend, PeerAccess, Slice, SliceMut};
 use super::along_tree::{AlongTree, Term};
 use super::post::{Inbox, Key, Post, Read, Sums, members};
 use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic};
-use crate::tree::{Node, Tree};
+use crate::lane_schedule::LaneSchedule;
+use crate::tree::Node;
 
 /// The end of one rank. Before it is dropped, the device streams that it was used with must have run: what they read is then
 /// given back.
 pub struct Threads<B: Backend> {
     rank: usize,
     ranks: usize,
-    tree: Tree,
+    schedule: Arc<LaneSchedule>,
     post: Post<B>,
     inbox: Inbox<B>,
     along_tree: AlongTree<B>,
@@ -40,40 +42,41 @@ pub(super) fn check_reach<B: Backend>(backends: &[&B], first_rank: usize) -> Res
 }
 
 impl<B: Backend> Threads<B> {
-    /// The ends of ranks whose devices are `backends`, in order, which sum over the lanes of `tree`.
+    /// The ends of ranks whose devices are `backends`, in order, which sum over the lanes of `schedule`.
     ///
     /// # Errors
-    /// [`CommunicatorError::OutOfReach`], or a device that fails.
-    pub fn group(backends: &[&B], tree: Tree) -> Result<Vec<Self>> {
+    /// A schedule of another number of workers, [`CommunicatorError::OutOfReach`], or a device that fails.
+    pub fn group(backends: &[&B], schedule: &Arc<LaneSchedule>) -> Result<Vec<Self>> {
         check_reach(backends, 0)?;
         let ranks = backends.len();
+        schedule.check_workers(ranks)?;
         let end = |(rank, (post, inbox))| Self {
             rank,
             ranks,
-            tree,
+            schedule: Arc::clone(schedule),
             post,
             inbox,
             along_tree: AlongTree::new(),
             read: Read::new(),
             traffic: Traffic::default(),
         };
-        Ok(members(0, ranks).into_iter().enumerate().map(end).collect())
+        Ok(members(0, ranks, schedule).into_iter().enumerate().map(end).collect())
     }
 }
 
-/// Sums `nodes`, in order, of every use that `told` has, over `node`: the elements `own` of the bucket, one use after the other.
+/// Sums `told`, in order, of every use over `node`: the elements `own` of the bucket, one use after the other.
 pub(super) fn sum_uses<B: Backend>(
     along_tree: &mut AlongTree<B>,
     (backend, stream): (&B, &mut B::DeviceStream),
     node: Node,
-    nodes: &[&Sums<B>],
+    told: &[&Sums<B>],
     own: &Range<usize>,
     mut out: SliceMut<'_, B, f32>,
 ) -> Result<()> {
-    let uses = nodes.first().map_or(0, |first| first.uses.len());
+    let uses = told.first().map_or(0, |first| first.uses.len());
     for index in 0..uses {
-        let mut terms: Vec<Term<'_, B>> = Vec::with_capacity(nodes.len());
-        for sums in nodes {
+        let mut terms: Vec<Term<'_, B>> = Vec::with_capacity(told.len());
+        for sums in told {
             let values = sums.uses[index].slice(own.start, own.len())?;
             terms.push((sums.node, TermValues::Buffer(values)));
         }
@@ -81,6 +84,11 @@ pub(super) fn sum_uses<B: Backend>(
         along_tree.sum(backend, stream, node, &terms, out)?;
     }
     Ok(())
+}
+
+/// Those of `told` whose lanes are of `node`.
+pub(super) fn within<'a, B: Backend>(told: &[&'a Sums<B>], node: Node) -> Vec<&'a Sums<B>> {
+    told.iter().filter(|sums| node.holds(sums.node)).copied().collect()
 }
 
 impl<B: Backend> Communicator<B> for Threads<B> {
@@ -108,51 +116,56 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         cut: &Cut,
-        out: SliceMut<'_, B, f32>,
+        mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let told = self.inbox.sums(Key { step, bucket })?;
-        let mut nodes = Vec::new();
+        let told = self.inbox.sums(key)?;
+        let mut sums = Vec::new();
         // Also where nothing is owned: a rank that has posted has gathered what this one is about to update.
-        let (own, root) = (cut.of_rank(self.rank), self.tree.root());
+        let own = cut.of_rank(self.rank);
         for (rank, (of_rank, ready)) in told.iter().enumerate() {
             backend.wait_for(stream, ready)?;
             if rank != self.rank {
-                let uses = of_rank.iter().map(|sums| sums.uses.len());
+                let uses = of_rank.sums.iter().map(|sums| sums.uses.len());
                 self.traffic.read(uses.sum::<usize>() * own.len());
             }
-            nodes.extend(of_rank);
+            sums.extend(&of_rank.sums);
         }
-        nodes.sort_by_key(|sums| sums.node);
+        sums.sort_by_key(|sums| sums.node);
         if !own.is_empty() {
-            sum_uses(&mut self.along_tree, (backend, stream), root, &nodes, &own, out)?;
+            let nodes = self.schedule.sums(key.round as usize)?;
+            let elements = out.elements() / nodes.len();
+            for (index, node) in nodes.into_iter().enumerate() {
+                let out = out.reborrow().sub(index * elements, elements)?;
+                let told = within(&sums, node);
+                sum_uses(&mut self.along_tree, (backend, stream), node, &told, &own, out)?;
+            }
         }
-        self.read.keep_sums(backend, bucket, told);
-        Ok(())
+        self.read.keep_sums((backend, stream), key.bucket, told)
     }
 
     fn updated(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        key: (u64, u32),
+        key: Key,
         _cut: &Cut,
         values: Slice<'_, B, f32>,
     ) -> Result<()> {
         let values = backend.share(stream, values)?;
-        self.post.updated(backend, stream, key.into(), &values)
+        self.post.updated(backend, stream, key, &values)
     }
 
     fn gather(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        (step, bucket): (u64, u32),
+        key: Key,
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let told = self.inbox.updates(Key { step, bucket })?;
+        let told = self.inbox.updates(key)?;
         for (rank, (values, ready)) in told.iter().enumerate() {
             let range = cut.of_rank(rank);
             if range.is_empty() || rank == self.rank {
@@ -163,7 +176,7 @@ impl<B: Backend> Communicator<B> for Threads<B> {
             let out = out.reborrow().sub(range.start, range.len())?;
             backend.copy(stream, out, values.slice(0, range.len())?)?;
         }
-        self.read.keep_updates(backend, bucket, told);
+        self.read.keep_updates(backend, key.bucket, told);
         Ok(())
     }
 }

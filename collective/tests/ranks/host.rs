@@ -4,10 +4,12 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::rank::{Buckets, Care, LANES, Rank, SMALL, STEPS, alone, bits, cuts, elements};
+use crate::rank::{
+    Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements,
+};
 use tidemill_collective::carry::Carry;
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Traffic};
-use tidemill_collective::{CHUNK_ELEMENTS, Tree};
+use tidemill_collective::CHUNK_ELEMENTS;
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
 use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError};
 use timely::container::CapacityContainerBuilder;
@@ -31,14 +33,16 @@ fn trained<B: Backend>(
     devices: Vec<B>,
     buckets: Buckets,
     groups: &[Range<usize>],
+    rounds: Rounds,
     window_bytes: usize,
 ) -> Vec<Result<Ended, CommunicatorError>> {
     let ranks = devices.len();
-    let tree = Tree::new(LANES).unwrap();
+    let schedule = rounds.schedule(LANES, ranks);
     let mut ends = Vec::new();
     for (index, group) in groups.iter().enumerate() {
         let backends: Vec<_> = devices[group.clone()].iter().collect();
-        ends.extend(Host::group(&backends, groups, index, tree).unwrap().into_iter().map(Some));
+        let of_group = Host::group(&backends, groups, index, &schedule).unwrap();
+        ends.extend(of_group.into_iter().map(Some));
     }
     let (ends, devices) = (Mutex::new(ends), Arc::new(devices));
     let config = Config {
@@ -55,11 +59,11 @@ fn trained<B: Backend>(
         worker.dataflow::<u64, _, _>(|scope| {
             until.to_stream(scope).carry(courier, window_bytes);
         });
-        let devices = Arc::clone(&devices);
+        let (devices, schedule) = (Arc::clone(&devices), Arc::clone(&schedule));
         let (done, is_done) = std::sync::mpsc::channel();
         let waker = std::thread::current();
         let thread = std::thread::spawn(move || {
-            let mut rank = Rank::new(&devices[index], Box::new(end), buckets, &cuts);
+            let mut rank = Rank::new(&devices[index], Box::new(end), &schedule, buckets, &cuts);
             let trained = (0..STEPS).try_for_each(|step| {
                 rank.step(step, Care::Taken)?;
                 done.send(step).unwrap();
@@ -108,9 +112,12 @@ fn any_ranks_in_any_groups_train_the_same_to_the_bit() {
     for (buckets, window_bytes) in [(SMALL, 0), (SMALL, 4 << 20), (LARGE, 0), (LARGE, 1 << 20)] {
         let expected = bits(&alone(buckets));
         for (ranks, of) in [(1, 1), (2, 1), (2, 2), (3, 2), (5, 2), (5, 5), (8, 2), (8, 3)] {
-            for ended in trained(cpus(ranks), buckets, &groups(ranks, of), window_bytes) {
-                let (replica, _) = ended.unwrap();
-                assert!(bits(&replica) == expected, "{ranks} ranks in {of} groups");
+            for rounds in Rounds::BOTH {
+                let groups = groups(ranks, of);
+                for ended in trained(cpus(ranks), buckets, &groups, rounds, window_bytes) {
+                    let (replica, _) = ended.unwrap();
+                    assert!(bits(&replica) == expected, "{ranks} ranks in {of} groups, {rounds:?}");
+                }
             }
         }
     }
@@ -120,9 +127,12 @@ fn any_ranks_in_any_groups_train_the_same_to_the_bit() {
 fn devices_without_a_library_train_the_same_to_the_bit() {
     let expected = bits(&alone(SMALL));
     for (ranks, of) in [(2, 2), (3, 2), (5, 5)] {
-        for ended in trained(emulators(ranks), SMALL, &groups(ranks, of), 4 << 20) {
-            let (replica, _) = ended.unwrap();
-            assert!(bits(&replica) == expected, "{ranks} ranks in {of} groups");
+        for rounds in Rounds::BOTH {
+            let groups = groups(ranks, of);
+            for ended in trained(emulators(ranks), SMALL, &groups, rounds, 4 << 20) {
+                let (replica, _) = ended.unwrap();
+                assert!(bits(&replica) == expected, "{ranks} ranks in {of} groups, {rounds:?}");
+            }
         }
     }
 }
@@ -131,7 +141,7 @@ fn devices_without_a_library_train_the_same_to_the_bit() {
 #[test]
 fn a_group_sends_what_one_worker_would() {
     let crossed = |ranks| -> Traffic {
-        let ended = trained(cpus(ranks), LARGE, &groups(ranks, 2), 4 << 20);
+        let ended = trained(cpus(ranks), LARGE, &groups(ranks, 2), Rounds::One, 4 << 20);
         let of_ranks = ended.into_iter().map(|ended| ended.unwrap().1);
         of_ranks.fold(Traffic::default(), |sum, traffic| Traffic {
             from_memory: sum.from_memory + traffic.from_memory,
@@ -149,13 +159,13 @@ fn a_group_sends_what_one_worker_would() {
 #[test]
 fn groups_that_are_not_all_ranks_are_refused() {
     let cpu = &cpus(1)[0];
-    let tree = Tree::new(LANES).unwrap();
+    let schedule = Rounds::One.schedule(LANES, 3);
     let refused = |groups: &[Range<usize>], group| {
-        let error = Host::group(&[cpu], groups, group, tree).err();
+        let error = Host::group(&[cpu], groups, group, &schedule).err();
         assert!(error.is_some(), "{groups:?} {group}");
     };
     refused(&[0..1, 2..3], 0);
     refused(&[0..1, 1..2], 2);
     refused(&[0..2, 2..3], 0);
-    refused(&groups(9, 9), 3);
+    refused(&groups(8, 8), 3);
 }

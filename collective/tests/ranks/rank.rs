@@ -1,7 +1,9 @@
 //! A rank that trains a little: its lanes' gradients are sums of made-up addends and the parameters, which every owner updates.
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut};
-use tidemill_collective::{Node, Tree, lane_cut};
+use std::sync::Arc;
+
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key};
+use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 pub const LANES: usize = 8;
@@ -19,6 +21,28 @@ pub enum Care {
     Taken,
     /// For nothing.
     NotTaken,
+    /// For what it gathered, but not for others before it writes over what they read.
+    NotRead,
+}
+
+/// How lanes leave a rank.
+#[derive(Clone, Copy, Debug)]
+pub enum Rounds {
+    /// All at once.
+    One,
+    /// Each once it is computed.
+    ALane,
+}
+
+impl Rounds {
+    pub const BOTH: [Self; 2] = [Self::One, Self::ALane];
+
+    pub fn schedule(self, lanes: usize, ranks: usize) -> Arc<LaneSchedule> {
+        Arc::new(match self {
+            Self::One => LaneSchedule::at_once(lanes, ranks).unwrap(),
+            Self::ALane => LaneSchedule::one_by_one(lanes, ranks).unwrap(),
+        })
+    }
 }
 
 pub fn elements(buckets: Buckets) -> usize {
@@ -70,19 +94,50 @@ fn starts(buckets: Buckets) -> impl Iterator<Item = usize> {
     })
 }
 
+/// Sums of lanes that join as they come, in order.
+struct Along<B: Backend> {
+    nodes: Vec<(Node, B::Buffer<f32>)>,
+}
+
+impl<B: Backend> Along<B> {
+    fn new() -> Self {
+        Self { nodes: Vec::new() }
+    }
+
+    fn push(
+        &mut self,
+        device: &B,
+        stream: &mut B::DeviceStream,
+        mut node: Node,
+        mut sum: B::Buffer<f32>,
+    ) -> Result<(), CommunicatorError> {
+        let joins = |left: Node, right: Node| {
+            left.lanes() == right.lanes() && left.lo.is_multiple_of(2 * left.lanes())
+        };
+        while self.nodes.last().is_some_and(|(left, _)| joins(*left, node)) {
+            let (left, mut room) = self.nodes.pop().unwrap();
+            device.accumulate(stream, SliceMut::all(&mut room), Slice::all(&sum))?;
+            (node, sum) = (Node { lo: left.lo, hi: node.hi }, room);
+        }
+        self.nodes.push((node, sum));
+        Ok(())
+    }
+}
+
 /// A rank: it computes on one stream, and sums, updates and gathers on another.
 pub struct Rank<'a, B: Backend> {
     device: &'a B,
     pub end: Box<dyn Communicator<B>>,
+    schedule: Arc<LaneSchedule>,
     buckets: Buckets,
     cuts: &'a [Cut],
     compute: B::DeviceStream,
     state: B::DeviceStream,
     replica: B::Buffer<f32>,
-    /// Masters and sums of what is owned, bucket after bucket.
+    /// Masters of what is owned, bucket after bucket.
     masters: B::Buffer<f32>,
-    sums: B::Buffer<f32>,
-    nodes: Vec<(Node, B::Buffer<f32>)>,
+    /// By round: the sums of the nodes of this rank's lanes.
+    nodes: Vec<Vec<(Node, B::Buffer<f32>)>>,
     gathered: Option<B::Event>,
 }
 
@@ -90,6 +145,7 @@ impl<'a, B: Backend> Rank<'a, B> {
     pub fn new(
         device: &'a B,
         end: Box<dyn Communicator<B>>,
+        schedule: &Arc<LaneSchedule>,
         buckets: Buckets,
         cuts: &'a [Cut],
     ) -> Self {
@@ -99,8 +155,8 @@ impl<'a, B: Backend> Rank<'a, B> {
         Self {
             replica: device.allocate(&mut compute, elements(buckets)).unwrap(),
             masters: device.allocate(&mut state, owned).unwrap(),
-            sums: device.allocate(&mut state, owned).unwrap(),
             nodes: Vec::new(),
+            schedule: Arc::clone(schedule),
             gathered: None,
             device,
             end,
@@ -115,39 +171,33 @@ impl<'a, B: Backend> Rank<'a, B> {
     fn compute(&mut self, step: u64, care: Care) {
         let Self { device, compute, nodes, replica, .. } = self;
         let elements = B::elements(replica);
-        if care == Care::Taken
+        if care != Care::NotTaken
             && let Some(gathered) = &self.gathered
         {
             device.wait_for(compute, gathered).unwrap();
         }
-        let ranks = self.cuts[0].ranks();
-        let tree = Tree::new(LANES).unwrap();
-        let lanes = lane_cut(LANES, ranks).unwrap()[self.end.rank()].clone();
-        let mut room = std::mem::take(nodes).into_iter().map(|(_, buffer)| buffer);
-        for node in tree.cover(&lanes) {
-            let mut sums: Vec<(usize, B::Buffer<f32>)> = Vec::new();
-            for lane in node.lo as usize..node.hi as usize {
-                let mut pinned = device.pinned::<f32>(elements).unwrap();
-                let values = device.pinned_values_mut(&mut pinned).unwrap();
-                values.copy_from_slice(&addend(step, lane, elements));
-                let mut sum = match sums.is_empty().then(|| room.next()).flatten() {
-                    Some(room) => room,
-                    None => device.allocate(compute, elements).unwrap(),
-                };
-                device.write_async(compute, SliceMut::all(&mut sum), &pinned, 0).unwrap();
-                let parameters = Slice::all(replica);
-                device.accumulate(compute, SliceMut::all(&mut sum), parameters).unwrap();
-                let mut lanes = 1;
-                while sums.last().is_some_and(|(before, _)| *before == lanes) {
-                    let (before, mut left) = sums.pop().unwrap();
-                    let right = Slice::all(&sum);
-                    device.accumulate(compute, SliceMut::all(&mut left), right).unwrap();
-                    (lanes, sum) = (before + lanes, left);
+        let rank = self.end.rank();
+        let mut room = std::mem::take(nodes).into_iter().flatten().map(|(_, buffer)| buffer);
+        for round in 0..self.schedule.rounds() {
+            let mut of_round = Vec::new();
+            for node in self.schedule.nodes(round, rank..rank + 1).unwrap() {
+                let mut sums = Along::new();
+                for lane in node.lo..node.hi {
+                    let mut pinned = device.pinned::<f32>(elements).unwrap();
+                    let values = device.pinned_values_mut(&mut pinned).unwrap();
+                    values.copy_from_slice(&addend(step, lane as usize, elements));
+                    let mut sum = match sums.nodes.is_empty().then(|| room.next()).flatten() {
+                        Some(room) => room,
+                        None => device.allocate(compute, elements).unwrap(),
+                    };
+                    device.write_async(compute, SliceMut::all(&mut sum), &pinned, 0).unwrap();
+                    let parameters = Slice::all(replica);
+                    device.accumulate(compute, SliceMut::all(&mut sum), parameters).unwrap();
+                    sums.push(*device, compute, Node::leaf(lane), sum).unwrap();
                 }
-                sums.push((lanes, sum));
+                of_round.append(&mut sums.nodes);
             }
-            let (_, sum) = sums.pop().unwrap();
-            nodes.push((node, sum));
+            nodes.push(of_round);
         }
     }
 
@@ -155,25 +205,40 @@ impl<'a, B: Backend> Rank<'a, B> {
     /// Those of the communicator.
     pub fn step(&mut self, step: u64, care: Care) -> Result<(), CommunicatorError> {
         self.compute(step, care);
-        let Self {
-            device, compute, state, end, buckets, cuts, masters, sums, replica, nodes, ..
-        } = self;
+        let Self { device, compute, state, end, buckets, cuts, masters, replica, nodes, .. } = self;
         let post = end.post();
-        let nodes: Vec<_> = nodes.iter().map(|(node, sums)| (*node, sums)).collect();
-        for (bucket, start) in starts(buckets).enumerate() {
-            let range = start..start + buckets[bucket];
-            let uses = std::slice::from_ref(&range);
-            post.sums(device, compute, (step, bucket as u32), &nodes, uses)?;
+        let mut readings = Vec::new();
+        for (round, nodes) in nodes.iter().enumerate() {
+            let nodes: Vec<_> = nodes.iter().map(|(node, sums)| (*node, sums)).collect();
+            for (bucket, start) in starts(buckets).enumerate() {
+                let range = start..start + buckets[bucket];
+                let uses = std::slice::from_ref(&range);
+                let key = Key { round: round as u32, ..Key::new(step, bucket as u32) };
+                readings.push(post.sums_until_read(*device, compute, key, &nodes, uses)?);
+            }
+        }
+        let mut sums: Vec<_> = cuts.iter().map(|_| Along::new()).collect();
+        for round in 0..self.schedule.rounds() {
+            let nodes = self.schedule.sums(round).unwrap();
+            for (bucket, cut) in cuts.iter().enumerate() {
+                let elements = cut.of_rank(end.rank()).len();
+                let mut room = device.allocate::<f32>(state, elements * nodes.len())?;
+                let key = Key { round: round as u32, ..Key::new(step, bucket as u32) };
+                end.reduce_scatter(*device, state, key, cut, SliceMut::all(&mut room))?;
+                for (index, &node) in nodes.iter().enumerate().filter(|_| elements > 0) {
+                    let mut sum = device.allocate(state, elements)?;
+                    let from = Slice::new(&room, index * elements, elements)?;
+                    device.copy(state, SliceMut::all(&mut sum), from)?;
+                    sums[bucket].push(*device, state, node, sum)?;
+                }
+            }
         }
         let mut at = 0;
-        for (bucket, cut) in cuts.iter().enumerate() {
-            let elements = cut.of_rank(end.rank()).len();
-            let out = SliceMut::new(sums, at, elements)?;
-            end.reduce_scatter(device, state, (step, bucket as u32), cut, out)?;
-            at += elements;
-        }
-        if at > 0 {
-            device.accumulate(state, SliceMut::all(masters), Slice::all(sums))?;
+        for sums in &sums {
+            let Some((_, sum)) = sums.nodes.first() else { continue };
+            let out = SliceMut::new(masters, at, B::elements(sum))?;
+            device.accumulate(state, out, Slice::all(sum))?;
+            at += B::elements(sum);
         }
         let mut at = 0;
         for ((bucket, cut), start) in cuts.iter().enumerate().zip(starts(buckets)) {
@@ -183,14 +248,21 @@ impl<'a, B: Backend> Rank<'a, B> {
             if !own.is_empty() {
                 device.copy(state, out, values)?;
             }
-            end.updated(device, state, (step, bucket as u32), cut, values)?;
+            end.updated(*device, state, Key::new(step, bucket as u32), cut, values)?;
             at += own.len();
         }
         for ((bucket, cut), start) in cuts.iter().enumerate().zip(starts(buckets)) {
             let out = SliceMut::new(replica, start, buckets[bucket])?;
-            end.gather(device, state, (step, bucket as u32), cut, out)?;
+            end.gather(*device, state, Key::new(step, bucket as u32), cut, out)?;
         }
         self.gathered = Some(device.record(state)?);
+        // What was read may be written over.
+        for reading in readings.into_iter().flatten().filter(|_| care != Care::NotRead) {
+            reading.end(*device, compute)?;
+        }
+        for (_, sum) in nodes.iter_mut().flatten() {
+            device.fill_zero(compute, SliceMut::all(sum))?;
+        }
         Ok(())
     }
 

@@ -6,9 +6,9 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use crate::rank::{Care, LANES, Rank, SMALL, STEPS, alone, bits, cuts};
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Threads};
-use tidemill_collective::{CollectiveError, Node, Tree};
+use crate::rank::{Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key, Threads};
+use tidemill_collective::{CollectiveError, Node};
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
 use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, Runtime, SliceMut};
 
@@ -20,21 +20,22 @@ fn device(schedule: &Arc<Schedule>) -> Device {
 }
 
 /// What every rank has after all steps.
-fn trained(ranks: usize, seed: u64, care: Care) -> Vec<Vec<f32>> {
+fn trained(ranks: usize, seed: u64, rounds: Rounds, care: Care) -> Vec<Vec<f32>> {
     let schedule = Schedule::new(seed);
     let devices: Vec<_> = (0..ranks).map(|_| device(&schedule)).collect();
-    trained_on(&devices, care)
+    trained_on(&devices, rounds, care)
 }
 
-fn trained_on<B: Backend>(devices: &[B], care: Care) -> Vec<Vec<f32>> {
+fn trained_on<B: Backend>(devices: &[B], rounds: Rounds, care: Care) -> Vec<Vec<f32>> {
     let (ranks, backends) = (devices.len(), devices.iter().collect::<Vec<_>>());
-    let ends = Threads::group(&backends, Tree::new(LANES).unwrap()).unwrap();
+    let schedule = rounds.schedule(LANES, ranks);
+    let ends = Threads::group(&backends, &schedule).unwrap();
     let cuts = cuts(SMALL, ranks);
     std::thread::scope(|scope| {
         let run = |(device, end)| {
-            let cuts = &cuts;
+            let (cuts, schedule) = (&cuts, &schedule);
             scope.spawn(move || {
-                let mut rank = Rank::new(device, Box::new(end), SMALL, cuts);
+                let mut rank = Rank::new(device, Box::new(end), schedule, SMALL, cuts);
                 (0..STEPS).for_each(|step| rank.step(step, care).unwrap());
                 rank.replica()
             })
@@ -49,19 +50,24 @@ fn any_number_of_ranks_train_the_same_to_the_bit() {
     let expected = bits(&alone(SMALL));
     for ranks in [1, 2, 3, 5, 8] {
         for seed in 0..2 {
-            for replica in trained(ranks, seed, Care::Taken) {
-                assert!(bits(&replica) == expected, "{ranks} ranks, order {seed}");
+            for rounds in Rounds::BOTH {
+                for replica in trained(ranks, seed, rounds, Care::Taken) {
+                    assert!(bits(&replica) == expected, "{ranks} ranks, order {seed}, {rounds:?}");
+                }
             }
         }
     }
 }
 
 #[test]
-fn a_rank_that_does_not_wait_for_what_it_gathers_is_found_out() {
+fn a_rank_that_does_not_wait_for_what_it_gathers_or_others_read_is_found_out() {
     let expected = bits(&alone(SMALL));
-    let is_right =
-        |seed| trained(2, seed, Care::NotTaken).iter().all(|replica| bits(replica) == expected);
-    assert!(!(0..10).all(is_right));
+    let is_right = |seed, care| {
+        let replicas = trained(2, seed, Rounds::ALane, care);
+        replicas.iter().all(|replica| bits(replica) == expected)
+    };
+    assert!(!(0..10).all(|seed| is_right(seed, Care::NotTaken)));
+    assert!(!(0..10).all(|seed| is_right(seed, Care::NotRead)));
 }
 
 /// In the host's memory what is posted is a copy.
@@ -71,7 +77,7 @@ fn ranks_of_the_host_train_the_same_to_the_bit() {
     let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
     for ranks in [2, 3, 8] {
         let devices: Vec<_> = (0..ranks).map(|_| cpu.clone()).collect();
-        for replica in trained_on(&devices, Care::Taken) {
+        for replica in trained_on(&devices, Rounds::ALane, Care::Taken) {
             assert!(bits(&replica) == expected, "{ranks} ranks");
         }
     }
@@ -81,25 +87,25 @@ fn ranks_of_the_host_train_the_same_to_the_bit() {
 fn lanes_that_are_missing_or_told_twice_are_errors() {
     let schedule = Schedule::new(0);
     let devices = [device(&schedule), device(&schedule)];
-    let mut ends = Threads::group(&devices.each_ref(), Tree::new(2).unwrap()).unwrap();
+    let mut ends = Threads::group(&devices.each_ref(), &Rounds::One.schedule(2, 2)).unwrap();
     let mut stream = devices[0].device_stream().unwrap();
     let sums = devices[0].allocate::<f32>(&mut stream, 8).unwrap();
     let mut out = devices[0].allocate::<f32>(&mut stream, 4).unwrap();
     let (node, cut, bucket) = (Node::leaf(0), Cut::at(vec![4, 8]), 0..8);
     let uses = std::slice::from_ref(&bucket);
     for (end, device) in ends.iter().zip(&devices) {
-        end.post().sums(device, &mut stream, (7, 3), &[(node, &sums)], uses).unwrap();
+        end.post().sums(device, &mut stream, Key::new(7, 3), &[(node, &sums)], uses).unwrap();
     }
     let room = SliceMut::all(&mut out);
-    let error = ends[0].reduce_scatter(&devices[0], &mut stream, (7, 3), &cut, room).err().unwrap();
+    let error = ends[0].reduce_scatter(&devices[0], &mut stream, Key::new(7, 3), &cut, room).err().unwrap();
     let twice = CollectiveError::DuplicateNode { node, present: node };
     assert!(matches!(&error, CommunicatorError::Collective(found) if *found == twice), "{error}");
     for _ in 0..2 {
         let post = ends[0].post();
-        post.sums(&devices[0], &mut stream, (8, 3), &[(node, &sums)], uses).unwrap();
+        post.sums(&devices[0], &mut stream, Key::new(8, 3), &[(node, &sums)], uses).unwrap();
     }
     let room = SliceMut::all(&mut out);
-    let error = ends[1].reduce_scatter(&devices[1], &mut stream, (8, 3), &cut, room).err().unwrap();
+    let error = ends[1].reduce_scatter(&devices[1], &mut stream, Key::new(8, 3), &cut, room).err().unwrap();
     let expected = "rank 0 posted the sums of bucket 3 at step 9 twice";
     assert_eq!(error.to_string(), expected);
 }
@@ -108,7 +114,7 @@ fn lanes_that_are_missing_or_told_twice_are_errors() {
 fn ranks_that_wait_are_ended() {
     let schedule = Schedule::new(0);
     let devices = [device(&schedule), device(&schedule)];
-    let mut ends = Threads::group(&devices.each_ref(), Tree::new(2).unwrap()).unwrap();
+    let mut ends = Threads::group(&devices.each_ref(), &Rounds::One.schedule(2, 2)).unwrap();
     let abort = ends[0].abort_handle();
     std::thread::scope(|scope| {
         for (end, device) in ends.iter_mut().zip(&devices) {
@@ -118,7 +124,7 @@ fn ranks_that_wait_are_ended() {
                 let cut = Cut::at(vec![4, 8]);
                 for _ in 0..2 {
                     let out = SliceMut::all(&mut out);
-                    let summed = end.reduce_scatter(device, &mut stream, (0, 0), &cut, out);
+                    let summed = end.reduce_scatter(device, &mut stream, Key::new(0, 0), &cut, out);
                     assert!(matches!(summed, Err(CommunicatorError::Closed)));
                 }
             });
