@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use tidemill::batch::{BatchSettings, MicrobatchMemory};
+use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::device::Communicators;
 use tidemill::kernels::{Cpu, Runtime};
@@ -171,25 +171,28 @@ fn main() -> Result<()> {
 fn train(workers: usize) -> Result<Vec<f64>> {
     let cluster = ClusterSettings::threads(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
+    let batch =
+        BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
+    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     // How workers sum their gradients.
-    let communicators = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, LANES)?;
-    let per_worker = execute(cluster, move |context| worker(context, &cpu, &communicators))?;
+    let communicators = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, &batch)?;
+    let program =
+        move |context: &mut WorkerContext<'_>| worker(context, &cpu, &batch, &communicators);
+    let per_worker = execute(cluster, program)?;
     Ok(per_worker.into_iter().next().unwrap_or_default())
 }
 
 fn worker(
     context: &mut WorkerContext<'_>,
     cpu: &Arc<Cpu>,
+    batch: &BatchPlan,
     communicators: &Communicators<Cpu>,
 ) -> Result<Vec<f64>, Failure> {
     let alphabet = alphabet();
     let model = Arc::new(Bigram::new(alphabet.len()));
-    let batch =
-        BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
-    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let optimizer = OptimizerSettings { learning_rate: 0.1, ..Default::default() };
     let training = Training {
-        plan: Arc::new(TrainingPlan::new(batch, &model.layout, POSITIONS, STEPS)),
+        plan: Arc::new(TrainingPlan::new(batch.clone(), &model.layout, POSITIONS, STEPS)),
         backend: Arc::clone(cpu),
         state: InitialState { parameters: Arc::new(model.initialize(0)), moments: None },
         model,

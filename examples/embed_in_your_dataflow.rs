@@ -48,9 +48,15 @@ fn losses(workers: usize) -> Result<Vec<f64>> {
     println!("{workers} workers:");
     let cluster = ClusterSettings::threads(workers);
     let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN)?);
+    // How a step is cut. `lanes` bounds the number of workers.
+    let batch =
+        BatchSettings { samples_per_step: Some(16), lanes: Some(LANES), ..Default::default() };
+    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     // How workers sum their gradients.
-    let communicators = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, LANES)?;
-    let per_worker = execute(cluster, move |context| your_program(context, &cpu, &communicators))?;
+    let communicators = Communicators::of_cluster(&vec![&*cpu; workers], &cluster, &batch)?;
+    let program =
+        move |context: &mut WorkerContext<'_>| your_program(context, &cpu, &batch, &communicators);
+    let per_worker = execute(cluster, program)?;
     Ok(per_worker.into_iter().next().unwrap_or_default())
 }
 
@@ -58,13 +64,10 @@ fn losses(workers: usize) -> Result<Vec<f64>> {
 fn your_program(
     context: &mut WorkerContext<'_>,
     cpu: &Arc<Cpu>,
+    batch: &BatchPlan,
     communicators: &Communicators<Cpu>,
 ) -> Result<Vec<f64>, Failure> {
-    // The model, and how a step is cut. `lanes` bounds the number of workers.
     let model = Arc::new(Mamba::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
-    let batch =
-        BatchSettings { samples_per_step: Some(16), lanes: Some(LANES), ..Default::default() };
-    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };
@@ -115,9 +118,9 @@ fn your_program(
     // Your samples, a step at a time, two steps ahead of training.
     let lanes = batch.worker_lanes(context.index(), context.peers())?;
     for step in 0..STEPS {
-        for lane in lanes.clone() {
+        for &lane in &lanes {
             for grain in 0..batch.lane_grains(lane) {
-                input.send(your_grain(&batch, step, lane, grain));
+                input.send(your_grain(batch, step, lane, grain));
             }
         }
         input.advance_to(step + 1);

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use tidemill::batch::{BatchSettings, MicrobatchMemory};
+use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
@@ -144,6 +144,12 @@ impl SampleSource for Tokens {
     fn set_wake(&mut self, _wake: Wake) {}
 }
 
+fn batch() -> BatchPlan {
+    let batch =
+        BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
+    batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 }).unwrap()
+}
+
 fn worker(
     context: &mut WorkerContext<'_>,
     (cpu, ends): (&Arc<Cpu>, &Communicators<Cpu>),
@@ -152,13 +158,10 @@ fn worker(
     let mut config = MambaConfig::new(VOCAB_SIZE, 16, 2);
     config.d_state = 5;
     let model = Arc::new(Fragile { mamba: Mamba::new(&config)?, breaks });
-    let batch =
-        BatchSettings { samples_per_step: Some(8), lanes: Some(LANES), ..Default::default() };
-    let batch = batch.plan(MicrobatchMemory { sample_bytes: 0, workspace_bytes: 0 })?;
     let steps = 1_000_000;
     let schedule = ScheduleSettings { warmup_steps: Some(0), ..Default::default() };
     let training = Training {
-        plan: Arc::new(TrainingPlan::new(batch, model.layout(), POSITIONS, steps)),
+        plan: Arc::new(TrainingPlan::new(batch(), model.layout(), POSITIONS, steps)),
         backend: Arc::clone(cpu),
         state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
         model,
@@ -191,7 +194,7 @@ fn whatever_breaks_on_one_worker_ends_all_with_its_message() {
         std::thread::spawn(move || {
             let settings = ClusterSettings::threads(3);
             let cpu = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
-            let ends = Communicators::of_cluster(&[&*cpu; 3], &settings, LANES).unwrap();
+            let ends = Communicators::of_cluster(&[&*cpu; 3], &settings, &batch()).unwrap();
             let work =
                 move |context: &mut WorkerContext<'_>| worker(context, (&cpu, &ends), breaks);
             let _ = sender.send(execute(settings, work));

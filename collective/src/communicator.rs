@@ -28,6 +28,7 @@ pub use self::post::{Key, Post, Reading};
 pub use self::threads::Threads;
 use crate::carry::Courier;
 use crate::error::CollectiveError;
+use crate::lane_schedule::LaneSchedule;
 
 /// The result of a communicator's call.
 pub type Result<T> = std::result::Result<T, CommunicatorError>;
@@ -42,6 +43,9 @@ pub trait Communicator<B: Backend>: Send {
 
     /// The number of ranks.
     fn ranks(&self) -> usize;
+
+    /// Which rank sums which lanes, and in which rounds.
+    fn schedule(&self) -> &LaneSchedule;
 
     /// With which the thread that computes tells what is summed.
     fn post(&self) -> Post<B>;

@@ -93,9 +93,6 @@ impl CollectiveError {
     /// Whether the same run may succeed another time though nothing is changed: all but numbers that no run can have is the
     /// doing of a damaged connection, of a peer that runs something else, or of this code.
     pub fn may_succeed_later(&self) -> bool {
-        !matches!(
-            self,
-            Self::Lanes { .. } | Self::Workers { .. } | Self::ForeignSchedule { .. }
-        )
+        !matches!(self, Self::Lanes { .. } | Self::Workers { .. } | Self::ForeignSchedule { .. })
     }
 }

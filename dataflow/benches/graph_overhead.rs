@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use tidemill::batch::{BatchSettings, MicrobatchMemory};
 use tidemill::cluster::{ClusterSettings, Failure, execute};
-use tidemill::collective::BUCKET_ELEMENTS;
+use tidemill::collective::{BUCKET_ELEMENTS, LaneSchedule};
 use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::kernels::KernelError;
@@ -81,7 +81,8 @@ fn measure<M: Trainable<Cpu>>(
     let start = Instant::now();
     let cpu = Cpu::new(NonZeroUsize::MIN)?;
     let no_library = || Err(KernelError::shape("bench", "library", "none", "one"));
-    let communicators = Communicators::new(&vec![&cpu; workers], (0, workers), 4, no_library)?;
+    let lanes = LaneSchedule::at_once(4, workers)?;
+    let communicators = Communicators::new(&vec![&cpu; workers], 0, lanes, no_library)?;
     execute(ClusterSettings::threads(workers), move |context| {
         let model = Arc::new(model());
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };

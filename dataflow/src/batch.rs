@@ -6,9 +6,10 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::{CollectiveError, lane_cut};
+use tidemill_collective::{CollectiveError, LaneSchedule};
 
 use crate::error::{JobError, Result};
+use crate::parallel::Sharding;
 
 /// Samples of a step where a config does not say, and does not ask for more lanes.
 const DEFAULT_SAMPLES_PER_STEP: usize = 32;
@@ -102,6 +103,7 @@ pub struct BatchPlan {
     grain_samples: usize,
     evaluation_grain_samples: usize,
     microbatch_grains: usize,
+    sharding: Sharding,
 }
 
 impl BatchSettings {
@@ -159,6 +161,7 @@ impl BatchSettings {
             grain_samples,
             evaluation_grain_samples: self.grain_samples,
             microbatch_grains,
+            sharding: Sharding::default(),
         })
     }
 }
@@ -168,6 +171,17 @@ fn at_least_one(key: &str, found: usize) -> Result<()> {
 }
 
 impl BatchPlan {
+    /// The same for workers that share out what `sharding` says: that is the same on every worker, and never numerics.
+    #[must_use]
+    pub fn sharded(self, sharding: Sharding) -> Self {
+        Self { sharding, ..self }
+    }
+
+    /// What workers share out.
+    pub fn sharding(&self) -> Sharding {
+        self.sharding
+    }
+
     /// Samples of a step, over all workers.
     pub fn samples_per_step(&self) -> usize {
         self.samples_per_step
@@ -226,12 +240,18 @@ impl BatchPlan {
         (0..grains).step_by(size).map(move |first| first..grains.min(first + size))
     }
 
-    /// The lanes of worker `worker` of `workers`.
+    /// Which of `workers` workers has which lanes, and in which order they leave it.
     ///
     /// # Errors
     /// More workers than lanes, or none.
-    pub fn worker_lanes(&self, worker: usize, workers: usize) -> Result<Range<usize>> {
-        let cut = lane_cut(self.lanes, workers).map_err(|error| match error {
+    pub fn lane_schedule(&self, workers: usize) -> Result<LaneSchedule> {
+        let schedule = match self.sharding {
+            Sharding::Optimizer => LaneSchedule::at_once(self.lanes, workers),
+            Sharding::Gradients | Sharding::Parameters => {
+                LaneSchedule::one_by_one(self.lanes, workers)
+            }
+        };
+        schedule.map_err(|error| match error {
             CollectiveError::Workers { workers, lanes } => {
                 let expected = match workers {
                     0 => "at least 1".to_owned(),
@@ -240,14 +260,29 @@ impl BatchPlan {
                 JobError::value("workers", expected, workers)
             }
             _ => JobError::value("batch.lanes", "a power of two", self.lanes),
-        })?;
-        let range = cut.get(worker).cloned();
-        range.ok_or_else(|| JobError::value("worker", format!("below {workers}"), worker))
+        })
     }
 
-    /// The samples of `lanes`, counted from the start of the step.
-    pub fn samples_of(&self, lanes: &Range<usize>) -> Range<usize> {
-        self.lane_samples(lanes.start).start..self.lane_samples(lanes.end).start
+    /// The lanes of worker `worker` of `workers`, in order.
+    ///
+    /// # Errors
+    /// More workers than lanes, or none.
+    pub fn worker_lanes(&self, worker: usize, workers: usize) -> Result<Vec<usize>> {
+        let schedule = self.lane_schedule(workers)?;
+        if worker >= workers {
+            return Err(JobError::value("worker", format!("below {workers}"), worker));
+        }
+        Ok(schedule.of_worker(worker))
+    }
+
+    /// The samples of `lanes`, which are in order, counted from the start of the step: those of neighbours as one range.
+    pub fn samples_of(&self, lanes: &[usize]) -> Vec<Range<usize>> {
+        let neighbours = lanes.chunk_by(|&lane, &next| lane + 1 == next);
+        let samples = |lanes: &[usize]| {
+            let (first, last) = (lanes[0], lanes[lanes.len() - 1]);
+            self.lane_samples(first).start..self.lane_samples(last).end
+        };
+        neighbours.map(samples).collect()
     }
 
     /// Where `samples` of step `step` (from 0) stand in the endless canonical order.
@@ -302,16 +337,18 @@ mod tests {
     }
 
     #[test]
-    fn workers_own_neighbouring_samples() {
+    fn workers_have_every_sample_once() {
         let plan = settings(13, 8, 1).plan(MEMORY).unwrap();
-        for workers in 1..=8 {
-            let mut next = 0;
-            for worker in 0..workers {
-                let samples = plan.samples_of(&plan.worker_lanes(worker, workers).unwrap());
-                assert_eq!(samples.start, next);
-                next = samples.end;
+        for (workers, sharding) in (1..=8).flat_map(|w| Sharding::ALL.map(|s| (w, s))) {
+            let plan = plan.clone().sharded(sharding);
+            let lanes = |worker| plan.worker_lanes(worker, workers).unwrap();
+            let ranges = |worker| plan.samples_of(&lanes(worker));
+            if sharding == Sharding::Optimizer || workers == 1 {
+                assert!((0..workers).all(|worker| ranges(worker).len() == 1), "neighbours");
             }
-            assert_eq!(next, 13);
+            let mut samples: Vec<_> = (0..workers).flat_map(ranges).flatten().collect();
+            samples.sort_unstable();
+            assert_eq!(samples, (0..13).collect::<Vec<_>>(), "{workers} workers, {sharding:?}");
         }
         assert_eq!(plan.positions(3, &(2..5)), 41..44);
         let error = plan.worker_lanes(0, 9).unwrap_err().to_string();

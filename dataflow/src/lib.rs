@@ -42,6 +42,7 @@ pub mod job;
 mod memory;
 pub mod metrics;
 pub mod operators;
+pub mod parallel;
 mod printable;
 mod refusal;
 pub mod run_folder;

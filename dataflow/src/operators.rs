@@ -37,6 +37,7 @@
 //!
 //! Start at [`train`].
 
+pub(crate) mod bucket_memory;
 pub mod checkpoint;
 mod companion;
 pub mod error;
@@ -76,7 +77,7 @@ pub use sample_names::{SampleName, SampleNames};
 pub use samples::{Grain, SampleSource, Samples, Wake};
 pub use snapshot::Snapshot;
 pub use stream_data::{Positioned, StreamData, StreamPlan, StreamedResult, WorkerPositions};
-pub use ticket::Ticket;
+pub use ticket::{Ready, Ticket};
 pub use train::{Training, TrainingLoop, TrainingStreams};
 
 use crate::cluster::Failure;

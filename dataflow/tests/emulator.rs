@@ -22,6 +22,7 @@ use tidemill::kernels::gpu::Precision;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
 use tidemill::model::Mamba;
+use tidemill::parallel::Sharding;
 
 fn emulator(warp: u32) -> Emulator {
     Emulator::new(EmulatorSettings { warp, seed: 1 }).unwrap()
@@ -68,17 +69,22 @@ fn any_number_of_devices_gives_the_same_bits<P: Precision>() {
     };
     let expected = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&expected).unwrap();
+    use Sharding::{Gradients, Optimizer, Parameters};
     let cases = [(1, 300), (2, 1), (2, 1 << 20), (3, 300), (5, 1), (8, 300)];
     for (seed, (workers, bucket_elements)) in cases.into_iter().enumerate() {
-        let run = Run { workers, bucket_elements, ..run.clone() };
-        assert_eq!(on(&run, seed as u64), expected, "{workers} devices, {bucket_elements}");
+        for sharding in Sharding::ALL {
+            let run = Run { workers, bucket_elements, sharding, ..run.clone() };
+            let found = on(&run, seed as u64);
+            assert_eq!(found, expected, "{workers} devices, {bucket_elements}, {sharding:?}");
+        }
     }
-    // A run may go on with any other number.
-    for (before, after) in [(3, 2), (1, 5)] {
-        let half = on(&Run { workers: before, ..run.clone() }, 7);
+    // A run may go on with any other number, and share out something else.
+    for (before, after) in [((3, Optimizer), (2, Parameters)), ((1, Parameters), (5, Gradients))] {
+        let with = |(workers, sharding)| Run { workers, sharding, ..run.clone() };
+        let half = on(&with(before), 7);
         let resume = Some((2, half.checkpoints[&2].clone()));
-        let rest = on(&Run { workers: after, resume, ..run.clone() }, 8);
-        assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{before} then {after}");
+        let rest = on(&Run { resume, ..with(after) }, 8);
+        assert_eq!(rest.checkpoints[&4], expected.checkpoints[&4], "{before:?} then {after:?}");
         assert_eq!(rest.reports, expected.reports[2..]);
     }
 }
@@ -89,8 +95,9 @@ fn any_number_of_processes_gives_the_same_bits<P: Precision>() {
     let subject = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&subject).unwrap();
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
-    for (processes, workers) in [(2, 2), (3, 3), (2, 4)] {
-        let run = Run { processes, workers, library, ..run.clone() };
+    for (index, (processes, workers)) in [(2, 2), (3, 3), (2, 4)].into_iter().enumerate() {
+        let sharding = Sharding::ALL[index];
+        let run = Run { processes, workers, library, sharding, ..run.clone() };
         let found = run.run_on(&subject);
         let found = found.unwrap_or_else(|error| panic!("{run:?}: {}", error.with_causes()));
         assert_eq!(found, expected, "{workers} workers of {processes} processes");

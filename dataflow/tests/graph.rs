@@ -16,6 +16,7 @@ use bigram::{Bigram, NAN_TOKEN, PANIC_TOKEN};
 use harness::{Grains, Outcome, Run, State, Subject, random};
 use tidemill::cluster::ClusterError;
 use tidemill::kernels::{Cpu, FloatEnvironment};
+use tidemill::parallel::Sharding;
 
 /// Eleven chunks, so that eight workers own some and the tree over squares has an odd size.
 fn bigram() -> Subject<Cpu, Bigram> {
@@ -133,6 +134,35 @@ fn processes_give_the_same_bits() {
     same(&Run { workers: 4, processes: 2, window_bytes: 80, ..Run::default() });
     same(&Run { workers: 3, processes: 3, microbatch: 1, ..Run::default() });
     same(&Run { workers: 8, processes: 4, bucket_elements: 1, ..Run::default() });
+}
+
+/// Workers and processes, lanes of several microbatches and of one, buckets that take turns with memory and that do not.
+#[test]
+fn what_workers_share_out_changes_no_bit() {
+    for sharding in Sharding::ALL {
+        for (workers, processes) in [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (2, 2), (6, 2), (3, 3)]
+        {
+            for (microbatch, bucket_elements) in [(1, 100), (100, 1)] {
+                let run = Run { sharding, microbatch, bucket_elements, ..Run::default() };
+                same(&Run { workers, processes, ..run });
+            }
+        }
+    }
+}
+
+/// A run may go on with other workers that share out something else.
+#[test]
+fn what_workers_share_out_may_change() {
+    for (sharding, workers, microbatch) in
+        [(Sharding::Parameters, 3, 100), (Sharding::Gradients, 5, 1), (Sharding::Optimizer, 2, 2)]
+    {
+        let resume = Some((4, REFERENCE.checkpoints[&4].clone()));
+        let run = Run { sharding, workers, microbatch, resume, ..Run::default() };
+        let outcome = run.run().unwrap();
+        assert_eq!(outcome.reports, REFERENCE.reports[4..]);
+        assert_eq!(outcome.checkpoints[&6], REFERENCE.checkpoints[&6]);
+        assert_eq!(outcome.evaluations[&6], REFERENCE.evaluations[&6]);
+    }
 }
 
 #[test]

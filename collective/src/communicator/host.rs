@@ -268,6 +268,10 @@ impl<B: Backend> Communicator<B> for Host<B> {
         self.ranks
     }
 
+    fn schedule(&self) -> &LaneSchedule {
+        &self.schedule
+    }
+
     fn post(&self) -> Post<B> {
         self.post.clone()
     }
@@ -338,9 +342,8 @@ impl<B: Backend> Communicator<B> for Host<B> {
             awaited.push(vec![pieces; uses]);
         }
         // A chunk is used when it comes, so that its sender gets credit back: where others are missing, it is copied.
-        let is_alone = |node: &Node| {
-            expected.iter().filter(|from| node.holds(from.node)).count() <= uses
-        };
+        let is_alone =
+            |node: &Node| expected.iter().filter(|from| node.holds(from.node)).count() <= uses;
         let is_read_in_place = nodes.iter().all(is_alone) && backend.memory() == MemoryPlace::Host;
         let elements = if is_read_in_place { 0 } else { expected.len() * own.len() };
         let mut received = self.received.take();

@@ -78,6 +78,10 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         self.member.ranks()
     }
 
+    fn schedule(&self) -> &LaneSchedule {
+        &self.schedule
+    }
+
     fn post(&self) -> Post<B> {
         self.post.clone()
     }
@@ -157,7 +161,9 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
                 let values = part.uses[index].slice(own.start, own.len())?;
                 terms.push((part.node, TermValues::Buffer(values)));
             }
-            for place in places.iter().filter(|place| place.index == index && node.holds(place.node)) {
+            for place in
+                places.iter().filter(|place| place.index == index && node.holds(place.node))
+            {
                 let from = Slice::new(&*received, place.range.start, place.range.len())?;
                 terms.push((place.node, TermValues::Buffer(from)));
             }

@@ -100,6 +100,10 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         self.ranks
     }
 
+    fn schedule(&self) -> &LaneSchedule {
+        &self.schedule
+    }
+
     fn post(&self) -> Post<B> {
         self.post.clone()
     }

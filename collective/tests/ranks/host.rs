@@ -4,12 +4,10 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use crate::rank::{
-    Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements,
-};
+use crate::rank::{Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements};
+use tidemill_collective::CHUNK_ELEMENTS;
 use tidemill_collective::carry::Carry;
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Traffic};
-use tidemill_collective::CHUNK_ELEMENTS;
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
 use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError};
 use timely::container::CapacityContainerBuilder;

@@ -97,7 +97,8 @@ fn lanes_that_are_missing_or_told_twice_are_errors() {
         end.post().sums(device, &mut stream, Key::new(7, 3), &[(node, &sums)], uses).unwrap();
     }
     let room = SliceMut::all(&mut out);
-    let error = ends[0].reduce_scatter(&devices[0], &mut stream, Key::new(7, 3), &cut, room).err().unwrap();
+    let error =
+        ends[0].reduce_scatter(&devices[0], &mut stream, Key::new(7, 3), &cut, room).err().unwrap();
     let twice = CollectiveError::DuplicateNode { node, present: node };
     assert!(matches!(&error, CommunicatorError::Collective(found) if *found == twice), "{error}");
     for _ in 0..2 {
@@ -105,7 +106,8 @@ fn lanes_that_are_missing_or_told_twice_are_errors() {
         post.sums(&devices[0], &mut stream, Key::new(8, 3), &[(node, &sums)], uses).unwrap();
     }
     let room = SliceMut::all(&mut out);
-    let error = ends[1].reduce_scatter(&devices[1], &mut stream, Key::new(8, 3), &cut, room).err().unwrap();
+    let error =
+        ends[1].reduce_scatter(&devices[1], &mut stream, Key::new(8, 3), &cut, room).err().unwrap();
     let expected = "rank 0 posted the sums of bucket 3 at step 9 twice";
     assert_eq!(error.to_string(), expected);
 }

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use tidemill_collective::Tree;
+use tidemill_collective::LaneSchedule;
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Nccl, Threads};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
@@ -15,6 +15,7 @@ use timely::dataflow::InputHandle;
 use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::Operator;
 
+use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{ClusterSettings, Failure, WorkerContext};
 use crate::error::Result;
@@ -29,8 +30,8 @@ pub enum Communicators<B: Backend> {
     Library {
         /// The library.
         library: CollectiveLibrary,
-        /// The tree over the lanes of a step.
-        tree: Tree,
+        /// The lanes of a step.
+        schedule: Arc<LaneSchedule>,
         /// Where one of them lacks it.
         otherwise: Ends<Host<B>>,
     },
@@ -53,28 +54,29 @@ impl<C> Ends<C> {
 }
 
 impl<B: Backend> Communicators<B> {
-    /// What connects `workers` workers in all, which sum over `lanes` lanes; those of this process, number `process`, compute on
+    /// What connects the workers of `schedule`, which sum over its lanes; those of this process, number `process`, compute on
     /// `backends`, and every process has as many. `library` opens what connects devices of several processes.
     ///
     /// # Errors
-    /// A number of lanes that is no power of two, more workers than lanes, or a device that fails.
+    /// A schedule of other workers, or a device that fails.
     pub fn new(
         backends: &[&B],
-        (process, workers): (usize, usize),
-        lanes: usize,
+        process: usize,
+        schedule: LaneSchedule,
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
     ) -> Result<Self> {
+        let workers = schedule.workers();
         if workers == 1 {
             return Ok(Self::None);
         }
-        let tree = Tree::new(lanes).map_err(CommunicatorError::from)?;
+        let schedule = Arc::new(schedule);
         let of_process = backends.len().max(1);
         if workers == of_process {
-            return match Threads::group(backends, tree) {
+            return match Threads::group(backends, &schedule) {
                 Ok(ends) => Ok(Self::Threads(Ends::new(ends))),
                 Err(error @ CommunicatorError::OutOfReach { .. }) => {
                     tracing::warn!("{error}: {SLOW}");
-                    Ok(Self::Host(alone(backends, process, workers, tree)?))
+                    Ok(Self::Host(alone(backends, process, &schedule)?))
                 }
                 Err(error) => Err(error.into()),
             };
@@ -83,12 +85,12 @@ impl<B: Backend> Communicators<B> {
             let groups: Vec<_> = (0..workers / of_process)
                 .map(|process| process * of_process..(process + 1) * of_process)
                 .collect();
-            return Ok(Self::Host(Ends::new(Host::group(backends, &groups, process, tree)?)));
+            return Ok(Self::Host(Ends::new(Host::group(backends, &groups, process, &schedule)?)));
         }
         // What devices of another process reach is not known here.
-        let otherwise = alone(backends, process, workers, tree)?;
+        let otherwise = alone(backends, process, &schedule)?;
         Ok(match library() {
-            Ok(library) => Self::Library { library, tree, otherwise },
+            Ok(library) => Self::Library { library, schedule, otherwise },
             Err(error) => {
                 tracing::warn!("{error}: {SLOW}");
                 Self::Host(otherwise)
@@ -96,14 +98,19 @@ impl<B: Backend> Communicators<B> {
         })
     }
 
-    /// What connects the workers of `cluster`, without a library; those of this process compute on `backends`.
+    /// What connects the workers of `cluster`, which train batches of `batch`, without a library; those of this process compute on
+    /// `backends`.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
-    pub fn of_cluster(backends: &[&B], cluster: &ClusterSettings, lanes: usize) -> Result<Self> {
-        let workers = cluster.threads * cluster.processes();
+    /// More workers than lanes, or a device that fails.
+    pub fn of_cluster(
+        backends: &[&B],
+        cluster: &ClusterSettings,
+        batch: &BatchPlan,
+    ) -> Result<Self> {
+        let schedule = batch.lane_schedule(cluster.threads * cluster.processes())?;
         let none = || CollectiveLibrary::open("none");
-        Self::new(backends, (cluster.process, workers), lanes, none)
+        Self::new(backends, cluster.process, schedule, none)
     }
 
     /// The end of the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
@@ -134,7 +141,7 @@ impl<B: Backend> Communicators<B> {
                 }
                 Ok(host(ends))
             }
-            Self::Library { library, tree, otherwise } => {
+            Self::Library { library, schedule, otherwise } => {
                 let id = match rank {
                     0 => library.group_id().map(Some),
                     _ => Ok(None),
@@ -150,7 +157,7 @@ impl<B: Backend> Communicators<B> {
                     }
                     return Ok(host(otherwise));
                 };
-                let end = Nccl::join(backend, library, id, (rank, ranks), *tree)?;
+                let end = Nccl::join(backend, library, id, (rank, ranks), schedule)?;
                 Ok(Some(Box::new(end)))
             }
         }
@@ -163,13 +170,12 @@ const SLOW: &str = "gradients go through the host, which is slow";
 fn alone<B: Backend>(
     backends: &[&B],
     process: usize,
-    workers: usize,
-    tree: Tree,
+    schedule: &Arc<LaneSchedule>,
 ) -> Result<Ends<Host<B>>> {
-    let groups: Vec<_> = (0..workers).map(|worker| worker..worker + 1).collect();
+    let groups: Vec<_> = (0..schedule.workers()).map(|worker| worker..worker + 1).collect();
     let first = process * backends.len();
     let ends = backends.iter().enumerate().map(|(local, &backend)| {
-        Ok(Host::group(&[backend], &groups, first + local, tree)?.remove(0))
+        Ok(Host::group(&[backend], &groups, first + local, schedule)?.remove(0))
     });
     Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
 }

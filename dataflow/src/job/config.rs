@@ -19,6 +19,7 @@ use super::data::DataSettings;
 use crate::batch::BatchSettings;
 use crate::device::DeviceSettings;
 use crate::error::{JobError, Result};
+use crate::parallel::ParallelSettings;
 use crate::printable::printable;
 
 /// The whole of `RUN.toml`.
@@ -49,6 +50,9 @@ pub struct RunConfig {
     /// `[device]`: what computes.
     #[serde(default)]
     pub device: DeviceSettings,
+    /// `[parallel]`: how the run is spread over its workers.
+    #[serde(default)]
+    pub parallel: ParallelSettings,
 }
 
 /// `[run]`. Exactly one of `steps`, `tokens` and `epochs` says how long the run is.

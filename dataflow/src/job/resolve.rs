@@ -88,7 +88,7 @@ impl ResolvedRun {
                 device.open(LocalWorkers { count, ..workers }, plan)??
             }
         };
-        let batch = config.batch.plan(memory)?;
+        let batch = config.batch.plan(memory)?.sharded(config.parallel.shard);
         let steps = steps(&config, &data, &batch)?;
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
@@ -172,6 +172,7 @@ impl ResolvedRun {
         insert("data.dataset (its samples)", self.data.fingerprint().to_string());
         insert("data.shuffle", self.config.data.shuffle.to_string());
         insert("data.window_samples", self.config.data.window_samples.to_string());
+        insert("parallel.shard", self.config.parallel.shard.word().to_owned());
         insert("run.steps", self.steps.to_string());
         insert("bytes of a checkpoint's files", self.file_bytes.to_string());
         insert("checkpoint.every_steps", self.config.checkpoint.every_steps.to_string());

@@ -192,10 +192,9 @@ impl WithBackend for Train {
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
-        let (backends, lanes) = (devices.backends(), run.batch.lanes());
+        let (backends, schedule) = (devices.backends(), run.batch.lane_schedule(workers)?);
         let library = || CollectiveLibrary::open(NCCL);
-        let communicators =
-            Communicators::new(&backends, (cluster.process, workers), lanes, library)?;
+        let communicators = Communicators::new(&backends, cluster.process, schedule, library)?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());

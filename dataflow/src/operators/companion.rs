@@ -6,6 +6,7 @@
 
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 
+use tidemill_collective::communicator::CommunicatorError;
 use tidemill_kernels::FloatEnvironment;
 use timely::scheduling::SyncActivator;
 
@@ -99,6 +100,17 @@ impl Stopped {
         match self {
             Self::Unwanted => Ok(()),
             Self::Failed(failure) => Err(failure),
+        }
+    }
+}
+
+impl Stopped {
+    /// Where the other workers are gone, the run is over.
+    pub(super) fn of(error: CommunicatorError) -> Self {
+        match error {
+            CommunicatorError::Closed => Self::Unwanted,
+            CommunicatorError::Device(error) => Self::Failed(error.into()),
+            error => Self::Failed(error.into()),
         }
     }
 }

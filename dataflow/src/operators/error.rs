@@ -142,6 +142,18 @@ pub enum GraphError {
         /// The number of workers that it is between; 1 without a communicator.
         ranks: usize,
     },
+    /// A communicator that goes through the lanes in other rounds than the plan.
+    #[error(
+        "worker {worker} was given a communicator for {found} rounds of lanes, expected {planned}: make it for the plan's batch"
+    )]
+    ForeignLanes {
+        /// The worker.
+        worker: usize,
+        /// Rounds of the plan.
+        planned: usize,
+        /// Rounds of the communicator.
+        found: usize,
+    },
     /// The plan has checkpoints, but the graph was given nowhere to write them.
     #[error("worker 0 was given nowhere to write its checkpoints")]
     NoSink,
@@ -151,9 +163,10 @@ impl Classified for GraphError {
     fn exit_class(&self) -> ExitClass {
         match self {
             // Arguments of the caller, which will be the same again.
-            Self::InitialState { .. } | Self::ForeignEnd { .. } | Self::NoSink => {
-                ExitClass::FixInput
-            }
+            Self::InitialState { .. }
+            | Self::ForeignEnd { .. }
+            | Self::ForeignLanes { .. }
+            | Self::NoSink => ExitClass::FixInput,
             _ => ExitClass::Restart,
         }
     }

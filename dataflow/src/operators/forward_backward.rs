@@ -1,7 +1,10 @@
 //! Grains become gradients and losses, computed by a device thread with the parameters that come back.
 
 mod accumulators;
+mod block_order;
+mod bucket_sums;
 mod device;
+mod lane_sink;
 mod schedule;
 
 use std::collections::BTreeMap;
@@ -32,7 +35,7 @@ use super::lending::Borrower;
 use super::optimize::StepReport;
 use super::plan::{EvaluationPlan, TrainingPlan};
 use super::samples::Grain;
-use super::ticket::Ticket;
+use super::ticket::{Ready, Ticket};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor, Failure};
 
@@ -90,8 +93,8 @@ pub struct ForwardBackwardInputs<'scope> {
 
 /// What [`ForwardBackward`] gives.
 pub struct ForwardBackwardStreams<'scope> {
-    /// The buckets whose gradients this worker has summed over its lanes: for `reduce`.
-    pub ready: StreamVec<'scope, u64, Ticket>,
+    /// The buckets whose gradients this worker has summed over its lanes of a round: for `reduce`.
+    pub ready: StreamVec<'scope, u64, Ready>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
     /// The losses of this worker's evaluation grains.
@@ -105,12 +108,12 @@ pub trait ForwardBackward<'scope> {
     /// # Contract
     /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
     ///   stream may produce them. `inputs` is what comes back (see [`TrainingLoop`](super::train::TrainingLoop)).
-    /// - Output: at the timestamp of the step, a ticket for each bucket as soon as the gradients of this worker's lanes are final
-    ///   in it, or enqueued to be, in the order of a backward pass; and a [`LaneLoss`] for each lane.
+    /// - Output: at the timestamp of the step, for each round and bucket a [`Ready`] as soon as the gradients of this worker's lanes
+    ///   of the round are final in it, or enqueued to be, in the order of a backward pass; and a [`LaneLoss`] for each lane.
     /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
     ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
-    /// - Memory: the device holds the parameters, which the optimizer thread lends, a workspace and the accumulators of its lanes;
-    ///   in the host's memory also copies of what other workers have not read.
+    /// - Memory: the device holds the parameters, which the optimizer thread lends, a workspace and the accumulators of its lanes, or
+    ///   of the lane at hand where gradients are shared out; in the host's memory also copies of what other workers have not read.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
     /// - Failure: an error or a panic of the device thread, a grain that does not belong here, or a stream of grains
     ///   that ends early, aborts the run.
@@ -153,7 +156,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
     ) -> ForwardBackwardStreams<'scope> {
         let scope = self.scope();
         let mut builder = OperatorBuilder::new("ForwardBackward".to_owned(), scope);
-        let (ready_output, ready) = builder.new_output::<Vec<Ticket>>();
+        let (ready_output, ready) = builder.new_output::<Vec<Ready>>();
         let (losses_output, losses) = builder.new_output::<Vec<LaneLoss>>();
         let (evaluated_output, evaluation_losses) = builder.new_output::<Vec<EvaluationLoss>>();
         let mut ready_output =
@@ -229,8 +232,8 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                     let mut ready_output = ready_output.activate();
                     while let Some(reply) = state.device.poll() {
                         match (reply, &state.running) {
-                            (DeviceReply::Ready(ticket), Some(Running::Training(held))) => {
-                                ready_output.session(&held.ready).give(ticket);
+                            (DeviceReply::Ready(ready), Some(Running::Training(held))) => {
+                                ready_output.session(&held.ready).give(ready);
                             }
                             (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
                                 losses_output.session(&held.losses).give(loss);
@@ -293,6 +296,7 @@ impl State {
             stop: compute.stop,
             plan: Arc::clone(plan),
             lanes: schedule.lanes(),
+            schedule: plan.batch.lane_schedule(workers)?,
         };
         let (name, borrower) = (format!("device-{worker}"), compute.borrower);
         let device =

@@ -24,6 +24,11 @@ pub trait Gather<'scope> {
 
 impl<'scope> Gather<'scope> for StreamVec<'scope, u64, Ticket> {
     fn gather(self, thread: &OptimizerThread) -> Self {
-        thread.for_each("Gather", self, StateJob::AnswerGathers, StateJob::Gather)
+        thread.for_each(
+            "Gather",
+            self,
+            StateJob::AnswerGathers,
+            (StateJob::Gather, |_: &Ticket| true),
+        )
     }
 }

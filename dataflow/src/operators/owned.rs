@@ -7,6 +7,7 @@
 
 mod staging;
 mod state;
+mod sums;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +31,7 @@ use super::companion::{Companion, Replies, SharedCompanion};
 use super::lending::Lender;
 use super::optimize::UpdateRule;
 use super::plan::TrainingPlan;
-use super::ticket::Ticket;
+use super::ticket::{Ready, Ticket};
 use crate::cluster::progress::Phase;
 use crate::cluster::{Abort, Actor};
 
@@ -67,8 +68,8 @@ pub(super) enum StateJob {
     AnswerGathers(Replies<Ticket>),
     /// Answer snapshots here.
     AnswerSnapshots(Replies<SnapshotReply>),
-    /// Sum what this worker owns of a bucket over all workers.
-    Sum(Ticket),
+    /// Sum what this worker owns of a bucket over the lanes of a round; the last round's sum is answered.
+    Sum(Ready),
     /// Form the mean gradient of what it owns of a bucket.
     Mean { bucket: usize, tokens: u64 },
     /// Update what it owns of a bucket.
@@ -107,6 +108,8 @@ pub struct OptimizerThread {
     staging: Staging,
     /// By bucket: the chunks that this worker owns of it.
     owned: Vec<Range<usize>>,
+    /// Rounds of a step's lanes.
+    rounds: u32,
 }
 
 impl OptimizerThread {
@@ -122,6 +125,8 @@ impl OptimizerThread {
         let owners = plan.buckets.owners(&plan.chunks, workers);
         let owned = owners.iter().map(|owners| owners.chunks(worker)).collect();
         let Optimizer { backend, layout, state, lender, rule } = optimizer;
+        // A schedule that is none has ended the run elsewhere.
+        let rounds = plan.batch.lane_schedule(workers).map_or(1, |lanes| lanes.rounds() as u32);
         let (plan, layout) = (Arc::clone(plan), layout.clone());
         let name = format!("optimizer-{worker}");
         let thread = SharedCompanion::start(abort, name, Phase::Updating, move |jobs| {
@@ -129,7 +134,7 @@ impl OptimizerThread {
             OwnedState::serve(parts, plan, staging, (worker, workers), jobs)
         });
         let thread = thread.map_err(|error| abort.fail(Actor::Worker(worker), error)).ok();
-        Self { thread, abort: abort.clone(), staging, owned }
+        Self { thread, abort: abort.clone(), staging, owned, rounds }
     }
 
     /// An operator's end; none where there is no thread.
@@ -149,24 +154,29 @@ impl OptimizerThread {
         self.staging
     }
 
+    /// Rounds of a step's lanes.
+    pub(super) fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
     /// By bucket: the chunks that this worker owns of it.
     pub(super) fn owned(&self) -> &[Range<usize>] {
         &self.owned
     }
 
-    /// Has the thread do `job` for each of `tickets`, and passes each on when it is done.
-    pub(super) fn for_each<'scope>(
+    /// Has the thread do `job` for each of `records`, and gives the tickets that it answers: one for each for which `is_answered`.
+    pub(super) fn for_each<'scope, D: 'static>(
         &self,
         name: &str,
-        tickets: StreamVec<'scope, u64, Ticket>,
+        records: StreamVec<'scope, u64, D>,
         answer: fn(Replies<Ticket>) -> StateJob,
-        job: fn(Ticket) -> StateJob,
+        (job, is_answered): (fn(D) -> StateJob, impl Fn(&D) -> bool + 'static),
     ) -> StreamVec<'scope, u64, Ticket> {
-        let scope = tickets.scope();
+        let scope = records.scope();
         let mut builder = OperatorBuilder::new(name.to_owned(), scope);
         let (output, done) = builder.new_output::<Vec<Ticket>>();
         let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(output);
-        let mut tickets = builder.new_input(tickets, Pipeline);
+        let mut records = builder.new_input(records, Pipeline);
         builder.set_notify_for(0, FrontierInterest::Never);
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut thread = self.end(wake, answer);
@@ -175,11 +185,14 @@ impl OptimizerThread {
             // By step: how many of its tickets are not answered.
             let mut steps: BTreeMap<u64, (Capability<u64>, usize)> = BTreeMap::new();
             move |_frontiers| {
-                tickets.for_each(|time, tickets| {
+                records.for_each(|time, records| {
                     let Some(thread) = &mut thread else { return };
-                    let held = steps.entry(*time.time()).or_insert_with(|| (time.retain(0), 0));
-                    held.1 += tickets.len();
-                    tickets.drain(..).for_each(|ticket| thread.send(job(ticket)));
+                    let answered = records.iter().filter(|record| is_answered(record)).count();
+                    if answered > 0 {
+                        let held = || (time.retain(0), 0);
+                        steps.entry(*time.time()).or_insert_with(held).1 += answered;
+                    }
+                    records.drain(..).for_each(|record| thread.send(job(record)));
                 });
                 let mut output = output.activate();
                 while let Some(ticket) = thread.as_mut().and_then(Companion::poll) {

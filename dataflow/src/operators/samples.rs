@@ -68,21 +68,26 @@ impl SampleSource for Box<dyn SampleSource> {
 #[derive(Debug)]
 pub(super) struct GrainCutter {
     plan: Arc<TrainingPlan>,
-    lanes: Range<usize>,
+    /// In order, at least one.
+    lanes: Vec<usize>,
+    /// Their samples, counted from the start of a step.
+    samples: Vec<Range<usize>>,
     /// Updates done, as far as this worker knows.
     done: u64,
-    /// The first step whose samples were not asked for.
-    unrequested: u64,
+    /// The first step whose samples were not all asked for, and how many of its ranges were.
+    unrequested: (u64, usize),
     /// Where the next sample goes.
     next: Grain,
     ended: bool,
 }
 
 impl GrainCutter {
-    pub(super) fn new(plan: Arc<TrainingPlan>, lanes: Range<usize>) -> Self {
+    pub(super) fn new(plan: Arc<TrainingPlan>, lanes: Vec<usize>) -> Self {
         let step = plan.first_step;
-        let next = Grain { step, lane: lanes.start, grain: 0, samples: Vec::new() };
-        Self { ended: step >= plan.steps, done: step, unrequested: step, plan, lanes, next }
+        let next = Grain { step, lane: lanes[0], grain: 0, samples: Vec::new() };
+        let samples = plan.batch.samples_of(&lanes);
+        let (ended, unrequested) = (step >= plan.steps, (step, 0));
+        Self { ended, done: step, unrequested, plan, lanes, samples, next }
     }
 
     /// An update is done.
@@ -91,15 +96,16 @@ impl GrainCutter {
         self.ended |= report.last;
     }
 
-    /// The positions to ask for next: a step's at a time, no further than read-ahead allows.
+    /// The positions to ask for next: a range of a step at a time, no further than read-ahead allows.
     pub(super) fn request(&mut self) -> Option<Range<u64>> {
         let limit = self.plan.steps.min(self.done + self.plan.read_ahead_steps.get());
-        if self.ended || self.unrequested >= limit {
+        let (step, range) = self.unrequested;
+        if self.ended || step >= limit {
             return None;
         }
-        let samples = self.plan.batch.samples_of(&self.lanes);
-        self.unrequested += 1;
-        Some(self.plan.batch.positions(self.unrequested - 1, &samples))
+        let is_last = range + 1 == self.samples.len();
+        self.unrequested = if is_last { (step + 1, 0) } else { (step, range + 1) };
+        Some(self.plan.batch.positions(step, &self.samples[range]))
     }
 
     /// The step of the next grain; `None` when there are no more.
@@ -109,7 +115,7 @@ impl GrainCutter {
 
     /// Whether a sample was asked for that has not come.
     pub(super) fn expects_sample(&self) -> bool {
-        !self.ended && self.next.step < self.unrequested
+        !self.ended && self.next.step < self.unrequested.0
     }
 
     /// Adds the next sample; answers the grain that it completes.
@@ -126,12 +132,13 @@ impl GrainCutter {
         if expected + 1 < range.end {
             return Ok(None);
         }
+        let later = self.lanes.partition_point(|&before| before <= lane);
         let following = if grain + 1 < batch.lane_grains(lane) {
             Grain { step, lane, grain: grain + 1, samples: Vec::new() }
-        } else if lane + 1 < self.lanes.end {
-            Grain { step, lane: lane + 1, grain: 0, samples: Vec::new() }
+        } else if let Some(&lane) = self.lanes.get(later) {
+            Grain { step, lane, grain: 0, samples: Vec::new() }
         } else {
-            Grain { step: step + 1, lane: self.lanes.start, grain: 0, samples: Vec::new() }
+            Grain { step: step + 1, lane: self.lanes[0], grain: 0, samples: Vec::new() }
         };
         self.ended |= following.step >= self.plan.steps;
         Ok(Some(std::mem::replace(&mut self.next, following)))
@@ -233,7 +240,7 @@ mod tests {
     use crate::batch::{BatchSettings, MicrobatchMemory};
     use tidemill_model::Layout;
 
-    fn cutter(steps: u64, lanes: Range<usize>) -> GrainCutter {
+    fn cutter(steps: u64, lanes: &[usize]) -> GrainCutter {
         let settings = BatchSettings {
             samples_per_step: Some(10),
             lanes: Some(4),
@@ -243,7 +250,7 @@ mod tests {
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let mut plan = TrainingPlan::new(settings.plan(memory).unwrap(), &Layout::new(), 4, steps);
         plan.first_step = 5;
-        GrainCutter::new(Arc::new(plan), lanes)
+        GrainCutter::new(Arc::new(plan), lanes.to_vec())
     }
 
     fn report(step: u64, last: bool) -> StepReport {
@@ -264,7 +271,7 @@ mod tests {
 
     #[test]
     fn grains_follow_the_canonical_order_and_read_ahead_is_bounded() {
-        let mut cutter = cutter(8, 1..3);
+        let mut cutter = cutter(8, &[1, 2]);
         // Lanes of 10 samples in 4: 0..2, 2..5, 5..7, 7..10.
         assert_eq!(cutter.request(), Some(52..57));
         assert_eq!(cutter.request(), Some(62..67));
@@ -289,8 +296,21 @@ mod tests {
     }
 
     #[test]
+    fn lanes_that_are_no_neighbours_are_asked_for_one_by_one() {
+        let mut cutter = cutter(7, &[0, 2]);
+        let requests: Vec<_> = std::iter::from_fn(|| cutter.request()).collect();
+        assert_eq!(requests, [50..52, 55..57, 60..62, 65..67]);
+        let mut grains = Vec::new();
+        for position in requests.into_iter().flatten() {
+            let grain = cutter.push(sample(position)).unwrap();
+            grains.extend(grain.map(|g| (g.step, g.lane, g.grain, g.samples.len())));
+        }
+        assert_eq!(grains, [(5, 0, 0, 2), (5, 2, 0, 2), (6, 0, 0, 2), (6, 2, 0, 2)]);
+    }
+
+    #[test]
     fn the_last_report_ends_the_samples() {
-        let mut cutter = cutter(100, 0..4);
+        let mut cutter = cutter(100, &[0, 1, 2, 3]);
         assert!(cutter.request().is_some());
         cutter.report(&report(6, true));
         assert_eq!((cutter.request(), cutter.step()), (None, None));
@@ -299,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_sample_from_elsewhere_is_an_error() {
-        let mut cutter = cutter(8, 0..1);
+        let mut cutter = cutter(8, &[0]);
         assert!(cutter.request().is_some());
         assert!(cutter.push(sample(51)).is_err());
     }

@@ -1,5 +1,14 @@
 //! What operators of one worker tell each other of state that stays on the device.
 
+/// What a worker has computed of a bucket in a round of its lanes is final, or enqueued to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// What it is of.
+    pub ticket: Ticket,
+    /// The round, as the run's [`LaneSchedule`](tidemill_collective::LaneSchedule) has them.
+    pub round: u32,
+}
+
 /// A bucket of a step has come as far as the stream says that carries this. The bytes are where they are, and events of the
 /// device say when they may be touched: a ticket never leaves its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -167,12 +167,23 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             self;
         let scope = grains.scope();
         let worker = scope.index();
+        if let Err(error) = plan.batch.lane_schedule(scope.peers()) {
+            abort.fail(Actor::Worker(worker), error);
+        }
         let end = communicator.as_ref().map_or((0, 1), |end| (end.rank(), end.ranks()));
         if end != (worker, scope.peers()) {
             let (workers, (rank, ranks)) = (scope.peers(), end);
             let error = GraphError::ForeignEnd { worker, workers, rank, ranks };
             abort.fail(Actor::Worker(worker), error);
             // An end that waits for others would wait for ever.
+            communicator = None;
+        }
+        if let (Some(found), Ok(planned)) = (&communicator, plan.batch.lane_schedule(scope.peers()))
+            && *found.schedule() != planned
+        {
+            let (planned, found) = (planned.rounds(), found.schedule().rounds());
+            let error = GraphError::ForeignLanes { worker, planned, found };
+            abort.fail(Actor::Worker(worker), error);
             communicator = None;
         }
         let courier = communicator.as_mut().and_then(|end| end.courier());

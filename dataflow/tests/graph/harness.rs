@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use tidemill::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
+use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
 use tidemill::collective::communicator::Communicator;
 use tidemill::device::Communicators;
@@ -23,6 +23,7 @@ use tidemill::operators::{
     CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState, SampleName,
     SampleNames, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
 };
+use tidemill::parallel::Sharding;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
 use timely::dataflow::operators::Inspect;
@@ -77,6 +78,7 @@ pub struct Run {
     pub processes: usize,
     pub samples: u64,
     pub lanes: usize,
+    pub sharding: Sharding,
     pub microbatch: usize,
     pub read_ahead: u64,
     pub window_bytes: usize,
@@ -147,6 +149,7 @@ impl Default for Run {
             processes: 1,
             samples: 27,
             lanes: 8,
+            sharding: Sharding::Optimizer,
             microbatch: 2,
             read_ahead: 2,
             window_bytes: 4 << 20,
@@ -197,7 +200,7 @@ pub fn rule() -> UpdateRule {
 }
 
 impl Run {
-    fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
+    fn batch(&self) -> BatchPlan {
         let settings = BatchSettings {
             samples_per_step: Some(self.samples as usize),
             lanes: Some(self.lanes),
@@ -205,10 +208,13 @@ impl Run {
             microbatch_grains: MicrobatchGrains::Grains(self.microbatch),
         };
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        settings.plan(memory).unwrap().sharded(self.sharding)
+    }
+
+    fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
         let layout = subject.model.layout();
-        let mut plan =
-            TrainingPlan::new(settings.plan(memory).unwrap(), layout, POSITIONS, self.steps)
-                .with_cuts(layout, subject.chunk_elements, self.bucket_elements);
+        let plan = TrainingPlan::new(self.batch(), layout, POSITIONS, self.steps);
+        let mut plan = plan.with_cuts(layout, subject.chunk_elements, self.bucket_elements);
         plan.first_step = self.resume.as_ref().map_or(0, |(step, _)| *step);
         plan.first_tokens = plan.first_step * self.samples * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
@@ -327,7 +333,11 @@ impl Run {
             None => (None, Some(KernelError::shape("run", "library", "one", "none"))),
         };
         let library = || library.ok_or_else(|| missing.expect("there is no library"));
-        Communicators::new(backends, (process, self.workers), self.lanes, library).unwrap()
+        // The graph says what is wrong with it.
+        let Ok(schedule) = self.batch().lane_schedule(self.workers) else {
+            return Communicators::None;
+        };
+        Communicators::new(backends, process, schedule, library).unwrap()
     }
 
     /// The gate at which `what` gets stuck.

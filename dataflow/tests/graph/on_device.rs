@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use tidemill::kernels::{Backend, Cpu, Element, MemoryPlace};
 use tidemill::model::{Mamba, MambaConfig};
+use tidemill::parallel::Sharding;
 
 use super::harness::{Outcome, Run, Subject};
 use super::lookup::{Lookup, VOCAB};
@@ -102,14 +103,18 @@ pub fn microbatches_are_not_numerics<B: Backend>(arm: &Arm<B>) {
 
 /// Of several processes: what they send goes through the host's memory.
 pub fn workers_without_a_library<B: Backend>(arm: &Arm<B>) {
-    arm.same(&Run { workers: 2, processes: 2, ..run() });
-    arm.same(&Run { workers: 4, processes: 2, window_bytes: 80, ..run() });
+    for sharding in Sharding::ALL {
+        arm.same(&Run { workers: 2, processes: 2, sharding, ..run() });
+        arm.same(&Run { workers: 4, processes: 2, window_bytes: 80, sharding, ..run() });
+    }
 }
 
 /// Each of them on a device stream of its own.
 pub fn workers_give_the_same_bits<B: Backend>(arm: &Arm<B>) {
-    arm.same(&Run { workers: 2, microbatch: 1, ..run() });
-    arm.same(&Run { workers: 3, window_bytes: 200, ..run() });
+    for sharding in Sharding::ALL {
+        arm.same(&Run { workers: 2, microbatch: 1, sharding, ..run() });
+        arm.same(&Run { workers: 3, window_bytes: 200, sharding, ..run() });
+    }
 }
 
 pub fn lanes_are_numerics<B: Backend>(arm: &Arm<B>) {

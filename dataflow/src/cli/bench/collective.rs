@@ -13,7 +13,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
 use clap::Args;
-use tidemill_collective::CHUNK_ELEMENTS;
+use tidemill_collective::{CHUNK_ELEMENTS, LaneSchedule};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, MemoryPlace};
 
@@ -232,9 +232,10 @@ impl Measuring<'_> {
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
     ) -> anyhow::Result<Outcome> {
         let Self { bench, mut cluster, workers } = self;
-        let (lanes, backends) = (workers.next_power_of_two(), devices.backends());
-        let communicators =
-            Communicators::new(&backends, (cluster.process, workers), lanes, library)?;
+        let lanes = LaneSchedule::at_once(workers.next_power_of_two(), workers);
+        let lanes = lanes.map_err(|error| JobError::Communicator(error.into()))?;
+        let backends = devices.backends();
+        let communicators = Communicators::new(&backends, cluster.process, lanes, library)?;
         let room = match devices.first().memory() {
             // Their supervisor has said how much each has.
             _ if cluster.siblings.is_some() => {

@@ -253,8 +253,8 @@ fn measure<B: Backend>(
     };
     let workers = cluster.threads * cluster.processes();
     let library = || CollectiveLibrary::open(NCCL);
-    let (backends, lanes) = (devices.backends(), batch.lanes());
-    let communicators = Communicators::new(&backends, (cluster.process, workers), lanes, library)?;
+    let (backends, lanes) = (devices.backends(), batch.lane_schedule(workers)?);
+    let communicators = Communicators::new(&backends, cluster.process, lanes, library)?;
     let results = execute(cluster, move |context| {
         let local_index = context.index() % devices.workers().len();
         let backend = Arc::clone(&devices.workers()[local_index].backend);

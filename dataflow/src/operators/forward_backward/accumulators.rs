@@ -1,4 +1,4 @@
-//! The gradient sums of a worker's lanes, and how they collapse along the canonical tree.
+//! The gradient sums of a worker that holds them until all its lanes are done, and how they collapse along the canonical tree.
 //!
 //! Lanes run in order. When a lane ends whose left sibling waits, `left = left + lane` at once, and so on upwards:
 //! a worker holds few: the nodes that make up its lanes so far, and the one at hand. During the last microbatch of a lane
@@ -12,8 +12,9 @@ use tidemill_collective::{BucketPlan, Node, Tree};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
-use crate::cluster::{Failure, progress};
-use crate::operators::error::GraphError;
+use super::block_order::BlockOrder;
+use super::lane_sink::LaneSink;
+use crate::cluster::Failure;
 
 /// Receives what is finished.
 pub(super) trait Finished<B: Backend> {
@@ -32,7 +33,7 @@ pub(super) struct GradientMap<'a> {
     pub(super) layout: &'a Layout,
     pub(super) buckets: &'a BucketPlan,
     pub(super) tree: Tree,
-    /// The lanes of this worker.
+    /// The lanes of this worker, which are neighbours.
     pub(super) lanes: Range<usize>,
 }
 
@@ -56,11 +57,6 @@ impl<B: Backend> Accumulators<B> {
         Self { waiting: Vec::new(), spare: Vec::new(), kept: Vec::new() }
     }
 
-    /// Accumulators that are here, used or not.
-    pub(super) fn held(&self) -> usize {
-        self.waiting.len() + self.spare.len() + self.kept.len()
-    }
-
     /// The sums over all lanes, of a worker that has all of them.
     pub(super) fn take_kept(&mut self) -> Option<B::Buffer<f32>> {
         self.kept.pop().map(|kept| kept.gradients)
@@ -78,22 +74,21 @@ impl<B: Backend> Accumulators<B> {
         map: &'a GradientMap<'a>,
         finished: &'a mut dyn Finished<B>,
         lane: usize,
-    ) -> Result<LaneSink<'a, B>, Failure> {
+    ) -> Result<ArenaSink<'a, B>, Failure> {
         let mut gradients = match self.spare.pop() {
             Some(gradients) => gradients,
             None => device.backend.allocate(device.stream, map.layout.gradient_elements())?,
         };
         device.backend.fill_zero(device.stream, SliceMut::all(&mut gradients))?;
         let node = Node::leaf(lane as u32);
-        Ok(LaneSink {
+        Ok(ArenaSink {
+            order: BlockOrder::new(map.layout),
             map,
             finished,
             accumulators: self,
             lane: Accumulator { node, gradients },
             merges: VecDeque::new(),
             closing: None,
-            expected_block: map.layout.blocks().len(),
-            violation: None,
         })
     }
 }
@@ -106,8 +101,8 @@ struct Closing {
     leaves: bool,
 }
 
-/// Where the backward passes of one lane leave their gradients.
-pub(super) struct LaneSink<'a, B: Backend> {
+/// Where the backward passes of one lane leave their gradients: in an arena of all of them.
+pub(super) struct ArenaSink<'a, B: Backend> {
     map: &'a GradientMap<'a>,
     finished: &'a mut dyn Finished<B>,
     accumulators: &'a mut Accumulators<B>,
@@ -115,14 +110,11 @@ pub(super) struct LaneSink<'a, B: Backend> {
     /// The waiting left siblings that the lane completes, the nearest first.
     merges: VecDeque<Accumulator<B>>,
     closing: Option<Closing>,
-    /// One more than the block that has to be done next.
-    expected_block: usize,
-    violation: Option<GraphError>,
+    order: BlockOrder,
 }
 
-impl<B: Backend> LaneSink<'_, B> {
-    /// The next backward pass is the lane's last: its blocks are summed and sent as they are done.
-    pub(super) fn close(&mut self) {
+impl<B: Backend> LaneSink<B> for ArenaSink<'_, B> {
+    fn close(&mut self) {
         let mut node = self.lane.node;
         let (tree, lanes) = (self.map.tree, &self.map.lanes);
         let inside = |node: &Node| lanes.start <= node.lo as usize && node.hi as usize <= lanes.end;
@@ -139,28 +131,12 @@ impl<B: Backend> LaneSink<'_, B> {
         self.closing = Some(Closing { node, leaves });
     }
 
-    /// Ends a backward pass: every block must have been done, once, the last first.
-    pub(super) fn end_pass(&mut self) -> Result<(), Failure> {
-        self.check_order()?;
-        let missing = std::mem::replace(&mut self.expected_block, self.map.layout.blocks().len());
-        if missing > 0 {
-            let name = &self.map.layout.blocks()[missing - 1];
-            return Err(GraphError::Model {
-                expected: format!("that it finishes block {name} before its backward pass ends"),
-                done: "did not".to_owned(),
-            }
-            .into());
-        }
-        Ok(())
+    fn order(&mut self) -> (&mut BlockOrder, &Layout) {
+        (&mut self.order, self.map.layout)
     }
 
-    /// Says which block was done out of order, if one was.
-    pub(super) fn check_order(&mut self) -> Result<(), Failure> {
-        self.violation.take().map_or(Ok(()), |violation| Err(violation.into()))
-    }
-
-    /// Ends the lane: what it completed either left, or waits for its right sibling.
-    pub(super) fn end_lane(mut self) {
+    /// What it completed either left, or waits for its right sibling.
+    fn end_lane(mut self: Box<Self>) {
         let Some(Closing { node, leaves }) = self.closing else { return };
         let spare = &mut self.accumulators.spare;
         let sum = match self.merges.pop_back() {
@@ -177,7 +153,9 @@ impl<B: Backend> LaneSink<'_, B> {
             false => self.accumulators.waiting.push(sum),
         }
     }
+}
 
+impl<B: Backend> ArenaSink<'_, B> {
     fn close_use(
         &mut self,
         device: &mut Device<'_, B>,
@@ -223,7 +201,7 @@ impl<B: Backend> LaneSink<'_, B> {
     }
 }
 
-impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
+impl<B: Backend> GradientSink<B> for ArenaSink<'_, B> {
     fn accumulator(&mut self, use_index: usize) -> SliceMut<'_, B, f32> {
         let range = self.map.layout.gradient_range(use_index);
         // `begin` allocated the layout's gradient arena, which holds the slot of every use.
@@ -236,17 +214,7 @@ impl<B: Backend> GradientSink<B> for LaneSink<'_, B> {
         device: &mut Device<'_, B>,
         block: usize,
     ) -> tidemill_model::Result<()> {
-        if block + 1 != self.expected_block {
-            let due = self.expected_block.checked_sub(1);
-            let due = due.map_or("the end of the pass".to_owned(), |due| format!("block {due}"));
-            self.violation.get_or_insert_with(|| GraphError::Model {
-                expected: due,
-                done: format!("finished block {block}"),
-            });
-            return Err(ModelError::SinkClosed);
-        }
-        self.expected_block = block;
-        progress::moved();
+        self.order.done(block)?;
         let uses = self.map.layout.uses();
         let first = uses.partition_point(|use_| use_.block < block);
         let end = uses.partition_point(|use_| use_.block <= block);

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidemill_collective::communicator::{CommunicatorError, Post};
-use tidemill_collective::{Node, Tree};
+use tidemill_collective::communicator::{CommunicatorError, Key, Post, Reading};
+use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::{
     Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, ParameterSource, Parameters,
@@ -14,21 +14,25 @@ use tidemill_model::{
 use tidemill_streaming_data::reader::Sample;
 
 use super::accumulators::{Accumulators, Finished, GradientMap};
+use super::bucket_sums::{BucketSums, Departing};
+use super::lane_sink::LaneSink;
 use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
+use crate::operators::bucket_memory::BucketMemory;
 use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::samples::Grain;
-use crate::operators::ticket::Ticket;
+use crate::operators::ticket::{Ready, Ticket};
+use crate::parallel::Sharding;
 
 /// What the device thread answers.
 pub(super) enum DeviceReply {
     /// The sums of a bucket of the step that runs are final, or enqueued to be.
-    Ready(Ticket),
+    Ready(Ready),
     /// A lane of the step that runs is done.
     Loss(LaneLoss),
     /// Grains of the evaluation that runs are done.
@@ -43,7 +47,9 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) model: Arc<M>,
     pub(super) stop: Arc<AtomicBool>,
     pub(super) plan: Arc<TrainingPlan>,
-    pub(super) lanes: Range<usize>,
+    /// In order.
+    pub(super) lanes: Vec<usize>,
+    pub(super) schedule: LaneSchedule,
 }
 
 /// A device stream and the parameters that are computed with on it.
@@ -56,9 +62,46 @@ struct Replica<B: Backend> {
 struct Computer<'a, B: Backend, M: Trainable<B>> {
     parts: &'a DeviceParts<B, M>,
     workspace: M::Workspace,
-    accumulators: Accumulators<B>,
+    sums: LaneSums<B>,
     replies: &'a Replies<DeviceReply>,
     tokens: Vec<u32>,
+}
+
+/// Where gradients are summed over lanes.
+enum LaneSums<B: Backend> {
+    /// Here, until the last lane is done.
+    Here(Accumulators<B>),
+    /// By their owners, each lane as it is done.
+    AtOwners(BucketSums<B>),
+}
+
+impl<B: Backend> LaneSums<B> {
+    fn of<M: Trainable<B>>(parts: &DeviceParts<B, M>, borrower: &Borrower<B>) -> Self {
+        let DeviceParts { plan, model, lanes, .. } = parts;
+        let is_alone = borrower.post.is_none();
+        if is_alone || plan.batch.sharding() == Sharding::Optimizer {
+            return Self::Here(Accumulators::new());
+        }
+        let microbatches = |&lane: &usize| plan.batch.microbatches(lane).count();
+        let most = lanes.iter().map(microbatches).max().unwrap_or(0);
+        let memory = BucketMemory::new(model.layout(), &plan.buckets, most);
+        Self::AtOwners(BucketSums::new(model.layout(), &plan.buckets, memory))
+    }
+
+    /// What was kept is no longer needed, nor is `sums`, which was taken.
+    fn reuse(&mut self, sums: Option<B::Buffer<f32>>) {
+        if let Self::Here(accumulators) = self {
+            accumulators.reuse(sums);
+        }
+    }
+
+    /// The sums over all lanes, of a worker that has all of them.
+    fn take_kept(&mut self) -> Option<B::Buffer<f32>> {
+        match self {
+            Self::Here(accumulators) => accumulators.take_kept(),
+            Self::AtOwners(_) => None,
+        }
+    }
 }
 
 /// Runs jobs until the operator is gone.
@@ -81,8 +124,8 @@ fn serve<B: Backend, M: Trainable<B>>(
     let mut stream = parts.backend.device_stream()?;
     let workspace = plan_workspace(parts, &mut stream)?;
     let mut replica = Replica { stream, borrower };
-    let (accumulators, tokens) = (Accumulators::new(), Vec::new());
-    let mut computer = Computer { parts, workspace, accumulators, replies, tokens };
+    let (sums, tokens) = (LaneSums::of(parts, &replica.borrower), Vec::new());
+    let mut computer = Computer { parts, workspace, sums, replies, tokens };
     let mut is_prepared = false;
     while let Some(computation) = jobs.next() {
         let (phase, step) = match &computation {
@@ -128,15 +171,17 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     ) -> Result<(), Stopped> {
         let post = replica.borrower.post.clone();
         let (parameters, stream) = self.parameters(replica)?;
-        let mut outbox = Outbox { step, parts: self.parts, replies: self.replies, post };
+        let mut outbox = Outbox { step, round: 0, parts: self.parts, replies: self.replies, post };
         let mut rest = grains;
-        for lane in self.parts.lanes.clone() {
+        for &lane in &self.parts.lanes {
             let (of_lane, others) = rest.split_at(self.parts.plan.batch.lane_grains(lane));
             rest = others;
+            outbox.round = self.parts.schedule.round_of(lane).unwrap_or(0) as u32;
             self.train_lane(parameters, stream, &mut outbox, lane, of_lane)?;
         }
+        outbox.skip_to_end(&mut Device { backend: &*self.parts.backend, stream })?;
         // Of several workers the others read the sums where they are.
-        let sums = if outbox.post.is_none() { self.accumulators.take_kept() } else { None };
+        let sums = if outbox.post.is_none() { self.sums.take_kept() } else { None };
         let Replica { stream, borrower } = replica;
         borrower.give_back(&*self.parts.backend, stream, sums)
     }
@@ -148,7 +193,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     ) -> Result<(&'r Parameters<B>, &'r mut B::DeviceStream), Stopped> {
         let Replica { stream, borrower } = replica;
         let (parameters, sums) = borrower.borrow(&*self.parts.backend, stream)?;
-        self.accumulators.reuse(sums);
+        self.sums.reuse(sums);
         Ok((parameters, stream))
     }
 
@@ -162,15 +207,18 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
     ) -> Result<(), Stopped> {
         let parts = self.parts;
         let step = outbox.step;
-        let map = GradientMap {
-            layout: parts.model.layout(),
-            buckets: &parts.plan.buckets,
-            tree: Tree::new(parts.plan.batch.lanes())?,
-            lanes: parts.lanes.clone(),
-        };
+        let (layout, buckets) = (parts.model.layout(), &parts.plan.buckets);
+        let lanes = parts.lanes[0]..parts.lanes[parts.lanes.len() - 1] + 1;
+        let map = GradientMap { layout, buckets, tree: parts.schedule.tree(), lanes };
         let mut device = Device { backend: &*parts.backend, stream };
-        let mut source = parameters.source(map.layout);
-        let mut sink = self.accumulators.begin(&mut device, &map, outbox, lane)?;
+        let mut source = parameters.source(layout);
+        let mut sink: Box<dyn LaneSink<B> + '_> = match &mut self.sums {
+            LaneSums::Here(sums) => Box::new(sums.begin(&mut device, &map, outbox, lane)?),
+            LaneSums::AtOwners(sums) => {
+                let node = Node::leaf(lane as u32);
+                Box::new(sums.begin(&mut device, (layout, buckets), outbox, node)?)
+            }
+        };
         let mut total = GrainLoss::default();
         let mut first_not_finite = None;
         for range in parts.plan.batch.microbatches(lane) {
@@ -188,13 +236,13 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
                 &mut self.workspace,
                 &mut source,
                 microbatch,
-                &mut sink,
+                &mut *sink,
             );
             let losses = match losses {
-                // Either the operator is gone, or the sink refused a block: `check_order` says which.
+                // Either the operator is gone, or the sink refused a block: it says which.
                 Err(ModelError::SinkClosed) => {
                     sink.check_order()?;
-                    return Err(Stopped::Unwanted);
+                    return Err(sink.stopped().unwrap_or(Stopped::Unwanted));
                 }
                 losses => losses?,
             };
@@ -205,7 +253,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             first_not_finite = first_not_finite.or(not_finite);
         }
         sink.end_lane();
-        tracing::trace!(step, lane, accumulators = self.accumulators.held(), "lane done");
+        tracing::trace!(step, lane, "lane done");
         let stop_requested = parts.stop.load(Ordering::Relaxed);
         let GrainLoss { loss_sum, tokens } = total;
         let lane = lane as u32;
@@ -304,10 +352,51 @@ fn add_losses(total: &mut GrainLoss, losses: &[GrainLoss], expected: usize) -> R
 /// Tells all workers of finished buckets.
 struct Outbox<'a, B: Backend, M> {
     step: u64,
+    /// Of the lane at hand.
+    round: u32,
     parts: &'a DeviceParts<B, M>,
     replies: &'a Replies<DeviceReply>,
     /// None where there are no others.
     post: Option<Post<B>>,
+}
+
+impl<B: Backend, M> Outbox<'_, B, M> {
+    fn key(&self, bucket: usize) -> Key {
+        Key { round: self.round, ..Key::new(self.step, bucket as u32) }
+    }
+
+    /// The elements of each use of bucket `bucket`, counted from `starts`.
+    fn uses(&self, bucket: usize, starts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
+        let elements = self.parts.plan.buckets.buckets()[bucket].range.len();
+        starts.map(|start| start..start + elements).collect()
+    }
+
+    /// Where the uses of bucket `bucket` begin that stand one after the other.
+    fn in_turn(&self, bucket: usize) -> Vec<Range<usize>> {
+        let planned = &self.parts.plan.buckets.buckets()[bucket];
+        let elements = planned.range.len();
+        self.uses(bucket, (0..planned.slots.len()).map(|index| index * elements))
+    }
+
+    fn ready(&self, bucket: usize) -> Result<(), Stopped> {
+        let ticket = Ticket { step: self.step, bucket: bucket as u32 };
+        Ok(self.replies.send(DeviceReply::Ready(Ready { ticket, round: self.round }))?)
+    }
+
+    /// Of the rounds in which this worker has no lane there is nothing, which the others have to hear.
+    fn skip_to_end(&mut self, device: &mut Device<'_, B>) -> Result<(), Stopped> {
+        let Some(post) = self.post.clone() else { return Ok(()) };
+        while (self.round as usize) + 1 < self.parts.schedule.rounds() {
+            self.round += 1;
+            for bucket in 0..self.parts.plan.buckets.buckets().len() {
+                let (key, uses) = (self.key(bucket), self.in_turn(bucket));
+                let posted = post.sums(device.backend, device.stream, key, &[], &uses);
+                posted.map_err(Stopped::of)?;
+                self.ready(bucket)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
@@ -317,12 +406,9 @@ impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
         bucket: usize,
         sums: &[(Node, &B::Buffer<f32>)],
     ) -> Result<bool, KernelError> {
-        let ticket = Ticket { step: self.step, bucket: bucket as u32 };
         if let Some(post) = &self.post {
-            let planned = &self.parts.plan.buckets.buckets()[bucket];
-            let of_use = |&slot: &usize| slot..slot + planned.range.len();
-            let uses: Vec<_> = planned.slots.iter().map(of_use).collect();
-            let key = (ticket.step, ticket.bucket);
+            let slots = self.parts.plan.buckets.buckets()[bucket].slots.iter().copied();
+            let (key, uses) = (self.key(bucket), self.uses(bucket, slots));
             match post.sums(device.backend, device.stream, key, sums, &uses) {
                 Ok(()) => {}
                 Err(CommunicatorError::Device(error)) => return Err(error),
@@ -330,6 +416,24 @@ impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
                 Err(_) => return Ok(false),
             }
         }
-        Ok(self.replies.send(DeviceReply::Ready(ticket)).is_ok())
+        Ok(self.ready(bucket).is_ok())
+    }
+}
+
+impl<B: Backend, M> Departing<B> for Outbox<'_, B, M> {
+    fn bucket(
+        &mut self,
+        device: &mut Device<'_, B>,
+        bucket: usize,
+        node: Node,
+        sums: &B::Buffer<f32>,
+    ) -> Result<Option<Reading<B>>, Stopped> {
+        let post = self.post.as_ref().ok_or(Stopped::Unwanted)?;
+        let (key, uses) = (self.key(bucket), self.in_turn(bucket));
+        let Device { backend, stream } = device;
+        let posted = post.sums_until_read(*backend, stream, key, &[(node, sums)], &uses);
+        let reading = posted.map_err(Stopped::of)?;
+        self.ready(bucket)?;
+        Ok(reading)
     }
 }

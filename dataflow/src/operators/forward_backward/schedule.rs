@@ -1,7 +1,6 @@
 //! What the device computes next: a decision of grains, parameters and reports that have arrived.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cluster::Failure;
@@ -27,7 +26,8 @@ pub(super) struct DeviceSchedule {
     plan: Arc<TrainingPlan>,
     evaluation: Option<EvaluationPlan>,
     worker: usize,
-    lanes: Range<usize>,
+    /// In order.
+    lanes: Vec<usize>,
     /// Grains that a step of this worker has.
     grains_per_step: usize,
     /// Evaluation grains that this worker runs.
@@ -59,7 +59,7 @@ impl DeviceSchedule {
             evaluation.map(|evaluation| evaluation.worker_grains(&plan.batch, worker, workers));
         Ok(Self {
             worker,
-            grains_per_step: lanes.clone().map(|lane| plan.batch.lane_grains(lane)).sum(),
+            grains_per_step: lanes.iter().map(|&lane| plan.batch.lane_grains(lane)).sum(),
             evaluation_grains: evaluated.map_or(0, |grains| grains.len()),
             evaluation,
             lanes,
@@ -78,7 +78,7 @@ impl DeviceSchedule {
     }
 
     /// The lanes of this worker.
-    pub(super) fn lanes(&self) -> Range<usize> {
+    pub(super) fn lanes(&self) -> Vec<usize> {
         self.lanes.clone()
     }
 
@@ -89,13 +89,13 @@ impl DeviceSchedule {
             return Ok(());
         }
         let expected = self.plan.batch.grain_range(lane, index).len();
-        if !self.lanes.contains(&lane) || expected == 0 || step < self.updates {
+        if self.lanes.binary_search(&lane).is_err() || expected == 0 || step < self.updates {
             let (worker, lanes, next) = (self.worker, &self.lanes, self.updates + 1);
             return Err(GraphError::Grain {
                 step: step + 1,
                 lane,
                 grain: index,
-                expected: format!("a grain of lanes {lanes:?} from step {next} on"),
+                expected: format!("a grain of lanes {} from step {next} on", in_words(lanes)),
                 found: format!("it at worker {worker}"),
             }
             .into());
@@ -266,6 +266,17 @@ impl DeviceSchedule {
     /// The step whose grains the device waits for.
     pub(super) fn awaited_step(&self) -> u64 {
         self.updates
+    }
+}
+
+/// Lanes that are in order; of many that are no neighbours the first and the last.
+fn in_words(lanes: &[usize]) -> String {
+    let runs = lanes.chunk_by(|&lane, &next| lane + 1 == next);
+    let run = |lanes: &[usize]| format!("{}..{}", lanes[0], lanes[lanes.len() - 1] + 1);
+    let runs: Vec<String> = runs.map(run).collect();
+    match &runs[..] {
+        [first, .., last] if runs.len() > 4 => format!("{first} ... {last}"),
+        runs => runs.join(", "),
     }
 }
 

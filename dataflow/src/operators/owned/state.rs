@@ -7,12 +7,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::StatePart;
-use tidemill_collective::communicator::{CommunicatorError, Cut};
+use tidemill_collective::communicator::{Cut, Key};
+use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, Layout, Parameters};
 
 use super::staging::Staged;
+use super::sums::OwnedSums;
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
@@ -21,7 +22,7 @@ use crate::operators::error::GraphError;
 use crate::operators::lending::Lender;
 use crate::operators::optimize::UpdateRule;
 use crate::operators::plan::TrainingPlan;
-use crate::operators::ticket::Ticket;
+use crate::operators::ticket::{Ready, Ticket};
 
 const NO_SUMS: GraphError =
     GraphError::Order { what: "the mean of gradients", missing: "their sums" };
@@ -37,10 +38,16 @@ struct OwnedBucket {
     slots: Vec<usize>,
     /// Where they begin in the buffers of owned elements, which are in the order of the arena.
     start: usize,
-    /// Where the sums of its uses begin, one use after the other, in a buffer of sums that were read from other workers.
-    sums: usize,
     /// Who owns which elements of the bucket.
     cut: Cut,
+}
+
+/// The gradients of all uses over all lanes.
+enum Sums<B: Backend> {
+    /// Of a worker alone, all of them: while it has them.
+    Alone(Option<B::Buffer<f32>>),
+    /// Of several what each owns.
+    Owned(OwnedSums<B>),
 }
 
 /// The state of what a worker owns.
@@ -51,6 +58,9 @@ pub(super) struct OwnedState<B: Backend> {
     snapshots: B::DeviceStream,
     rule: UpdateRule,
     plan: Arc<TrainingPlan>,
+    tree: Tree,
+    /// Rounds of a step's lanes.
+    rounds: u32,
     lender: Lender<B>,
     answers: Answers,
     /// The parts of the arena that are decayed and those that are not, in order.
@@ -59,8 +69,7 @@ pub(super) struct OwnedState<B: Backend> {
     /// All parameters; lent to the device thread for a step, and changed only when it has given them back.
     parameters: Arc<Parameters<B>>,
     is_lent: bool,
-    /// The gradients of all uses over all lanes, of a worker alone; of several what each owns.
-    sums: Option<B::Buffer<f32>>,
+    sums: Sums<B>,
     /// Of what is owned.
     mean_gradient: B::Buffer<f32>,
     moments: [B::Buffer<f32>; 2],
@@ -104,15 +113,16 @@ impl<B: Backend> OwnedState<B> {
         progress::enter(Phase::PreparingDevice, 0);
         let Optimizer { backend, layout, state, lender, rule } = parts;
         let decays = decay_runs(layout);
+        let lanes = plan.batch.lane_schedule(workers)?;
         let mut stream = backend.device_stream()?;
         let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };
         let parameters = Parameters::from_host(&mut device, layout, &state.parameters)?;
-        let (buckets, owned, sums) = owned_buckets(&plan, worker, workers);
+        let (buckets, owned) = owned_buckets(&plan, worker, workers);
         let mut allocate = |elements| backend.allocate::<f32>(&mut stream, elements);
         let sums = match lender.communicator {
-            Some(_) => Some(allocate(sums)?),
-            None => None,
+            Some(_) => Sums::Owned(OwnedSums::new(buckets.len())),
+            None => Sums::Alone(None),
         };
         let mean_gradient = allocate(owned)?;
         let mut moments = [allocate(owned)?, allocate(owned)?];
@@ -131,6 +141,8 @@ impl<B: Backend> OwnedState<B> {
             stream,
             snapshots,
             rule,
+            tree: lanes.tree(),
+            rounds: lanes.rounds() as u32,
             plan,
             lender,
             answers: Answers::default(),
@@ -156,9 +168,10 @@ impl<B: Backend> OwnedState<B> {
                 StateJob::AnswerUpdates(replies) => self.answers.updates = Some(replies),
                 StateJob::AnswerGathers(replies) => self.answers.gathers = Some(replies),
                 StateJob::AnswerSnapshots(replies) => self.answers.snapshots = Some(replies),
-                StateJob::Sum(ticket) => {
-                    self.sum(ticket)?;
-                    answer(&self.answers.sums, ticket)?;
+                StateJob::Sum(ready) => {
+                    if self.sum(ready)? {
+                        answer(&self.answers.sums, ready.ticket)?;
+                    }
                 }
                 StateJob::Mean { bucket, tokens } => {
                     // Those that wait are computed together.
@@ -198,9 +211,9 @@ impl<B: Backend> OwnedState<B> {
     }
 
     fn lend(&mut self) -> Result<(), Stopped> {
-        let sums = match self.lender.communicator {
-            Some(_) => None,
-            None => self.sums.take(),
+        let sums = match &mut self.sums {
+            Sums::Owned(_) => None,
+            Sums::Alone(sums) => sums.take(),
         };
         self.lender.lend(&self.backend, &mut self.stream, &self.parameters, sums)?;
         self.is_lent = true;
@@ -216,20 +229,25 @@ impl<B: Backend> OwnedState<B> {
             self.lender.take_back(&self.backend, &mut self.stream)?
         };
         self.is_lent = false;
-        if self.lender.communicator.is_none() {
-            self.sums = sums;
+        if let Sums::Alone(held) = &mut self.sums {
+            *held = sums;
         }
         Ok(())
     }
 
-    fn sum(&mut self, Ticket { step, bucket }: Ticket) -> Result<(), Stopped> {
-        let Some(communicator) = &mut self.lender.communicator else { return Ok(()) };
-        let OwnedBucket { range, slots, sums: first, cut, .. } = &self.buckets[bucket as usize];
-        let sums = self.sums.as_mut().ok_or(NO_SUMS)?;
-        let out = SliceMut::new(sums, *first, slots.len() * range.len())?;
+    /// Sums a round of a bucket, and answers whether it was the last.
+    fn sum(&mut self, Ready { ticket, round }: Ready) -> Result<bool, Stopped> {
+        let (Some(communicator), Sums::Owned(sums)) =
+            (&mut self.lender.communicator, &mut self.sums)
+        else {
+            return Ok(round + 1 == self.rounds);
+        };
+        let OwnedBucket { range, slots, cut, .. } = &self.buckets[ticket.bucket as usize];
+        let key = Key { round, ..Key::new(ticket.step, ticket.bucket) };
         let _waiting = progress::during(Phase::WaitingForSums);
-        let (backend, stream) = (&*self.backend, &mut self.stream);
-        communicator.reduce_scatter(backend, stream, (step, bucket), cut, out).map_err(stopped)
+        let (device, elements) = ((&*self.backend, &mut self.stream), slots.len() * range.len());
+        sums.sum(&mut **communicator, device, key, cut, elements).map_err(Stopped::of)?;
+        Ok(round + 1 == self.rounds)
     }
 
     /// The mean gradients of what is owned of `buckets`, and their sums of squares by chunk.
@@ -243,13 +261,17 @@ impl<B: Backend> OwnedState<B> {
         }
         buckets.retain(|&bucket| !self.buckets[bucket].range.is_empty());
         for &bucket in &buckets {
-            let OwnedBucket { start, sums: first, range, slots, .. } = &self.buckets[bucket];
+            let OwnedBucket { start, range, slots, .. } = &self.buckets[bucket];
             let (start, elements) = (*start, range.len());
-            let at = |(index, slot): (usize, &usize)| match self.lender.communicator {
-                Some(_) => first + index * elements,
-                None => *slot,
+            let (sums, is_alone) = match &self.sums {
+                Sums::Alone(sums) => (sums.as_ref(), true),
+                Sums::Owned(sums) => (sums.whole(bucket, self.tree), false),
             };
-            let sums = self.sums.as_ref().ok_or(NO_SUMS)?;
+            let sums = sums.ok_or(NO_SUMS)?;
+            let at = |(index, slot): (usize, &usize)| match is_alone {
+                true => *slot,
+                false => index * elements,
+            };
             let uses = slots.iter().enumerate().map(|of| Slice::new(sums, at(of), elements));
             let uses = uses.collect::<Result<Vec<_>, _>>()?;
             let out = SliceMut::new(&mut self.mean_gradient, start, elements)?;
@@ -310,8 +332,9 @@ impl<B: Backend> OwnedState<B> {
         let ready = backend.record(stream)?;
         backend.wait_for(snapshots, &ready)?;
         let Some(communicator) = &mut lender.communicator else { return Ok(()) };
-        let (key, values) = ((update - 1, bucket as u32), parameters.masters(range.clone())?);
-        communicator.updated(&**backend, stream, key, cut, values).map_err(stopped)
+        let (key, values) =
+            (Key::new(update - 1, bucket as u32), parameters.masters(range.clone())?);
+        communicator.updated(&**backend, stream, key, cut, values).map_err(Stopped::of)
     }
 
     /// Brings what the other workers have updated of a bucket here; after the last, the device thread may go on.
@@ -327,10 +350,11 @@ impl<B: Backend> OwnedState<B> {
             let mut gathered = Ok(());
             parameters.update(&mut device, range, |device, out| {
                 let Device { backend, stream } = device;
-                gathered = communicator.gather(backend, stream, (step, bucket), cut, out);
+                let key = Key::new(step, bucket);
+                gathered = communicator.gather(backend, stream, key, cut, out);
                 Ok(())
             })?;
-            gathered.map_err(stopped)?;
+            gathered.map_err(Stopped::of)?;
         }
         self.gathered += 1;
         if self.gathered < self.buckets.len() {
@@ -378,14 +402,9 @@ impl<B: Backend> OwnedState<B> {
     }
 }
 
-/// What `worker` of `workers` owns of each bucket, how many elements that are, and how many over all uses.
-fn owned_buckets(
-    plan: &TrainingPlan,
-    worker: usize,
-    workers: usize,
-) -> (Vec<OwnedBucket>, usize, usize) {
+/// What `worker` of `workers` owns of each bucket, and how many elements that are.
+fn owned_buckets(plan: &TrainingPlan, worker: usize, workers: usize) -> (Vec<OwnedBucket>, usize) {
     let owners = plan.buckets.owners(&plan.chunks, workers);
-    let mut sums = 0;
     let owned = plan.buckets.buckets().iter().zip(&owners).map(|(bucket, owners)| {
         let range = owners.range(&plan.chunks, worker);
         let mut end = 0;
@@ -396,9 +415,7 @@ fn owned_buckets(
         let cut = Cut::at(ends.collect());
         let before = cut.of_rank(worker).start;
         let slots = bucket.slots.iter().map(|slot| slot + before).collect();
-        let first = sums;
-        sums += range.len() * bucket.slots.len();
-        OwnedBucket { chunks: owners.chunks(worker), range, slots, start: 0, sums: first, cut }
+        OwnedBucket { chunks: owners.chunks(worker), range, slots, start: 0, cut }
     });
     let mut owned: Vec<_> = owned.collect();
     let mut in_order: Vec<_> = owned.iter_mut().collect();
@@ -408,7 +425,7 @@ fn owned_buckets(
         bucket.start = elements;
         elements += bucket.range.len();
     }
-    (owned, elements, sums)
+    (owned, elements)
 }
 
 /// Where answers go, once the operators have said so.
@@ -443,15 +460,6 @@ fn decay_runs(layout: &Layout) -> Vec<(Range<usize>, Decay)> {
         run.end = layout.parameter_elements();
     }
     runs
-}
-
-/// Where the other workers are gone, the run is over.
-fn stopped(error: CommunicatorError) -> Stopped {
-    match error {
-        CommunicatorError::Closed => Stopped::Unwanted,
-        CommunicatorError::Device(error) => Stopped::Failed(error.into()),
-        error => Stopped::Failed(error.into()),
-    }
 }
 
 #[cfg(test)]

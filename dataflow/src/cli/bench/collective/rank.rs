@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key};
 use tidemill_collective::{BucketOwners, Carry, DEFAULT_WINDOW_BYTES};
 use tidemill_kernels::{Backend, FloatEnvironment, KernelError, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
@@ -198,7 +198,8 @@ impl<B: Backend> Rank<B> {
         std::thread::scope(|scope| {
             let posting = scope.spawn(|| {
                 let post_one = |(bucket, Bucket { range, .. }): (usize, &Bucket)| {
-                    let (key, uses) = ((*round, bucket as u32), std::slice::from_ref(range));
+                    let key = Key::new(*round, bucket as u32);
+                    let uses = std::slice::from_ref(range);
                     post.sums(backend, compute, key, &nodes, uses)
                 };
                 buckets.iter().enumerate().try_for_each(post_one)
@@ -206,7 +207,8 @@ impl<B: Backend> Rank<B> {
             let turns = streams.len();
             for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
                 let out = SliceMut::new(owned, *start, own.len())?;
-                let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
+                let stream = &mut streams[index % turns];
+                let key = Key::new(*round, index as u32);
                 end.reduce_scatter(backend, stream, key, cut, out)?;
             }
             posting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -218,12 +220,14 @@ impl<B: Backend> Rank<B> {
         let Some((_, buckets)) = current else { return Ok(()) };
         let turns = streams.len();
         for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
-            let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
+            let stream = &mut streams[index % turns];
+            let key = Key::new(*round, index as u32);
             let values = Slice::new(owned, *start, own.len())?;
             end.updated(backend, stream, key, cut, values)?;
         }
         for (index, Bucket { range, cut, .. }) in buckets.iter().enumerate() {
-            let (key, stream) = ((*round, index as u32), &mut streams[index % turns]);
+            let stream = &mut streams[index % turns];
+            let key = Key::new(*round, index as u32);
             let out = SliceMut::new(arena, range.start, range.len())?;
             end.gather(backend, stream, key, cut, out)?;
         }
