@@ -197,7 +197,7 @@ fn worker(
         state: InitialState { parameters: Arc::new(model.initialize(0)), moments: None },
         model,
         rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
-        communicator: communicators.take(context, cpu)?,
+        connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

@@ -80,7 +80,7 @@ fn your_program(
         },
         model,
         rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
-        communicator: communicators.take(context, cpu)?,
+        connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

@@ -166,7 +166,7 @@ fn worker(
         state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
         model,
         rule: UpdateRule::new(OptimizerSettings::default(), schedule, steps),
-        communicator: ends.take(context, cpu)?,
+        connection: ends.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,
         abort: context.abort().clone(),

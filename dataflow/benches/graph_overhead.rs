@@ -97,7 +97,7 @@ fn measure<M: Trainable<Cpu>>(
             model,
             state: InitialState { parameters, moments: None },
             rule: rule(),
-            communicator: communicators.take(context, &cpu)?,
+            connection: communicators.take(context, &cpu)?,
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
             abort: context.abort().clone(),

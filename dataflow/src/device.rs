@@ -22,7 +22,7 @@ use crate::checkpoint::device_keys;
 use crate::cluster::ClusterSettings;
 use crate::error::{JobError, Result};
 use choice::{Gpus, Platform, choose};
-pub use communicators::Communicators;
+pub use communicators::{Communicators, Connection};
 
 /// `[device]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

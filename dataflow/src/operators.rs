@@ -44,6 +44,7 @@ pub mod error;
 pub mod evaluate;
 pub mod forward_backward;
 pub mod gather;
+pub(crate) mod gather_plan;
 pub mod lending;
 pub mod optimize;
 pub mod owned;

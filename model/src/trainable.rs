@@ -114,13 +114,21 @@ impl<B: Backend> Parameters<B> {
         if arena.len() != elements {
             return Err(ModelError::ArenaSize { expected: elements, found: arena.len() });
         }
-        let Device { backend, stream } = device;
-        let mut parameters = Self {
-            master: backend.allocate(stream, elements)?,
-            compute: backend.compute_weights(stream, elements)?,
-        };
+        let mut parameters = Self::zeros(device, elements)?;
         parameters.write(device, 0, arena)?;
         Ok(parameters)
+    }
+
+    /// `elements` zeros: of a whole arena, or of what a worker has of one.
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn zeros(device: &mut Device<'_, B>, elements: usize) -> Result<Self> {
+        let Device { backend, stream } = device;
+        Ok(Self {
+            master: backend.allocate(stream, elements)?,
+            compute: backend.compute_weights(stream, elements)?,
+        })
     }
 
     /// Replaces the masters from element `start` and refreshes their copies.

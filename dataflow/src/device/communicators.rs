@@ -19,13 +19,14 @@ use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{ClusterSettings, Failure, WorkerContext};
 use crate::error::Result;
+use crate::operators::lending::{Lending, circle};
 
 /// What connects a run's workers: from what the workers of a process share, each takes its own end.
 pub enum Communicators<B: Backend> {
     /// There is one worker.
     None,
     /// All workers are of this process, and read each other's memory: the ends that were not taken.
-    Threads(Ends<Threads<B>>),
+    Threads(Ends<(Threads<B>, Lending<B>)>),
     /// A library connects the devices of several processes, where they all have it.
     Library {
         /// The library.
@@ -37,6 +38,21 @@ pub enum Communicators<B: Backend> {
     },
     /// Bytes go through the host's memory and timely's connections.
     Host(Ends<Host<B>>),
+}
+
+/// What connects one worker with the others.
+pub struct Connection<B: Backend> {
+    /// Its end of what sums and gathers.
+    pub communicator: Box<dyn Communicator<B>>,
+    /// With which it lends its parameters to the others; only where they are all of this process.
+    pub lending: Option<Lending<B>>,
+}
+
+impl<B: Backend> Connection<B> {
+    /// By a communicator alone.
+    pub fn by(communicator: impl Communicator<B> + 'static) -> Self {
+        Self { communicator: Box::new(communicator), lending: None }
+    }
 }
 
 /// The ends that the workers of this process have not taken.
@@ -73,7 +89,10 @@ impl<B: Backend> Communicators<B> {
         let of_process = backends.len().max(1);
         if workers == of_process {
             return match Threads::group(backends, &schedule) {
-                Ok(ends) => Ok(Self::Threads(Ends::new(ends))),
+                Ok(ends) => {
+                    let with_lending = ends.into_iter().zip(circle(workers));
+                    Ok(Self::Threads(Ends::new(with_lending.collect())))
+                }
                 Err(error @ CommunicatorError::OutOfReach { .. }) => {
                     tracing::warn!("{error}: {SLOW}");
                     Ok(Self::Host(alone(backends, process, &schedule)?))
@@ -113,7 +132,7 @@ impl<B: Backend> Communicators<B> {
         Self::new(backends, cluster.process, schedule, none)
     }
 
-    /// The end of the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
+    /// What connects the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
     /// every worker: with other processes it waits for what they have.
     ///
     /// # Errors
@@ -122,18 +141,16 @@ impl<B: Backend> Communicators<B> {
         &self,
         context: &mut WorkerContext<'_>,
         backend: &B,
-    ) -> std::result::Result<Option<Box<dyn Communicator<B>>>, Failure> {
+    ) -> std::result::Result<Option<Connection<B>>, Failure> {
         let (rank, ranks) = (context.index(), context.peers());
         let local = rank % (ranks / context.processes().max(1)).max(1);
-        let host = |ends: &Ends<Host<B>>| -> Option<Box<dyn Communicator<B>>> {
-            Some(Box::new(ends.take(local)?))
-        };
+        let host = |ends: &Ends<Host<B>>| Some(Connection::by(ends.take(local)?));
         match self {
             Self::None => Ok(None),
-            Self::Threads(ends) => match ends.take(local) {
-                Some(end) => Ok(Some(Box::new(end))),
-                None => Ok(None),
-            },
+            Self::Threads(ends) => Ok(ends.take(local).map(|(end, lending)| Connection {
+                lending: Some(lending),
+                ..Connection::by(end)
+            })),
             Self::Host(ends) => {
                 if context.processes() > 1 && backend.memory() == MemoryPlace::Device {
                     // Others may have the library, and ask.
@@ -158,7 +175,7 @@ impl<B: Backend> Communicators<B> {
                     return Ok(host(otherwise));
                 };
                 let end = Nccl::join(backend, library, id, (rank, ranks), schedule)?;
-                Ok(Some(Box::new(end)))
+                Ok(Some(Connection::by(end)))
             }
         }
     }

@@ -188,14 +188,14 @@ pub(super) fn run_worker<B: Backend>(
     let config = &run.config;
     let local_index = context.index() % devices.workers().len();
     let backend = Arc::clone(&devices.workers()[local_index].backend);
-    let communicator = shared.communicators.take(context, &backend)?;
+    let connection = shared.communicators.take(context, &backend)?;
     let training = Training {
         plan,
         backend,
         model: Arc::clone(&run.model),
         state,
         rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
-        communicator,
+        connection,
         stop: Arc::clone(&shared.stop.asked),
         checkpoints: Some(checkpoints),
         abort: context.abort().clone(),

@@ -4,7 +4,11 @@ mod accumulators;
 mod block_order;
 mod bucket_sums;
 mod device;
+mod gathered;
 mod lane_sink;
+mod lane_sums;
+mod outbox;
+mod replica;
 mod schedule;
 
 use std::collections::BTreeMap;

@@ -1,8 +1,11 @@
-//! The parameters, and the two threads that take turns with them.
+//! The parameters, and the threads that take turns with them.
 //!
-//! The optimizer thread of a worker owns the parameters. It lends them to the device thread for a step, which gives them
-//! back when it has enqueued all of it; each gives an event along, and the other's device stream waits for that. So the host
-//! waits for no device, and nobody locks: who holds what is a matter of who was sent it.
+//! The optimizer thread of a worker owns parameters. It lends them to device threads for a step, which give them back when they
+//! have enqueued all of it; each gives an event along, and the other's device stream waits for that. So the host waits for no
+//! device, and nobody locks: who holds what is a matter of who was sent it.
+//!
+//! A worker whose parameters are all there lends them to its own device thread alone. Where parameters are shared out, each worker
+//! has what it owns, and lends it to the device threads of all: they read it where it is.
 //!
 //! The sums of gradients are the device thread's. A worker alone gives them along with the parameters, and has them
 //! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or is sent what the
@@ -11,14 +14,16 @@
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use tidemill_collective::communicator::{Communicator, Post};
+use tidemill_collective::communicator::{Abort, Communicator, Post};
 use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
 use super::companion::{OperatorGone, Stopped};
 
-/// What the device thread is lent for a step.
+/// What a device thread is lent for a step.
 struct Lent<B: Backend> {
+    /// Which of the members lends it.
+    member: usize,
     parameters: Arc<Parameters<B>>,
     /// The last sums that it gave back, to be used again.
     sums: Option<B::Buffer<f32>>,
@@ -26,65 +31,125 @@ struct Lent<B: Backend> {
     ready: B::Event,
 }
 
-/// What the device thread gives back.
-pub(super) struct Returned<B: Backend> {
-    /// The same parameters, which nobody reads any more once `done` is reached.
+/// What a device thread gives back.
+struct Returned<B: Backend> {
+    /// The same parameters, which this thread does not read any more once `done` is reached.
     parameters: Arc<Parameters<B>>,
     /// The gradients of all uses over all lanes, of a worker alone.
-    pub(super) sums: Option<B::Buffer<f32>>,
+    sums: Option<B::Buffer<f32>>,
     /// Behind the whole step.
-    pub(super) done: B::Event,
+    done: B::Event,
 }
 
-/// Parameters to be read, and sums that may be used again.
-type Borrowed<'a, B> = (&'a Parameters<B>, Option<<B as Runtime>::Buffer<f32>>);
+/// What crosses between the threads; `None` ends the one that waits for it.
+type Message<T> = Option<T>;
+
+/// Parameters to be read, in the order of members, and sums that may be used again.
+pub(super) type Borrowed<'a, B> = (&'a [Arc<Parameters<B>>], Option<<B as Runtime>::Buffer<f32>>);
 
 /// The device thread's end.
 pub struct Borrower<B: Backend> {
-    lent: Receiver<Lent<B>>,
-    returned: Sender<Returned<B>>,
-    held: Option<Arc<Parameters<B>>>,
+    lent: Receiver<Message<Lent<B>>>,
+    lenders: Vec<Sender<Message<Returned<B>>>>,
+    held: Vec<Arc<Parameters<B>>>,
     /// Tells the other workers what is summed; `None` where there are no others.
     pub(super) post: Option<Post<B>>,
 }
 
 /// The optimizer thread's end.
 pub struct Lender<B: Backend> {
-    lend: Sender<Lent<B>>,
-    returned: Receiver<Returned<B>>,
+    member: usize,
+    borrowers: Vec<Sender<Message<Lent<B>>>>,
+    returned: Receiver<Message<Returned<B>>>,
     /// What the other workers have; `None` where there are no others.
     pub(super) communicator: Option<Box<dyn Communicator<B>>>,
 }
 
-/// The two ends of one worker, with its end of the `communicator` between workers.
+/// The ends of one worker, before it has a communicator.
+pub struct Lending<B: Backend> {
+    borrower: Borrower<B>,
+    lender: Lender<B>,
+}
+
+/// The ends of `members` workers that lend their parameters to each other.
+pub(crate) fn circle<B: Backend>(members: usize) -> Vec<Lending<B>> {
+    let (borrowers, lent): (Vec<_>, Vec<_>) = (0..members).map(|_| mpsc::channel()).unzip();
+    let (lenders, returned): (Vec<_>, Vec<_>) = (0..members).map(|_| mpsc::channel()).unzip();
+    let ends = lent.into_iter().zip(returned).enumerate();
+    let end = |(member, (lent, returned))| Lending {
+        borrower: Borrower { lent, lenders: lenders.clone(), held: Vec::new(), post: None },
+        lender: Lender { member, borrowers: borrowers.clone(), returned, communicator: None },
+    };
+    ends.map(end).collect()
+}
+
+/// The ends of a worker whose parameters are all there, with its end of the `communicator` between workers.
 pub fn lending<B: Backend>(
     communicator: Option<Box<dyn Communicator<B>>>,
 ) -> (Borrower<B>, Lender<B>) {
-    let (lend, lent) = mpsc::channel();
-    let (give_back, returned) = mpsc::channel();
-    let post = communicator.as_ref().map(|communicator| communicator.post());
-    let borrower = Borrower { lent, returned: give_back, held: None, post };
-    (borrower, Lender { lend, returned, communicator })
+    circle(1).remove(0).between(communicator)
+}
+
+impl<B: Backend> Lending<B> {
+    /// The two ends, with the worker's end of the `communicator` between workers.
+    pub(crate) fn between(
+        self,
+        communicator: Option<Box<dyn Communicator<B>>>,
+    ) -> (Borrower<B>, Lender<B>) {
+        let Self { mut borrower, mut lender } = self;
+        borrower.post = communicator.as_ref().map(|communicator| communicator.post());
+        lender.communicator = communicator;
+        (borrower, lender)
+    }
+
+    /// Ends the threads that wait for others, or come to.
+    pub(crate) fn abort_handle(&self) -> Abort {
+        let (borrowers, lenders) = (self.lender.borrowers.clone(), self.borrower.lenders.clone());
+        Box::new(move || {
+            // One that is gone waits for nothing.
+            borrowers.iter().for_each(|borrower| drop(borrower.send(None)));
+            lenders.iter().for_each(|lender| drop(lender.send(None)));
+        })
+    }
 }
 
 impl<B: Backend> Borrower<B> {
-    /// What is lent, which what is enqueued on `stream` from now on may read. Waits for the
-    /// optimizer thread where it has not lent them yet.
-    pub(super) fn borrow(
+    /// Whether several workers lend parts of the parameters.
+    pub(super) fn is_of_parts(&self) -> bool {
+        self.lenders.len() > 1
+    }
+
+    /// Whether it was lent anything and has not given it back.
+    pub(super) fn has_borrowed(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// What is lent, which what is enqueued on `streams` from now on may read. Waits for the
+    /// optimizer threads where they have not lent it yet.
+    pub(super) fn borrow<'s>(
         &mut self,
         backend: &B,
-        stream: &mut B::DeviceStream,
+        streams: impl IntoIterator<Item = &'s mut B::DeviceStream>,
     ) -> Result<Borrowed<'_, B>, Stopped> {
         let mut sums = None;
-        if self.held.is_none() {
-            let lent = self.lent.recv().map_err(|_| OperatorGone)?;
-            backend.wait_for(stream, &lent.ready)?;
-            (self.held, sums) = (Some(lent.parameters), lent.sums);
+        if self.held.is_empty() {
+            let mut lent = Vec::with_capacity(self.lenders.len());
+            while lent.len() < self.lenders.len() {
+                let part: Lent<B> = self.lent.recv().ok().flatten().ok_or(OperatorGone)?;
+                lent.push(part);
+            }
+            lent.sort_by_key(|part| part.member);
+            for stream in streams {
+                for part in &lent {
+                    backend.wait_for(stream, &part.ready)?;
+                }
+            }
+            for part in lent {
+                sums = sums.or(part.sums);
+                self.held.push(part.parameters);
+            }
         }
-        match &self.held {
-            Some(parameters) => Ok((parameters, sums)),
-            None => Err(Stopped::Unwanted),
-        }
+        Ok((&self.held, sums))
     }
 
     /// Gives everything back, once what is enqueued on `stream` has run.
@@ -92,38 +157,59 @@ impl<B: Backend> Borrower<B> {
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
-        sums: Option<B::Buffer<f32>>,
+        mut sums: Option<B::Buffer<f32>>,
     ) -> Result<(), Stopped> {
-        let Some(parameters) = self.held.take() else { return Ok(()) };
+        if self.held.is_empty() {
+            return Ok(());
+        }
         let done = backend.record(stream)?;
-        Ok(self.returned.send(Returned { parameters, sums, done }).map_err(|_| OperatorGone)?)
+        for (parameters, lender) in self.held.drain(..).zip(&self.lenders) {
+            let (sums, done) = (sums.take(), done.clone());
+            let returned = Returned { parameters, sums, done };
+            lender.send(Some(returned)).map_err(|_| OperatorGone)?;
+        }
+        Ok(())
     }
 }
 
 impl<B: Backend> Lender<B> {
+    /// Whether several workers lend parts of the parameters.
+    pub(super) fn is_of_parts(&self) -> bool {
+        self.borrowers.len() > 1
+    }
+
     /// Lends `parameters` and gives `sums` back, once what is enqueued on `stream` has run.
     pub(super) fn lend(
         &self,
         backend: &B,
         stream: &mut B::DeviceStream,
         parameters: &Arc<Parameters<B>>,
-        sums: Option<B::Buffer<f32>>,
+        mut sums: Option<B::Buffer<f32>>,
     ) -> Result<(), Stopped> {
         let ready = backend.record(stream)?;
-        let parameters = Arc::clone(parameters);
-        Ok(self.lend.send(Lent { parameters, sums, ready }).map_err(|_| OperatorGone)?)
+        for borrower in &self.borrowers {
+            let (parameters, sums) = (Arc::clone(parameters), sums.take());
+            let lent = Lent { member: self.member, parameters, sums, ready: ready.clone() };
+            borrower.send(Some(lent)).map_err(|_| OperatorGone)?;
+        }
+        Ok(())
     }
 
-    /// What was lent: `stream` goes on behind the step that was computed with it. Waits for the device thread where it has not
+    /// What was lent: `stream` goes on behind the step that was computed with it. Waits for the device threads where they have not
     /// given it back yet. From now on the parameters have one owner.
     pub(super) fn take_back(
         &self,
         backend: &B,
         stream: &mut B::DeviceStream,
     ) -> Result<Option<B::Buffer<f32>>, Stopped> {
-        let Returned { parameters, sums, done } = self.returned.recv().map_err(|_| OperatorGone)?;
-        drop(parameters);
-        backend.wait_for(stream, &done)?;
-        Ok(sums)
+        let mut all = None;
+        for _ in &self.borrowers {
+            let returned = self.returned.recv().ok().flatten().ok_or(OperatorGone)?;
+            let Returned { parameters, sums, done } = returned;
+            drop(parameters);
+            backend.wait_for(stream, &done)?;
+            all = all.or(sums);
+        }
+        Ok(all)
     }
 }

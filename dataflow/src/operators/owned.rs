@@ -5,6 +5,7 @@
 //! [`snapshot`](super::snapshot). The thread does what it is told in order; it may wait for other workers, which an operator
 //! must not.
 
+mod parts;
 mod staging;
 mod state;
 mod sums;

@@ -4,7 +4,8 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use tidemill_collective::{
-    BUCKET_ELEMENTS, BucketPlan, CHUNK_ELEMENTS, ChunkPlan, DEFAULT_WINDOW_BYTES, SegmentUses,
+    BUCKET_ELEMENTS, BucketOwners, BucketPlan, CHUNK_ELEMENTS, ChunkPlan, DEFAULT_WINDOW_BYTES,
+    SegmentUses,
 };
 use tidemill_model::Layout;
 
@@ -40,6 +41,17 @@ pub struct TrainingPlan {
     pub sample_names: SampleNames,
     /// The same for those of an evaluation.
     pub evaluation_names: SampleNames,
+}
+
+/// What a worker owns of a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnedPart {
+    /// Its chunks.
+    pub(crate) chunks: Range<usize>,
+    /// Their elements of the parameter arena.
+    pub(crate) range: Range<usize>,
+    /// Where they begin among all that the worker owns, which is in the order of the arena.
+    pub(crate) start: usize,
 }
 
 /// Which updates are followed by a checkpoint.
@@ -117,6 +129,25 @@ impl TrainingPlan {
     pub fn with_cuts(self, layout: &Layout, chunk_elements: usize, bucket_elements: usize) -> Self {
         let (chunks, buckets) = cut(layout, chunk_elements, bucket_elements);
         Self { chunks, buckets, ..self }
+    }
+
+    /// What `worker` of `workers` owns, by bucket.
+    pub(crate) fn owned(&self, worker: usize, workers: usize) -> Vec<OwnedPart> {
+        let owners = self.buckets.owners(&self.chunks, workers);
+        let part = |owners: &BucketOwners| OwnedPart {
+            chunks: owners.chunks(worker),
+            range: owners.range(&self.chunks, worker),
+            start: 0,
+        };
+        let mut parts: Vec<OwnedPart> = owners.iter().map(part).collect();
+        let mut in_order: Vec<_> = parts.iter_mut().collect();
+        in_order.sort_by_key(|part| part.range.start);
+        let mut elements = 0;
+        for part in in_order {
+            part.start = elements;
+            elements += part.range.len();
+        }
+        parts
     }
 
     /// The worker among `workers` that owns each chunk.

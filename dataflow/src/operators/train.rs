@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tidemill_collective::communicator::Communicator;
 use tidemill_collective::{Carry, Credit};
 use tidemill_kernels::Backend;
 use tidemill_model::Trainable;
@@ -19,7 +18,6 @@ use super::forward_backward::{
     Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
 };
 use super::gather::Gather;
-use super::lending::lending;
 use super::optimize::{Optimize, OptimizeInputs, OptimizeStreams, StepReport, UpdateRule};
 use super::owned::{InitialState, Optimizer, OptimizerThread};
 use super::plan::TrainingPlan;
@@ -28,6 +26,8 @@ use super::samples::{Grain, SampleSource, Samples};
 use super::snapshot::{Snapshot, SnapshotStreams};
 use super::ticket::Ticket;
 use crate::cluster::{Abort, Actor};
+use crate::device::Connection;
+use crate::parallel::Sharding;
 
 /// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
@@ -110,8 +110,8 @@ pub struct Training<B: Backend, M> {
     pub state: InitialState,
     /// The optimizer and its schedule.
     pub rule: UpdateRule,
-    /// This worker's end between all workers; none where it is alone. See [`Communicators`](crate::device::Communicators).
-    pub communicator: Option<Box<dyn Communicator<B>>>,
+    /// What connects this worker with the others; none where it is alone. See [`Communicators`](crate::device::Communicators).
+    pub connection: Option<Connection<B>>,
     /// Set to make the step that runs the last one, on every worker.
     pub stop: Arc<AtomicBool>,
     /// Where checkpoints go: on worker 0, and on every worker where others write too.
@@ -163,8 +163,11 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         begins: TrainingLoop<'scope>,
         loops: TrainingLoops<'scope>,
     ) -> TrainingStreams<'scope> {
-        let Self { plan, backend, model, state, rule, mut communicator, stop, checkpoints, abort } =
-            self;
+        let Self { plan, backend, model, state, rule, connection, stop, checkpoints, abort } = self;
+        let (mut communicator, lending) = match connection {
+            Some(Connection { communicator, lending }) => (Some(communicator), lending),
+            None => (None, None),
+        };
         let scope = grains.scope();
         let worker = scope.index();
         if let Err(error) = plan.batch.lane_schedule(scope.peers()) {
@@ -190,7 +193,14 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         if let Some(communicator) = &communicator {
             abort.on_abort(communicator.abort_handle());
         }
-        let (borrower, lender) = lending(communicator);
+        let is_shared = plan.batch.sharding() == Sharding::Parameters && communicator.is_some();
+        let (borrower, lender) = match lending.filter(|_| is_shared) {
+            Some(lending) => {
+                abort.on_abort(lending.abort_handle());
+                lending.between(communicator)
+            }
+            None => super::lending::lending(communicator),
+        };
         let layout = model.layout().clone();
         let optimizer = Optimizer {
             backend: Arc::clone(&backend),

@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use tidemill::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use tidemill::cluster::{ClusterError, ClusterSettings, Failure, WorkerContext, execute};
-use tidemill::collective::communicator::Communicator;
-use tidemill::device::Communicators;
+use tidemill::device::{Communicators, Connection};
 use tidemill::kernels::KernelError;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
@@ -350,7 +349,7 @@ impl Run {
         &self,
         context: &mut WorkerContext<'_>,
         subject: &Subject<B, M>,
-        communicator: Option<Box<dyn Communicator<B>>>,
+        connection: Option<Connection<B>>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Outcome, Failure> {
         let (index, abort) = (context.index(), context.abort().clone());
@@ -370,7 +369,7 @@ impl Run {
             state: self.state(&*model, &plan, (index, context.peers())),
             model,
             rule: rule(),
-            communicator,
+            connection,
             stop: Arc::clone(&stop),
             checkpoints: (index == 0).then(|| Box::new(sink) as Box<dyn StateSink>),
             abort,

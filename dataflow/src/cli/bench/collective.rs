@@ -268,7 +268,7 @@ impl Measuring<'_> {
                 (_, MemoryPlace::Device) => Way::Devices,
                 (_, MemoryPlace::Host) => Way::Memory,
             };
-            let worker = Worker::new(context, backend, end, elements, way)?;
+            let worker = Worker::new(context, backend, end.communicator, elements, way)?;
             Ok(Box::new(worker) as Box<dyn Exchange>)
         };
         let (way, measured) = measure(cluster, plans, bench.rounds.get(), make)?;

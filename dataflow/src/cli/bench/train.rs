@@ -258,14 +258,14 @@ fn measure<B: Backend>(
     let results = execute(cluster, move |context| {
         let local_index = context.index() % devices.workers().len();
         let backend = Arc::clone(&devices.workers()[local_index].backend);
-        let communicator = communicators.take(context, &backend)?;
+        let connection = communicators.take(context, &backend)?;
         let training = Training {
             plan: Arc::clone(&plan),
             backend: Arc::clone(&backend),
             model: Arc::clone(&model),
             state: InitialState { parameters: Arc::clone(&parameters), moments: None },
             rule: UpdateRule::new(OptimizerSettings::default(), schedule.clone(), steps),
-            communicator,
+            connection,
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
             abort: context.abort().clone(),

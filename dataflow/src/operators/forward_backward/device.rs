@@ -1,33 +1,30 @@
 //! The device thread: it holds a replica of the parameters and computes what it is told, in order.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tidemill_collective::communicator::{CommunicatorError, Key, Post, Reading};
 use tidemill_collective::{LaneSchedule, Node};
-use tidemill_kernels::{Backend, KernelError};
+use tidemill_kernels::Backend;
 use tidemill_model::{
-    Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, ParameterSource, Parameters,
-    Trainable,
+    Device, GrainLoss, Microbatch, MicrobatchShape, ModelError, ParameterSource, Trainable,
 };
 use tidemill_streaming_data::reader::Sample;
 
-use super::accumulators::{Accumulators, Finished, GradientMap};
-use super::bucket_sums::{BucketSums, Departing};
+use super::accumulators::GradientMap;
 use super::lane_sink::LaneSink;
+use super::lane_sums::LaneSums;
+use super::outbox::Outbox;
+use super::replica::{Borrowed, Replica};
 use super::schedule::Computation;
 use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
-use crate::operators::bucket_memory::BucketMemory;
 use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::samples::Grain;
-use crate::operators::ticket::{Ready, Ticket};
-use crate::parallel::Sharding;
+use crate::operators::ticket::Ready;
 
 /// What the device thread answers.
 pub(super) enum DeviceReply {
@@ -52,12 +49,6 @@ pub(super) struct DeviceParts<B: Backend, M> {
     pub(super) schedule: LaneSchedule,
 }
 
-/// A device stream and the parameters that are computed with on it.
-struct Replica<B: Backend> {
-    stream: B::DeviceStream,
-    borrower: Borrower<B>,
-}
-
 /// What the device thread has besides the parameters.
 struct Computer<'a, B: Backend, M: Trainable<B>> {
     parts: &'a DeviceParts<B, M>,
@@ -65,43 +56,6 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
     sums: LaneSums<B>,
     replies: &'a Replies<DeviceReply>,
     tokens: Vec<u32>,
-}
-
-/// Where gradients are summed over lanes.
-enum LaneSums<B: Backend> {
-    /// Here, until the last lane is done.
-    Here(Accumulators<B>),
-    /// By their owners, each lane as it is done.
-    AtOwners(BucketSums<B>),
-}
-
-impl<B: Backend> LaneSums<B> {
-    fn of<M: Trainable<B>>(parts: &DeviceParts<B, M>, borrower: &Borrower<B>) -> Self {
-        let DeviceParts { plan, model, lanes, .. } = parts;
-        let is_alone = borrower.post.is_none();
-        if is_alone || plan.batch.sharding() == Sharding::Optimizer {
-            return Self::Here(Accumulators::new());
-        }
-        let microbatches = |&lane: &usize| plan.batch.microbatches(lane).count();
-        let most = lanes.iter().map(microbatches).max().unwrap_or(0);
-        let memory = BucketMemory::new(model.layout(), &plan.buckets, most);
-        Self::AtOwners(BucketSums::new(model.layout(), &plan.buckets, memory))
-    }
-
-    /// What was kept is no longer needed, nor is `sums`, which was taken.
-    fn reuse(&mut self, sums: Option<B::Buffer<f32>>) {
-        if let Self::Here(accumulators) = self {
-            accumulators.reuse(sums);
-        }
-    }
-
-    /// The sums over all lanes, of a worker that has all of them.
-    fn take_kept(&mut self) -> Option<B::Buffer<f32>> {
-        match self {
-            Self::Here(accumulators) => accumulators.take_kept(),
-            Self::AtOwners(_) => None,
-        }
-    }
 }
 
 /// Runs jobs until the operator is gone.
@@ -123,27 +77,13 @@ fn serve<B: Backend, M: Trainable<B>>(
 ) -> Result<(), Stopped> {
     let mut stream = parts.backend.device_stream()?;
     let workspace = plan_workspace(parts, &mut stream)?;
-    let mut replica = Replica { stream, borrower };
-    let (sums, tokens) = (LaneSums::of(parts, &replica.borrower), Vec::new());
+    let (sums, tokens) = (LaneSums::of(parts, &borrower), Vec::new());
+    let of_run = (parts.model.layout(), &*parts.plan, parts.schedule.workers());
+    let mut replica = Replica::new(&*parts.backend, stream, borrower, of_run)?;
     let mut computer = Computer { parts, workspace, sums, replies, tokens };
-    let mut is_prepared = false;
-    while let Some(computation) = jobs.next() {
-        let (phase, step) = match &computation {
-            Computation::Train { step, .. } => (Phase::ForwardBackward, step + 1),
-            Computation::Evaluate { updates, .. } => (Phase::Evaluating, *updates),
-        };
-        // Kernels are compiled when they are first used.
-        progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
-        match computation {
-            Computation::Train { step, grains } => computer.train(&mut replica, step, &grains)?,
-            Computation::Evaluate { updates, grains } => {
-                computer.evaluate(&mut replica, updates, &grains)?;
-            }
-        }
-        is_prepared = true;
-        replies.send(DeviceReply::Finished)?;
-    }
-    Ok(())
+    let served = computer.serve(&mut replica, jobs);
+    replica.finish(&parts.backend);
+    served
 }
 
 /// Activations and scratch for the largest microbatch of the plan.
@@ -162,6 +102,27 @@ fn plan_workspace<B: Backend, M: Trainable<B>>(
 }
 
 impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
+    fn serve(&mut self, replica: &mut Replica<B>, jobs: &Jobs<Computation>) -> Result<(), Stopped> {
+        let mut is_prepared = false;
+        while let Some(computation) = jobs.next() {
+            let (phase, step) = match &computation {
+                Computation::Train { step, .. } => (Phase::ForwardBackward, step + 1),
+                Computation::Evaluate { updates, .. } => (Phase::Evaluating, *updates),
+            };
+            // Kernels are compiled when they are first used.
+            progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
+            match computation {
+                Computation::Train { step, grains } => self.train(replica, step, &grains)?,
+                Computation::Evaluate { updates, grains } => {
+                    self.evaluate(replica, updates, &grains)?;
+                }
+            }
+            is_prepared = true;
+            self.replies.send(DeviceReply::Finished)?;
+        }
+        Ok(())
+    }
+
     /// The lanes of a step, one after the other.
     fn train(
         &mut self,
@@ -169,38 +130,31 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         step: u64,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
+        let parts = self.parts;
         let post = replica.borrower.post.clone();
-        let (parameters, stream) = self.parameters(replica)?;
-        let mut outbox = Outbox { step, round: 0, parts: self.parts, replies: self.replies, post };
+        let Borrowed { mut source, stream, sums } =
+            replica.borrow(&parts.backend, parts.model.layout())?;
+        self.sums.reuse(sums);
+        let mut outbox = Outbox { step, round: 0, parts, replies: self.replies, post };
+        let mut device = Device { backend: &*parts.backend, stream };
         let mut rest = grains;
-        for &lane in &self.parts.lanes {
-            let (of_lane, others) = rest.split_at(self.parts.plan.batch.lane_grains(lane));
+        for &lane in &parts.lanes {
+            let (of_lane, others) = rest.split_at(parts.plan.batch.lane_grains(lane));
             rest = others;
-            outbox.round = self.parts.schedule.round_of(lane).unwrap_or(0) as u32;
-            self.train_lane(parameters, stream, &mut outbox, lane, of_lane)?;
+            outbox.round = parts.schedule.round_of(lane).unwrap_or(0) as u32;
+            self.train_lane(&mut device, &mut *source, &mut outbox, lane, of_lane)?;
         }
-        outbox.skip_to_end(&mut Device { backend: &*self.parts.backend, stream })?;
+        outbox.skip_to_end(&mut device)?;
+        drop(source);
         // Of several workers the others read the sums where they are.
         let sums = if outbox.post.is_none() { self.sums.take_kept() } else { None };
-        let Replica { stream, borrower } = replica;
-        borrower.give_back(&*self.parts.backend, stream, sums)
-    }
-
-    /// The parameters as they are, and the stream that may read them now.
-    fn parameters<'r>(
-        &mut self,
-        replica: &'r mut Replica<B>,
-    ) -> Result<(&'r Parameters<B>, &'r mut B::DeviceStream), Stopped> {
-        let Replica { stream, borrower } = replica;
-        let (parameters, sums) = borrower.borrow(&*self.parts.backend, stream)?;
-        self.sums.reuse(sums);
-        Ok((parameters, stream))
+        replica.give_back(&parts.backend, sums)
     }
 
     fn train_lane(
         &mut self,
-        parameters: &Parameters<B>,
-        stream: &mut B::DeviceStream,
+        device: &mut Device<'_, B>,
+        source: &mut dyn ParameterSource<B>,
         outbox: &mut Outbox<'_, B, M>,
         lane: usize,
         grains: &[Grain],
@@ -210,13 +164,11 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         let (layout, buckets) = (parts.model.layout(), &parts.plan.buckets);
         let lanes = parts.lanes[0]..parts.lanes[parts.lanes.len() - 1] + 1;
         let map = GradientMap { layout, buckets, tree: parts.schedule.tree(), lanes };
-        let mut device = Device { backend: &*parts.backend, stream };
-        let mut source = parameters.source(layout);
         let mut sink: Box<dyn LaneSink<B> + '_> = match &mut self.sums {
-            LaneSums::Here(sums) => Box::new(sums.begin(&mut device, &map, outbox, lane)?),
+            LaneSums::Here(sums) => Box::new(sums.begin(device, &map, outbox, lane)?),
             LaneSums::AtOwners(sums) => {
                 let node = Node::leaf(lane as u32);
-                Box::new(sums.begin(&mut device, (layout, buckets), outbox, node)?)
+                Box::new(sums.begin(device, (layout, buckets), outbox, node)?)
             }
         };
         let mut total = GrainLoss::default();
@@ -232,9 +184,9 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             let microbatch = microbatch(&mut self.tokens, &parts.plan, samples, size);
             let expected = microbatch.grains();
             let losses = parts.model.forward_backward(
-                &mut device,
+                device,
                 &mut self.workspace,
-                &mut source,
+                source,
                 microbatch,
                 &mut *sink,
             );
@@ -267,10 +219,10 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         updates: u64,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
-        let (parameters, stream) = self.parameters(replica)?;
-        let mut device = Device { backend: &*self.parts.backend, stream };
-        let DeviceParts { model, plan, .. } = self.parts;
-        let mut source = parameters.source(model.layout());
+        let DeviceParts { backend, model, plan, .. } = self.parts;
+        let Borrowed { mut source, stream, sums } = replica.borrow(backend, model.layout())?;
+        self.sums.reuse(sums);
+        let mut device = Device { backend: &**backend, stream };
         let mut evaluated = Vec::with_capacity(grains.len());
         let size = plan.batch.evaluation_grain_samples();
         // A microbatch of training holds as many samples as fit a lane; so must one of evaluation.
@@ -278,11 +230,11 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         for grains in grains.chunks(fitting.max(1)) {
             self.replies.check()?;
             let losses = match fitting {
-                0 => vec![self.evaluate_in_pieces(&mut device, &mut source, &grains[0])?],
+                0 => vec![self.evaluate_in_pieces(&mut device, &mut *source, &grains[0])?],
                 _ => {
                     let samples = grains.iter().flat_map(|grain| &grain.samples);
                     let microbatch = microbatch(&mut self.tokens, plan, samples, size);
-                    model.forward(&mut device, &mut self.workspace, &mut source, microbatch)?
+                    model.forward(&mut device, &mut self.workspace, &mut *source, microbatch)?
                 }
             };
             add_losses(&mut GrainLoss::default(), &losses, grains.len())?;
@@ -347,93 +299,4 @@ fn add_losses(total: &mut GrainLoss, losses: &[GrainLoss], expected: usize) -> R
         total.tokens += loss.tokens;
     }
     Ok(())
-}
-
-/// Tells all workers of finished buckets.
-struct Outbox<'a, B: Backend, M> {
-    step: u64,
-    /// Of the lane at hand.
-    round: u32,
-    parts: &'a DeviceParts<B, M>,
-    replies: &'a Replies<DeviceReply>,
-    /// None where there are no others.
-    post: Option<Post<B>>,
-}
-
-impl<B: Backend, M> Outbox<'_, B, M> {
-    fn key(&self, bucket: usize) -> Key {
-        Key { round: self.round, ..Key::new(self.step, bucket as u32) }
-    }
-
-    /// The elements of each use of bucket `bucket`, counted from `starts`.
-    fn uses(&self, bucket: usize, starts: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
-        let elements = self.parts.plan.buckets.buckets()[bucket].range.len();
-        starts.map(|start| start..start + elements).collect()
-    }
-
-    /// Where the uses of bucket `bucket` begin that stand one after the other.
-    fn in_turn(&self, bucket: usize) -> Vec<Range<usize>> {
-        let planned = &self.parts.plan.buckets.buckets()[bucket];
-        let elements = planned.range.len();
-        self.uses(bucket, (0..planned.slots.len()).map(|index| index * elements))
-    }
-
-    fn ready(&self, bucket: usize) -> Result<(), Stopped> {
-        let ticket = Ticket { step: self.step, bucket: bucket as u32 };
-        Ok(self.replies.send(DeviceReply::Ready(Ready { ticket, round: self.round }))?)
-    }
-
-    /// Of the rounds in which this worker has no lane there is nothing, which the others have to hear.
-    fn skip_to_end(&mut self, device: &mut Device<'_, B>) -> Result<(), Stopped> {
-        let Some(post) = self.post.clone() else { return Ok(()) };
-        while (self.round as usize) + 1 < self.parts.schedule.rounds() {
-            self.round += 1;
-            for bucket in 0..self.parts.plan.buckets.buckets().len() {
-                let (key, uses) = (self.key(bucket), self.in_turn(bucket));
-                let posted = post.sums(device.backend, device.stream, key, &[], &uses);
-                posted.map_err(Stopped::of)?;
-                self.ready(bucket)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-impl<B: Backend, M> Finished<B> for Outbox<'_, B, M> {
-    fn bucket(
-        &mut self,
-        device: &mut Device<'_, B>,
-        bucket: usize,
-        sums: &[(Node, &B::Buffer<f32>)],
-    ) -> Result<bool, KernelError> {
-        if let Some(post) = &self.post {
-            let slots = self.parts.plan.buckets.buckets()[bucket].slots.iter().copied();
-            let (key, uses) = (self.key(bucket), self.uses(bucket, slots));
-            match post.sums(device.backend, device.stream, key, sums, &uses) {
-                Ok(()) => {}
-                Err(CommunicatorError::Device(error)) => return Err(error),
-                // The other workers are gone.
-                Err(_) => return Ok(false),
-            }
-        }
-        Ok(self.ready(bucket).is_ok())
-    }
-}
-
-impl<B: Backend, M> Departing<B> for Outbox<'_, B, M> {
-    fn bucket(
-        &mut self,
-        device: &mut Device<'_, B>,
-        bucket: usize,
-        node: Node,
-        sums: &B::Buffer<f32>,
-    ) -> Result<Option<Reading<B>>, Stopped> {
-        let post = self.post.as_ref().ok_or(Stopped::Unwanted)?;
-        let (key, uses) = (self.key(bucket), self.in_turn(bucket));
-        let Device { backend, stream } = device;
-        let posted = post.sums_until_read(*backend, stream, key, &[(node, sums)], &uses);
-        let reading = posted.map_err(Stopped::of)?;
-        self.ready(bucket)?;
-        Ok(reading)
-    }
 }

@@ -7,11 +7,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::communicator::{Cut, Key};
+use tidemill_collective::communicator::Key;
 use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::{Backend, Slice, SliceMut};
-use tidemill_model::{Decay, Device, Layout, Parameters};
+use tidemill_model::{Decay, Device, Parameters};
 
+use super::parts::{OwnedBucket, decay_runs, owned_buckets, place, values};
 use super::staging::Staged;
 use super::sums::OwnedSums;
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
@@ -21,26 +22,12 @@ use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
 use crate::operators::lending::Lender;
 use crate::operators::optimize::UpdateRule;
-use crate::operators::plan::TrainingPlan;
+use crate::operators::plan::{OwnedPart, TrainingPlan};
 use crate::operators::ticket::{Ready, Ticket};
 
 const NO_SUMS: GraphError =
     GraphError::Order { what: "the mean of gradients", missing: "their sums" };
 const LENT: GraphError = GraphError::Order { what: "an update", missing: "the end of the step" };
-
-/// What a worker owns of a bucket.
-struct OwnedBucket {
-    /// Its chunks that this worker owns.
-    chunks: Range<usize>,
-    /// Their elements of the parameter arena.
-    range: Range<usize>,
-    /// Where they begin in the gradient arena of a worker that is alone, for each use.
-    slots: Vec<usize>,
-    /// Where they begin in the buffers of owned elements, which are in the order of the arena.
-    start: usize,
-    /// Who owns which elements of the bucket.
-    cut: Cut,
-}
 
 /// The gradients of all uses over all lanes.
 enum Sums<B: Backend> {
@@ -66,7 +53,8 @@ pub(super) struct OwnedState<B: Backend> {
     /// The parts of the arena that are decayed and those that are not, in order.
     decays: Vec<(Range<usize>, Decay)>,
     buckets: Vec<OwnedBucket>,
-    /// All parameters; lent to the device thread for a step, and changed only when it has given them back.
+    /// All parameters, or where they are shared out what is owned, bucket by bucket where it begins among that; lent for a step, and
+    /// changed only when they were given back.
     parameters: Arc<Parameters<B>>,
     is_lent: bool,
     sums: Sums<B>,
@@ -117,8 +105,19 @@ impl<B: Backend> OwnedState<B> {
         let mut stream = backend.device_stream()?;
         let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };
-        let parameters = Parameters::from_host(&mut device, layout, &state.parameters)?;
         let (buckets, owned) = owned_buckets(&plan, worker, workers);
+        let parameters = match lender.is_of_parts() {
+            false => Parameters::from_host(&mut device, layout, &state.parameters)?,
+            true => {
+                let mut parameters = Parameters::zeros(&mut device, owned)?;
+                for OwnedBucket { part, .. } in &buckets {
+                    let values = values(&state.parameters, &part.range)?;
+                    parameters.write(&mut device, part.start, values)?;
+                    progress::moved();
+                }
+                parameters
+            }
+        };
         let mut allocate = |elements| backend.allocate::<f32>(&mut stream, elements);
         let sums = match lender.communicator {
             Some(_) => Sums::Owned(OwnedSums::new(buckets.len())),
@@ -127,11 +126,9 @@ impl<B: Backend> OwnedState<B> {
         let mean_gradient = allocate(owned)?;
         let mut moments = [allocate(owned)?, allocate(owned)?];
         for (buffer, arena) in moments.iter_mut().zip(state.moments.iter().flatten()) {
-            for bucket in &buckets {
-                let (expected, found) = (bucket.range.end, arena.len());
-                let values = arena.get(bucket.range.clone());
-                let values = values.ok_or(GraphError::InitialState { expected, found })?;
-                let out = SliceMut::new(buffer, bucket.start, values.len())?;
+            for OwnedBucket { part, .. } in &buckets {
+                let values = values(arena, &part.range)?;
+                let out = SliceMut::new(buffer, part.start, values.len())?;
                 backend.write(&mut stream, out, values)?;
                 progress::moved();
             }
@@ -242,10 +239,11 @@ impl<B: Backend> OwnedState<B> {
         else {
             return Ok(round + 1 == self.rounds);
         };
-        let OwnedBucket { range, slots, cut, .. } = &self.buckets[ticket.bucket as usize];
+        let OwnedBucket { part, slots, cut } = &self.buckets[ticket.bucket as usize];
         let key = Key { round, ..Key::new(ticket.step, ticket.bucket) };
         let _waiting = progress::during(Phase::WaitingForSums);
-        let (device, elements) = ((&*self.backend, &mut self.stream), slots.len() * range.len());
+        let (device, elements) =
+            ((&*self.backend, &mut self.stream), slots.len() * part.range.len());
         sums.sum(&mut **communicator, device, key, cut, elements).map_err(Stopped::of)?;
         Ok(round + 1 == self.rounds)
     }
@@ -259,10 +257,11 @@ impl<B: Backend> OwnedState<B> {
         if self.lender.communicator.is_none() {
             self.take_back()?;
         }
-        buckets.retain(|&bucket| !self.buckets[bucket].range.is_empty());
+        let part = |bucket: usize| &self.buckets[bucket].part;
+        buckets.retain(|&bucket| !part(bucket).range.is_empty());
         for &bucket in &buckets {
-            let OwnedBucket { start, range, slots, .. } = &self.buckets[bucket];
-            let (start, elements) = (*start, range.len());
+            let OwnedBucket { part, slots, .. } = &self.buckets[bucket];
+            let (start, elements) = (part.start, part.range.len());
             let (sums, is_alone) = match &self.sums {
                 Sums::Alone(sums) => (sums.as_ref(), true),
                 Sums::Owned(sums) => (sums.whole(bucket, self.tree), false),
@@ -279,13 +278,13 @@ impl<B: Backend> OwnedState<B> {
         }
         let mut found = Vec::new();
         // Asking the device for numbers takes longer than computing them: neighbours are asked for together.
-        buckets.sort_by_key(|&bucket| self.buckets[bucket].start);
-        let end = |bucket: usize| self.buckets[bucket].start + self.buckets[bucket].range.len();
-        for neighbours in buckets.chunk_by(|&a, &b| end(a) == self.buckets[b].start) {
+        buckets.sort_by_key(|&bucket| part(bucket).start);
+        let end = |bucket: usize| part(bucket).start + part(bucket).range.len();
+        for neighbours in buckets.chunk_by(|&a, &b| end(a) == part(b).start) {
             let (first, last) = (neighbours[0], neighbours[neighbours.len() - 1]);
-            let start = self.buckets[first].start;
+            let start = part(first).start;
             let chunks: Vec<usize> =
-                neighbours.iter().flat_map(|&bucket| self.buckets[bucket].chunks.clone()).collect();
+                neighbours.iter().flat_map(|&bucket| part(bucket).chunks.clone()).collect();
             let ends = chunks.iter().scan(0, |end, &chunk| {
                 *end += self.plan.chunks.chunks()[chunk].range.len();
                 Some(*end)
@@ -305,7 +304,8 @@ impl<B: Backend> OwnedState<B> {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
         let Self { backend, stream, snapshots, rule, lender, decays, mean_gradient, .. } = self;
-        let OwnedBucket { range, start, cut, .. } = &self.buckets[bucket];
+        let OwnedBucket { part: OwnedPart { range, start, .. }, cut, .. } = &self.buckets[bucket];
+        let place = place(lender, &self.buckets[bucket].part);
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
         let [exp_avg, exp_avg_sq] = &mut self.moments;
         let decays = decays.iter().filter_map(|(run, decay)| {
@@ -314,7 +314,7 @@ impl<B: Backend> OwnedState<B> {
         });
         if !range.is_empty() {
             let mut device = Device { backend: &**backend, stream };
-            parameters.update(&mut device, range.clone(), |device, mut parameters| {
+            parameters.update(&mut device, place.clone(), |device, mut parameters| {
                 for (run, decay) in decays {
                     let (first, elements) = (run.start - range.start, run.len());
                     device.backend.adamw(
@@ -331,16 +331,20 @@ impl<B: Backend> OwnedState<B> {
         }
         let ready = backend.record(stream)?;
         backend.wait_for(snapshots, &ready)?;
-        let Some(communicator) = &mut lender.communicator else { return Ok(()) };
-        let (key, values) =
-            (Key::new(update - 1, bucket as u32), parameters.masters(range.clone())?);
+        // Others read it where it is, once it is lent.
+        let is_gathered = !lender.is_of_parts();
+        let Some(communicator) = lender.communicator.as_mut().filter(|_| is_gathered) else {
+            return Ok(());
+        };
+        let (key, values) = (Key::new(update - 1, bucket as u32), parameters.masters(place)?);
         communicator.updated(&**backend, stream, key, cut, values).map_err(Stopped::of)
     }
 
     /// Brings what the other workers have updated of a bucket here; after the last, the device thread may go on.
     fn gather(&mut self, Ticket { step, bucket }: Ticket) -> Result<(), Stopped> {
         let Self { backend, stream, lender, .. } = self;
-        if let Some(communicator) = &mut lender.communicator {
+        let is_gathered = !lender.is_of_parts();
+        if let Some(communicator) = lender.communicator.as_mut().filter(|_| is_gathered) {
             // The other workers have to update first.
             let _waiting = progress::during(Phase::WaitingForSums);
             let range = self.plan.buckets.buckets()[bucket as usize].range.clone();
@@ -368,8 +372,9 @@ impl<B: Backend> OwnedState<B> {
     fn stage(&mut self) -> Result<(), Failure> {
         let (backend, stream) = (&*self.backend, &mut self.snapshots);
         let mut device = Device { backend, stream };
-        let owned = self.buckets.iter().filter(|bucket| !bucket.range.is_empty());
-        let owned = owned.map(|bucket| (bucket.range.clone(), bucket.start));
+        let owned = self.buckets.iter().map(|bucket| &bucket.part);
+        let owned = owned.filter(|part| !part.range.is_empty());
+        let owned = owned.map(|part| (place(&self.lender, part), part.start));
         self.staged.copy(&mut device, &self.parameters, owned, &self.moments)?;
         self.copied = Some(backend.record(stream)?);
         Ok(())
@@ -377,9 +382,10 @@ impl<B: Backend> OwnedState<B> {
 
     fn snapshot(&mut self, chunk: usize, part: StatePart) -> Result<Vec<f32>, Failure> {
         let range = self.plan.chunks.chunks()[chunk].range.clone();
-        let owner = self.buckets.iter().find(|bucket| bucket.chunks.contains(&chunk));
-        let owner = owner.ok_or(GraphError::ForeignChunk { chunk })?;
-        let start = owner.start + range.start - owner.range.start;
+        let mut parts = self.buckets.iter().map(|bucket| &bucket.part);
+        let part_of = parts.find(|part| part.chunks.contains(&chunk));
+        let part_of = part_of.ok_or(GraphError::ForeignChunk { chunk })?;
+        let start = part_of.start + range.start - part_of.range.start;
         let inside = start..start + range.len();
         if let Some(values) = self.staged.values(&*self.backend, part, inside)? {
             return Ok(values);
@@ -391,7 +397,9 @@ impl<B: Backend> OwnedState<B> {
         let moment = match part {
             StatePart::Parameter => {
                 let mut values = vec![0.0; range.len()];
-                self.parameters.read(&mut device, range.start, &mut values)?;
+                let place = place(&self.lender, part_of);
+                let first = place.start + range.start - part_of.range.start;
+                self.parameters.read(&mut device, first, &mut values)?;
                 return Ok(values);
             }
             StatePart::ExpAvg => exp_avg,
@@ -400,32 +408,6 @@ impl<B: Backend> OwnedState<B> {
         let from = Slice::new(moment, start, range.len())?;
         Ok(device.backend.to_vec(device.stream, from)?)
     }
-}
-
-/// What `worker` of `workers` owns of each bucket, and how many elements that are.
-fn owned_buckets(plan: &TrainingPlan, worker: usize, workers: usize) -> (Vec<OwnedBucket>, usize) {
-    let owners = plan.buckets.owners(&plan.chunks, workers);
-    let owned = plan.buckets.buckets().iter().zip(&owners).map(|(bucket, owners)| {
-        let range = owners.range(&plan.chunks, worker);
-        let mut end = 0;
-        let ends = (0..workers).map(|rank| {
-            end += owners.range(&plan.chunks, rank).len();
-            end
-        });
-        let cut = Cut::at(ends.collect());
-        let before = cut.of_rank(worker).start;
-        let slots = bucket.slots.iter().map(|slot| slot + before).collect();
-        OwnedBucket { chunks: owners.chunks(worker), range, slots, start: 0, cut }
-    });
-    let mut owned: Vec<_> = owned.collect();
-    let mut in_order: Vec<_> = owned.iter_mut().collect();
-    in_order.sort_by_key(|bucket| bucket.range.start);
-    let mut elements = 0;
-    for bucket in in_order {
-        bucket.start = elements;
-        elements += bucket.range.len();
-    }
-    (owned, elements)
 }
 
 /// Where answers go, once the operators have said so.
@@ -441,42 +423,4 @@ fn answer<R>(replies: &Option<Replies<R>>, reply: R) -> Result<(), Stopped> {
     let missing = "where its answer goes";
     let replies = replies.as_ref().ok_or(GraphError::Order { what: "a job", missing })?;
     Ok(replies.send(reply)?)
-}
-
-/// The arena's runs of equal decay; padding belongs to the tensor before it.
-fn decay_runs(layout: &Layout) -> Vec<(Range<usize>, Decay)> {
-    let mut runs: Vec<(Range<usize>, Decay)> = Vec::new();
-    for tensor in layout.tensors() {
-        match runs.last_mut() {
-            Some((run, decay)) if *decay == tensor.decay => run.end = tensor.offset,
-            Some((run, _)) => {
-                run.end = tensor.offset;
-                runs.push((tensor.offset..tensor.offset, tensor.decay));
-            }
-            None => runs.push((0..0, tensor.decay)),
-        }
-    }
-    if let Some((run, _)) = runs.last_mut() {
-        run.end = layout.parameter_elements();
-    }
-    runs
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decay_runs_cover_the_arena_and_merge_neighbours() {
-        let mut layout = Layout::new();
-        layout.segment("first");
-        layout.tensor("a", &[3, 5], Decay::Decayed, 1);
-        layout.tensor("b", &[17], Decay::Exempt, 1);
-        layout.tensor("c", &[1], Decay::Exempt, 1);
-        layout.segment("second");
-        layout.tensor("d", &[2, 2], Decay::Decayed, 1);
-        let runs = decay_runs(&layout);
-        let decayed = |range| (range, Decay::Decayed);
-        assert_eq!(runs, [decayed(0..16), (16..64, Decay::Exempt), decayed(64..80)]);
-    }
 }

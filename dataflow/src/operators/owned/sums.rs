@@ -158,7 +158,7 @@ mod tests {
             }
             of(&lanes[node.lo as usize..node.hi as usize])
         };
-        for cut in [[0..3, 3..6, 6..8], [0..1, 1..5, 5..8], [0..4, 4..8, 8..8]] {
+        for cut in [[0..3, 3..6, 6..8], [0..1, 1..5, 5..8], [0..4, 4..5, 5..8]] {
             let mut sums = TreeSums::<Cpu>::new();
             for _ in 0..2 {
                 let before = std::mem::take(&mut sums.nodes);
