@@ -55,6 +55,16 @@ fn any_number_of_threads() {
     }
 }
 
+/// Whatever they share out, and however many microbatches a lane has.
+#[test]
+fn any_part_of_the_state_may_be_shared_out() {
+    for shard in ["parallel.shard=gradients", "parallel.shard=parameters"] {
+        for (workers, microbatch) in [(1, "1"), (3, "100"), (8, "2")] {
+            same(workers, &[shard, &format!("batch.microbatch_grains={microbatch}")]);
+        }
+    }
+}
+
 /// An embedder's thread has called a library that was built with `-ffast-math`, and one that rounds otherwise: from the
 /// reading of the config to the last checkpoint nothing depends on it.
 #[test]
@@ -187,11 +197,14 @@ fn epochs_follow_each_other_without_a_seam() {
 /// Two and three processes, with one and two workers each; the bits are those of one thread of this process.
 #[test]
 fn any_number_of_processes() {
-    for (processes, workers) in [("2", "1"), ("2", "2"), ("3", "1"), ("3", "2")] {
+    let shards = ["optimizer", "gradients", "parameters", "gradients"];
+    for ((processes, workers), shard) in
+        [("2", "1"), ("2", "2"), ("3", "1"), ("3", "2")].into_iter().zip(shards)
+    {
         let dir = format!("processes-{processes}-{workers}");
-        let run_dir = format!("run.dir={dir}");
+        let (run_dir, shard) = (format!("run.dir={dir}"), format!("parallel.shard={shard}"));
         let arguments = ["train", "run.toml", "-n", processes, "-w", workers, "--set", &run_dir];
-        BENCH.tidemill(&arguments).expect(0);
+        BENCH.tidemill(&[&arguments[..], &["--set", &shard]].concat()).expect(0);
         assert_same(&BENCH.outcome(&dir), &REFERENCE, &dir);
     }
 }

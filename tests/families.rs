@@ -85,8 +85,10 @@ fn every_family_is_elastic_and_resumes() {
         let (name, keep) = (runs.name, "checkpoint.keep=9");
         let reference = runs.train("reference", 1, &[keep]);
         assert!(reference.loss(4) < reference.loss(0) - 0.05, "{name}: {:?}", reference.steps);
-        runs.train("run", 2, &[keep, "schedule.steps=5", "run.steps=2"]);
-        let set = [keep, "batch.microbatch_grains=3", "model.recompute=block"];
+        let gradients = "parallel.shard=gradients";
+        runs.train("run", 2, &[keep, "schedule.steps=5", "run.steps=2", gradients]);
+        let parameters = "parallel.shard=parameters";
+        let set = [keep, "batch.microbatch_grains=3", "model.recompute=block", parameters];
         assert_same(&runs.train("run", 3, &set), &reference, name);
         let threads = runs.train("threads", 1, &[keep, "device.threads=2"]);
         assert_same(&threads, &reference, &format!("{name}: two threads"));
@@ -114,6 +116,7 @@ fn every_family_is_elastic_with_documents_apart() {
         let tokens = reference.steps[4][4];
         assert!(tokens < 5 * 45 * 17 && tokens > 4 * 45 * 17, "{name}: {tokens} tokens");
         let set = [reset, "batch.microbatch_grains=3", "model.recompute=block", "device.threads=2"];
+        let set = [&set[..], &["parallel.shard=parameters"]].concat();
         assert_same(&runs.train("run", 3, &set), &reference, name);
         let processes = runs.train_in_two_processes(&[reset, "batch.microbatch_grains=1"]);
         assert_same(&processes, &reference, &format!("{name}: two processes"));

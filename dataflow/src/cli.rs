@@ -18,6 +18,7 @@ mod progress;
 mod quiet;
 mod requests;
 mod score;
+mod shard;
 mod signals;
 mod supervise;
 mod tokenizer;

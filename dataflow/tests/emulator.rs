@@ -21,7 +21,7 @@ use tidemill::kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceCh
 use tidemill::kernels::gpu::Precision;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
-use tidemill::model::Mamba;
+use tidemill::model::{Mamba, MambaConfig};
 use tidemill::parallel::Sharding;
 
 fn emulator(warp: u32) -> Emulator {
@@ -165,6 +165,33 @@ fn run_in(bytes: usize, workers: usize) -> Result<Outcome, ClusterError> {
     let backend = Gpu::<Emulator, Fp32>::new(emulator(32).with_memory_bytes(bytes));
     Run { workers, samples: 4, lanes: 4, steps: 1, ..Run::default() }
         .run_on(&mamba(Arc::new(backend)))
+}
+
+/// The least memory of a device on which a step of four workers runs, to a fiftieth, where there are many blocks.
+fn least_memory(sharding: Sharding) -> usize {
+    let config = MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(13, 12, 16) };
+    let model = Arc::new(Mamba::new(&config).unwrap());
+    let (mut fits, mut does_not) = (1 << 20, 0);
+    while fits - does_not > fits / 50 {
+        let bytes = (fits + does_not) / 2;
+        let device = || Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32).with_memory_bytes(bytes)));
+        let others = (1..4).map(|_| device()).collect();
+        let (backend, model) = (device(), Arc::clone(&model));
+        let subject = Subject { backend, others, model, chunk_elements: 70 };
+        let run = Run { workers: 4, samples: 4, lanes: 4, steps: 1, sharding, ..Run::default() };
+        match (Run { bucket_elements: 1, ..run }).run_on(&subject) {
+            Ok(_) => fits = bytes,
+            Err(_) => does_not = bytes,
+        }
+    }
+    fits
+}
+
+#[test]
+fn what_is_shared_out_takes_less_memory() {
+    let [optimizer, gradients, parameters] = Sharding::ALL.map(least_memory);
+    println!("{optimizer} {gradients} {parameters}");
+    assert!(parameters < gradients && gradients < optimizer);
 }
 
 /// A device without room for it all, whichever part it refuses: the state, the workspace, the sums of lanes, the

@@ -6,15 +6,18 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Tree, lane_cut};
+use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut};
 use tidemill_kernels::Backend;
 use tidemill_model::{Model, ModelError};
 
-use crate::batch::{BatchSettings, MicrobatchMemory};
+use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
 use crate::error::Result;
 use crate::memory::available_bytes;
+use crate::operators::bucket_memory::BucketMemory;
+use crate::operators::gather_plan::GatherPlan;
 use crate::operators::plan::cut;
+use crate::parallel::Sharding;
 
 /// Of a device's free memory, what is planned with: allocators round up, and libraries take some.
 const PLANNED_TENTHS: usize = 9;
@@ -23,6 +26,7 @@ const PLANNED_TENTHS: usize = 9;
 pub(crate) struct PlanMemory<'a> {
     pub model: &'a Model,
     pub batch: &'a BatchSettings,
+    pub sharding: Sharding,
     /// t
     pub positions: usize,
     /// Workers of all processes, or of those on this machine.
@@ -40,7 +44,10 @@ impl WithBackend for PlanMemory<'_> {
         let backend = devices.first().as_ref();
         let workspace_bytes = match least_free(&devices)? {
             None => available_bytes() / 2 / self.workers.max(1),
-            Some(free) => self.share(free).saturating_sub(self.state_bytes(backend, self.workers)),
+            Some(free) => {
+                let state = self.state_bytes(backend, self.workers, self.sharding);
+                self.share(free).saturating_sub(state)
+            }
         };
         Ok(MicrobatchMemory {
             sample_bytes: self.model.sample_bytes(backend, self.positions)?,
@@ -57,9 +64,9 @@ impl PlanMemory<'_> {
     }
 
     /// About what a worker holds beside its workspace, where it has a memory of its own: parameters and their copies in
-    /// activation precision; of what it owns moments, the mean gradient and, of several workers, sums; sums of lanes, and a
-    /// chunk of logits.
-    fn state_bytes<B: Backend>(&self, backend: &B, workers: usize) -> usize {
+    /// activation precision, or two blocks of them and what it owns; of what it owns moments, the mean gradient and, of several
+    /// workers, sums; sums of lanes, and a chunk of logits.
+    fn state_bytes<B: Backend>(&self, backend: &B, workers: usize, sharding: Sharding) -> usize {
         const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
         let (parameters, gradients) = (layout.parameter_elements(), layout.gradient_elements());
@@ -67,13 +74,57 @@ impl PlanMemory<'_> {
         let copies = if activation == FP32 { 0 } else { activation };
         let logits = backend.logit_chunk_rows() * self.model.vocab_size() * activation;
         let workers = workers.max(1);
-        let sums = if workers == 1 { 0 } else { FP32 * gradients };
-        let owned = (3 * FP32 * parameters + sums).div_ceil(workers);
-        let accumulators = FP32 * self.accumulators(workers) * gradients;
         // A run of one process has all its workers in that one, however many.
         let has_others = self.workers > self.workers_of_process;
+        let is_alone = workers == 1;
+        let held = match sharding {
+            Sharding::Parameters if !is_alone && !has_others => {
+                let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+                let [fp32, rounded] =
+                    GatherPlan::over(layout, (&chunks, &buckets), workers).most_elements();
+                let blocks = 2 * (FP32 * fp32 + activation * rounded);
+                (parameters * (FP32 + copies)).div_ceil(workers) + blocks
+            }
+            _ => parameters * (FP32 + copies),
+        };
+        let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
+        let owned = (3 * FP32 * parameters + sums * FP32 * gradients).div_ceil(workers);
+        let accumulators = match sharding {
+            Sharding::Gradients | Sharding::Parameters if !is_alone => {
+                let (_, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
+                FP32 * BucketMemory::new(layout, &buckets, self.lane_microbatches()).elements()
+            }
+            _ => FP32 * self.accumulators(workers) * gradients,
+        };
         let exchanged = if has_others { self.exchanged_bytes() } else { 0 };
-        parameters * (FP32 + copies) + owned + accumulators + exchanged + logits
+        held + owned + accumulators + exchanged + logits
+    }
+
+    /// Microbatches of a lane: more than one where that is not known yet.
+    fn lane_microbatches(&self) -> usize {
+        let lane_samples =
+            self.batch.resolved_samples_per_step().div_ceil(self.batch.resolved_lanes().max(1));
+        let grains = lane_samples.div_ceil(self.batch.grain_samples.max(1));
+        match self.batch.microbatch_grains {
+            MicrobatchGrains::Grains(size) => grains.div_ceil(size.max(1)),
+            MicrobatchGrains::Auto => grains.min(2),
+        }
+    }
+
+    /// The most sums of the lanes so far that a worker has of what it owns, and what a round brings.
+    fn owned_sums(&self, workers: usize, sharding: Sharding) -> usize {
+        let lanes = self.batch.resolved_lanes();
+        let schedule = match sharding {
+            Sharding::Optimizer => return 1,
+            _ => LaneSchedule::one_by_one(lanes, workers),
+        };
+        let Ok(schedule) = schedule else { return 1 };
+        if schedule.rounds() == 1 {
+            return 1;
+        }
+        let tree = schedule.tree();
+        let ends = (0..schedule.rounds()).map(|round| schedule.lanes(round, 0..workers).end);
+        1 + ends.map(|end| tree.cover(&(0..end)).len()).max().unwrap_or(1)
     }
 
     /// About what it takes to exchange gradients with other processes: what is received of a bucket, and what the library keeps.
@@ -84,8 +135,8 @@ impl PlanMemory<'_> {
         size_of::<f32>() * gradients.max().unwrap_or(0) + LIBRARY_BYTES
     }
 
-    /// The fewest devices like these on which microbatches of `samples` samples fit, each with one worker; `None` where that is not
-    /// known, or no number of them would do.
+    /// The fewest devices like these on which microbatches of `samples` samples fit, each with one worker, where they share out what
+    /// `sharding` says; `None` where that is not known, or no number of them would do.
     ///
     /// # Errors
     /// A device that does not say how much memory it has, or a model that does not take such samples.
@@ -93,13 +144,14 @@ impl PlanMemory<'_> {
         &self,
         devices: &Devices<B>,
         samples: usize,
+        sharding: Sharding,
     ) -> Result<Option<usize>> {
         let Some(free) = least_free(devices)? else { return Ok(None) };
         let backend = devices.first().as_ref();
         let workspace = self.model.sample_bytes(backend, self.positions)?.saturating_mul(samples);
         let most = self.batch.resolved_lanes();
         let fits = |&workers: &usize| {
-            self.state_bytes(backend, workers).saturating_add(workspace)
+            self.state_bytes(backend, workers, sharding).saturating_add(workspace)
                 <= free / 10 * PLANNED_TENTHS
         };
         Ok((1..=most).find(fits))
@@ -121,7 +173,14 @@ impl PlanMemory<'_> {
 
 /// On how many devices a run would fit, which is known once its devices are open.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FittingDevices(Arc<OnceLock<usize>>);
+pub(crate) struct FittingDevices(Arc<OnceLock<Fitting>>);
+
+/// The fewest devices: with what the run shares out, and where all is shared out.
+#[derive(Clone, Copy, Debug)]
+struct Fitting {
+    now: Option<usize>,
+    with_parameters: Option<usize>,
+}
 
 impl FittingDevices {
     /// Finds it out for the run of `plan`, whose microbatches have `samples` samples at most.
@@ -134,16 +193,27 @@ impl FittingDevices {
         devices: &Devices<B>,
         samples: usize,
     ) -> Result<()> {
-        if let Some(fitting) = plan.fitting_devices(devices, samples)? {
-            let _ = self.0.set(fitting);
-        }
+        let fewest = |sharding| plan.fitting_devices(devices, samples, sharding);
+        let (now, all) = (fewest(plan.sharding)?, fewest(Sharding::Parameters)?);
+        let with_parameters = all.filter(|&all| now.is_none_or(|now| all < now));
+        let _ = self.0.set(Fitting { now, with_parameters });
         Ok(())
     }
 
-    /// What to do about a run that did not fit on `devices` devices, where more would do.
-    pub(crate) fn way(&self, devices: usize) -> Option<String> {
-        let fitting = self.0.get().filter(|&&fitting| fitting > devices)?;
-        Some(format!("train on {fitting} such GPUs, which share the optimizer's state"))
+    /// What to do about a run that did not fit on `devices` devices, where more would do; `shard` is how it is told to share out its
+    /// parameters too.
+    pub(crate) fn way(&self, devices: usize, shard: &str) -> Option<String> {
+        let Fitting { now, with_parameters } = *self.0.get()?;
+        match (now, with_parameters) {
+            (Some(now), _) if now <= devices => None,
+            (_, Some(all)) if all <= devices => Some(format!("set {shard}")),
+            (Some(now), Some(all)) => {
+                Some(format!("train on {now} such GPUs, or on {all} with {shard}"))
+            }
+            (None, Some(all)) => Some(format!("train on {all} such GPUs with {shard}")),
+            (Some(now), None) => Some(format!("train on {now} such GPUs")),
+            (None, None) => None,
+        }
     }
 }
 
@@ -189,25 +259,52 @@ mod tests {
     fn what_does_not_fit_on_one_device_says_how_many_would_do() {
         let model = model();
         let batch = BatchSettings { lanes: Some(8), ..BatchSettings::default() };
-        let fitting = |bytes: usize| {
+        let fitting = |bytes: usize, sharding| {
             let devices = Devices::new(vec![device((0, &bytes))], Precision::Fp32).unwrap();
             let (model, batch) = (&model, &batch);
             let plan = PlanMemory {
                 model,
                 batch,
+                sharding: Sharding::Optimizer,
                 positions: 33,
                 workers: 1,
                 workers_of_process: 8,
                 workers_per_device: 1,
             };
-            plan.fitting_devices(&devices, 1).unwrap()
+            plan.fitting_devices(&devices, 1, sharding).unwrap()
         };
         let state = |parameters: usize| parameters * model.layout().parameter_elements();
         // On one: parameters, moments, the mean and, of eight lanes, four sums at once. On eight: of all but the parameters and
         // one sum an eighth, and an eighth of the sum of all.
-        assert_eq!(fitting(state(4 + 8 + 4 + 16 + 12)), Some(1));
-        assert!((2..=8).contains(&fitting(state(20)).unwrap()));
-        assert_eq!(fitting(state(4 + 4 + 2)), None);
+        use Sharding::{Optimizer, Parameters};
+        assert_eq!(fitting(state(4 + 8 + 4 + 16 + 12), Optimizer), Some(1));
+        let of_state = fitting(state(20), Optimizer).unwrap();
+        assert!((2..=8).contains(&of_state));
+        assert_eq!(fitting(state(4 + 4 + 2), Optimizer), None);
+        // This model is two buckets, which do not take turns; but of eight workers each has an eighth of it and two blocks.
+        let least = |sharding| {
+            let fits = |bytes: &usize| fitting(*bytes, sharding).is_some();
+            (1..400).map(|tenths| state(tenths) / 10).find(fits).unwrap()
+        };
+        let [optimizer, gradients, parameters] = Sharding::ALL.map(least);
+        assert!(parameters < gradients && gradients <= optimizer, "{:?}", Sharding::ALL.map(least));
+        assert!(fitting(parameters, Parameters).is_some());
+    }
+
+    #[test]
+    fn what_would_do_is_said_in_words() {
+        let way = |now, with_parameters, devices| {
+            let fitting = FittingDevices::default();
+            fitting.0.set(Fitting { now, with_parameters }).unwrap();
+            fitting.way(devices, "that").unwrap_or_default()
+        };
+        assert_eq!(way(Some(4), Some(3), 2), "train on 4 such GPUs, or on 3 with that");
+        assert_eq!(way(Some(4), Some(2), 2), "set that");
+        assert_eq!(way(Some(4), None, 2), "train on 4 such GPUs");
+        assert_eq!(way(None, Some(3), 1), "train on 3 such GPUs with that");
+        assert_eq!(way(None, Some(2), 2), "set that");
+        assert_eq!(way(None, None, 1), "");
+        assert_eq!(way(Some(1), None, 1), "", "it should have fitted");
     }
 
     #[test]
@@ -220,6 +317,7 @@ mod tests {
             let plan = PlanMemory {
                 model,
                 batch,
+                sharding: Sharding::Optimizer,
                 positions: 33,
                 workers,
                 workers_of_process: workers,

@@ -78,6 +78,7 @@ impl ResolvedRun {
                 let plan = PlanMemory {
                     model: &model,
                     batch: &config.batch,
+                    sharding: config.parallel.shard,
                     positions: data.seq_len(),
                     workers: workers.here,
                     workers_of_process: workers.count,

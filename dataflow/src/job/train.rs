@@ -143,7 +143,9 @@ pub fn train(run: ResolvedRun, options: TrainOptions) -> Result<TrainSummary> {
     let fitting = FittingDevices::default();
     let train = Train { run, options, fitting: fitting.clone() };
     let trained = device.open(workers, train).flatten();
-    trained.map_err(|error| advise(error, &batch, precision, fitting.way(count)))
+    trained.map_err(|error| {
+        advise(error, &batch, precision, fitting.way(count, "parallel.shard = \"parameters\""))
+    })
 }
 
 /// A run that waits for its devices.
@@ -163,6 +165,7 @@ impl WithBackend for Train {
         let plan = PlanMemory {
             model: &run.model,
             batch: &run.config.batch,
+            sharding: run.batch.sharding(),
             positions: run.data.seq_len(),
             workers,
             workers_of_process: cluster.threads,

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use tidemill_collective::{BucketPlan, ChunkPlan};
 use tidemill_model::layout::TENSOR_ALIGNMENT_ELEMENTS;
 use tidemill_model::{Direction, Layout, PackedTensor, Packing};
 
-use super::plan::TrainingPlan;
+use super::plan::{self, TrainingPlan};
 
 /// What comes from one worker, in one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +40,19 @@ pub(crate) struct GatherPlan {
 impl GatherPlan {
     /// That of `layout`, over what `workers` workers own by `plan`.
     pub(crate) fn new(layout: &Layout, plan: &TrainingPlan, workers: usize) -> Self {
+        Self::over(layout, (&plan.chunks, &plan.buckets), workers)
+    }
+
+    /// That of `layout`, over what `workers` workers own of these buckets of chunks.
+    pub(crate) fn over(
+        layout: &Layout,
+        (chunks, buckets): (&ChunkPlan, &BucketPlan),
+        workers: usize,
+    ) -> Self {
+        let owners = buckets.owners(chunks, workers);
         let mut owned = Vec::new();
         for worker in 0..workers {
-            let parts = plan.owned(worker, workers).into_iter();
+            let parts = plan::owned(chunks, &owners, worker).into_iter();
             owned.extend(parts.filter(|p| !p.range.is_empty()).map(|part| (worker, part)));
         }
         owned.sort_by_key(|(_, part)| part.range.start);

@@ -133,21 +133,7 @@ impl TrainingPlan {
 
     /// What `worker` of `workers` owns, by bucket.
     pub(crate) fn owned(&self, worker: usize, workers: usize) -> Vec<OwnedPart> {
-        let owners = self.buckets.owners(&self.chunks, workers);
-        let part = |owners: &BucketOwners| OwnedPart {
-            chunks: owners.chunks(worker),
-            range: owners.range(&self.chunks, worker),
-            start: 0,
-        };
-        let mut parts: Vec<OwnedPart> = owners.iter().map(part).collect();
-        let mut in_order: Vec<_> = parts.iter_mut().collect();
-        in_order.sort_by_key(|part| part.range.start);
-        let mut elements = 0;
-        for part in in_order {
-            part.start = elements;
-            elements += part.range.len();
-        }
-        parts
+        owned(&self.chunks, &self.buckets.owners(&self.chunks, workers), worker)
     }
 
     /// The worker among `workers` that owns each chunk.
@@ -162,6 +148,24 @@ impl TrainingPlan {
             CheckpointCuts::Every(every) => last || update.is_multiple_of(every.get()),
         }
     }
+}
+
+/// What `worker` owns by bucket, where `owners` are those of the buckets.
+pub(crate) fn owned(chunks: &ChunkPlan, owners: &[BucketOwners], worker: usize) -> Vec<OwnedPart> {
+    let part = |owners: &BucketOwners| OwnedPart {
+        chunks: owners.chunks(worker),
+        range: owners.range(chunks, worker),
+        start: 0,
+    };
+    let mut parts: Vec<OwnedPart> = owners.iter().map(part).collect();
+    let mut in_order: Vec<_> = parts.iter_mut().collect();
+    in_order.sort_by_key(|part| part.range.start);
+    let mut elements = 0;
+    for part in in_order {
+        part.start = elements;
+        elements += part.range.len();
+    }
+    parts
 }
 
 /// The parameter arena of `layout` in chunks, and these in buckets.

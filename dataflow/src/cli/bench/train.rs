@@ -27,6 +27,7 @@ use crate::batch::{BatchPlan, BatchSettings, MicrobatchGrains, MicrobatchMemory}
 use crate::cli::Format;
 use crate::cli::device::DeviceArguments;
 use crate::cli::processes::{ProcessArguments, SECRET_HELP};
+use crate::cli::shard::ShardChoice;
 use crate::cluster::{Actor, ClusterSettings, Failure, execute};
 use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_words};
 use crate::error::JobError;
@@ -34,6 +35,9 @@ use crate::job::memory::{FittingDevices, PlanMemory};
 use crate::operators::{
     InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
 };
+
+/// How a run is told to share out its parameters too.
+const SHARD: &str = "--shard parameters";
 
 /// Flags of `tidemill bench train`.
 #[derive(Clone, Debug, Args)]
@@ -65,6 +69,9 @@ pub(crate) struct TrainBench {
     /// Grains in flight on a worker.
     #[arg(long, value_name = "N", default_value_t = 4)]
     microbatch_grains: usize,
+    /// What workers share out in place of holding it each.
+    #[arg(long, value_enum, default_value = "optimizer")]
+    shard: ShardChoice,
     /// Compute threads of a CPU worker.
     #[arg(long, value_name = "N", default_value = "1")]
     threads: NonZeroUsize,
@@ -81,7 +88,7 @@ pub(crate) struct TrainBench {
 
 pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
     let batch = bench.batch();
-    let cut = batch.plan(MicrobatchMemory::default()).map_err(by_flag)?;
+    let cut = bench.cut(&batch).map_err(by_flag)?;
     let model = Arc::new(bench.model()?);
     let device = bench.device.choice(bench.threads)?;
     let place = bench.processes.place(&device, cut.lanes())?;
@@ -94,7 +101,7 @@ pub(crate) fn run(bench: &TrainBench) -> anyhow::Result<ExitCode> {
         let fitting = FittingDevices::default();
         let measurement =
             Measurement { bench, batch, cut: &cut, model: &model, cluster, fitting: &fitting };
-        let smaller = || bench.smaller(&cut, fitting.way(workers));
+        let smaller = || bench.smaller(&cut, fitting.way(workers, SHARD));
         let measured = bench.device.open(&device, local, smaller, measurement)?;
         if process == 0 {
             let outcome = Outcome { bench, cut: &cut, model: &model, workers, processes, measured };
@@ -112,6 +119,10 @@ impl TrainBench {
             grain_samples: self.grain_samples,
             microbatch_grains: MicrobatchGrains::Grains(self.microbatch_grains),
         }
+    }
+
+    fn cut(&self, batch: &BatchSettings) -> crate::error::Result<BatchPlan> {
+        Ok(batch.plan(MicrobatchMemory::default())?.sharded(self.shard.into()))
     }
 
     fn model(&self) -> anyhow::Result<Model> {
@@ -152,6 +163,7 @@ impl TrainBench {
             ("--steps", self.steps.to_string()),
             ("--lanes", cut.lanes().to_string()),
             ("--grain-samples", cut.grain_samples().to_string()),
+            ("--shard", cut.sharding().word().to_owned()),
         ];
         flags.into_iter().map(|(flag, value)| (flag.to_owned(), value))
     }
@@ -188,6 +200,7 @@ impl WithBackend for Measurement<'_> {
         let plan = PlanMemory {
             model,
             batch: &batch,
+            sharding: bench.shard.into(),
             positions: bench.seq_len.get(),
             workers: cluster.threads * cluster.processes(),
             workers_of_process: cluster.threads,

@@ -88,6 +88,7 @@ impl Outcome<'_> {
             "samples_per_step": cut.samples_per_step(),
             "lanes": cut.lanes(),
             "grain_samples": cut.grain_samples(),
+            "shard": cut.sharding().word(),
             "microbatch_grains": cut.microbatch_grains(),
             "workers": workers,
             "processes": processes,

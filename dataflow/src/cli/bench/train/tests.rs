@@ -25,7 +25,7 @@ fn refused_with(bytes_per_parameter: usize, flags: &[&str]) -> String {
     let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator.with_memory_bytes(bytes)));
     let device = WorkerDevice { backend, name: "emulator".to_owned(), ordinal: 0 };
     let devices = Devices::new(vec![device], Precision::Fp32).unwrap();
-    let cut = bench.batch().plan(MicrobatchMemory::default()).unwrap();
+    let cut = bench.cut(&bench.batch()).unwrap();
     let (fitting, cluster) = (FittingDevices::default(), ClusterSettings::threads(1));
     let measurement = Measurement {
         bench: &bench,
@@ -36,7 +36,7 @@ fn refused_with(bytes_per_parameter: usize, flags: &[&str]) -> String {
         fitting: &fitting,
     };
     let error = measurement.run(devices).err().expect("no room");
-    let ways = bench.device.ways(bench.smaller(&cut, fitting.way(1)), MemoryPlace::Device);
+    let ways = bench.device.ways(bench.smaller(&cut, fitting.way(1, SHARD)), MemoryPlace::Device);
     one_line(advise(error, ways, MemoryPlace::Device).as_ref())
 }
 
@@ -44,10 +44,11 @@ fn refused_with(bytes_per_parameter: usize, flags: &[&str]) -> String {
 fn a_model_that_does_not_fit_is_told_on_how_many_devices_it_would() {
     let others = "use --precision bf16, or use --backend cpu: allocating ";
     let line = refused_with(20, &[]);
-    let (more, rest) =
-        line.split_once(" such GPUs, which share the optimizer's state, or ").unwrap();
+    let (more, rest) = line.split_once(" such GPUs, or ").unwrap();
     let devices: usize = more.rsplit(' ').next().unwrap().parse().unwrap();
     assert!((2..=8).contains(&devices), "{line}");
+    // Fewer would do where they share out all.
+    let rest = rest.split_once(" with --shard parameters, or ").map_or(rest, |(_, rest)| rest);
     let start = "this does not fit into the device's memory: train on ";
     assert_eq!(more, format!("{start}{devices}"));
     let smaller = format!("lower --seq-len, or use a smaller --preset, or {others}");

@@ -1,0 +1,26 @@
+//! What workers share out, as flags name it.
+
+use clap::ValueEnum;
+
+use crate::parallel::Sharding;
+
+/// What each worker holds no more than its part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ShardChoice {
+    /// The optimizer's state.
+    Optimizer,
+    /// And sums of gradients.
+    Gradients,
+    /// And parameters.
+    Parameters,
+}
+
+impl From<ShardChoice> for Sharding {
+    fn from(choice: ShardChoice) -> Self {
+        match choice {
+            ShardChoice::Optimizer => Self::Optimizer,
+            ShardChoice::Gradients => Self::Gradients,
+            ShardChoice::Parameters => Self::Parameters,
+        }
+    }
+}
