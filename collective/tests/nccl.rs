@@ -9,7 +9,7 @@ use stand_in::library;
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key, Nccl};
 use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::emulator::EmulatorSettings;
-use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
+use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, LibraryCollective};
 use tidemill_kernels::{Emulator, Fp32, Gpu, KernelError, Runtime, Slice, SliceMut};
 
 type Device = Gpu<Emulator, Fp32>;
@@ -121,6 +121,57 @@ fn any_number_of_ranks_sums_along_the_tree() {
                 }
             });
         }
+    }
+}
+
+/// Of each rank's share all are added, and all shares come to every rank: in which order is the library's affair.
+#[test]
+fn what_the_library_does_alone_is_done_to_all_ranks() {
+    const SHARE: usize = 100;
+    let library = library();
+    for ranks in [1, 2, 3, 5] {
+        let id = library.group_id().unwrap();
+        let run_rank = |rank| -> Result<(), KernelError> {
+            let backend = device();
+            let member = backend.join_group(&library, id, (rank, ranks))?;
+            let mut stream = backend.device_stream()?;
+            let mut all = backend.allocate::<f32>(&mut stream, ranks * SHARE)?;
+            let mut share = backend.allocate::<f32>(&mut stream, SHARE)?;
+            for step in 0..2 {
+                let values = |of: usize| (0..ranks * SHARE).map(move |i| gradient(step, of, i));
+                let own: Vec<f32> = values(rank).collect();
+                backend.write(&mut stream, SliceMut::all(&mut all), &own)?;
+                let (out, from) = (SliceMut::all(&mut share), Slice::all(&all));
+                let sum = LibraryCollective::ReduceScatter;
+                backend.library_collective(&mut stream, &member, sum, out, from)?;
+                let sums = backend.to_vec(&mut stream, Slice::all(&share))?;
+                for (index, found) in (rank * SHARE..).zip(&sums) {
+                    let terms = || (0..ranks).map(|of| f64::from(gradient(step, of, index)));
+                    let (sum, magnitude): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+                    let bound = ranks as f64 * f64::from(f32::EPSILON) * magnitude;
+                    assert!((f64::from(*found) - sum).abs() <= bound, "{index}: {found}, {sum}");
+                }
+                let share_of = |of: usize| values(of).skip(of * SHARE).take(SHARE);
+                let own: Vec<f32> = share_of(rank).collect();
+                backend.write(&mut stream, SliceMut::all(&mut share), &own)?;
+                let (out, from) = (SliceMut::all(&mut all), Slice::all(&share));
+                let gather = LibraryCollective::AllGather;
+                backend.library_collective(&mut stream, &member, gather, out, from)?;
+                let found = backend.to_vec(&mut stream, Slice::all(&all))?;
+                assert!(found.into_iter().eq((0..ranks).flat_map(share_of)), "{rank} of {ranks}");
+            }
+            if ranks > 1 {
+                let (out, from) = (SliceMut::all(&mut share), Slice::new(&all, 0, SHARE)?);
+                let what = LibraryCollective::ReduceScatter;
+                assert!(backend.library_collective(&mut stream, &member, what, out, from).is_err());
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            (0..ranks).for_each(|rank| {
+                scope.spawn(move || run_rank(rank).unwrap());
+            });
+        });
     }
 }
 

@@ -87,13 +87,10 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
     }
 
     fn abort_handle(&self) -> Abort {
-        // It ends with the thread that uses it, not with the last that might abort it.
-        let (own, member) = (self.post.abort_handle(), Arc::downgrade(&self.member));
+        let (own, member) = (self.post.abort_handle(), GroupMember::abort_handle(&self.member));
         Box::new(move || {
             own();
-            // A device that hangs keeps the library from ending, and must not keep who aborts.
-            let abort = move || member.upgrade().iter().for_each(|member| member.abort());
-            let _ = std::thread::Builder::new().name("abort".to_owned()).spawn(abort);
+            member();
         })
     }
 

@@ -1,6 +1,7 @@
 // A library with NCCL's table for ranks that are threads of one process, on devices whose memory is the host's and whose
-// queues are empty when a library is called. What NCCL does not allow, it answers with an error: calls that are not in a group,
-// a member that is used while it is in progress or after its end, parts whose ends differ in size.
+// queues are empty when a library is called. What NCCL does not allow, it answers with an error: transfers that are not in a group,
+// a member that is used while it is in progress or after its end, parts whose ends differ in size. Its own sums go round from rank
+// to rank, each owner's from itself on: an order that no tree has.
 #include <climits>
 #include <cstdint>
 #include <cstdio>
@@ -31,6 +32,8 @@ struct Receive {
     int from;
     void* to;
     size_t bytes;
+    // Adds to what is there, in the order of the calls, instead of writing.
+    bool adds;
 };
 
 struct Member {
@@ -66,15 +69,23 @@ int progress(Member& member) {
     if (int(member.group->joined.size()) < member.group->ranks) return InProgress;
     std::vector<Receive> still;
     std::set<int> behind;
+    bool adds_later = false;
     for (const Receive& receive : member.waiting) {
         Mail& mail = member.group->mail[{receive.from, member.rank}];
-        if (behind.count(receive.from) || mail.empty()) {
+        if (behind.count(receive.from) || mail.empty() || (receive.adds && adds_later)) {
             behind.insert(receive.from);
+            adds_later = adds_later || receive.adds;
             still.push_back(receive);
             continue;
         }
         if (mail.front().size() != receive.bytes) return member.failed = InvalidArgument;
-        std::memcpy(receive.to, mail.front().data(), receive.bytes);
+        if (receive.adds) {
+            const float* terms = reinterpret_cast<const float*>(mail.front().data());
+            float* sums = static_cast<float*>(receive.to);
+            for (size_t i = 0; i < receive.bytes / sizeof(float); i++) sums[i] += terms[i];
+        } else {
+            std::memcpy(receive.to, mail.front().data(), receive.bytes);
+        }
         mail.pop_front();
     }
     member.waiting = still;
@@ -95,12 +106,21 @@ int end(void* raw) {
     return Success;
 }
 
-// What a transfer needs of its member.
-int check(Member* member, int type, int peer) {
-    if (!member || type != 1) return InvalidArgument;
-    if (peer < 0 || peer >= member->group->ranks || peer == member->rank) return InvalidArgument;
-    if (depth == 0) return InvalidUsage;
+// What any call needs of its member.
+int check(Member* member, bool is_known_type) {
+    if (!member || !is_known_type) return InvalidArgument;
     return of_group.count(member) || progress(*member) == Success ? Success : InvalidUsage;
+}
+
+// What a transfer needs of its member.
+int check_transfer(Member* member, int type, int peer) {
+    if (!member || peer < 0 || peer >= member->group->ranks || peer == member->rank) return InvalidArgument;
+    if (depth == 0) return InvalidUsage;
+    return check(member, type == 1);
+}
+
+void send(Member& member, int peer, const char* from, size_t bytes) {
+    member.group->mail[{member.rank, peer}].emplace_back(from, from + bytes);
 }
 
 }  // namespace
@@ -166,20 +186,52 @@ int ncclGroupEnd() {
 int ncclSend(const void* from, size_t bytes, int type, int peer, void* raw, void*) {
     std::lock_guard<std::mutex> held(lock);
     Member* member = known(raw);
-    if (int wrong = check(member, type, peer)) return wrong;
+    if (int wrong = check_transfer(member, type, peer)) return wrong;
     of_group.insert(member);
-    const char* first = static_cast<const char*>(from);
-    member->group->mail[{member->rank, peer}].emplace_back(first, first + bytes);
+    send(*member, peer, static_cast<const char*>(from), bytes);
     return Success;
 }
 
 int ncclRecv(void* to, size_t bytes, int type, int peer, void* raw, void*) {
     std::lock_guard<std::mutex> held(lock);
     Member* member = known(raw);
-    if (int wrong = check(member, type, peer)) return wrong;
+    if (int wrong = check_transfer(member, type, peer)) return wrong;
     of_group.insert(member);
-    member->waiting.push_back({peer, to, bytes});
+    member->waiting.push_back({peer, to, bytes, false});
     return Success;
+}
+
+int ncclReduceScatter(const void* from, void* to, size_t count, int type, int operation, void* raw, void*) {
+    std::lock_guard<std::mutex> held(lock);
+    Member* member = known(raw);
+    if (int wrong = check(member, type == 7 && operation == 0)) return wrong;
+    const char* parts = static_cast<const char*>(from);
+    int rank = member->rank, ranks = member->group->ranks;
+    size_t bytes = count * sizeof(float);
+    std::memcpy(to, parts + rank * bytes, bytes);
+    for (int turn = 1; turn < ranks; turn++) {
+        int peer = (rank + turn) % ranks;
+        send(*member, peer, parts + peer * bytes, bytes);
+        member->waiting.push_back({peer, to, bytes, true});
+    }
+    return InProgress;
+}
+
+int ncclAllGather(const void* from, void* to, size_t count, int type, void* raw, void*) {
+    std::lock_guard<std::mutex> held(lock);
+    Member* member = known(raw);
+    if (int wrong = check(member, type == 7)) return wrong;
+    const char* own = static_cast<const char*>(from);
+    char* parts = static_cast<char*>(to);
+    int rank = member->rank, ranks = member->group->ranks;
+    size_t bytes = count * sizeof(float);
+    std::memcpy(parts + rank * bytes, own, bytes);
+    for (int peer = 0; peer < ranks; peer++) {
+        if (peer == rank) continue;
+        send(*member, peer, own, bytes);
+        member->waiting.push_back({peer, parts + peer * bytes, bytes, false});
+    }
+    return InProgress;
 }
 
 const char* ncclGetErrorString(int answer) {

@@ -14,7 +14,7 @@ use super::element::{ActivationElement, Element};
 use std::ops::Range;
 
 use crate::error::{KernelError, Result};
-use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
+use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember, LibraryCollective};
 use crate::shared::{HostView, Shared};
 use crate::view::{Slice, SliceMut};
 
@@ -248,6 +248,24 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         receives: &[(usize, Range<usize>)],
     ) -> Result<()> {
         let _ = (stream, member, sends, into, receives);
+        Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
+    }
+
+    /// What the library alone does with `from` of all ranks, at this rank: `out` is a share of the sums, or `from` a share of what
+    /// is gathered. To be measured beside [`exchange`](Self::exchange): sums are in an order of the library's own. Returns when it
+    /// is enqueued.
+    ///
+    /// # Errors
+    /// What the library answers; a group that was aborted; sizes of which one is not as many shares as there are ranks.
+    fn library_collective(
+        &self,
+        stream: &mut Self::DeviceStream,
+        member: &GroupMember,
+        what: LibraryCollective,
+        out: SliceMut<'_, Self, f32>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let _ = (stream, member, what, out, from);
         Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
     }
 

@@ -1,7 +1,8 @@
 //! The vendor's library that moves bytes between the GPUs of several processes: NCCL, or RCCL, whose table is the same.
 //!
-//! Of the library only what moves bytes is used. What it adds, it adds in an order of its own, which depends on how many GPUs
-//! there are; so sums are formed by our kernels, of parts that were moved. The library is opened when it is first needed.
+//! Of the library training uses only what moves bytes. What it adds, it adds in an order of its own, which depends on how many
+//! GPUs there are; so sums are formed by our kernels, of parts that were moved. [`LibraryCollective`] is what the library does
+//! alone, to be measured beside that. The library is opened when it is first needed.
 //! The declarations are our own, after NCCL's documentation of its C interface (version 2.18 and later).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -45,6 +46,20 @@ const SUCCESS: Answer = 0;
 const IN_PROGRESS: Answer = 7;
 /// `ncclUint8`: bytes are moved, whatever they mean.
 const BYTES: c_int = 1;
+
+/// `ncclFloat32`.
+const FLOATS: c_int = 7;
+/// `ncclSum`.
+const SUM: c_int = 0;
+
+/// What the library alone does with the memory of all ranks of a group. No weight may come of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LibraryCollective {
+    /// To each rank its share of the sums of what all have. The bits depend on the number of ranks and on the library.
+    ReduceScatter,
+    /// To each rank what all have, in the order of the ranks.
+    AllGather,
+}
 
 /// How a member is made, as far as NCCL 2.18 knows it; later fields have their defaults.
 #[repr(C)]
@@ -92,6 +107,23 @@ struct Table {
         unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawMember, *mut c_void) -> Answer,
     receive:
         unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawMember, *mut c_void) -> Answer,
+    reduce_scatter: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        c_int,
+        RawMember,
+        *mut c_void,
+    ) -> Answer,
+    all_gather: unsafe extern "C" fn(
+        *const c_void,
+        *mut c_void,
+        usize,
+        c_int,
+        RawMember,
+        *mut c_void,
+    ) -> Answer,
     error_text: unsafe extern "C" fn(Answer) -> *const c_char,
 }
 
@@ -135,6 +167,8 @@ impl CollectiveLibrary {
             group_end: function!(b"ncclGroupEnd\0"),
             send: function!(b"ncclSend\0"),
             receive: function!(b"ncclRecv\0"),
+            reduce_scatter: function!(b"ncclReduceScatter\0"),
+            all_gather: function!(b"ncclAllGather\0"),
             error_text: function!(b"ncclGetErrorString\0"),
         };
         Ok(Self(Arc::new(Opened { table, name, _library: library })))
@@ -230,11 +264,7 @@ impl GroupMember {
         sends: &[Transfer],
         receives: &[Transfer],
     ) -> Result<()> {
-        if !self.has_joined.load(Ordering::Acquire) {
-            self.settle("joining a group")?;
-            self.has_joined.store(true, Ordering::Release);
-        }
-        self.settle("exchanging")?;
+        self.settle_before("exchanging")?;
         self.call("exchanging", |table, raw| {
             // SAFETY: the member is alive, and the caller vouches for the ranges.
             unsafe {
@@ -254,6 +284,53 @@ impl GroupMember {
             }
         })?;
         self.settle("exchanging")
+    }
+
+    /// Enqueues `what` the library does alone with fp32 elements `from` this rank's memory `into` it, on a queue of the device that
+    /// the group was joined with. A share is of `share_elements`: what is received of sums, or what is sent of what is gathered.
+    ///
+    /// # Safety
+    /// One side has a share and the other as many as there are ranks, inside memory of that device, and they do not overlap. `queue`
+    /// is one of that device's, and stays until what is enqueued has run.
+    pub(crate) unsafe fn collective(
+        &self,
+        queue: *mut c_void,
+        what: LibraryCollective,
+        (from, into): (u64, u64),
+        share_elements: usize,
+    ) -> Result<()> {
+        let attempted = match what {
+            LibraryCollective::ReduceScatter => "reducing and scattering",
+            LibraryCollective::AllGather => "gathering",
+        };
+        self.settle_before(attempted)?;
+        let (from, into) = (from as *const c_void, into as *mut c_void);
+        self.call(attempted, |table, raw| {
+            // SAFETY: the member is alive, and the caller vouches for the ranges.
+            let answer = unsafe {
+                match what {
+                    LibraryCollective::ReduceScatter => {
+                        (table.reduce_scatter)(from, into, share_elements, FLOATS, SUM, raw, queue)
+                    }
+                    LibraryCollective::AllGather => {
+                        (table.all_gather)(from, into, share_elements, FLOATS, raw, queue)
+                    }
+                }
+            };
+            self.library.check(attempted, answer)
+        })?;
+        self.settle(attempted)
+    }
+
+    /// With which any thread [aborts](Self::abort) `member`, if it is still used then; the thread does not wait for that.
+    pub fn abort_handle(member: &Arc<Self>) -> impl FnOnce() + Send + use<> {
+        // It ends with the thread that uses it, not with the last that might abort it.
+        let member = Arc::downgrade(member);
+        move || {
+            // A device that hangs keeps the library from ending, and must not keep the thread that aborts.
+            let abort = move || member.upgrade().iter().for_each(|member| member.abort());
+            let _ = std::thread::Builder::new().name("abort".to_owned()).spawn(abort);
+        }
     }
 
     /// Ends what this rank waits for, on the device and on the host, where another thread may wait. Takes as long as the device
@@ -280,6 +357,15 @@ impl GroupMember {
                 Err(failure(&self.library.0.name, attempted, "the group was aborted".to_owned()))
             }
         }
+    }
+
+    /// Waits until the library takes another call; before the first, until all ranks have joined.
+    fn settle_before(&self, attempted: &'static str) -> Result<()> {
+        if !self.has_joined.load(Ordering::Acquire) {
+            self.settle("joining a group")?;
+            self.has_joined.store(true, Ordering::Release);
+        }
+        self.settle(attempted)
     }
 
     /// Waits until the library is done with what it was told last.

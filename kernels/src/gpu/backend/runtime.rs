@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::gpu::buffer::Place;
-use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
+use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember, LibraryCollective};
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
@@ -226,6 +226,26 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         let queue = self.driver.for_library(queue)?;
         // SAFETY: views lie inside their buffers, and what is received is borrowed mutably.
         unsafe { member.exchange(queue, &sends, &receives) }
+    }
+
+    fn library_collective(
+        &self,
+        stream: &mut GpuStream<D>,
+        member: &GroupMember,
+        what: LibraryCollective,
+        mut out: SliceMut<'_, Self, f32>,
+        from: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        let (share, all) = match what {
+            LibraryCollective::ReduceScatter => (out.elements, from.elements),
+            LibraryCollective::AllGather => (from.elements, out.elements),
+        };
+        same_elements("group", share * member.ranks(), all)?;
+        let queue = stream.queue_outside_recordings("exchanging")?;
+        let queue = self.driver.for_library(queue)?;
+        let addresses = (from.address().0, out.reborrow().address().0);
+        // SAFETY: views lie inside their buffers, and what is received is borrowed mutably.
+        unsafe { member.collective(queue, what, addresses, share) }
     }
 
     fn copy<T: Element>(
