@@ -77,6 +77,7 @@ fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {
             for key in ["summed_gigabytes_per_second", "gathered_gigabytes_per_second"] {
                 assert!(row[key].as_f64().unwrap() > 0.0, "{key}: {result}");
             }
+            assert_eq!(row["nccl_alone"], Value::Null, "{result}");
         }
         assert_eq!(rows.len(), 2, "{result}");
     }

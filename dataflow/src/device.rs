@@ -22,6 +22,8 @@ use crate::checkpoint::device_keys;
 use crate::cluster::ClusterSettings;
 use crate::error::{JobError, Result};
 use choice::{Gpus, Platform, choose};
+#[cfg(feature = "cli")]
+pub(crate) use communicators::group;
 pub use communicators::{Communicators, Connection};
 
 /// `[device]`.

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::Args;
 
@@ -15,6 +16,7 @@ use crate::cluster::{
 };
 use crate::device::{DeviceChoice, LocalWorkers};
 use crate::error::{JobError, Result};
+use crate::job::config::default_step_deadline_seconds;
 
 /// What the help of a subcommand with [`ProcessArguments`] ends with.
 pub(super) const SECRET_HELP: &str = "\
@@ -154,7 +156,7 @@ impl Place {
     }
 
     /// Does `work`, or starts the processes that do, with the flags `settled` that the command leaves open. It leaves nothing
-    /// behind, and so ends wherever it stands when it is asked to.
+    /// behind, and so ends wherever it stands when it is asked to; where it stands still, it ends as a run does.
     ///
     /// # Errors
     /// Those of `work`, or a process that cannot be started.
@@ -172,7 +174,8 @@ impl Place {
             }
         };
         member.warn_of_open_ports();
-        let Member { cluster, lifeline } = member;
+        let Member { mut cluster, lifeline } = member;
+        cluster.step_deadline = Some(Duration::from_secs_f64(default_step_deadline_seconds()));
         if let Some(lifeline) = &lifeline {
             lifeline.on_stop(leave);
         }

@@ -11,6 +11,8 @@
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
+#[cfg(feature = "cli")]
+use std::panic::resume_unwind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -124,6 +126,34 @@ impl WorkerContext<'_> {
             self.step_or_park()?;
         }
         Ok(())
+    }
+
+    /// What `work` answers, which runs on a thread of its own, watched under `name`, while this worker steps: so it may wait for
+    /// what other workers send through timely. It has to end once the run is aborted.
+    ///
+    /// # Errors
+    /// [`Aborted`] once the run is aborted, or the error of `work`.
+    #[cfg(feature = "cli")]
+    pub(crate) fn step_beside<R: Send>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() -> Result<R, Failure> + Send,
+    ) -> Result<R, Failure> {
+        let who = Actor::Thread(format!("{name}-{}", self.worker.index()));
+        let presence = self.abort.board().join(who, Rhythm::Jobs);
+        let worker = std::thread::current();
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                presence.begin();
+                let answer = work();
+                worker.unpark();
+                answer
+            });
+            let stepped = self.step_while(|| !thread.is_finished());
+            let answer = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            stepped?;
+            answer
+        })
     }
 
     fn step_within(&mut self, park: Duration) -> Result<bool, Aborted> {

@@ -154,21 +154,12 @@ impl<B: Backend> Communicators<B> {
             Self::Host(ends) => {
                 if context.processes() > 1 && backend.memory() == MemoryPlace::Device {
                     // Others may have the library, and ask.
-                    agree(context, None)?;
+                    group(context, backend, None)?;
                 }
                 Ok(host(ends))
             }
             Self::Library { library, schedule, otherwise } => {
-                let id = match rank {
-                    0 => library.group_id().map(Some),
-                    _ => Ok(None),
-                };
-                let offer = id.map(|id| Offer {
-                    id: id.map(|id| id.to_bytes().to_vec()),
-                    device: backend.identity(),
-                });
-                let offer = offer.inspect_err(|error| tracing::warn!("{error}")).ok();
-                let Some(id) = agree(context, offer)? else {
+                let Some(id) = group(context, backend, Some(library))? else {
                     if rank == 0 {
                         tracing::warn!("a worker shares its GPU or lacks NCCL: {SLOW}");
                     }
@@ -195,6 +186,25 @@ fn alone<B: Backend>(
         Ok(Host::group(&[backend], &groups, first + local, schedule)?.remove(0))
     });
     Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
+}
+
+/// The group of all workers' devices by `library`, of which the one of `context` is `backend`; `None` where a worker has no
+/// library, or shares its device. To be called by every worker: it waits for what the others have.
+///
+/// # Errors
+/// A run that was aborted.
+pub(crate) fn group<B: Backend>(
+    context: &mut WorkerContext<'_>,
+    backend: &B,
+    library: Option<&CollectiveLibrary>,
+) -> std::result::Result<Option<GroupId>, Failure> {
+    let is_first = context.index() == 0;
+    let offer = library.and_then(|library| {
+        let id = if is_first { library.group_id().map(Some) } else { Ok(None) };
+        let id = id.inspect_err(|error| tracing::warn!("{error}")).ok()?;
+        Some(Offer { id: id.map(|id| id.to_bytes().to_vec()), device: backend.identity() })
+    });
+    agree(context, offer)
 }
 
 /// What a worker with a library tells the others: worker 0 the group that all join.

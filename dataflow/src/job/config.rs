@@ -96,7 +96,8 @@ fn default_connect_deadline_seconds() -> f64 {
     60.0
 }
 
-fn default_step_deadline_seconds() -> f64 {
+/// `run.step_deadline_seconds` where nothing says it.
+pub(crate) fn default_step_deadline_seconds() -> f64 {
     600.0
 }
 

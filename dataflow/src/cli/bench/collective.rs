@@ -2,10 +2,17 @@
 //! the size of a bucket.
 //!
 //! Each worker has an arena, and owns its range of every bucket. What is measured is what training does between a backward pass
-//! and the next step, through the same communicator. A rate is what a worker receives from the others a second. Every sum and every gathered element of the last round is compared to the bit
-//! with what the host adds along the canonical tree, so that no rate is printed of something wrong.
+//! and the next step, through the same communicator. A rate is what a worker receives from the others a second. Every sum and
+//! every gathered element of the last round is compared to the bit with what the host adds along the canonical tree, so that no
+//! rate is printed of something wrong.
+//!
+//! Where workers have GPUs and NCCL is there, what that does alone ([`library`]) is measured beside it by turns, and compared
+//! within rounding: training never uses its sums.
 
+mod arena;
+mod library;
 mod measure;
+mod outcome;
 mod rank;
 mod values;
 
@@ -13,20 +20,21 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
 use clap::Args;
-use tidemill_collective::{CHUNK_ELEMENTS, LaneSchedule};
+use tidemill_collective::LaneSchedule;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, MemoryPlace};
 
-use self::measure::{Exchange, Measured, Plan, measure};
+use self::measure::{Arm, Arms, Plan, measure};
+use self::outcome::Outcome;
 use self::rank::Worker;
 use self::values::Values;
 use crate::cli::Format;
 use crate::cli::device::{self, BackendArgument};
 use crate::cli::exit::ExitCode;
-use crate::cli::output::result_line;
+use crate::cli::output::note_line;
 use crate::cli::processes::{ProcessArguments, SECRET_HELP};
 use crate::cluster::{ClusterSettings, Failure, WorkerContext};
-use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_words};
+use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, group, kind_in_words};
 use crate::error::{JobError, Result};
 use crate::memory::available_bytes;
 use crate::operators::GraphError;
@@ -37,6 +45,11 @@ const MOST_WORKERS: usize = 256;
 const BUCKETS: [usize; 5] = [1, 4, 16, 64, 256];
 /// Memory of a device that other things than arenas take.
 const SPARE_BYTES: usize = 64 << 20;
+/// About what a library of collectives takes of it for a group.
+const LIBRARY_BYTES: usize = 512 << 20;
+
+/// What follows of a library that is not there, or that workers cannot use.
+const NOT_MEASURED: &str = "what NCCL does alone is not measured beside ours";
 
 /// Flags of `tidemill bench collective`.
 #[derive(Debug, Args)]
@@ -56,6 +69,10 @@ pub(crate) struct CollectiveBench {
     /// Rounds that are measured, after one that is not.
     #[arg(long, value_name = "N", default_value = "16")]
     rounds: NonZeroU64,
+    /// Leave out NCCL's own reduce_scatter and all_gather, which are measured beside ours where workers have a GPU each and NCCL
+    /// is installed. Training never uses these: their sums are in an order that depends on the number of GPUs.
+    #[arg(long)]
+    no_peer: bool,
     /// How the result is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -127,15 +144,17 @@ impl Room {
         Self { default_mebibytes: default_mebibytes(MemoryPlace::Host), most_mebibytes, workers }
     }
 
-    /// On devices: of every worker an arena, and its share of the sums.
-    fn of_devices<B: Backend>(devices: &Devices<B>, workers: usize) -> Result<Self> {
+    /// On devices: of every worker an arena for each of `ways` between them, and its share of the sums.
+    fn of_devices<B: Backend>(devices: &Devices<B>, workers: usize, ways: usize) -> Result<Self> {
         let free = devices.backends().into_iter().map(|backend| backend.free_memory_bytes());
         let free = free.collect::<std::result::Result<Vec<_>, _>>();
         let free = free.map_err(|error| JobError::Communicator(error.into()))?;
         let least = free.into_iter().flatten().min().unwrap_or_default();
-        let of_each = (least / devices.workers_per_device()).saturating_sub(SPARE_BYTES);
+        let libraries = (ways - 1) * LIBRARY_BYTES;
+        let of_each = least / devices.workers_per_device();
+        let of_way = of_each.saturating_sub(SPARE_BYTES + libraries) / ways;
         // A share is a little more than a part of `workers`, as chunks are not cut.
-        let most_mebibytes = (of_each >> 20) * workers / (workers + 2);
+        let most_mebibytes = (of_way >> 20) * workers / (workers + 2);
         let default_mebibytes = default_mebibytes(MemoryPlace::Device);
         Ok(Self { default_mebibytes, most_mebibytes, workers })
     }
@@ -195,7 +214,7 @@ impl WithBackend for Measuring<'_> {
         let words = devices.in_words();
         let outcome = self.measure(devices, || CollectiveLibrary::open(NCCL))?;
         if process == 0 {
-            outcome.print(bench, &words)?;
+            outcome.print(bench.format, &words)?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -214,35 +233,33 @@ enum Way {
     Host,
 }
 
-/// What was measured.
-#[derive(Debug)]
-struct Outcome {
-    /// Of all processes.
-    workers: usize,
-    processes: usize,
-    way: Way,
-    sizes: Sizes,
-    measured: Vec<Measured>,
-}
-
 impl Measuring<'_> {
     fn measure<B: Backend>(
         self,
         devices: Devices<B>,
-        library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
+        library: impl Fn() -> tidemill_kernels::Result<CollectiveLibrary>,
     ) -> anyhow::Result<Outcome> {
         let Self { bench, mut cluster, workers } = self;
         let lanes = LaneSchedule::at_once(workers.next_power_of_two(), workers);
         let lanes = lanes.map_err(|error| JobError::Communicator(error.into()))?;
         let backends = devices.backends();
-        let communicators = Communicators::new(&backends, cluster.process, lanes, library)?;
+        let communicators = Communicators::new(&backends, cluster.process, lanes, &library)?;
+        let asks = devices.first().memory() == MemoryPlace::Device && !bench.no_peer;
+        let peer = asks.then(&library).transpose().unwrap_or_else(|error| {
+            if cluster.process == 0 {
+                note_line!("note: {error}: {NOT_MEASURED}");
+            }
+            None
+        });
         let room = match devices.first().memory() {
             // Their supervisor has said how much each has.
             _ if cluster.siblings.is_some() => {
                 Room { most_mebibytes: usize::MAX, ..Room::of_host(workers) }
             }
             MemoryPlace::Host => Room::of_host(LocalWorkers::of(&cluster).here),
-            MemoryPlace::Device => Room::of_devices(&devices, workers)?,
+            MemoryPlace::Device => {
+                Room::of_devices(&devices, workers, 1 + usize::from(peer.is_some()))?
+            }
         };
         let sizes = bench.sizes(room)?;
         let processes = cluster.processes();
@@ -250,6 +267,7 @@ impl Measuring<'_> {
             ("--megabytes", sizes.arena_mebibytes.to_string()),
             ("--buckets", sizes.buckets()),
             ("--rounds", bench.rounds.to_string()),
+            ("--no-peer", bench.no_peer.to_string()),
             ("--backend (its kind)", kind_in_words(devices.kind())),
         ];
         cluster.identity.extend(equal.map(|(flag, value)| (flag.to_owned(), value)));
@@ -268,62 +286,32 @@ impl Measuring<'_> {
                 (_, MemoryPlace::Device) => Way::Devices,
                 (_, MemoryPlace::Host) => Way::Memory,
             };
-            let worker = Worker::new(context, backend, end.communicator, elements, way)?;
-            Ok(Box::new(worker) as Box<dyn Exchange>)
+            let (local_backend, end) = (Arc::clone(&backend), end.communicator);
+            let worker = Worker::new(context, local_backend, end, elements, way)?;
+            // Every worker says whether it has the library, though this one may not.
+            let id = if asks { group(context, &*backend, peer.as_ref())? } else { None };
+            let library_alone: Option<Box<dyn Arm>> = match (&peer, id) {
+                (Some(library), Some(id)) => {
+                    let rank = library::Rank::join(context, backend, library, id, elements)?;
+                    Some(Box::new(rank))
+                }
+                (Some(_), None) if context.index() == 0 => {
+                    note_line!("note: a worker shares its GPU or lacks NCCL: {NOT_MEASURED}");
+                    None
+                }
+                _ => None,
+            };
+            Ok(Arms { way: worker.way(), ours: Box::new(worker), library_alone })
         };
         let (way, measured) = measure(cluster, plans, bench.rounds.get(), make)?;
-        Ok(Outcome { workers, processes, way, sizes, measured })
-    }
-}
-
-impl Outcome {
-    fn print(&self, bench: &CollectiveBench, device: &str) -> anyhow::Result<()> {
-        let Self { workers, processes, way, sizes, measured } = self;
-        let arena = sizes.arena_mebibytes;
-        if bench.format == Format::Json {
-            let row = |row: &Measured| {
-                serde_json::json!({
-                    "bucket_mebibytes": row.bucket_mebibytes,
-                    "summed_gigabytes_per_second": row.summed,
-                    "gathered_gigabytes_per_second": row.gathered,
-                })
-            };
-            let result = serde_json::json!({
-                "device": device,
-                "through": match way {
-                    Way::Devices => "devices",
-                    Way::Memory => "memory",
-                    Way::Library => "nccl",
-                    Way::Host => "host",
-                },
-                "workers": workers,
-                "processes": processes,
-                "arena_mebibytes": arena,
-                "rounds": bench.rounds,
-                "buckets": measured.iter().map(row).collect::<Vec<_>>(),
-            });
-            return result_line!("{result}");
-        }
-        let of_processes = match processes {
-            1 => String::new(),
-            processes => format!(" of {processes} processes"),
-        };
-        let way = match way {
-            Way::Devices => "devices read each other's memory".to_owned(),
-            Way::Memory => "threads read each other's memory".to_owned(),
-            Way::Library => "NCCL moves parts, and their owners add them".to_owned(),
-            Way::Host => {
-                let kib = (CHUNK_ELEMENTS * size_of::<f32>()) >> 10;
-                format!("through the host, in chunks of {kib} KiB")
-            }
-        };
-        result_line!("{workers} workers{of_processes} on {device}, {arena} MiB each: {way}")?;
-        result_line!("what a worker receives a second, all results compared to the bit:")?;
-        result_line!("bucket MiB  summed GB/s  gathered GB/s")?;
-        for Measured { bucket_mebibytes, summed, gathered } in measured {
-            result_line!("{bucket_mebibytes:>10}  {summed:>11.2}  {gathered:>13.2}")?;
-        }
-        Ok(())
+        Ok(Outcome {
+            workers,
+            processes,
+            way,
+            arena_mebibytes: sizes.arena_mebibytes,
+            rounds: bench.rounds,
+            measured,
+        })
     }
 }
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key};
 use tidemill_collective::{BucketOwners, Carry, DEFAULT_WINDOW_BYTES};
-use tidemill_kernels::{Backend, FloatEnvironment, KernelError, Slice, SliceMut};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
 
 use super::Way;
-use super::measure::{Exchange, Exchanged, Plan};
-use super::values::in_periods;
-use crate::cluster::{Failure, WorkerContext, progress};
+use super::arena::DeviceArena;
+use super::measure::{Arm, Exchange, Exchanged, Look, Memory, Plan};
+use crate::cluster::{Failure, WorkerContext};
 
 /// A bucket as one rank sees it.
 struct Bucket {
@@ -28,25 +28,23 @@ struct Bucket {
 
 /// What a thread exchanges with others.
 struct Rank<B: Backend> {
-    /// Where the sums would have been computed, and are final long before they are needed: so it is in training, but for the
-    /// last buckets of a step.
-    compute: B::DeviceStream,
-    /// Buckets take turns on them: while one of them ends or begins, the other keeps the link busy. Dropped before what they
-    /// read, as they run to their end first.
-    streams: Vec<B::DeviceStream>,
-    backend: Arc<B>,
+    memory: DeviceArena<B>,
     end: Box<dyn Communicator<B>>,
-    way: Way,
-    arena: B::Buffer<f32>,
-    owned: B::Buffer<f32>,
-    current: Option<(Arc<Plan>, Vec<Bucket>)>,
     /// Rounds so far, of all sizes: by it the others know what is told of.
     round: u64,
+}
+
+/// What it exchanges now.
+struct Buckets<'a, B: Backend> {
+    rank: &'a mut Rank<B>,
+    plan: &'a Plan,
+    buckets: Vec<Bucket>,
 }
 
 /// A worker's part of the exchange.
 pub(super) struct Worker<B: Backend> {
     rank: Rank<B>,
+    way: Way,
     /// Open for as long as anything is carried through timely.
     _until: InputHandle<u64, CapacityContainerBuilder<Vec<()>>>,
 }
@@ -72,125 +70,63 @@ impl<B: Backend> Worker<B> {
                 until.to_stream(scope).carry(courier, DEFAULT_WINDOW_BYTES);
             });
         }
-        let mut compute = backend.device_stream()?;
-        // A library orders what it moves by one.
+        // Buckets take turns on two: while one of them ends or begins, the other keeps the link busy. A library orders what it
+        // moves by one.
         let streams = if way == Way::Devices { 2 } else { 1 };
-        let streams = (0..streams).map(|_| backend.device_stream()).collect::<Result<_, _>>()?;
-        let arena = backend.allocate(&mut compute, elements)?;
-        let owned = backend.allocate(&mut compute, 0)?;
-        let rank =
-            Rank { backend, end, way, compute, streams, arena, owned, current: None, round: 0 };
-        Ok(Self { rank, _until: until })
+        let memory = DeviceArena::new(backend, elements, streams)?;
+        Ok(Self { rank: Rank { memory, end, round: 0 }, way, _until: until })
+    }
+
+    /// Which way bytes go.
+    pub(super) fn way(&self) -> Way {
+        self.way
     }
 }
 
-impl<B: Backend> Exchange for Worker<B> {
-    fn way(&self) -> Way {
-        self.rank.way
+impl<B: Backend> Arm for Worker<B> {
+    fn begin<'a>(&'a mut self, plan: &'a Plan) -> Result<Box<dyn Exchange + Send + 'a>, Failure> {
+        let rank = &mut self.rank;
+        let buckets = buckets(plan, rank.end.rank());
+        rank.memory.own(buckets.last().map_or(0, |last| last.start + last.own.len()))?;
+        Ok(Box::new(Buckets { rank, plan, buckets }))
+    }
+}
+
+impl<B: Backend> Exchange for Buckets<'_, B> {
+    fn memory(&mut self) -> &mut dyn Memory {
+        &mut self.rank.memory
     }
 
-    fn begin(&mut self, _context: &mut WorkerContext<'_>, plan: &Arc<Plan>) -> Result<(), Failure> {
-        let buckets = buckets(plan, self.rank.end.rank());
-        let owned = buckets.last().map_or(0, |last| last.start + last.own.len());
-        if B::elements(&self.rank.owned) < owned {
-            self.rank.owned = self.rank.backend.allocate(&mut self.rank.compute, owned)?;
+    fn exchange(&mut self, what: Exchanged) -> Result<(), Failure> {
+        match what {
+            Exchanged::Sums => self.sum()?,
+            Exchanged::Gathered => self.gather()?,
         }
-        let Rank { backend, compute, end, arena, .. } = &mut self.rank;
-        let values = plan.values.of_worker(end.rank());
-        in_periods(&values, B::elements(arena), |start, values| {
-            let out = SliceMut::new(arena, start, values.len())?;
-            backend.write(compute, out, values)
-        })?;
-        self.rank.current = Some((Arc::clone(plan), buckets));
-        Ok(self.rank.finish()?)
+        self.rank.round += 1;
+        Ok(())
     }
 
-    fn run(
-        &mut self,
-        context: &mut WorkerContext<'_>,
-        what: Exchanged,
-        rounds: u64,
-    ) -> Result<(), Failure> {
-        // The thread waits for others, and this one carries what they send meanwhile.
-        let (rank, waker) = (&mut self.rank, std::thread::current());
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(move || {
-                FloatEnvironment::standard().keep();
-                let exchanged = rank.exchange(what, rounds);
-                waker.unpark();
-                exchanged
-            });
-            let stepped = context.step_while(|| !thread.is_finished());
-            // Where the run is over, its communicator is told, so that the thread ends.
-            let exchanged = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            stepped?;
-            Ok(exchanged?)
-        })
-    }
-
-    fn clear(&mut self, what: Exchanged) -> Result<(), Failure> {
-        let Rank { backend, compute, arena, owned, .. } = &mut self.rank;
-        let cleared = match what {
-            Exchanged::Sums => owned,
-            Exchanged::Gathered => arena,
-        };
-        backend.fill_zero(compute, SliceMut::all(cleared))?;
-        Ok(self.rank.finish()?)
-    }
-
-    fn check(&mut self, what: Exchanged) -> Result<(), Failure> {
-        let Rank { backend, compute, end, arena, owned, current, .. } = &mut self.rank;
-        let Some((plan, buckets)) = current else { return Ok(()) };
-        let rank = end.rank();
-        let mut compare = |of_arena: Range<usize>, from| -> Result<(), Failure> {
-            let found = backend.to_vec(compute, from)?;
-            match plan.values.difference(of_arena.start, &found) {
-                None => Ok(()),
-                Some(difference) => Err(plan.wrong(what, rank, difference).into()),
+    fn received(&mut self, what: Exchanged, look: &mut Look<'_>) -> Result<(), Failure> {
+        let Rank { memory, end, .. } = &mut *self.rank;
+        for Bucket { range, cut, own, start } in &self.buckets {
+            if what == Exchanged::Sums {
+                memory.show(what, own.clone(), *start, look)?;
+                continue;
             }
-        };
-        for Bucket { range, cut, own, start, .. } in buckets {
-            match what {
-                Exchanged::Sums => {
-                    compare(own.clone(), Slice::new(owned, *start, own.len())?)?;
-                }
-                Exchanged::Gathered => {
-                    for peer in (0..cut.ranks()).filter(|&peer| peer != rank) {
-                        let part = cut.of_rank(peer);
-                        let part = range.start + part.start..range.start + part.end;
-                        compare(part.clone(), Slice::new(arena, part.start, part.len())?)?;
-                    }
-                }
+            for peer in (0..cut.ranks()).filter(|&peer| peer != end.rank()) {
+                let part = cut.of_rank(peer);
+                let part = range.start + part.start..range.start + part.end;
+                memory.show(what, part, 0, look)?;
             }
         }
         Ok(())
     }
 }
 
-impl<B: Backend> Rank<B> {
-    /// Waits for all that was enqueued.
-    fn finish(&mut self) -> Result<(), KernelError> {
-        for stream in std::iter::once(&mut self.compute).chain(&mut self.streams) {
-            self.backend.wait(&self.backend.record(stream)?)?;
-        }
-        Ok(())
-    }
-
-    fn exchange(&mut self, what: Exchanged, rounds: u64) -> Result<(), CommunicatorError> {
-        for _ in 0..rounds {
-            match what {
-                Exchanged::Sums => self.sum()?,
-                Exchanged::Gathered => self.gather()?,
-            }
-            self.round += 1;
-            progress::moved();
-        }
-        Ok(self.finish()?)
-    }
-
+impl<B: Backend> Buckets<'_, B> {
     fn sum(&mut self) -> Result<(), CommunicatorError> {
-        let Self { backend, end, compute, streams, arena, owned, current, round, .. } = self;
-        let Some((plan, buckets)) = current else { return Ok(()) };
+        let Self { rank: Rank { memory, end, round }, plan, buckets } = self;
+        let DeviceArena { backend, compute, streams, arena, owned } = memory;
         let nodes = plan.values.nodes(end.rank()).iter();
         let nodes: Vec<_> = nodes.map(|&node| (node, &*arena)).collect();
         let post = end.post();
@@ -216,8 +152,8 @@ impl<B: Backend> Rank<B> {
     }
 
     fn gather(&mut self) -> Result<(), CommunicatorError> {
-        let Self { backend, end, streams, arena, owned, current, round, .. } = self;
-        let Some((_, buckets)) = current else { return Ok(()) };
+        let Self { rank: Rank { memory, end, round }, buckets, .. } = self;
+        let DeviceArena { backend, streams, arena, owned, .. } = memory;
         let turns = streams.len();
         for (index, Bucket { cut, own, start, .. }) in buckets.iter().enumerate() {
             let stream = &mut streams[index % turns];

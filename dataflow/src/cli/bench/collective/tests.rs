@@ -45,12 +45,15 @@ fn no_library() -> tidemill_kernels::Result<CollectiveLibrary> {
     Err(KernelError::shape("test", "library", "one", "none"))
 }
 
-fn measured<B: Backend>(devices: Devices<B>) -> anyhow::Result<Outcome> {
+fn measured<B: Backend>(
+    devices: Devices<B>,
+    library: impl Fn() -> tidemill_kernels::Result<CollectiveLibrary>,
+) -> anyhow::Result<Outcome> {
     let bench = flags(&["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"]);
     let workers = devices.workers().len();
     let cluster = ClusterSettings::threads(workers);
     let measuring = Measuring { bench: &bench, cluster, workers };
-    measuring.measure(devices, no_library)
+    measuring.measure(devices, library)
 }
 
 fn assert_complete(outcome: &Outcome, way: Way) {
@@ -58,8 +61,11 @@ fn assert_complete(outcome: &Outcome, way: Way) {
     let buckets = outcome.measured.iter().map(|row| row.bucket_mebibytes);
     assert!(buckets.eq([1, 2]), "{outcome:?}");
     for row in &outcome.measured {
-        assert!(row.summed.is_finite() && row.summed > 0.0, "{outcome:?}");
-        assert!(row.gathered.is_finite() && row.gathered > 0.0, "{outcome:?}");
+        for rate in [Some(row.ours), row.library_alone].into_iter().flatten() {
+            for rate in [rate.summed, rate.gathered] {
+                assert!(rate.is_finite() && rate > 0.0, "{outcome:?}");
+            }
+        }
     }
 }
 
@@ -67,7 +73,7 @@ fn assert_complete(outcome: &Outcome, way: Way) {
 fn devices_sum_and_gather_to_the_bit() {
     for (seed, workers) in [2, 3].into_iter().enumerate() {
         let devices = devices(workers, seed as u64, None);
-        assert_complete(&measured(devices).unwrap(), Way::Devices);
+        assert_complete(&measured(devices, no_library).unwrap(), Way::Devices);
     }
 }
 
@@ -77,7 +83,7 @@ fn threads_sum_and_gather_to_the_bit() {
         let backend = Arc::new(Cpu::new(NonZeroUsize::MIN).unwrap());
         let device = WorkerDevice { backend, name: "the CPU".to_owned(), ordinal: 0 };
         let devices = Devices::new(vec![device; workers], Precision::Fp32).unwrap();
-        assert_complete(&measured(devices).unwrap(), Way::Memory);
+        assert_complete(&measured(devices, no_library).unwrap(), Way::Memory);
     }
 }
 
@@ -88,7 +94,7 @@ fn the_rate_of_a_wrong_sum_is_an_error_that_says_where() {
         from: "terms[i].at[j] += terms[i + width].at[j]",
         to: "terms[i].at[j] -= terms[i + width].at[j]",
     };
-    let error = measured(devices(2, 0, Some(change))).unwrap_err();
+    let error = measured(devices(2, 0, Some(change)), no_library).unwrap_err();
     let line = one_line(error.as_ref());
     for part in ["the sum of worker ", " is wrong at element ", ", in buckets of 1 MiB: expected "]
     {
@@ -115,9 +121,42 @@ fn devices_of_two_processes_exchange_by_a_library() {
         };
         let processes: Vec<_> = listeners.into_iter().enumerate().map(run).collect();
         for process in processes {
-            assert_complete(&process.join().unwrap().unwrap(), Way::Library);
+            let outcome = process.join().unwrap().unwrap();
+            assert_complete(&outcome, Way::Library);
+            assert!(outcome.measured.iter().all(|row| row.library_alone.is_some()), "{outcome:?}");
         }
     });
+}
+
+/// Its sums have other bits than ours where there are more than two terms, and are taken for what they are.
+#[test]
+fn what_a_library_does_alone_is_measured_beside_ours() {
+    for (seed, workers) in [2, 3].into_iter().enumerate() {
+        let devices = || devices(workers, seed as u64, None);
+        let outcome = measured(devices(), || Ok(stand_in::library())).unwrap();
+        assert_complete(&outcome, Way::Devices);
+        let json = outcome.to_json("emulator");
+        for row in json["buckets"].as_array().unwrap() {
+            for key in ["reduce_scatter", "all_gather"] {
+                let rate = &row["nccl_alone"][format!("{key}_gigabytes_per_second")];
+                assert!(rate.as_f64().unwrap() > 0.0, "{json}");
+            }
+        }
+        let lines = outcome.lines("emulator").join("\n");
+        for said in [json["nccl_alone"].as_str().unwrap(), &lines] {
+            assert!(
+                said.contains("order of the library's own, which training never uses"),
+                "{said}"
+            );
+        }
+        assert!(lines.contains("NCCL alone: reduce_scatter GB/s  all_gather GB/s"), "{lines}");
+        let without = measured(devices(), no_library).unwrap();
+        assert_eq!(
+            without.to_json("emulator")["buckets"][0]["nccl_alone"],
+            serde_json::Value::Null
+        );
+        assert!(!without.lines("emulator").join("\n").contains("NCCL"));
+    }
 }
 
 #[test]

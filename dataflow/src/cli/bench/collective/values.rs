@@ -3,6 +3,8 @@
 //! Values repeat after a number of elements that divides no bucket and no chunk: what stands in the wrong place differs, and all
 //! of a large arena is compared with few expected values.
 
+use std::sync::OnceLock;
+
 use tidemill_collective::{Node, Tree, lane_cut};
 
 use crate::error::{JobError, Result};
@@ -19,6 +21,17 @@ pub(super) struct Values {
     period: usize,
     /// Of one period.
     sums: Vec<f32>,
+    /// How far from those of one period sums in another order may be, where that is asked.
+    bounds: OnceLock<Vec<f32>>,
+}
+
+/// How closely numbers have to agree with the sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Agreement {
+    /// They were added along the tree.
+    ToTheBit,
+    /// They were added in any order.
+    WithinRounding,
 }
 
 /// An element that is not what it has to be.
@@ -43,7 +56,7 @@ impl Values {
         let cut = lane_cut(lanes, workers).map_err(wrong)?;
         let nodes = cut.iter().map(|lanes| tree.cover(lanes)).collect();
         let period = PERIOD.min(elements);
-        let mut values = Self { tree, nodes, period, sums: Vec::new() };
+        let mut values = Self { tree, nodes, period, sums: Vec::new(), bounds: OnceLock::new() };
         values.sums = values.sum(tree.root());
         Ok(values)
     }
@@ -81,21 +94,51 @@ impl Values {
         left
     }
 
-    /// The first of `found`, which begin at element `start` of the arena, that is not the sum.
-    pub(super) fn difference(&self, start: usize, found: &[f32]) -> Option<Difference> {
+    /// The first of `found`, which begin at element `start` of the arena, that does not agree with the sum.
+    pub(super) fn difference(
+        &self,
+        start: usize,
+        found: &[f32],
+        agreement: Agreement,
+    ) -> Option<Difference> {
         let mut done = 0;
         while done < found.len() {
-            let expected = &self.sums[(start + done) % self.period..];
+            let first = (start + done) % self.period;
+            let expected = &self.sums[first..];
             let found = &found[done..];
             let mut pairs = expected.iter().zip(found);
-            let differs = |(expected, found): (&f32, &f32)| expected.to_bits() != found.to_bits();
-            if let Some(index) = pairs.position(differs) {
+            let difference = match agreement {
+                Agreement::ToTheBit => {
+                    pairs.position(|(expected, found)| expected.to_bits() != found.to_bits())
+                }
+                Agreement::WithinRounding => {
+                    let mut bounded = pairs.zip(&self.bounds()[first..]);
+                    bounded.position(|((expected, found), bound)| {
+                        let off = (expected - found).abs();
+                        off.is_nan() || off > *bound
+                    })
+                }
+            };
+            if let Some(index) = difference {
                 let (expected, found) = (expected[index], found[index]);
                 return Some(Difference { element: start + done + index, expected, found });
             }
             done += expected.len().min(found.len());
         }
         None
+    }
+}
+
+impl Values {
+    /// Twice what roundings of a sum in any order come to at most: the sum along the tree is rounded too.
+    fn bounds(&self) -> &[f32] {
+        self.bounds.get_or_init(|| {
+            let workers = self.workers();
+            let rounding = 2.0 * workers as f32 * f32::EPSILON;
+            let magnitude =
+                |element| (0..workers).map(|worker| value(worker, element).abs()).sum::<f32>();
+            (0..self.period).map(|element| rounding * magnitude(element)).collect()
+        })
     }
 }
 
@@ -149,18 +192,32 @@ mod tests {
     fn one_wrong_bit_and_one_wrong_place_are_found() {
         let elements = 2 * PERIOD + 1000;
         let values = Values::new(2, elements).unwrap();
-        let right = arena(&values, elements);
-        assert_eq!(values.difference(0, &right), None);
-        assert_eq!(values.difference(PERIOD - 3, &right[PERIOD - 3..]), None);
+        let (right, exactly) = (arena(&values, elements), Agreement::ToTheBit);
+        assert_eq!(values.difference(0, &right, exactly), None);
+        assert_eq!(values.difference(PERIOD - 3, &right[PERIOD - 3..], exactly), None);
         for element in [0, PERIOD - 1, PERIOD, elements - 1] {
             let mut wrong = right.clone();
             wrong[element] = f32::from_bits(wrong[element].to_bits() ^ 1);
             let (expected, found) = (right[element], wrong[element]);
             let difference = Difference { element, expected, found };
-            assert_eq!(values.difference(0, &wrong), Some(difference));
+            assert_eq!(values.difference(0, &wrong, exactly), Some(difference));
         }
         for moved in [1 << 18, 1 << 16, 1] {
-            assert!(values.difference(0, &right[moved..]).is_some(), "{moved}");
+            for agreement in [exactly, Agreement::WithinRounding] {
+                assert!(values.difference(0, &right[moved..], agreement).is_some(), "{moved}");
+            }
         }
+    }
+
+    #[test]
+    fn a_sum_in_another_order_agrees_and_one_that_lacks_a_term_does_not() {
+        let values = Values::new(3, 1000).unwrap();
+        let [a, b, c] = [0, 1, 2].map(|worker| values.of_worker(worker));
+        let agree = |found: &[f32], how| values.difference(0, found, how).is_none();
+        let other: Vec<f32> = (0..1000).map(|i| (a[i] + b[i]) + c[i]).collect();
+        assert!(agree(&other, Agreement::WithinRounding) && !agree(&other, Agreement::ToTheBit));
+        let lacking: Vec<f32> = (0..1000).map(|i| a[i] + b[i]).collect();
+        assert!(!agree(&lacking, Agreement::WithinRounding));
+        assert!(!agree(&[f32::NAN], Agreement::WithinRounding));
     }
 }

@@ -1,0 +1,85 @@
+//! An arena on a device, and what its worker owns of the sums.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
+
+use super::measure::{Exchanged, Look, Memory};
+use crate::cluster::Failure;
+
+/// The memory of a worker with a device, and the device streams that exchange it.
+pub(super) struct DeviceArena<B: Backend> {
+    /// Where the sums would have been computed, and are final long before they are needed: so it is in training, but for the
+    /// last buckets of a step.
+    pub compute: B::DeviceStream,
+    /// Those that exchange. Dropped before what they read, as they run to their end first.
+    pub streams: Vec<B::DeviceStream>,
+    pub arena: B::Buffer<f32>,
+    pub owned: B::Buffer<f32>,
+    pub backend: Arc<B>,
+}
+
+impl<B: Backend> DeviceArena<B> {
+    /// An arena of so many elements, exchanged by so many device streams.
+    ///
+    /// # Errors
+    /// A device that fails, or has no room.
+    pub(super) fn new(
+        backend: Arc<B>,
+        elements: usize,
+        streams: usize,
+    ) -> Result<Self, KernelError> {
+        let mut compute = backend.device_stream()?;
+        let streams = (0..streams).map(|_| backend.device_stream()).collect::<Result<_, _>>()?;
+        let arena = backend.allocate(&mut compute, elements)?;
+        let owned = backend.allocate(&mut compute, 0)?;
+        Ok(Self { compute, streams, arena, owned, backend })
+    }
+
+    /// Makes room for so many owned elements.
+    pub(super) fn own(&mut self, elements: usize) -> Result<(), KernelError> {
+        if B::elements(&self.owned) < elements {
+            self.owned = self.backend.allocate(&mut self.compute, elements)?;
+        }
+        Ok(())
+    }
+
+    /// Shows the elements `of_arena` as they were received: owned ones stand from element `start` of these on.
+    pub(super) fn show(
+        &mut self,
+        what: Exchanged,
+        of_arena: Range<usize>,
+        start: usize,
+        look: &mut Look<'_>,
+    ) -> Result<(), Failure> {
+        let from = match what {
+            Exchanged::Sums => Slice::new(&self.owned, start, of_arena.len())?,
+            Exchanged::Gathered => Slice::new(&self.arena, of_arena.start, of_arena.len())?,
+        };
+        look(of_arena.start, &self.backend.to_vec(&mut self.compute, from)?)
+    }
+}
+
+impl<B: Backend> Memory for DeviceArena<B> {
+    fn put(&mut self, start: usize, values: &[f32]) -> Result<(), Failure> {
+        let out = SliceMut::new(&mut self.arena, start, values.len())?;
+        Ok(self.backend.write(&mut self.compute, out, values)?)
+    }
+
+    fn clear(&mut self, what: Exchanged) -> Result<(), Failure> {
+        let cleared = match what {
+            Exchanged::Sums => &mut self.owned,
+            Exchanged::Gathered => &mut self.arena,
+        };
+        self.backend.fill_zero(&mut self.compute, SliceMut::all(cleared))?;
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        for stream in std::iter::once(&mut self.compute).chain(&mut self.streams) {
+            self.backend.wait(&self.backend.record(stream)?)?;
+        }
+        Ok(())
+    }
+}

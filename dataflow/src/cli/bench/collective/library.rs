@@ -1,0 +1,117 @@
+//! What a library of collectives does alone with the devices of all workers, to be measured beside what training does.
+//!
+//! Its sums are in an order of its own, so they agree with those of training within rounding, and no weight may come of them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_kernels::gpu::collectives::{
+    CollectiveLibrary, GroupId, GroupMember, LibraryCollective,
+};
+use tidemill_kernels::{Backend, Slice, SliceMut};
+
+use super::arena::DeviceArena;
+use super::measure::{Arm, Exchange, Exchanged, Look, Memory, Plan};
+use crate::cluster::{Failure, WorkerContext};
+
+/// A worker with a device, in a group of all.
+pub(super) struct Rank<B: Backend> {
+    // Before the member, as what is enqueued runs to its end first.
+    memory: DeviceArena<B>,
+    member: Arc<GroupMember>,
+}
+
+/// What it exchanges now.
+struct Shares<'a, B: Backend> {
+    rank: &'a mut Rank<B>,
+    buckets: Vec<Bucket>,
+}
+
+/// A bucket in equal shares, one for each rank: elements that are left over are not exchanged.
+struct Bucket {
+    /// Its elements of the arena.
+    range: Range<usize>,
+    /// The number of elements of a share.
+    share: usize,
+    /// Where this rank's begins in what it owns of all.
+    start: usize,
+}
+
+impl<B: Backend> Rank<B> {
+    /// Begins to join the group `id` as the worker of `context`, which computes on `backend`, with an arena of so many elements.
+    ///
+    /// # Errors
+    /// What the library answers, or a device that fails or has no room.
+    pub(super) fn join(
+        context: &WorkerContext<'_>,
+        backend: Arc<B>,
+        library: &CollectiveLibrary,
+        id: GroupId,
+        elements: usize,
+    ) -> Result<Self, Failure> {
+        let rank_of = (context.index(), context.peers());
+        let member = Arc::new(backend.join_group(library, id, rank_of)?);
+        context.abort().on_abort(GroupMember::abort_handle(&member));
+        Ok(Self { memory: DeviceArena::new(backend, elements, 1)?, member })
+    }
+}
+
+impl<B: Backend> Arm for Rank<B> {
+    fn begin<'a>(&'a mut self, plan: &'a Plan) -> Result<Box<dyn Exchange + Send + 'a>, Failure> {
+        let (ranks, mut end) = (self.member.ranks(), 0);
+        let buckets = plan.training.buckets.buckets().iter().map(|bucket| {
+            let (start, share) = (end, bucket.range.len() / ranks);
+            end += share;
+            Bucket { range: bucket.range.start..bucket.range.start + ranks * share, share, start }
+        });
+        let buckets = buckets.collect();
+        self.memory.own(end)?;
+        Ok(Box::new(Shares { rank: self, buckets }))
+    }
+}
+
+impl<B: Backend> Exchange for Shares<'_, B> {
+    fn memory(&mut self) -> &mut dyn Memory {
+        &mut self.rank.memory
+    }
+
+    fn exchange(&mut self, what: Exchanged) -> Result<(), Failure> {
+        let Rank { memory, member } = &mut *self.rank;
+        let DeviceArena { backend, compute, streams, arena, owned } = memory;
+        let ready = backend.record(compute)?;
+        for stream in streams {
+            backend.wait_for(stream, &ready)?;
+            for &Bucket { ref range, share, start } in &self.buckets {
+                let (what, out, from) = match what {
+                    Exchanged::Sums => (
+                        LibraryCollective::ReduceScatter,
+                        SliceMut::new(owned, start, share)?,
+                        Slice::new(arena, range.start, range.len())?,
+                    ),
+                    Exchanged::Gathered => (
+                        LibraryCollective::AllGather,
+                        SliceMut::new(arena, range.start, range.len())?,
+                        Slice::new(owned, start, share)?,
+                    ),
+                };
+                backend.library_collective(stream, member, what, out, from)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, what: Exchanged, look: &mut Look<'_>) -> Result<(), Failure> {
+        let Rank { memory, member } = &mut *self.rank;
+        for Bucket { range, share, start } in &self.buckets {
+            let received = match what {
+                Exchanged::Sums => {
+                    let own = range.start + member.rank() * share;
+                    own..own + share
+                }
+                Exchanged::Gathered => range.clone(),
+            };
+            memory.show(what, received, *start, look)?;
+        }
+        Ok(())
+    }
+}
