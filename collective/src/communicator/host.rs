@@ -208,14 +208,7 @@ impl<B: Backend> Host<B> {
             let chunk = arrived.chunk();
             let header = *chunk.header()?;
             let rank = header.source as usize;
-            let wrong = |wrong| {
-                let what = match what {
-                    What::Sums => "the sums",
-                    What::Update => "the update",
-                };
-                let Key { step, bucket, .. } = key;
-                CommunicatorError::Posted { rank, what, bucket, step, wrong }
-            };
+            let wrong = |wrong| what.wrong(rank, key, wrong);
             let is_of = |expected: &Expected| {
                 (expected.source, expected.part) == (rank, header.part)
                     && expected.node == header.node
@@ -233,7 +226,7 @@ impl<B: Backend> Host<B> {
             write(index, start, &chunk.values()?)?;
             left -= 1;
         }
-        Ok(())
+        self.inbox.close(key, what)
     }
 }
 
@@ -311,6 +304,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
         sums.sort_by_key(|sums| sums.node);
         self.send_sums((backend, stream), key, cut, &sums)?;
         if own.is_empty() {
+            self.inbox.close(key, What::Sums)?;
             return self.read.keep_sums((backend, stream), bucket, told);
         }
         let nodes = self.schedule.sums(round as usize)?;
@@ -446,7 +440,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
             let (part, node) = (Part::Update { bucket }, self.schedule.tree().root());
             Expected { source, part, node, elements: end - start, start }
         });
-        let expected: Vec<_> = expected.collect();
+        let expected: Vec<_> = expected.filter(|expected| expected.elements > 0).collect();
         self.receive(key, What::Update, &expected, |index, start, values| {
             let at = expected[index].start + start;
             Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
@@ -455,3 +449,6 @@ impl<B: Backend> Communicator<B> for Host<B> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@ use tidemill_kernels::{Backend, MemoryPlace, Shared, Slice};
 
 use super::{Abort, CommunicatorError, Result};
 use crate::carry::Arrived;
-use crate::chunk;
+use crate::chunk::{ChunkHeader, Part};
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
@@ -81,6 +81,18 @@ impl<B: Backend> Reading<B> {
 pub(super) enum What {
     Sums,
     Update,
+}
+
+impl What {
+    /// That `rank` has sent of it what it had not to.
+    pub(super) fn wrong(self, rank: usize, key: Key, wrong: &'static str) -> CommunicatorError {
+        let what = match self {
+            Self::Sums => "the sums",
+            Self::Update => "the update",
+        };
+        let Key { step, bucket, .. } = key;
+        CommunicatorError::Posted { rank, what, bucket, step, wrong }
+    }
 }
 
 pub(super) enum Message<B: Backend> {
@@ -244,7 +256,7 @@ impl<B: Backend> Post<B> {
     pub(super) fn deliver(&self, arrived: std::result::Result<Arrived, CollectiveError>) {
         // A worker that is gone reads nothing: the run is over.
         match arrived {
-            Ok(arrived) if matches!(arrived.part(), Some(chunk::Part::Update { .. })) => {
+            Ok(arrived) if matches!(arrived.part(), Some(Part::Update { .. })) => {
                 for member in &self.members {
                     let _ = member.send(Message::Arrived(arrived.clone()));
                 }
@@ -283,6 +295,8 @@ pub(super) struct Inbox<B: Backend> {
     sums: Incomplete<Told<B>, B::Event>,
     updates: Incomplete<Shared<B, f32>, B::Event>,
     arrived: BTreeMap<(Key, What), VecDeque<Arrived>>,
+    /// By bucket: the last step and round of which all has come from other processes.
+    closed: BTreeMap<(What, u32), (u64, u32)>,
     /// Whether the members were told to end.
     is_over: bool,
 }
@@ -303,6 +317,7 @@ pub(super) fn members<B: Backend>(
             sums: BTreeMap::new(),
             updates: BTreeMap::new(),
             arrived: BTreeMap::new(),
+            closed: BTreeMap::new(),
             is_over: false,
         };
         (Post { member, members: senders.clone() }, inbox)
@@ -346,6 +361,19 @@ impl<B: Backend> Inbox<B> {
         }
     }
 
+    /// All that other processes have to send of a bucket has come.
+    ///
+    /// # Errors
+    /// More of it, now or when it comes: nothing would use it, and its sender waited for the credit.
+    pub(super) fn close(&mut self, key: Key, what: What) -> Result<()> {
+        self.closed.insert((what, key.bucket), (key.step, key.round));
+        let waiting = self.arrived.remove(&(key, what));
+        match waiting.and_then(|mut waiting| waiting.pop_front()) {
+            Some(arrived) => Err(too_much(what, key, arrived.chunk().header()?)),
+            None => Ok(()),
+        }
+    }
+
     fn receive(&mut self) -> Result<()> {
         if self.is_over {
             return Err(CommunicatorError::Closed);
@@ -363,19 +391,21 @@ impl<B: Backend> Inbox<B> {
             Message::Arrived(arrived) => {
                 let header = arrived.chunk().header()?;
                 let round = self.schedule.round_of(header.node.lo as usize);
-                let place = match (header.part, round) {
-                    (chunk::Part::Gradient { bucket, .. }, Some(round)) => {
+                let (key, what) = match (header.part, round) {
+                    (Part::Gradient { bucket, .. }, Some(round)) => {
                         (Key { step: header.step, round: round as u32, bucket }, What::Sums)
                     }
-                    (chunk::Part::Update { bucket }, _) => {
-                        (Key::new(header.step, bucket), What::Update)
-                    }
+                    (Part::Update { bucket }, _) => (Key::new(header.step, bucket), What::Update),
                     _ => {
                         let what = "it is neither sums of these lanes nor what was updated";
                         return Err(CollectiveError::Malformed { what }.into());
                     }
                 };
-                self.arrived.entry(place).or_default().push_back(arrived);
+                let closed = self.closed.get(&(what, key.bucket));
+                if closed.is_some_and(|&last| (key.step, key.round) <= last) {
+                    return Err(too_much(what, key, header));
+                }
+                self.arrived.entry((key, what)).or_default().push_back(arrived);
                 Ok(())
             }
             Message::Damaged(error) => Err(error.into()),
@@ -385,6 +415,10 @@ impl<B: Backend> Inbox<B> {
             }
         }
     }
+}
+
+fn too_much(what: What, key: Key, header: &ChunkHeader) -> CommunicatorError {
+    what.wrong(header.source as usize, key, "after all of it had come")
 }
 
 /// Keeps what a member has told.

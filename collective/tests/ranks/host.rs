@@ -2,14 +2,15 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use crate::rank::{Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements};
 use tidemill_collective::CHUNK_ELEMENTS;
 use tidemill_collective::carry::Carry;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Traffic};
+use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Host, Key, Traffic};
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
-use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError};
+use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError, Runtime, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
 use timely::{CommunicationConfig, Config, WorkerConfig};
@@ -151,6 +152,69 @@ fn a_group_sends_what_one_worker_would() {
         let Traffic { from_memory, from_processes } = crossed(ranks);
         assert_eq!(from_processes, 2 * bytes, "{ranks} ranks in 2 processes");
         assert_eq!(from_memory == 0, ranks == 2);
+    }
+}
+
+/// What a rank waits for in vain.
+#[derive(Clone, Copy, Debug)]
+enum Missing {
+    /// What the other worker of its group has.
+    OfGroup,
+    /// What comes from the other group.
+    OfOthers,
+}
+
+/// From when any member says so, whatever a rank waits for; and it comes to wait for nothing more.
+#[test]
+fn ranks_that_wait_for_their_group_or_another_are_ended() {
+    const SOON: Duration = Duration::from_secs(20);
+    let (cpu, cut, bucket) = (&cpus(1)[0], Cut::at(vec![4, 8, 12]), 0..12);
+    let uses = std::slice::from_ref(&bucket);
+    for missing in [Missing::OfGroup, Missing::OfOthers] {
+        for is_gathered in [false, true] {
+            let schedule = Rounds::One.schedule(4, 3);
+            let mut ends = Host::group(&[cpu, cpu], &[0..2, 2..3], 0, &schedule).unwrap();
+            let mut stream = cpu.device_stream().unwrap();
+            let buffer = cpu.allocate::<f32>(&mut stream, 12).unwrap();
+            let waiting = if let Missing::OfGroup = missing { 1 } else { 2 };
+            for end in &mut ends[..waiting] {
+                let (rank, key) = (end.rank(), Key::new(0, 0));
+                let nodes = schedule.nodes(0, rank..rank + 1).unwrap();
+                let nodes: Vec<_> = nodes.into_iter().map(|node| (node, &buffer)).collect();
+                end.post().sums(cpu, &mut stream, key, &nodes, uses).unwrap();
+                let values = Slice::new(&buffer, 0, 4).unwrap();
+                end.updated(cpu, &mut stream, key, &cut, values).unwrap();
+            }
+            // What is sent to the other group is not carried, and kept.
+            let _couriers: Vec<_> = ends.iter_mut().map(|end| end.courier()).collect();
+            let (first, abort) = (ends.remove(0), ends[0].abort_handle());
+            let (cut, cpu) = (cut.clone(), cpu.clone());
+            let (sender, ended) = mpsc::channel();
+            std::thread::spawn(move || {
+                let (mut end, mut stream) = (first, cpu.device_stream().unwrap());
+                let mut out = cpu.allocate::<f32>(&mut stream, 12).unwrap();
+                for step in 0..2 {
+                    let key = Key::new(step, 0);
+                    let waited = match is_gathered {
+                        true => {
+                            let out = SliceMut::all(&mut out);
+                            end.gather(&cpu, &mut stream, key, &cut, out)
+                        }
+                        false => {
+                            let out = SliceMut::new(&mut out, 0, 4).unwrap();
+                            end.reduce_scatter(&cpu, &mut stream, key, &cut, out)
+                        }
+                    };
+                    sender.send(waited).unwrap();
+                }
+            });
+            abort();
+            for _ in 0..2 {
+                let waited = ended.recv_timeout(SOON).expect("it ends");
+                let is_closed = matches!(waited, Err(CommunicatorError::Closed));
+                assert!(is_closed, "{missing:?}, {is_gathered}: {waited:?}");
+            }
+        }
     }
 }
 

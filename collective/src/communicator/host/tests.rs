@@ -1,0 +1,185 @@
+//! What comes from another process and is not what it has to be is an error that names it. Timely carries it from a worker that
+//! sends what the test says.
+
+use std::num::NonZeroUsize;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tidemill_kernels::{Cpu, Runtime};
+use timely::bytes::arc::BytesMut;
+use timely::container::CapacityContainerBuilder;
+use timely::dataflow::InputHandle;
+use timely::dataflow::channels::ContainerBytes;
+use timely::{CommunicationConfig, Config, WorkerConfig};
+
+use super::*;
+use crate::carry::Carry;
+
+/// Far less than a test may wait, far more than a chunk takes.
+const SOON: Duration = Duration::from_secs(20);
+const KEY: Key = Key { step: 7, round: 0, bucket: 3 };
+/// Of rank 0: two chunks, one of which is short.
+const OWN: usize = CHUNK_ELEMENTS + 8;
+
+/// A bucket of three ranks, the second of which owns nothing.
+fn cut() -> Cut {
+    Cut::at(vec![OWN, OWN, OWN + 100])
+}
+
+/// Sums and gathers the bucket at two steps, as rank 0, which is a process of its own as the others are.
+fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: What) -> Result<()> {
+    let (mut stream, cut) = (cpu.device_stream()?, cut());
+    let range = 0..OWN + 100;
+    let sums = cpu.allocate::<f32>(&mut stream, range.len())?;
+    for step in KEY.step..KEY.step + 2 {
+        let key = Key { step, ..KEY };
+        match what {
+            What::Sums => {
+                let (nodes, uses) = ([(Node::leaf(0), &sums)], std::slice::from_ref(&range));
+                end.post().sums(cpu, &mut stream, key, &nodes, uses)?;
+                let nodes = end.schedule().sums(0)?.len();
+                let mut out = cpu.allocate(&mut stream, nodes * OWN)?;
+                end.reduce_scatter(cpu, &mut stream, key, &cut, SliceMut::all(&mut out))?;
+            }
+            What::Update => {
+                let values = Slice::new(&sums, 0, OWN)?;
+                end.updated(cpu, &mut stream, key, &cut, values)?;
+                let mut out = cpu.allocate(&mut stream, range.len())?;
+                end.gather(cpu, &mut stream, key, &cut, SliceMut::all(&mut out))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What rank 0 says where rank 1 sends `chunks`, and nothing else comes.
+fn said(what: What, chunks: Vec<Chunk>) -> String {
+    let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
+    let schedule = Arc::new(LaneSchedule::one_by_one(4, 3).unwrap());
+    let (answer, answered) = mpsc::channel();
+    std::thread::spawn(move || {
+        let config = Config {
+            communication: CommunicationConfig::ProcessBinary(3),
+            worker: WorkerConfig::default(),
+        };
+        let workers = timely::execute(config, move |worker| {
+            let mut until = InputHandle::<u64, CapacityContainerBuilder<Vec<()>>>::new();
+            let mut end = (worker.index() == 0).then(|| {
+                let groups: Vec<_> = (0..3).map(|rank| rank..rank + 1).collect();
+                Host::group(&[&cpu], &groups, 0, &schedule).unwrap().remove(0)
+            });
+            let (outgoing, others) = courier(|_arrived| ());
+            let carried = end.as_mut().map_or(Some(others), |end| end.courier()).unwrap();
+            worker.dataflow::<u64, _, _>(|scope| {
+                until.to_stream(scope).carry(carried, 1 << 20);
+            });
+            if worker.index() == 1 {
+                assert!(outgoing.send(chunks.clone()));
+            }
+            if let Some(end) = end {
+                let (cpu, answer, waker) = (cpu.clone(), answer.clone(), std::thread::current());
+                let thread = std::thread::spawn(move || {
+                    answer.send(exchange(end, &cpu, what)).unwrap();
+                    waker.unpark();
+                });
+                while !thread.is_finished() {
+                    worker.step_or_park(Some(Duration::from_millis(100)));
+                }
+                thread.join().unwrap();
+            }
+            drop(until);
+            while worker.step_or_park(None) {}
+        });
+        workers.unwrap().join().into_iter().for_each(|worker| worker.unwrap());
+    });
+    let answered = answered.recv_timeout(SOON).expect("an answer, and no waiting");
+    answered.expect_err("what came is wrong").to_string()
+}
+
+/// Piece `piece` of what `source` has to send, of so many elements.
+fn chunk(what: What, source: u32, piece: u32, elements: usize) -> Chunk {
+    let (part, node) = match what {
+        What::Sums => (Part::Gradient { bucket: KEY.bucket, use_index: 0 }, Node::leaf(source)),
+        What::Update => (Part::Update { bucket: KEY.bucket }, Node { lo: 0, hi: 4 }),
+    };
+    let (destination, step) = (0, KEY.step);
+    let header = ChunkHeader { destination, source, part, chunk: piece, node, step };
+    Chunk::new(header, vec![0.0; elements])
+}
+
+/// The same with another header.
+fn with(chunk: &Chunk, change: impl FnOnce(&mut ChunkHeader)) -> Chunk {
+    let mut header = *chunk.header().unwrap();
+    change(&mut header);
+    Chunk::new(header, chunk.values().unwrap().into_owned())
+}
+
+fn posted(rank: u32, what: &str, wrong: &str) -> String {
+    format!("rank {rank} posted {what} of bucket 3 at step 8 {wrong}")
+}
+
+#[test]
+fn a_chunk_that_is_damaged_or_not_for_this_rank_is_named() {
+    let damaged = || Chunk::from_bytes(BytesMut::from(vec![1; 64]).freeze());
+    for what in [What::Sums, What::Update] {
+        let no_chunk = "a message is no chunk: its first bytes are not those of a chunk";
+        assert_eq!(said(what, vec![damaged()]), no_chunk);
+        let good = chunk(what, 2, 0, 100);
+        let misrouted = with(&good, |header| header.destination = 3);
+        assert_eq!(said(what, vec![misrouted]), "a chunk for worker 3 arrived at worker 0");
+        let state = Part::State(crate::chunk::StatePart::ExpAvg);
+        let state = with(&good, |header| header.part = state);
+        let neither =
+            "a message is no chunk: it is neither sums of these lanes nor what was updated";
+        assert_eq!(said(what, vec![state]), neither);
+    }
+    let no_lanes = with(&chunk(What::Sums, 1, 0, 8), |header| header.node = Node::leaf(4));
+    assert!(said(What::Sums, vec![no_lanes]).contains("neither sums of these lanes"));
+}
+
+#[test]
+fn a_chunk_of_another_length_is_named() {
+    for (what, in_words, source, whole) in
+        [(What::Sums, "the sums", 1, CHUNK_ELEMENTS), (What::Update, "the update", 2, 100)]
+    {
+        let expected = posted(source, in_words, "of another length");
+        for (piece, elements) in [(0, whole - 1), (0, 0), (0, whole + 1), (2, whole), (9, 8)] {
+            let chunks = vec![chunk(what, source, piece, elements)];
+            assert_eq!(said(what, chunks), expected, "piece {piece} of {elements}");
+        }
+    }
+}
+
+/// Also once all of it has come: then the next that waits hears of it.
+#[test]
+fn a_chunk_that_comes_twice_is_named() {
+    let piece = |piece, elements| chunk(What::Sums, 1, piece, elements);
+    let (first, second) = (piece(0, CHUNK_ELEMENTS), piece(1, 8));
+    let found = said(What::Sums, vec![first.clone(), first.clone()]);
+    assert_eq!(found, posted(1, "the sums", "twice"));
+    let of_others = [chunk(What::Sums, 2, 0, CHUNK_ELEMENTS), chunk(What::Sums, 2, 1, 8)];
+    let mut chunks = vec![first.clone(), second];
+    chunks.extend(of_others);
+    chunks.push(first);
+    assert_eq!(said(What::Sums, chunks), posted(1, "the sums", "after all of it had come"));
+    let update = chunk(What::Update, 2, 0, 100);
+    let found = said(What::Update, vec![update.clone(), update]);
+    assert_eq!(found, posted(2, "the update", "after all of it had come"));
+}
+
+#[test]
+fn a_chunk_of_a_rank_that_has_nothing_to_send_is_named() {
+    let wrong = "that this worker has not to get from it";
+    let update = chunk(What::Update, 1, 0, 8);
+    assert_eq!(said(What::Update, vec![update]), posted(1, "the update", wrong));
+    let none = chunk(What::Sums, 3, 0, CHUNK_ELEMENTS);
+    let none = with(&none, |header| header.node = Node::leaf(2));
+    assert_eq!(said(What::Sums, vec![none]), posted(3, "the sums", wrong));
+    let other_lanes = chunk(What::Sums, 1, 0, CHUNK_ELEMENTS);
+    let other_lanes = with(&other_lanes, |header| header.node = Node::leaf(2));
+    assert_eq!(said(What::Sums, vec![other_lanes]), posted(1, "the sums", wrong));
+    let other_use = chunk(What::Sums, 1, 0, CHUNK_ELEMENTS);
+    let part = Part::Gradient { bucket: KEY.bucket, use_index: 1 };
+    let other_use = with(&other_use, |header| header.part = part);
+    assert_eq!(said(What::Sums, vec![other_use]), posted(1, "the sums", wrong));
+}
