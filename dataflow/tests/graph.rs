@@ -106,6 +106,17 @@ fn every_credit_window_makes_progress() {
     }
 }
 
+/// What a cut has is then copied from where it is, and the next update waits for it.
+#[test]
+fn checkpoints_that_find_no_room_on_the_host_are_the_same() {
+    for (workers, processes) in [(1, 1), (3, 1), (2, 2)] {
+        for window_bytes in [0, 4 << 20] {
+            let run = Run { workers, processes, window_bytes, ..Run::default() };
+            same(&Run { staging_bytes: Some(0), ..run });
+        }
+    }
+}
+
 /// What is summed, updated and gathered together: a segment, some of them, or all.
 ///
 /// Seen failing: with updates of merged chunks that began one element early, with the mean of their sums of squares in

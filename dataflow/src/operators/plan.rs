@@ -35,6 +35,9 @@ pub struct TrainingPlan {
     pub read_ahead_steps: NonZeroU64,
     /// Bytes of chunks that a worker may have on their way to other processes, and as many of snapshots; never numerics.
     pub window_bytes: usize,
+    /// Bytes of the host's memory that the copies of a cut may take, those of all workers together; half of what is free where
+    /// it is not said. Never numerics: a run whose cuts find no room there waits for each to be written.
+    pub staging_bytes: Option<usize>,
     /// Which updates are followed by a checkpoint.
     pub checkpoints: CheckpointCuts,
     /// What errors call the samples of a step; never numerics.
@@ -115,6 +118,7 @@ impl TrainingPlan {
             steps,
             read_ahead_steps: NonZeroU64::MIN.saturating_add(1),
             window_bytes: DEFAULT_WINDOW_BYTES,
+            staging_bytes: None,
             checkpoints: CheckpointCuts::Never,
             sample_names: SampleNames::default(),
             evaluation_names: SampleNames::default(),

@@ -81,6 +81,7 @@ pub struct Run {
     pub microbatch: usize,
     pub read_ahead: u64,
     pub window_bytes: usize,
+    pub staging_bytes: Option<usize>,
     pub bucket_elements: usize,
     /// What connects the devices of several processes.
     pub library: Option<fn() -> CollectiveLibrary>,
@@ -152,6 +153,7 @@ impl Default for Run {
             microbatch: 2,
             read_ahead: 2,
             window_bytes: 4 << 20,
+            staging_bytes: None,
             bucket_elements: 100,
             library: None,
             steps: 6,
@@ -218,6 +220,7 @@ impl Run {
         plan.first_tokens = plan.first_step * self.samples * POSITIONS as u64;
         plan.read_ahead_steps = NonZeroU64::new(self.read_ahead).unwrap();
         plan.window_bytes = self.window_bytes;
+        plan.staging_bytes = self.staging_bytes;
         let name = |row| SampleName { file: "made-up.parquet".to_owned(), row };
         plan.sample_names = SampleNames::new(name);
         plan.evaluation_names = SampleNames::new(name);

@@ -27,6 +27,7 @@ macro_rules! every_body {
             microbatches_are_not_numerics: on_device::microbatches_are_not_numerics;
             workers_without_a_library_give_the_same_bits: on_device::workers_without_a_library;
             any_number_of_workers_gives_the_same_bits: on_device::workers_give_the_same_bits;
+            checkpoints_without_room_on_the_host_are_the_same: on_device::checkpoints_in_place;
             lanes_are_numerics: on_device::lanes_are_numerics;
             a_resumed_run_ends_like_one_that_never_stopped: on_device::resumes_anywhere;
             a_token_that_the_device_finds_wrong_ends_the_run: on_device::wrong_token_ends_the_run;
@@ -114,6 +115,21 @@ pub fn workers_give_the_same_bits<B: Backend>(arm: &Arm<B>) {
     for sharding in Sharding::ALL {
         arm.same(&Run { workers: 2, microbatch: 1, sharding, ..run() });
         arm.same(&Run { workers: 3, window_bytes: 200, sharding, ..run() });
+    }
+}
+
+/// What a cut has is copied from where it is while the next step computes, in windows below a chunk or of all of it.
+pub fn checkpoints_in_place<B: Backend>(arm: &Arm<B>) {
+    use Sharding::{Gradients, Optimizer, Parameters};
+    let every_step = Run { steps: 2, checkpoint_every: 1, ..run() };
+    let expected = arm.run(&every_step);
+    assert_eq!(expected.checkpoints.keys().copied().collect::<Vec<_>>(), [1, 2]);
+    for (workers, sharding, window_bytes) in
+        [(1, Optimizer, 80), (2, Gradients, 4 << 20), (2, Parameters, 80)]
+    {
+        let run = Run { workers, sharding, window_bytes, ..every_step.clone() };
+        let found = arm.run(&Run { staging_bytes: Some(0), ..run });
+        assert_eq!(found, expected, "{}: {workers} workers, {sharding:?}", arm.name);
     }
 }
 

@@ -25,13 +25,13 @@ pub(in crate::operators) enum Staging {
 }
 
 impl Staging {
-    /// How cuts are kept, where the memory of the host decides.
+    /// How cuts are kept: the memory of the host decides.
     pub(super) fn of(plan: &TrainingPlan) -> Self {
         let chunks = plan.chunks.chunks();
         let elements = chunks.last().map_or(0, |chunk| chunk.range.end);
         // That of all workers, which may be of this machine.
         let bytes = (StatePart::ALL.len() * size_of::<f32>()).saturating_mul(elements);
-        let is_room = bytes <= available_bytes() / 2;
+        let is_room = bytes <= plan.staging_bytes.unwrap_or_else(|| available_bytes() / 2);
         match plan.checkpoints {
             CheckpointCuts::Every(_) if is_room => Self::OnHost,
             _ => Self::InPlace,
