@@ -2,6 +2,8 @@
 
 #[path = "graph/harness.rs"]
 mod harness;
+#[path = "graph/lane_owner.rs"]
+mod lane_owner;
 #[path = "graph/lookup.rs"]
 mod lookup;
 #[path = "graph/on_device.rs"]
@@ -14,6 +16,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use harness::{Outcome, Run, Subject};
+use lane_owner::worker_of;
 use lookup::{Lookup, STUCK_TOKEN};
 use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
@@ -117,37 +120,53 @@ fn any_number_of_processes_gives_the_same_bits_in_bf16() {
     any_number_of_processes_gives_the_same_bits::<Bf16>();
 }
 
-/// The others read its memory, or are sent what it has: all of them end, with the name of the one that is stuck.
-#[test]
-fn a_device_that_never_returns_ends_those_that_wait_for_its_gradients() {
-    const DEADLINE: Duration = Duration::from_millis(1_000);
+/// A device of one of `workers` workers of `processes` never returns from a lane of the third step, while others wait for its sums
+/// of it, with lanes of their own behind them or without: all of them end, with the name of the one that is stuck.
+fn a_device_that_never_returns_is_named(workers: usize, processes: usize) {
+    const DEADLINE: Duration = Duration::from_millis(500);
     const SOON: Duration = Duration::from_secs(20);
     let backend = Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32)));
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
-    for (workers, processes) in [(3, 1), (2, 2)] {
-        let poison = Some((11 * 2 + 9, STUCK_TOKEN));
+    // It is of the second lane: where these leave one by one, others have one behind it.
+    let (sample, poison) = (3, Some((11 * 2 + 3, STUCK_TOKEN)));
+    for sharding in Sharding::ALL {
         let step_deadline = Some(DEADLINE);
         let run = Run { samples: 11, lanes: 4, workers, processes, library, ..Run::default() };
-        let run = Run { steps: 4, checkpoint_every: 2, poison, step_deadline, ..run };
+        let run = Run { steps: 4, checkpoint_every: 2, poison, step_deadline, sharding, ..run };
         let (mut model, gate) = (Lookup::new(), run.gate.clone());
         model.stuck = Some(Arc::new(move || gate.wait()));
         let (model, backend) = (Arc::new(model), Arc::clone(&backend));
         let subject = Subject { backend, others: Vec::new(), model, chunk_elements: 70 };
         // Kernels are compiled when they are first used, which may take longer.
-        let warm = Run { poison: None, step_deadline: None, ..run.clone() };
+        let warm = Run { steps: 1, poison: None, step_deadline: None, ..run.clone() };
         warm.run_on(&subject).unwrap_or_else(|error| panic!("{}", error.with_causes()));
         let start = Instant::now();
         let (error, checkpoints) = run.run_to_failure_on(&subject);
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-        let text = match error {
-            ClusterError::LeftBehind { cause, .. } => cause.unwrap().to_string(),
-            other => other.to_string(),
+        let (text, left) = match error {
+            ClusterError::LeftBehind { cause, left, .. } => (cause.unwrap().to_string(), left),
+            other => (other.to_string(), Vec::new()),
         };
-        let last = format!("thread device-{}", workers - 1);
-        assert!(text.contains(&last), "{workers} of {processes}: {text}");
+        let worker = worker_of(&run, sample);
+        let stuck = format!("thread device-{worker}");
+        assert!(text.contains(&stuck), "{workers} of {processes}, {sharding:?}: {text}");
         assert!(text.ends_with("in step 3: forward and backward"), "{text}");
+        // What is said is what the first process says.
+        let left_behind = if worker < workers / processes { vec![stuck] } else { Vec::new() };
+        let left: Vec<_> = left.iter().map(ToString::to_string).collect();
+        assert_eq!(left, left_behind, "no other waits any more: {sharding:?}");
         assert!(checkpoints.keys().all(|&step| step <= 2), "{:?}", checkpoints.keys());
     }
+}
+
+#[test]
+fn a_device_that_never_returns_ends_the_threads_that_wait_for_its_gradients() {
+    a_device_that_never_returns_is_named(3, 1);
+}
+
+#[test]
+fn a_device_that_never_returns_ends_the_processes_that_wait_for_its_gradients() {
+    a_device_that_never_returns_is_named(2, 2);
 }
 
 #[test]

@@ -5,6 +5,8 @@
 mod bigram;
 #[path = "graph/harness.rs"]
 mod harness;
+#[path = "graph/lane_owner.rs"]
+mod lane_owner;
 #[path = "graph/standstill.rs"]
 mod standstill;
 

@@ -19,6 +19,7 @@ use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
 use super::companion::{OperatorGone, Stopped};
+use crate::cluster::progress::{self, Phase};
 
 /// What a device thread is lent for a step.
 struct Lent<B: Backend> {
@@ -133,6 +134,8 @@ impl<B: Backend> Borrower<B> {
     ) -> Result<Borrowed<'_, B>, Stopped> {
         let mut sums = None;
         if self.held.is_empty() {
+            // Other workers lend theirs when they have updated it, and may be behind.
+            let _waiting = progress::during(Phase::WaitingForSums);
             let mut lent = Vec::with_capacity(self.lenders.len());
             while lent.len() < self.lenders.len() {
                 let part: Lent<B> = self.lent.recv().ok().flatten().ok_or(OperatorGone)?;

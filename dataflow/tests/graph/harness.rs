@@ -201,7 +201,7 @@ pub fn rule() -> UpdateRule {
 }
 
 impl Run {
-    fn batch(&self) -> BatchPlan {
+    pub fn batch(&self) -> BatchPlan {
         let settings = BatchSettings {
             samples_per_step: Some(self.samples as usize),
             lanes: Some(self.lanes),

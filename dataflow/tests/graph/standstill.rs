@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidemill::cluster::{ClusterError, ExitClass};
+use tidemill::parallel::Sharding;
 
 use super::bigram::{Bigram, STUCK_TOKEN};
 use super::harness::{Run, Stuck, Subject};
+use super::lane_owner::worker_of;
 
 const DEADLINE: Duration = Duration::from_millis(500);
 /// Far less than a test may wait, far more than an end takes.
@@ -27,13 +29,19 @@ fn words(run: &Run) -> String {
     }
 }
 
+/// Where lanes leave one by one, others have more behind that of this sample.
 #[test]
 fn a_device_that_never_returns_is_named_and_not_those_that_wait_for_it() {
-    for workers in [1, 3] {
-        let poison = Some((27 * 2 + 13, STUCK_TOKEN));
+    const SAMPLE: u64 = 13;
+    use Sharding::{Gradients, Optimizer, Parameters};
+    let cases = [(1, 1, Optimizer), (3, 1, Optimizer), (3, 1, Gradients), (3, 1, Parameters)];
+    for (workers, processes, sharding) in cases.into_iter().chain([(2, 2, Gradients)]) {
+        let poison = Some((27 * 2 + SAMPLE, STUCK_TOKEN));
         let step_deadline = Some(DEADLINE);
-        let text = words(&Run { workers, poison, step_deadline, ..Run::default() });
-        assert!(text.starts_with("thread device-"), "{text}");
+        let run = Run { workers, processes, sharding, poison, step_deadline, ..Run::default() };
+        let text = words(&run);
+        let stuck = format!("thread device-{} has", worker_of(&run, SAMPLE as usize));
+        assert!(text.contains(&stuck), "{sharding:?}: {text}");
         assert!(text.ends_with("in step 3: forward and backward"), "{text}");
     }
 }

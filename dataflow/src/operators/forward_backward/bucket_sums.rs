@@ -10,6 +10,7 @@ use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
 use super::block_order::BlockOrder;
 use super::lane_sink::LaneSink;
+use crate::cluster::progress::{self, Phase};
 use crate::operators::bucket_memory::BucketMemory;
 use crate::operators::companion::Stopped;
 
@@ -119,6 +120,8 @@ impl<B: Backend> BucketSums<B> {
             }
         };
         if let Some(reading) = piece.reading.take() {
+            // Others read it once they have as much, and may be far behind.
+            let _waiting = progress::during(Phase::WaitingForWorkers);
             reading.end(backend, stream).map_err(Stopped::of)?;
         }
         let out = SliceMut::new(&mut piece.gradients, 0, need.elements)?;

@@ -250,8 +250,9 @@ impl DeviceSchedule {
         let (updates, step) = (self.updates, self.updates + 1);
         let is_evaluating = self.evaluation_due && self.evaluated > 0;
         match (self.busy, self.trained == Some(updates)) {
-            (true, true) => (Phase::ForwardBackward, step),
-            (true, false) if is_evaluating => (Phase::Evaluating, updates),
+            // The device thread says itself whether it computes or waits for others.
+            (true, true) => (Phase::WaitingForDevice, step),
+            (true, false) if is_evaluating => (Phase::WaitingForDevice, updates),
             (_, true) => (Phase::WaitingForSums, step),
             _ if self.evaluation_due && self.evaluated < self.evaluation_grains => {
                 (Phase::ReadingSamples, updates)
