@@ -42,6 +42,7 @@ const EVERYWHERE: &[Key] = &[
     ("evaluation.samples", &["1", "9223372036854775807"]),
     ("device.threads", &["1", "3", "9223372036854775807"]),
     ("device.precision", &["fp32"]),
+    ("parallel.shard", &["optimizer", "gradients", "parameters"]),
     ("model.vocab_size", &["259", "100000"]),
     ("model.n_layers", &["1", "3"]),
     ("model.recompute", &["block"]),

@@ -428,19 +428,22 @@ fn a_run_whose_words_find_no_reader_ends_at_the_step_deadline() {
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
 }
 
-/// Processes that would not train the same thing do not begin.
+/// Processes that would not train the same thing, or would not do the same work for it, do not begin.
 #[test]
 fn processes_with_other_settings_are_refused() {
-    let bench = Workbench::new();
-    bench.write("hosts", program::free_hosts(2));
-    let start = |process: &str, lanes: &str| {
-        let arguments =
-            ["train", "run.toml", "-p", process, "--hosts", "hosts", "-w", "1", "--set", lanes];
-        bench.start(&arguments)
-    };
-    let runs = [start("0", "batch.lanes=8"), start("1", "batch.lanes=4")];
-    for run in runs {
-        run.finish().refused(1, &["batch.lanes", "8", "4"]);
+    let cases = [("batch.lanes", ["8", "4"]), ("parallel.shard", ["gradients", "parameters"])];
+    for (key, values) in cases {
+        let bench = Workbench::new();
+        bench.write("hosts", program::free_hosts(2));
+        let start = |(process, value): (&str, &str)| {
+            let set = format!("{key}={value}");
+            let place = ["train", "run.toml", "-p", process, "--hosts", "hosts", "-w", "1"];
+            bench.start(&[&place[..], &["--set", &set]].concat())
+        };
+        let runs = [("0", values[0]), ("1", values[1])].map(start);
+        for run in runs {
+            run.finish().refused(1, &[key, values[0], values[1]]);
+        }
+        assert!(!bench.path("run").exists());
     }
-    assert!(!bench.path("run").exists());
 }

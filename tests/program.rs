@@ -50,8 +50,12 @@ fn json_is_alone_on_standard_output() {
     assert_eq!((&rows[0]["batch"], &rows[1]["batch"]), (&1.into(), &3.into()));
     assert!(rows[1]["decode_tokens_per_second"].as_f64().unwrap() > 0.0, "{written}");
     assert!(bench.path("p.svg").exists() && bench.path("p.png").exists());
-    let trained = json(&[&["bench", "train", "--preset", "mamba-10m"], &sizes[..]].concat());
-    assert!(trained["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let train = ["bench", "train", "--preset", "mamba-10m"];
+    for (shard, flags) in [("optimizer", &[][..]), ("parameters", &["--shard", "parameters"])] {
+        let trained = json(&[&train, &sizes[..], flags].concat());
+        assert!(trained["tokens_per_second"].as_f64().unwrap() > 0.0);
+        assert_eq!((&trained["shard"], &trained["workers"]), (&shard.into(), &2.into()));
+    }
 }
 
 /// Rates of sums that were compared, over threads and over processes; for one worker there is nothing to exchange.

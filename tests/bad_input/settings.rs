@@ -72,6 +72,12 @@ fn configs() {
         ("kind = \"mamba\"", "kind = \"mamba\"\nn_heads = 2", &["model.n_heads"]),
         ("d_model = 20\n", "", &["model.d_model", "no preset"]),
         ("d_state = 5", "d_state = 0", &["model.d_state", "0"]),
+        (
+            "[run]",
+            "[parallel]\nshard = \"weights\"\n[run]",
+            &["bad.toml", "line 3", "`weights`", "`optimizer`, `gradients`, `parameters`"],
+        ),
+        ("[run]", "[parallel]\nshards = 2\n[run]", &["bad.toml", "`shards`", "`shard`"]),
         ("lanes = 8", "lanes = 6", &["batch.lanes", "power of two", "6"]),
         ("lanes = 8", "lanes = 64", &["batch.lanes", "samples_per_step (45)", "64"]),
         ("lanes = 8", "lanes = 0", &["batch.lanes", "power of two", "0"]),
@@ -116,6 +122,10 @@ fn overrides() {
         ("batch.lanes=[", &["batch.lanes"]),
         ("run.steps.more=5", &["--set", "run.steps.more"]),
         ("checkpoint=5", &["checkpoint"]),
+        (
+            "parallel.shard=weights",
+            &["parallel.shard", "`weights`", "`optimizer`, `gradients`, `parameters`"],
+        ),
     ];
     for (assignment, parts) in cases {
         refused_config(&bench, CONFIG, &["-w", "1", "--set", assignment], parts);
