@@ -16,6 +16,7 @@ mod along_tree;
 mod host;
 mod nccl;
 mod post;
+mod spent;
 mod threads;
 
 use std::ops::Range;
@@ -25,6 +26,7 @@ use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 pub use self::host::Host;
 pub use self::nccl::Nccl;
 pub use self::post::{Key, Post, Reading};
+pub use self::spent::{Interval, Spent, Traffic};
 pub use self::threads::Threads;
 use crate::carry::Courier;
 use crate::error::CollectiveError;
@@ -53,8 +55,8 @@ pub trait Communicator<B: Backend>: Send {
     /// Ends what every rank waits for, or comes to wait for, that this one can reach: on its host and its device.
     fn abort_handle(&self) -> Abort;
 
-    /// What this rank has received so far.
-    fn traffic(&self) -> Traffic;
+    /// What communication took since this was asked last: to be asked once a step, as the events of what was not asked for are kept.
+    fn spent(&mut self) -> Spent<B>;
 
     /// What has to be [carried](crate::carry::Carry) through timely for this rank: given once, and only where bytes go that way.
     fn courier(&mut self) -> Option<Courier> {
@@ -102,27 +104,6 @@ pub trait Communicator<B: Backend>: Send {
         cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
-}
-
-/// Bytes that a rank has received.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    /// From workers of its process, whose memory it reads.
-    pub from_memory: u64,
-    /// From other processes.
-    pub from_processes: u64,
-}
-
-impl Traffic {
-    /// Notes `elements` fp32 that were read from peers.
-    fn read(&mut self, elements: usize) {
-        self.from_memory += (elements * size_of::<f32>()) as u64;
-    }
-
-    /// Notes `elements` fp32 that came from other processes.
-    fn came(&mut self, elements: usize) {
-        self.from_processes += (elements * size_of::<f32>()) as u64;
-    }
 }
 
 /// Room for `elements` elements.

@@ -14,7 +14,7 @@ use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, Sums, What, members};
 use super::threads::{check_reach, sum_uses, within};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic, room};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, room};
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::error::CollectiveError;
@@ -43,7 +43,7 @@ pub struct Host<B: Backend> {
     leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
     read: Read<B>,
-    traffic: Traffic,
+    spent: Spent<B>,
 }
 
 impl<B: Backend> Host<B> {
@@ -87,7 +87,7 @@ impl<B: Backend> Host<B> {
                 leaving: None,
                 received: None,
                 read: Read::new(),
-                traffic: Traffic::default(),
+                spent: Spent::default(),
             }
         };
         Ok(members(own.start, own.len(), schedule).into_iter().enumerate().map(end).collect())
@@ -277,8 +277,8 @@ impl<B: Backend> Communicator<B> for Host<B> {
         self.courier.take()
     }
 
-    fn traffic(&self) -> Traffic {
-        self.traffic
+    fn spent(&mut self) -> Spent<B> {
+        std::mem::take(&mut self.spent)
     }
 
     fn reduce_scatter(
@@ -297,15 +297,18 @@ impl<B: Backend> Communicator<B> for Host<B> {
             backend.wait_for(stream, ready)?;
             if member != self.member() {
                 let uses = of_member.sums.iter().map(|sums| sums.uses.len());
-                self.traffic.read(uses.sum::<usize>() * own.len());
+                self.spent.traffic.read(uses.sum::<usize>() * own.len());
             }
             sums.extend(&of_member.sums);
         }
+        let from = backend.record(stream)?;
         sums.sort_by_key(|sums| sums.node);
         self.send_sums((backend, stream), key, cut, &sums)?;
         if own.is_empty() {
             self.inbox.close(key, What::Sums)?;
-            return self.read.keep_sums((backend, stream), bucket, told);
+            let read = self.spent.summed((backend, stream), from)?;
+            self.read.keep_sums(backend, &read, bucket, told);
+            return Ok(());
         }
         let nodes = self.schedule.sums(round as usize)?;
         let uses = (out.elements() / (nodes.len() * own.len())).max(1);
@@ -320,7 +323,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
                 }
             }
         }
-        self.traffic.came(expected.len() * own.len());
+        self.spent.traffic.came(expected.len() * own.len());
         let along_tree = &mut self.along_tree;
         let mut awaited = Vec::with_capacity(nodes.len());
         for (place, &node) in nodes.iter().enumerate() {
@@ -378,7 +381,9 @@ impl<B: Backend> Communicator<B> for Host<B> {
         })?;
         self.along_tree = along_tree;
         self.received = received;
-        self.read.keep_sums((backend, stream), bucket, told)
+        let read = self.spent.summed((backend, stream), from)?;
+        self.read.keep_sums(backend, &read, bucket, told);
+        Ok(())
     }
 
     fn updated(
@@ -413,6 +418,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
         let bucket = key.bucket;
+        let from = backend.record(stream)?;
         let told = self.inbox.updates(key)?;
         for (rank, (values, ready)) in self.groups[self.group].clone().zip(&told) {
             let range = cut.of_rank(rank);
@@ -420,7 +426,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
                 continue;
             }
             backend.wait_for(stream, ready)?;
-            self.traffic.read(range.len());
+            self.spent.traffic.read(range.len());
             let out = out.reborrow().sub(range.start, range.len())?;
             backend.copy(stream, out, values.slice(0, range.len())?)?;
         }
@@ -429,8 +435,8 @@ impl<B: Backend> Communicator<B> for Host<B> {
             for (place, source) in self.groups[group].clone().enumerate() {
                 let elements = cut.of_rank(source).len();
                 match self.counterpart(self.group, place) == self.rank {
-                    true => self.traffic.came(elements),
-                    false => self.traffic.read(elements),
+                    true => self.spent.traffic.came(elements),
+                    false => self.spent.traffic.read(elements),
                 }
             }
         }
@@ -446,7 +452,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
             Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
         })?;
         self.read.keep_updates(backend, bucket, told);
-        Ok(())
+        self.spent.gathered((backend, stream), from)
     }
 }
 

@@ -12,7 +12,7 @@ use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, members};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic, room};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, room};
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
@@ -29,7 +29,7 @@ pub struct Nccl<B: Backend> {
     /// What this rank has updated and not sent.
     updates: Vec<(Key, Shared<B, f32>)>,
     read: Read<B>,
-    traffic: Traffic,
+    spent: Spent<B>,
 }
 
 impl<B: Backend> Nccl<B> {
@@ -57,7 +57,7 @@ impl<B: Backend> Nccl<B> {
             received: None,
             updates: Vec::new(),
             read: Read::new(),
-            traffic: Traffic::default(),
+            spent: Spent::default(),
         })
     }
 }
@@ -94,8 +94,8 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         })
     }
 
-    fn traffic(&self) -> Traffic {
-        self.traffic
+    fn spent(&mut self) -> Spent<B> {
+        std::mem::take(&mut self.spent)
     }
 
     fn reduce_scatter(
@@ -118,6 +118,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
         }
         backend.wait_for(stream, ready)?;
+        let from = backend.record(stream)?;
         let mut sends = Vec::new();
         for peer in (0..ranks).filter(|&peer| peer != rank) {
             let range = cut.of_rank(peer);
@@ -145,7 +146,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
                 }
             }
         }
-        self.traffic.came(end);
+        self.spent.traffic.came(end);
         let received = room(&mut self.received, (backend, stream), end)?;
         if !sends.is_empty() || !receives.is_empty() {
             let into = SliceMut::new(received, 0, end)?;
@@ -168,7 +169,9 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             let out = out.reborrow().sub(place * own.len(), own.len())?;
             self.along_tree.sum(backend, stream, node, &terms, out)?;
         }
-        self.read.keep_sums((backend, stream), bucket, told)
+        let read = self.spent.summed((backend, stream), from)?;
+        self.read.keep_sums(backend, &read, bucket, told);
+        Ok(())
     }
 
     fn updated(
@@ -192,6 +195,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         cut: &Cut,
         out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
+        let from = backend.record(stream)?;
         let rank = self.member.rank();
         let place = self.updates.iter().position(|(of, _)| *of == key);
         let Some(place) = place else {
@@ -208,10 +212,10 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         }
         let receives = peers.map(|peer| (peer, cut.of_rank(peer)));
         let receives: Vec<_> = receives.filter(|(_, range)| !range.is_empty()).collect();
-        self.traffic.came(receives.iter().map(|(_, range)| range.len()).sum());
+        self.spent.traffic.came(receives.iter().map(|(_, range)| range.len()).sum());
         if !sends.is_empty() || !receives.is_empty() {
             backend.exchange(stream, &self.member, &sends, out, &receives)?;
         }
-        Ok(())
+        self.spent.gathered((backend, stream), from)
     }
 }

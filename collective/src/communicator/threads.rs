@@ -11,7 +11,7 @@ use tidemill_kernels::{Backend, PeerAccess, Slice, SliceMut};
 
 use super::along_tree::{AlongTree, Term};
 use super::post::{Inbox, Key, Post, Read, Sums, members};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Traffic};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent};
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
@@ -25,7 +25,7 @@ pub struct Threads<B: Backend> {
     inbox: Inbox<B>,
     along_tree: AlongTree<B>,
     read: Read<B>,
-    traffic: Traffic,
+    spent: Spent<B>,
 }
 
 /// Asks that each of `backends`, in the order of ranks, reads the memory of all.
@@ -58,7 +58,7 @@ impl<B: Backend> Threads<B> {
             inbox,
             along_tree: AlongTree::new(),
             read: Read::new(),
-            traffic: Traffic::default(),
+            spent: Spent::default(),
         };
         Ok(members(0, ranks, schedule).into_iter().enumerate().map(end).collect())
     }
@@ -112,8 +112,8 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         self.post.abort_handle()
     }
 
-    fn traffic(&self) -> Traffic {
-        self.traffic
+    fn spent(&mut self) -> Spent<B> {
+        std::mem::take(&mut self.spent)
     }
 
     fn reduce_scatter(
@@ -132,10 +132,11 @@ impl<B: Backend> Communicator<B> for Threads<B> {
             backend.wait_for(stream, ready)?;
             if rank != self.rank {
                 let uses = of_rank.sums.iter().map(|sums| sums.uses.len());
-                self.traffic.read(uses.sum::<usize>() * own.len());
+                self.spent.traffic.read(uses.sum::<usize>() * own.len());
             }
             sums.extend(&of_rank.sums);
         }
+        let from = backend.record(stream)?;
         sums.sort_by_key(|sums| sums.node);
         if !own.is_empty() {
             let nodes = self.schedule.sums(key.round as usize)?;
@@ -146,7 +147,9 @@ impl<B: Backend> Communicator<B> for Threads<B> {
                 sum_uses(&mut self.along_tree, (backend, stream), node, &told, &own, out)?;
             }
         }
-        self.read.keep_sums((backend, stream), key.bucket, told)
+        let read = self.spent.summed((backend, stream), from)?;
+        self.read.keep_sums(backend, &read, key.bucket, told);
+        Ok(())
     }
 
     fn updated(
@@ -169,6 +172,7 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
+        let from = backend.record(stream)?;
         let told = self.inbox.updates(key)?;
         for (rank, (values, ready)) in told.iter().enumerate() {
             let range = cut.of_rank(rank);
@@ -176,11 +180,11 @@ impl<B: Backend> Communicator<B> for Threads<B> {
                 continue;
             }
             backend.wait_for(stream, ready)?;
-            self.traffic.read(range.len());
+            self.spent.traffic.read(range.len());
             let out = out.reborrow().sub(range.start, range.len())?;
             backend.copy(stream, out, values.slice(0, range.len())?)?;
         }
         self.read.keep_updates(backend, key.bucket, told);
-        Ok(())
+        self.spent.gathered((backend, stream), from)
     }
 }

@@ -69,7 +69,7 @@ fn trained<B: Backend>(
                 waker.unpark();
                 Ok(())
             });
-            let ended = trained.map(|()| (rank.replica(), rank.end.traffic()));
+            let ended = trained.map(|()| (rank.replica(), rank.end.spent().traffic));
             drop(done);
             waker.unpark();
             ended

@@ -297,7 +297,8 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Waits until the device has reached `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Milliseconds between two points of one device stream, both of which the device has reached.
+    /// Milliseconds between two points of one device, both of which it has reached; of different device streams below 0 where `to` was
+    /// reached first, or 0.
     fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64>;
 
     /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them

@@ -102,6 +102,7 @@ impl<B: Backend> Exchange for Buckets<'_, B> {
             Exchanged::Sums => self.sum()?,
             Exchanged::Gathered => self.gather()?,
         }
+        drop(self.rank.end.spent());
         self.rank.round += 1;
         Ok(())
     }

@@ -1,0 +1,76 @@
+//! What communication took: bytes, and between which points of a device stream.
+
+use tidemill_kernels::Backend;
+
+use super::Result;
+
+/// Bytes that a rank has received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// From workers of its process, whose memory it reads.
+    pub from_memory: u64,
+    /// From other processes.
+    pub from_processes: u64,
+}
+
+impl Traffic {
+    /// Notes `elements` fp32 that were read from peers.
+    pub(super) fn read(&mut self, elements: usize) {
+        self.from_memory += (elements * size_of::<f32>()) as u64;
+    }
+
+    /// Notes `elements` fp32 that came from other processes.
+    pub(super) fn came(&mut self, elements: usize) {
+        self.from_processes += (elements * size_of::<f32>()) as u64;
+    }
+}
+
+/// Two points of one device stream.
+pub struct Interval<B: Backend> {
+    /// Where it begins.
+    pub from: B::Event,
+    /// Where it ends.
+    pub to: B::Event,
+}
+
+/// What a rank's communication took.
+pub struct Spent<B: Backend> {
+    /// The bytes that came.
+    pub traffic: Traffic,
+    /// For each sum: from where the sums of this process's ranks were ready to behind the result. What other processes had not
+    /// computed or sent yet by then is waited for in it.
+    pub sums: Vec<Interval<B>>,
+    /// For each bucket that was gathered: from where this rank had come to it to where it was all there. Waiting for the ranks that
+    /// had not updated it yet is a part of it.
+    pub gathers: Vec<Interval<B>>,
+}
+
+impl<B: Backend> Default for Spent<B> {
+    fn default() -> Self {
+        Self { traffic: Traffic::default(), sums: Vec::new(), gathers: Vec::new() }
+    }
+}
+
+impl<B: Backend> Spent<B> {
+    /// Notes a sum that began at `from`, and answers where it ends: behind what is enqueued on `stream`.
+    pub(super) fn summed(
+        &mut self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        from: B::Event,
+    ) -> Result<B::Event> {
+        let to = backend.record(stream)?;
+        self.sums.push(Interval { from, to: to.clone() });
+        Ok(to)
+    }
+
+    /// Notes a gather that began at `from` and ends behind what is enqueued on `stream`.
+    pub(super) fn gathered(
+        &mut self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        from: B::Event,
+    ) -> Result<()> {
+        let to = backend.record(stream)?;
+        self.gathers.push(Interval { from, to });
+        Ok(())
+    }
+}
