@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_files::durable;
 
 use crate::error::{JobError, Result};
-use crate::operators::EvaluationReport;
+use crate::operators::{Communication, EvaluationReport};
 
 /// A line of a log that has one line for each step.
 pub trait StepLine: Serialize + DeserializeOwned + Clone {
@@ -57,6 +57,9 @@ pub struct StepMetrics {
     pub tokens_per_second: f64,
     /// Seconds of training so far, earlier runs of the same folder included.
     pub elapsed_seconds: f64,
+    /// What communication took of worker 0; none where a worker trains alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication: Option<Communication>,
 }
 
 /// An open log of a run.
@@ -179,6 +182,7 @@ mod tests {
             tokens: 10 * step,
             tokens_per_second: 5.0,
             elapsed_seconds: step as f64,
+            communication: None,
         }
     }
 

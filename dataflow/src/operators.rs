@@ -23,6 +23,7 @@
 //! | [`reduce`] | sums gradients over all lanes, at their owners |
 //! | [`optimize`] | clips and updates what is owned; reports each step |
 //! | [`gather`] | brings what was updated to every worker |
+//! | [`measure`] | tells what communication took |
 //! | [`snapshot`] | copies the state of what is owned while training goes on |
 //! | [`checkpoint`] | hands the state to a writer |
 //! | [`evaluate`] | measures the loss on other samples |
@@ -46,6 +47,7 @@ pub mod forward_backward;
 pub mod gather;
 pub(crate) mod gather_plan;
 pub mod lending;
+pub mod measure;
 pub mod optimize;
 pub mod owned;
 pub mod plan;
@@ -53,6 +55,7 @@ pub mod reduce;
 pub mod sample_names;
 pub mod samples;
 pub mod snapshot;
+mod span;
 pub mod stream_data;
 pub mod ticket;
 pub mod train;
@@ -70,6 +73,7 @@ pub use evaluate::{Evaluate, Evaluation, EvaluationReport, EvaluationSamples};
 pub use forward_backward::{Compute, ForwardBackward, LaneLoss};
 pub use gather::Gather;
 pub use lending::{Borrower, Lender, lending};
+pub use measure::{Communication, CommunicationReport, Measure};
 pub use optimize::{Optimize, StepReport, UpdateRule};
 pub use owned::{InitialState, Optimizer, OptimizerThread};
 pub use plan::{CheckpointCuts, EvaluationPlan, TrainingPlan};

@@ -3,6 +3,8 @@
 
 #[path = "graph/bigram.rs"]
 mod bigram;
+#[path = "graph/communication.rs"]
+mod communication;
 #[path = "graph/harness.rs"]
 mod harness;
 #[path = "graph/lane_owner.rs"]

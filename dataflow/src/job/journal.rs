@@ -1,5 +1,6 @@
 //! What worker 0 writes down beside checkpoints, and whom it tells.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -9,13 +10,17 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Actor};
 use crate::error::Result;
 use crate::metrics::{StepLog, StepMetrics};
-use crate::operators::{EvaluationReport, StepReport};
+use crate::operators::{CommunicationReport, EvaluationReport, StepReport};
 use crate::run_folder::RunFolder;
 
 /// What worker 0 writes down and tells.
 pub(super) struct Journal {
     folder: Arc<RunFolder>,
     metrics: StepLog<StepMetrics>,
+    /// Steps whose line waits for what communication took, or the other way round, in order.
+    steps: VecDeque<StepMetrics>,
+    communication: VecDeque<CommunicationReport>,
+    workers: Workers,
     evaluations: Option<StepLog<EvaluationReport>>,
     written: Written,
     observer: Observer,
@@ -33,12 +38,25 @@ pub(super) enum Evaluations {
     None,
 }
 
+/// Whether steps have communication to be written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Workers {
+    One,
+    Several,
+}
+
+impl Workers {
+    pub fn of(workers: usize) -> Self {
+        if workers == 1 { Self::One } else { Self::Several }
+    }
+}
+
 impl Journal {
     /// The logs in `folder`, as they were after `step` updates.
     pub fn open(
         folder: &Arc<RunFolder>,
         step: u64,
-        evaluations: Evaluations,
+        (workers, evaluations): (Workers, Evaluations),
         observer: &Observer,
         abort: &Abort,
     ) -> Result<Self> {
@@ -52,6 +70,9 @@ impl Journal {
             elapsed_before: metrics.last().map_or(0.0, |last| last.elapsed_seconds),
             folder: Arc::clone(folder),
             metrics,
+            steps: VecDeque::new(),
+            communication: VecDeque::new(),
+            workers,
             evaluations,
             written: Written::default(),
             observer: Observer::clone(observer),
@@ -71,9 +92,8 @@ impl Journal {
         self.metrics.last()
     }
 
-    /// Writes down a step, and tells it.
+    /// Writes down a step, and tells it: as soon as what its communication took is known too.
     pub fn report(&mut self, report: &StepReport) {
-        let _telling = progress::during(Phase::Reporting);
         let now = Instant::now();
         let seconds = (now - self.last_step).as_secs_f64();
         self.last_step = now;
@@ -85,7 +105,37 @@ impl Journal {
             tokens: report.total_tokens,
             tokens_per_second: report.tokens as f64 / seconds.max(1e-9),
             elapsed_seconds: self.elapsed_before + (now - self.started).as_secs_f64(),
+            communication: None,
         };
+        match self.workers {
+            Workers::One => self.write(metrics),
+            Workers::Several => {
+                self.steps.push_back(metrics);
+                self.write_complete();
+            }
+        }
+    }
+
+    /// Takes what communication took for a step.
+    pub fn communication(&mut self, report: &CommunicationReport) {
+        self.communication.push_back(*report);
+        self.write_complete();
+    }
+
+    /// Writes down the steps of which all is known.
+    fn write_complete(&mut self) {
+        while !self.communication.is_empty()
+            && let Some(metrics) = self.steps.pop_front()
+        {
+            let of_step = self.communication.pop_front();
+            debug_assert_eq!(of_step.map(|report| report.step), Some(metrics.step));
+            let communication = of_step.map(|report| report.communication);
+            self.write(StepMetrics { communication, ..metrics });
+        }
+    }
+
+    fn write(&mut self, metrics: StepMetrics) {
+        let _telling = progress::during(Phase::Reporting);
         match self.folder.check().and_then(|()| self.metrics.append(metrics.clone())) {
             Ok(()) => {
                 self.written.metrics.note(metrics.step);

@@ -9,7 +9,7 @@ use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
 use super::elsewhere;
-use super::journal::{Evaluations, Journal};
+use super::journal::{Evaluations, Journal, Workers};
 use super::open_run::{OpenedRun, write_down};
 use super::resolve::ResolvedRun;
 use super::restore::{Restored, StartPoint, distribute};
@@ -152,7 +152,8 @@ pub(super) fn run_worker<B: Backend>(
             None => Evaluations::None,
         };
         let (observer, abort) = (&shared.observer, context.abort());
-        journal = Some(Journal::open(&held, start.step, evaluations, observer, abort)?);
+        let logged = (Workers::of(context.peers()), evaluations);
+        journal = Some(Journal::open(&held, start.step, logged, observer, abort)?);
         shared.announce(&start, context.peers(), device_changes);
         folder = Some(held);
     }
@@ -203,6 +204,7 @@ pub(super) fn run_worker<B: Backend>(
     let journal = Arc::new(Mutex::new(journal));
     let last = Arc::new(Mutex::new(None));
     let (report_journal, last_report) = (Arc::clone(&journal), Arc::clone(&last));
+    let communication_journal = Arc::clone(&journal);
     let evaluation_journal = Arc::clone(&journal);
     context.dataflow::<u64, _, _>(|scope| {
         let evaluation = evaluation.map(|(plan, data)| Evaluation::new(plan, shared.source(data)));
@@ -211,6 +213,11 @@ pub(super) fn run_worker<B: Backend>(
             *lock(&last_report) = Some(*report);
             if let Some(journal) = lock(&report_journal).as_mut() {
                 journal.report(report);
+            }
+        });
+        streams.communication.inspect(move |report| {
+            if let Some(journal) = lock(&communication_journal).as_mut() {
+                journal.communication(report);
             }
         });
         streams.evaluations.inspect(move |report| {

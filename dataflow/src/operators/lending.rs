@@ -19,6 +19,7 @@ use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
 use super::companion::{OperatorGone, Stopped};
+use super::span::GatheredBlocks;
 use crate::cluster::progress::{self, Phase};
 
 /// What a device thread is lent for a step.
@@ -40,6 +41,16 @@ struct Returned<B: Backend> {
     sums: Option<B::Buffer<f32>>,
     /// Behind the whole step.
     done: B::Event,
+    /// Of the member's own device thread: what gathering parameters block by block took.
+    blocks: Option<GatheredBlocks<B>>,
+}
+
+/// What a member has back.
+pub(super) struct TakenBack<B: Backend> {
+    /// The gradients of all uses over all lanes, of a worker alone.
+    pub(super) sums: Option<B::Buffer<f32>>,
+    /// Behind the step of its own device thread, and what gathering parameters block by block took there.
+    pub(super) own: Option<(B::Event, GatheredBlocks<B>)>,
 }
 
 /// What crosses between the threads; `None` ends the one that waits for it.
@@ -50,6 +61,7 @@ pub(super) type Borrowed<'a, B> = (&'a [Arc<Parameters<B>>], Option<<B as Runtim
 
 /// The device thread's end.
 pub struct Borrower<B: Backend> {
+    member: usize,
     lent: Receiver<Message<Lent<B>>>,
     lenders: Vec<Sender<Message<Returned<B>>>>,
     held: Vec<Arc<Parameters<B>>>,
@@ -78,7 +90,7 @@ pub(crate) fn circle<B: Backend>(members: usize) -> Vec<Lending<B>> {
     let (lenders, returned): (Vec<_>, Vec<_>) = (0..members).map(|_| mpsc::channel()).unzip();
     let ends = lent.into_iter().zip(returned).enumerate();
     let end = |(member, (lent, returned))| Lending {
-        borrower: Borrower { lent, lenders: lenders.clone(), held: Vec::new(), post: None },
+        borrower: Borrower { member, lent, lenders: lenders.clone(), held: Vec::new(), post: None },
         lender: Lender { member, borrowers: borrowers.clone(), returned, communicator: None },
     };
     ends.map(end).collect()
@@ -120,6 +132,11 @@ impl<B: Backend> Borrower<B> {
         self.lenders.len() > 1
     }
 
+    /// Which of the members it computes for.
+    pub(super) fn member(&self) -> usize {
+        self.member
+    }
+
     /// Whether it was lent anything and has not given it back.
     pub(super) fn has_borrowed(&self) -> bool {
         !self.held.is_empty()
@@ -155,20 +172,24 @@ impl<B: Backend> Borrower<B> {
         Ok((&self.held, sums))
     }
 
-    /// Gives everything back, once what is enqueued on `stream` has run.
+    /// Gives everything back, once what is enqueued on `stream` has run; `blocks` is what gathering took.
     pub(super) fn give_back(
         &mut self,
         backend: &B,
         stream: &mut B::DeviceStream,
         mut sums: Option<B::Buffer<f32>>,
+        blocks: GatheredBlocks<B>,
     ) -> Result<(), Stopped> {
         if self.held.is_empty() {
             return Ok(());
         }
         let done = backend.record(stream)?;
-        for (parameters, lender) in self.held.drain(..).zip(&self.lenders) {
+        let mut blocks = Some(blocks);
+        let lenders = self.lenders.iter().enumerate();
+        for (parameters, (member, lender)) in self.held.drain(..).zip(lenders) {
             let (sums, done) = (sums.take(), done.clone());
-            let returned = Returned { parameters, sums, done };
+            let blocks = blocks.take_if(|_| member == self.member);
+            let returned = Returned { parameters, sums, done, blocks };
             lender.send(Some(returned)).map_err(|_| OperatorGone)?;
         }
         Ok(())
@@ -204,14 +225,15 @@ impl<B: Backend> Lender<B> {
         &self,
         backend: &B,
         stream: &mut B::DeviceStream,
-    ) -> Result<Option<B::Buffer<f32>>, Stopped> {
-        let mut all = None;
+    ) -> Result<TakenBack<B>, Stopped> {
+        let mut all = TakenBack { sums: None, own: None };
         for _ in &self.borrowers {
             let returned = self.returned.recv().ok().flatten().ok_or(OperatorGone)?;
-            let Returned { parameters, sums, done } = returned;
+            let Returned { parameters, sums, done, blocks } = returned;
             drop(parameters);
             backend.wait_for(stream, &done)?;
-            all = all.or(sums);
+            all.sums = all.sums.or(sums);
+            all.own = all.own.or(blocks.map(|blocks| (done, blocks)));
         }
         Ok(all)
     }

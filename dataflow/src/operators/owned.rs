@@ -5,6 +5,7 @@
 //! [`snapshot`](super::snapshot). The thread does what it is told in order; it may wait for other workers, which an operator
 //! must not.
 
+mod communication;
 mod parts;
 mod staging;
 mod state;
@@ -30,6 +31,7 @@ pub(super) use self::staging::Staging;
 use self::state::OwnedState;
 use super::companion::{Companion, Replies, SharedCompanion};
 use super::lending::Lender;
+use super::measure::CommunicationReport;
 use super::optimize::UpdateRule;
 use super::plan::TrainingPlan;
 use super::ticket::{Ready, Ticket};
@@ -69,6 +71,8 @@ pub(super) enum StateJob {
     AnswerGathers(Replies<Ticket>),
     /// Answer snapshots here.
     AnswerSnapshots(Replies<SnapshotReply>),
+    /// Answer what communication took here.
+    AnswerMeasures(Replies<CommunicationReport>),
     /// Sum what this worker owns of a bucket over the lanes of a round; the last round's sum is answered.
     Sum(Ready),
     /// Form the mean gradient of what it owns of a bucket.
@@ -77,10 +81,30 @@ pub(super) enum StateJob {
     Update { bucket: usize, update: u64, coefficient: f32 },
     /// Bring what other workers have updated of a bucket to this worker.
     Gather(Ticket),
+    /// Say what communication took for a step that is over.
+    Measure(Ticket),
     /// Begin to copy all that it owns to memory of the host.
     Stage,
     /// Copy a part of a chunk's state, from there where it was copied there.
     Snapshot { chunk: usize, part: StatePart },
+}
+
+/// What is answered for a step.
+pub(super) trait OfStep: Send + 'static {
+    /// The step, from 0.
+    fn step(&self) -> u64;
+}
+
+impl OfStep for Ticket {
+    fn step(&self) -> u64 {
+        self.step
+    }
+}
+
+impl OfStep for CommunicationReport {
+    fn step(&self) -> u64 {
+        self.step - 1
+    }
 }
 
 /// What is answered to `optimize`.
@@ -165,17 +189,17 @@ impl OptimizerThread {
         &self.owned
     }
 
-    /// Has the thread do `job` for each of `records`, and gives the tickets that it answers: one for each for which `is_answered`.
-    pub(super) fn for_each<'scope, D: 'static>(
+    /// Has the thread do `job` for each of `records`, and gives what it answers: one reply for each for which `is_answered`.
+    pub(super) fn for_each<'scope, D: 'static, R: OfStep>(
         &self,
         name: &str,
         records: StreamVec<'scope, u64, D>,
-        answer: fn(Replies<Ticket>) -> StateJob,
+        answer: fn(Replies<R>) -> StateJob,
         (job, is_answered): (fn(D) -> StateJob, impl Fn(&D) -> bool + 'static),
-    ) -> StreamVec<'scope, u64, Ticket> {
+    ) -> StreamVec<'scope, u64, R> {
         let scope = records.scope();
         let mut builder = OperatorBuilder::new(name.to_owned(), scope);
-        let (output, done) = builder.new_output::<Vec<Ticket>>();
+        let (output, done) = builder.new_output::<Vec<R>>();
         let mut output = OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(output);
         let mut records = builder.new_input(records, Pipeline);
         builder.set_notify_for(0, FrontierInterest::Never);
@@ -183,7 +207,7 @@ impl OptimizerThread {
         let mut thread = self.end(wake, answer);
         builder.build(move |capabilities| {
             drop(capabilities);
-            // By step: how many of its tickets are not answered.
+            // By step: how many of its records are not answered.
             let mut steps: BTreeMap<u64, (Capability<u64>, usize)> = BTreeMap::new();
             move |_frontiers| {
                 records.for_each(|time, records| {
@@ -196,12 +220,13 @@ impl OptimizerThread {
                     records.drain(..).for_each(|record| thread.send(job(record)));
                 });
                 let mut output = output.activate();
-                while let Some(ticket) = thread.as_mut().and_then(Companion::poll) {
-                    let Some((held, left)) = steps.get_mut(&ticket.step) else { continue };
-                    output.session(&*held).give(ticket);
+                while let Some(reply) = thread.as_mut().and_then(Companion::poll) {
+                    let step = reply.step();
+                    let Some((held, left)) = steps.get_mut(&step) else { continue };
+                    output.session(&*held).give(reply);
                     *left -= 1;
                     if *left == 0 {
-                        steps.remove(&ticket.step);
+                        steps.remove(&step);
                     }
                 }
             }

@@ -18,6 +18,7 @@ use super::forward_backward::{
     Compute, EvaluationLoss, ForwardBackward, ForwardBackwardInputs, ForwardBackwardStreams,
 };
 use super::gather::Gather;
+use super::measure::{CommunicationReport, Measure};
 use super::optimize::{Optimize, OptimizeInputs, OptimizeStreams, StepReport, UpdateRule};
 use super::owned::{InitialState, Optimizer, OptimizerThread};
 use super::plan::TrainingPlan;
@@ -124,6 +125,8 @@ pub struct Training<B: Backend, M> {
 pub struct TrainingStreams<'scope> {
     /// One report a step, on every worker.
     pub reports: StreamVec<'scope, u64, StepReport>,
+    /// What communication took of this worker, for each step; nothing where it is alone.
+    pub communication: StreamVec<'scope, u64, CommunicationReport>,
     /// Every complete checkpoint, on worker 0.
     pub checkpoints: StreamVec<'scope, u64, CheckpointDone>,
     /// Every evaluation, on worker 0.
@@ -225,6 +228,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let OptimizeStreams { updated, reports } =
             ready.reduce(&thread).optimize(inputs, &rule, &thread, &plan);
         let present = updated.clone().gather(&thread);
+        let communication = present.clone().measure(&thread);
         if let Some(courier) = courier {
             present.clone().carry(courier, plan.window_bytes);
         }
@@ -243,6 +247,6 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             state_credits,
             evaluation_losses,
         });
-        TrainingStreams { reports, checkpoints: done, evaluations }
+        TrainingStreams { reports, communication, checkpoints: done, evaluations }
     }
 }

@@ -19,8 +19,9 @@ use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Backend, FloatEnvironment};
 use tidemill::model::{Decay, Trainable};
 use tidemill::operators::{
-    CheckpointCuts, Evaluation, EvaluationPlan, EvaluationReport, Grain, InitialState, SampleName,
-    SampleNames, StateSink, StepReport, Training, TrainingPlan, UpdateRule,
+    CheckpointCuts, Communication, Evaluation, EvaluationPlan, EvaluationReport, Grain,
+    InitialState, SampleName, SampleNames, StateSink, StepReport, Training, TrainingPlan,
+    UpdateRule,
 };
 use tidemill::parallel::Sharding;
 use timely::container::CapacityContainerBuilder;
@@ -103,7 +104,13 @@ pub struct Run {
     pub stuck: Option<Stuck>,
     /// Where it waits; is opened when the run has failed.
     pub gate: Gate,
+    /// Where workers say what communication took.
+    pub told: Told,
 }
+
+/// What communication took: worker, step and what it told.
+#[derive(Clone, Debug, Default)]
+pub struct Told(pub Arc<Mutex<Vec<(usize, u64, Communication)>>>);
 
 /// What gets stuck in the third step or before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +173,7 @@ impl Default for Run {
             step_deadline: None,
             stuck: None,
             gate: Gate::default(),
+            told: Told::default(),
         }
     }
 }
@@ -212,7 +220,7 @@ impl Run {
         settings.plan(memory).unwrap().sharded(self.sharding)
     }
 
-    fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
+    pub fn plan<B: Backend, M: Trainable<B>>(&self, subject: &Subject<B, M>) -> TrainingPlan {
         let layout = subject.model.layout();
         let plan = TrainingPlan::new(self.batch(), layout, POSITIONS, self.steps);
         let mut plan = plan.with_cuts(layout, subject.chunk_elements, self.bucket_elements);
@@ -412,6 +420,10 @@ impl Run {
                     stop.store(true, Ordering::Relaxed);
                 }
                 sender.send(*report).unwrap();
+            });
+            let told = self.told.clone();
+            streams.communication.inspect(move |report| {
+                told.0.lock().unwrap().push((index, report.step, report.communication));
             });
             streams.evaluations.inspect(move |report| evaluated.send(*report).unwrap());
         });

@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 
-use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_collective::communicator::Interval;
+use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
 use tidemill_model::{BlockWalk, Device, Direction, Lease, ParameterSource, Parameters, Result};
 
 use crate::operators::gather_plan::{GatherPlan, GatheredUse, Piece};
+use crate::operators::span::{GatheredBlocks, Span};
 
 /// Memory for the parameters of a block.
 struct Place<B: Backend> {
@@ -16,23 +18,28 @@ struct Place<B: Backend> {
     activation: B::Buffer<B::Activation>,
     /// What is there or on its way.
     uses: Vec<usize>,
-    /// Behind what brings it.
-    ready: Option<B::Event>,
+    /// Where what brings it begins and ends, until it was waited for.
+    coming: Option<Interval<B>>,
     /// Behind what read the block that was there before.
     left: Option<B::Event>,
 }
 
 /// The two places, which stay from step to step.
 pub(super) struct GatheredParameters<B: Backend> {
+    /// The worker that computes with them.
+    worker: usize,
     plan: GatherPlan,
     stream: B::DeviceStream,
     places: [Place<B>; 2],
     /// Where the block is that was entered last.
     current: usize,
+    /// Since it was asked for.
+    spent: GatheredBlocks<B>,
 }
 
 impl<B: Backend> GatheredParameters<B> {
-    pub(super) fn new(device: &mut Device<'_, B>, plan: GatherPlan) -> Result<Self> {
+    /// Those of `worker`.
+    pub(super) fn new(device: &mut Device<'_, B>, plan: GatherPlan, worker: usize) -> Result<Self> {
         let Device { backend, stream } = device;
         let [fp32, activation] = plan.most_elements();
         let mut place = || -> Result<Place<B>> {
@@ -40,12 +47,18 @@ impl<B: Backend> GatheredParameters<B> {
                 fp32: backend.allocate(stream, fp32)?,
                 activation: backend.allocate(stream, activation)?,
                 uses: Vec::new(),
-                ready: None,
+                coming: None,
                 left: None,
             })
         };
         let places = [place()?, place()?];
-        Ok(Self { places, stream: backend.device_stream()?, current: 0, plan })
+        let (stream, spent) = (backend.device_stream()?, GatheredBlocks::default());
+        Ok(Self { worker, plan, stream, places, current: 0, spent })
+    }
+
+    /// What gathering took since this was asked last.
+    pub(super) fn spent(&mut self) -> GatheredBlocks<B> {
+        std::mem::take(&mut self.spent)
     }
 
     /// On which parameters are copied from their owners.
@@ -78,27 +91,34 @@ pub(super) struct BlockByBlock<'a, B: Backend> {
 impl<B: Backend> BlockByBlock<'_, B> {
     /// Brings what is read of a block to `place`.
     fn bring(&mut self, backend: &B, entered: (usize, Direction), place: usize) -> Result<()> {
-        let GatheredParameters { plan, stream, places, .. } = &mut *self.gathered;
+        let GatheredParameters { worker: own, plan, stream, places, spent, .. } =
+            &mut *self.gathered;
         let place = &mut places[place];
         place.uses.clear();
         if let Some(left) = place.left.take() {
             backend.wait_for(stream, &left)?;
         }
+        let from = backend.record(stream)?;
+        let mut read = |worker: &usize, bytes: usize| {
+            spent.bytes += if worker == own { 0 } else { bytes as u64 };
+        };
         for use_index in plan.needed(entered) {
             let GatheredUse { fp32, activation, .. } = plan.use_of(use_index);
             for Piece { worker, from, to } in fp32 {
+                read(worker, size_of::<f32>() * from.len());
                 let values = self.owners[*worker].masters(from.clone())?;
                 let out = SliceMut::new(&mut place.fp32, *to, from.len())?;
                 backend.copy(stream, out, values)?;
             }
             for Piece { worker, from, to } in activation {
+                read(worker, size_of::<B::Activation>() * from.len());
                 let values = self.owners[*worker].copies(from.clone())?;
                 let out = SliceMut::new(&mut place.activation, *to, from.len())?;
                 backend.copy(stream, out, values)?;
             }
             place.uses.push(use_index);
         }
-        place.ready = Some(backend.record(stream)?);
+        place.coming = Some(Interval { from, to: backend.record(stream)? });
         Ok(())
     }
 
@@ -131,8 +151,9 @@ impl<B: Backend> ParameterSource<B> for BlockByBlock<'_, B> {
         let (entered, before) = ((block, direction), self.gathered.current);
         let found = self.place_of(entered);
         // What reads the block before is enqueued.
+        let left = backend.record(stream)?;
         if found != Some(before) {
-            self.gathered.places[before].left = Some(backend.record(stream)?);
+            self.gathered.places[before].left = Some(left.clone());
         }
         let place = match found {
             Some(place) => place,
@@ -142,8 +163,14 @@ impl<B: Backend> ParameterSource<B> for BlockByBlock<'_, B> {
             }
         };
         self.gathered.current = place;
-        if let Some(ready) = self.gathered.places[place].ready.take() {
-            backend.wait_for(stream, &ready)?;
+        if let Some(came) = self.gathered.places[place].coming.take() {
+            backend.wait_for(stream, &came.to)?;
+            // In the host's memory this thread has copied it, and computed nothing meanwhile.
+            let awaited = match backend.memory() {
+                MemoryPlace::Host => came.from.clone(),
+                MemoryPlace::Device => left,
+            };
+            self.gathered.spent.push(backend, Span { interval: came, awaited })?;
         }
         match self.next(entered) {
             Some(next) if self.place_of(next).is_none() => self.bring(backend, next, 1 - place),

@@ -9,6 +9,7 @@ use crate::operators::companion::Stopped;
 use crate::operators::gather_plan::GatherPlan;
 use crate::operators::lending::Borrower;
 use crate::operators::plan::TrainingPlan;
+use crate::operators::span::GatheredBlocks;
 
 /// A device stream and what is computed with on it.
 pub(super) struct Replica<B: Backend> {
@@ -39,7 +40,8 @@ impl<B: Backend> Replica<B> {
         if borrower.is_of_parts() {
             let mut device = Device { backend, stream: &mut stream };
             let of_blocks = GatherPlan::new(layout, plan, workers);
-            gathered = Some(GatheredParameters::new(&mut device, of_blocks)?);
+            let member = borrower.member();
+            gathered = Some(GatheredParameters::new(&mut device, of_blocks, member)?);
         }
         Ok(Self { stream, borrower, gathered })
     }
@@ -70,11 +72,13 @@ impl<B: Backend> Replica<B> {
         sums: Option<B::Buffer<f32>>,
     ) -> Result<(), Stopped> {
         let Self { stream, borrower, gathered } = self;
+        let mut blocks = GatheredBlocks::default();
         if let Some(gathered) = gathered {
             let copied = backend.record(gathered.stream())?;
             backend.wait_for(stream, &copied)?;
+            blocks = gathered.spent();
         }
-        borrower.give_back(backend, stream, sums)
+        borrower.give_back(backend, stream, sums, blocks)
     }
 
     /// Waits for what reads the memory of others, before it may be given up. Where the device fails, it has said so.

@@ -12,6 +12,7 @@ use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, Parameters};
 
+use super::communication::CommunicationLedger;
 use super::parts::{OwnedBucket, decay_runs, owned_buckets, place, values};
 use super::staging::Staged;
 use super::sums::OwnedSums;
@@ -20,7 +21,7 @@ use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::companion::{Jobs, Replies, Stopped};
 use crate::operators::error::GraphError;
-use crate::operators::lending::Lender;
+use crate::operators::lending::{Lender, TakenBack};
 use crate::operators::optimize::UpdateRule;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
 use crate::operators::ticket::{Ready, Ticket};
@@ -50,6 +51,7 @@ pub(super) struct OwnedState<B: Backend> {
     rounds: u32,
     lender: Lender<B>,
     answers: Answers,
+    communication: CommunicationLedger<B>,
     /// The parts of the arena that are decayed and those that are not, in order.
     decays: Vec<(Range<usize>, Decay)>,
     buckets: Vec<OwnedBucket>,
@@ -143,6 +145,7 @@ impl<B: Backend> OwnedState<B> {
             plan,
             lender,
             answers: Answers::default(),
+            communication: CommunicationLedger::new(),
             decays,
             buckets,
             parameters: Arc::new(parameters),
@@ -165,6 +168,7 @@ impl<B: Backend> OwnedState<B> {
                 StateJob::AnswerUpdates(replies) => self.answers.updates = Some(replies),
                 StateJob::AnswerGathers(replies) => self.answers.gathers = Some(replies),
                 StateJob::AnswerSnapshots(replies) => self.answers.snapshots = Some(replies),
+                StateJob::AnswerMeasures(replies) => self.communication.answer_to(replies),
                 StateJob::Sum(ready) => {
                     if self.sum(ready)? {
                         answer(&self.answers.sums, ready.ticket)?;
@@ -192,6 +196,10 @@ impl<B: Backend> OwnedState<B> {
                 StateJob::Gather(ticket) => {
                     self.gather(ticket)?;
                     answer(&self.answers.gathers, ticket)?;
+                }
+                StateJob::Measure(ticket) => {
+                    let _waiting = progress::during(Phase::WaitingForDevice);
+                    self.communication.measure(&*self.backend, ticket)?;
                 }
                 StateJob::Stage => {
                     self.stage()?;
@@ -221,11 +229,14 @@ impl<B: Backend> OwnedState<B> {
         if !self.is_lent {
             return Ok(());
         }
-        let sums = {
+        let TakenBack { sums, own } = {
             let _waiting = progress::during(Phase::WaitingForDevice);
             self.lender.take_back(&self.backend, &mut self.stream)?
         };
         self.is_lent = false;
+        if let Some((communicator, own)) = self.lender.communicator.as_mut().zip(own) {
+            self.communication.close(&mut **communicator, own);
+        }
         if let Sums::Alone(held) = &mut self.sums {
             *held = sums;
         }

@@ -1,0 +1,83 @@
+//! What communication took of steps, until it is asked for.
+
+use std::collections::VecDeque;
+
+use tidemill_collective::communicator::{Communicator, Spent};
+use tidemill_kernels::Backend;
+
+use crate::operators::companion::{Replies, Stopped};
+use crate::operators::error::GraphError;
+use crate::operators::measure::{Communication, CommunicationReport};
+use crate::operators::span::{GatheredBlocks, Span, SpentTime};
+use crate::operators::ticket::Ticket;
+
+/// What was spent on a step.
+struct OfStep<B: Backend> {
+    spent: Spent<B>,
+    /// Behind the step on the stream that computes.
+    done: B::Event,
+    blocks: GatheredBlocks<B>,
+}
+
+impl<B: Backend> OfStep<B> {
+    /// What it was; its sums are over, or nearly.
+    fn measured(self, backend: &B) -> tidemill_kernels::Result<Communication> {
+        let Self { spent: Spent { traffic, sums, gathers }, done, blocks } = self;
+        let bytes_from_memory = traffic.from_memory + blocks.bytes;
+        let mut time = blocks.time(backend)?;
+        let sums = sums.into_iter().map(|interval| Span { interval, awaited: done.clone() });
+        // The next step begins behind them.
+        let gathers = gathers.into_iter().map(|interval| {
+            let awaited = interval.from.clone();
+            Span { interval, awaited }
+        });
+        sums.chain(gathers).try_for_each(|span| time.add(backend, &span))?;
+        let SpentTime { milliseconds, exposed_milliseconds } = time;
+        let bytes_from_processes = traffic.from_processes;
+        Ok(Communication {
+            bytes_from_memory,
+            bytes_from_processes,
+            milliseconds,
+            exposed_milliseconds,
+        })
+    }
+}
+
+/// What was spent on the steps that were not asked for, in order.
+pub(super) struct CommunicationLedger<B: Backend> {
+    steps: VecDeque<OfStep<B>>,
+    /// `None` where nothing will ask.
+    replies: Option<Replies<CommunicationReport>>,
+}
+
+impl<B: Backend> CommunicationLedger<B> {
+    pub(super) fn new() -> Self {
+        Self { steps: VecDeque::new(), replies: None }
+    }
+
+    /// Says where answers go.
+    pub(super) fn answer_to(&mut self, replies: Replies<CommunicationReport>) {
+        self.replies = Some(replies);
+    }
+
+    /// A step was computed and summed: behind `done`, with parameters gathered in `blocks`.
+    pub(super) fn close(
+        &mut self,
+        communicator: &mut dyn Communicator<B>,
+        (done, blocks): (B::Event, GatheredBlocks<B>),
+    ) {
+        let spent = communicator.spent();
+        if self.replies.is_some() {
+            self.steps.push_back(OfStep { spent, done, blocks });
+        }
+    }
+
+    /// Answers what the first step that was not asked for took, which is that of `ticket`.
+    pub(super) fn measure(&mut self, backend: &B, ticket: Ticket) -> Result<(), Stopped> {
+        let (what, missing) = ("what communication took", "its step");
+        let asked = self.replies.as_ref().zip(self.steps.pop_front());
+        let (replies, of_step) = asked.ok_or(GraphError::Order { what, missing })?;
+        let communication = of_step.measured(backend)?;
+        Ok(replies.send(CommunicationReport { step: ticket.step + 1, communication })?)
+    }
+}
