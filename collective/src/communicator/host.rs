@@ -13,7 +13,7 @@ use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, Sums, What, members};
-use super::threads::{check_reach, sum_uses, within};
+use super::threads::{check_reach, copy_updates, read_sums, sum_uses, within};
 use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, room};
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
@@ -291,18 +291,10 @@ impl<B: Backend> Communicator<B> for Host<B> {
     ) -> Result<()> {
         let Key { round, bucket, .. } = key;
         let told = self.inbox.sums(key)?;
-        let mut sums = Vec::new();
         let own = cut.of_rank(self.rank);
-        for (member, (of_member, ready)) in told.iter().enumerate() {
-            backend.wait_for(stream, ready)?;
-            if member != self.member() {
-                let uses = of_member.sums.iter().map(|sums| sums.uses.len());
-                self.spent.traffic.read(uses.sum::<usize>() * own.len());
-            }
-            sums.extend(&of_member.sums);
-        }
+        let place = (self.member(), own.len());
+        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
         let from = backend.record(stream)?;
-        sums.sort_by_key(|sums| sums.node);
         self.send_sums((backend, stream), key, cut, &sums)?;
         if own.is_empty() {
             self.inbox.close(key, What::Sums)?;
@@ -420,16 +412,9 @@ impl<B: Backend> Communicator<B> for Host<B> {
         let bucket = key.bucket;
         let from = backend.record(stream)?;
         let told = self.inbox.updates(key)?;
-        for (rank, (values, ready)) in self.groups[self.group].clone().zip(&told) {
-            let range = cut.of_rank(rank);
-            if range.is_empty() || rank == self.rank {
-                continue;
-            }
-            backend.wait_for(stream, ready)?;
-            self.spent.traffic.read(range.len());
-            let out = out.reborrow().sub(range.start, range.len())?;
-            backend.copy(stream, out, values.slice(0, range.len())?)?;
-        }
+        let ranks = (self.groups[self.group].start, self.rank);
+        let (into, traffic) = (out.reborrow(), &mut self.spent.traffic);
+        copy_updates((backend, stream), &told, ranks, cut, into, traffic)?;
         // What comes to the group comes to one of its workers, and is read by all.
         for group in self.others() {
             for (place, source) in self.groups[group].clone().enumerate() {

@@ -7,11 +7,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_kernels::backend::TermValues;
-use tidemill_kernels::{Backend, PeerAccess, Slice, SliceMut};
+use tidemill_kernels::{Backend, PeerAccess, Shared, Slice, SliceMut};
 
 use super::along_tree::{AlongTree, Term};
-use super::post::{Inbox, Key, Post, Read, Sums, members};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent};
+use super::post::{Inbox, Key, OfMembers, Post, Read, Sums, Told, members};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, Traffic};
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
@@ -86,6 +86,50 @@ pub(super) fn sum_uses<B: Backend>(
     Ok(())
 }
 
+/// What the members of a group have told, in the order of lanes: what is enqueued on `stream` from now on may read it. `traffic`
+/// notes what member `member` reads of the others, which are the `elements` that it owns.
+pub(super) fn read_sums<'a, B: Backend>(
+    (backend, stream): (&B, &mut B::DeviceStream),
+    told: &'a OfMembers<Told<B>, B::Event>,
+    (member, elements): (usize, usize),
+    traffic: &mut Traffic,
+) -> Result<Vec<&'a Sums<B>>> {
+    let mut sums = Vec::new();
+    for (peer, (of_peer, ready)) in told.iter().enumerate() {
+        backend.wait_for(stream, ready)?;
+        if peer != member {
+            let uses = of_peer.sums.iter().map(|sums| sums.uses.len());
+            traffic.read(uses.sum::<usize>() * elements);
+        }
+        sums.extend(&of_peer.sums);
+    }
+    sums.sort_by_key(|sums| sums.node);
+    Ok(sums)
+}
+
+/// Copies what the members of a group, of which rank `first` is the first, have updated of a bucket to its place in `out`; but
+/// for `rank`, which has its own there.
+pub(super) fn copy_updates<B: Backend>(
+    (backend, stream): (&B, &mut B::DeviceStream),
+    told: &OfMembers<Shared<B, f32>, B::Event>,
+    (first, rank): (usize, usize),
+    cut: &Cut,
+    mut out: SliceMut<'_, B, f32>,
+    traffic: &mut Traffic,
+) -> Result<()> {
+    for (peer, (values, ready)) in (first..).zip(told) {
+        let range = cut.of_rank(peer);
+        if range.is_empty() || peer == rank {
+            continue;
+        }
+        backend.wait_for(stream, ready)?;
+        traffic.read(range.len());
+        let out = out.reborrow().sub(range.start, range.len())?;
+        backend.copy(stream, out, values.slice(0, range.len())?)?;
+    }
+    Ok(())
+}
+
 /// Those of `told` whose lanes are of `node`.
 pub(super) fn within<'a, B: Backend>(told: &[&'a Sums<B>], node: Node) -> Vec<&'a Sums<B>> {
     told.iter().filter(|sums| node.holds(sums.node)).copied().collect()
@@ -125,19 +169,11 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
         let told = self.inbox.sums(key)?;
-        let mut sums = Vec::new();
-        // Also where nothing is owned: a rank that has posted has gathered what this one is about to update.
         let own = cut.of_rank(self.rank);
-        for (rank, (of_rank, ready)) in told.iter().enumerate() {
-            backend.wait_for(stream, ready)?;
-            if rank != self.rank {
-                let uses = of_rank.sums.iter().map(|sums| sums.uses.len());
-                self.spent.traffic.read(uses.sum::<usize>() * own.len());
-            }
-            sums.extend(&of_rank.sums);
-        }
+        // Also where nothing is owned: a rank that has posted has gathered what this one is about to update.
+        let place = (self.rank, own.len());
+        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
         let from = backend.record(stream)?;
-        sums.sort_by_key(|sums| sums.node);
         if !own.is_empty() {
             let nodes = self.schedule.sums(key.round as usize)?;
             let elements = out.elements() / nodes.len();
@@ -170,20 +206,12 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        mut out: SliceMut<'_, B, f32>,
+        out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
         let from = backend.record(stream)?;
         let told = self.inbox.updates(key)?;
-        for (rank, (values, ready)) in told.iter().enumerate() {
-            let range = cut.of_rank(rank);
-            if range.is_empty() || rank == self.rank {
-                continue;
-            }
-            backend.wait_for(stream, ready)?;
-            self.spent.traffic.read(range.len());
-            let out = out.reborrow().sub(range.start, range.len())?;
-            backend.copy(stream, out, values.slice(0, range.len())?)?;
-        }
+        let (ranks, traffic) = ((0, self.rank), &mut self.spent.traffic);
+        copy_updates((backend, stream), &told, ranks, cut, out, traffic)?;
         self.read.keep_updates(backend, key.bucket, told);
         self.spent.gathered((backend, stream), from)
     }

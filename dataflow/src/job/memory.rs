@@ -255,22 +255,26 @@ mod tests {
         WorkerDevice { backend, name: "emulator".to_owned(), ordinal }
     }
 
+    /// What one worker is planned.
+    fn planned<'a>(model: &'a Model, batch: &'a BatchSettings) -> PlanMemory<'a> {
+        PlanMemory {
+            model,
+            batch,
+            sharding: Sharding::Optimizer,
+            positions: 33,
+            workers: 1,
+            workers_of_process: 1,
+            workers_per_device: 1,
+        }
+    }
+
     #[test]
     fn what_does_not_fit_on_one_device_says_how_many_would_do() {
         let model = model();
         let batch = BatchSettings { lanes: Some(8), ..BatchSettings::default() };
         let fitting = |bytes: usize, sharding| {
             let devices = Devices::new(vec![device((0, &bytes))], Precision::Fp32).unwrap();
-            let (model, batch) = (&model, &batch);
-            let plan = PlanMemory {
-                model,
-                batch,
-                sharding: Sharding::Optimizer,
-                positions: 33,
-                workers: 1,
-                workers_of_process: 8,
-                workers_per_device: 1,
-            };
+            let plan = PlanMemory { workers_of_process: 8, ..planned(&model, &batch) };
             plan.fitting_devices(&devices, 1, sharding).unwrap()
         };
         let state = |parameters: usize| parameters * model.layout().parameter_elements();
@@ -311,23 +315,19 @@ mod tests {
     fn workers_of_a_device_share_its_memory_and_each_process_goes_by_its_fullest_device() {
         let model = model();
         let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
-        let planned = |device_bytes: &[usize], workers, workers_per_device| {
+        let workspace = |device_bytes: &[usize], workers, workers_per_device| {
             let devices = device_bytes.iter().enumerate().map(device).collect();
-            let (model, batch) = (&model, &batch);
             let plan = PlanMemory {
-                model,
-                batch,
-                sharding: Sharding::Optimizer,
-                positions: 33,
                 workers,
                 workers_of_process: workers,
                 workers_per_device,
+                ..planned(&model, &batch)
             };
             plan.run(Devices::new(devices, Precision::Fp32).unwrap()).unwrap().workspace_bytes
         };
         let bytes = 10 << 30;
-        let [alone, shared] = [1, 4].map(|sharers| planned(&[bytes], 4, sharers));
+        let [alone, shared] = [1, 4].map(|sharers| workspace(&[bytes], 4, sharers));
         assert_eq!(alone - shared, (9 << 30) / 4 * 3, "{alone} {shared}");
-        assert_eq!(planned(&[bytes, bytes / 2], 2, 1), planned(&[bytes / 2], 2, 1));
+        assert_eq!(workspace(&[bytes, bytes / 2], 2, 1), workspace(&[bytes / 2], 2, 1));
     }
 }

@@ -403,23 +403,14 @@ impl<'scope> Checkpoint<'scope> for Stream<'scope, u64, Chunk> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{BatchSettings, MicrobatchMemory};
     use crate::cluster::ExitClass;
+    use crate::operators::plan::tests::two_buckets;
     use tidemill_collective::{ChunkHeader, Node};
-    use tidemill_model::{Decay, Layout};
 
     /// One chunk that comes twice and one that is missing are as many as a whole checkpoint has.
     #[test]
     fn a_chunk_that_comes_twice_is_refused() {
-        let mut layout = Layout::new();
-        for name in ["first", "second"] {
-            let segment = layout.segment(name);
-            layout.tensor(format!("{name}.weight"), &[16], Decay::Exempt, 1);
-            layout.block(name, &[segment]);
-        }
-        let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
-        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
-        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
+        let plan = two_buckets();
         let state = |part, chunk, step| {
             let node = Node { lo: 0, hi: 2 };
             let part = Part::State(part);

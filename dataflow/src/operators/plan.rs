@@ -188,3 +188,25 @@ pub(crate) fn cut(
     let buckets = BucketPlan::new(&chunks, &segments, bucket_elements);
     (chunks, buckets)
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tidemill_model::Decay;
+
+    use super::*;
+    use crate::batch::{BatchSettings, MicrobatchMemory};
+
+    /// Nine steps of two lanes, of two segments of 16 elements, which are a bucket and a chunk each.
+    pub(in crate::operators) fn two_buckets() -> TrainingPlan {
+        let mut layout = Layout::new();
+        for name in ["first", "second"] {
+            let segment = layout.segment(name);
+            layout.tensor(format!("{name}.weight"), &[16], Decay::Exempt, 1);
+            layout.block(name, &[segment]);
+        }
+        let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
+        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
+        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
+        plan.with_cuts(&layout, 16, 1)
+    }
+}

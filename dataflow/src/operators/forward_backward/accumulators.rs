@@ -12,7 +12,7 @@ use tidemill_collective::{BucketPlan, Node, Tree};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
-use super::block_order::BlockOrder;
+use super::block_order::{BlockOrder, uses_of};
 use super::lane_sink::LaneSink;
 use crate::cluster::Failure;
 
@@ -215,10 +215,8 @@ impl<B: Backend> GradientSink<B> for ArenaSink<'_, B> {
         block: usize,
     ) -> tidemill_model::Result<()> {
         self.order.done(block)?;
-        let uses = self.map.layout.uses();
-        let first = uses.partition_point(|use_| use_.block < block);
-        let end = uses.partition_point(|use_| use_.block <= block);
-        (first..end).try_for_each(|use_index| self.close_use(device, use_index))?;
+        let mut uses = uses_of(self.map.layout, block);
+        uses.try_for_each(|use_index| self.close_use(device, use_index))?;
         self.close_buckets(device, block)
     }
 }

@@ -1,9 +1,17 @@
 //! Whether a model finishes its blocks as it promises: every one, once, the last first.
 
+use std::ops::Range;
+
 use tidemill_model::{Layout, ModelError};
 
 use crate::cluster::{Failure, progress};
 use crate::operators::error::GraphError;
+
+/// The uses of block `block`.
+pub(super) fn uses_of(layout: &Layout, block: usize) -> Range<usize> {
+    let uses = layout.uses();
+    uses.partition_point(|of| of.block < block)..uses.partition_point(|of| of.block <= block)
+}
 
 /// Where a backward pass stands.
 pub(super) struct BlockOrder {

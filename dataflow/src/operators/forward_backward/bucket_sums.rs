@@ -8,7 +8,7 @@ use tidemill_collective::{BucketPlan, Node};
 use tidemill_kernels::{Backend, SliceMut};
 use tidemill_model::{Device, GradientSink, Layout, ModelError};
 
-use super::block_order::BlockOrder;
+use super::block_order::{BlockOrder, uses_of};
 use super::lane_sink::LaneSink;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::bucket_memory::BucketMemory;
@@ -149,10 +149,7 @@ pub(super) struct BucketSink<'a, B: Backend> {
 impl<B: Backend> BucketSink<'_, B> {
     /// Opens the buckets that block `block` adds to.
     fn open(&mut self, device: &mut Device<'_, B>, block: usize) -> Result<(), Stopped> {
-        let uses = self.layout.uses();
-        let first = uses.partition_point(|of| of.block < block);
-        let end = uses.partition_point(|of| of.block <= block);
-        for use_index in first..end {
+        for use_index in uses_of(self.layout, block) {
             let Place { bucket, elements, .. } = self.sums.places[use_index];
             if elements > 0 && !self.sums.is_open[bucket] {
                 self.sums.open(device, bucket)?;

@@ -264,24 +264,13 @@ fn fill<T>(
 mod tests {
     use std::num::NonZeroU64;
 
-    use tidemill_model::{Decay, Layout};
-
     use super::*;
-    use crate::batch::{BatchSettings, MicrobatchMemory};
     use crate::operators::plan::CheckpointCuts;
+    use crate::operators::plan::tests::two_buckets;
 
     /// Two buckets of one chunk each, two lanes; every step is cut.
     fn schedule() -> OptimizerSchedule {
-        let mut layout = Layout::new();
-        for name in ["first", "second"] {
-            let segment = layout.segment(name);
-            layout.tensor(format!("{name}.weight"), &[16], Decay::Exempt, 1);
-            layout.block(name, &[segment]);
-        }
-        let settings = BatchSettings { samples_per_step: Some(2), ..Default::default() };
-        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
-        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 4, 9);
-        let mut plan = plan.with_cuts(&layout, 16, 1);
+        let mut plan = two_buckets();
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::MIN);
         let rule = UpdateRule {
             clip_norm: None,
