@@ -38,6 +38,8 @@ pub enum Part {
     Update {
         /// The bucket.
         bucket: u32,
+        /// Whether it is the other precision of one that is gathered in two.
+        beside: bool,
     },
     /// A part of the training state.
     State(StatePart),
@@ -64,7 +66,7 @@ impl Part {
         match self {
             Self::Gradient { bucket, use_index } => [1 | u32::from(use_index) << 16, bucket],
             Self::State(part) => [2, part as u32],
-            Self::Update { bucket } => [3, bucket],
+            Self::Update { bucket, beside } => [3 | u32::from(beside) << 16, bucket],
         }
     }
 
@@ -76,7 +78,7 @@ impl Part {
                 let mut parts = StatePart::ALL.into_iter();
                 parts.find(|&known| known as u32 == of).map(Self::State)
             }
-            (3, 0) => Some(Self::Update { bucket: of }),
+            (3, beside @ 0..=1) => Some(Self::Update { bucket: of, beside: beside == 1 }),
             _ => None,
         }
     }
@@ -359,7 +361,8 @@ mod tests {
         for elements in [0, 1, 2, 3, 1_000] {
             let values: Vec<f32> = (0..elements).map(|i| i as f32 - 0.1).collect();
             let state = StatePart::ALL.map(Part::State);
-            for part in state.into_iter().chain([header().part, Part::Update { bucket: 3 }]) {
+            let updates = [false, true].map(|beside| Part::Update { bucket: 3, beside });
+            for part in state.into_iter().chain([header().part]).chain(updates) {
                 let header = ChunkHeader { part, ..header() };
                 let chunk = decode(encode(&Chunk::new(header, values.clone())));
                 assert_eq!(chunk.header(), Ok(&header));

@@ -18,16 +18,18 @@ mod nccl;
 mod post;
 mod spent;
 mod threads;
+mod values;
 
 use std::ops::Range;
 
-use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
+use tidemill_kernels::{Backend, KernelError, SliceMut};
 
 pub use self::host::Host;
 pub use self::nccl::Nccl;
 pub use self::post::{Key, Post, Reading};
 pub use self::spent::{Interval, Spent, Traffic};
 pub use self::threads::Threads;
+pub use self::values::{Values, ValuesMut};
 use crate::carry::Courier;
 use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
@@ -78,8 +80,8 @@ pub trait Communicator<B: Backend>: Send {
         out: SliceMut<'_, B, f32>,
     ) -> Result<()>;
 
-    /// What this rank owns of a bucket has been updated, and is in `values` once `stream` has run. It stays there until every rank
-    /// has posted its sums of the next step.
+    /// What this rank owns of a bucket has been updated, and what others read of it is in `values` once `stream` has run. It stays
+    /// there until every rank has posted its sums of the next step.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -89,10 +91,10 @@ pub trait Communicator<B: Backend>: Send {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        values: Slice<'_, B, f32>,
+        values: Values<'_, B>,
     ) -> Result<()>;
 
-    /// What the other ranks have updated of a bucket, in `out`, which holds the bucket, and what this rank owns of it.
+    /// What the other ranks have updated of a bucket, in `out`, which holds all of it, and what this rank owns of it.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -102,7 +104,7 @@ pub trait Communicator<B: Backend>: Send {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        out: SliceMut<'_, B, f32>,
+        out: ValuesMut<'_, B>,
     ) -> Result<()>;
 }
 
@@ -154,6 +156,9 @@ pub enum CommunicatorError {
         /// What is wrong with it.
         wrong: &'static str,
     },
+    /// Values of another precision than what is to be gathered: the ranks run something else.
+    #[error("what another rank has updated is of another precision")]
+    OtherKind,
     /// The run is over: a rank is gone, or was told to end.
     #[error("the other ranks are gone")]
     Closed,

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use stand_in::library;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key, Nccl};
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Cut, Key, Nccl, Values, ValuesMut,
+};
 use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::emulator::EmulatorSettings;
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, LibraryCollective};
@@ -96,9 +98,9 @@ fn run_rank(
         let own: Vec<f32> = range.clone().map(|index| value(rank, index)).collect();
         backend.write(&mut stream, SliceMut::new(&mut masters, range.start, range.len())?, &own)?;
         let values = Slice::new(&masters, range.start, range.len())?;
-        end.updated(&backend, &mut stream, Key::new(step, 0), &cut, values)?;
+        end.updated(&backend, &mut stream, Key::new(step, 0), &cut, Values::Fp32(values))?;
         let whole = SliceMut::all(&mut masters);
-        end.gather(&backend, &mut stream, Key::new(step, 0), &cut, whole)?;
+        end.gather(&backend, &mut stream, Key::new(step, 0), &cut, ValuesMut::Fp32(whole))?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
         for of in 0..ranks {
             let expected: Vec<f32> = cut.of_rank(of).map(|index| value(of, index)).collect();

@@ -43,7 +43,7 @@ use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// Raised whenever a kernel's results change in any bit; part of the kind of device.
-pub const NUMERICS_VERSION: u32 = 1;
+pub const NUMERICS_VERSION: u32 = 2;
 
 /// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
 pub const IGNORED_TARGET: u32 = u32::MAX;
@@ -303,15 +303,16 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         count: f32,
     ) -> Result<()>;
 
-    /// The sums of squares of consecutive ranges of `x`, which end at `ends`: `0..ends[0]`,
+    /// `out[i]` = the sum of squares of range i of `x`: the ranges follow each other and end at `ends`, `0..ends[0]`,
     /// `ends[0]..ends[1]` and so on; the last end is `x.elements()`. Each is formed in f64 over a
     /// fixed tree that depends on the range's length alone.
     fn sums_of_squares(
         &self,
         stream: &mut Self::DeviceStream,
+        out: SliceMut<'_, Self, f64>,
         x: Slice<'_, Self, f32>,
         ends: &[usize],
-    ) -> Result<Vec<f64>>;
+    ) -> Result<()>;
 
     /// One AdamW update of a chunk: with `g = gradient * gradient_scale`,
     ///

@@ -61,7 +61,10 @@ fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
     let uses: Vec<_> = gradients.iter().map(Slice::all).collect();
     backend.mean_gradient(stream, SliceMut::all(&mut mean), &uses, 3.0).unwrap();
     let ends = [1, 500, ELEMENTS];
-    let squares = backend.sums_of_squares(stream, Slice::all(&mean), &ends).unwrap();
+    let mut squares = backend.allocate::<f64>(stream, ends.len()).unwrap();
+    let out = SliceMut::all(&mut squares);
+    backend.sums_of_squares(stream, out, Slice::all(&mean), &ends).unwrap();
+    let squares = backend.to_vec(stream, Slice::all(&squares)).unwrap();
     for (bias_correction1, bias_correction2) in [(0.1, 0.05), (0.19, 0.0975), (0.271, 0.142625)] {
         let [parameters, first, second] = &mut state;
         let coefficients = AdamWStep {

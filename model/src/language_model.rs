@@ -35,9 +35,8 @@ use crate::layout::Layout;
 use crate::lease::Lease;
 use crate::parameter_list::ParameterList;
 use crate::parameter_source::{Direction, ParameterSource};
-use crate::trainable::{
-    Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Parameters, Trainable,
-};
+use crate::parameters::Parameters;
+use crate::trainable::{Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Trainable};
 
 /// A language model whose blocks are of kind `Body`.
 #[derive(Debug)]

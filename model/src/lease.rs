@@ -137,6 +137,35 @@ impl Packing {
         Self { segment: segment.name.clone(), tensors, fp32_elements, activation_elements }
     }
 
+    /// Segment `segment` of `layout`, of which all stands at its place in the memory of activation precision, and what any block reads
+    /// in fp32 side by side in the other.
+    ///
+    /// # Panics
+    /// On a segment that there is not.
+    pub fn of_segment(layout: &Layout, segment: usize) -> Self {
+        let segment = &layout.segments()[segment];
+        let mut fp32_elements = 0;
+        let packed = |tensor: &Tensor| {
+            let start = tensor.offset - segment.range.start;
+            let fp32_start = tensor.reading.is_fp32().then(|| {
+                let start = fp32_elements;
+                let end: usize = start + tensor.stored_elements;
+                fp32_elements = end.next_multiple_of(TENSOR_ALIGNMENT_ELEMENTS);
+                start
+            });
+            PackedTensor {
+                name: tensor.name.clone(),
+                range: tensor.stored_range(),
+                place: start..start + tensor.stored_elements,
+                fp32_start,
+                activation_start: Some(start),
+            }
+        };
+        let tensors = layout.tensors()[segment.tensors.clone()].iter().map(packed).collect();
+        let activation_elements = segment.range.len();
+        Self { segment: segment.name.clone(), tensors, fp32_elements, activation_elements }
+    }
+
     /// The tensors, in arena order.
     pub fn tensors(&self) -> &[PackedTensor] {
         &self.tensors

@@ -35,6 +35,7 @@ pub mod norm;
 pub mod optimizer;
 pub mod parameter_list;
 pub mod parameter_source;
+pub mod parameters;
 pub mod preset;
 pub mod schedule;
 pub mod score;
@@ -53,7 +54,6 @@ pub use lease::{Lease, PackedTensor, Packing};
 pub use mamba::{Mamba, MambaConfig};
 pub use mpt::MptConfig;
 pub use parameter_source::{BlockWalk, Direction, ParameterSource, WholeParameters};
+pub use parameters::{JoinRoom, MasterPlace, Parameters};
 pub use settings::{ModelKind, ModelSettings, ResolvedModel};
-pub use trainable::{
-    Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Parameters, Trainable,
-};
+pub use trainable::{Device, GradientSink, GrainLoss, Microbatch, MicrobatchShape, Trainable};

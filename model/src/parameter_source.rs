@@ -12,7 +12,8 @@ use tidemill_kernels::Backend;
 use crate::error::{ModelError, Result};
 use crate::layout::{Layout, Passes, Use};
 use crate::lease::Lease;
-use crate::trainable::{Device, Parameters};
+use crate::parameters::Parameters;
+use crate::trainable::Device;
 
 /// Which way a model goes through its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::generation::{Incremental, Sequences, table_rows};
 use crate::language_model::LanguageModel;
 use crate::layer_block::LayerBlock;
-use crate::trainable::{Device, Parameters};
+use crate::parameters::Parameters;
+use crate::trainable::Device;
 
 /// Scores texts, several at once.
 pub struct Scorer<'m, B: Backend, Body: Incremental<B> = LayerBlock> {

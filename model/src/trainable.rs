@@ -8,14 +8,11 @@
 //! - gradients of parameters are formed per grain from +0.0, of the *sum* of token losses, and added
 //!   to the sink's accumulators grain by grain, in order.
 
-use std::ops::Range;
-
 use tidemill_kernels::shape::{GrainRows, SequenceShape};
-use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_kernels::{Backend, SliceMut};
 
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 use crate::layout::Layout;
-use crate::lease::Lease;
 use crate::parameter_source::ParameterSource;
 
 /// A backend and the device stream that a model enqueues its kernels on.
@@ -95,128 +92,6 @@ pub struct GrainLoss {
     pub loss_sum: f64,
     /// The number of counted tokens.
     pub tokens: u64,
-}
-
-/// A worker's replica of the parameters: fp32 masters, and copies in activation precision where
-/// these differ.
-pub struct Parameters<B: Backend> {
-    master: B::Buffer<f32>,
-    compute: B::ComputeWeights,
-}
-
-impl<B: Backend> Parameters<B> {
-    /// Parameters on the device from a host arena of `layout.parameter_elements()` elements.
-    ///
-    /// # Errors
-    /// An arena of another length, or a device without room.
-    pub fn from_host(device: &mut Device<'_, B>, layout: &Layout, arena: &[f32]) -> Result<Self> {
-        let elements = layout.parameter_elements();
-        if arena.len() != elements {
-            return Err(ModelError::ArenaSize { expected: elements, found: arena.len() });
-        }
-        let mut parameters = Self::zeros(device, elements)?;
-        parameters.write(device, 0, arena)?;
-        Ok(parameters)
-    }
-
-    /// `elements` zeros: of a whole arena, or of what a worker has of one.
-    ///
-    /// # Errors
-    /// A device without room.
-    pub fn zeros(device: &mut Device<'_, B>, elements: usize) -> Result<Self> {
-        let Device { backend, stream } = device;
-        Ok(Self {
-            master: backend.allocate(stream, elements)?,
-            compute: backend.compute_weights(stream, elements)?,
-        })
-    }
-
-    /// Replaces the masters from element `start` and refreshes their copies.
-    ///
-    /// # Errors
-    /// A range that leaves the arena, or a device that fails.
-    pub fn write(&mut self, device: &mut Device<'_, B>, start: usize, host: &[f32]) -> Result<()> {
-        self.update(device, start..start.saturating_add(host.len()), |device, master| {
-            Ok(device.backend.write(device.stream, master, host)?)
-        })
-    }
-
-    /// Lets `change` change the masters of `range` in place and refreshes their copies.
-    ///
-    /// # Errors
-    /// A range that leaves the arena, an error of `change`, or a device that fails.
-    pub fn update(
-        &mut self,
-        device: &mut Device<'_, B>,
-        range: Range<usize>,
-        change: impl FnOnce(&mut Device<'_, B>, SliceMut<'_, B, f32>) -> Result<()>,
-    ) -> Result<()> {
-        change(device, SliceMut::new(&mut self.master, range.start, range.len())?)?;
-        let Device { backend, stream } = device;
-        let (compute, master) = (&mut self.compute, &self.master);
-        Ok(backend.refresh_compute_weights(stream, compute, master, range.start, range.len())?)
-    }
-
-    /// The masters of `range`.
-    ///
-    /// # Errors
-    /// A range that leaves the arena.
-    pub fn masters(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
-        Ok(Slice::new(&self.master, range.start, range.len())?)
-    }
-
-    /// Copies the masters from element `start` to `host`.
-    ///
-    /// # Errors
-    /// A range that leaves the arena, or a device that fails.
-    pub fn read(&self, device: &mut Device<'_, B>, start: usize, host: &mut [f32]) -> Result<()> {
-        let from = Slice::new(&self.master, start, host.len())?;
-        Ok(device.backend.read(device.stream, host, from)?)
-    }
-
-    /// Copies the masters of `range` to pinned memory from element `start` on, and returns at once.
-    ///
-    /// # Errors
-    /// A range that leaves the arena or the pinned memory, or a device that fails.
-    pub fn read_async(
-        &self,
-        device: &mut Device<'_, B>,
-        range: Range<usize>,
-        to: &mut B::Pinned<f32>,
-        start: usize,
-    ) -> Result<()> {
-        let from = Slice::new(&self.master, range.start, range.len())?;
-        Ok(device.backend.read_async(device.stream, to, start, from)?)
-    }
-
-    /// Copies the masters to the host.
-    ///
-    /// # Errors
-    /// A device that fails.
-    pub fn to_host(&self, device: &mut Device<'_, B>) -> Result<Vec<f32>> {
-        let mut arena = vec![0.0; B::elements(&self.master)];
-        self.read(device, 0, &mut arena)?;
-        Ok(arena)
-    }
-
-    /// The same elements in activation precision: what matrix products read.
-    ///
-    /// # Errors
-    /// A range that leaves the arena.
-    pub fn copies(&self, range: Range<usize>) -> Result<Slice<'_, B, B::Activation>> {
-        let copies = B::compute_buffer(&self.master, &self.compute);
-        Ok(Slice::new(copies, range.start, range.len())?)
-    }
-
-    /// The parameters of segment `segment` of `layout`, in any order: for generation and scoring, which keep all of them.
-    /// Training leases from a [`ParameterSource`].
-    ///
-    /// # Errors
-    /// A layout that is not the one of these parameters.
-    pub fn lease(&self, layout: &Layout, segment: usize) -> Result<Lease<'_, B>> {
-        let range = layout.segments()[segment].range.clone();
-        Ok(Lease::whole(self.masters(range.clone())?, self.copies(range)?))
-    }
 }
 
 /// Where a backward pass leaves its gradients: the accumulators of the current lane.

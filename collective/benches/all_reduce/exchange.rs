@@ -4,7 +4,9 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Host, Key, Threads};
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Cut, Host, Key, Threads, Values, ValuesMut,
+};
 use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Carry, LaneSchedule, Node};
 use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
@@ -132,11 +134,11 @@ impl Rank {
         for (index, (range, cut)) in buckets.iter().enumerate() {
             let own = cut.of_rank(rank);
             let values = Slice::new(owned, range.start + own.start, own.len())?;
-            end.updated(cpu, stream, Key::new(step, index as u32), cut, values)?;
+            end.updated(cpu, stream, Key::new(step, index as u32), cut, Values::Fp32(values))?;
         }
         for (index, (range, cut)) in buckets.iter().enumerate() {
             let out = SliceMut::new(owned, range.start, range.len())?;
-            end.gather(cpu, stream, Key::new(step, index as u32), cut, out)?;
+            end.gather(cpu, stream, Key::new(step, index as u32), cut, ValuesMut::Fp32(out))?;
         }
         drop(end.spent());
         let seconds = start.elapsed().as_secs_f64();

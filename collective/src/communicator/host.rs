@@ -8,13 +8,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_kernels::backend::TermValues;
+use tidemill_kernels::backend::{Element, TermValues};
 use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, Sums, What, members};
 use super::threads::{check_reach, copy_updates, read_sums, sum_uses, within};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, room};
+use super::values::{SharedValues, words};
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, Values, ValuesMut, room};
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::error::CollectiveError;
@@ -191,6 +192,34 @@ impl<B: Backend> Host<B> {
         ChunkHeader { destination: 0, source: self.rank as u32, part, chunk: 0, node, step }
     }
 
+    /// What the ranks of other groups have updated.
+    fn receive_updates<T: Element>(
+        &mut self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        key: Key,
+        cut: &Cut,
+        mut out: SliceMut<'_, B, T>,
+    ) -> Result<()> {
+        // Chunks hold words.
+        let of_word = size_of::<f32>() / size_of::<T>();
+        let sources: Vec<usize> =
+            self.others().flat_map(|group| self.groups[group].clone()).collect();
+        let node = self.schedule.tree().root();
+        let expected = sources.into_iter().map(|source| {
+            let Range { start, end } = cut.of_rank(source);
+            let elements = (end - start).div_ceil(of_word);
+            Expected { source, part: part_of_update(key), node, elements, start }
+        });
+        let expected: Vec<_> = expected.filter(|expected| expected.elements > 0).collect();
+        self.receive(key, What::Update, &expected, |index, start, words| {
+            let from = &expected[index];
+            let (at, end) = (from.start + start * of_word, cut.of_rank(from.source).end);
+            let values: &[T] = bytemuck::cast_slice(words);
+            let values = &values[..values.len().min(end - at)];
+            Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
+        })
+    }
+
     /// Takes the pieces of `expected` as they come, each once: which of these it is of, where it begins in it, and its elements.
     fn receive(
         &mut self,
@@ -315,7 +344,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
                 }
             }
         }
-        self.spent.traffic.came(expected.len() * own.len());
+        self.spent.traffic.came(expected.len() * own.len() * size_of::<f32>());
         let along_tree = &mut self.along_tree;
         let mut awaited = Vec::with_capacity(nodes.len());
         for (place, &node) in nodes.iter().enumerate() {
@@ -384,21 +413,24 @@ impl<B: Backend> Communicator<B> for Host<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         _cut: &Cut,
-        values: Slice<'_, B, f32>,
+        values: Values<'_, B>,
     ) -> Result<()> {
-        let Key { step, bucket, .. } = key;
         let elements = values.elements();
-        let values = backend.share(stream, values)?;
+        let values = values.share(backend, stream)?;
         self.post.updated(backend, stream, key, &values)?;
         if elements == 0 || self.groups.len() == 1 {
             return Ok(());
         }
-        let values = on_host((backend, stream), &values, 0..elements)?;
+        let words = match &values {
+            SharedValues::Fp32(values) => on_host((backend, stream), values, 0..elements)?,
+            SharedValues::Rounded(values) => {
+                words(&backend.to_vec(stream, values.slice(0, elements)?)?).into()
+            }
+        };
         let to: Vec<_> =
             self.others().map(|group| self.counterpart(group, self.member())).collect();
         let root = self.schedule.tree().root();
-        let header = self.header(Part::Update { bucket }, root, step);
-        self.send_values(&values, header, &to)
+        self.send_values(&words, self.header(part_of_update(key), root, key.step), &to)
     }
 
     fn gather(
@@ -407,10 +439,9 @@ impl<B: Backend> Communicator<B> for Host<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        mut out: SliceMut<'_, B, f32>,
+        mut out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        let bucket = key.bucket;
-        let from = backend.record(stream)?;
+        let (from, bytes) = (backend.record(stream)?, out.element_bytes());
         let told = self.inbox.updates(key)?;
         let ranks = (self.groups[self.group].start, self.rank);
         let (into, traffic) = (out.reborrow(), &mut self.spent.traffic);
@@ -418,27 +449,24 @@ impl<B: Backend> Communicator<B> for Host<B> {
         // What comes to the group comes to one of its workers, and is read by all.
         for group in self.others() {
             for (place, source) in self.groups[group].clone().enumerate() {
-                let elements = cut.of_rank(source).len();
+                let bytes = cut.of_rank(source).len() * bytes;
                 match self.counterpart(self.group, place) == self.rank {
-                    true => self.spent.traffic.came(elements),
-                    false => self.spent.traffic.read(elements),
+                    true => self.spent.traffic.came(bytes),
+                    false => self.spent.traffic.read(bytes),
                 }
             }
         }
-        let of_others = self.others().flat_map(|group| self.groups[group].clone());
-        let expected = of_others.map(|source| {
-            let Range { start, end } = cut.of_rank(source);
-            let (part, node) = (Part::Update { bucket }, self.schedule.tree().root());
-            Expected { source, part, node, elements: end - start, start }
-        });
-        let expected: Vec<_> = expected.filter(|expected| expected.elements > 0).collect();
-        self.receive(key, What::Update, &expected, |index, start, values| {
-            let at = expected[index].start + start;
-            Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
-        })?;
-        self.read.keep_updates(backend, bucket, told);
+        match out {
+            ValuesMut::Rounded(out) => self.receive_updates((backend, stream), key, cut, out)?,
+            ValuesMut::Fp32(out) => self.receive_updates((backend, stream), key, cut, out)?,
+        }
+        self.read.keep_updates(backend, key, told);
         self.spent.gathered((backend, stream), from)
     }
+}
+
+fn part_of_update(key: Key) -> Part {
+    Part::Update { bucket: key.bucket, beside: key == key.beside() }
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_kernels::backend::TermValues;
+use tidemill_kernels::backend::{Element, TermValues};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
 use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, members};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, room};
+use super::values::SharedValues;
+use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, Values, ValuesMut, room};
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
@@ -27,7 +28,7 @@ pub struct Nccl<B: Backend> {
     /// Room for what the other ranks send of a bucket.
     received: Option<B::Buffer<f32>>,
     /// What this rank has updated and not sent.
-    updates: Vec<(Key, Shared<B, f32>)>,
+    updates: Vec<(Key, SharedValues<B>)>,
     read: Read<B>,
     spent: Spent<B>,
 }
@@ -146,7 +147,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
                 }
             }
         }
-        self.spent.traffic.came(end);
+        self.spent.traffic.came(end * size_of::<f32>());
         let received = room(&mut self.received, (backend, stream), end)?;
         if !sends.is_empty() || !receives.is_empty() {
             let into = SliceMut::new(received, 0, end)?;
@@ -180,10 +181,10 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         _cut: &Cut,
-        values: Slice<'_, B, f32>,
+        values: Values<'_, B>,
     ) -> Result<()> {
         // It will be sent on the device stream on which it was enqueued.
-        self.updates.push((key, backend.share(stream, values)?));
+        self.updates.push((key, values.share(backend, stream)?));
         Ok(())
     }
 
@@ -193,7 +194,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        out: SliceMut<'_, B, f32>,
+        out: ValuesMut<'_, B>,
     ) -> Result<()> {
         let from = backend.record(stream)?;
         let rank = self.member.rank();
@@ -204,18 +205,40 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
             return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
         };
         let (_, update) = self.updates.swap_remove(place);
-        let own = cut.of_rank(rank);
-        let peers = (0..cut.ranks()).filter(|&peer| peer != rank);
-        let mut sends = Vec::new();
-        for peer in peers.clone().filter(|_| !own.is_empty()) {
-            sends.push((peer, update.slice(0, own.len())?));
-        }
-        let receives = peers.map(|peer| (peer, cut.of_rank(peer)));
-        let receives: Vec<_> = receives.filter(|(_, range)| !range.is_empty()).collect();
-        self.spent.traffic.came(receives.iter().map(|(_, range)| range.len()).sum());
-        if !sends.is_empty() || !receives.is_empty() {
-            backend.exchange(stream, &self.member, &sends, out, &receives)?;
-        }
+        let bytes = out.element_bytes();
+        let came = match (out, &update) {
+            (ValuesMut::Rounded(out), SharedValues::Rounded(update)) => {
+                all_to_all(&self.member, (backend, stream), cut, update, out)?
+            }
+            (ValuesMut::Fp32(out), SharedValues::Fp32(update)) => {
+                all_to_all(&self.member, (backend, stream), cut, update, out)?
+            }
+            _ => return Err(CommunicatorError::OtherKind),
+        };
+        self.spent.traffic.came(came * bytes);
         self.spent.gathered((backend, stream), from)
     }
+}
+
+/// Sends `update` to all other ranks and receives theirs; answers how many elements came.
+fn all_to_all<B: Backend, T: Element>(
+    member: &GroupMember,
+    (backend, stream): (&B, &mut B::DeviceStream),
+    cut: &Cut,
+    update: &Shared<B, T>,
+    out: SliceMut<'_, B, T>,
+) -> Result<usize> {
+    let rank = member.rank();
+    let own = cut.of_rank(rank);
+    let peers = (0..cut.ranks()).filter(|&peer| peer != rank);
+    let mut sends = Vec::new();
+    for peer in peers.clone().filter(|_| !own.is_empty()) {
+        sends.push((peer, update.slice(0, own.len())?));
+    }
+    let receives = peers.map(|peer| (peer, cut.of_rank(peer)));
+    let receives: Vec<_> = receives.filter(|(_, range)| !range.is_empty()).collect();
+    if !sends.is_empty() || !receives.is_empty() {
+        backend.exchange(stream, member, &sends, out, &receives)?;
+    }
+    Ok(receives.iter().map(|(_, range)| range.len()).sum())
 }

@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use tidemill_kernels::{Backend, MemoryPlace, Shared, Slice};
 
+use super::values::SharedValues;
 use super::{Abort, CommunicatorError, Result};
 use crate::carry::Arrived;
 use crate::chunk::{ChunkHeader, Part};
@@ -43,16 +44,22 @@ impl<B: Backend> Clone for Sums<B> {
 pub struct Key {
     /// The step, from 0.
     pub step: u64,
-    /// The round of its lanes, as the [`LaneSchedule`] has them; what is updated is of the first.
+    /// Of sums the round of their lanes, as the [`LaneSchedule`] has them; of what is updated 0, and 1 of what is beside it.
     pub round: u32,
     /// The bucket.
     pub bucket: u32,
 }
 
 impl Key {
-    /// A bucket of the first round of a step.
+    /// A bucket of the first round of a step, or what is updated of it.
     pub fn new(step: u64, bucket: u32) -> Self {
         Self { step, round: 0, bucket }
+    }
+
+    /// What is updated beside it: of a bucket that is gathered in two precisions the other one.
+    #[must_use]
+    pub fn beside(self) -> Self {
+        Self { round: 1, ..self }
     }
 }
 
@@ -97,7 +104,7 @@ impl What {
 
 pub(super) enum Message<B: Backend> {
     Sums { member: usize, key: Key, told: Told<B>, ready: B::Event },
-    Updated { member: usize, key: Key, values: Shared<B, f32>, ready: B::Event },
+    Updated { member: usize, key: Key, values: SharedValues<B>, ready: B::Event },
     Arrived(Arrived),
     Damaged(CollectiveError),
     Abort,
@@ -110,7 +117,7 @@ pub(super) type OfMembers<C, E> = Vec<(C, E)>;
 /// owners overwrite it only after all have read, but a run may end before.
 pub(super) struct Read<B: Backend> {
     sums: BTreeMap<u32, OfMembers<Told<B>, B::Event>>,
-    updates: BTreeMap<u32, OfMembers<Shared<B, f32>, B::Event>>,
+    updates: BTreeMap<(u32, u32), OfMembers<SharedValues<B>, B::Event>>,
 }
 
 impl<B: Backend> Read<B> {
@@ -140,11 +147,11 @@ impl<B: Backend> Read<B> {
     pub(super) fn keep_updates(
         &mut self,
         backend: &B,
-        bucket: u32,
-        told: OfMembers<Shared<B, f32>, B::Event>,
+        key: Key,
+        told: OfMembers<SharedValues<B>, B::Event>,
     ) {
         if backend.memory() == MemoryPlace::Device {
-            self.updates.insert(bucket, told);
+            self.updates.insert((key.round, key.bucket), told);
         }
     }
 }
@@ -234,7 +241,7 @@ impl<B: Backend> Post<B> {
         backend: &B,
         stream: &mut B::DeviceStream,
         key: Key,
-        values: &Shared<B, f32>,
+        values: &SharedValues<B>,
     ) -> Result<()> {
         let (member, ready) = (self.member, backend.record(stream)?);
         self.tell(|| Message::Updated { member, key, values: values.clone(), ready: ready.clone() })
@@ -288,7 +295,7 @@ pub(super) struct Inbox<B: Backend> {
     schedule: Arc<LaneSchedule>,
     messages: Receiver<Message<B>>,
     sums: Incomplete<Told<B>, B::Event>,
-    updates: Incomplete<Shared<B, f32>, B::Event>,
+    updates: Incomplete<SharedValues<B>, B::Event>,
     arrived: BTreeMap<(Key, What), VecDeque<Arrived>>,
     /// By bucket: the last step and round of which all has come from other processes.
     closed: BTreeMap<(What, u32), (u64, u32)>,
@@ -332,7 +339,7 @@ impl<B: Backend> Inbox<B> {
     }
 
     /// What every member has told of what it has updated.
-    pub(super) fn updates(&mut self, key: Key) -> Result<OfMembers<Shared<B, f32>, B::Event>> {
+    pub(super) fn updates(&mut self, key: Key) -> Result<OfMembers<SharedValues<B>, B::Event>> {
         loop {
             if let Some(told) = complete(&mut self.updates, key) {
                 return Ok(told);
@@ -390,7 +397,10 @@ impl<B: Backend> Inbox<B> {
                     (Part::Gradient { bucket, .. }, Some(round)) => {
                         (Key { step: header.step, round: round as u32, bucket }, What::Sums)
                     }
-                    (Part::Update { bucket }, _) => (Key::new(header.step, bucket), What::Update),
+                    (Part::Update { bucket, beside }, _) => {
+                        let key = Key::new(header.step, bucket);
+                        (if beside { key.beside() } else { key }, What::Update)
+                    }
                     _ => {
                         let what = "it is neither sums of these lanes nor what was updated";
                         return Err(CollectiveError::Malformed { what }.into());

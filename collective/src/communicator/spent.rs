@@ -14,14 +14,14 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Notes `elements` fp32 that were read from peers.
-    pub(super) fn read(&mut self, elements: usize) {
-        self.from_memory += (elements * size_of::<f32>()) as u64;
+    /// Notes `bytes` that were read from peers.
+    pub(super) fn read(&mut self, bytes: usize) {
+        self.from_memory += bytes as u64;
     }
 
-    /// Notes `elements` fp32 that came from other processes.
-    pub(super) fn came(&mut self, elements: usize) {
-        self.from_processes += (elements * size_of::<f32>()) as u64;
+    /// Notes `bytes` that came from other processes.
+    pub(super) fn came(&mut self, bytes: usize) {
+        self.from_processes += bytes as u64;
     }
 }
 

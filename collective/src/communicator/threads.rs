@@ -7,11 +7,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_kernels::backend::TermValues;
-use tidemill_kernels::{Backend, PeerAccess, Shared, Slice, SliceMut};
+use tidemill_kernels::{Backend, PeerAccess, SliceMut};
 
 use super::along_tree::{AlongTree, Term};
 use super::post::{Inbox, Key, OfMembers, Post, Read, Sums, Told, members};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, Traffic};
+use super::values::SharedValues;
+use super::{
+    Abort, Communicator, CommunicatorError, Cut, Result, Spent, Traffic, Values, ValuesMut,
+};
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
@@ -99,7 +102,7 @@ pub(super) fn read_sums<'a, B: Backend>(
         backend.wait_for(stream, ready)?;
         if peer != member {
             let uses = of_peer.sums.iter().map(|sums| sums.uses.len());
-            traffic.read(uses.sum::<usize>() * elements);
+            traffic.read(uses.sum::<usize>() * elements * size_of::<f32>());
         }
         sums.extend(&of_peer.sums);
     }
@@ -111,10 +114,10 @@ pub(super) fn read_sums<'a, B: Backend>(
 /// for `rank`, which has its own there.
 pub(super) fn copy_updates<B: Backend>(
     (backend, stream): (&B, &mut B::DeviceStream),
-    told: &OfMembers<Shared<B, f32>, B::Event>,
+    told: &OfMembers<SharedValues<B>, B::Event>,
     (first, rank): (usize, usize),
     cut: &Cut,
-    mut out: SliceMut<'_, B, f32>,
+    mut out: ValuesMut<'_, B>,
     traffic: &mut Traffic,
 ) -> Result<()> {
     for (peer, (values, ready)) in (first..).zip(told) {
@@ -123,9 +126,8 @@ pub(super) fn copy_updates<B: Backend>(
             continue;
         }
         backend.wait_for(stream, ready)?;
-        traffic.read(range.len());
-        let out = out.reborrow().sub(range.start, range.len())?;
-        backend.copy(stream, out, values.slice(0, range.len())?)?;
+        traffic.read(range.len() * out.element_bytes());
+        out.reborrow().copy(backend, stream, range, values)?;
     }
     Ok(())
 }
@@ -194,9 +196,9 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         _cut: &Cut,
-        values: Slice<'_, B, f32>,
+        values: Values<'_, B>,
     ) -> Result<()> {
-        let values = backend.share(stream, values)?;
+        let values = values.share(backend, stream)?;
         self.post.updated(backend, stream, key, &values)
     }
 
@@ -206,13 +208,13 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        out: SliceMut<'_, B, f32>,
+        out: ValuesMut<'_, B>,
     ) -> Result<()> {
         let from = backend.record(stream)?;
         let told = self.inbox.updates(key)?;
         let (ranks, traffic) = ((0, self.rank), &mut self.spent.traffic);
         copy_updates((backend, stream), &told, ranks, cut, out, traffic)?;
-        self.read.keep_updates(backend, key.bucket, told);
+        self.read.keep_updates(backend, key, told);
         self.spent.gathered((backend, stream), from)
     }
 }

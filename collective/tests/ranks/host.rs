@@ -8,7 +8,9 @@ use std::time::Duration;
 use crate::rank::{Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements};
 use tidemill_collective::CHUNK_ELEMENTS;
 use tidemill_collective::carry::Carry;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Host, Key, Traffic};
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Cut, Host, Key, Traffic, Values, ValuesMut,
+};
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
 use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError, Runtime, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
@@ -183,7 +185,7 @@ fn ranks_that_wait_for_their_group_or_another_are_ended() {
                 let nodes: Vec<_> = nodes.into_iter().map(|node| (node, &buffer)).collect();
                 end.post().sums(cpu, &mut stream, key, &nodes, uses).unwrap();
                 let values = Slice::new(&buffer, 0, 4).unwrap();
-                end.updated(cpu, &mut stream, key, &cut, values).unwrap();
+                end.updated(cpu, &mut stream, key, &cut, Values::Fp32(values)).unwrap();
             }
             // What is sent to the other group is not carried, and kept.
             let _couriers: Vec<_> = ends.iter_mut().map(|end| end.courier()).collect();
@@ -198,7 +200,7 @@ fn ranks_that_wait_for_their_group_or_another_are_ended() {
                     let waited = match is_gathered {
                         true => {
                             let out = SliceMut::all(&mut out);
-                            end.gather(&cpu, &mut stream, key, &cut, out)
+                            end.gather(&cpu, &mut stream, key, &cut, ValuesMut::Fp32(out))
                         }
                         false => {
                             let out = SliceMut::new(&mut out, 0, 4).unwrap();

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key};
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Cut, Key, Values, ValuesMut,
+};
 use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -248,12 +250,12 @@ impl<'a, B: Backend> Rank<'a, B> {
             if !own.is_empty() {
                 device.copy(state, out, values)?;
             }
-            end.updated(*device, state, Key::new(step, bucket as u32), cut, values)?;
+            end.updated(*device, state, Key::new(step, bucket as u32), cut, Values::Fp32(values))?;
             at += own.len();
         }
         for ((bucket, cut), start) in cuts.iter().enumerate().zip(starts(buckets)) {
             let out = SliceMut::new(replica, start, buckets[bucket])?;
-            end.gather(*device, state, Key::new(step, bucket as u32), cut, out)?;
+            end.gather(*device, state, Key::new(step, bucket as u32), cut, ValuesMut::Fp32(out))?;
         }
         self.gathered = Some(device.record(state)?);
         // What was read may be written over.

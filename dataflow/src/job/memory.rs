@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut};
 use tidemill_kernels::Backend;
-use tidemill_model::{Model, ModelError};
+use tidemill_model::{Layout, Model, ModelError};
 
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
@@ -63,15 +63,14 @@ impl PlanMemory<'_> {
         free / 10 * PLANNED_TENTHS / self.workers_per_device.max(1)
     }
 
-    /// About what a worker holds beside its workspace, where it has a memory of its own: parameters and their copies in
-    /// activation precision, or two blocks of them and what it owns; of what it owns moments, the mean gradient and, of several
-    /// workers, sums; sums of lanes, and a chunk of logits.
+    /// About what a worker holds beside its workspace, where it has a memory of its own: parameters as products read them, and in bf16
+    /// what is read in fp32 once more, or two blocks of them and what it owns; of what it owns what rounding took away, moments
+    /// and, of several workers, sums; sums of lanes, and a chunk of logits.
     fn state_bytes<B: Backend>(&self, backend: &B, workers: usize, sharding: Sharding) -> usize {
         const FP32: usize = size_of::<f32>();
         let layout = self.model.layout();
         let (parameters, gradients) = (layout.parameter_elements(), layout.gradient_elements());
         let activation = size_of::<B::Activation>();
-        let copies = if activation == FP32 { 0 } else { activation };
         let logits = backend.logit_chunk_rows() * self.model.vocab_size() * activation;
         let workers = workers.max(1);
         // A run of one process has all its workers in that one, however many.
@@ -83,12 +82,15 @@ impl PlanMemory<'_> {
                 let [fp32, rounded] =
                     GatherPlan::over(layout, (&chunks, &buckets), workers).most_elements();
                 let blocks = 2 * (FP32 * fp32 + activation * rounded);
-                (parameters * (FP32 + copies)).div_ceil(workers) + blocks
+                (parameters * activation).div_ceil(workers) + blocks
             }
-            _ => parameters * (FP32 + copies),
+            _ if activation == FP32 => parameters * FP32,
+            _ => parameters * activation + FP32 * fp32_elements(layout),
         };
         let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
-        let owned = (3 * FP32 * parameters + sums * FP32 * gradients).div_ceil(workers);
+        // A master is what products read and the rest of four bytes.
+        let state = FP32 - activation + 2 * FP32;
+        let owned = (state * parameters + sums * FP32 * gradients).div_ceil(workers);
         let accumulators = match sharding {
             Sharding::Gradients | Sharding::Parameters if !is_alone => {
                 let (_, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
@@ -169,6 +171,12 @@ impl PlanMemory<'_> {
         };
         cut.iter().map(held).max().unwrap_or(1)
     }
+}
+
+/// Elements that blocks read in fp32.
+fn fp32_elements(layout: &Layout) -> usize {
+    let read = layout.tensors().iter().filter(|tensor| tensor.reading.is_fp32());
+    read.map(|tensor| tensor.stored_elements).sum()
 }
 
 /// On how many devices a run would fit, which is known once its devices are open.
@@ -278,13 +286,13 @@ mod tests {
             plan.fitting_devices(&devices, 1, sharding).unwrap()
         };
         let state = |parameters: usize| parameters * model.layout().parameter_elements();
-        // On one: parameters, moments, the mean and, of eight lanes, four sums at once. On eight: of all but the parameters and
-        // one sum an eighth, and an eighth of the sum of all.
+        // On one: parameters, moments and, of eight lanes, four sums at once. On eight: of all but the parameters and one sum an
+        // eighth, and an eighth of the sum of all.
         use Sharding::{Optimizer, Parameters};
-        assert_eq!(fitting(state(4 + 8 + 4 + 16 + 12), Optimizer), Some(1));
-        let of_state = fitting(state(20), Optimizer).unwrap();
+        assert_eq!(fitting(state(4 + 8 + 16 + 12), Optimizer), Some(1));
+        let of_state = fitting(state(18), Optimizer).unwrap();
         assert!((2..=8).contains(&of_state));
-        assert_eq!(fitting(state(4 + 4 + 2), Optimizer), None);
+        assert_eq!(fitting(state(4 + 4 + 1), Optimizer), None);
         // This model is two buckets, which do not take turns; but of eight workers each has an eighth of it and two blocks.
         let least = |sharding| {
             let fits = |bytes: &usize| fitting(*bytes, sharding).is_some();

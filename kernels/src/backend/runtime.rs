@@ -129,6 +129,12 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         weights: &'a Self::ComputeWeights,
     ) -> &'a Self::Buffer<Self::Activation>;
 
+    /// [`compute_buffer`](Self::compute_buffer), to be written.
+    fn compute_buffer_mut<'a>(
+        master: &'a mut Self::Buffer<f32>,
+        weights: &'a mut Self::ComputeWeights,
+    ) -> &'a mut Self::Buffer<Self::Activation>;
+
     /// Copies from the host; `host` may be reused when the call returns.
     fn write<T: Element>(
         &self,

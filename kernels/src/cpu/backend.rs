@@ -329,10 +329,12 @@ impl Backend for Cpu {
     fn sums_of_squares(
         &self,
         stream: &mut DeviceStream,
+        out: SliceMut<'_, Self, f64>,
         x: Slice<'_, Self, f32>,
         ends: &[usize],
-    ) -> Result<Vec<f64>> {
-        sums_of_squares(stream.threads(), self.dispatch, elements(x), ends)
+    ) -> Result<()> {
+        let out = exactly_mut("sums_of_squares", "out", out, ends.len())?;
+        sums_of_squares(stream.threads(), self.dispatch, out, elements(x), ends)
     }
 
     fn adamw(

@@ -157,22 +157,22 @@ impl Kernel for MeanInPlace<'_> {
     }
 }
 
-/// The sums of squares of the ranges of `x` that end at `ends`.
+/// The sums of squares of the ranges of `x` that end at `ends`, in `sums`, which are as many.
 pub(crate) fn sums_of_squares(
     threads: &ComputeThreads,
     dispatch: Dispatch,
+    sums: &mut [f64],
     x: &[f32],
     ends: &[usize],
-) -> Result<Vec<f64>> {
+) -> Result<()> {
     const KERNEL: &str = "sums_of_squares";
     let last = ends.last().copied().unwrap_or(0);
     if last != x.len() {
         return Err(KernelError::shape(KERNEL, "the last end", x.len(), last));
     }
-    let mut sums = vec![0.0; ends.len()];
     let mut ranges = Vec::with_capacity(ends.len());
     let mut start = 0;
-    for (&end, sum) in ends.iter().zip(&mut sums) {
+    for (&end, sum) in ends.iter().zip(sums) {
         let Some(range) = x.get(start..end) else {
             let expected = format!("an end from {start} to {}", x.len());
             return Err(KernelError::shape(KERNEL, "ends", expected, end));
@@ -181,7 +181,7 @@ pub(crate) fn sums_of_squares(
         start = end;
     }
     threads.for_each(ranges.into_iter(), |(range, sum)| *sum = dispatch.run(SumOfSquares(range)));
-    Ok(sums)
+    Ok(())
 }
 
 /// The sum of squares of a slice: sixteen chains in `f64`, then one tree.

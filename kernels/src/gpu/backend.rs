@@ -279,10 +279,11 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     fn sums_of_squares(
         &self,
         stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f64>,
         x: Slice<'_, Self, f32>,
         ends: &[usize],
-    ) -> Result<Vec<f64>> {
-        self.launch_sums_of_squares(stream, x, ends)
+    ) -> Result<()> {
+        self.launch_sums_of_squares(stream, out, x, ends)
     }
 
     fn adamw(

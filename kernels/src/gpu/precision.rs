@@ -16,6 +16,12 @@ pub trait Precision: Send + Sync + 'static {
         master: &'a GpuBuffer<D, f32>,
         copies: &'a Copies<D, Self::Activation>,
     ) -> &'a GpuBuffer<D, Self::Activation>;
+
+    /// [`compute`](Self::compute), to be written.
+    fn compute_mut<'a, D: Driver>(
+        master: &'a mut GpuBuffer<D, f32>,
+        copies: &'a mut Copies<D, Self::Activation>,
+    ) -> &'a mut GpuBuffer<D, Self::Activation>;
 }
 
 /// Copies of the masters in activation precision; none where that is fp32.
@@ -39,6 +45,13 @@ impl Precision for Fp32 {
     ) -> &'a GpuBuffer<D, f32> {
         copies.0.as_ref().unwrap_or(master)
     }
+
+    fn compute_mut<'a, D: Driver>(
+        master: &'a mut GpuBuffer<D, f32>,
+        copies: &'a mut Copies<D, f32>,
+    ) -> &'a mut GpuBuffer<D, f32> {
+        copies.0.as_mut().unwrap_or(master)
+    }
 }
 
 impl Precision for Bf16 {
@@ -51,5 +64,12 @@ impl Precision for Bf16 {
     ) -> &'a GpuBuffer<D, half::bf16> {
         // `compute_weights` makes them wherever the precision is not that of the masters.
         copies.0.as_ref().expect("bf16 weights have copies")
+    }
+
+    fn compute_mut<'a, D: Driver>(
+        _master: &'a mut GpuBuffer<D, f32>,
+        copies: &'a mut Copies<D, half::bf16>,
+    ) -> &'a mut GpuBuffer<D, half::bf16> {
+        copies.0.as_mut().expect("bf16 weights have copies")
     }
 }

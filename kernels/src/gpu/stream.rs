@@ -148,21 +148,6 @@ impl<D: Driver> GpuStream<D> {
         Ok(address)
     }
 
-    /// Copies the first bytes of a slot to the host; waits for everything before it, and answers what kernels
-    /// have reported.
-    pub(crate) fn download_scratch(
-        &mut self,
-        driver: &D,
-        slot: ScratchSlot,
-        to: &mut [u8],
-    ) -> Result<()> {
-        self.queue_outside_recordings("reading scratch memory")?;
-        if let Some((memory, _)) = &self.scratch[slot as usize] {
-            driver.download(&mut self.queue, to, memory, 0)?;
-        }
-        self.check(driver)
-    }
-
     /// Where `kernel`, which looks up tokens below `vocab_size`, leaves a fault. It is answered by the next
     /// [`check`](Self::check) after each of its runs.
     pub(crate) fn fault(&mut self, kernel: Watched, vocab_size: usize) -> Address {

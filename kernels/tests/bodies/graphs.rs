@@ -137,6 +137,7 @@ pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<
     // Kernels are loaded by their first run.
     let (to, from) = (SliceMut::all(&mut lane), Slice::all(&gradient));
     backend.accumulate(&mut device.stream, to, from).unwrap();
+    let mut squares = device.upload(&[0.0_f64]);
     let mut asked = false;
     let recorded = backend.record_graph(&mut device.stream, &mut |stream| {
         asked = true;
@@ -149,7 +150,8 @@ pub fn refuse_what_cannot_be_recorded<B: Backend<Activation: Number>>(arm: &Arm<
         );
         assert_not_recordable("allocate", backend.allocate::<f32>(stream, 1));
         assert_not_recordable("record", backend.record(stream));
-        let sums = backend.sums_of_squares(stream, Slice::all(&other), &[ELEMENTS]);
+        let out = SliceMut::all(&mut squares);
+        let sums = backend.sums_of_squares(stream, out, Slice::all(&other), &[ELEMENTS]);
         assert_not_recordable("sums_of_squares", sums);
         let again = backend.record_graph(stream, &mut |_| Ok(()));
         assert_not_recordable("record_graph", again);

@@ -2,7 +2,7 @@
 
 use tidemill_kernels::backend::{LogitGradient, Output};
 use tidemill_kernels::shape::{CrossEntropyShape, GrainRows, NormShape};
-use tidemill_kernels::{Backend, Matrix, MemoryPlace, Slice};
+use tidemill_kernels::{Backend, Matrix, MemoryPlace, Slice, SliceMut};
 
 use super::adamw::step;
 use super::arm::Arm;
@@ -188,8 +188,16 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     }
     let x = slice(&bench.zeros, 7);
     for ends in [&[] as &[_], &[6], &[8], &[4, 3, 7], &[8, 7], &[usize::MAX, 7]] {
-        let result = backend.sums_of_squares(&mut bench.device.stream, x, ends);
-        assert_shape_error("sums_of_squares", result.map(drop));
+        let mut out = backend.allocate::<f64>(&mut bench.device.stream, ends.len()).unwrap();
+        let out = SliceMut::all(&mut out);
+        let result = backend.sums_of_squares(&mut bench.device.stream, out, x, ends);
+        assert_shape_error("sums_of_squares", result);
+    }
+    for sums in [0, 2] {
+        let mut out = backend.allocate::<f64>(&mut bench.device.stream, sums).unwrap();
+        let out = SliceMut::all(&mut out);
+        let result = backend.sums_of_squares(&mut bench.device.stream, out, x, &[7]);
+        assert_shape_error("sums_of_squares", result);
     }
     for (wrong, [parameters, exp_avg, exp_avg_sq, gradient]) in wrong_by_one([7, 7, 7, 7]) {
         let [parameters_out, exp_avg_out, exp_avg_sq_out, ..] = &mut bench.outs;

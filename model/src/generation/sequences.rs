@@ -16,7 +16,8 @@ use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_r
 use crate::language_model::LanguageModel;
 use crate::layer_block::LayerBlock;
 use crate::norm::{NormPass, NormScratch};
-use crate::trainable::{Device, Parameters};
+use crate::parameters::Parameters;
+use crate::trainable::Device;
 
 /// Positions of a sequence that are computed at once, at most.
 pub const PIECE_POSITIONS: usize = 128;

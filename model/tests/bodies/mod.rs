@@ -13,6 +13,7 @@ pub mod gradients;
 pub mod grains;
 pub mod lane;
 pub mod leases;
+pub mod parameters;
 pub mod strict_source;
 pub mod training;
 pub mod transformers;
@@ -40,6 +41,7 @@ macro_rules! every_body {
             wrong_microbatches_are_named: bodies::contract::wrong_microbatches_are_named;
             blocks_are_finished_backwards: bodies::contract::blocks_are_finished_backwards;
             a_source_of_what_each_block_reads_changes_no_bit: bodies::leases::a_strict_source_changes_no_bit;
+            parameters_hold_what_they_were_given: bodies::parameters::hold_what_they_were_given;
             gradient_descent_learns_a_pattern: bodies::contract::gradient_descent_learns;
             scores_are_the_losses_of_the_forward_pass: bodies::generation::scores_are_losses;
             a_score_depends_on_nothing_else: bodies::generation::a_score_depends_on_nothing_else;

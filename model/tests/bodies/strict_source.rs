@@ -5,8 +5,8 @@
 use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{
-    BlockWalk, Device, Direction, Layout, Lease, PackedTensor, Packing, ParameterSource,
-    Parameters, Result,
+    BlockWalk, Device, Direction, Layout, Lease, MasterPlace, PackedTensor, Packing,
+    ParameterSource, Parameters, Result,
 };
 
 /// What one use reads.
@@ -94,11 +94,19 @@ impl<B: Backend> Slot<B> {
         let elements = tensor.range.len();
         if let Some(start) = fp32 {
             let out = SliceMut::new(&mut self.fp32, start, elements)?;
-            backend.copy(stream, out, parameters.masters(tensor.range.clone())?)?;
+            let vectors = parameters.vector_range(&tensor.range);
+            if vectors.is_empty() {
+                // Where activations are fp32, the parameters are there once.
+                let place = MasterPlace { range: tensor.range.clone(), start: 0 };
+                backend.join_master(stream, out, parameters.masters(&place)?)?;
+            } else {
+                let place = vectors.start..vectors.start + elements;
+                backend.copy(stream, out, parameters.vectors(place)?)?;
+            }
         }
         if let Some(start) = activation {
             let out = SliceMut::new(&mut self.activation, start, elements)?;
-            backend.copy(stream, out, parameters.copies(tensor.range.clone())?)?;
+            backend.copy(stream, out, parameters.rounded(tensor.range.clone())?)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use tidemill_model::hugging_face::load;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::ScheduleSettings;
 use tidemill_model::{
-    Device, Layout, Mamba, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
+    Device, Layout, Mamba, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
 };
 
 use super::arm::Arm;
@@ -33,7 +33,8 @@ impl<B: Backend> Optimizer<B> {
         layout: &Layout,
         arena: &[f32],
     ) -> Self {
-        let parameters = Parameters::from_host(device, layout, arena).expect("fits");
+        let all = MasterPlace { range: 0..arena.len(), start: 0 };
+        let parameters = Parameters::with_masters(device, layout, arena, &[all]).expect("fits");
         let Device { backend, stream } = device;
         let mut buffer = || backend.allocate(stream, arena.len()).expect("fits");
         let (exp_avg, exp_avg_sq, mean) = (buffer(), buffer(), buffer());
@@ -59,15 +60,18 @@ impl<B: Backend> Optimizer<B> {
             backend.mean_gradient(stream, out, &slots, tokens as f32)?;
         }
         let ends = [B::elements(&self.mean)];
-        let squares = backend.sums_of_squares(stream, Slice::all(&self.mean), &ends)?;
-        let norm = squares[0].sqrt();
+        let mut squares = backend.allocate::<f64>(stream, 1)?;
+        let out = SliceMut::all(&mut squares);
+        backend.sums_of_squares(stream, out, Slice::all(&self.mean), &ends)?;
+        let norm = backend.to_vec(stream, Slice::all(&squares))?[0].sqrt();
         let coefficient = self.settings.clip_coefficient(norm);
         for tensor in layout.tensors() {
             let (start, elements) = (tensor.offset, tensor.stored_elements);
             let scalars = self.settings.adamw_step(step, learning_rate, coefficient, tensor.decay);
             let Self { parameters, exp_avg, exp_avg_sq, mean, .. } = self;
-            parameters.update(device, start..start + elements, |device, parameters| {
-                Ok(device.backend.adamw(
+            let place = MasterPlace { range: start..start + elements, start };
+            parameters.update(device, &place, |device, parameters| {
+                Ok(device.backend.adamw_master(
                     device.stream,
                     parameters,
                     SliceMut::new(exp_avg, start, elements)?,

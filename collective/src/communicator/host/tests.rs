@@ -43,9 +43,10 @@ fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: What) -> Result<()> {
             }
             What::Update => {
                 let values = Slice::new(&sums, 0, OWN)?;
-                end.updated(cpu, &mut stream, key, &cut, values)?;
+                end.updated(cpu, &mut stream, key, &cut, Values::Fp32(values))?;
                 let mut out = cpu.allocate(&mut stream, range.len())?;
-                end.gather(cpu, &mut stream, key, &cut, SliceMut::all(&mut out))?;
+                let out = ValuesMut::Fp32(SliceMut::all(&mut out));
+                end.gather(cpu, &mut stream, key, &cut, out)?;
             }
         }
     }
@@ -100,7 +101,7 @@ fn said(what: What, chunks: Vec<Chunk>) -> String {
 fn chunk(what: What, source: u32, piece: u32, elements: usize) -> Chunk {
     let (part, node) = match what {
         What::Sums => (Part::Gradient { bucket: KEY.bucket, use_index: 0 }, Node::leaf(source)),
-        What::Update => (Part::Update { bucket: KEY.bucket }, Node { lo: 0, hi: 4 }),
+        What::Update => (part_of_update(KEY), Node { lo: 0, hi: 4 }),
     };
     let (destination, step) = (0, KEY.step);
     let header = ChunkHeader { destination, source, part, chunk: piece, node, step };

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use tidemill_collective::communicator::Interval;
 use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
-use tidemill_model::{BlockWalk, Device, Direction, Lease, ParameterSource, Parameters, Result};
+use tidemill_model::{
+    BlockWalk, Device, Direction, Lease, MasterPlace, ParameterSource, Parameters, Result,
+};
 
 use crate::operators::gather_plan::{GatherPlan, GatheredUse, Piece};
 use crate::operators::span::{GatheredBlocks, Span};
@@ -106,13 +108,14 @@ impl<B: Backend> BlockByBlock<'_, B> {
             let GatheredUse { fp32, activation, .. } = plan.use_of(use_index);
             for Piece { worker, from, to } in fp32 {
                 read(worker, size_of::<f32>() * from.len());
-                let values = self.owners[*worker].masters(from.clone())?;
+                let masters = MasterPlace { range: from.clone(), start: from.start };
+                let masters = self.owners[*worker].masters(&masters)?;
                 let out = SliceMut::new(&mut place.fp32, *to, from.len())?;
-                backend.copy(stream, out, values)?;
+                backend.join_master(stream, out, masters)?;
             }
             for Piece { worker, from, to } in activation {
                 read(worker, size_of::<B::Activation>() * from.len());
-                let values = self.owners[*worker].copies(from.clone())?;
+                let values = self.owners[*worker].rounded(from.clone())?;
                 let out = SliceMut::new(&mut place.activation, *to, from.len())?;
                 backend.copy(stream, out, values)?;
             }

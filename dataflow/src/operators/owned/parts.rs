@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use tidemill_collective::communicator::Cut;
+use tidemill_collective::communicator::{Cut, Values, ValuesMut};
 use tidemill_kernels::Backend;
-use tidemill_model::{Decay, Layout};
+use tidemill_kernels::backend::ActivationElement;
+use tidemill_model::{Decay, Layout, MasterPlace, Parameters};
 
 use crate::operators::error::GraphError;
 use crate::operators::lending::Lender;
@@ -17,13 +18,65 @@ pub(super) struct OwnedBucket {
     pub(super) slots: Vec<usize>,
     /// Who owns which elements of the bucket.
     pub(super) cut: Cut,
+    pub(super) beside: Option<Beside>,
 }
 
-/// Where the parameters of `part` are.
-pub(super) fn place<B: Backend>(lender: &Lender<B>, part: &OwnedPart) -> Range<usize> {
-    match lender.is_of_parts() {
-        true => part.start..part.start + part.range.len(),
+/// Where the masters of `part` are.
+pub(super) fn place<B: Backend>(lender: &Lender<B>, part: &OwnedPart) -> MasterPlace {
+    let start = part.start;
+    let range = match lender.is_of_parts() {
+        true => start..start + part.range.len(),
         false => part.range.clone(),
+    };
+    MasterPlace { range, start }
+}
+
+/// What is gathered of a bucket beside what products read: its elements, and who owns which.
+pub(super) struct Beside {
+    pub(super) range: Range<usize>,
+    pub(super) cut: Cut,
+}
+
+impl Beside {
+    /// That of elements `range` of `parameters`, cut as `cut` says; none where nothing is.
+    pub(super) fn of<B: Backend>(
+        parameters: &Parameters<B>,
+        range: &Range<usize>,
+        cut: &Cut,
+    ) -> Option<Self> {
+        let vectors = parameters.vector_range(range);
+        let to = |rank: usize| range.start..range.start + cut.of_rank(rank).end;
+        let ends = (0..cut.ranks()).map(|rank| parameters.vector_range(&to(rank)).len());
+        let cut = Cut::at(ends.collect());
+        (!vectors.is_empty()).then_some(Self { range: vectors, cut })
+    }
+
+    /// What `rank` owns of it.
+    pub(super) fn of_rank(&self, rank: usize) -> Range<usize> {
+        let Range { start, end } = self.cut.of_rank(rank);
+        self.range.start + start..self.range.start + end
+    }
+}
+
+/// What others read of elements `range`.
+pub(super) fn told<B: Backend>(
+    parameters: &Parameters<B>,
+    range: Range<usize>,
+) -> tidemill_model::Result<Values<'_, B>> {
+    match B::Activation::REMAINDERS {
+        0 => Ok(Values::Fp32(parameters.fp32(range)?)),
+        _ => Ok(Values::Rounded(parameters.rounded(range)?)),
+    }
+}
+
+/// Where what others own of elements `range` goes.
+pub(super) fn told_mut<B: Backend>(
+    parameters: &mut Parameters<B>,
+    range: Range<usize>,
+) -> tidemill_model::Result<ValuesMut<'_, B>> {
+    match B::Activation::REMAINDERS {
+        0 => Ok(ValuesMut::Fp32(parameters.fp32_mut(range)?)),
+        _ => Ok(ValuesMut::Rounded(parameters.rounded_mut(range)?)),
     }
 }
 
@@ -51,7 +104,7 @@ pub(super) fn owned_buckets(
         let cut = Cut::at(ends.collect());
         let before = cut.of_rank(worker).start;
         let slots = bucket.slots.iter().map(|slot| slot + before).collect();
-        OwnedBucket { part, slots, cut }
+        OwnedBucket { part, slots, cut, beside: None }
     });
     let owned: Vec<_> = owned.collect();
     let elements = owned.iter().map(|bucket| bucket.part.range.len()).sum();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tidemill_collective::StatePart;
 use tidemill_kernels::{Backend, Slice};
-use tidemill_model::{Device, Parameters};
+use tidemill_model::{Device, JoinRoom, MasterPlace, Parameters};
 
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
@@ -70,20 +70,20 @@ impl<B: Backend> Staged<B> {
         }
     }
 
-    /// Copies the masters of the ranges `owned`, each to where it stands among what is owned, and the moments, which are of all of
+    /// Copies the masters at the places `owned`, each to where it stands among what is owned, and the moments, which are of all of
     /// them. What is pinned is there once the device stream has run.
     pub(super) fn copy(
         &mut self,
         device: &mut Device<'_, B>,
-        masters: &Parameters<B>,
-        owned: impl Iterator<Item = (Range<usize>, usize)>,
+        (masters, room): (&Parameters<B>, &mut JoinRoom<B>),
+        owned: impl Iterator<Item = (MasterPlace, usize)>,
         moments: &[B::Buffer<f32>; 2],
     ) -> Result<(), Failure> {
         match self {
             Self::Nothing => return Err(NOT_STAGED.into()),
             Self::Pinned([parameters, exp_avg, exp_avg_sq]) => {
-                for (range, start) in owned {
-                    masters.read_async(device, range, parameters, start)?;
+                for (place, start) in owned {
+                    masters.read_async(device, &place, (parameters, start), room)?;
                 }
                 for (moment, out) in moments.iter().zip([exp_avg, exp_avg_sq]) {
                     device.backend.read_async(device.stream, out, 0, Slice::all(moment))?;
@@ -92,9 +92,9 @@ impl<B: Backend> Staged<B> {
             Self::Read([parameters, exp_avg, exp_avg_sq]) => {
                 let _waiting = progress::during(Phase::WaitingForDevice);
                 parameters.resize(B::elements(&moments[0]), 0.0);
-                for (range, start) in owned {
-                    let out = &mut parameters[start..start + range.len()];
-                    masters.read(device, range.start, out)?;
+                for (place, start) in owned {
+                    let out = &mut parameters[start..start + place.range.len()];
+                    masters.read(device, &place, out, room)?;
                 }
                 for (moment, out) in moments.iter().zip([exp_avg, exp_avg_sq]) {
                     *out = device.backend.to_vec(device.stream, Slice::all(moment))?;
@@ -141,17 +141,21 @@ mod tests {
         layout.tensor("weight", &[64], Decay::Exempt, 1);
         let arena: Vec<f32> = (0..64).map(|value| value as f32).collect();
         let mut device = Device { backend: &backend, stream: &mut stream };
-        let masters = Parameters::from_host(&mut device, &layout, &arena).unwrap();
+        let all = MasterPlace { range: 0..64, start: 0 };
+        let masters = Parameters::with_masters(&mut device, &layout, &arena, &[all]).unwrap();
+        let mut room = JoinRoom::default();
         let mut moments = [(); 2].map(|()| backend.allocate::<f32>(device.stream, 24).unwrap());
         for (index, moment) in moments.iter_mut().enumerate() {
             let values: Vec<f32> = (0..24).map(|value| (value + 100 * index) as f32).collect();
             backend.write(device.stream, SliceMut::all(moment), &values).unwrap();
         }
-        let owned = [(40..56, 0), (8..16, 16)];
+        let place = |range: Range<usize>| MasterPlace { start: range.start, range };
+        let owned = [(place(40..56), 0), (place(8..16), 16)];
         let pinned = Staged::prepare(&backend, Staging::OnHost, 24);
         assert!(matches!(pinned, Staged::Pinned(_)));
         for mut staged in [pinned, Staged::Read(Default::default())] {
-            staged.copy(&mut device, &masters, owned.clone().into_iter(), &moments).unwrap();
+            let owned = owned.clone().into_iter();
+            staged.copy(&mut device, (&masters, &mut room), owned, &moments).unwrap();
             let values = |part, inside| staged.values(&backend, part, inside).unwrap().unwrap();
             assert_eq!(values(StatePart::Parameter, 14..18), [54.0, 55.0, 8.0, 9.0]);
             assert_eq!(values(StatePart::ExpAvg, 22..24), [22.0, 23.0]);
@@ -159,6 +163,8 @@ mod tests {
         }
         let mut nothing = Staged::<Cpu>::prepare(&backend, Staging::InPlace, 24);
         assert!(nothing.values(&backend, StatePart::ExpAvg, 0..2).unwrap().is_none());
-        assert!(nothing.copy(&mut device, &masters, owned.into_iter(), &moments).is_err());
+        assert!(
+            nothing.copy(&mut device, (&masters, &mut room), owned.into_iter(), &moments).is_err()
+        );
     }
 }

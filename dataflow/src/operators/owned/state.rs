@@ -7,13 +7,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::communicator::Key;
+use tidemill_collective::communicator::{Key, Values, ValuesMut};
 use tidemill_collective::{StatePart, Tree};
 use tidemill_kernels::{Backend, Slice, SliceMut};
-use tidemill_model::{Decay, Device, Parameters};
+use tidemill_model::{Decay, Device, JoinRoom, MasterPlace, Parameters};
 
 use super::communication::CommunicationLedger;
-use super::parts::{OwnedBucket, decay_runs, owned_buckets, place, values};
+use super::parts::{Beside, OwnedBucket, decay_runs, owned_buckets, place, told, told_mut, values};
 use super::staging::Staged;
 use super::sums::OwnedSums;
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
@@ -60,9 +60,11 @@ pub(super) struct OwnedState<B: Backend> {
     parameters: Arc<Parameters<B>>,
     is_lent: bool,
     sums: Sums<B>,
+    /// Of chunks whose means are formed.
+    squares: B::Buffer<f64>,
     /// Of what is owned.
-    mean_gradient: B::Buffer<f32>,
     moments: [B::Buffer<f32>; 2],
+    room: JoinRoom<B>,
     /// Buckets of the step that were gathered.
     gathered: usize,
     /// Where cuts are copied to, from the first step on.
@@ -83,7 +85,7 @@ impl<B: Backend> OwnedState<B> {
         let mut state = Self::new(parts, plan, place)?;
         let begun = state.lend();
         // It takes long for much of it: while the first step computes.
-        state.staged = Staged::prepare(&*state.backend, staging, B::elements(&state.mean_gradient));
+        state.staged = Staged::prepare(&*state.backend, staging, B::elements(&state.moments[0]));
         let ended = begun.and_then(|()| state.run(jobs));
         if let (Err(Stopped::Failed(_)), Some(communicator)) = (&ended, &state.lender.communicator)
         {
@@ -107,26 +109,32 @@ impl<B: Backend> OwnedState<B> {
         let mut stream = backend.device_stream()?;
         let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };
-        let (buckets, owned) = owned_buckets(&plan, worker, workers);
+        let (mut buckets, owned) = owned_buckets(&plan, worker, workers);
+        let masters: Vec<_> = buckets
+            .iter()
+            .map(|OwnedBucket { part, .. }| MasterPlace {
+                range: part.range.clone(),
+                start: part.start,
+            })
+            .collect();
         let parameters = match lender.is_of_parts() {
-            false => Parameters::from_host(&mut device, layout, &state.parameters)?,
-            true => {
-                let mut parameters = Parameters::zeros(&mut device, owned)?;
-                for OwnedBucket { part, .. } in &buckets {
-                    let values = values(&state.parameters, &part.range)?;
-                    parameters.write(&mut device, part.start, values)?;
-                    progress::moved();
-                }
-                parameters
-            }
+            false => Parameters::with_masters(&mut device, layout, &state.parameters, &masters)?,
+            true => Parameters::of_owner(&mut device, &state.parameters, &masters)?,
         };
+        progress::moved();
+        if !lender.is_of_parts() {
+            for (bucket, planned) in buckets.iter_mut().zip(plan.buckets.buckets()) {
+                bucket.beside = Beside::of(&parameters, &planned.range, &bucket.cut);
+            }
+        }
         let mut allocate = |elements| backend.allocate::<f32>(&mut stream, elements);
         let sums = match lender.communicator {
             Some(_) => Sums::Owned(OwnedSums::new(buckets.len())),
             None => Sums::Alone(None),
         };
-        let mean_gradient = allocate(owned)?;
         let mut moments = [allocate(owned)?, allocate(owned)?];
+        let chunks = buckets.iter().map(|bucket| bucket.part.chunks.len()).sum();
+        let squares = backend.allocate(&mut stream, chunks)?;
         for (buffer, arena) in moments.iter_mut().zip(state.moments.iter().flatten()) {
             for OwnedBucket { part, .. } in &buckets {
                 let values = values(arena, &part.range)?;
@@ -151,8 +159,9 @@ impl<B: Backend> OwnedState<B> {
             parameters: Arc::new(parameters),
             is_lent: false,
             sums,
-            mean_gradient,
+            squares,
             moments,
+            room: JoinRoom::default(),
             gathered: 0,
             staged: Staged::Nothing,
             copied: None,
@@ -250,7 +259,7 @@ impl<B: Backend> OwnedState<B> {
         else {
             return Ok(round + 1 == self.rounds);
         };
-        let OwnedBucket { part, slots, cut } = &self.buckets[ticket.bucket as usize];
+        let OwnedBucket { part, slots, cut, .. } = &self.buckets[ticket.bucket as usize];
         let key = Key { round, ..Key::new(ticket.step, ticket.bucket) };
         let _waiting = progress::during(Phase::WaitingForSums);
         let (device, elements) =
@@ -259,7 +268,8 @@ impl<B: Backend> OwnedState<B> {
         Ok(round + 1 == self.rounds)
     }
 
-    /// The mean gradients of what is owned of `buckets`, and their sums of squares by chunk.
+    /// The mean gradients of what is owned of `buckets`, in the place of the sums of their first use, and their sums of squares by
+    /// chunk.
     fn means(
         &mut self,
         mut buckets: Vec<usize>,
@@ -268,44 +278,37 @@ impl<B: Backend> OwnedState<B> {
         if self.lender.communicator.is_none() {
             self.take_back()?;
         }
-        let part = |bucket: usize| &self.buckets[bucket].part;
-        buckets.retain(|&bucket| !part(bucket).range.is_empty());
+        buckets.retain(|&bucket| !self.buckets[bucket].part.range.is_empty());
+        let mut chunks = Vec::new();
         for &bucket in &buckets {
             let OwnedBucket { part, slots, .. } = &self.buckets[bucket];
-            let (start, elements) = (part.start, part.range.len());
-            let (sums, is_alone) = match &self.sums {
-                Sums::Alone(sums) => (sums.as_ref(), true),
-                Sums::Owned(sums) => (sums.whole(bucket, self.tree), false),
+            let elements = part.range.len();
+            let (sums, starts) = match &mut self.sums {
+                Sums::Alone(sums) => (sums.as_mut(), slots.clone()),
+                Sums::Owned(sums) => {
+                    let starts = (0..slots.len()).map(|index| index * elements).collect();
+                    (sums.whole_mut(bucket, self.tree), starts)
+                }
             };
-            let sums = sums.ok_or(NO_SUMS)?;
-            let at = |(index, slot): (usize, &usize)| match is_alone {
-                true => *slot,
-                false => index * elements,
+            let (Some(sums), Some((&first, others))) = (sums, starts.split_first()) else {
+                return Err(NO_SUMS.into());
             };
-            let uses = slots.iter().enumerate().map(|of| Slice::new(sums, at(of), elements));
-            let uses = uses.collect::<Result<Vec<_>, _>>()?;
-            let out = SliceMut::new(&mut self.mean_gradient, start, elements)?;
-            self.backend.mean_gradient(&mut self.stream, out, &uses, tokens as f32)?;
-        }
-        let mut found = Vec::new();
-        // Asking the device for numbers takes longer than computing them: neighbours are asked for together.
-        buckets.sort_by_key(|&bucket| part(bucket).start);
-        let end = |bucket: usize| part(bucket).start + part(bucket).range.len();
-        for neighbours in buckets.chunk_by(|&a, &b| end(a) == part(b).start) {
-            let (first, last) = (neighbours[0], neighbours[neighbours.len() - 1]);
-            let start = part(first).start;
-            let chunks: Vec<usize> =
-                neighbours.iter().flat_map(|&bucket| part(bucket).chunks.clone()).collect();
-            let ends = chunks.iter().scan(0, |end, &chunk| {
+            let ends = part.chunks.clone().scan(0, |end, chunk| {
                 *end += self.plan.chunks.chunks()[chunk].range.len();
                 Some(*end)
             });
             let ends: Vec<usize> = ends.collect();
-            let mean = Slice::new(&self.mean_gradient, start, end(last) - start)?;
-            let squares = self.backend.sums_of_squares(&mut self.stream, mean, &ends)?;
-            found.extend(chunks.into_iter().zip(squares));
+            let out = SliceMut::new(&mut self.squares, chunks.len(), ends.len())?;
+            let (backend, stream) = (&*self.backend, &mut self.stream);
+            let all = SliceMut::all(sums);
+            backend.mean_gradient_in_place(stream, all, first, others, elements, tokens as f32)?;
+            backend.sums_of_squares(stream, out, Slice::new(sums, first, elements)?, &ends)?;
+            chunks.extend(part.chunks.clone());
         }
-        Ok(found)
+        // Asking the device for numbers takes longer than computing them: for all together.
+        let squares = Slice::new(&self.squares, 0, chunks.len())?;
+        let squares = self.backend.to_vec(&mut self.stream, squares)?;
+        Ok(chunks.into_iter().zip(squares).collect())
     }
 
     /// Updates what is owned of `bucket`, and tells the other workers.
@@ -314,9 +317,10 @@ impl<B: Backend> OwnedState<B> {
         if let Some(copied) = self.copied.take() {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
-        let Self { backend, stream, snapshots, rule, lender, decays, mean_gradient, .. } = self;
-        let OwnedBucket { part: OwnedPart { range, start, .. }, cut, .. } = &self.buckets[bucket];
-        let place = place(lender, &self.buckets[bucket].part);
+        let Self { backend, stream, snapshots, rule, lender, decays, sums, .. } = self;
+        let OwnedBucket { part, slots, cut, beside } = &self.buckets[bucket];
+        let OwnedPart { range, start, .. } = part;
+        let place = place(lender, part);
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
         let [exp_avg, exp_avg_sq] = &mut self.moments;
         let decays = decays.iter().filter_map(|(run, decay)| {
@@ -324,16 +328,21 @@ impl<B: Backend> OwnedState<B> {
             (!run.is_empty()).then_some((run, *decay))
         });
         if !range.is_empty() {
+            let (mean, at) = match sums {
+                Sums::Alone(sums) => (sums.as_ref(), slots.first().copied().unwrap_or(0)),
+                Sums::Owned(sums) => (sums.whole(bucket, self.tree), 0),
+            };
+            let mean = mean.ok_or(NO_SUMS)?;
             let mut device = Device { backend: &**backend, stream };
-            parameters.update(&mut device, place.clone(), |device, mut parameters| {
+            parameters.update(&mut device, &place, |device, mut masters| {
                 for (run, decay) in decays {
                     let (first, elements) = (run.start - range.start, run.len());
-                    device.backend.adamw(
+                    device.backend.adamw_master(
                         device.stream,
-                        parameters.reborrow().sub(first, elements)?,
+                        masters.reborrow().sub(first, elements)?,
                         SliceMut::new(exp_avg, start + first, elements)?,
                         SliceMut::new(exp_avg_sq, start + first, elements)?,
-                        Slice::new(mean_gradient, start + first, elements)?,
+                        Slice::new(mean, at + first, elements)?,
                         (rule.adamw)(update, coefficient, decay),
                     )?;
                 }
@@ -347,8 +356,16 @@ impl<B: Backend> OwnedState<B> {
         let Some(communicator) = lender.communicator.as_mut().filter(|_| is_gathered) else {
             return Ok(());
         };
-        let (key, values) = (Key::new(update - 1, bucket as u32), parameters.masters(place)?);
-        communicator.updated(&**backend, stream, key, cut, values).map_err(Stopped::of)
+        let key = Key::new(update - 1, bucket as u32);
+        let values = told(parameters, place.range)?;
+        communicator.updated(&**backend, stream, key, cut, values).map_err(Stopped::of)?;
+        if let Some(beside) = beside {
+            let values = parameters.vectors(beside.of_rank(communicator.rank()))?;
+            let (key, values) = (key.beside(), Values::Fp32(values));
+            let told = communicator.updated(&**backend, stream, key, &beside.cut, values);
+            told.map_err(Stopped::of)?;
+        }
+        Ok(())
     }
 
     /// Brings what the other workers have updated of a bucket here; after the last, the device thread may go on.
@@ -360,16 +377,14 @@ impl<B: Backend> OwnedState<B> {
             let _waiting = progress::during(Phase::WaitingForSums);
             let range = self.plan.buckets.buckets()[bucket as usize].range.clone();
             let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
-            let cut = &self.buckets[bucket as usize].cut;
-            let mut device = Device { backend: &**backend, stream };
-            let mut gathered = Ok(());
-            parameters.update(&mut device, range, |device, out| {
-                let Device { backend, stream } = device;
-                let key = Key::new(step, bucket);
-                gathered = communicator.gather(backend, stream, key, cut, out);
-                Ok(())
-            })?;
-            gathered.map_err(Stopped::of)?;
+            let OwnedBucket { cut, beside, .. } = &self.buckets[bucket as usize];
+            let (key, out) = (Key::new(step, bucket), told_mut(parameters, range)?);
+            communicator.gather(&**backend, stream, key, cut, out).map_err(Stopped::of)?;
+            if let Some(Beside { range, cut }) = beside {
+                let out = ValuesMut::Fp32(parameters.vectors_mut(range.clone())?);
+                let gathered = communicator.gather(&**backend, stream, key.beside(), cut, out);
+                gathered.map_err(Stopped::of)?;
+            }
         }
         self.gathered += 1;
         if self.gathered < self.buckets.len() {
@@ -386,7 +401,7 @@ impl<B: Backend> OwnedState<B> {
         let owned = self.buckets.iter().map(|bucket| &bucket.part);
         let owned = owned.filter(|part| !part.range.is_empty());
         let owned = owned.map(|part| (place(&self.lender, part), part.start));
-        self.staged.copy(&mut device, &self.parameters, owned, &self.moments)?;
+        self.staged.copy(&mut device, (&self.parameters, &mut self.room), owned, &self.moments)?;
         self.copied = Some(backend.record(stream)?);
         Ok(())
     }
@@ -408,9 +423,12 @@ impl<B: Backend> OwnedState<B> {
         let moment = match part {
             StatePart::Parameter => {
                 let mut values = vec![0.0; range.len()];
-                let place = place(&self.lender, part_of);
-                let first = place.start + range.start - part_of.range.start;
-                self.parameters.read(&mut device, first, &mut values)?;
+                let MasterPlace { range: of_part, start } = place(&self.lender, part_of);
+                let before = range.start - part_of.range.start;
+                let first = of_part.start + before;
+                let range = first..first + range.len();
+                let place = MasterPlace { range, start: start + before };
+                self.parameters.read(&mut device, &place, &mut values, &mut self.room)?;
                 return Ok(values);
             }
             StatePart::ExpAvg => exp_avg,

@@ -20,6 +20,11 @@ impl<B: Backend> TreeSums<B> {
         self.nodes.first().filter(|(node, _)| *node == tree.root()).map(|(_, sums)| sums)
     }
 
+    /// The same, to be changed.
+    pub(super) fn whole_mut(&mut self, tree: Tree) -> Option<&mut B::Buffer<f32>> {
+        self.nodes.first_mut().filter(|(node, _)| *node == tree.root()).map(|(_, sums)| sums)
+    }
+
     /// The room of `elements` elements, which nothing needs any more.
     fn room(
         &mut self,
@@ -84,6 +89,11 @@ impl<B: Backend> OwnedSums<B> {
     /// Those of a bucket over all lanes.
     pub(super) fn whole(&self, bucket: usize, tree: Tree) -> Option<&B::Buffer<f32>> {
         self.buckets[bucket].whole(tree)
+    }
+
+    /// The same, to be changed.
+    pub(super) fn whole_mut(&mut self, bucket: usize, tree: Tree) -> Option<&mut B::Buffer<f32>> {
+        self.buckets[bucket].whole_mut(tree)
     }
 
     /// Brings those of `key`, of which this worker owns `elements` over all uses; `cut` says who owns what.

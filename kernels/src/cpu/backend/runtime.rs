@@ -71,6 +71,10 @@ impl Runtime for Cpu {
         Ok(())
     }
 
+    fn compute_buffer_mut<'a>(master: &'a mut Buffer<f32>, (): &'a mut ()) -> &'a mut Buffer<f32> {
+        master
+    }
+
     fn compute_buffer<'a>(master: &'a Buffer<f32>, (): &'a ()) -> &'a Buffer<f32> {
         master
     }

@@ -103,6 +103,13 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         P::compute(master, weights)
     }
 
+    fn compute_buffer_mut<'a>(
+        master: &'a mut GpuBuffer<D, f32>,
+        weights: &'a mut Copies<D, P::Activation>,
+    ) -> &'a mut GpuBuffer<D, P::Activation> {
+        P::compute_mut(master, weights)
+    }
+
     fn write<T: Element>(
         &self,
         stream: &mut GpuStream<D>,

@@ -225,33 +225,31 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     pub(in crate::gpu) fn launch_sums_of_squares(
         &self,
         stream: &mut GpuStream<D>,
+        out: SliceMut<'_, Self, f64>,
         x: Slice<'_, Self, f32>,
         ends: &[usize],
-    ) -> Result<Vec<f64>> {
+    ) -> Result<()> {
         const KERNEL: &str = "sums_of_squares";
+        exactly(KERNEL, "out", &out.as_slice(), ends.len())?;
         let Pieces { places, firsts } = Pieces::new(ends, x.elements)?;
-        let mut sums = vec![0.0; ends.len()];
-        if places.is_empty() {
-            return Ok(sums);
+        if ends.is_empty() {
+            return Ok(());
         }
         let tables = [bytemuck::cast_slice(&places), bytemuck::cast_slice(&firsts)].concat();
         let pieces = stream.upload_scratch(&self.driver, ScratchSlot::First, &tables)?;
         let first_piece = pieces.offset(size_of_val(places.as_slice()));
         let partial_bytes = places.len() * size_of::<f64>();
         let partials = stream.scratch(&self.driver, ScratchSlot::Second, partial_bytes)?;
-        let sum_bytes = size_of_val(sums.as_slice());
-        let sums_at = stream.scratch(&self.driver, ScratchSlot::Third, sum_bytes)?;
 
         let squares = SquaresOfPieces { partials, x: x.address(), pieces };
-        let launch = blocks(KERNEL, places.len(), THREADS)?;
-        // SAFETY: the pieces lie inside x, and there is a partial sum for each.
-        unsafe { self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares) }?;
-        let of_pieces = SumsOfPieces { sums: sums_at, partials, first_piece };
+        if !places.is_empty() {
+            let launch = blocks(KERNEL, places.len(), THREADS)?;
+            // SAFETY: the pieces lie inside x, and there is a partial sum for each.
+            unsafe { self.launch(stream, &GRADIENT_SUMS, "squares_of_pieces", launch, squares) }?;
+        }
+        let of_pieces = SumsOfPieces { sums: out.address(), partials, first_piece };
         let launch = blocks(KERNEL, ends.len(), SUM_THREADS)?;
         // SAFETY: ranges are of pieces that were summed, and there is a sum for each.
-        unsafe { self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces) }?;
-        let host = bytemuck::cast_slice_mut(&mut sums);
-        stream.download_scratch(&self.driver, ScratchSlot::Third, host)?;
-        Ok(sums)
+        unsafe { self.launch(stream, &GRADIENT_SUMS, "sums_of_pieces", launch, of_pieces) }
     }
 }

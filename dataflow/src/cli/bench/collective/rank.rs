@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Cut, Key};
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Cut, Key, Values, ValuesMut,
+};
 use tidemill_collective::{BucketOwners, Carry, DEFAULT_WINDOW_BYTES};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
@@ -160,13 +162,13 @@ impl<B: Backend> Buckets<'_, B> {
             let stream = &mut streams[index % turns];
             let key = Key::new(*round, index as u32);
             let values = Slice::new(owned, *start, own.len())?;
-            end.updated(backend, stream, key, cut, values)?;
+            end.updated(backend, stream, key, cut, Values::Fp32(values))?;
         }
         for (index, Bucket { range, cut, .. }) in buckets.iter().enumerate() {
             let stream = &mut streams[index % turns];
             let key = Key::new(*round, index as u32);
             let out = SliceMut::new(arena, range.start, range.len())?;
-            end.gather(backend, stream, key, cut, out)?;
+            end.gather(backend, stream, key, cut, ValuesMut::Fp32(out))?;
         }
         Ok(())
     }

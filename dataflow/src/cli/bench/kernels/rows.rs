@@ -226,8 +226,10 @@ pub(super) fn sums_of_squares<B: Backend>(bench: &mut Bench<'_, B>, _: SequenceS
     let elements = arena_elements(bench);
     let gradient = bench.floats(elements, [-1.0, 1.0])?;
     let ends: Vec<usize> = (1..=elements >> 16).map(|chunk| chunk << 16).collect();
+    let mut sums = bench.backend.allocate::<f64>(bench.stream, ends.len())?;
     let milliseconds = bench.milliseconds(|backend, stream| {
-        backend.sums_of_squares(stream, Slice::all(&gradient), &ends).map(drop)
+        let out = SliceMut::all(&mut sums);
+        backend.sums_of_squares(stream, out, Slice::all(&gradient), &ends)
     })?;
     let work = Work::bytes(4.0 * elements as f64);
     Ok(vec![arena_line("sums_of_squares", "update", elements, work, milliseconds)])

@@ -1,0 +1,413 @@
+//! Parameters on a device: what blocks read of them, and the masters that are updated.
+//!
+//! Where activations are fp32, the parameters are their own masters: four bytes each. In bf16, products read a rounded copy, and a
+//! master is that copy with what rounding took away beside it ([`MasterMut`]): four bytes too, of which a worker that does
+//! not own a parameter has the copy alone. Tensors that blocks read in fp32 (vectors, and tables that are looked up) are
+//! there once more, joined, side by side.
+
+use std::ops::Range;
+
+use tidemill_kernels::backend::ActivationElement;
+use tidemill_kernels::{Backend, Master, MasterMut, Slice, SliceMut, remainder_elements};
+
+use crate::error::{ModelError, Result};
+use crate::layout::Layout;
+use crate::lease::{Lease, Packing};
+use crate::trainable::Device;
+
+/// Elements that are joined or split at once, on their way from or to the host.
+const PIECE_ELEMENTS: usize = 4 << 20;
+
+/// Where the masters of consecutive parameters are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MasterPlace {
+    /// Their elements among the [`Parameters`].
+    pub range: Range<usize>,
+    /// Where they begin among all masters that are here.
+    pub start: usize,
+}
+
+/// What fp32 masters are joined in on their way to the host; kept, so that it is allocated once.
+pub struct JoinRoom<B: Backend>(Option<B::Buffer<f32>>);
+
+impl<B: Backend> Default for JoinRoom<B> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<B: Backend> JoinRoom<B> {
+    fn of(&mut self, device: &mut Device<'_, B>) -> Result<&mut B::Buffer<f32>> {
+        match self.0.take() {
+            Some(room) => Ok(self.0.insert(room)),
+            None => Ok(self.0.insert(device.backend.allocate(device.stream, PIECE_ELEMENTS)?)),
+        }
+    }
+}
+
+/// Parameters: all of a model's, or those that a worker owns.
+pub struct Parameters<B: Backend> {
+    /// The parameters, where activations are fp32; else nothing.
+    master: B::Buffer<f32>,
+    /// What products read, where they are not.
+    compute: B::ComputeWeights,
+    /// Of the masters that are here, what rounding took away.
+    remainder: B::Buffer<u16>,
+    /// Where activations are not fp32: the tensors that blocks read in fp32.
+    vectors: B::Buffer<f32>,
+    /// The same of each segment, and where it begins.
+    segments: Vec<(Packing, usize)>,
+}
+
+impl<B: Backend> Parameters<B> {
+    /// All parameters of `layout` to be read, from a host arena of `layout.parameter_elements()` elements.
+    ///
+    /// # Errors
+    /// An arena of another length, or a device without room.
+    pub fn from_host(device: &mut Device<'_, B>, layout: &Layout, arena: &[f32]) -> Result<Self> {
+        Self::with_masters(device, layout, arena, &[])
+    }
+
+    /// The same, and the masters of the parts `owned`, which fill the places among all masters.
+    ///
+    /// # Errors
+    /// An arena of another length, a part that leaves it, or a device without room.
+    pub fn with_masters(
+        device: &mut Device<'_, B>,
+        layout: &Layout,
+        arena: &[f32],
+        owned: &[MasterPlace],
+    ) -> Result<Self> {
+        let elements = layout.parameter_elements();
+        if arena.len() != elements {
+            return Err(ModelError::ArenaSize { expected: elements, found: arena.len() });
+        }
+        let (mut segments, mut vectors) = (Vec::new(), 0);
+        for segment in 0..layout.segments().len() * B::Activation::REMAINDERS {
+            let packing = Packing::of_segment(layout, segment);
+            vectors += packing.fp32_elements();
+            let start = vectors - packing.fp32_elements();
+            segments.push((packing, start));
+        }
+        let masters = owned.iter().map(|place| place.range.len()).sum();
+        let mut parameters = Self::zeros(device, elements, masters, vectors)?;
+        parameters.segments = segments;
+        let mut in_order: Vec<_> = owned.iter().filter(|place| !place.range.is_empty()).collect();
+        in_order.sort_by_key(|place| place.range.start);
+        let (mut room, mut lost, mut end) = (JoinRoom::default(), None, 0);
+        let behind = MasterPlace { range: elements..elements, start: 0 };
+        for MasterPlace { range, start } in in_order.into_iter().chain([&behind]) {
+            let of_others = end..range.start.max(end);
+            if !of_others.is_empty() {
+                let values = (of_others.start, &arena[of_others]);
+                parameters.load(device, values, &mut lost, &mut room)?;
+            }
+            let (expected, found) = (range.end, elements);
+            let values = arena.get(range.clone());
+            let values = values.ok_or(ModelError::ArenaSize { expected, found })?;
+            parameters.load_masters(device, (range.start, values), *start, &mut room)?;
+            end = range.end;
+        }
+        for (range, start) in parameters.fp32_tensors().collect::<Vec<_>>() {
+            let out = SliceMut::new(&mut parameters.vectors, start, range.len())?;
+            device.backend.write(device.stream, out, &arena[range])?;
+        }
+        Ok(parameters)
+    }
+
+    /// The parts `owned` of a host arena and their masters, and nothing else: each where it begins among all masters.
+    ///
+    /// # Errors
+    /// A part that leaves the arena, or a device without room.
+    pub fn of_owner(
+        device: &mut Device<'_, B>,
+        arena: &[f32],
+        owned: &[MasterPlace],
+    ) -> Result<Self> {
+        let elements = owned.iter().map(|place| place.range.len()).sum();
+        let mut parameters = Self::zeros(device, elements, elements, 0)?;
+        let mut room = JoinRoom::default();
+        for MasterPlace { range, start } in owned {
+            let (expected, found) = (range.end, arena.len());
+            let values = arena.get(range.clone());
+            let values = values.ok_or(ModelError::ArenaSize { expected, found })?;
+            parameters.load_masters(device, (*start, values), *start, &mut room)?;
+        }
+        Ok(parameters)
+    }
+
+    fn zeros(
+        device: &mut Device<'_, B>,
+        elements: usize,
+        masters: usize,
+        vectors: usize,
+    ) -> Result<Self> {
+        let Device { backend, stream } = device;
+        let own = elements * (1 - B::Activation::REMAINDERS);
+        Ok(Self {
+            master: backend.allocate(stream, own)?,
+            compute: backend.compute_weights(stream, elements)?,
+            remainder: backend.allocate(stream, remainder_elements::<B>(masters))?,
+            vectors: backend.allocate(stream, vectors)?,
+            segments: Vec::new(),
+        })
+    }
+
+    /// Rounds `values` from element `start` on; what that takes away is lost.
+    fn load(
+        &mut self,
+        device: &mut Device<'_, B>,
+        (start, values): (usize, &[f32]),
+        lost: &mut Option<B::Buffer<u16>>,
+        room: &mut JoinRoom<B>,
+    ) -> Result<()> {
+        let lost = match lost {
+            Some(lost) => lost,
+            None => {
+                let elements = remainder_elements::<B>(PIECE_ELEMENTS);
+                lost.insert(device.backend.allocate(device.stream, elements)?)
+            }
+        };
+        self.load_pieces(device, (start, values), room, |parameters, at, elements, device, from| {
+            let rounded = B::compute_buffer_mut(&mut parameters.master, &mut parameters.compute);
+            let rounded = SliceMut::new(rounded, start + at, elements)?;
+            let lost = SliceMut::new(lost, 0, remainder_elements::<B>(elements))?;
+            let out = MasterMut::new(rounded, lost)?;
+            Ok(device.backend.split_master(device.stream, out, from)?)
+        })
+    }
+
+    /// Splits `values` into the masters from element `start` on, whose remainders begin at `masters`.
+    fn load_masters(
+        &mut self,
+        device: &mut Device<'_, B>,
+        (start, values): (usize, &[f32]),
+        masters: usize,
+        room: &mut JoinRoom<B>,
+    ) -> Result<()> {
+        self.load_pieces(device, (start, values), room, |parameters, at, elements, device, from| {
+            let range = start + at..start + at + elements;
+            let out = parameters.master_mut(&MasterPlace { range, start: masters + at })?;
+            Ok(device.backend.split_master(device.stream, out, from)?)
+        })
+    }
+
+    fn load_pieces(
+        &mut self,
+        device: &mut Device<'_, B>,
+        (start, values): (usize, &[f32]),
+        room: &mut JoinRoom<B>,
+        mut split: impl FnMut(
+            &mut Self,
+            usize,
+            usize,
+            &mut Device<'_, B>,
+            Slice<'_, B, f32>,
+        ) -> Result<()>,
+    ) -> Result<()> {
+        if B::Activation::REMAINDERS == 0 {
+            let out = SliceMut::new(&mut self.master, start, values.len())?;
+            return Ok(device.backend.write(device.stream, out, values)?);
+        }
+        for (index, piece) in values.chunks(PIECE_ELEMENTS).enumerate() {
+            let room = room.of(device)?;
+            let out = SliceMut::new(room, 0, piece.len())?;
+            device.backend.write(device.stream, out, piece)?;
+            let from = Slice::new(room, 0, piece.len())?;
+            split(self, index * PIECE_ELEMENTS, piece.len(), device, from)?;
+        }
+        Ok(())
+    }
+
+    /// The tensors that are here in fp32: their elements of the arena, and where they begin.
+    fn fp32_tensors(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
+        self.segments.iter().flat_map(|(packing, start)| {
+            let tensors = packing.tensors().iter();
+            tensors
+                .filter_map(move |tensor| Some((tensor.range.clone(), start + tensor.fp32_start?)))
+        })
+    }
+
+    fn master_mut(&mut self, place: &MasterPlace) -> Result<MasterMut<'_, B>> {
+        let MasterPlace { range, start } = place;
+        let rounded = B::compute_buffer_mut(&mut self.master, &mut self.compute);
+        let [start, elements] = [*start, range.len()].map(remainder_elements::<B>);
+        let rounded = SliceMut::new(rounded, range.start, range.len())?;
+        Ok(MasterMut::new(rounded, SliceMut::new(&mut self.remainder, start, elements)?)?)
+    }
+
+    /// The masters at `place`.
+    ///
+    /// # Errors
+    /// A place that leaves them.
+    pub fn masters(&self, place: &MasterPlace) -> Result<Master<'_, B>> {
+        let [start, elements] = [place.start, place.range.len()].map(remainder_elements::<B>);
+        let remainder = Slice::new(&self.remainder, start, elements)?;
+        Ok(Master::new(self.rounded(place.range.clone())?, remainder)?)
+    }
+
+    /// Lets `change` change the masters at `place`, and what blocks read of them with it.
+    ///
+    /// # Errors
+    /// A place that leaves the masters, an error of `change`, or a device that fails.
+    pub fn update(
+        &mut self,
+        device: &mut Device<'_, B>,
+        place: &MasterPlace,
+        change: impl FnOnce(&mut Device<'_, B>, MasterMut<'_, B>) -> Result<()>,
+    ) -> Result<()> {
+        change(device, self.master_mut(place)?)?;
+        let MasterPlace { range, start } = place;
+        for (tensor, first) in self.fp32_tensors().collect::<Vec<_>>() {
+            let inside = tensor.start.max(range.start)..tensor.end.min(range.end);
+            if inside.is_empty() {
+                continue;
+            }
+            let [from, elements] =
+                [start + inside.start - range.start, inside.len()].map(remainder_elements::<B>);
+            let remainder = Slice::new(&self.remainder, from, elements)?;
+            let rounded = B::compute_buffer(&self.master, &self.compute);
+            let rounded = Slice::new(rounded, inside.start, inside.len())?;
+            let to = first + inside.start - tensor.start;
+            let out = SliceMut::new(&mut self.vectors, to, inside.len())?;
+            let Device { backend, stream } = device;
+            backend.join_master(stream, out, Master::new(rounded, remainder)?)?;
+        }
+        Ok(())
+    }
+
+    /// Elements `range`, where activations are fp32: then they are there once.
+    ///
+    /// # Errors
+    /// A range that leaves the parameters, which are none of these where activations are not fp32.
+    pub fn fp32(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
+        Ok(Slice::new(&self.master, range.start, range.len())?)
+    }
+
+    /// The same, to be written: of parameters that others own.
+    ///
+    /// # Errors
+    /// As [`fp32`](Self::fp32).
+    pub fn fp32_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, B, f32>> {
+        Ok(SliceMut::new(&mut self.master, range.start, range.len())?)
+    }
+
+    /// What products read of elements `range`.
+    ///
+    /// # Errors
+    /// A range that leaves the parameters.
+    pub fn rounded(&self, range: Range<usize>) -> Result<Slice<'_, B, B::Activation>> {
+        let rounded = B::compute_buffer(&self.master, &self.compute);
+        Ok(Slice::new(rounded, range.start, range.len())?)
+    }
+
+    /// The same, to be written: of parameters that others own.
+    ///
+    /// # Errors
+    /// A range that leaves the parameters.
+    pub fn rounded_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, B, B::Activation>> {
+        let rounded = B::compute_buffer_mut(&mut self.master, &mut self.compute);
+        Ok(SliceMut::new(rounded, range.start, range.len())?)
+    }
+
+    /// Where what is here of elements `range` once more, in fp32, stands among all of that: neighbours are neighbours there too.
+    pub fn vector_range(&self, range: &Range<usize>) -> Range<usize> {
+        let place = |element: usize| {
+            let mut tensors = self.fp32_tensors();
+            match tensors.find(|(tensor, _)| element < tensor.end) {
+                Some((tensor, start)) => start + element.saturating_sub(tensor.start),
+                None => B::elements(&self.vectors),
+            }
+        };
+        place(range.start)..place(range.end)
+    }
+
+    /// Elements `range` of what is here once more in fp32.
+    ///
+    /// # Errors
+    /// A range that leaves it.
+    pub fn vectors(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
+        Ok(Slice::new(&self.vectors, range.start, range.len())?)
+    }
+
+    /// The same, to be written: of parameters that others own.
+    ///
+    /// # Errors
+    /// A range that leaves it.
+    pub fn vectors_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, B, f32>> {
+        Ok(SliceMut::new(&mut self.vectors, range.start, range.len())?)
+    }
+
+    /// Copies the masters at `place` to `host`.
+    ///
+    /// # Errors
+    /// A place that leaves the masters, another number of elements, or a device that fails.
+    pub fn read(
+        &self,
+        device: &mut Device<'_, B>,
+        place: &MasterPlace,
+        host: &mut [f32],
+        room: &mut JoinRoom<B>,
+    ) -> Result<()> {
+        self.joined(device, place, room, |device, at, joined| {
+            let out = &mut host[at..at + joined.elements()];
+            Ok(device.backend.read(device.stream, out, joined)?)
+        })
+    }
+
+    /// Copies the masters at `place` to pinned memory from element `start` on, and returns at once.
+    ///
+    /// # Errors
+    /// A place that leaves the masters or the pinned memory, or a device that fails.
+    pub fn read_async(
+        &self,
+        device: &mut Device<'_, B>,
+        place: &MasterPlace,
+        (to, start): (&mut B::Pinned<f32>, usize),
+        room: &mut JoinRoom<B>,
+    ) -> Result<()> {
+        self.joined(device, place, room, |device, at, joined| {
+            Ok(device.backend.read_async(device.stream, to, start + at, joined)?)
+        })
+    }
+
+    /// Hands the masters at `place` to `take` in fp32, piece by piece, with where each begins.
+    fn joined(
+        &self,
+        device: &mut Device<'_, B>,
+        place: &MasterPlace,
+        room: &mut JoinRoom<B>,
+        mut take: impl FnMut(&mut Device<'_, B>, usize, Slice<'_, B, f32>) -> Result<()>,
+    ) -> Result<()> {
+        let elements = place.range.len();
+        if B::Activation::REMAINDERS == 0 {
+            return take(device, 0, Slice::new(&self.master, place.range.start, elements)?);
+        }
+        for at in (0..elements).step_by(PIECE_ELEMENTS) {
+            let piece = PIECE_ELEMENTS.min(elements - at);
+            let master = self.masters(place)?.sub(at, piece)?;
+            let room = room.of(device)?;
+            let Device { backend, stream } = device;
+            backend.join_master(stream, SliceMut::new(room, 0, piece)?, master)?;
+            take(device, at, Slice::new(room, 0, piece)?)?;
+        }
+        Ok(())
+    }
+
+    /// The parameters of segment `segment` of `layout`, in any order: for generation and scoring, which keep all of them.
+    /// Training leases from a [`ParameterSource`](crate::ParameterSource).
+    ///
+    /// # Errors
+    /// A layout that is not the one of these parameters.
+    pub fn lease(&self, layout: &Layout, segment: usize) -> Result<Lease<'_, B>> {
+        let range = layout.segments()[segment].range.clone();
+        let rounded = self.rounded(range.clone())?;
+        match self.segments.get(segment) {
+            Some((packing, start)) => {
+                let vectors = Slice::new(&self.vectors, *start, packing.fp32_elements())?;
+                Lease::packed(packing, vectors, rounded)
+            }
+            None => Ok(Lease::whole(Slice::new(&self.master, range.start, range.len())?, rounded)),
+        }
+    }
+}
