@@ -28,7 +28,7 @@ use crate::block::{Block, BlockPass, ResidualGradient};
 use crate::embedding::Embedding;
 use crate::error::Result;
 use crate::head::{Head, HeadPass, HeadScratch};
-use crate::language_model::batch::{Batch, BatchRows, grain_losses};
+use crate::language_model::batch::{Batch, BatchRows, counted_tokens, grain_losses};
 use crate::language_model::positions::PositionIndices;
 use crate::language_model::saved::SavedBlocks;
 use crate::layout::Layout;
@@ -356,6 +356,10 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
             head: self.head.plan(device, shape)?,
             grad: ResidualGradient::new(device, elements)?,
         })
+    }
+
+    fn counted_tokens(&self, microbatch: Microbatch<'_>) -> Option<u64> {
+        Some(counted_tokens(microbatch))
     }
 
     fn forward(

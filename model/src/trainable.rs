@@ -132,6 +132,14 @@ pub trait Trainable<B: Backend>: Send + Sync + 'static {
     /// A shape that the model cannot take, or a device without room.
     fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace>;
 
+    /// The counted tokens of a microbatch, where they can be told without computing it: they are those that its losses come with.
+    /// The optimizer divides by those of the whole step; where it is told them before, it forms mean gradients while the rest of the
+    /// backward pass still runs.
+    fn counted_tokens(&self, microbatch: Microbatch<'_>) -> Option<u64> {
+        let _ = microbatch;
+        None
+    }
+
     /// The losses of a microbatch, grain by grain. It enters the blocks of `parameters` forward.
     ///
     /// # Errors

@@ -136,11 +136,6 @@ impl<Job> Jobs<Job> {
         progress::moved();
         Some(job)
     }
-
-    /// The next job, if there is one.
-    pub(super) fn ready(&self) -> Option<Job> {
-        self.receiver.try_recv().ok()
-    }
 }
 
 impl<Reply> Replies<Reply> {

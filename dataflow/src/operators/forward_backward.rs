@@ -60,6 +60,17 @@ pub struct LaneLoss {
     pub first_not_finite: Option<u32>,
 }
 
+/// The counted tokens of one lane of one step, told before it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneTokens {
+    /// The step, from 0.
+    pub step: u64,
+    /// The lane.
+    pub lane: u32,
+    /// The number of counted tokens.
+    pub tokens: u64,
+}
+
 /// The loss of one grain of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationLoss {
@@ -99,6 +110,8 @@ pub struct ForwardBackwardInputs<'scope> {
 pub struct ForwardBackwardStreams<'scope> {
     /// The buckets whose gradients this worker has summed over its lanes of a round: for `reduce`.
     pub ready: StreamVec<'scope, u64, Ready>,
+    /// What this worker's lanes will count, where the model tells it before it computes.
+    pub counted: StreamVec<'scope, u64, LaneTokens>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
     /// The losses of this worker's evaluation grains.
@@ -113,7 +126,8 @@ pub trait ForwardBackward<'scope> {
     /// - Input: every [`Grain`] of this worker's lanes, for every step from `plan.first_step`, in any order; a user's own
     ///   stream may produce them. `inputs` is what comes back (see [`TrainingLoop`](super::train::TrainingLoop)).
     /// - Output: at the timestamp of the step, for each round and bucket a [`Ready`] as soon as the gradients of this worker's lanes
-    ///   of the round are final in it, or enqueued to be, in the order of a backward pass; and a [`LaneLoss`] for each lane.
+    ///   of the round are final in it, or enqueued to be, in the order of a backward pass; a [`LaneLoss`] for each lane, and before
+    ///   them a [`LaneTokens`], where the model tells what it counts.
     /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
     ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
     /// - Memory: the device holds the parameters, which the optimizer thread lends, a workspace and the accumulators of its lanes, or
@@ -133,6 +147,7 @@ pub trait ForwardBackward<'scope> {
 /// The capabilities of one timestamp.
 struct Held {
     ready: Capability<u64>,
+    counted: Capability<u64>,
     losses: Capability<u64>,
 }
 
@@ -163,16 +178,19 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
         let (ready_output, ready) = builder.new_output::<Vec<Ready>>();
         let (losses_output, losses) = builder.new_output::<Vec<LaneLoss>>();
         let (evaluated_output, evaluation_losses) = builder.new_output::<Vec<EvaluationLoss>>();
+        let (counted_output, counted) = builder.new_output::<Vec<LaneTokens>>();
         let mut ready_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(ready_output);
         let mut losses_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(losses_output);
         let mut evaluated_output =
             OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(evaluated_output);
+        let mut counted_output =
+            OutputBuilder::<_, CapacityContainerBuilder<Vec<_>>>::from(counted_output);
         let path = |outputs: &[usize]| -> Vec<_> {
             outputs.iter().map(|&output| (output, Antichain::from_elem(0))).collect()
         };
-        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1]));
+        let mut grains = builder.new_input_connection(self, Pipeline, path(&[0, 1, 3]));
         let mut reports = builder.new_input_connection(inputs.reports, Pipeline, path(&[]));
         let (evaluation, to_evaluate) = match inputs.evaluations {
             Some(EvaluationGrains { plan, grains }) => (Some(plan), grains),
@@ -207,6 +225,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                             state.steps.entry(*time.time()).or_insert_with(|| Held {
                                 ready: time.retain(0),
                                 losses: time.retain(1),
+                                counted: time.retain(3),
                             });
                         }
                         for grain in grains.drain(..) {
@@ -234,10 +253,15 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                     let mut losses_output = losses_output.activate();
                     let mut evaluated_output = evaluated_output.activate();
                     let mut ready_output = ready_output.activate();
+                    let mut counted_output = counted_output.activate();
                     while let Some(reply) = state.device.poll() {
                         match (reply, &state.running) {
                             (DeviceReply::Ready(ready), Some(Running::Training(held))) => {
                                 ready_output.session(&held.ready).give(ready);
+                            }
+                            (DeviceReply::Counted(counted), Some(Running::Training(held))) => {
+                                let mut session = counted_output.session(&held.counted);
+                                session.give_iterator(counted.into_iter());
                             }
                             (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
                                 losses_output.session(&held.losses).give(loss);
@@ -270,7 +294,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                 }
             }
         });
-        ForwardBackwardStreams { ready, losses, evaluation_losses }
+        ForwardBackwardStreams { ready, counted, losses, evaluation_losses }
     }
 }
 

@@ -24,7 +24,7 @@ pub use self::rule::{AdamW, LearningRate, UpdateRule};
 use self::schedule::OptimizerSchedule;
 use super::companion::Companion;
 use super::error::GraphError;
-use super::forward_backward::LaneLoss;
+use super::forward_backward::{LaneLoss, LaneTokens};
 use super::keep_first;
 use super::owned::{OptimizerThread, StateJob, UpdateReply};
 use super::plan::TrainingPlan;
@@ -67,6 +67,11 @@ struct Addressed<D> {
     record: D,
 }
 
+/// `record` for each of `workers`.
+fn addressed<D: Copy>(workers: u32, record: D) -> impl Iterator<Item = Addressed<D>> {
+    (0..workers).map(move |destination| Addressed { destination, record })
+}
+
 impl<D: 'static> Addressed<D> {
     fn by_destination() -> Exchange<Self, impl FnMut(&Self) -> u64> {
         Exchange::new(|addressed: &Self| u64::from(addressed.destination))
@@ -75,6 +80,8 @@ impl<D: 'static> Addressed<D> {
 
 /// What [`Optimize`] needs besides the sums.
 pub struct OptimizeInputs<'scope> {
+    /// What this worker's lanes will count, where that is told before they are computed.
+    pub counted: StreamVec<'scope, u64, LaneTokens>,
     /// The losses of this worker's lanes.
     pub losses: StreamVec<'scope, u64, LaneLoss>,
     /// The buckets whose state a cut has taken, through a feedback; empty where `plan.checkpoints` is
@@ -95,7 +102,8 @@ pub trait Optimize<'scope> {
     /// Clips by the canonical norm and updates what this worker owns.
     ///
     /// # Contract
-    /// - Input: the buckets that are summed over all lanes, the losses of all lanes (exchanged here), and after a cut the buckets
+    /// - Input: the buckets that are summed over all lanes, the losses of all lanes, and what they count where that is told before
+    ///   (both exchanged here; of several workers means are formed as soon as it is known), and after a cut the buckets
     ///   whose state was taken.
     /// - Output: at the timestamp of the step, one [`StepReport`] on every worker, then a ticket for each bucket, in one order that
     ///   all workers have, the last that became final first.
@@ -150,10 +158,8 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
     ) -> OptimizeStreams<'scope> {
         let scope = self.scope();
         let workers = scope.peers() as u32;
-        let to_all = move |record: LaneLoss| {
-            (0..workers).map(move |destination| Addressed { destination, record })
-        };
-        let losses = inputs.losses.flat_map(to_all);
+        let losses = inputs.losses.flat_map(move |record| addressed(workers, record));
+        let counted = inputs.counted.flat_map(move |record| addressed(workers, record));
         let (square_loop, all_squares) = scope.feedback::<Vec<Addressed<SquareSum>>>(1);
 
         let mut builder = OperatorBuilder::new("Optimize".to_owned(), scope);
@@ -172,8 +178,10 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
         let mut losses = builder.new_input(losses, Addressed::by_destination());
         let mut all_squares =
             builder.new_input_connection(all_squares, Addressed::by_destination(), no_path.clone());
-        let mut taken = builder.new_input_connection(inputs.taken, Pipeline, no_path);
-        for input in 0..4 {
+        let mut taken = builder.new_input_connection(inputs.taken, Pipeline, no_path.clone());
+        let mut counted =
+            builder.new_input_connection(counted, Addressed::by_destination(), no_path);
+        for input in 0..5 {
             builder.set_notify_for(input, FrontierInterest::Never);
         }
 
@@ -181,7 +189,7 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
         let abort = thread.abort().clone();
         let wake = scope.worker().sync_activator_for(builder.operator_info().address.to_vec());
         let mut state = thread.end(wake, StateJob::AnswerUpdates).map(|thread| State {
-            schedule: OptimizerSchedule::new(plan, rule.clone()),
+            schedule: OptimizerSchedule::new(plan, rule.clone(), workers as usize),
             thread,
             steps: BTreeMap::new(),
         });
@@ -193,6 +201,10 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
                 let mut turn = |state: &mut State| -> Result<(), Failure> {
                     let mut result = Ok(());
                     let mut keep = |taken| keep_first(&mut result, taken);
+                    counted.for_each(|_time, counted| {
+                        let records = counted.drain(..).map(|addressed| addressed.record);
+                        records.for_each(|tokens| keep(state.schedule.counted(tokens)));
+                    });
                     losses.for_each(|time, losses| {
                         state.hold(&time);
                         let records = losses.drain(..).map(|addressed| addressed.record);
@@ -239,9 +251,8 @@ impl<'scope> Optimize<'scope> for StreamVec<'scope, u64, Ticket> {
                     if let (Some(held), false) =
                         (state.steps.get(&state.schedule.step()), squares.is_empty())
                     {
-                        let copies = squares.into_iter().flat_map(|record| {
-                            (0..workers).map(move |destination| Addressed { destination, record })
-                        });
+                        let copies = squares.into_iter();
+                        let copies = copies.flat_map(|record| addressed(workers, record));
                         squares_output.session(&held.squares).give_iterator(copies);
                     }
                     loop {

@@ -222,9 +222,9 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let compute = Compute { backend, model, borrower, stop };
         let inputs =
             ForwardBackwardInputs { present: begins.present, reports: begins.reports, evaluations };
-        let ForwardBackwardStreams { ready, losses, evaluation_losses } =
+        let ForwardBackwardStreams { ready, counted, losses, evaluation_losses } =
             grains.forward_backward(inputs, compute, &plan, &abort);
-        let inputs = OptimizeInputs { losses, taken: begins.taken };
+        let inputs = OptimizeInputs { counted, losses, taken: begins.taken };
         let OptimizeStreams { updated, reports } =
             ready.reduce(&thread).optimize(inputs, &rule, &thread, &plan);
         let present = updated.clone().gather(&thread);

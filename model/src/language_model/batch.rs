@@ -159,6 +159,16 @@ impl<B: Backend> Batch<B> {
     }
 }
 
+/// The counted rows of `microbatch`: those whose target is one.
+pub(super) fn counted_tokens(microbatch: Microbatch<'_>) -> u64 {
+    let samples = microbatch.tokens.chunks_exact(microbatch.positions + 1);
+    let pairs = samples.flat_map(|sample| sample.windows(2));
+    let is_counted = |pair: &&[u32]| {
+        pair[1] != IGNORED_TARGET && microbatch.document_end.is_none_or(|end| pair[0] != end)
+    };
+    pairs.filter(is_counted).count() as u64
+}
+
 /// Sums the losses of counted rows grain by grain.
 pub(super) fn grain_losses(
     losses: &[f32],

@@ -16,7 +16,7 @@ use super::lane_sums::LaneSums;
 use super::outbox::Outbox;
 use super::replica::{Borrowed, Replica};
 use super::schedule::Computation;
-use super::{EvaluationLoss, LaneLoss};
+use super::{EvaluationLoss, LaneLoss, LaneTokens};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::companion::{Jobs, Replies, Stopped};
@@ -30,6 +30,8 @@ use crate::operators::ticket::Ready;
 pub(super) enum DeviceReply {
     /// The sums of a bucket of the step that runs are final, or enqueued to be.
     Ready(Ready),
+    /// What the lanes of the step that runs will count.
+    Counted(Vec<LaneTokens>),
     /// A lane of the step that runs is done.
     Loss(LaneLoss),
     /// Grains of the evaluation that runs are done.
@@ -131,6 +133,9 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         grains: &[Grain],
     ) -> Result<(), Stopped> {
         let parts = self.parts;
+        if let Some(counted) = self.counted(step, grains) {
+            self.replies.send(DeviceReply::Counted(counted))?;
+        }
         let post = replica.borrower.post.clone();
         let Borrowed { mut source, stream, sums } =
             replica.borrow(&parts.backend, parts.model.layout())?;
@@ -149,6 +154,25 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         // Of several workers the others read the sums where they are.
         let sums = if outbox.post.is_none() { self.sums.take_kept() } else { None };
         replica.give_back(&parts.backend, sums)
+    }
+
+    /// What the lanes of a step will count, where the model tells it.
+    fn counted(&mut self, step: u64, grains: &[Grain]) -> Option<Vec<LaneTokens>> {
+        let DeviceParts { model, plan, lanes, .. } = self.parts;
+        let mut rest = grains;
+        let mut of_lane = |&lane: &usize| {
+            let (of_lane, others) = rest.split_at(plan.batch.lane_grains(lane));
+            rest = others;
+            let mut tokens = 0;
+            for range in plan.batch.microbatches(lane) {
+                let samples = of_lane[range].iter().flat_map(|grain| &grain.samples);
+                let size = plan.batch.grain_samples();
+                tokens +=
+                    model.counted_tokens(microbatch(&mut self.tokens, plan, samples, size))?;
+            }
+            Some(LaneTokens { step, lane: lane as u32, tokens })
+        };
+        lanes.iter().map(&mut of_lane).collect()
     }
 
     fn train_lane(

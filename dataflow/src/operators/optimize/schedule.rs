@@ -9,7 +9,7 @@ use super::{SquareSum, StepReport};
 use crate::cluster::Failure;
 use crate::error::JobError;
 use crate::operators::error::GraphError;
-use crate::operators::forward_backward::LaneLoss;
+use crate::operators::forward_backward::{LaneLoss, LaneTokens};
 use crate::operators::owned::StateJob;
 use crate::operators::plan::TrainingPlan;
 use crate::operators::ticket::Ticket;
@@ -18,6 +18,8 @@ use crate::operators::ticket::Ticket;
 #[derive(Debug)]
 struct Gathered {
     losses: Vec<Option<LaneLoss>>,
+    /// What lanes will count, where that is told before.
+    counted: Vec<Option<u64>>,
     /// By bucket: whether it is summed.
     summed: Vec<bool>,
     squares: Vec<Option<f64>>,
@@ -35,6 +37,7 @@ struct StepLoss {
 pub(super) struct OptimizerSchedule {
     plan: Arc<TrainingPlan>,
     rule: UpdateRule,
+    workers: usize,
     step: u64,
     /// Counted tokens of all steps so far.
     total_tokens: u64,
@@ -53,9 +56,10 @@ pub(super) struct OptimizerSchedule {
 }
 
 impl OptimizerSchedule {
-    pub(super) fn new(plan: &Arc<TrainingPlan>, rule: UpdateRule) -> Self {
+    pub(super) fn new(plan: &Arc<TrainingPlan>, rule: UpdateRule, workers: usize) -> Self {
         Self {
             rule,
+            workers,
             step: plan.first_step,
             total_tokens: plan.first_tokens,
             gathered: BTreeMap::new(),
@@ -75,6 +79,7 @@ impl OptimizerSchedule {
         }
         Ok(self.gathered.entry(step).or_insert_with(|| Gathered {
             losses: vec![None; self.plan.batch.lanes()],
+            counted: vec![None; self.plan.batch.lanes()],
             summed: vec![false; self.plan.buckets.buckets().len()],
             squares: vec![None; self.plan.chunks.chunks().len()],
         }))
@@ -84,6 +89,27 @@ impl OptimizerSchedule {
     pub(super) fn loss(&mut self, loss: LaneLoss) -> Result<(), Failure> {
         let slot = self.gathered(loss.step)?.losses.get_mut(loss.lane as usize);
         fill(slot, loss, loss.step, || format!("the loss of lane {}", loss.lane))
+    }
+
+    /// Takes what a lane will count.
+    pub(super) fn counted(&mut self, counted: LaneTokens) -> Result<(), Failure> {
+        let LaneTokens { step, lane, tokens } = counted;
+        if step < self.step {
+            // It has been overtaken by the losses, which say it too.
+            return Ok(());
+        }
+        let slot = self.gathered(step)?.counted.get_mut(lane as usize);
+        fill(slot, tokens, step, || format!("the counted tokens of lane {lane}"))
+    }
+
+    /// The counted tokens of the current step, once they are known.
+    fn tokens(&self) -> Option<u64> {
+        if let Some(loss) = self.loss {
+            return Some(loss.tokens);
+        }
+        // A worker alone has its sums when the device gives them back, and has nothing to do before.
+        let told = self.gathered.get(&self.step).filter(|_| self.workers > 1)?;
+        told.counted.iter().copied().sum()
     }
 
     /// What this worker owns of a bucket is summed.
@@ -141,6 +167,15 @@ impl OptimizerSchedule {
         if self.loss.is_none() {
             let losses: Option<Vec<LaneLoss>> = gathered.losses.iter().copied().collect();
             let Some(losses) = losses else { return Ok(None) };
+            for (loss, told) in losses.iter().zip(&gathered.counted) {
+                let (Some(told), found) = (*told, loss.tokens) else { continue };
+                if told != found {
+                    let (lane, step) = (loss.lane, step + 1);
+                    let expected = format!("{told} counted tokens in lane {lane} of step {step}");
+                    let done = format!("counted {found}");
+                    return Err(GraphError::Model { expected, done }.into());
+                }
+            }
             self.loss = Some(self.mean_loss(&losses)?);
         }
         let squares: Option<Vec<f64>> = gathered.squares.iter().copied().collect();
@@ -228,7 +263,7 @@ impl OptimizerSchedule {
     /// it.
     pub(super) fn next(&mut self) -> Option<StateJob> {
         let Some(coefficient) = self.coefficient else {
-            let tokens = self.loss?.tokens;
+            let tokens = self.tokens()?;
             return self.means.pop_front().map(|bucket| StateJob::Mean { bucket, tokens });
         };
         let &bucket = self.updates.front()?;
@@ -270,6 +305,10 @@ mod tests {
 
     /// Two buckets of one chunk each, two lanes; every step is cut.
     fn schedule() -> OptimizerSchedule {
+        schedule_of(1)
+    }
+
+    fn schedule_of(workers: usize) -> OptimizerSchedule {
         let mut plan = two_buckets();
         plan.checkpoints = CheckpointCuts::Every(NonZeroU64::MIN);
         let rule = UpdateRule {
@@ -277,7 +316,7 @@ mod tests {
             learning_rate: Arc::new(|_| 0.5),
             adamw: Arc::new(|_, _, _| unreachable!("nothing is computed here")),
         };
-        OptimizerSchedule::new(&Arc::new(plan), rule)
+        OptimizerSchedule::new(&Arc::new(plan), rule, workers)
     }
 
     fn loss(step: u64, lane: u32) -> LaneLoss {
@@ -371,6 +410,38 @@ mod tests {
         assert_eq!(schedule.report().unwrap(), None);
         schedule.summed(Ticket { step: 0, bucket: 1 }).unwrap();
         assert!(schedule.report().unwrap().is_some());
+    }
+
+    /// Means are formed before the losses are there.
+    #[test]
+    fn what_lanes_will_count_may_be_told_before() {
+        let told = |step, lane, tokens| LaneTokens { step, lane, tokens };
+        for workers in [1, 2] {
+            let mut schedule = schedule_of(workers);
+            schedule.counted(told(0, 0, 4)).unwrap();
+            schedule.summed(Ticket { step: 0, bucket: 1 }).unwrap();
+            assert!(schedule.next().is_none(), "one lane has not told");
+            schedule.counted(told(0, 1, 4)).unwrap();
+            assert!(schedule.counted(told(0, 1, 4)).is_err(), "twice");
+            assert!(schedule.counted(told(0, 2, 4)).is_err(), "no such lane");
+            let mean = schedule.next();
+            let is_due = matches!(mean, Some(StateJob::Mean { bucket: 1, tokens: 8 }));
+            assert_eq!(is_due, workers > 1, "a worker alone waits for its sums");
+            assert_eq!(schedule.report().unwrap(), None);
+        }
+        let mut schedule = schedule();
+        feed(&mut schedule, 0);
+        while update(&mut schedule).is_some() {
+            schedule.updated();
+        }
+        assert!(schedule.advance());
+        schedule.counted(told(0, 1, 4)).expect("it is late, and nothing waits for it");
+        let mut schedule = schedule_of(2);
+        schedule.counted(told(0, 0, 5)).unwrap();
+        (0..2).for_each(|lane| schedule.loss(loss(0, lane)).unwrap());
+        let error = schedule.report().unwrap_err().cause().to_string();
+        assert!(error.contains("5 counted tokens in lane 0 of step 1"), "{error}");
+        assert!(error.contains("counted 4"), "{error}");
     }
 
     /// What comes early is kept until its step.

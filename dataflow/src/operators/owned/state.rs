@@ -60,8 +60,11 @@ pub(super) struct OwnedState<B: Backend> {
     parameters: Arc<Parameters<B>>,
     is_lent: bool,
     sums: Sums<B>,
-    /// Of chunks whose means are formed.
+    /// The sums of squares of the chunks whose means were formed in this step, and which these are.
     squares: B::Buffer<f64>,
+    squared: Vec<usize>,
+    /// Buckets of the step whose means were formed.
+    means: usize,
     /// Of what is owned.
     moments: [B::Buffer<f32>; 2],
     room: JoinRoom<B>,
@@ -160,6 +163,8 @@ impl<B: Backend> OwnedState<B> {
             is_lent: false,
             sums,
             squares,
+            squared: Vec::new(),
+            means: 0,
             moments,
             room: JoinRoom::default(),
             gathered: 0,
@@ -169,8 +174,7 @@ impl<B: Backend> OwnedState<B> {
     }
 
     fn run(&mut self, jobs: &Jobs<StateJob>) -> Result<(), Stopped> {
-        let mut next = None;
-        while let Some(job) = next.take().or_else(|| jobs.next()) {
+        while let Some(job) = jobs.next() {
             progress::moved();
             match job {
                 StateJob::AnswerSums(replies) => self.answers.sums = Some(replies),
@@ -184,19 +188,9 @@ impl<B: Backend> OwnedState<B> {
                     }
                 }
                 StateJob::Mean { bucket, tokens } => {
-                    // Those that wait are computed together.
-                    let mut buckets = vec![bucket];
-                    while let Some(job) = jobs.ready() {
-                        match job {
-                            StateJob::Mean { bucket, .. } => buckets.push(bucket),
-                            other => {
-                                next = Some(other);
-                                break;
-                            }
-                        }
+                    if let Some(squares) = self.mean(bucket, tokens)? {
+                        answer(&self.answers.updates, UpdateReply::Squares(squares))?;
                     }
-                    let squares = self.means(buckets, tokens)?;
-                    answer(&self.answers.updates, UpdateReply::Squares(squares))?;
                 }
                 StateJob::Update { bucket, update, coefficient } => {
                     self.update(bucket, update, coefficient)?;
@@ -268,21 +262,15 @@ impl<B: Backend> OwnedState<B> {
         Ok(round + 1 == self.rounds)
     }
 
-    /// The mean gradients of what is owned of `buckets`, in the place of the sums of their first use, and their sums of squares by
-    /// chunk.
-    fn means(
-        &mut self,
-        mut buckets: Vec<usize>,
-        tokens: u64,
-    ) -> Result<Vec<(usize, f64)>, Stopped> {
+    /// The mean gradient of what is owned of `bucket`, in the place of the sums of its first use. With the last of a step answers the
+    /// sums of squares of all by chunk: asking the device for numbers takes longer than computing them.
+    fn mean(&mut self, bucket: usize, tokens: u64) -> Result<Option<Vec<(usize, f64)>>, Stopped> {
         if self.lender.communicator.is_none() {
             self.take_back()?;
         }
-        buckets.retain(|&bucket| !self.buckets[bucket].part.range.is_empty());
-        let mut chunks = Vec::new();
-        for &bucket in &buckets {
-            let OwnedBucket { part, slots, .. } = &self.buckets[bucket];
-            let elements = part.range.len();
+        let OwnedBucket { part, slots, .. } = &self.buckets[bucket];
+        let elements = part.range.len();
+        if elements > 0 {
             let (sums, starts) = match &mut self.sums {
                 Sums::Alone(sums) => (sums.as_mut(), slots.clone()),
                 Sums::Owned(sums) => {
@@ -298,17 +286,22 @@ impl<B: Backend> OwnedState<B> {
                 Some(*end)
             });
             let ends: Vec<usize> = ends.collect();
-            let out = SliceMut::new(&mut self.squares, chunks.len(), ends.len())?;
+            let out = SliceMut::new(&mut self.squares, self.squared.len(), ends.len())?;
             let (backend, stream) = (&*self.backend, &mut self.stream);
             let all = SliceMut::all(sums);
             backend.mean_gradient_in_place(stream, all, first, others, elements, tokens as f32)?;
             backend.sums_of_squares(stream, out, Slice::new(sums, first, elements)?, &ends)?;
-            chunks.extend(part.chunks.clone());
+            self.squared.extend(part.chunks.clone());
         }
-        // Asking the device for numbers takes longer than computing them: for all together.
-        let squares = Slice::new(&self.squares, 0, chunks.len())?;
+        self.means += 1;
+        if self.means < self.buckets.len() {
+            return Ok(None);
+        }
+        self.means = 0;
+        let _waiting = progress::during(Phase::WaitingForDevice);
+        let squares = Slice::new(&self.squares, 0, self.squared.len())?;
         let squares = self.backend.to_vec(&mut self.stream, squares)?;
-        Ok(chunks.into_iter().zip(squares).collect())
+        Ok(Some(self.squared.drain(..).zip(squares).collect()))
     }
 
     /// Updates what is owned of `bucket`, and tells the other workers.
