@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`operators`] | the graph: one verb a file, extension traits on timely streams |
 //! | [`batch`] | how a step's samples are cut into lanes, grains and microbatches |
+//! | [`parallel`] | what workers share out in place of holding it each |
 //! | [`cluster`] | workers over threads, processes and hosts, and how they fail |
 //! | [`device`] | what computes: from `[device]` to a backend |
 //! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
@@ -25,7 +26,7 @@
 //! lanes are summed by a fixed binary tree. *grain*: consecutive samples of a lane whose parameter gradients are
 //! formed together. *microbatch*: grains in flight together; memory, never numerics. *use*: one block's use of a
 //! segment of parameters, with a gradient slot of its own. *shard*: one Parquet file. *chunk*: the part of a
-//! segment in one message. *worker*: timely's index, one device each. *process*: one operating-system process.
+//! segment in one message. *round*: the lanes of a step that are summed together, one a worker where gradients are shared out. *worker*: timely's index, one device each. *process*: one operating-system process.
 //! *cursor*: where the stream is. A GPU queue is a *device stream*; a *stream* is timely's.
 
 #![forbid(unsafe_code)]

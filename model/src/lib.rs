@@ -3,7 +3,7 @@
 //! - [`trainable`] is the contract with the training graph; a user's own model implements
 //!   [`Trainable`].
 //! - [`layout`] says where parameters and gradients live: tensors, segments, blocks, uses. A model gets them block by
-//!   block as a [`lease`] of a [`parameter_source`].
+//!   block as a [`lease`] of a [`parameter_source`]; [`parameters`] are what of them is on a device.
 //! - [`language_model`] is what families share: an embedding, a list of [`block`]s, a [`head`], losses grain by
 //!   grain. A [`family`] is a file that lists [`layer_block`]s:
 //!   [`mamba`], [`mpt`], [`gpt_neo`], [`hybrid`].
