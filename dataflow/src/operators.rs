@@ -33,7 +33,7 @@
 //! | [`error`] | what breaks their contracts |
 //! | [`sample_names`] | what errors call the samples at a position |
 //! | [`owned`] | the state that a worker owns, and the thread that keeps it |
-//! | [`lending`] | the parameters, and which thread has them when |
+//! | [`lending`](mod@lending) | the parameters, and which thread has them when |
 //! | [`ticket`] | what operators tell each other of both |
 //!
 //! Start at [`train`].
