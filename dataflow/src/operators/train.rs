@@ -228,7 +228,11 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let OptimizeStreams { updated, reports } =
             ready.reduce(&thread).optimize(inputs, &rule, &thread, &plan);
         let present = updated.clone().gather(&thread);
-        let communication = present.clone().measure(&thread);
+        let communication = match scope.peers() {
+            // A worker alone tells nobody anything.
+            1 => Vec::new().to_stream(scope),
+            _ => present.clone().measure(&thread),
+        };
         if let Some(courier) = courier {
             present.clone().carry(courier, plan.window_bytes);
         }

@@ -133,10 +133,11 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         grains: &[Grain],
     ) -> Result<(), Stopped> {
         let parts = self.parts;
-        if let Some(counted) = self.counted(step, grains) {
+        let post = replica.borrower.post.clone();
+        // A worker alone has its sums when all is computed.
+        if let Some(counted) = post.is_some().then(|| self.counted(step, grains)).flatten() {
             self.replies.send(DeviceReply::Counted(counted))?;
         }
-        let post = replica.borrower.post.clone();
         let Borrowed { mut source, stream, sums } =
             replica.borrow(&parts.backend, parts.model.layout())?;
         self.sums.reuse(sums);
