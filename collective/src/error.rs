@@ -63,16 +63,6 @@ pub enum CollectiveError {
         /// Rounds of a step.
         rounds: usize,
     },
-    /// A chunk of another length than the plan says.
-    #[error("a chunk of {node} has {found} elements, expected {expected}")]
-    ChunkLength {
-        /// The node that arrived.
-        node: Node,
-        /// Elements of the planned chunk.
-        expected: usize,
-        /// Elements that arrived.
-        found: usize,
-    },
     /// A message that is no chunk: the connection or a peer is damaged.
     #[error("a message is no chunk: {what}")]
     Malformed {

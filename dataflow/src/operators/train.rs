@@ -173,9 +173,8 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         };
         let scope = grains.scope();
         let worker = scope.index();
-        if let Err(error) = plan.batch.lane_schedule(scope.peers()) {
-            abort.fail(Actor::Worker(worker), error);
-        }
+        let planned = plan.batch.lane_schedule(scope.peers());
+        let planned = planned.map_err(|error| abort.fail(Actor::Worker(worker), error)).ok();
         let end = communicator.as_ref().map_or((0, 1), |end| (end.rank(), end.ranks()));
         if end != (worker, scope.peers()) {
             let (workers, (rank, ranks)) = (scope.peers(), end);
@@ -184,7 +183,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
             // An end that waits for others would wait for ever.
             communicator = None;
         }
-        if let (Some(found), Ok(planned)) = (&communicator, plan.batch.lane_schedule(scope.peers()))
+        if let (Some(found), Some(planned)) = (&communicator, planned)
             && *found.schedule() != planned
         {
             let (planned, found) = (planned.rounds(), found.schedule().rounds());
@@ -228,11 +227,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         let OptimizeStreams { updated, reports } =
             ready.reduce(&thread).optimize(inputs, &rule, &thread, &plan);
         let present = updated.clone().gather(&thread);
-        let communication = match scope.peers() {
-            // A worker alone tells nobody anything.
-            1 => Vec::new().to_stream(scope),
-            _ => present.clone().measure(&thread),
-        };
+        let communication = present.clone().measure(&thread);
         if let Some(courier) = courier {
             present.clone().carry(courier, plan.window_bytes);
         }
