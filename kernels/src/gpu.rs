@@ -26,6 +26,8 @@ mod profile;
 mod recording;
 pub mod source;
 mod stream;
+#[cfg(feature = "cuda")]
+pub(crate) mod vendor;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,6 +45,8 @@ use self::profile::Profile;
 pub use self::recording::GpuGraph;
 pub use self::source::{Source, SourceOptions};
 pub use self::stream::{GpuStream, ScratchSlot};
+#[cfg(feature = "cuda")]
+pub use self::vendor::VendorDriver;
 use crate::error::{KernelError, Result};
 
 /// A GPU that trains with activations of precision `P`.

@@ -18,15 +18,15 @@ use std::time::Instant;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t, cublasStatus_t};
-use cudarc::driver::CudaContext;
 
 use self::plan::Plan;
-use super::queue::CudaQueue;
 use super::{Cuda, unavailable};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
 use crate::gpu::first_row_independent;
+use crate::gpu::vendor::Queue;
+use crate::gpu::vendor::context::Context;
 
 /// Room for what algorithms need beside their operands.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -73,9 +73,9 @@ impl Key {
 }
 
 /// cuBLASLt on one device.
-pub(super) struct MatrixLibrary {
+pub struct MatrixLibrary {
     handle: sys::cublasLtHandle_t,
-    context: Arc<CudaContext>,
+    context: Arc<Context>,
     device: String,
     plans: Mutex<Plans>,
 }
@@ -105,7 +105,7 @@ fn sizes(product: &MatrixProduct) -> String {
 }
 
 impl MatrixLibrary {
-    pub(super) fn open(context: &Arc<CudaContext>, device: &str) -> Result<Self> {
+    pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
         // SAFETY: looks for a library, whose initialisers its vendor vouches for.
         if !unsafe { sys::is_culib_present() } {
             return Err(unavailable("NVIDIA's matrix library libcublasLt.so was not found"));
@@ -159,12 +159,7 @@ impl MatrixLibrary {
     }
 
     /// The plan of a product; the same algorithm for any m where rows are free.
-    fn plan(
-        &self,
-        driver: &Cuda,
-        queue: &mut CudaQueue,
-        product: &MatrixProduct,
-    ) -> Result<Arc<Plan>> {
+    fn plan(&self, driver: &Cuda, queue: &mut Queue, product: &MatrixProduct) -> Result<Arc<Plan>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let key = Key::of(product, product.m);
         if let Some(plan) = plans.plans.get(&key) {
@@ -196,7 +191,7 @@ impl MatrixLibrary {
     fn choose(
         &self,
         driver: &Cuda,
-        queue: &mut CudaQueue,
+        queue: &mut Queue,
         product: &MatrixProduct,
     ) -> Result<cublasLtMatmulAlgo_t> {
         let mut accepted = self.accepted(product)?;
@@ -207,7 +202,7 @@ impl MatrixLibrary {
                 return Err(KernelError::NotRecordable { attempted });
             }
             Rows::Free => {
-                let multiply = |queue: &mut CudaQueue, algorithm: &_, tried: MatrixProduct| {
+                let multiply = |queue: &mut Queue, algorithm: &_, tried: MatrixProduct| {
                     let plan = Plan::new(&tried, tried.m).map_err(|e| self.failed(&tried, e))?;
                     // SAFETY: the operands lie in memory that is there while an algorithm is tried, each in its own.
                     unsafe { self.enqueue(queue, &plan.with_algorithm(*algorithm), &tried) }
@@ -258,7 +253,7 @@ impl MatrixLibrary {
     pub(super) unsafe fn matmul(
         &self,
         driver: &Cuda,
-        queue: &mut CudaQueue,
+        queue: &mut Queue,
         product: MatrixProduct,
     ) -> Result<()> {
         let plan = self.plan(driver, queue, &product)?;
@@ -268,12 +263,7 @@ impl MatrixLibrary {
 
     /// # Safety
     /// As for [`matmul`](Self::matmul); the plan is the product's.
-    unsafe fn enqueue(
-        &self,
-        queue: &CudaQueue,
-        plan: &Plan,
-        product: &MatrixProduct,
-    ) -> Result<()> {
+    unsafe fn enqueue(&self, queue: &Queue, plan: &Plan, product: &MatrixProduct) -> Result<()> {
         let one = 1.0_f32;
         let beta = if product.output == Output::Add { 1.0_f32 } else { 0.0 };
         let algorithm = plan.algorithm.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
@@ -305,7 +295,7 @@ impl MatrixLibrary {
 
 impl Drop for MatrixLibrary {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
+        if self.context.bind().is_ok() {
             // SAFETY: the handle is alive and not used again, and so is the context that it was made in.
             let _ = unsafe { result::destroy_handle(self.handle) };
         }

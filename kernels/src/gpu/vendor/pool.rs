@@ -1,19 +1,17 @@
-//! What lives on a device: memory and modules, which graphs may still name when nobody else does.
+//! What lives on a device: memory and modules, which graphs may still name when nothing else does.
 //!
 //! A graph holds addresses, not owners. So while a graph is there, what is dropped is set aside instead of given back, and given
-//! back with the last graph: replaying one never touches memory that has become somebody else's.
+//! back with the last graph: replaying one never touches memory that has another owner by now.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::CUmemPool_attribute;
-use cudarc::driver::{CudaContext, result, sys};
-
-use super::failure::on;
+use super::context::Context;
+use super::table::{DeviceAddress, POOL_RELEASE_THRESHOLD, RawModule, Table};
 use crate::error::Result;
 
 /// The owner of a device's memory and modules.
 pub(super) struct Pool {
-    context: Arc<CudaContext>,
+    context: Arc<Context>,
     aside: Mutex<Aside>,
 }
 
@@ -27,14 +25,14 @@ struct Aside {
 /// Something that its owner has dropped.
 pub(super) enum Dropped {
     /// Device memory.
-    Memory(sys::CUdeviceptr),
+    Memory(DeviceAddress),
     /// A module.
     Module(ModuleHandle),
 }
 
 /// A loaded module.
 #[derive(Clone, Copy)]
-pub(super) struct ModuleHandle(pub(super) sys::CUmodule);
+pub(super) struct ModuleHandle(pub(super) RawModule);
 
 // SAFETY: a module handle is valid in every thread of its context.
 unsafe impl Send for ModuleHandle {}
@@ -44,24 +42,31 @@ unsafe impl Sync for ModuleHandle {}
 impl Pool {
     /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again. What
     /// an owner before this one has left there is given back.
-    pub(super) fn new(context: Arc<CudaContext>, device: &str) -> Result<Arc<Self>> {
+    pub(super) fn new(context: Arc<Context>, device: &str) -> Result<Arc<Self>> {
+        let table = context.table();
         let mut threshold = u64::MAX;
-        let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        // SAFETY: the device is open, its context is current, and the attribute is a 64-bit number.
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the device is open, it is this thread's own, the first call writes one handle, and the attribute is a 64-bit number.
         let set = unsafe {
-            result::device::get_default_mem_pool(context.cu_device()).and_then(|pool| {
-                result::ctx::synchronize()?;
-                result::mem_pool::trim_to(pool, 0)?;
-                let threshold = std::ptr::from_mut(&mut threshold).cast();
-                result::mem_pool::set_attribute(pool, attribute, threshold)
-            })
+            let found = (table.default_pool)(&raw mut pool, context.device()).result();
+            found
+                .and_then(|()| (table.synchronize)().result())
+                .and_then(|()| (table.pool_trim)(pool, 0).result())
+                .and_then(|()| {
+                    let threshold = (&raw mut threshold).cast();
+                    (table.pool_set_attribute)(pool, POOL_RELEASE_THRESHOLD, threshold).result()
+                })
         };
-        on(device, "setting up the memory pool", set)?;
+        table.on(device, "setting up the memory pool", set)?;
         Ok(Arc::new(Self { context, aside: Mutex::default() }))
     }
 
-    pub(super) fn context(&self) -> &CudaContext {
+    pub(super) fn context(&self) -> &Context {
         &self.context
+    }
+
+    pub(super) fn table(&self) -> &'static Table {
+        self.context.table()
     }
 
     /// A graph is about to begin: from here until [`let_go`](Self::let_go) nothing is given back. Whatever another thread is giving
@@ -93,15 +98,16 @@ impl Pool {
 
     /// The caller holds the lock, so that no graph begins meanwhile.
     fn release(&self, dropped: Dropped) {
-        if self.context.bind_to_thread().is_err() {
+        if self.context.bind().is_err() {
             return;
         }
+        let table = self.table();
         // SAFETY: nothing refers to it any more. Memory is freed on the legacy stream, which waits for all queues, so that
         // what was enqueued before still finds it. A failure leaves nothing to do.
         let _ = unsafe {
             match dropped {
-                Dropped::Memory(pointer) => result::free_async(pointer, result::stream::null()),
-                Dropped::Module(module) => result::module::unload(module.0),
+                Dropped::Memory(first) => (table.free)(first, std::ptr::null_mut()),
+                Dropped::Module(module) => (table.module_unload)(module.0),
             }
         };
     }

@@ -1,0 +1,175 @@
+//! GPUs behind a vendor's own interface: one [`Driver`] for all vendors.
+//!
+//! Memory, pool, streams, events, graphs, pinned memory, peers, modules and launches are written once, over a [`Table`] of functions
+//! that is found in the vendor's library at run time: nothing is needed to build, and a program runs where no such library is. A
+//! [`Vendor`] is what remains: which library and how old it may be, what a device is called and compiled for, the compiler, and the
+//! matrix library.
+//!
+//! To add a vendor whose interface is like these, implement [`Vendor`], and name its functions in `table.rs`.
+
+pub mod context;
+mod driver;
+mod event;
+mod failure;
+mod graph;
+mod host_memory;
+pub mod library;
+mod memory;
+mod module;
+mod peer;
+mod pool;
+pub mod queue;
+pub mod table;
+
+use std::sync::Arc;
+
+use self::context::Context;
+use self::pool::Pool;
+pub use self::queue::Queue;
+use self::table::{Code, Device, Table};
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::{DeviceProperties, MatrixProduct};
+use crate::gpu::source::{Source, SourceOptions};
+
+/// What the vendors do not have in common.
+pub trait Vendor: Send + Sync + Sized + 'static {
+    /// The name of the backend.
+    const BACKEND: &'static str;
+    /// What answers when devices are asked for, for people: such as "the NVIDIA driver".
+    const DRIVER: &'static str;
+    /// Memory that the matrix library needs beside its operands, for each queue.
+    const WORKSPACE_BYTES: usize;
+    /// The matrix library on one device.
+    type MatrixLibrary: Send + Sync;
+
+    /// The functions of the interface.
+    ///
+    /// # Errors
+    /// A library that is not there, or is of a version that does not fit.
+    fn table() -> Result<&'static Table>;
+
+    /// Whether an answer says that there is nothing to use, rather than that it failed.
+    fn is_missing(code: Code) -> bool;
+
+    /// What devices that work together have in common.
+    ///
+    /// # Errors
+    /// What made the driver fail.
+    fn kind(table: &Table, device: Device) -> Result<Vec<i32>>;
+
+    /// What kernels are compiled for on the device, which is called `name`.
+    ///
+    /// # Errors
+    /// A device that is too old, or what made the driver fail.
+    fn architecture(context: &Context, name: &str) -> Result<String>;
+
+    /// Asks for the compiler.
+    ///
+    /// # Errors
+    /// A compiler that is not there.
+    fn check_compiler() -> Result<()>;
+
+    /// Opens the matrix library on the device.
+    ///
+    /// # Errors
+    /// A library that is not there, or what made it fail.
+    fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<Self::MatrixLibrary>;
+
+    /// The properties of the device, whose matrix library is open.
+    ///
+    /// # Errors
+    /// What made the driver or the library fail.
+    fn properties(
+        context: &Context,
+        name: String,
+        architecture: String,
+        library: &Self::MatrixLibrary,
+    ) -> Result<DeviceProperties>;
+
+    /// The machine code of `source` for the device.
+    ///
+    /// # Errors
+    /// A source that does not compile, or an architecture that the compiler does not know.
+    fn compile(
+        source: &'static Source,
+        options: SourceOptions,
+        properties: &DeviceProperties,
+    ) -> Result<Vec<u8>>;
+
+    /// Enqueues a matrix product.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    ///
+    /// # Safety
+    /// As for [`Driver::matmul`](crate::gpu::Driver::matmul).
+    unsafe fn multiply(
+        library: &Self::MatrixLibrary,
+        driver: &VendorDriver<Self>,
+        queue: &mut Queue,
+        product: MatrixProduct,
+    ) -> Result<()>;
+}
+
+/// A GPU of a vendor.
+pub struct VendorDriver<V: Vendor> {
+    // Before the pool, which keeps the context that it lives in.
+    matrices: V::MatrixLibrary,
+    pool: Arc<Pool>,
+    properties: DeviceProperties,
+}
+
+fn unavailable<V: Vendor>(reason: String) -> KernelError {
+    KernelError::Unavailable { backend: V::BACKEND, reason }
+}
+
+impl<V: Vendor> VendorDriver<V> {
+    /// The number of devices, at least 1.
+    ///
+    /// # Errors
+    /// Why there is none: no driver library, one that is too old or does not fit the kernel's, or no device; else what made the
+    /// driver fail.
+    pub fn device_count() -> Result<usize> {
+        let table = V::table()?;
+        match context::device_count(table) {
+            Ok(0) => Err(unavailable::<V>(format!("{} sees no GPU", V::DRIVER))),
+            Ok(devices) => Ok(devices),
+            Err(code) if V::is_missing(code) => {
+                Err(unavailable::<V>(format!("{} answers: {}", V::DRIVER, table.words(code))))
+            }
+            Err(code) => table.on(V::BACKEND, "starting the driver", Err(code)),
+        }
+    }
+
+    /// How many GPUs work together, the first among them: they are of one kind and read each other's memory.
+    ///
+    /// # Errors
+    /// As [`device_count`](Self::device_count).
+    pub fn together() -> Result<usize> {
+        peer::together(V::table()?, Self::device_count()?, V::kind)
+    }
+
+    /// Opens device `ordinal`.
+    ///
+    /// # Errors
+    /// No such device, one that is too old, a library that is missing or too old, or what made the driver fail.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let devices = Self::device_count()?;
+        if ordinal >= devices {
+            let reason = format!("GPU {ordinal} was asked for, but there are {devices}");
+            return Err(unavailable::<V>(reason));
+        }
+        let table = V::table()?;
+        let place = format!("GPU {ordinal}");
+        let context = table.on(&place, "opening a device", Context::open(table, ordinal))?;
+        let name = table.on(&place, "asking for a device's name", context.name())?;
+        let architecture = V::architecture(&context, &name)?;
+        V::check_compiler()?;
+        let matrices = V::open_matrix_library(&context, &name)?;
+        let properties = V::properties(&context, name, architecture, &matrices)?;
+        let pool = Pool::new(context, &properties.name)?;
+        Ok(Self { matrices, pool, properties })
+    }
+}
+
+pub use self::peer::ALL as ALL_DEVICES;

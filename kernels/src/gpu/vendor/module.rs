@@ -1,0 +1,149 @@
+//! Compiled kernels on a device, and their launch.
+
+use std::ffi::{CString, c_int, c_void};
+use std::sync::Arc;
+
+use super::pool::{Dropped, ModuleHandle, Pool};
+use super::queue::Queue;
+use super::table::{
+    Code, FUNCTION_MOST_DYNAMIC_SHARED_BYTES, FUNCTION_SHARED_BYTES, RawFunction, Table,
+};
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::Launch;
+
+/// A loaded module.
+pub struct Module {
+    pool: Arc<Pool>,
+    module: ModuleHandle,
+    name: &'static str,
+}
+
+/// A kernel of a module, which it keeps.
+#[derive(Clone)]
+pub struct Kernel {
+    function: RawFunction,
+    name: &'static str,
+    _module: Arc<Module>,
+}
+
+// SAFETY: a function handle is valid in every thread of its context, as long as its module is.
+unsafe impl Send for Kernel {}
+// SAFETY: as above; nothing changes it.
+unsafe impl Sync for Kernel {}
+
+impl Module {
+    /// Loads `image`, machine code of the source `name` that names its own size.
+    pub(super) fn load(
+        pool: &Arc<Pool>,
+        device: &str,
+        image: &[u8],
+        name: &'static str,
+    ) -> Result<Self> {
+        let table = pool.table();
+        let mut module = std::ptr::null_mut();
+        // SAFETY: it writes one handle; the image is whole.
+        let loaded = unsafe { (table.module_load)(&raw mut module, image.as_ptr().cast()) };
+        table.on(device, "loading kernels", loaded.result())?;
+        Ok(Self { pool: Arc::clone(pool), module: ModuleHandle(module), name })
+    }
+
+    /// The kernel `name`, of whose blocks each may have `shared_bytes` bytes of shared memory.
+    pub(super) fn kernel(
+        module: &Arc<Self>,
+        device: &str,
+        name: &'static str,
+        shared_bytes: usize,
+    ) -> Result<Kernel> {
+        let table = module.pool.table();
+        let symbol = CString::new(name).map_err(|_| {
+            KernelError::shape("kernel", "name", "no zero in it", format!("{name:?}"))
+        })?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, and the call writes one handle.
+        let found =
+            unsafe { (table.module_function)(&raw mut function, module.module.0, symbol.as_ptr()) };
+        table.on(device, "looking for a kernel", found.result())?;
+        raise_shared_bytes(table, device, function, shared_bytes)?;
+        tracing::debug!(name, source = module.name, "kernel loaded");
+        Ok(Kernel { function, name, _module: Arc::clone(module) })
+    }
+}
+
+/// Lets launches of `function` ask for all that is left of `shared_bytes`.
+fn raise_shared_bytes(
+    table: &Table,
+    device: &str,
+    function: RawFunction,
+    shared_bytes: usize,
+) -> Result<()> {
+    let Some(set_attribute) = table.set_function_attribute else { return Ok(()) };
+    let mut fixed: c_int = 0;
+    // SAFETY: the function is of a loaded module, here and below, and the call writes one number.
+    let asked =
+        unsafe { (table.function_attribute)(&raw mut fixed, FUNCTION_SHARED_BYTES, function) };
+    table.on(device, "asking for a kernel's shared memory", asked.result())?;
+    let most = shared_bytes as c_int - fixed;
+    // SAFETY: as above.
+    let set = unsafe { set_attribute(function, FUNCTION_MOST_DYNAMIC_SHARED_BYTES, most) };
+    table.on(device, "raising a kernel's shared memory", set.result())
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        self.pool.give_back(Dropped::Module(self.module));
+    }
+}
+
+impl Kernel {
+    /// Enqueues the kernel with the bytes of its struct.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`](crate::gpu::Driver::launch).
+    pub(super) unsafe fn launch(
+        &self,
+        table: &Table,
+        device: &str,
+        queue: &Queue,
+        launch: Launch,
+        arguments: &[u8],
+    ) -> Result<()> {
+        // The driver copies the struct during the call; it wants the struct's own alignment.
+        let mut aligned = [0_u64; 64];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
+        let Some(place) = bytes.get_mut(..arguments.len()) else {
+            let (expected, found) = ("at most 512 bytes", arguments.len());
+            return Err(KernelError::shape(self.name, "arguments", expected, found));
+        };
+        place.copy_from_slice(arguments);
+        let [x, y, z] = launch.grid;
+        let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
+        // SAFETY: the kernel takes one struct, which the caller vouches `arguments` to be.
+        let launched = unsafe {
+            (table.launch)(
+                self.function,
+                x,
+                y,
+                z,
+                launch.threads,
+                1,
+                1,
+                launch.shared_bytes as u32,
+                queue.stream(),
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        launched.result().map_err(|code| self.refused(table, device, launch, code))
+    }
+
+    #[cold]
+    fn refused(&self, table: &Table, device: &str, launch: Launch, code: Code) -> KernelError {
+        let (device, answer) = (device.to_owned(), table.words(code));
+        if code.is_lasting() {
+            let what = format!("run {} with {launch:?}", self.name);
+            return KernelError::Unsupported { what, device, answer };
+        }
+        let answer = format!("{}: {answer}", self.name);
+        KernelError::Device { attempted: "launching a kernel", device, answer }
+    }
+}

@@ -1,0 +1,309 @@
+//! The functions of CUDA's driver interface or of HIP, found in a vendor's library at run time.
+//!
+//! The two interfaces are twins: what is called here has the same arguments, and the same numbers for flags, modes, attributes of
+//! functions and pools, and answers. What differs is how a thread is given a device ([`Binding`]), how an answer is put into words
+//! ([`ErrorText`]), and the numbers of a device's attributes, which are the vendor's.
+//!
+//! The declarations are our own, after both vendors' documentation. Answers are numbers and no enums: a newer library answers what no
+//! header knew. An address on a device is a number in CUDA and a pointer in HIP, of one size and passed in one way.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use super::library::OpenLibrary;
+use crate::error::Result;
+
+pub type Device = c_int;
+pub type DeviceAddress = u64;
+pub type RawContext = *mut c_void;
+pub type RawMemoryPool = *mut c_void;
+pub type RawStream = *mut c_void;
+pub type RawEvent = *mut c_void;
+pub type RawGraph = *mut c_void;
+pub type RawExecutable = *mut c_void;
+pub type RawModule = *mut c_void;
+pub type RawFunction = *mut c_void;
+
+/// Streams and events as they are by default: a stream waits for the legacy one and that waits for it; an event has a time.
+pub const DEFAULT_FLAGS: c_uint = 0;
+/// Page-locked memory that all devices of the process reach.
+pub const HOST_MEMORY_PORTABLE: c_uint = 1;
+/// Other threads may call what would spoil a recording.
+pub const CAPTURE_OF_THREAD: c_uint = 1;
+/// How many bytes a pool keeps when a device is waited for: a 64-bit number.
+pub const POOL_RELEASE_THRESHOLD: c_uint = 4;
+/// Bytes of shared memory that a kernel has whatever its launch says.
+pub const FUNCTION_SHARED_BYTES: c_uint = 1;
+/// The most bytes of shared memory that a launch of a kernel may ask for.
+pub const FUNCTION_MOST_DYNAMIC_SHARED_BYTES: c_uint = 8;
+
+/// What a function of the interface answers.
+#[must_use]
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub c_uint);
+
+impl Code {
+    pub const SUCCESS: Self = Self(0);
+    pub const INVALID_VALUE: Self = Self(1);
+    pub const OUT_OF_MEMORY: Self = Self(2);
+    pub const NO_DEVICE: Self = Self(100);
+    pub const NOT_READY: Self = Self(600);
+    pub const LAUNCH_OUT_OF_RESOURCES: Self = Self(701);
+    pub const NOT_SUPPORTED: Self = Self(801);
+
+    /// The answer as an error, unless it is success.
+    pub fn result(self) -> std::result::Result<(), Self> {
+        if self == Self::SUCCESS { Ok(()) } else { Err(self) }
+    }
+}
+
+/// Which devices reach the memory of a pool, and how.
+#[repr(C)]
+pub struct PoolAccess {
+    place: c_uint,
+    device: Device,
+    rights: c_uint,
+}
+
+impl PoolAccess {
+    /// Reading and writing from `device`.
+    pub fn of(device: Device) -> Self {
+        const ON_A_DEVICE: c_uint = 1;
+        const READ_AND_WRITE: c_uint = 3;
+        Self { place: ON_A_DEVICE, device, rights: READ_AND_WRITE }
+    }
+}
+
+/// Whose names the functions have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interface {
+    Cuda,
+}
+
+macro_rules! table {
+    ($($field:ident($($argument:ty),*): $cuda:ident;)*) => {
+        /// The functions of an interface; the library that they are of stays open.
+        pub struct Table {
+            pub binding: Binding,
+            pub error_text: ErrorText,
+            /// Raises a limit of a kernel, where kernels have limits to be raised.
+            pub set_function_attribute: Option<unsafe extern "C" fn(RawFunction, c_uint, c_int) -> Code>,
+            $(pub $field: unsafe extern "C" fn($($argument),*) -> Code,)*
+            _library: OpenLibrary,
+        }
+
+        impl Table {
+            /// Finds every function of `interface` in `library`.
+            ///
+            /// # Errors
+            /// The first function that the library lacks.
+            pub fn find(library: OpenLibrary, interface: Interface) -> Result<Self> {
+                // SAFETY: the vendor documents each function with the type of the field that it goes to.
+                unsafe {
+                    Ok(Self {
+                        binding: Binding::find(&library, interface)?,
+                        error_text: ErrorText::find(&library, interface)?,
+                        set_function_attribute: match interface {
+                            Interface::Cuda => Some(library.function("cuFuncSetAttribute")?),
+                        },
+                        $($field: library.function(match interface {
+                            Interface::Cuda => stringify!($cuda),
+                        })?,)*
+                        _library: library,
+                    })
+                }
+            }
+        }
+
+        /// The functions of CUDA's driver interface: the bytes of their arguments here, and as cudarc declares them.
+        #[cfg(all(test, feature = "cuda"))]
+        fn argument_bytes_of_cuda() -> Vec<(&'static str, Vec<usize>, Vec<usize>)> {
+            use cudarc::driver::sys;
+            vec![$((
+                stringify!($cuda),
+                vec![$(size_of::<$argument>()),*],
+                tests::argument_bytes!(sys::$cuda, $($argument),*),
+            )),*]
+        }
+    };
+}
+
+table! {
+    init(c_uint): cuInit;
+    device_count(*mut c_int): cuDeviceGetCount;
+    device(*mut Device, c_int): cuDeviceGet;
+    device_name(*mut c_char, c_int, Device): cuDeviceGetName;
+    device_uuid(*mut [u8; 16], Device): cuDeviceGetUuid_v2;
+    device_attribute(*mut c_int, c_uint, Device): cuDeviceGetAttribute;
+    can_access_peer(*mut c_int, Device, Device): cuDeviceCanAccessPeer;
+    synchronize(): cuCtxSynchronize;
+
+    memory_info(*mut usize, *mut usize): cuMemGetInfo_v2;
+    default_pool(*mut RawMemoryPool, Device): cuDeviceGetDefaultMemPool;
+    pool_trim(RawMemoryPool, usize): cuMemPoolTrimTo;
+    pool_set_attribute(RawMemoryPool, c_uint, *mut c_void): cuMemPoolSetAttribute;
+    pool_set_access(RawMemoryPool, *const PoolAccess, usize): cuMemPoolSetAccess;
+    allocate(*mut DeviceAddress, usize, RawStream): cuMemAllocAsync;
+    free(DeviceAddress, RawStream): cuMemFreeAsync;
+    allocate_host(*mut *mut c_void, usize, c_uint): cuMemHostAlloc;
+    free_host(*mut c_void): cuMemFreeHost;
+    fill_bytes(DeviceAddress, u8, usize, RawStream): cuMemsetD8Async;
+    upload(DeviceAddress, *const c_void, usize, RawStream): cuMemcpyHtoDAsync_v2;
+    download(*mut c_void, DeviceAddress, usize, RawStream): cuMemcpyDtoHAsync_v2;
+    copy(DeviceAddress, DeviceAddress, usize, RawStream): cuMemcpyDtoDAsync_v2;
+
+    stream_create(*mut RawStream, c_uint): cuStreamCreate;
+    stream_synchronize(RawStream): cuStreamSynchronize;
+    stream_destroy(RawStream): cuStreamDestroy_v2;
+    stream_wait(RawStream, RawEvent, c_uint): cuStreamWaitEvent;
+    begin_capture(RawStream, c_uint): cuStreamBeginCapture_v2;
+    end_capture(RawStream, *mut RawGraph): cuStreamEndCapture;
+
+    event_create(*mut RawEvent, c_uint): cuEventCreate;
+    event_record(RawEvent, RawStream): cuEventRecord;
+    event_query(RawEvent): cuEventQuery;
+    event_synchronize(RawEvent): cuEventSynchronize;
+    event_elapsed(*mut f32, RawEvent, RawEvent): cuEventElapsedTime_v2;
+    event_destroy(RawEvent): cuEventDestroy_v2;
+
+    graph_instantiate(*mut RawExecutable, RawGraph, c_ulonglong): cuGraphInstantiateWithFlags;
+    graph_launch(RawExecutable, RawStream): cuGraphLaunch;
+    executable_destroy(RawExecutable): cuGraphExecDestroy;
+    graph_destroy(RawGraph): cuGraphDestroy;
+
+    module_load(*mut RawModule, *const c_void): cuModuleLoadData;
+    module_unload(RawModule): cuModuleUnload;
+    module_function(*mut RawFunction, RawModule, *const c_char): cuModuleGetFunction;
+    function_attribute(*mut c_int, c_uint, RawFunction): cuFuncGetAttribute;
+    launch(
+        RawFunction,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        c_uint,
+        RawStream,
+        *mut *mut c_void,
+        *mut *mut c_void
+    ): cuLaunchKernel;
+}
+
+/// How a thread is given the device that its calls are for.
+#[derive(Clone, Copy)]
+pub enum Binding {
+    /// By a context of the device, which all its users in the process share.
+    Context {
+        retain: unsafe extern "C" fn(*mut RawContext, Device) -> Code,
+        release: unsafe extern "C" fn(Device) -> Code,
+        current: unsafe extern "C" fn(*mut RawContext) -> Code,
+        make_current: unsafe extern "C" fn(RawContext) -> Code,
+    },
+}
+
+impl Binding {
+    /// # Safety
+    /// The library is one of `interface`.
+    unsafe fn find(library: &OpenLibrary, interface: Interface) -> Result<Self> {
+        // SAFETY: as above; the vendor documents each function with the type of its field.
+        unsafe {
+            match interface {
+                Interface::Cuda => Ok(Self::Context {
+                    retain: library.function("cuDevicePrimaryCtxRetain")?,
+                    release: library.function("cuDevicePrimaryCtxRelease_v2")?,
+                    current: library.function("cuCtxGetCurrent")?,
+                    make_current: library.function("cuCtxSetCurrent")?,
+                }),
+            }
+        }
+    }
+}
+
+/// How an answer is put into words.
+#[derive(Clone, Copy)]
+pub enum ErrorText {
+    /// The function leaves the text in a place.
+    Written(unsafe extern "C" fn(Code, *mut *const c_char) -> Code),
+}
+
+impl ErrorText {
+    /// # Safety
+    /// The library is one of `interface`.
+    pub unsafe fn find(library: &OpenLibrary, interface: Interface) -> Result<Self> {
+        // SAFETY: as above.
+        unsafe {
+            match interface {
+                Interface::Cuda => Ok(Self::Written(library.function("cuGetErrorString")?)),
+            }
+        }
+    }
+
+    /// `code` in the library's words.
+    pub fn words(self, code: Code) -> String {
+        let mut text = std::ptr::null();
+        match self {
+            // SAFETY: the function writes one address, of a text that stays; or none for a number that it does not know.
+            Self::Written(write) => drop(unsafe { write(code, &raw mut text) }.result()),
+        }
+        if text.is_null() {
+            return "an error that it has no words for".to_owned();
+        }
+        // SAFETY: it is a constant text of the library.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of the arguments of a function that takes as many as there are types.
+    macro_rules! argument_bytes {
+        (@any $argument:ty) => { _ };
+        ($function:path, $($argument:ty),*) => {
+            tests::ArgumentBytes::of(
+                $function as unsafe fn($(tests::argument_bytes!(@any $argument)),*) -> _,
+            )
+        };
+    }
+    pub(super) use argument_bytes;
+
+    pub(super) trait ArgumentBytes {
+        fn of(self) -> Vec<usize>;
+    }
+
+    macro_rules! functions {
+        ($($arguments:ident)*) => {
+            impl<Answer, $($arguments),*> ArgumentBytes for unsafe fn($($arguments),*) -> Answer {
+                fn of(self) -> Vec<usize> {
+                    assert_eq!(size_of::<Answer>(), size_of::<Code>());
+                    vec![$(size_of::<$arguments>()),*]
+                }
+            }
+        };
+    }
+    functions!();
+    functions!(A);
+    functions!(A B);
+    functions!(A B C);
+    functions!(A B C D);
+    functions!(A B C D E F G H I J K);
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn functions_are_declared_as_in_cudarc() {
+        let functions = argument_bytes_of_cuda();
+        assert!(functions.len() > 40);
+        for (function, ours, theirs) in functions {
+            assert_eq!(ours, theirs, "{function}");
+        }
+    }
+
+    #[test]
+    fn a_library_without_the_interface_is_an_error() {
+        let library = OpenLibrary::first_of("cuda", "the library", &["libc.so.6"]).unwrap();
+        let said = Table::find(library, Interface::Cuda).err().unwrap().to_string();
+        assert!(said.contains("libc.so.6 has no cuDevicePrimaryCtxRetain: "), "{said}");
+    }
+}
