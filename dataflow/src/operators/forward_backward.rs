@@ -3,6 +3,7 @@
 mod accumulators;
 mod block_order;
 mod bucket_sums;
+mod counting;
 mod device;
 mod gathered;
 mod lane_sink;
@@ -29,6 +30,7 @@ use timely::dataflow::operators::vec::ToStream;
 use timely::progress::Antichain;
 use timely::progress::operate::FrontierInterest;
 
+use self::counting::Counting;
 use self::device::{DeviceParts, DeviceReply};
 use self::schedule::{Computation, DeviceSchedule};
 use super::companion::Companion;
@@ -128,8 +130,9 @@ pub trait ForwardBackward<'scope> {
     /// - Output: at the timestamp of the step, for each round and bucket a [`Ready`] as soon as the gradients of this worker's lanes
     ///   of the round are final in it, or enqueued to be, in the order of a backward pass; a [`LaneLoss`] for each lane, and before
     ///   them a [`LaneTokens`], where the model tells what it counts.
-    /// - Order: step s computes once its grains, all parameters after s updates and the report of update s are there,
-    ///   and the evaluation that is due after s updates is done. Nothing computes after the report that says `last`.
+    /// - Order: a microbatch of step s computes once its grains, all parameters after s updates and the report of update s are
+    ///   there, the evaluation that is due after s updates is done, and so are the microbatches before it, lane by lane. Nothing
+    ///   computes after the report that says `last`.
     /// - Memory: the device holds the parameters, which the optimizer thread lends, a workspace and the accumulators of its lanes, or
     ///   of the lane at hand where gradients are shared out; in the host's memory also copies of what other workers have not read.
     /// - Never blocks: a device thread computes, and this operator keeps the capabilities.
@@ -155,13 +158,18 @@ struct Held {
 struct State {
     schedule: DeviceSchedule,
     device: Companion<Computation, DeviceReply>,
+    /// Tells what lanes count: of several workers.
+    counting: Option<Counting>,
     steps: BTreeMap<u64, Held>,
     evaluations: BTreeMap<u64, Capability<u64>>,
     running: Option<Running>,
 }
 
+/// What the device has been told.
 enum Running {
-    Training(Held),
+    /// Microbatches of a step.
+    Training(u64),
+    /// Grains of the evaluation after so many updates.
     Evaluating(u64),
 }
 
@@ -216,7 +224,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
             drop(capabilities);
             move |frontiers| {
                 let mut turn = |state: &mut State| -> Result<(), Failure> {
-                    let mut result = Ok(());
+                    let (mut result, mut counted) = (Ok(()), Vec::new());
                     reports.for_each(|_time, reports| {
                         reports.drain(..).for_each(|report| state.report(&report));
                     });
@@ -229,9 +237,9 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                             });
                         }
                         for grain in grains.drain(..) {
-                            let taken = check_time(&grain, *time.time())
-                                .and_then(|()| state.schedule.grain(grain));
-                            keep_first(&mut result, taken);
+                            let taken =
+                                check_time(&grain, *time.time()).and_then(|()| state.grain(grain));
+                            keep_first(&mut result, taken.map(|told| counted.extend(told)));
                         }
                     });
                     to_evaluate.for_each(|time, grains| {
@@ -254,20 +262,26 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                     let mut evaluated_output = evaluated_output.activate();
                     let mut ready_output = ready_output.activate();
                     let mut counted_output = counted_output.activate();
+                    for told in counted {
+                        if let Some(held) = state.steps.get(&told.step) {
+                            counted_output.session(&held.counted).give(told);
+                        }
+                    }
                     while let Some(reply) = state.device.poll() {
-                        match (reply, &state.running) {
-                            (DeviceReply::Ready(ready), Some(Running::Training(held))) => {
+                        let held = match state.running {
+                            Some(Running::Training(step)) => state.steps.get(&step),
+                            _ => None,
+                        };
+                        match (reply, held, &state.running) {
+                            (DeviceReply::Ready(ready), Some(held), _) => {
                                 ready_output.session(&held.ready).give(ready);
                             }
-                            (DeviceReply::Counted(counted), Some(Running::Training(held))) => {
-                                let mut session = counted_output.session(&held.counted);
-                                session.give_iterator(counted.into_iter());
-                            }
-                            (DeviceReply::Loss(loss), Some(Running::Training(held))) => {
+                            (DeviceReply::Loss(loss), Some(held), _) => {
                                 losses_output.session(&held.losses).give(loss);
                             }
                             (
                                 DeviceReply::Evaluated(losses),
+                                _,
                                 Some(Running::Evaluating(updates)),
                             ) => {
                                 if let Some(held) = state.evaluations.get(updates) {
@@ -275,7 +289,7 @@ impl<'scope> ForwardBackward<'scope> for StreamVec<'scope, u64, Grain> {
                                     session.give_iterator(losses.into_iter());
                                 }
                             }
-                            (DeviceReply::Finished, _) => state.finished(),
+                            (DeviceReply::Finished, ..) => state.finished(),
                             _ => return Err(GraphError::Unasked { thread: "the device" }.into()),
                         }
                     }
@@ -327,6 +341,7 @@ impl State {
             schedule: plan.batch.lane_schedule(workers)?,
         };
         let (name, borrower) = (format!("device-{worker}"), compute.borrower);
+        let counting = (workers > 1).then(|| Counting::new(&parts.model, plan));
         let device =
             Companion::start(abort, name, Phase::ForwardBackward, wake, move |jobs, replies| {
                 device::run(&parts, borrower, jobs, replies)
@@ -334,6 +349,7 @@ impl State {
         Ok(Self {
             schedule,
             device,
+            counting,
             steps: BTreeMap::new(),
             evaluations: BTreeMap::new(),
             running: None,
@@ -347,21 +363,32 @@ impl State {
         }
     }
 
+    /// Takes a grain of training; answers what its lane counts, once all of that is there.
+    fn grain(&mut self, grain: Grain) -> Result<Option<LaneTokens>, Failure> {
+        let grain = self.schedule.grain(grain)?;
+        Ok(grain.and_then(|grain| self.counting.as_mut()?.grain(grain)))
+    }
+
     fn finished(&mut self) {
-        if let Some(Running::Evaluating(updates)) = self.running.take()
-            && self.schedule.is_evaluation_over(updates)
-        {
-            self.evaluations.remove(&updates);
+        if !self.schedule.finished() {
+            return;
         }
-        self.schedule.finished();
+        match self.running.take() {
+            Some(Running::Training(step)) => drop(self.steps.remove(&step)),
+            Some(Running::Evaluating(updates)) if self.schedule.is_evaluation_over(updates) => {
+                self.evaluations.remove(&updates);
+            }
+            _ => {}
+        }
     }
 
     fn compute(&mut self) {
-        let Some(computation) = self.schedule.next() else { return };
-        self.running = match &computation {
-            Computation::Train { step, .. } => self.steps.remove(step).map(Running::Training),
-            Computation::Evaluate { updates, .. } => Some(Running::Evaluating(*updates)),
-        };
-        self.device.send(computation);
+        while let Some(computation) = self.schedule.next() {
+            self.running = Some(match computation {
+                Computation::Train { step, .. } => Running::Training(step),
+                Computation::Evaluate { updates, .. } => Running::Evaluating(updates),
+            });
+            self.device.send(computation);
+        }
     }
 }

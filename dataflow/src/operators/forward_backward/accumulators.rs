@@ -3,7 +3,7 @@
 //! Lanes run in order. When a lane ends whose left sibling waits, `left = left + lane` at once, and so on upwards:
 //! a worker holds few: the nodes that make up its lanes so far, and the one at hand. During the last microbatch of a lane
 //! this happens block by block, behind the backward pass; and in that of the last lane the buckets are handed over one by one, so
-//! that they are summed over all workers while the rest of the backward still runs.
+//! that they are summed over all workers while the rest of the backward still runs. Between two microbatches of a lane its sums rest here.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -48,13 +48,15 @@ pub(super) struct Accumulators<B: Backend> {
     /// Finished nodes that wait for their right sibling, the newest last.
     waiting: Vec<Accumulator<B>>,
     spare: Vec<B::Buffer<f32>>,
+    /// The lane at hand, between two of its microbatches.
+    begun: Option<Accumulator<B>>,
     /// The finished nodes that stay where they are.
     kept: Vec<Accumulator<B>>,
 }
 
 impl<B: Backend> Accumulators<B> {
     pub(super) fn new() -> Self {
-        Self { waiting: Vec::new(), spare: Vec::new(), kept: Vec::new() }
+        Self { waiting: Vec::new(), spare: Vec::new(), begun: None, kept: Vec::new() }
     }
 
     /// The sums over all lanes, of a worker that has all of them.
@@ -67,29 +69,42 @@ impl<B: Backend> Accumulators<B> {
         self.spare.extend(self.kept.drain(..).map(|kept| kept.gradients).chain(sums));
     }
 
-    /// A sink for lane `lane`, its accumulator zeroed.
-    pub(super) fn begin<'a>(
+    /// A sink for the next microbatch of lane `lane`: for its first, sums from zero.
+    pub(super) fn sink<'a>(
         &'a mut self,
         device: &mut Device<'_, B>,
         map: &'a GradientMap<'a>,
         finished: &'a mut dyn Finished<B>,
         lane: usize,
     ) -> Result<ArenaSink<'a, B>, Failure> {
-        let mut gradients = match self.spare.pop() {
-            Some(gradients) => gradients,
-            None => device.backend.allocate(device.stream, map.layout.gradient_elements())?,
+        let lane = match self.begun.take() {
+            Some(lane) => lane,
+            None => self.begin(device, map.layout, Node::leaf(lane as u32))?,
         };
-        device.backend.fill_zero(device.stream, SliceMut::all(&mut gradients))?;
-        let node = Node::leaf(lane as u32);
         Ok(ArenaSink {
             order: BlockOrder::new(map.layout),
             map,
             finished,
             accumulators: self,
-            lane: Accumulator { node, gradients },
+            lane,
             merges: VecDeque::new(),
             closing: None,
         })
+    }
+
+    fn begin(
+        &mut self,
+        device: &mut Device<'_, B>,
+        layout: &Layout,
+        node: Node,
+    ) -> Result<Accumulator<B>, KernelError> {
+        let Device { backend, stream } = device;
+        let mut gradients = match self.spare.pop() {
+            Some(gradients) => gradients,
+            None => backend.allocate(stream, layout.gradient_elements())?,
+        };
+        backend.fill_zero(stream, SliceMut::all(&mut gradients))?;
+        Ok(Accumulator { node, gradients })
     }
 }
 
@@ -101,7 +116,7 @@ struct Closing {
     leaves: bool,
 }
 
-/// Where the backward passes of one lane leave their gradients: in an arena of all of them.
+/// Where the backward pass of a microbatch leaves its gradients: in an arena of all of them.
 pub(super) struct ArenaSink<'a, B: Backend> {
     map: &'a GradientMap<'a>,
     finished: &'a mut dyn Finished<B>,
@@ -135,9 +150,12 @@ impl<B: Backend> LaneSink<B> for ArenaSink<'_, B> {
         (&mut self.order, self.map.layout)
     }
 
-    /// What it completed either left, or waits for its right sibling.
-    fn end_lane(mut self: Box<Self>) {
-        let Some(Closing { node, leaves }) = self.closing else { return };
+    /// What a lane completed either left, or waits for its right sibling.
+    fn end(mut self: Box<Self>) {
+        let Some(Closing { node, leaves }) = self.closing else {
+            self.accumulators.begun = Some(self.lane);
+            return;
+        };
         let spare = &mut self.accumulators.spare;
         let sum = match self.merges.pop_back() {
             Some(outermost) => {

@@ -44,12 +44,11 @@ impl BlockOrder {
         Ok(())
     }
 
-    /// Ends a pass, all of whose blocks must be done.
-    pub(super) fn end_pass(&mut self, layout: &Layout) -> Result<(), Failure> {
+    /// Checks a pass that has ended: all blocks must be done.
+    pub(super) fn check_pass(&mut self, layout: &Layout) -> Result<(), Failure> {
         self.check()?;
-        let missing = std::mem::replace(&mut self.expected_block, layout.blocks().len());
-        if missing > 0 {
-            let name = &layout.blocks()[missing - 1];
+        if let Some(missing) = self.expected_block.checked_sub(1) {
+            let name = &layout.blocks()[missing];
             return Err(GraphError::Model {
                 expected: format!("that it finishes block {name} before its backward pass ends"),
                 done: "did not".to_owned(),

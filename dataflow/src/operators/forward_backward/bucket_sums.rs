@@ -72,8 +72,8 @@ impl<B: Backend> BucketSums<B> {
         }
     }
 
-    /// A sink for the lane of `node`.
-    pub(super) fn begin<'a>(
+    /// A sink for the next microbatch of the lane of `node`: for its first, sums from zero.
+    pub(super) fn sink<'a>(
         &'a mut self,
         device: &mut Device<'_, B>,
         (layout, buckets): (&'a Layout, &'a BucketPlan),
@@ -94,6 +94,7 @@ impl<B: Backend> BucketSums<B> {
             order,
             stopped: None,
         };
+        // Which a later microbatch finds open.
         sink.open(device, layout.blocks().len() - 1)?;
         Ok(sink)
     }
@@ -132,14 +133,14 @@ impl<B: Backend> BucketSums<B> {
     }
 }
 
-/// Where the backward passes of one lane leave their gradients: bucket by bucket.
+/// Where the backward pass of a microbatch leaves its gradients: bucket by bucket.
 pub(super) struct BucketSink<'a, B: Backend> {
     sums: &'a mut BucketSums<B>,
     layout: &'a Layout,
     buckets: &'a BucketPlan,
     departing: &'a mut dyn Departing<B>,
     node: Node,
-    /// Whether this is the last pass of the lane.
+    /// Whether it is the last of its lane.
     is_last: bool,
     order: BlockOrder,
     /// What ended the pass.
@@ -189,7 +190,7 @@ impl<B: Backend> LaneSink<B> for BucketSink<'_, B> {
         self.stopped.take()
     }
 
-    fn end_lane(self: Box<Self>) {}
+    fn end(self: Box<Self>) {}
 }
 
 impl<B: Backend> GradientSink<B> for BucketSink<'_, B> {

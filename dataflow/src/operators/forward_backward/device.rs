@@ -1,5 +1,7 @@
-//! The device thread: it holds a replica of the parameters and computes what it is told, in order.
+//! The device thread: it computes one job at a time, a microbatch of a step or a part of an evaluation, in the order in which they
+//! come. The parameters are lent to it with the first job of a step, and given back with the last.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +18,7 @@ use super::lane_sums::LaneSums;
 use super::outbox::Outbox;
 use super::replica::{Borrowed, Replica};
 use super::schedule::Computation;
-use super::{EvaluationLoss, LaneLoss, LaneTokens};
+use super::{EvaluationLoss, LaneLoss};
 use crate::cluster::Failure;
 use crate::cluster::progress::{self, Phase};
 use crate::operators::companion::{Jobs, Replies, Stopped};
@@ -30,13 +32,11 @@ use crate::operators::ticket::Ready;
 pub(super) enum DeviceReply {
     /// The sums of a bucket of the step that runs are final, or enqueued to be.
     Ready(Ready),
-    /// What the lanes of the step that runs will count.
-    Counted(Vec<LaneTokens>),
     /// A lane of the step that runs is done.
     Loss(LaneLoss),
     /// Grains of the evaluation that runs are done.
     Evaluated(Vec<EvaluationLoss>),
-    /// The computation is done.
+    /// A job is done.
     Finished,
 }
 
@@ -58,6 +58,26 @@ struct Computer<'a, B: Backend, M: Trainable<B>> {
     sums: LaneSums<B>,
     replies: &'a Replies<DeviceReply>,
     tokens: Vec<u32>,
+    lane: LaneSoFar,
+}
+
+/// What the microbatches of the lane at hand gave.
+#[derive(Default)]
+struct LaneSoFar {
+    loss: GrainLoss,
+    /// The first grain whose loss is not finite.
+    first_not_finite: Option<u32>,
+}
+
+/// Which microbatch of a step it is.
+struct InStep {
+    step: u64,
+    lane: usize,
+    /// The grains of the lane.
+    grains: Range<usize>,
+    is_first: bool,
+    ends_lane: bool,
+    is_last: bool,
 }
 
 /// Runs jobs until the operator is gone.
@@ -82,7 +102,8 @@ fn serve<B: Backend, M: Trainable<B>>(
     let (sums, tokens) = (LaneSums::of(parts, &borrower), Vec::new());
     let of_run = (parts.model.layout(), &*parts.plan, parts.schedule.workers());
     let mut replica = Replica::new(&*parts.backend, stream, borrower, of_run)?;
-    let mut computer = Computer { parts, workspace, sums, replies, tokens };
+    let lane = LaneSoFar::default();
+    let mut computer = Computer { parts, workspace, sums, replies, tokens, lane };
     let served = computer.serve(&mut replica, jobs);
     replica.finish(&parts.backend);
     served
@@ -113,8 +134,11 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
             };
             // Kernels are compiled when they are first used.
             progress::enter(if is_prepared { phase } else { Phase::PreparingDevice }, step);
+            self.replies.check()?;
             match computation {
-                Computation::Train { step, grains } => self.train(replica, step, &grains)?,
+                Computation::Train { step, lane, range, grains } => {
+                    self.train(replica, &self.in_step(step, lane, range), &grains)?;
+                }
                 Computation::Evaluate { updates, grains } => {
                     self.evaluate(replica, updates, &grains)?;
                 }
@@ -125,30 +149,37 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         Ok(())
     }
 
-    /// The lanes of a step, one after the other.
+    fn in_step(&self, step: u64, lane: usize, grains: Range<usize>) -> InStep {
+        let DeviceParts { lanes, plan, .. } = self.parts;
+        let is_first = grains.start == 0 && lanes.first() == Some(&lane);
+        let ends_lane = grains.end == plan.batch.lane_grains(lane);
+        let is_last = ends_lane && lanes.last() == Some(&lane);
+        InStep { step, lane, grains, is_first, ends_lane, is_last }
+    }
+
+    /// Forward and backward over a microbatch.
     fn train(
         &mut self,
         replica: &mut Replica<B>,
-        step: u64,
+        of: &InStep,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
         let parts = self.parts;
         let post = replica.borrower.post.clone();
-        // A worker alone has its sums when all is computed.
-        if let Some(counted) = post.is_some().then(|| self.counted(step, grains)).flatten() {
-            self.replies.send(DeviceReply::Counted(counted))?;
-        }
         let Borrowed { mut source, stream, sums } =
             replica.borrow(&parts.backend, parts.model.layout())?;
-        self.sums.reuse(sums);
-        let mut outbox = Outbox { step, round: 0, parts, replies: self.replies, post };
+        if of.is_first {
+            self.sums.reuse(sums);
+        }
+        let round = parts.schedule.round_of(of.lane).unwrap_or(0) as u32;
+        let mut outbox = Outbox { step: of.step, round, parts, replies: self.replies, post };
         let mut device = Device { backend: &*parts.backend, stream };
-        let mut rest = grains;
-        for &lane in &parts.lanes {
-            let (of_lane, others) = rest.split_at(parts.plan.batch.lane_grains(lane));
-            rest = others;
-            outbox.round = parts.schedule.round_of(lane).unwrap_or(0) as u32;
-            self.train_lane(&mut device, &mut *source, &mut outbox, lane, of_lane)?;
+        self.compute(&mut device, &mut *source, &mut outbox, of, grains)?;
+        if of.ends_lane {
+            self.replies.send(DeviceReply::Loss(self.end_lane(of)))?;
+        }
+        if !of.is_last {
+            return Ok(());
         }
         outbox.skip_to_end(&mut device)?;
         drop(source);
@@ -157,85 +188,59 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
         replica.give_back(&parts.backend, sums)
     }
 
-    /// What the lanes of a step will count, where the model tells it.
-    fn counted(&mut self, step: u64, grains: &[Grain]) -> Option<Vec<LaneTokens>> {
-        let DeviceParts { model, plan, lanes, .. } = self.parts;
-        let mut rest = grains;
-        let mut of_lane = |&lane: &usize| {
-            let (of_lane, others) = rest.split_at(plan.batch.lane_grains(lane));
-            rest = others;
-            let mut tokens = 0;
-            for range in plan.batch.microbatches(lane) {
-                let samples = of_lane[range].iter().flat_map(|grain| &grain.samples);
-                let size = plan.batch.grain_samples();
-                tokens +=
-                    model.counted_tokens(microbatch(&mut self.tokens, plan, samples, size))?;
-            }
-            Some(LaneTokens { step, lane: lane as u32, tokens })
-        };
-        lanes.iter().map(&mut of_lane).collect()
-    }
-
-    fn train_lane(
+    fn compute(
         &mut self,
         device: &mut Device<'_, B>,
         source: &mut dyn ParameterSource<B>,
         outbox: &mut Outbox<'_, B, M>,
-        lane: usize,
+        of: &InStep,
         grains: &[Grain],
     ) -> Result<(), Stopped> {
         let parts = self.parts;
-        let step = outbox.step;
         let (layout, buckets) = (parts.model.layout(), &parts.plan.buckets);
         let lanes = parts.lanes[0]..parts.lanes[parts.lanes.len() - 1] + 1;
         let map = GradientMap { layout, buckets, tree: parts.schedule.tree(), lanes };
         let mut sink: Box<dyn LaneSink<B> + '_> = match &mut self.sums {
-            LaneSums::Here(sums) => Box::new(sums.begin(device, &map, outbox, lane)?),
+            LaneSums::Here(sums) => Box::new(sums.sink(device, &map, outbox, of.lane)?),
             LaneSums::AtOwners(sums) => {
-                let node = Node::leaf(lane as u32);
-                Box::new(sums.begin(device, (layout, buckets), outbox, node)?)
+                let node = Node::leaf(of.lane as u32);
+                Box::new(sums.sink(device, (layout, buckets), outbox, node)?)
             }
         };
-        let mut total = GrainLoss::default();
-        let mut first_not_finite = None;
-        for range in parts.plan.batch.microbatches(lane) {
-            self.replies.check()?;
-            if range.end == grains.len() {
-                sink.close();
-            }
-            let size = parts.plan.batch.grain_samples();
-            let first = range.start;
-            let samples = grains[range].iter().flat_map(|grain| &grain.samples);
-            let microbatch = microbatch(&mut self.tokens, &parts.plan, samples, size);
-            let expected = microbatch.grains();
-            let losses = parts.model.forward_backward(
-                device,
-                &mut self.workspace,
-                source,
-                microbatch,
-                &mut *sink,
-            );
-            let losses = match losses {
-                // Either the operator is gone, or the sink refused a block: it says which.
-                Err(ModelError::SinkClosed) => {
-                    sink.check_order()?;
-                    return Err(sink.stopped().unwrap_or(Stopped::Unwanted));
-                }
-                losses => losses?,
-            };
-            sink.end_pass()?;
-            add_losses(&mut total, &losses, expected)?;
-            let not_finite = losses.iter().position(|loss| !loss.loss_sum.is_finite());
-            let not_finite = not_finite.map(|grain| (first + grain) as u32);
-            first_not_finite = first_not_finite.or(not_finite);
+        if of.ends_lane {
+            sink.close();
         }
-        sink.end_lane();
+        let size = parts.plan.batch.grain_samples();
+        let samples = grains.iter().flat_map(|grain| &grain.samples);
+        let microbatch = microbatch(&mut self.tokens, &parts.plan, samples, size);
+        let expected = microbatch.grains();
+        let workspace = &mut self.workspace;
+        let losses =
+            parts.model.forward_backward(device, workspace, source, microbatch, &mut *sink);
+        let losses = match losses {
+            // Either the operator is gone, or the sink refused a block: it says which.
+            Err(ModelError::SinkClosed) => {
+                sink.check_order()?;
+                return Err(sink.stopped().unwrap_or(Stopped::Unwanted));
+            }
+            losses => losses?,
+        };
+        sink.check_pass()?;
+        sink.end();
+        add_losses(&mut self.lane.loss, &losses, expected)?;
+        let not_finite = losses.iter().position(|loss| !loss.loss_sum.is_finite());
+        let not_finite = not_finite.map(|grain| (of.grains.start + grain) as u32);
+        self.lane.first_not_finite = self.lane.first_not_finite.or(not_finite);
+        Ok(())
+    }
+
+    fn end_lane(&mut self, of: &InStep) -> LaneLoss {
+        let LaneSoFar { loss, first_not_finite } = std::mem::take(&mut self.lane);
+        let (step, lane) = (of.step, of.lane as u32);
         tracing::trace!(step, lane, "lane done");
-        let stop_requested = parts.stop.load(Ordering::Relaxed);
-        let GrainLoss { loss_sum, tokens } = total;
-        let lane = lane as u32;
-        let loss = LaneLoss { step, lane, loss_sum, tokens, stop_requested, first_not_finite };
-        Ok(self.replies.send(DeviceReply::Loss(loss))?)
+        let stop_requested = self.parts.stop.load(Ordering::Relaxed);
+        let GrainLoss { loss_sum, tokens } = loss;
+        LaneLoss { step, lane, loss_sum, tokens, stop_requested, first_not_finite }
     }
 
     fn evaluate(
@@ -291,7 +296,7 @@ impl<B: Backend, M: Trainable<B>> Computer<'_, B, M> {
 }
 
 /// `samples` as one microbatch of grains of `samples_per_grain`, its tokens gathered in `tokens`.
-fn microbatch<'a, 's>(
+pub(super) fn microbatch<'a, 's>(
     tokens: &'a mut Vec<u32>,
     plan: &TrainingPlan,
     samples: impl IntoIterator<Item = &'s Sample>,

@@ -1,6 +1,8 @@
 //! What the device computes next: a decision of grains, parameters and reports that have arrived.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cluster::Failure;
@@ -11,13 +13,25 @@ use crate::operators::plan::{EvaluationPlan, TrainingPlan};
 use crate::operators::samples::Grain;
 use crate::operators::ticket::Ticket;
 
+#[cfg(test)]
+mod tests;
+
 /// The next computation of the device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Computation {
-    /// All grains of this worker's lanes, in order.
-    Train { step: u64, grains: Vec<Grain> },
+    /// The grains `range` of a lane, in order: one microbatch of a step.
+    Train { step: u64, lane: usize, range: Range<usize>, grains: Vec<Grain> },
     /// Some grains of the evaluation after `updates` updates.
     Evaluate { updates: u64, grains: Vec<Grain> },
+}
+
+/// What the device was told to compute, and has not said to be done.
+#[derive(Debug, PartialEq, Eq)]
+enum Running {
+    Nothing,
+    /// So many microbatches.
+    Training(usize),
+    Evaluating,
 }
 
 /// Which parameters the device holds, what has arrived for them, and what is running.
@@ -28,8 +42,8 @@ pub(super) struct DeviceSchedule {
     worker: usize,
     /// In order.
     lanes: Vec<usize>,
-    /// Grains that a step of this worker has.
-    grains_per_step: usize,
+    /// The microbatches of a step, in the order in which they run: of which lane, and which grains of it.
+    microbatches: Vec<(usize, Range<usize>)>,
     /// Evaluation grains that this worker runs.
     evaluation_grains: usize,
     /// Updates in the device's parameters.
@@ -44,8 +58,9 @@ pub(super) struct DeviceSchedule {
     /// Evaluation grains that were handed out for the current parameters.
     evaluated: usize,
     evaluation_due: bool,
-    busy: bool,
-    trained: Option<u64>,
+    /// Microbatches that were handed out for the current parameters.
+    handed_out: usize,
+    running: Running,
 }
 
 impl DeviceSchedule {
@@ -55,11 +70,15 @@ impl DeviceSchedule {
         (worker, workers): (usize, usize),
     ) -> Result<Self, Failure> {
         let lanes = plan.batch.worker_lanes(worker, workers)?;
+        let microbatches = lanes.iter().flat_map(|&lane| {
+            let of_lane = plan.batch.microbatches(lane);
+            of_lane.map(move |range| (lane, range))
+        });
         let evaluated =
             evaluation.map(|evaluation| evaluation.worker_grains(&plan.batch, worker, workers));
         Ok(Self {
             worker,
-            grains_per_step: lanes.iter().map(|&lane| plan.batch.lane_grains(lane)).sum(),
+            microbatches: microbatches.collect(),
             evaluation_grains: evaluated.map_or(0, |grains| grains.len()),
             evaluation,
             lanes,
@@ -71,8 +90,8 @@ impl DeviceSchedule {
             evaluations: VecDeque::new(),
             evaluated: 0,
             evaluation_due: false,
-            busy: false,
-            trained: None,
+            handed_out: 0,
+            running: Running::Nothing,
             plan: Arc::clone(plan),
         })
     }
@@ -82,11 +101,11 @@ impl DeviceSchedule {
         self.lanes.clone()
     }
 
-    /// Takes a grain of training.
-    pub(super) fn grain(&mut self, grain: Grain) -> Result<(), Failure> {
+    /// Takes a grain of training, and answers it where it is wanted.
+    pub(super) fn grain(&mut self, grain: Grain) -> Result<Option<&Grain>, Failure> {
         let Grain { step, lane, grain: index, .. } = grain;
         if self.is_past_last(step) {
-            return Ok(());
+            return Ok(None);
         }
         let expected = self.plan.batch.grain_range(lane, index).len();
         if self.lanes.binary_search(&lane).is_err() || expected == 0 || step < self.updates {
@@ -101,13 +120,22 @@ impl DeviceSchedule {
             .into());
         }
         self.check_samples(&grain, expected)?;
-        match self.steps.entry(step).or_default().insert((lane, index), grain) {
-            None => Ok(()),
-            Some(_) => {
+        let was_handed_out = step == self.updates && {
+            let mut before = self.microbatches[..self.handed_out].iter();
+            before.any(|(of, range)| *of == lane && range.contains(&index))
+        };
+        match self.steps.entry(step).or_default().entry((lane, index)) {
+            Entry::Vacant(place) if !was_handed_out => Ok(Some(place.insert(grain))),
+            _ => {
                 let what = format!("grain {index} of lane {lane}");
                 Err(GraphError::Twice { step: step + 1, what }.into())
             }
         }
+    }
+
+    /// Whether all microbatches of the current step were handed out.
+    fn is_handed_out(&self) -> bool {
+        self.handed_out == self.microbatches.len()
     }
 
     /// Takes a grain of an evaluation.
@@ -147,7 +175,7 @@ impl DeviceSchedule {
 
     /// Notes that the following parameters of a bucket are where the device reads them.
     pub(super) fn present(&mut self, ticket: Ticket) -> Result<(), Failure> {
-        let is_due = ticket.step == self.updates && self.trained == Some(self.updates);
+        let is_due = ticket.step == self.updates && self.is_handed_out();
         match self.arrived.get_mut(ticket.bucket as usize).filter(|_| is_due) {
             Some(present @ false) => {
                 *present = true;
@@ -178,9 +206,14 @@ impl DeviceSchedule {
         self.last.is_some_and(|last| step >= last)
     }
 
-    /// The computation that was handed out is done.
-    pub(super) fn finished(&mut self) {
-        self.busy = false;
+    /// A computation that was handed out is done. Answers whether it was the last of the step, or an evaluation.
+    pub(super) fn finished(&mut self) -> bool {
+        let was_training = matches!(self.running, Running::Training(_));
+        self.running = match self.running {
+            Running::Training(count @ 2..) => Running::Training(count - 1),
+            _ => Running::Nothing,
+        };
+        self.running == Running::Nothing && (!was_training || self.is_handed_out())
     }
 
     /// Whether every grain of the evaluation after `updates` updates was handed out.
@@ -188,14 +221,17 @@ impl DeviceSchedule {
         updates < self.updates || self.evaluated == self.evaluation_grains
     }
 
-    /// What the device is to compute now, if anything.
+    /// What the device is to compute next, if anything: microbatches line up there, so that it never waits for the next.
     pub(super) fn next(&mut self) -> Option<Computation> {
-        if self.busy {
-            return None;
+        match self.running {
+            Running::Evaluating => return None,
+            Running::Training(_) => return self.next_microbatch(),
+            Running::Nothing => {}
         }
         // A step's report can come after its parameters: only together do they say what follows.
         if self.reported > self.updates && self.arrived.iter().all(|&arrived| arrived) {
             self.updates += 1;
+            self.handed_out = 0;
             self.arrived.fill(false);
             self.evaluated = 0;
             let last = self.last == Some(self.updates);
@@ -205,15 +241,26 @@ impl DeviceSchedule {
         if self.evaluation_due && self.evaluated < self.evaluation_grains {
             return self.next_evaluation();
         }
+        self.next_microbatch()
+    }
+
+    fn next_microbatch(&mut self) -> Option<Computation> {
         let step = self.updates;
-        let complete = |grains: &BTreeMap<_, _>| grains.len() == self.grains_per_step;
-        if self.trained == Some(step) || !self.steps.get(&step).is_some_and(complete) {
+        let (lane, range) = self.microbatches.get(self.handed_out)?.clone();
+        let arrived = self.steps.get_mut(&step)?;
+        if !range.clone().all(|grain| arrived.contains_key(&(lane, grain))) {
             return None;
         }
-        let grains = self.steps.remove(&step).unwrap_or_default().into_values().collect();
-        self.busy = true;
-        self.trained = Some(step);
-        Some(Computation::Train { step, grains })
+        let grains = range.clone().filter_map(|grain| arrived.remove(&(lane, grain))).collect();
+        self.handed_out += 1;
+        if self.is_handed_out() {
+            self.steps.remove(&step);
+        }
+        self.running = match self.running {
+            Running::Training(count) => Running::Training(count + 1),
+            _ => Running::Training(1),
+        };
+        Some(Computation::Train { step, lane, range, grains })
     }
 
     fn next_evaluation(&mut self) -> Option<Computation> {
@@ -223,7 +270,7 @@ impl DeviceSchedule {
         if count == 0 {
             return None;
         }
-        self.busy = true;
+        self.running = Running::Evaluating;
         self.evaluated += count;
         let grains = self.evaluations.drain(..count).collect();
         Some(Computation::Evaluate { updates, grains })
@@ -232,12 +279,16 @@ impl DeviceSchedule {
     /// Says what is missing when no more grains will come for the step that the device waits for.
     pub(super) fn check_ended(&self) -> Result<(), Failure> {
         let step = self.updates;
-        let waiting = !self.busy && self.trained != Some(step) && self.last.is_none();
-        if !waiting || step >= self.plan.steps {
+        let waiting = self.running != Running::Evaluating && !self.is_handed_out();
+        if !waiting || self.last.is_some() || step >= self.plan.steps {
             return Ok(());
         }
-        let (found, expected) =
-            (self.steps.get(&step).map_or(0, BTreeMap::len), self.grains_per_step);
+        let grains = |microbatches: &[(usize, Range<usize>)]| -> usize {
+            microbatches.iter().map(|(_, range)| range.len()).sum()
+        };
+        let arrived = self.steps.get(&step).map_or(0, BTreeMap::len);
+        let found = arrived + grains(&self.microbatches[..self.handed_out]);
+        let expected = grains(&self.microbatches);
         if found == expected {
             return Ok(());
         }
@@ -248,12 +299,11 @@ impl DeviceSchedule {
     /// What this worker does or waits for, and of which step, counted from 1.
     pub(super) fn standing(&self) -> (Phase, u64) {
         let (updates, step) = (self.updates, self.updates + 1);
-        let is_evaluating = self.evaluation_due && self.evaluated > 0;
-        match (self.busy, self.trained == Some(updates)) {
+        match self.running {
             // The device thread says itself whether it computes or waits for others.
-            (true, true) => (Phase::WaitingForDevice, step),
-            (true, false) if is_evaluating => (Phase::WaitingForDevice, updates),
-            (_, true) => (Phase::WaitingForSums, step),
+            Running::Training(_) => (Phase::WaitingForDevice, step),
+            Running::Evaluating => (Phase::WaitingForDevice, updates),
+            Running::Nothing if self.is_handed_out() => (Phase::WaitingForSums, step),
             _ if self.evaluation_due && self.evaluated < self.evaluation_grains => {
                 (Phase::ReadingSamples, updates)
             }
@@ -278,139 +328,5 @@ fn in_words(lanes: &[usize]) -> String {
     match &runs[..] {
         [first, .., last] if runs.len() > 4 => format!("{first} ... {last}"),
         runs => runs.join(", "),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::batch::{BatchSettings, MicrobatchMemory};
-    use crate::cluster::ExitClass;
-    use std::num::NonZeroU64;
-    use tidemill_model::{Decay, Layout};
-    use tidemill_streaming_data::Sample;
-
-    fn schedule(evaluated: bool) -> DeviceSchedule {
-        let mut layout = Layout::new();
-        let table = layout.segment("table");
-        layout.tensor("weight", &[16], Decay::Exempt, 1);
-        layout.block("only", &[table]);
-        let settings =
-            BatchSettings { samples_per_step: Some(4), lanes: Some(2), ..Default::default() };
-        let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
-        let plan = TrainingPlan::new(settings.plan(memory).unwrap(), &layout, 2, 9);
-        let (samples, every_steps) = (NonZeroU64::new(3).unwrap(), NonZeroU64::MIN);
-        let evaluation = evaluated.then_some(EvaluationPlan { samples, every_steps });
-        DeviceSchedule::new(&Arc::new(plan), evaluation, (0, 1)).unwrap()
-    }
-
-    fn grain(step: u64, lane: usize, grain: usize) -> Grain {
-        let samples = vec![Sample { position: 0, tokens: vec![0; 3] }];
-        Grain { step, lane, grain, samples }
-    }
-
-    fn feed(schedule: &mut DeviceSchedule, step: u64) {
-        for (lane, index) in [(1, 1), (0, 0), (1, 0), (0, 1)] {
-            schedule.grain(grain(step, lane, index)).unwrap();
-        }
-    }
-
-    fn report(step: u64, last: bool) -> StepReport {
-        StepReport {
-            step,
-            loss: 0.0,
-            grad_norm: 0.0,
-            learning_rate: 0.0,
-            tokens: 0,
-            total_tokens: 0,
-            last,
-        }
-    }
-
-    #[test]
-    fn a_step_waits_for_grains_parameters_and_the_report() {
-        let mut schedule = schedule(false);
-        assert_eq!(schedule.next(), None);
-        feed(&mut schedule, 1);
-        assert_eq!(schedule.next(), None, "step 0 has no grains");
-        feed(&mut schedule, 0);
-        let ticket = |step, bucket| Ticket { step, bucket };
-        assert!(schedule.present(ticket(0, 0)).is_err(), "nothing was trained");
-        let Some(Computation::Train { step: 0, grains }) = schedule.next() else { panic!() };
-        let order: Vec<_> = grains.iter().map(|grain| (grain.lane, grain.grain)).collect();
-        assert_eq!(order, [(0, 0), (0, 1), (1, 0), (1, 1)]);
-        assert!(schedule.present(ticket(1, 0)).is_err(), "of another step");
-        assert!(schedule.present(ticket(0, 1)).is_err(), "no such bucket");
-        schedule.present(ticket(0, 0)).unwrap();
-        assert!(schedule.present(ticket(0, 0)).is_err(), "twice");
-        assert_eq!(schedule.next(), None, "the device still computes");
-        schedule.finished();
-        assert_eq!(schedule.next(), None, "no report");
-        schedule.report(&report(1, false));
-        assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
-    }
-
-    #[test]
-    fn nothing_follows_the_last_report() {
-        let mut schedule = schedule(false);
-        feed(&mut schedule, 0);
-        feed(&mut schedule, 1);
-        assert!(schedule.next().is_some());
-        schedule.finished();
-        schedule.present(Ticket { step: 0, bucket: 0 }).unwrap();
-        schedule.report(&report(1, true));
-        assert_eq!(schedule.next(), None);
-        schedule.grain(grain(2, 0, 0)).unwrap();
-        assert!(schedule.is_past_last(1) && !schedule.is_past_last(0));
-        assert!(schedule.check_ended().is_ok());
-    }
-
-    #[test]
-    fn an_evaluation_comes_between_two_steps() {
-        let mut schedule = schedule(true);
-        feed(&mut schedule, 0);
-        feed(&mut schedule, 1);
-        assert!(matches!(schedule.next(), Some(Computation::Train { step: 0, .. })));
-        schedule.finished();
-        schedule.present(Ticket { step: 0, bucket: 0 }).unwrap();
-        schedule.report(&report(1, false));
-        assert_eq!(schedule.next(), None, "the evaluation has no grains yet");
-        let mut ran = Vec::new();
-        for index in 0..3 {
-            schedule.evaluation_grain(grain(1, 0, index)).unwrap();
-            if index > 0 {
-                let Some(Computation::Evaluate { updates: 1, grains }) = schedule.next() else {
-                    panic!("an evaluation is due")
-                };
-                ran.extend(grains.iter().map(|grain| grain.grain));
-                schedule.finished();
-            }
-        }
-        assert_eq!(ran, [0, 1, 2]);
-        assert!(matches!(schedule.next(), Some(Computation::Train { step: 1, .. })));
-    }
-
-    #[test]
-    fn wrong_grains_are_named() {
-        let mut schedule = schedule(false);
-        let message = |result: Result<(), Failure>| {
-            let failure = result.unwrap_err();
-            assert_eq!(failure.exit_class(), ExitClass::Restart, "{failure:?}");
-            failure.cause().to_string()
-        };
-        schedule.grain(grain(0, 0, 0)).unwrap();
-        assert!(
-            message(schedule.grain(grain(0, 0, 0)))
-                .contains("step 1: grain 0 of lane 0 came twice")
-        );
-        assert!(message(schedule.grain(grain(0, 2, 0))).contains("a grain of lanes 0..2"));
-        assert!(message(schedule.grain(grain(0, 0, 2))).contains("grain 2 of lane 0"));
-        let mut short = grain(0, 1, 0);
-        short.samples[0].tokens.pop();
-        assert!(message(schedule.grain(short)).contains("has 2 tokens, expected 3"));
-        let mut empty = grain(0, 1, 0);
-        empty.samples.clear();
-        assert!(message(schedule.grain(empty)).contains("expected 1 samples, found 0"));
-        assert!(message(schedule.check_ended()).contains("step 1 has 1 of the 4 grains"));
     }
 }

@@ -1,0 +1,53 @@
+//! What the lanes of a step will count, told as soon as their grains are there.
+//!
+//! The optimizer divides by the counted tokens of all lanes. Where it knows them before the step is computed, it forms mean
+//! gradients while the backward pass still runs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_kernels::Backend;
+use tidemill_model::Trainable;
+
+use super::LaneTokens;
+use super::device::microbatch;
+use crate::operators::plan::TrainingPlan;
+use crate::operators::samples::Grain;
+
+/// What a grain counts, where the model tells it.
+type Count = Box<dyn FnMut(&Grain) -> Option<u64>>;
+
+/// Counts the tokens of grains as they arrive.
+pub(super) struct Counting {
+    count: Count,
+    plan: Arc<TrainingPlan>,
+    /// Of lanes that lack grains, by step and lane: the grains that are there, and what they count.
+    lanes: BTreeMap<(u64, usize), (usize, u64)>,
+}
+
+impl Counting {
+    pub(super) fn new<B: Backend, M: Trainable<B>>(
+        model: &Arc<M>,
+        plan: &Arc<TrainingPlan>,
+    ) -> Self {
+        let (model, of_run, mut tokens) = (Arc::clone(model), Arc::clone(plan), Vec::new());
+        let count = move |grain: &Grain| {
+            let size = of_run.batch.grain_samples();
+            model.counted_tokens(microbatch(&mut tokens, &of_run, &grain.samples, size))
+        };
+        Self { count: Box::new(count), plan: Arc::clone(plan), lanes: BTreeMap::new() }
+    }
+
+    /// What the lane of `grain` counts, where this was the last that it lacked and the model tells what it counts.
+    pub(super) fn grain(&mut self, grain: &Grain) -> Option<LaneTokens> {
+        let Grain { step, lane, .. } = *grain;
+        let counted = (self.count)(grain)?;
+        let (grains, tokens) = self.lanes.entry((step, lane)).or_default();
+        (*grains, *tokens) = (*grains + 1, *tokens + counted);
+        if *grains < self.plan.batch.lane_grains(lane) {
+            return None;
+        }
+        let (_, tokens) = self.lanes.remove(&(step, lane))?;
+        Some(LaneTokens { step, lane: lane as u32, tokens })
+    }
+}
