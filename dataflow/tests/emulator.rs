@@ -265,20 +265,26 @@ fn a_kernel_that_does_not_compile_ends_the_run() {
     }
 }
 
-/// The device thread still computes the second step when the first checkpoint fails. What it holds is free when the run has
-/// ended: another finds the memory that it needs.
+/// The device threads still compute the second step when the first checkpoint fails. What they hold is free when the run has
+/// ended, whatever is shared out and between whom: another finds the memory that it needs.
 #[test]
 fn a_second_run_finds_the_memory_of_the_first_free() {
     let samples = Run { samples: 4, lanes: 4, steps: 3, checkpoint_every: 1, ..Run::default() };
+    let library = Some(stand_in::library as fn() -> CollectiveLibrary);
     let subject = mamba(Arc::new(Gpu::<Emulator, Fp32>::new(emulator(32))));
     samples.run_on(&subject).unwrap();
-    // What is compiled and planned for any run stays.
-    let before = subject.backend.free_memory_bytes().unwrap();
-    for _ in 0..4 {
-        let failing = Run { full_disk: Some(1), ..samples.clone() };
-        let (error, _) = failing.run_to_failure_on(&subject);
-        assert!(error.with_causes().ends_with("no space left on device"), "{error:?}");
-        let free = subject.backend.free_memory_bytes().unwrap();
-        assert_eq!(free, before, "what the run held is free");
+    for (workers, processes) in [(1, 1), (3, 1), (2, 2)] {
+        for sharding in Sharding::ALL {
+            let run = Run { workers, processes, sharding, library, ..samples.clone() };
+            run.run_on(&subject).unwrap();
+            // What is compiled and planned for any run stays.
+            let before = subject.backend.free_memory_bytes().unwrap();
+            let failing = Run { full_disk: Some(1), ..run.clone() };
+            let (error, _) = failing.run_to_failure_on(&subject);
+            let line = error.with_causes();
+            assert!(line.ends_with("no space left on device"), "{line}");
+            let free = subject.backend.free_memory_bytes().unwrap();
+            assert_eq!(free, before, "{workers} of {processes}, {sharding:?}");
+        }
     }
 }

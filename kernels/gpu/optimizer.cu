@@ -204,29 +204,64 @@ struct Convert {
 };
 using Round = Convert<activation*, const float*>;
 using Split = Convert<SplitMaster, const float*>;
-using Join = Convert<float*, SplitMaster>;
 
 template <u32 N, u32 BATCH, Access ACCESS, class Out, class From>
-DEVICE void convert(const Convert<Out, From>& arguments, const Tile<THREADS, BATCH, N>& tile) {
+DEVICE void convert(const Out& out, const From& from, const Tile<THREADS, BATCH, N>& tile) {
     Pack<N> packs[BATCH];
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        packs[i] = load_from<N, ACCESS>(arguments.from, tile.pack(i), tile.count(i));
+        packs[i] = load_from<N, ACCESS>(from, tile.pack(i), tile.count(i));
     }
 #pragma unroll
     for (u32 i = 0; i < BATCH; i++) {
-        store_to<N, ACCESS>(arguments.out, tile.pack(i), packs[i], tile.count(i));
+        store_to<N, ACCESS>(out, tile.pack(i), packs[i], tile.count(i));
+    }
+}
+
+template <u32 N, u32 BATCH, class Out, class From>
+DEVICE void convert(const Out& out, const From& from, u64 elements, u64 block) {
+    const Tile<THREADS, BATCH, N> tile(elements, block);
+    if (tile.whole()) {
+        convert<N, BATCH, Access::WIDE>(out, from, tile);
+    } else {
+        convert<N, BATCH, Access::SINGLE>(out, from, tile);
     }
 }
 
 template <u32 N, u32 BATCH, class Out, class From>
 DEVICE void convert(const Convert<Out, From>& arguments) {
-    const Tile<THREADS, BATCH, N> tile(arguments.elements);
-    if (tile.whole()) {
-        convert<N, BATCH, Access::WIDE>(arguments, tile);
-    } else {
-        convert<N, BATCH, Access::SINGLE>(arguments, tile);
+    convert<N, BATCH>(arguments.out, arguments.from, arguments.elements, blockIdx.x);
+}
+
+// Runs of masters, each joined to a place of its own: a model has many vectors that are small, and a launch for each would take
+// longer than joining them.
+constexpr u32 RUNS = 64;
+
+struct JoinedRun {
+    u64 from;
+    u64 to;
+    u64 elements;
+    u64 end_block;  // one past the last of its blocks, which follow those of the run before
+};
+
+struct Join {
+    float* out;
+    SplitMaster from;
+    u64 count;
+    JoinedRun runs[RUNS];
+};
+
+template <u32 N, u32 BATCH>
+DEVICE void join(const Join& arguments) {
+    u64 run = 0;
+    u64 first_block = 0;
+    while (run + 1 < arguments.count && arguments.runs[run].end_block <= blockIdx.x) {
+        first_block = arguments.runs[run].end_block;
+        run++;
     }
+    const JoinedRun place = arguments.runs[run];
+    const SplitMaster from = {arguments.from.rounded + place.from, arguments.from.remainder + place.from};
+    convert<N, BATCH>(arguments.out + place.to, from, place.elements, blockIdx.x - first_block);
 }
 
 // A thread for eight elements.
@@ -234,5 +269,5 @@ KERNEL(round_wide, THREADS, 4, Round) { convert<8, 1>(arguments); }
 KERNEL(round_single, THREADS, 4, Round) { convert<1, 8>(arguments); }
 KERNEL(split_master_wide, THREADS, 4, Split) { convert<8, 1>(arguments); }
 KERNEL(split_master_single, THREADS, 4, Split) { convert<1, 8>(arguments); }
-KERNEL(join_master_wide, THREADS, 4, Join) { convert<8, 1>(arguments); }
-KERNEL(join_master_single, THREADS, 4, Join) { convert<1, 8>(arguments); }
+KERNEL(join_master_wide, THREADS, 4, Join) { join<8, 1>(arguments); }
+KERNEL(join_master_single, THREADS, 4, Join) { join<1, 8>(arguments); }

@@ -170,8 +170,10 @@ struct Tile {
     u64 elements;  // of all blocks
     u64 start;     // of the block
 
-    __device__ __forceinline__ explicit Tile(u64 all_elements)
-        : elements(all_elements), start(static_cast<u64>(blockIdx.x) * ELEMENTS) {}
+    __device__ __forceinline__ explicit Tile(u64 all_elements) : Tile(all_elements, blockIdx.x) {}
+    // That of block `block`.
+    __device__ __forceinline__ Tile(u64 all_elements, u64 block)
+        : elements(all_elements), start(block * ELEMENTS) {}
 
     // Whether the block has all of its elements: the last may not.
     __device__ __forceinline__ bool whole() const { return start + ELEMENTS <= elements; }

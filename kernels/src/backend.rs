@@ -38,7 +38,7 @@ pub use self::element::{ActivationElement, Element};
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 use crate::error::Result;
-use crate::master::{Master, MasterMut};
+use crate::master::{Master, MasterMut, Run};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -351,11 +351,13 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         from: Slice<'_, Self, f32>,
     ) -> Result<()>;
 
-    /// `out` is the fp32 that `from` is the [master](crate::master) of: what was split, to the bit, unless it is NaN.
+    /// For each of `runs`, in the order of their places in `out`, `out[to + i]` is the fp32 that `from[from + i]` is the
+    /// [master](crate::master) of: what was split, to the bit, unless it is NaN. The rest of `out` stays as it is.
     fn join_master(
         &self,
         stream: &mut Self::DeviceStream,
         out: SliceMut<'_, Self, f32>,
         from: Master<'_, Self>,
+        runs: &[Run],
     ) -> Result<()>;
 }

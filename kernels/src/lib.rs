@@ -40,6 +40,6 @@ pub use emulator::Emulator;
 pub use error::{KernelError, Result};
 pub use float_environment::FloatEnvironment;
 pub use gpu::{Bf16, Fp32, Gpu};
-pub use master::{Master, MasterMut, remainder_elements};
+pub use master::{Master, MasterMut, Run, remainder_elements};
 pub use shared::{HostView, Shared};
 pub use view::{Matrix, MatrixMut, Slice, SliceMut};

@@ -21,6 +21,8 @@
 //! the other, [`adamw_master`](crate::Backend::adamw_master) updates a master; [`reference::master`](crate::reference::master)
 //! is the definition.
 
+use std::ops::Range;
+
 use crate::backend::{ActivationElement, Runtime};
 use crate::error::{KernelError, Result};
 use crate::view::{Slice, SliceMut};
@@ -37,6 +39,40 @@ fn check_remainder<B: Runtime>(rounded: usize, remainder: usize) -> Result<()> {
     }
     let expected = format!("{expected} elements beside {rounded} that are rounded");
     Err(KernelError::shape("view", "remainder of a master", expected, remainder))
+}
+
+/// Consecutive masters that are joined, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Which of the masters.
+    pub from: Range<usize>,
+    /// Where the first goes.
+    pub to: usize,
+}
+
+impl Run {
+    /// All of `elements` masters, to the same places.
+    pub fn all(elements: usize) -> [Self; 1] {
+        [Self { from: 0..elements, to: 0 }]
+    }
+}
+
+/// Asks `runs` to lie inside `masters` masters and `out` elements, and what is written to be in order.
+pub(crate) fn check_runs(runs: &[Run], masters: usize, out: usize) -> Result<()> {
+    const KERNEL: &str = "join_master";
+    let mut written = 0;
+    for Run { from, to } in runs {
+        if from.start > from.end || from.end > masters {
+            let expected = format!("a range of {masters} masters");
+            return Err(KernelError::shape(KERNEL, "run", expected, format!("{from:?}")));
+        }
+        if *to < written || *to > out || from.len() > out - to {
+            let expected = format!("a place from {written} to {out} for {} elements", from.len());
+            return Err(KernelError::shape(KERNEL, "out of a run", expected, to));
+        }
+        written = to + from.len();
+    }
+    Ok(())
 }
 
 /// Masters of consecutive parameters, read by a kernel.

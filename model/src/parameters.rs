@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_kernels::{Backend, Master, MasterMut, Slice, SliceMut, remainder_elements};
+use tidemill_kernels::{Backend, Master, MasterMut, Run, Slice, SliceMut, remainder_elements};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Layout;
@@ -246,6 +246,15 @@ impl<B: Backend> Parameters<B> {
         Ok(Master::new(self.rounded(place.range.clone())?, remainder)?)
     }
 
+    /// All masters, of [parameters that a worker owns](Self::of_owner).
+    ///
+    /// # Errors
+    /// Parameters that are others' too.
+    pub fn all_masters(&self) -> Result<Master<'_, B>> {
+        let elements = B::elements(B::compute_buffer(&self.master, &self.compute));
+        self.masters(&MasterPlace { range: 0..elements, start: 0 })
+    }
+
     /// Lets `change` change the masters at `place`, and what blocks read of them with it.
     ///
     /// # Errors
@@ -257,23 +266,24 @@ impl<B: Backend> Parameters<B> {
         change: impl FnOnce(&mut Device<'_, B>, MasterMut<'_, B>) -> Result<()>,
     ) -> Result<()> {
         change(device, self.master_mut(place)?)?;
-        let MasterPlace { range, start } = place;
-        for (tensor, first) in self.fp32_tensors().collect::<Vec<_>>() {
+        let range = &place.range;
+        let joined = |(tensor, first): (Range<usize>, usize)| {
             let inside = tensor.start.max(range.start)..tensor.end.min(range.end);
-            if inside.is_empty() {
-                continue;
-            }
-            let [from, elements] =
-                [start + inside.start - range.start, inside.len()].map(remainder_elements::<B>);
-            let remainder = Slice::new(&self.remainder, from, elements)?;
-            let rounded = B::compute_buffer(&self.master, &self.compute);
-            let rounded = Slice::new(rounded, inside.start, inside.len())?;
-            let to = first + inside.start - tensor.start;
-            let out = SliceMut::new(&mut self.vectors, to, inside.len())?;
-            let Device { backend, stream } = device;
-            backend.join_master(stream, out, Master::new(rounded, remainder)?)?;
+            let to = first + inside.start.saturating_sub(tensor.start);
+            let from =
+                inside.start.checked_sub(range.start)?..inside.end.checked_sub(range.start)?;
+            (!from.is_empty()).then_some(Run { from, to })
+        };
+        let runs: Vec<Run> = self.fp32_tensors().filter_map(joined).collect();
+        if runs.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let [start, elements] = [place.start, range.len()].map(remainder_elements::<B>);
+        let rounded = B::compute_buffer(&self.master, &self.compute);
+        let rounded = Slice::new(rounded, range.start, range.len())?;
+        let masters = Master::new(rounded, Slice::new(&self.remainder, start, elements)?)?;
+        let out = SliceMut::all(&mut self.vectors);
+        Ok(device.backend.join_master(device.stream, out, masters, &runs)?)
     }
 
     /// Elements `range`, where activations are fp32: then they are there once.
@@ -388,7 +398,8 @@ impl<B: Backend> Parameters<B> {
             let master = self.masters(place)?.sub(at, piece)?;
             let room = room.of(device)?;
             let Device { backend, stream } = device;
-            backend.join_master(stream, SliceMut::new(room, 0, piece)?, master)?;
+            let out = SliceMut::new(room, 0, piece)?;
+            backend.join_master(stream, out, master, &Run::all(piece))?;
             take(device, at, Slice::new(room, 0, piece)?)?;
         }
         Ok(())

@@ -25,7 +25,7 @@ use crate::backend::{
     AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output, TreeTerm,
 };
 use crate::error::Result;
-use crate::master::{Master, MasterMut};
+use crate::master::{Master, MasterMut, Run, check_runs};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -379,9 +379,13 @@ impl Backend for Cpu {
         _: &mut DeviceStream,
         out: SliceMut<'_, Self, f32>,
         Master { rounded, remainder: _ }: Master<'_, Self>,
+        runs: &[Run],
     ) -> Result<()> {
-        let out = elements_mut(out);
-        out.copy_from_slice(exactly("join_master", "from", rounded, out.len())?);
+        check_runs(runs, rounded.elements, out.elements)?;
+        let (from, out) = (elements(rounded), elements_mut(out));
+        for Run { from: run, to } in runs {
+            out[*to..][..run.len()].copy_from_slice(&from[run.clone()]);
+        }
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
 use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream};
-use crate::master::{Master, MasterMut};
+use crate::master::{Master, MasterMut, Run};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
@@ -324,7 +324,8 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         stream: &mut GpuStream<D>,
         out: SliceMut<'_, Self, f32>,
         from: Master<'_, Self>,
+        runs: &[Run],
     ) -> Result<()> {
-        self.launch_join_master(stream, out, from)
+        self.launch_join_master(stream, out, from, runs)
     }
 }

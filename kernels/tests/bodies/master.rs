@@ -4,7 +4,7 @@ use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::master::remainder_elements;
 use tidemill_kernels::reference::master::{join, split};
 use tidemill_kernels::reference::optimizer::{AdamWState, adamw};
-use tidemill_kernels::{Backend, Master, MasterMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Master, MasterMut, Run, Slice, SliceMut};
 
 use super::adamw::{PlacedState, step};
 use super::agreement::{Transcript, assert_close, assert_same_bits, tolerance};
@@ -60,7 +60,8 @@ impl<B: Backend<Activation: Number>> PlacedMaster<B> {
     fn joined(&self, device: &mut Device<'_, B>) -> Vec<f32> {
         let mut out = Placed::poisoned(device, Layout::range(self.master().elements()));
         let (backend, stream) = (device.backend, &mut device.stream);
-        backend.join_master(stream, out.slice_mut(), self.master()).unwrap();
+        let runs = Run::all(self.master().elements());
+        backend.join_master(stream, out.slice_mut(), self.master(), &runs).unwrap();
         out.read(device)
     }
 }
@@ -250,6 +251,33 @@ pub fn failures_reach_the_copy<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     }
 }
 
+/// Runs go where they are told, however many there are, whatever their order and alignment, and nothing else is written.
+pub fn runs_are_joined_in_place<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let mut device = Device::new(arm);
+    let values: Vec<f32> = (0..30_000).map(|i| 1.0 + i as f32 * 1.001).collect();
+    let placed = PlacedMaster::split(&mut device, &values);
+    let mut inputs = Inputs::new(7);
+    for (count, alignment) in [(1, 8), (2, 1), (63, 8), (64, 1), (65, 8), (200, 1)] {
+        let (mut runs, mut end) = (Vec::new(), 0);
+        for index in 0..count {
+            // One is of several blocks, and some are of nothing.
+            let elements = if index == 1 { 5_000 } else { inputs.pick(40) };
+            let from = inputs.pick(20_000) / alignment * alignment;
+            let to = (end + inputs.pick(9)).next_multiple_of(alignment);
+            end = to + elements;
+            runs.push(Run { from: from..from + elements, to });
+        }
+        let mut expected = vec![7.5; end + 3];
+        for Run { from, to } in &runs {
+            expected[*to..][..from.len()].copy_from_slice(&values[from.clone()]);
+        }
+        let mut out = device.upload(&vec![7.5_f32; end + 3]);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.join_master(stream, SliceMut::all(&mut out), placed.master(), &runs).unwrap();
+        assert_same_bits(&format!("{count} runs"), &device.download(&out), &expected);
+    }
+}
+
 /// Parts of masters are the parts of both halves; halves that do not belong together are refused, as parts past the end are.
 pub fn parts_name_their_elements<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let mut device = Device::new(arm);
@@ -260,7 +288,7 @@ pub fn parts_name_their_elements<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let from = placed.master().sub(5, 9).unwrap().sub(2, 3).unwrap();
     assert_eq!([from.elements(), from.rounded().elements()], [3, 3]);
     assert_eq!(from.remainder().elements(), remainder_elements::<B>(3));
-    backend.join_master(stream, SliceMut::all(&mut out), from).unwrap();
+    backend.join_master(stream, SliceMut::all(&mut out), from, &Run::all(3)).unwrap();
     assert_same_bits("a part", &device.download(&out), &values[7..10]);
 
     let written = device.upload(&[-1.5_f32, 0.3, 1e-30]);
@@ -269,7 +297,7 @@ pub fn parts_name_their_elements<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     backend.split_master(&mut device.stream, part, Slice::all(&written)).unwrap();
     let stream = &mut device.stream;
     let from = master.as_master().sub(17, 3).unwrap();
-    backend.join_master(stream, SliceMut::all(&mut out), from).unwrap();
+    backend.join_master(stream, SliceMut::all(&mut out), from, &Run::all(3)).unwrap();
     assert_eq!(master.elements(), 20);
     assert_same_bits("a written part", &device.download(&out), &[-1.5, 0.3, 1e-30]);
     assert_same_bits("the others", &placed.joined(&mut device)[..17], &values[..17]);
@@ -302,10 +330,17 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let stream = &mut bench.device.stream;
         let result = backend.split_master(stream, out, slice(&bench.zeros, other));
         assert_answer("split_master", wrong, result);
-        let rounded = slice(&bench.activations, master);
-        let from = Master::new(rounded, slice(&remainder, kept)).unwrap();
-        let result = backend.join_master(stream, slice_mut(&mut bench.outs[0], other), from);
-        assert_answer("join_master", wrong, result);
+    }
+    // Each is 8 masters to 9 elements; the second run is right, the first is what is said.
+    let elements = 8;
+    for (from, to) in [(0..9, 0), (8..9, 0), (usize::MAX..usize::MAX, 0), (0..3, 4), (0..0, 7)] {
+        let rounded = slice(&bench.activations, elements);
+        let kept = remainder_elements::<B>(elements);
+        let from_masters = Master::new(rounded, slice(&remainder, kept)).unwrap();
+        let runs = [Run { from: from.clone(), to }, Run { from: 0..3, to: 6 }];
+        let out = slice_mut(&mut bench.outs[0], 9);
+        let result = backend.join_master(&mut bench.device.stream, out, from_masters, &runs);
+        assert_shape_error(&format!("{from:?} to {to}"), result);
     }
     for (wrong, [master, exp_avg, exp_avg_sq, gradient]) in wrong_by_one([7, 7, 7, 7]) {
         let kept = remainder_elements::<B>(master);

@@ -101,6 +101,7 @@ macro_rules! every_body {
                 adamw_moves_by_the_learning_rate: bodies::adamw::moves_by_the_learning_rate;
                 adamw_of_masters_shows_failures_to_products: bodies::master::failures_reach_the_copy;
                 parts_of_masters_name_their_elements: bodies::master::parts_name_their_elements;
+                runs_of_masters_are_joined_in_place: bodies::master::runs_are_joined_in_place;
                 embedding_refuses_tokens_out_of_range: bodies::embedding::refuses_tokens_out_of_range;
                 cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
                 matmul_refuses_shapes: bodies::refusals::matmul;

@@ -3,7 +3,7 @@
 //! where activations are fp32.
 
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_kernels::{Backend, Slice, SliceMut};
+use tidemill_kernels::{Backend, Run, Slice, SliceMut};
 use tidemill_model::{
     BlockWalk, Device, Direction, Layout, Lease, MasterPlace, PackedTensor, Packing,
     ParameterSource, Parameters, Result,
@@ -98,7 +98,8 @@ impl<B: Backend> Slot<B> {
             if vectors.is_empty() {
                 // Where activations are fp32, the parameters are there once.
                 let place = MasterPlace { range: tensor.range.clone(), start: 0 };
-                backend.join_master(stream, out, parameters.masters(&place)?)?;
+                let runs = Run::all(place.range.len());
+                backend.join_master(stream, out, parameters.masters(&place)?, &runs)?;
             } else {
                 let place = vectors.start..vectors.start + elements;
                 backend.copy(stream, out, parameters.vectors(place)?)?;

@@ -6,10 +6,8 @@
 use std::sync::Arc;
 
 use tidemill_collective::communicator::Interval;
-use tidemill_kernels::{Backend, MemoryPlace, Slice, SliceMut};
-use tidemill_model::{
-    BlockWalk, Device, Direction, Lease, MasterPlace, ParameterSource, Parameters, Result,
-};
+use tidemill_kernels::{Backend, MemoryPlace, Run, Slice, SliceMut};
+use tidemill_model::{BlockWalk, Device, Direction, Lease, ParameterSource, Parameters, Result};
 
 use crate::operators::gather_plan::{GatherPlan, GatheredUse, Piece};
 use crate::operators::span::{GatheredBlocks, Span};
@@ -101,20 +99,27 @@ impl<B: Backend> BlockByBlock<'_, B> {
             backend.wait_for(stream, &left)?;
         }
         let from = backend.record(stream)?;
-        let mut read = |worker: &usize, bytes: usize| {
-            spent.bytes += if worker == own { 0 } else { bytes as u64 };
+        let mut read = |worker: usize, bytes: usize| {
+            spent.bytes += if worker == *own { 0 } else { bytes as u64 };
         };
         for use_index in plan.needed(entered) {
             let GatheredUse { fp32, activation, .. } = plan.use_of(use_index);
-            for Piece { worker, from, to } in fp32 {
-                read(worker, size_of::<f32>() * from.len());
-                let masters = MasterPlace { range: from.clone(), start: from.start };
-                let masters = self.owners[*worker].masters(&masters)?;
-                let out = SliceMut::new(&mut place.fp32, *to, from.len())?;
-                backend.join_master(stream, out, masters)?;
+            for (worker, owner) in self.owners.iter().enumerate() {
+                let of_owner = fp32.iter().filter(|piece| piece.worker == worker);
+                let runs = of_owner.map(|piece| Run { from: piece.from.clone(), to: piece.to });
+                let runs: Vec<Run> = runs.collect();
+                if runs.is_empty() {
+                    continue;
+                }
+                read(
+                    worker,
+                    size_of::<f32>() * runs.iter().map(|run| run.from.len()).sum::<usize>(),
+                );
+                let out = SliceMut::all(&mut place.fp32);
+                backend.join_master(stream, out, owner.all_masters()?, &runs)?;
             }
             for Piece { worker, from, to } in activation {
-                read(worker, size_of::<B::Activation>() * from.len());
+                read(*worker, size_of::<B::Activation>() * from.len());
                 let values = self.owners[*worker].rounded(from.clone())?;
                 let out = SliceMut::new(&mut place.activation, *to, from.len())?;
                 backend.copy(stream, out, values)?;

@@ -12,7 +12,7 @@ use crate::gpu::driver::{Address, Driver, ElementKind};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::OPTIMIZER;
 use crate::gpu::{Gpu, GpuStream};
-use crate::master::{Master, MasterMut};
+use crate::master::{Master, MasterMut, Run, check_runs};
 use crate::view::{Slice, SliceMut};
 
 const THREADS: u32 = 256;
@@ -20,6 +20,8 @@ const THREADS: u32 = 256;
 const UPDATED: usize = 4 * THREADS as usize;
 /// Elements that a block converts: eight a thread.
 const CONVERTED: usize = 8 * THREADS as usize;
+/// `RUNS` of optimizer.cu.
+const RUNS: usize = 64;
 
 /// `Update` of optimizer.cu.
 #[repr(C)]
@@ -89,7 +91,18 @@ struct Split {
 struct Join {
     out: Address,
     from: SplitMaster,
+    count: u64,
+    runs: [JoinedRun; RUNS],
+}
+
+/// `JoinedRun` of optimizer.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct JoinedRun {
+    from: u64,
+    to: u64,
     elements: u64,
+    end_block: u64,
 }
 
 impl Update {
@@ -134,6 +147,13 @@ impl Update {
 impl SplitMaster {
     fn of(rounded: &impl Place, remainder: &impl Place) -> Self {
         Self { rounded: rounded.address(), remainder: remainder.address() }
+    }
+
+    /// The masters from the one at `start` on.
+    fn after(self, start: usize) -> Self {
+        let [rounded, remainder] =
+            [self.rounded, self.remainder].map(|half| half.offset(start * size_of::<u16>()));
+        Self { rounded, remainder }
     }
 
     /// Which loads of `bytes` bytes both halves allow.
@@ -242,28 +262,52 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
     }
 
-    /// Joins what was split.
+    /// Joins runs of what was split.
     pub(in crate::gpu) fn launch_join_master(
         &self,
         stream: &mut GpuStream<D>,
         out: SliceMut<'_, Self, f32>,
         from: Master<'_, Self>,
+        runs: &[Run],
     ) -> Result<()> {
         const KERNEL: &str = "join_master";
-        let elements = out.elements;
-        exactly(KERNEL, "from", &from.rounded, elements)?;
+        check_runs(runs, from.elements(), out.elements)?;
         let out = out.address();
         if P::ELEMENT == ElementKind::F32 {
-            // SAFETY: both have as many elements, of fp32; rounding to fp32 copies.
-            return unsafe { self.round(stream, KERNEL, out, from.rounded.address(), elements) };
+            for Run { from: run, to } in runs.iter().filter(|run| !run.from.is_empty()) {
+                let out = out.offset(to * size_of::<f32>());
+                let from = from.rounded.address().offset(run.start * size_of::<f32>());
+                // SAFETY: the run lies inside both, of fp32; rounding to fp32 copies.
+                unsafe { self.round(stream, KERNEL, out, from, run.len()) }?;
+            }
+            return Ok(());
         }
         let from = SplitMaster::of(&from.rounded, &from.remainder);
-        let access = Access::of(WIDE_BYTES, &[(out, 0)]).and(from.access(WIDE_BYTES));
-        let name = access.choose("join_master_wide", "join_master_single");
-        let launch = blocks(KERNEL, elements.div_ceil(CONVERTED), THREADS)?;
-        let arguments = Join { out, from, elements: elements as u64 };
-        // SAFETY: all three have as many elements.
-        unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }
+        let runs: Vec<&Run> = runs.iter().filter(|run| !run.from.is_empty()).collect();
+        for runs in runs.chunks(RUNS) {
+            let access = runs.iter().fold(Access::Wide, |access, run| {
+                let out = out.offset(run.to * size_of::<f32>());
+                let from = from.after(run.from.start);
+                access.and(Access::of(WIDE_BYTES, &[(out, 0)])).and(from.access(WIDE_BYTES))
+            });
+            let mut arguments =
+                Join { out, from, count: runs.len() as u64, runs: [JoinedRun::zeroed(); RUNS] };
+            let mut end_block = 0;
+            for (Run { from, to }, place) in runs.iter().zip(&mut arguments.runs) {
+                end_block += from.len().div_ceil(CONVERTED);
+                *place = JoinedRun {
+                    from: from.start as u64,
+                    to: *to as u64,
+                    elements: from.len() as u64,
+                    end_block: end_block as u64,
+                };
+            }
+            let name = access.choose("join_master_wide", "join_master_single");
+            let launch = blocks(KERNEL, end_block, THREADS)?;
+            // SAFETY: the runs lie inside all three.
+            unsafe { self.launch(stream, &OPTIMIZER, name, launch, arguments) }?;
+        }
+        Ok(())
     }
 
     /// `out = from`, rounded to the activation type, for `kernel`.
