@@ -26,6 +26,14 @@ fn json_is_alone_on_standard_output() {
     };
     let prepared = json(&arguments);
     assert_eq!(prepared["documents"], 9);
+    assert!(prepared.get("rejected").is_none(), "{prepared}");
+    let filter = ["prepare", "--input", "data-text", "--output", "good", "--seq-len", "17"];
+    bench.write("mine.toml", "[gopher]\nmin_words = 0\n[repetition]\n");
+    let filtered = json(&[&filter[..], &["--filter", "mine.toml"]].concat());
+    assert_eq!(
+        (&filtered["documents"], &filtered["rejected"]),
+        (&9.into(), &serde_json::json!({}))
+    );
     let data = json(&["inspect", "again"]);
     assert_eq!((&data["kind"], &data["seq_len"]), (&"data set".into(), &17.into()));
     assert_eq!(data["samples"], prepared["samples"]);

@@ -26,8 +26,10 @@ use crate::{
 };
 
 mod claim;
+mod selection;
 
 pub(crate) use claim::{claim_of, is_claim};
+pub use selection::{Selection, SelectionDifference};
 
 /// Name of the index within the folder of a data set.
 pub const INDEX_FILE: &str = "index.json";
@@ -65,6 +67,9 @@ pub struct Index {
     pub row_group_samples: u64,
     /// The columns of every shard.
     pub columns: Vec<Column>,
+    /// What was left out of the documents, where anything was to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection: Option<Selection>,
     /// The shards in stored order.
     pub shards: Vec<ShardEntry>,
 }
@@ -308,6 +313,7 @@ mod tests {
                 element: "uint16".into(),
                 length: 513,
             }],
+            selection: None,
             shards: vec![shard("a.parquet", 7, 1), shard("b.parquet", 9, 2)],
         }
     }

@@ -47,6 +47,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
+//! | `filter` | [`FilterSettings`]: which documents and lines are trained on; a file each for families of rules |
 //! | `error` | [`PrepareError`] |
 //! | `find`, `format` | which files are inputs, in which order, and what they are |
 //! | `tokenize`, `byte_tokenizer` | [`Tokenize`], [`ByteTokenizer`] |
@@ -60,6 +61,7 @@
 
 mod byte_tokenizer;
 mod error;
+mod filter;
 mod find;
 mod format;
 mod in_order;
@@ -76,11 +78,12 @@ mod skip;
 mod text;
 mod tokenize;
 
-use std::{num::NonZeroUsize, ops::ControlFlow};
+use std::{num::NonZeroUsize, ops::ControlFlow, path::Path};
 
 pub use self::{
     byte_tokenizer::ByteTokenizer,
     error::PrepareError,
+    filter::{FilterReport, FilterSettings, Rule},
     settings::{
         DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, PrepareSettings, Strictness, TokenizedBy,
     },
@@ -88,6 +91,7 @@ pub use self::{
     tokenize::{Pieces, Tokenize, TokenizeError},
 };
 use self::{
+    filter::SPLITTER,
     find::{find_inputs, path_bytes},
     input::{Contents, Sources},
     job::{Bounds, Work},
@@ -98,7 +102,7 @@ use self::{
 };
 use crate::{
     hash::HASH_ALGORITHM,
-    index::{FORMAT_VERSION, Index},
+    index::{FORMAT_VERSION, Index, Selection, SelectionDifference},
     store::{Location, RemoteFolder},
 };
 
@@ -166,7 +170,9 @@ pub struct PrepareReport {
     pub broken: u64,
     /// The first [`NAMED_BROKEN`] of them, in the order of the stream.
     pub named_broken: Vec<BrokenDocument>,
-    /// Bytes of text of the documents.
+    /// What the filters did; nothing where there are none.
+    pub filtered: FilterReport,
+    /// Bytes of text of the documents, of what filters left of them.
     pub text_bytes: u64,
     /// Tokens of the stream, those that end documents included.
     pub tokens: u64,
@@ -253,16 +259,24 @@ fn prepare_in(
         return Err(PrepareError::Document { path, reason });
     }
     let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
+    if let Contents::Samples { .. } = sources.contents()
+        && !settings.filters.is_empty()
+    {
+        return Err(PrepareError::FilteredTokens { path: found.inputs[0].path.clone() });
+    }
     let cut = cut(settings, sources.contents())?;
     let vocabulary = Vocabulary::new(settings, sources.contents(), tokenizer)?;
     let format = ShardFormat::new(cut.seq_len)
         .map_err(|error| encoding_error(&settings.output.join(shard_file(0)), error))?;
-    let mut output = begin_output()?;
+    let selection = selection(settings);
+    let mut output = begin_output()
+        .map_err(|error| with_selection(error, &settings.output, selection.as_ref()))?;
     let folder = output.folder().to_owned();
     let workers = settings.workers.get();
     let work = Work {
         inputs: &found.inputs,
         sources: &sources,
+        filters: settings.filters.sets(),
         tokenizer,
         vocab_size: vocabulary.size,
         cut,
@@ -299,6 +313,7 @@ fn prepare_in(
         hash_algorithm: HASH_ALGORITHM.to_owned(),
         row_group_samples: cut.row_group_samples as u64,
         columns: vec![format.column()],
+        selection,
         shards: outcome.shards,
     };
     output.publish(&index, tokenizer_json.as_deref())?;
@@ -314,6 +329,7 @@ fn prepare_in(
         skipped: found.skipped,
         broken: outcome.broken.count,
         named_broken: outcome.broken.named,
+        filtered: outcome.filtered,
         text_bytes: outcome.text_bytes,
         tokens: outcome.tokens,
         dropped_tokens: outcome.dropped_tokens,
@@ -323,6 +339,33 @@ fn prepare_in(
         shards: index.shards.len() as u64,
         shard_bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
     })
+}
+
+/// What the index says of the documents and lines that are left out; nothing where none are to be.
+fn selection(settings: &PrepareSettings) -> Option<Selection> {
+    if settings.filters.is_empty() {
+        return None;
+    }
+    Some(Selection::new(serde_json::json!({
+        "filters": settings.filters.sets(),
+        "words": SPLITTER,
+    })))
+}
+
+/// The error that there is something in the place of the output; where that is a data set of which other
+/// documents or lines were left out, it says so.
+fn with_selection(error: PrepareError, output: &Path, asked: Option<&Selection>) -> PrepareError {
+    let index = match &error {
+        PrepareError::OutputExists { .. } => Index::read(output).ok(),
+        _ => None,
+    };
+    let difference = index.and_then(|index| Selection::difference(index.selection.as_ref(), asked));
+    match difference {
+        Some(SelectionDifference { key, found, other: asked }) => {
+            PrepareError::OtherSelection { path: output.to_owned(), key, found, asked }
+        }
+        None => error,
+    }
 }
 
 /// What was done, if it gave a row; files that were skipped then join those found before.
@@ -339,12 +382,18 @@ fn with_a_row(
     let broken = outcome.broken;
     let first = skipped.first().map(SkippedDocument::line);
     let first = first.or_else(|| broken.named.first().map(BrokenDocument::line));
+    let mut first = first.map(|first| format!(", the first {first}")).unwrap_or_default();
+    let rejected = &outcome.filtered.rejected;
+    if let Some((rule, _)) = rejected.iter().max_by_key(|(_, count)| **count) {
+        let all = outcome.filtered.rejected_documents();
+        first = format!("{first}; filters rejected {all} others, most of them by {rule}");
+    }
     Err(PrepareError::TooFewTokens {
         found: outcome.tokens,
         documents: outcome.documents,
         skipped: skipped.len() as u64,
         broken: broken.count,
-        first: first.map(|first| format!(", the first {first}")).unwrap_or_default(),
+        first,
         needed: cut.seq_len as u64 + 1,
     })
 }

@@ -13,6 +13,25 @@ fn mds(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("streaming-data/tests/fixtures/mds").join(name)
 }
 
+#[test]
+fn filters_that_are_none() {
+    let bench = Workbench::new();
+    bench.write("mine.toml", "[gopher]\n\nmin_word = 3\n");
+    bench.write("text/a.txt", "the tide");
+    for (filter, expected) in [
+        ("gopher,c5", "expected one of gopher, repetition, c4, fineweb, refinedweb, nemo-english"),
+        ("mine.toml", "filter file mine.toml, line 3 (min_word = 3): unknown field `min_word`"),
+        ("none.toml", "none.toml"),
+    ] {
+        prepare(&bench, &["--input", "text", "--filter", filter]).refused(1, &[expected]);
+    }
+    bench.tidemill(&["prepare", "--print-filter", "c5"]).refused(1, &["c5", "repetition"]);
+    let printed = bench.tidemill(&["prepare", "--print-filter", "c4"]).expect(0);
+    bench.write("c4.toml", &printed.stdout);
+    let rejected = ["--input", "text", "--filter", "c4.toml"];
+    prepare(&bench, &rejected).refused(1, &["most of them by c4.min_sentences"]);
+}
+
 /// A decoder's error is the input's fault: nothing that restarts the program would mend it.
 #[test]
 fn damaged_compressed_shards() {

@@ -1,6 +1,7 @@
 //! `tidemill prepare`: documents to a data set.
 
 mod document_tokenizer;
+mod report;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
@@ -10,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, PrepareReport, PrepareSettings, PreparedFrom,
-    Progress, Strictness, Tokenize, TokenizedBy, prepare,
+    ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, FilterSettings, PrepareSettings, Progress,
+    Strictness, Tokenize, TokenizedBy, prepare,
 };
 use tidemill_streaming_data::store::Location;
 
@@ -27,12 +28,12 @@ use crate::error::JobError;
 pub(crate) struct PrepareArguments {
     /// Files and folders: UTF-8 text, JSON lines (.jsonl, .ndjson, .json, also .gz and .zst),
     /// Parquet, and MDS folders of MosaicML.
-    #[arg(long, value_name = "PATH", required = true, num_args = 1..)]
+    #[arg(long, value_name = "PATH", required_unless_present = "print_filter", num_args = 1..)]
     input: Vec<PathBuf>,
     /// The folder that becomes the data set, missing or empty, or the URL of one in a store (s3, gs, az, or http with
     /// WebDAV), where no data set is. Shards on their way there wait in the folder for temporary files (TMPDIR).
-    #[arg(long, value_name = "DIR|URL")]
-    output: PathBuf,
+    #[arg(long, value_name = "DIR|URL", required_unless_present = "print_filter")]
+    output: Option<PathBuf>,
     /// What in input folders is an input; an index.json that matches makes its folder one, if it is
     /// that of an MDS data set.
     #[arg(long, value_name = "GLOB", default_value = DEFAULT_GLOB)]
@@ -49,6 +50,14 @@ pub(crate) struct PrepareArguments {
     /// length, with which this must agree.
     #[arg(long, value_name = "N")]
     seq_len: Option<NonZeroUsize>,
+    /// Which documents and lines are trained on, by the rules of named sets, one after the other: gopher, repetition, c4,
+    /// fineweb, refinedweb, nemo-english; or of TOML files of the same form. The report counts documents and lines by rule.
+    /// A large text file is then held in memory whole.
+    #[arg(long, value_name = "NAME|FILE.toml,...")]
+    filter: Option<String>,
+    /// Print the TOML of a named set, to be copied and changed, and do nothing else.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["input", "output", "filter"])]
+    print_filter: Option<String>,
     /// The token that ends a document, by its text; by default the one that the tokenizer's folder
     /// names, or else its usual one.
     #[arg(long, value_name = "TOKEN", requires = "tokenizer")]
@@ -79,7 +88,16 @@ pub(crate) struct PrepareArguments {
 const PRINTED_BROKEN: usize = 20;
 
 pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
-    let output = Location::of_path(&arguments.output)?;
+    if let Some(name) = &arguments.print_filter {
+        let text = FilterSettings::named(name).ok_or_else(|| {
+            let known = FilterSettings::names().collect::<Vec<_>>().join(", ");
+            JobError::value("--print-filter", format!("one of {known}"), name)
+        })?;
+        result_line!("{}", text.trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let output_path = arguments.output.clone().unwrap_or_default();
+    let output = Location::of_path(&output_path)?;
     if output.to_string().starts_with("memory://") {
         let expected = "a place that outlives the program";
         return Err(JobError::value("--output", expected, output).into());
@@ -94,10 +112,14 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             Some(_) => TokenizedBy::Tokenizer,
             None => TokenizedBy::Unknown,
         },
+        filters: match &arguments.filter {
+            Some(list) => FilterSettings::from_list(list)?,
+            None => FilterSettings::default(),
+        },
         workers: arguments.workers.unwrap_or(cores),
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
-        ..PrepareSettings::new(arguments.input.clone(), arguments.output.clone(), DEFAULT_SEQ_LEN)
+        ..PrepareSettings::new(arguments.input.clone(), output_path, DEFAULT_SEQ_LEN)
     };
     let eos_token = arguments.eos_token.as_deref();
     let tokenizer: Box<dyn Tokenize> = match arguments.tokenizer.as_deref() {
@@ -141,98 +163,6 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     if others > 0 {
         note_line!("skipped {others} other lines or rows");
     }
-    print(&report, &output, arguments)?;
+    report::print(&report, &output, arguments)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Prints the report; `output` is without what may be secret in a URL.
-fn print(
-    report: &PrepareReport,
-    output: &Location,
-    arguments: &PrepareArguments,
-) -> anyhow::Result<()> {
-    let skipped: Vec<serde_json::Value> = report
-        .skipped
-        .iter()
-        .map(|skipped| {
-            let (path, reason) = (skipped.path.display().to_string(), one_line(&skipped.reason));
-            serde_json::json!({ "path": path, "reason": reason })
-        })
-        .collect();
-    let broken: Vec<serde_json::Value> = report
-        .named_broken
-        .iter()
-        .map(|broken| {
-            let (path, place) = (broken.path.display().to_string(), broken.place.to_string());
-            let reason = broken.reason.to_string();
-            serde_json::json!({ "path": path, "place": place, "reason": reason })
-        })
-        .collect();
-    match arguments.format {
-        Format::Json => result_line!(
-            "{}",
-            serde_json::json!({
-                "documents": report.documents,
-                "empty": report.empty,
-                "nulls": report.nulls,
-                "broken": report.broken,
-                "named_broken": broken,
-                "duplicates": report.duplicates,
-                "skipped": skipped,
-                "text_bytes": report.text_bytes,
-                "tokens": report.tokens,
-                "dropped_tokens": report.dropped_tokens,
-                "seq_len": report.seq_len,
-                "vocab_size": report.vocab_size,
-                "samples": report.samples,
-                "shards": report.shards,
-                "shard_bytes": report.shard_bytes,
-            })
-        )?,
-        Format::Text => {
-            result_line!(
-                "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
-                output,
-                report.samples,
-                report.seq_len,
-                report.shards,
-                report.shard_bytes as f64 / 1e6,
-            )?;
-            print_source(report, arguments, skipped.len())?;
-        }
-    }
-    Ok(())
-}
-
-/// What the samples come from, in words.
-fn print_source(
-    report: &PrepareReport,
-    arguments: &PrepareArguments,
-    skipped: usize,
-) -> anyhow::Result<()> {
-    if report.from == PreparedFrom::TokenizedSamples {
-        let stated = match (arguments.vocab_size, &arguments.tokenizer) {
-            (Some(_), _) => "as --vocab-size says",
-            (None, Some(_)) => "that of the tokenizer",
-            (None, None) => "the largest token + 1",
-        };
-        return result_line!(
-            "from {} samples that were tokenized already; vocabulary of {}: {stated}",
-            report.documents,
-            report.vocab_size,
-        );
-    }
-    result_line!(
-        "from {} documents ({:.1} MB of text, {} tokens); {} empty, {} null, {} broken, {} files \
-         reached twice, {} skipped",
-        report.documents,
-        report.text_bytes as f64 / 1e6,
-        report.tokens,
-        report.empty,
-        report.nulls,
-        report.broken,
-        report.duplicates,
-        skipped,
-    )?;
-    result_line!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens)
 }

@@ -37,6 +37,33 @@ pub enum PrepareError {
         source: globset::Error,
     },
 
+    /// A name that is not one of a set of filters.
+    #[error("found filter {name:?}, expected one of {known}, or the path of a .toml file")]
+    UnknownFilter {
+        /// The name.
+        name: String,
+        /// Those that there are.
+        known: String,
+    },
+
+    /// A file that should hold filters holds none, or wrong ones.
+    #[error("filter file {path}{place}: {problem}", path = path.display())]
+    FilterFile {
+        /// The file.
+        path: PathBuf,
+        /// The line, behind a comma, where it is known.
+        place: String,
+        /// What is wrong there.
+        problem: String,
+    },
+
+    /// Filters were asked for, and the inputs are tokenized already.
+    #[error("cannot filter {path}: found samples of tokens, expected documents", path = path.display())]
+    FilteredTokens {
+        /// The first input.
+        path: PathBuf,
+    },
+
     /// The inputs hold no document.
     #[error(
         "found no document: expected a file that matches glob {glob:?} below {inputs}, found {found}",
@@ -235,6 +262,23 @@ pub enum PrepareError {
         found: &'static str,
     },
 
+    /// There is a data set where one was to be written, and other documents or lines were left out of it.
+    #[error(
+        "cannot go on with data set {path}: {key} is {found} in it, expected {asked} as it was asked for now; \
+         prepare to another folder, or ask for the same",
+        path = path.display()
+    )]
+    OtherSelection {
+        /// The output.
+        path: PathBuf,
+        /// The first setting that differs.
+        key: String,
+        /// What the data set was prepared with.
+        found: String,
+        /// What was asked for.
+        asked: String,
+    },
+
     /// Another `prepare` began to write the same data set to a store.
     #[error(
         "cannot write data set {path}: found the claim of another `prepare`, which took it over, or its \
@@ -282,6 +326,9 @@ impl PrepareError {
             | Self::Interrupted => true,
             Self::Setting { .. }
             | Self::Glob { .. }
+            | Self::UnknownFilter { .. }
+            | Self::FilterFile { .. }
+            | Self::FilteredTokens { .. }
             | Self::NoDocuments { .. }
             | Self::Document { .. }
             | Self::BrokenDocument { .. }
@@ -296,6 +343,7 @@ impl PrepareError {
             | Self::TokenizedToken { .. }
             | Self::TooFewTokens { .. }
             | Self::OutputExists { .. }
+            | Self::OtherSelection { .. }
             | Self::OutputTaken { .. } => false,
         }
     }

@@ -14,6 +14,7 @@ use std::{
 
 use super::{
     Strictness,
+    filter::{self, FilterReport, FilterSet},
     find::Input,
     input::{Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources},
     job_queue::JobQueue,
@@ -44,6 +45,8 @@ pub(crate) struct Work<'a> {
     pub inputs: &'a [Input],
     /// How those that hold many documents are opened.
     pub sources: &'a Sources,
+    /// Which documents and lines enter the stream.
+    pub filters: &'a [FilterSet],
     /// The tokenizer.
     pub tokenizer: &'a dyn Tokenize,
     /// Every token must be below this; none where that is to be found out.
@@ -135,6 +138,7 @@ pub(crate) struct PartDone {
     pub nulls: u64,
     pub text_bytes: u64,
     pub broken: Broken,
+    pub filtered: FilterReport,
 }
 
 /// What became of a [`Reading`].
@@ -146,7 +150,9 @@ pub(crate) struct TextDone {
 /// What a text held.
 pub(crate) enum Found {
     /// Tokens, the one that ends the document included where the text ends it.
-    Tokens { tokens: Vec<u32>, text_bytes: u64 },
+    Tokens { tokens: Vec<u32>, text_bytes: u64, filtered: FilterReport },
+    /// A document that a filter rejected.
+    Rejected(FilterReport),
     /// Not a byte.
     Empty,
     /// UTF-8, which was all that was to be found out.
@@ -225,12 +231,16 @@ fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, PrepareError> {
         (_, Ok(text)) if text.is_empty() => return done(Found::Empty),
         (_, Ok(text)) => (text, true),
     };
+    let mut filtered = FilterReport::default();
+    let Some(text) = filter::judge(work.filters, &text, &mut filtered) else {
+        return done(Found::Rejected(filtered));
+    };
     let mut tokens = Vec::with_capacity(text.len() + 1);
     tokenize(work, path, &text, &mut tokens)?;
     if ends_document {
         tokens.push(work.tokenizer.eos_token_id());
     }
-    done(Found::Tokens { tokens, text_bytes: text.len() as u64 })
+    done(Found::Tokens { tokens, text_bytes: text.len() as u64, filtered })
 }
 
 /// Appends the tokens of a text, all of the tokenizer's vocabulary.
@@ -279,7 +289,10 @@ fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, PrepareError> 
         match entry {
             Entry::Text("") => done.empty += 1,
             Entry::Text(text) => {
-                tokenize(work, path, text, &mut done.tokens)?;
+                let Some(text) = filter::judge(work.filters, text, &mut done.filtered) else {
+                    return Ok(());
+                };
+                tokenize(work, path, &text, &mut done.tokens)?;
                 done.tokens.push(work.tokenizer.eos_token_id());
                 done.documents += 1;
                 done.text_bytes += text.len() as u64;

@@ -23,7 +23,7 @@ use std::{
 };
 
 use super::{
-    Progress, Strictness,
+    FilterReport, Progress, Strictness,
     in_order::InOrder,
     input::{More, ReadFailure, ReadParts},
     job::{
@@ -68,6 +68,8 @@ pub(crate) struct Outcome {
     pub skipped: Vec<SkippedDocument>,
     /// Lines, rows and samples that are no documents.
     pub broken: Broken,
+    /// What the filters did.
+    pub filtered: FilterReport,
     /// The largest token of the parts.
     pub largest_token: u32,
     /// Tokens of the stream.
@@ -136,8 +138,8 @@ impl<'a> Conductor<'a> {
         progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Conductor<'a> {
         let piece_bytes = match work.tokenizer.pieces() {
-            Pieces::Whole => u64::MAX,
-            Pieces::AtCharacters => work.bounds.piece_bytes,
+            Pieces::AtCharacters if work.filters.is_empty() => work.bounds.piece_bytes,
+            Pieces::AtCharacters | Pieces::Whole => u64::MAX,
         };
         let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
         Conductor {
@@ -314,8 +316,13 @@ impl<'a> Conductor<'a> {
                 self.outcome.empty += 1;
                 self.end_input(reading.input);
             }
-            (_, Found::Tokens { tokens, text_bytes }) => {
+            (_, Found::Rejected(filtered)) => {
+                self.outcome.filtered.add(&filtered);
+                self.end_input(reading.input);
+            }
+            (_, Found::Tokens { tokens, text_bytes, filtered }) => {
                 self.pack(&tokens);
+                self.outcome.filtered.add(&filtered);
                 self.outcome.text_bytes += text_bytes;
                 self.position.bytes_done += reading.bytes;
                 self.input_done += reading.bytes;
@@ -344,6 +351,7 @@ impl<'a> Conductor<'a> {
         outcome.nulls += part.nulls;
         outcome.text_bytes += part.text_bytes;
         outcome.broken.append(part.broken);
+        outcome.filtered.add(&part.filtered);
         outcome.largest_token = outcome.largest_token.max(part.largest_token);
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
+use super::FilterSettings;
 use crate::store::StoreSettings;
 
 /// What below an input folder is an input, where nothing else is said: texts, JSON lines, Parquet
@@ -46,6 +47,9 @@ pub struct PrepareSettings {
     pub vocab_size: Option<u32>,
     /// Who made the tokens of samples that are tokenized already.
     pub tokenized_by: TokenizedBy,
+    /// Which documents and lines are trained on; by default all. Samples that are tokenized already cannot be
+    /// filtered.
+    pub filters: FilterSettings,
     /// Threads that read, tokenize and encode, beside the calling one, which writes.
     pub workers: NonZeroUsize,
     /// Whether files, lines and rows that cannot be documents are an error.
@@ -67,6 +71,7 @@ impl PrepareSettings {
             seq_len: Some(seq_len),
             vocab_size: None,
             tokenized_by: TokenizedBy::Unknown,
+            filters: FilterSettings::default(),
             workers: NonZeroUsize::MIN,
             strictness: Strictness::Lenient,
             shard_samples: None,

@@ -41,6 +41,7 @@ pub fn index_of(shards: Vec<ShardEntry>) -> Index {
             element: "int32".into(),
             length: ROW_TOKENS,
         }],
+        selection: None,
         shards,
     }
 }

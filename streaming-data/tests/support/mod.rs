@@ -239,6 +239,7 @@ pub fn write_index(folder: &Path, seq_len: usize, vocab_size: u32, samples: &[u6
             element: form.element.to_string().to_lowercase(),
             length: seq_len + 1,
         }],
+        selection: None,
         shards,
     };
     fs::write(folder.join(INDEX_FILE), index.to_bytes()).unwrap();

@@ -71,6 +71,7 @@ fn run_with(
     let work = Work {
         inputs: &inputs,
         sources: &sources,
+        filters: &[],
         tokenizer,
         vocab_size: None,
         cut: Cut {

@@ -71,6 +71,7 @@ fn prepare(
         hash_algorithm: HASH_ALGORITHM.to_owned(),
         row_group_samples: 1,
         columns: vec![Column { name: tokens, kind, element, length: 8 }],
+        selection: None,
         shards,
     };
     Box::new(output).publish(&index, Some(label))?;

@@ -1,0 +1,130 @@
+//! What `prepare` did, in words and in JSON.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use tidemill_streaming_data::prepare::{PrepareReport, PreparedFrom, Rule};
+use tidemill_streaming_data::store::Location;
+
+use super::PrepareArguments;
+use crate::cli::Format;
+use crate::cli::exit::one_line;
+use crate::cli::output::result_line;
+
+/// Prints the report; `output` is without what may be secret in a URL.
+pub(super) fn print(
+    report: &PrepareReport,
+    output: &Location,
+    arguments: &PrepareArguments,
+) -> anyhow::Result<()> {
+    let skipped: Vec<serde_json::Value> = report
+        .skipped
+        .iter()
+        .map(|skipped| {
+            let (path, reason) = (skipped.path.display().to_string(), one_line(&skipped.reason));
+            serde_json::json!({ "path": path, "reason": reason })
+        })
+        .collect();
+    let broken: Vec<serde_json::Value> = report
+        .named_broken
+        .iter()
+        .map(|broken| {
+            let (path, place) = (broken.path.display().to_string(), broken.place.to_string());
+            let reason = broken.reason.to_string();
+            serde_json::json!({ "path": path, "place": place, "reason": reason })
+        })
+        .collect();
+    match arguments.format {
+        Format::Json => {
+            let mut printed = serde_json::json!({
+                "documents": report.documents,
+                "empty": report.empty,
+                "nulls": report.nulls,
+                "broken": report.broken,
+                "named_broken": broken,
+                "duplicates": report.duplicates,
+                "skipped": skipped,
+                "text_bytes": report.text_bytes,
+                "tokens": report.tokens,
+                "dropped_tokens": report.dropped_tokens,
+                "seq_len": report.seq_len,
+                "vocab_size": report.vocab_size,
+                "samples": report.samples,
+                "shards": report.shards,
+                "shard_bytes": report.shard_bytes,
+            });
+            if arguments.filter.is_some() {
+                printed["rejected"] = by_rule(&report.filtered.rejected);
+                printed["dropped_lines"] = by_rule(&report.filtered.dropped_lines);
+            }
+            result_line!("{printed}")?;
+        }
+        Format::Text => {
+            result_line!(
+                "{}: {} samples of {} tokens in {} shards ({:.1} MB)",
+                output,
+                report.samples,
+                report.seq_len,
+                report.shards,
+                report.shard_bytes as f64 / 1e6,
+            )?;
+            print_source(report, arguments, skipped.len())?;
+        }
+    }
+    Ok(())
+}
+
+/// What the samples come from, in words.
+fn print_source(
+    report: &PrepareReport,
+    arguments: &PrepareArguments,
+    skipped: usize,
+) -> anyhow::Result<()> {
+    if report.from == PreparedFrom::TokenizedSamples {
+        let stated = match (arguments.vocab_size, &arguments.tokenizer) {
+            (Some(_), _) => "as --vocab-size says",
+            (None, Some(_)) => "that of the tokenizer",
+            (None, None) => "the largest token + 1",
+        };
+        return result_line!(
+            "from {} samples that were tokenized already; vocabulary of {}: {stated}",
+            report.documents,
+            report.vocab_size,
+        );
+    }
+    result_line!(
+        "from {} documents ({:.1} MB of text, {} tokens); {} empty, {} null, {} broken, {} files \
+         reached twice, {} skipped",
+        report.documents,
+        report.text_bytes as f64 / 1e6,
+        report.tokens,
+        report.empty,
+        report.nulls,
+        report.broken,
+        report.duplicates,
+        skipped,
+    )?;
+    if arguments.filter.is_some() {
+        let rejected = report.filtered.rejected_documents();
+        result_line!("filters rejected {rejected} documents{}", told(&report.filtered.rejected))?;
+        let dropped: u64 = report.filtered.dropped_lines.values().sum();
+        if dropped > 0 {
+            let rules = told(&report.filtered.dropped_lines);
+            result_line!("and dropped {dropped} lines of others{rules}")?;
+        }
+    }
+    result_line!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens)
+}
+
+/// Counts by rule, as JSON.
+fn by_rule(counts: &BTreeMap<Rule, u64>) -> serde_json::Value {
+    counts.iter().map(|(rule, count)| (rule.to_string(), serde_json::Value::from(*count))).collect()
+}
+
+/// Counts by rule behind a colon, the greatest first; nothing where there are none.
+fn told(counts: &BTreeMap<Rule, u64>) -> String {
+    let mut counts: Vec<_> = counts.iter().collect();
+    counts.sort_by_key(|(_, count)| Reverse(**count));
+    let rules: Vec<String> = counts.iter().map(|(rule, count)| format!("{count} {rule}")).collect();
+    if rules.is_empty() { String::new() } else { format!(": {}", rules.join(", ")) }
+}
