@@ -107,20 +107,18 @@ impl Vendor for Nvidia {
         missing.contains(&code)
     }
 
-    fn kind(table: &Table, device: Device) -> Result<Vec<i32>> {
+    fn kind(table: &Table, device: Device) -> Result<String> {
         let of = |attribute| {
             let found = context::attribute(table, device, attribute);
             table.on(ALL_DEVICES, "asking for an attribute", found)
         };
-        [CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS].into_iter().map(of).collect()
+        let (major, minor) = (of(CAPABILITY_MAJOR)?, of(CAPABILITY_MINOR)?);
+        Ok(format!("{major}.{minor}, {} multiprocessors", of(MULTIPROCESSORS)?))
     }
 
     fn architecture(context: &Context, name: &str) -> Result<String> {
-        let attribute = |attribute| {
-            let found = context.attribute(attribute);
-            context.table().on(name, "asking for an attribute", found)
-        };
-        let (major, minor) = (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
+        let major = context.attribute(name, CAPABILITY_MAJOR)?;
+        let minor = context.attribute(name, CAPABILITY_MINOR)?;
         check_capability(name, (major, minor))?;
         // Kernels of one architecture, not of its family: what is tuned for it is used.
         let specific = if major >= 9 { "a" } else { "" };
@@ -128,7 +126,7 @@ impl Vendor for Nvidia {
     }
 
     fn check_compiler() -> Result<()> {
-        compile::version().map(drop)
+        compile::compiler()?.version().map(drop)
     }
 
     fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<MatrixLibrary> {
@@ -141,10 +139,7 @@ impl Vendor for Nvidia {
         architecture: String,
         library: &MatrixLibrary,
     ) -> Result<DeviceProperties> {
-        let attribute = |attribute| {
-            let found = context.attribute(attribute);
-            context.table().on(&name, "asking for an attribute", found)
-        };
+        let attribute = |attribute| context.attribute(&name, attribute);
         Ok(DeviceProperties {
             backend: BACKEND,
             architecture,

@@ -14,7 +14,7 @@
 mod algorithm;
 mod backend;
 mod buffer;
-#[cfg(any(feature = "cuda", feature = "emulator"))]
+#[cfg(any(feature = "cuda", feature = "rocm", feature = "emulator"))]
 pub(crate) mod cache;
 pub mod collectives;
 pub mod driver;
@@ -26,7 +26,7 @@ mod profile;
 mod recording;
 pub mod source;
 mod stream;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) mod vendor;
 
 use std::collections::HashMap;
@@ -45,7 +45,7 @@ use self::profile::Profile;
 pub use self::recording::GpuGraph;
 pub use self::source::{Source, SourceOptions};
 pub use self::stream::{GpuStream, ScratchSlot};
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use self::vendor::VendorDriver;
 use crate::error::{KernelError, Result};
 

@@ -6,7 +6,8 @@
 //! - [`Cpu`] is the backend that needs nothing installed: `matrixmultiply` for matrix products and
 //!   vectorised loops with run-time dispatch, equal to the bit on AVX2 and AVX-512.
 //! - [`Gpu`] is the backend for GPUs: kernels in one dialect for CUDA and HIP, compiled at first use, over a small
-//!   [`Driver`](gpu::Driver). [`cuda`] drives NVIDIA's; the emulator runs the same kernels on the CPU, for tests.
+//!   [`Driver`](gpu::Driver). [`cuda`] drives NVIDIA's and [`rocm`] AMD's, by one implementation over a table of their
+//!   functions; the emulator runs the same kernels on the CPU, for tests.
 //! - [`reference`](mod@reference) defines every kernel again in plain `f64`; tests compare against
 //!   it.
 //!
@@ -24,6 +25,8 @@ pub mod gpu;
 pub mod master;
 pub mod process;
 pub mod reference;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 pub mod shape;
 pub mod shared;
 pub mod view;
@@ -41,5 +44,7 @@ pub use error::{KernelError, Result};
 pub use float_environment::FloatEnvironment;
 pub use gpu::{Bf16, Fp32, Gpu};
 pub use master::{Master, MasterMut, Run, remainder_elements};
+#[cfg(feature = "rocm")]
+pub use rocm::Rocm;
 pub use shared::{HostView, Shared};
 pub use view::{Matrix, MatrixMut, Slice, SliceMut};

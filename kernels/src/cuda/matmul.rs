@@ -1,14 +1,13 @@
 //! Matrix products by cuBLASLt, the algorithm pinned.
 //!
 //! The library would choose an algorithm for each number of rows, and other algorithms round otherwise. So it is asked once for
-//! [`CANONICAL_ROWS`] rows, and its answer is used for any number: within one algorithm an element's sum runs over k in
+//! [`CANONICAL_ROWS`](crate::gpu::vendor::product::CANONICAL_ROWS) rows, and its answer is used for any number: within one algorithm an element's sum runs over k in
 //! the same order wherever the element stands. Algorithms that split k between blocks are refused, and so is one whose rows
 //! are found to differ when it is first tried ([`first_row_independent`]).
 //!
 //! Two libraries of one version may still choose differently, so what this one chooses for some products stands in the kind
 //! of device ([`digest`]).
 
-mod digest;
 mod plan;
 
 use std::collections::HashMap;
@@ -23,54 +22,22 @@ use self::plan::Plan;
 use super::{Cuda, unavailable};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{MatrixProduct, Rows};
 use crate::gpu::first_row_independent;
-use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
+use crate::gpu::vendor::product::{Key, PROBED_ROWS, pinned_rows, sizes};
+use crate::gpu::vendor::{Queue, digest};
 
 /// Room for what algorithms need beside their operands.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
-
-/// The rows that an algorithm is chosen for where their number may change: enough to fill a GPU.
-const CANONICAL_ROWS: usize = 4096;
 
 /// The terms that an algorithm is chosen for at most where k is a grain's rows: for longer sums the library would
 /// rather split them, and what it then offers unsplit is slow. Enough to hide where a block begins and ends.
 const CANONICAL_TERMS: usize = 1024;
 
-/// Numbers of rows that an algorithm must accept to be chosen.
-const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
-
 /// Plans that are kept. There is one for each number of rows that was ever seen, and prompts have any length; making one again
 /// takes microseconds.
 const KEPT_PLANS: usize = 1024;
-
-/// What an algorithm is pinned to, and what a plan is made for: a product without addresses.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    m: usize,
-    n: usize,
-    k: usize,
-    operands: [(usize, bool, ElementKind, usize); 3],
-    output: bool,
-    rows: Rows,
-}
-
-impl Key {
-    fn of(product: &MatrixProduct, m: usize) -> Self {
-        let shape = |operand: &Operand| {
-            (operand.stride, operand.transposed, operand.element, operand.alignment)
-        };
-        Self {
-            m,
-            n: product.n,
-            k: product.k,
-            operands: [shape(&product.out), shape(&product.a), shape(&product.b)],
-            output: product.output == Output::Add,
-            rows: product.rows,
-        }
-    }
-}
 
 /// cuBLASLt on one device.
 pub struct MatrixLibrary {
@@ -90,19 +57,6 @@ struct Plans {
 unsafe impl Send for MatrixLibrary {}
 // SAFETY: as above; plans change behind a lock.
 unsafe impl Sync for MatrixLibrary {}
-
-/// The rows that a product's algorithm is chosen for.
-fn pinned_rows(product: &MatrixProduct) -> usize {
-    match product.rows {
-        Rows::Free => CANONICAL_ROWS,
-        Rows::Fixed => product.m,
-    }
-}
-
-fn sizes(product: &MatrixProduct) -> String {
-    let MatrixProduct { m, n, k, .. } = product;
-    format!("m = {m}, n = {n}, k = {k}")
-}
 
 impl MatrixLibrary {
     pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
@@ -130,7 +84,8 @@ impl MatrixLibrary {
     /// What made the library fail.
     pub(super) fn digest(&self) -> Result<u64> {
         let start = Instant::now();
-        let digest = digest::of(self)?;
+        let parts = |product: &_| Ok(self.accepted(product)?.next().as_ref().map(plan::parts));
+        let digest = digest::of(parts)?;
         let milliseconds = start.elapsed().as_millis();
         tracing::debug!(digest, milliseconds, "the matrix library's choices are known");
         Ok(digest)

@@ -116,8 +116,7 @@ fn arguments(options: SourceOptions, warp: u32) -> Vec<String> {
         arguments.push("-mfma".to_owned());
     }
     arguments.push(format!("-DWARP={warp}"));
-    let definitions = options.definitions().into_iter();
-    arguments.extend(definitions.map(|(name, value)| format!("-D{name}={value}")));
+    arguments.extend(options.arguments());
     arguments
 }
 

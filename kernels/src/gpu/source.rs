@@ -139,4 +139,9 @@ impl SourceOptions {
         let bf16 = u8::from(self.activation == ElementKind::Bf16);
         vec![("ACTIVATION_BF16", bf16.to_string())]
     }
+
+    /// The same as a compiler is told.
+    pub fn arguments(self) -> impl Iterator<Item = String> {
+        self.definitions().into_iter().map(|(name, value)| format!("-D{name}={value}"))
+    }
 }

@@ -7,7 +7,9 @@
 //!
 //! To add a vendor whose interface is like these, implement [`Vendor`], and name its functions in `table.rs`.
 
+pub mod compiler;
 pub mod context;
+pub mod digest;
 mod driver;
 mod event;
 mod failure;
@@ -18,6 +20,7 @@ mod memory;
 mod module;
 mod peer;
 mod pool;
+pub mod product;
 pub mod queue;
 pub mod table;
 
@@ -55,7 +58,7 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// What made the driver fail.
-    fn kind(table: &Table, device: Device) -> Result<Vec<i32>>;
+    fn kind(table: &Table, device: Device) -> Result<String>;
 
     /// What kernels are compiled for on the device, which is called `name`.
     ///

@@ -200,12 +200,27 @@ fn splits(algorithm: &cublasLtMatmulAlgo_t) -> bool {
     !matches!(parts, Some(0 | 1))
 }
 
+/// What an algorithm is made of, and the bytes of each. The library's opaque copy of it would serve too if it were said that
+/// all of its bytes mean something.
+const ATTRIBUTES: [(Attribute, usize); 9] = [
+    (Attribute::CUBLASLT_ALGO_CONFIG_ID, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
+    (Attribute::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
+    (Attribute::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+];
+
+/// What an algorithm is made of. An older library does not know every part.
+pub(super) fn parts(algorithm: &cublasLtMatmulAlgo_t) -> Vec<Option<u32>> {
+    ATTRIBUTES.iter().map(|&(name, bytes)| attribute(algorithm, name, bytes)).collect()
+}
+
 /// A number of an algorithm, of so many bytes, at most 4; `None` where the library does not tell it.
-pub(super) fn attribute(
-    algorithm: &cublasLtMatmulAlgo_t,
-    attribute: Attribute,
-    bytes: usize,
-) -> Option<u32> {
+fn attribute(algorithm: &cublasLtMatmulAlgo_t, attribute: Attribute, bytes: usize) -> Option<u32> {
     let mut value = [0_u8; 4];
     let room = value.get_mut(..bytes)?;
     let mut written = 0;

@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::table::{Binding, Code, Device, RawContext, Table};
+use crate::error::Result;
 
 type Answered<T> = std::result::Result<T, Code>;
 
@@ -55,6 +56,7 @@ impl Context {
         match table.binding {
             // SAFETY: it writes one handle.
             Binding::Context { retain, .. } => unsafe { retain(&raw mut raw, device) }.result()?,
+            Binding::Number { .. } => {}
         }
         let context = Arc::new(Self { table, device, raw });
         context.bind()?;
@@ -80,6 +82,14 @@ impl Context {
                     if bound == self.raw { Ok(()) } else { make_current(self.raw).result() }
                 }
             }
+            Binding::Number { current, make_current } => {
+                let mut bound = -1;
+                // SAFETY: the first writes one number; the device is the interface's.
+                unsafe {
+                    current(&raw mut bound).result()?;
+                    if bound == self.device { Ok(()) } else { make_current(self.device).result() }
+                }
+            }
         }
     }
 
@@ -101,8 +111,10 @@ impl Context {
         unsafe { (self.table.device_uuid)(&raw mut uuid, self.device) }.result().map(|()| uuid)
     }
 
-    pub fn attribute(&self, attribute: u32) -> Answered<c_int> {
-        self::attribute(self.table, self.device, attribute)
+    /// An attribute, by the vendor's number, of the device, which is called `name`.
+    pub fn attribute(&self, name: &str, attribute: u32) -> Result<c_int> {
+        let found = self::attribute(self.table, self.device, attribute);
+        self.table.on(name, "asking for an attribute", found)
     }
 }
 
@@ -114,6 +126,7 @@ impl Drop for Context {
                 // SAFETY: nothing of the context is used any more. A failure leaves nothing to do.
                 let _ = unsafe { release(self.device) };
             }
+            Binding::Number { .. } => {}
         }
     }
 }

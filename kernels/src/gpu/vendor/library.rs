@@ -33,6 +33,17 @@ impl OpenLibrary {
         Err(KernelError::Unavailable { backend, reason })
     }
 
+    /// The name that it was found by.
+    pub fn file_name(&self) -> &str {
+        self.name.rsplit(' ').next().unwrap_or(&self.name)
+    }
+
+    /// Whether it has a function `symbol`.
+    pub fn has(&self, symbol: &str) -> bool {
+        // SAFETY: the symbol is only looked up.
+        unsafe { self.library.get::<unsafe extern "C" fn()>(symbol) }.is_ok()
+    }
+
     /// The function `symbol`.
     ///
     /// # Errors

@@ -77,11 +77,14 @@ impl PoolAccess {
 /// Whose names the functions have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
+    #[cfg(feature = "cuda")]
     Cuda,
+    #[cfg(feature = "rocm")]
+    Hip,
 }
 
 macro_rules! table {
-    ($($field:ident($($argument:ty),*): $cuda:ident;)*) => {
+    ($($field:ident($($argument:ty),*): $cuda:ident, $hip:ident;)*) => {
         /// The functions of an interface; the library that they are of stays open.
         pub struct Table {
             pub binding: Binding,
@@ -104,10 +107,16 @@ macro_rules! table {
                         binding: Binding::find(&library, interface)?,
                         error_text: ErrorText::find(&library, interface)?,
                         set_function_attribute: match interface {
+                            #[cfg(feature = "cuda")]
                             Interface::Cuda => Some(library.function("cuFuncSetAttribute")?),
+                            #[cfg(feature = "rocm")]
+                            Interface::Hip => None,
                         },
                         $($field: library.function(match interface {
+                            #[cfg(feature = "cuda")]
                             Interface::Cuda => stringify!($cuda),
+                            #[cfg(feature = "rocm")]
+                            Interface::Hip => stringify!($hip),
                         })?,)*
                         _library: library,
                     })
@@ -129,52 +138,52 @@ macro_rules! table {
 }
 
 table! {
-    init(c_uint): cuInit;
-    device_count(*mut c_int): cuDeviceGetCount;
-    device(*mut Device, c_int): cuDeviceGet;
-    device_name(*mut c_char, c_int, Device): cuDeviceGetName;
-    device_uuid(*mut [u8; 16], Device): cuDeviceGetUuid_v2;
-    device_attribute(*mut c_int, c_uint, Device): cuDeviceGetAttribute;
-    can_access_peer(*mut c_int, Device, Device): cuDeviceCanAccessPeer;
-    synchronize(): cuCtxSynchronize;
+    init(c_uint): cuInit, hipInit;
+    device_count(*mut c_int): cuDeviceGetCount, hipGetDeviceCount;
+    device(*mut Device, c_int): cuDeviceGet, hipDeviceGet;
+    device_name(*mut c_char, c_int, Device): cuDeviceGetName, hipDeviceGetName;
+    device_uuid(*mut [u8; 16], Device): cuDeviceGetUuid_v2, hipDeviceGetUuid;
+    device_attribute(*mut c_int, c_uint, Device): cuDeviceGetAttribute, hipDeviceGetAttribute;
+    can_access_peer(*mut c_int, Device, Device): cuDeviceCanAccessPeer, hipDeviceCanAccessPeer;
+    synchronize(): cuCtxSynchronize, hipDeviceSynchronize;
 
-    memory_info(*mut usize, *mut usize): cuMemGetInfo_v2;
-    default_pool(*mut RawMemoryPool, Device): cuDeviceGetDefaultMemPool;
-    pool_trim(RawMemoryPool, usize): cuMemPoolTrimTo;
-    pool_set_attribute(RawMemoryPool, c_uint, *mut c_void): cuMemPoolSetAttribute;
-    pool_set_access(RawMemoryPool, *const PoolAccess, usize): cuMemPoolSetAccess;
-    allocate(*mut DeviceAddress, usize, RawStream): cuMemAllocAsync;
-    free(DeviceAddress, RawStream): cuMemFreeAsync;
-    allocate_host(*mut *mut c_void, usize, c_uint): cuMemHostAlloc;
-    free_host(*mut c_void): cuMemFreeHost;
-    fill_bytes(DeviceAddress, u8, usize, RawStream): cuMemsetD8Async;
-    upload(DeviceAddress, *const c_void, usize, RawStream): cuMemcpyHtoDAsync_v2;
-    download(*mut c_void, DeviceAddress, usize, RawStream): cuMemcpyDtoHAsync_v2;
-    copy(DeviceAddress, DeviceAddress, usize, RawStream): cuMemcpyDtoDAsync_v2;
+    memory_info(*mut usize, *mut usize): cuMemGetInfo_v2, hipMemGetInfo;
+    default_pool(*mut RawMemoryPool, Device): cuDeviceGetDefaultMemPool, hipDeviceGetDefaultMemPool;
+    pool_trim(RawMemoryPool, usize): cuMemPoolTrimTo, hipMemPoolTrimTo;
+    pool_set_attribute(RawMemoryPool, c_uint, *mut c_void): cuMemPoolSetAttribute, hipMemPoolSetAttribute;
+    pool_set_access(RawMemoryPool, *const PoolAccess, usize): cuMemPoolSetAccess, hipMemPoolSetAccess;
+    allocate(*mut DeviceAddress, usize, RawStream): cuMemAllocAsync, hipMallocAsync;
+    free(DeviceAddress, RawStream): cuMemFreeAsync, hipFreeAsync;
+    allocate_host(*mut *mut c_void, usize, c_uint): cuMemHostAlloc, hipHostMalloc;
+    free_host(*mut c_void): cuMemFreeHost, hipHostFree;
+    fill_bytes(DeviceAddress, u8, usize, RawStream): cuMemsetD8Async, hipMemsetD8Async;
+    upload(DeviceAddress, *const c_void, usize, RawStream): cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync;
+    download(*mut c_void, DeviceAddress, usize, RawStream): cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync;
+    copy(DeviceAddress, DeviceAddress, usize, RawStream): cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync;
 
-    stream_create(*mut RawStream, c_uint): cuStreamCreate;
-    stream_synchronize(RawStream): cuStreamSynchronize;
-    stream_destroy(RawStream): cuStreamDestroy_v2;
-    stream_wait(RawStream, RawEvent, c_uint): cuStreamWaitEvent;
-    begin_capture(RawStream, c_uint): cuStreamBeginCapture_v2;
-    end_capture(RawStream, *mut RawGraph): cuStreamEndCapture;
+    stream_create(*mut RawStream, c_uint): cuStreamCreate, hipStreamCreateWithFlags;
+    stream_synchronize(RawStream): cuStreamSynchronize, hipStreamSynchronize;
+    stream_destroy(RawStream): cuStreamDestroy_v2, hipStreamDestroy;
+    stream_wait(RawStream, RawEvent, c_uint): cuStreamWaitEvent, hipStreamWaitEvent;
+    begin_capture(RawStream, c_uint): cuStreamBeginCapture_v2, hipStreamBeginCapture;
+    end_capture(RawStream, *mut RawGraph): cuStreamEndCapture, hipStreamEndCapture;
 
-    event_create(*mut RawEvent, c_uint): cuEventCreate;
-    event_record(RawEvent, RawStream): cuEventRecord;
-    event_query(RawEvent): cuEventQuery;
-    event_synchronize(RawEvent): cuEventSynchronize;
-    event_elapsed(*mut f32, RawEvent, RawEvent): cuEventElapsedTime_v2;
-    event_destroy(RawEvent): cuEventDestroy_v2;
+    event_create(*mut RawEvent, c_uint): cuEventCreate, hipEventCreateWithFlags;
+    event_record(RawEvent, RawStream): cuEventRecord, hipEventRecord;
+    event_query(RawEvent): cuEventQuery, hipEventQuery;
+    event_synchronize(RawEvent): cuEventSynchronize, hipEventSynchronize;
+    event_elapsed(*mut f32, RawEvent, RawEvent): cuEventElapsedTime_v2, hipEventElapsedTime;
+    event_destroy(RawEvent): cuEventDestroy_v2, hipEventDestroy;
 
-    graph_instantiate(*mut RawExecutable, RawGraph, c_ulonglong): cuGraphInstantiateWithFlags;
-    graph_launch(RawExecutable, RawStream): cuGraphLaunch;
-    executable_destroy(RawExecutable): cuGraphExecDestroy;
-    graph_destroy(RawGraph): cuGraphDestroy;
+    graph_instantiate(*mut RawExecutable, RawGraph, c_ulonglong): cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags;
+    graph_launch(RawExecutable, RawStream): cuGraphLaunch, hipGraphLaunch;
+    executable_destroy(RawExecutable): cuGraphExecDestroy, hipGraphExecDestroy;
+    graph_destroy(RawGraph): cuGraphDestroy, hipGraphDestroy;
 
-    module_load(*mut RawModule, *const c_void): cuModuleLoadData;
-    module_unload(RawModule): cuModuleUnload;
-    module_function(*mut RawFunction, RawModule, *const c_char): cuModuleGetFunction;
-    function_attribute(*mut c_int, c_uint, RawFunction): cuFuncGetAttribute;
+    module_load(*mut RawModule, *const c_void): cuModuleLoadData, hipModuleLoadData;
+    module_unload(RawModule): cuModuleUnload, hipModuleUnload;
+    module_function(*mut RawFunction, RawModule, *const c_char): cuModuleGetFunction, hipModuleGetFunction;
+    function_attribute(*mut c_int, c_uint, RawFunction): cuFuncGetAttribute, hipFuncGetAttribute;
     launch(
         RawFunction,
         c_uint,
@@ -187,7 +196,7 @@ table! {
         RawStream,
         *mut *mut c_void,
         *mut *mut c_void
-    ): cuLaunchKernel;
+    ): cuLaunchKernel, hipModuleLaunchKernel;
 }
 
 /// How a thread is given the device that its calls are for.
@@ -200,6 +209,11 @@ pub enum Binding {
         current: unsafe extern "C" fn(*mut RawContext) -> Code,
         make_current: unsafe extern "C" fn(RawContext) -> Code,
     },
+    /// By its number.
+    Number {
+        current: unsafe extern "C" fn(*mut Device) -> Code,
+        make_current: unsafe extern "C" fn(Device) -> Code,
+    },
 }
 
 impl Binding {
@@ -209,11 +223,17 @@ impl Binding {
         // SAFETY: as above; the vendor documents each function with the type of its field.
         unsafe {
             match interface {
+                #[cfg(feature = "cuda")]
                 Interface::Cuda => Ok(Self::Context {
                     retain: library.function("cuDevicePrimaryCtxRetain")?,
                     release: library.function("cuDevicePrimaryCtxRelease_v2")?,
                     current: library.function("cuCtxGetCurrent")?,
                     make_current: library.function("cuCtxSetCurrent")?,
+                }),
+                #[cfg(feature = "rocm")]
+                Interface::Hip => Ok(Self::Number {
+                    current: library.function("hipGetDevice")?,
+                    make_current: library.function("hipSetDevice")?,
                 }),
             }
         }
@@ -225,6 +245,8 @@ impl Binding {
 pub enum ErrorText {
     /// The function leaves the text in a place.
     Written(unsafe extern "C" fn(Code, *mut *const c_char) -> Code),
+    /// The function answers the text.
+    Answered(unsafe extern "C" fn(Code) -> *const c_char),
 }
 
 impl ErrorText {
@@ -234,7 +256,10 @@ impl ErrorText {
         // SAFETY: as above.
         unsafe {
             match interface {
+                #[cfg(feature = "cuda")]
                 Interface::Cuda => Ok(Self::Written(library.function("cuGetErrorString")?)),
+                #[cfg(feature = "rocm")]
+                Interface::Hip => Ok(Self::Answered(library.function("hipGetErrorString")?)),
             }
         }
     }
@@ -245,6 +270,8 @@ impl ErrorText {
         match self {
             // SAFETY: the function writes one address, of a text that stays; or none for a number that it does not know.
             Self::Written(write) => drop(unsafe { write(code, &raw mut text) }.result()),
+            // SAFETY: the function answers a text that stays, for any number.
+            Self::Answered(answer) => text = unsafe { answer(code) },
         }
         if text.is_null() {
             return "an error that it has no words for".to_owned();
@@ -302,8 +329,16 @@ mod tests {
 
     #[test]
     fn a_library_without_the_interface_is_an_error() {
-        let library = OpenLibrary::first_of("cuda", "the library", &["libc.so.6"]).unwrap();
-        let said = Table::find(library, Interface::Cuda).err().unwrap().to_string();
-        assert!(said.contains("libc.so.6 has no cuDevicePrimaryCtxRetain: "), "{said}");
+        let missing = [
+            #[cfg(feature = "cuda")]
+            (Interface::Cuda, "cuDevicePrimaryCtxRetain"),
+            #[cfg(feature = "rocm")]
+            (Interface::Hip, "hipGetDevice"),
+        ];
+        for (interface, function) in missing {
+            let library = OpenLibrary::first_of("gpu", "the library", &["libc.so.6"]).unwrap();
+            let said = Table::find(library, interface).err().unwrap().to_string();
+            assert!(said.contains(&format!("libc.so.6 has no {function}: ")), "{said}");
+        }
     }
 }

@@ -5,28 +5,11 @@
 //! no work of the device. What would make a library of the same version choose differently, such as another build, another
 //! table of heuristics or a variable of the environment that makes it emulate a precision, shows there.
 
-use cudarc::cublaslt::sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::MatrixLibrary;
-use super::plan::attribute;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, ElementKind, MatrixProduct, Operand, Rows};
-
-/// What an algorithm is made of, and the bytes of each. The library's opaque copy of it would serve too if it were said that
-/// all of its bytes mean something.
-const ATTRIBUTES: [(Attribute, usize); 9] = [
-    (Attribute::CUBLASLT_ALGO_CONFIG_ID, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
-    (Attribute::CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
-    (Attribute::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
-];
 
 /// What a product that the library is asked for forms.
 #[derive(Clone, Copy)]
@@ -58,25 +41,26 @@ const PRODUCTS: [(usize, usize, Use); 10] = [
     (1024, 4096, Use::Weight),
 ];
 
-/// The digest of what `library` chooses.
-pub(super) fn of(library: &MatrixLibrary) -> Result<u64> {
+/// The digest of what a library chooses: `choose` answers what the algorithm of a product is made of, and of each part nothing
+/// where an older library does not know it; nothing at all where the product has no algorithm.
+///
+/// # Errors
+/// What `choose` answers; that a product has no algorithm is an answer too.
+pub fn of(
+    mut choose: impl FnMut(&MatrixProduct) -> Result<Option<Vec<Option<u32>>>>,
+) -> Result<u64> {
     let mut hasher = Xxh3Default::new();
     for activation in [ElementKind::F32, ElementKind::Bf16] {
         for (n, k, used) in PRODUCTS {
-            let chosen = match library.accepted(&product(activation, n, k, used)) {
-                Ok(mut accepted) => accepted.next(),
-                // That a product has no algorithm is an answer too.
+            let chosen = match choose(&product(activation, n, k, used)) {
+                Ok(chosen) => chosen,
                 Err(KernelError::Unsupported { .. }) => None,
                 Err(error) => return Err(error),
             };
             hasher.update(&[u8::from(chosen.is_some())]);
-            if let Some(algorithm) = chosen {
-                for (name, bytes) in ATTRIBUTES {
-                    // An older library does not know every one.
-                    let value = attribute(&algorithm, name, bytes);
-                    hasher.update(&[u8::from(value.is_some())]);
-                    hasher.update(&value.unwrap_or(0).to_le_bytes());
-                }
+            for value in chosen.unwrap_or_default() {
+                hasher.update(&[u8::from(value.is_some())]);
+                hasher.update(&value.unwrap_or(0).to_le_bytes());
             }
         }
     }

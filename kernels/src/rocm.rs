@@ -1,0 +1,197 @@
+//! AMD GPUs: what HIP, hiprtc and rocBLAS have of their own.
+//!
+//! The libraries of ROCm 5 to 7 are opened when they are first needed, so a program built with this module runs where none of them
+//! is; what is missing is then an ordinary error. Nothing of ROCm is needed to build. The width of a wave is the device's, and is asked
+//! for.
+
+mod architecture;
+mod compile;
+mod rocblas;
+
+use std::ffi::{CStr, c_int};
+use std::sync::{Arc, OnceLock};
+
+use self::rocblas::RocBlas;
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::{DeviceProperties, MatrixProduct};
+use crate::gpu::source::{Source, SourceOptions};
+use crate::gpu::vendor::context::{self, Context};
+use crate::gpu::vendor::library::OpenLibrary;
+use crate::gpu::vendor::table::{Code, Device, Interface, Table};
+use crate::gpu::vendor::{ALL_DEVICES, Queue, Vendor, VendorDriver};
+
+/// An AMD GPU.
+pub type Rocm = VendorDriver<Amd>;
+
+/// AMD.
+pub struct Amd;
+
+const BACKEND: &str = "rocm";
+
+// Attributes of devices, by the numbers of HIP.
+const COMPUTE_UNITS: u32 = 63;
+const SHARED_BYTES_PER_BLOCK: u32 = 74;
+const WAVE: u32 = 87;
+
+/// Answers that there is no driver for these devices.
+const INSUFFICIENT_DRIVER: Code = Code(35);
+
+/// What HIP has beside the functions of the table.
+struct Hip {
+    table: Table,
+    properties: Properties,
+    /// As the runtime numbers itself: 60_241_134 is 6.2.
+    version: c_int,
+    /// What follows the name of its library, such as `.so.6`: that of others of the same release.
+    suffix: &'static str,
+}
+
+/// How a device's properties are asked for: the struct grew in HIP 6, and its function has another name since.
+struct Properties {
+    get: unsafe extern "C" fn(*mut u8, c_int) -> Code,
+    /// Where in the struct the name of the architecture begins.
+    architecture_at: usize,
+}
+
+/// Names of the runtime's library, the newest first.
+const RUNTIMES: [&str; 4] =
+    ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
+
+fn suffix(runtime: &str) -> &'static str {
+    let known = RUNTIMES.iter().find(|known| **known == runtime);
+    known.map_or(".so", |known| &known["libamdhip64".len()..])
+}
+
+impl Hip {
+    fn open() -> Result<Self> {
+        let library = OpenLibrary::first_of(BACKEND, "AMD's HIP runtime", &RUNTIMES)?;
+        let suffix = suffix(library.file_name());
+        let mut version = 0;
+        // SAFETY: HIP documents the functions with these types; the version is one number, and may be asked without a device.
+        let (asked, properties) = unsafe {
+            let newer = library.has("hipGetDevicePropertiesR0600");
+            let (name, architecture_at) = match newer {
+                true => ("hipGetDevicePropertiesR0600", 1160),
+                false => ("hipGetDeviceProperties", 396),
+            };
+            let get_version: unsafe extern "C" fn(*mut c_int) -> Code =
+                library.function("hipRuntimeGetVersion")?;
+            let properties = Properties { get: library.function(name)?, architecture_at };
+            (get_version(&raw mut version), properties)
+        };
+        let table = Table::find(library, Interface::Hip)?;
+        table.on(BACKEND, "asking for the runtime's version", asked.result())?;
+        Ok(Self { table, properties, version, suffix })
+    }
+
+    fn get() -> Result<&'static Self> {
+        static HIP: OnceLock<Hip> = OnceLock::new();
+        if let Some(hip) = HIP.get() {
+            return Ok(hip);
+        }
+        let hip = Self::open()?;
+        Ok(HIP.get_or_init(|| hip))
+    }
+
+    /// What a device calls its architecture, with its features: such as `gfx942:sramecc+:xnack-`.
+    fn architecture(&self, name: &str, device: Device) -> Result<String> {
+        /// More than the struct of any version has.
+        const ROOM: usize = 8192;
+        let mut properties = vec![0_u64; ROOM / 8];
+        // SAFETY: it writes one struct, for which there is room.
+        let asked = unsafe { (self.properties.get)(properties.as_mut_ptr().cast(), device) };
+        self.table.on(name, "asking for a device's properties", asked.result())?;
+        let bytes: &[u8] = bytemuck::cast_slice(&properties);
+        let text = CStr::from_bytes_until_nul(&bytes[self.properties.architecture_at..]);
+        Ok(text.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    /// Such as `6.2`.
+    fn version(&self) -> (i32, i32) {
+        (self.version / 10_000_000, self.version / 100_000 % 100)
+    }
+
+    /// The names of another library of the same release: by the versions that it may have, and without.
+    fn beside(&self, library: &str, versions: &[&str]) -> Vec<String> {
+        let versions = versions.iter().map(|version| format!("{library}.so{version}"));
+        versions.chain([format!("{library}.so")]).collect()
+    }
+}
+
+impl Vendor for Amd {
+    const BACKEND: &'static str = BACKEND;
+    const DRIVER: &'static str = "AMD's HIP runtime";
+    const WORKSPACE_BYTES: usize = 32 << 20;
+    type MatrixLibrary = RocBlas;
+
+    fn table() -> Result<&'static Table> {
+        Ok(&Hip::get()?.table)
+    }
+
+    fn is_missing(code: Code) -> bool {
+        [Code::NO_DEVICE, INSUFFICIENT_DRIVER].contains(&code)
+    }
+
+    fn kind(table: &Table, device: Device) -> Result<String> {
+        let architecture = Hip::get()?.architecture(ALL_DEVICES, device)?;
+        let units = context::attribute(table, device, COMPUTE_UNITS);
+        let units = table.on(ALL_DEVICES, "asking for an attribute", units)?;
+        Ok(format!("{architecture}, {units} compute units"))
+    }
+
+    fn architecture(context: &Context, name: &str) -> Result<String> {
+        let hip = Hip::get()?;
+        let architecture = hip.architecture(name, context.device())?;
+        architecture::check(name, &architecture, hip.version())?;
+        Ok(architecture)
+    }
+
+    fn check_compiler() -> Result<()> {
+        compile::compiler().map(drop)
+    }
+
+    fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<RocBlas> {
+        RocBlas::open(context, name)
+    }
+
+    fn properties(
+        context: &Context,
+        name: String,
+        architecture: String,
+        library: &RocBlas,
+    ) -> Result<DeviceProperties> {
+        let attribute = |attribute| context.attribute(&name, attribute);
+        let warp = attribute(WAVE)?;
+        if ![32, 64].contains(&warp) {
+            let (found, expected) = (format!("of waves of {warp}"), "32 or 64".to_owned());
+            return Err(KernelError::UnsupportedArchitecture { device: name, found, expected });
+        }
+        Ok(DeviceProperties {
+            backend: BACKEND,
+            architecture,
+            warp: warp as u32,
+            multiprocessors: attribute(COMPUTE_UNITS)? as u32,
+            shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
+            matrix_library: format!("{}, solutions {:016x}", library.version(), library.digest()?),
+            name,
+        })
+    }
+
+    fn compile(
+        source: &'static Source,
+        options: SourceOptions,
+        properties: &DeviceProperties,
+    ) -> Result<Vec<u8>> {
+        compile::code_object(source, options, &properties.architecture)
+    }
+
+    unsafe fn multiply(
+        library: &RocBlas,
+        driver: &Rocm,
+        queue: &mut Queue,
+        product: MatrixProduct,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the operands.
+        unsafe { library.matmul(driver, queue, product) }
+    }
+}

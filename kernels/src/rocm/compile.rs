@@ -1,0 +1,60 @@
+//! Sources become machine code of the device at hand, by hiprtc.
+
+use std::sync::OnceLock;
+
+use super::{BACKEND, Hip};
+use crate::error::Result;
+use crate::gpu::cache::CacheEntry;
+use crate::gpu::source::{Source, SourceOptions};
+use crate::gpu::vendor::compiler::{Compiler, Names};
+use crate::gpu::vendor::library::OpenLibrary;
+
+/// hiprtc, once it is needed. Before HIP 6 it is part of the runtime's own library.
+///
+/// # Errors
+/// A library that is not there, or lacks a function.
+pub(super) fn compiler() -> Result<&'static Compiler> {
+    static COMPILER: OnceLock<Compiler> = OnceLock::new();
+    if let Some(compiler) = COMPILER.get() {
+        return Ok(compiler);
+    }
+    let hip = Hip::get()?;
+    let own = format!("libhiprtc{}", hip.suffix);
+    let runtime = format!("libamdhip64{}", hip.suffix);
+    let names = [own.as_str(), "libhiprtc.so", runtime.as_str()];
+    let library = OpenLibrary::first_of(BACKEND, "AMD's run-time compiler", &names)?;
+    let names = Names { prefix: "hiprtc", image: "Code" };
+    let compiler = Compiler::find(library, BACKEND, &names)?;
+    Ok(COMPILER.get_or_init(|| compiler))
+}
+
+/// The code object of `source` for `architecture`, which the compiler knows.
+pub(super) fn code_object(
+    source: &'static Source,
+    options: SourceOptions,
+    architecture: &str,
+) -> Result<Vec<u8>> {
+    let compiler = compiler()?;
+    let version = format!("hiprtc {} of HIP {}", compiler.version()?, Hip::get()?.version);
+    let options = arguments(options, architecture);
+    let entry = CacheEntry::new(source, &version, &options, "hsaco");
+    if let Some(image) = entry.read() {
+        return Ok(image);
+    }
+    tracing::info!(source = source.name, architecture, "compiling kernels");
+    let image = compiler.compile(source, architecture, &options)?;
+    entry.write(&image);
+    Ok(image)
+}
+
+/// What hiprtc is told; contraction is off because kernels say themselves where they fuse.
+fn arguments(options: SourceOptions, architecture: &str) -> Vec<String> {
+    let mut arguments = vec![
+        format!("--offload-arch={architecture}"),
+        "-O3".to_owned(),
+        "-std=c++17".to_owned(),
+        "-ffp-contract=off".to_owned(),
+    ];
+    arguments.extend(options.arguments());
+    arguments
+}

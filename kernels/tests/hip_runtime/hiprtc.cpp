@@ -1,0 +1,145 @@
+// libhiprtc for tests: g++ makes libraries of the host of the kernels' sources, by the header that stands for a device. Built
+// with EMULATOR_HEADER, the path of that header.
+//
+// Options that hiprtc does not know are refused, and for an architecture that it does not know it ends the process: as
+// the real one does.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Result { Success = 0, InvalidInput = 3, InvalidOption = 5, CompilationFailed = 6, InternalError = 11 };
+
+struct Text {
+    std::string name, text;
+};
+
+struct Program {
+    Text source;
+    std::vector<Text> headers;
+    std::string log, code;
+};
+
+const char* const ARGUMENTS =
+    "-std=c++20 -O2 -x c++ -fPIC -shared -pthread -fno-gnu-unique -fvisibility=hidden -Wl,-Bsymbolic -ffp-contract=off "
+    "-Wall -Werror -Wno-unknown-pragmas -Wno-unused-function -DEMULATOR";
+
+std::string read(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write(const std::filesystem::path& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+}
+
+bool begins(const std::string& text, const char* with) { return text.rfind(with, 0) == 0; }
+
+std::string in_quotes(const std::string& word) { return " '" + word + "'"; }
+
+// FNV-1a.
+unsigned hash(unsigned sum, const std::string& text) {
+    for (unsigned char byte : text) sum = (sum ^ byte) * 16777619u;
+    return sum;
+}
+
+// A call of the C library otherwise, for the same bits.
+const char* fused() { return __builtin_cpu_supports("fma") ? " -mfma" : ""; }
+
+}  // namespace
+
+// What is compiled follows from the header and the options too, so caches must tell them apart.
+EXPORTED Result hiprtcVersion(int* major, int* minor) {
+    *major = 7;
+    *minor = int(hash(hash(hash(2166136261u, read(EMULATOR_HEADER)), ARGUMENTS), fused()) >> 1);
+    return Success;
+}
+
+EXPORTED const char* hiprtcGetErrorString(Result result) {
+    switch (result) {
+        case Success: return "HIPRTC_SUCCESS";
+        case InvalidInput: return "HIPRTC_ERROR_INVALID_INPUT";
+        case InvalidOption: return "HIPRTC_ERROR_INVALID_OPTION";
+        case CompilationFailed: return "HIPRTC_ERROR_COMPILATION";
+        default: return "HIPRTC_ERROR_INTERNAL_ERROR";
+    }
+}
+
+EXPORTED Result hiprtcCreateProgram(Program** out, const char* source, const char* name, int headers, const char** texts,
+                                    const char** names) {
+    if (!out || !source || !name) return InvalidInput;
+    auto* program = new Program{{name, source}, {}, {}, {}};
+    for (int i = 0; i < headers; i++) program->headers.push_back({names[i], texts[i]});
+    *out = program;
+    return Success;
+}
+
+EXPORTED Result hiprtcDestroyProgram(Program** program) {
+    delete *program;
+    *program = nullptr;
+    return Success;
+}
+
+EXPORTED Result hiprtcCompileProgram(Program* program, int count, const char** options) {
+    std::string definitions, target;
+    for (int i = 0; i < count; i++) {
+        const std::string option = options[i];
+        if (begins(option, "--offload-arch=")) {
+            target = option.substr(15, option.find(':') - 15);
+        } else if (begins(option, "-D")) {
+            definitions += in_quotes(option);
+        } else if (option != "-std=c++17" && option != "-O3" && option != "-ffp-contract=off") {
+            program->log = "error: unknown option " + option;
+            return InvalidOption;
+        }
+    }
+    if (target != "gfx90a" && target != "gfx942" && target != "warp32") {
+        std::fprintf(stderr, "hiprtc: no such architecture: %s\n", target.c_str());
+        std::abort();
+    }
+    char name[] = "/tmp/hiprtc-XXXXXX";
+    if (!mkdtemp(name)) return InternalError;
+    const std::filesystem::path folder = name;
+    for (const Text& header : program->headers) write(folder / header.name, header.text);
+    write(folder / "emulator.h", read(EMULATOR_HEADER));
+    const char* const said = "extern \"C\" __attribute__((used, visibility(\"default\"))) const char emulated_target[] = \"";
+    write(folder / program->source.name, program->source.text + "\n" + said + target + "\";\n");
+    const char* wave = begins(target, "gfx9") ? " -DWARP=64" : " -DWARP=32";
+    const std::string command = "cd" + in_quotes(name) + " && g++ " + ARGUMENTS + fused() + wave + definitions +
+                                in_quotes(program->source.name) + " -o kernels.so 2> log";
+    const bool is_compiled = std::system(command.c_str()) == 0;
+    program->log = read(folder / "log");
+    program->code = is_compiled ? read(folder / "kernels.so") : "";
+    std::filesystem::remove_all(folder);
+    return is_compiled ? Success : CompilationFailed;
+}
+
+EXPORTED Result hiprtcGetProgramLogSize(Program* program, size_t* bytes) {
+    *bytes = program->log.size() + 1;
+    return Success;
+}
+
+EXPORTED Result hiprtcGetProgramLog(Program* program, char* log) {
+    std::memcpy(log, program->log.c_str(), program->log.size() + 1);
+    return Success;
+}
+
+EXPORTED Result hiprtcGetCodeSize(Program* program, size_t* bytes) {
+    *bytes = program->code.size();
+    return Success;
+}
+
+EXPORTED Result hiprtcGetCode(Program* program, char* code) {
+    std::memcpy(code, program->code.data(), program->code.size());
+    return Success;
+}
