@@ -11,6 +11,11 @@ use super::table::{
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::Launch;
 
+/// The bytes that the struct of most kernels has at most: clearing room for more would cost every launch.
+const FEW_ARGUMENT_BYTES: usize = 512;
+/// The bytes of arguments that drivers take.
+const MOST_ARGUMENT_BYTES: usize = 4096;
+
 /// A loaded module.
 pub struct Module {
     pool: Arc<Pool>,
@@ -107,18 +112,40 @@ impl Kernel {
         launch: Launch,
         arguments: &[u8],
     ) -> Result<()> {
-        // The driver copies the struct during the call; it wants the struct's own alignment.
-        let mut aligned = [0_u64; 64];
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
-        let Some(place) = bytes.get_mut(..arguments.len()) else {
-            let (expected, found) = ("at most 512 bytes", arguments.len());
-            return Err(KernelError::shape(self.name, "arguments", expected, found));
+        let answered = match arguments.len() {
+            // SAFETY: the caller's promise, here and below.
+            0..=FEW_ARGUMENT_BYTES => unsafe {
+                self.enqueue::<{ FEW_ARGUMENT_BYTES / 8 }>(table, queue, launch, arguments)
+            },
+            // SAFETY: as above.
+            ..=MOST_ARGUMENT_BYTES => unsafe {
+                self.enqueue::<{ MOST_ARGUMENT_BYTES / 8 }>(table, queue, launch, arguments)
+            },
+            found => {
+                let expected = format!("at most {MOST_ARGUMENT_BYTES} bytes");
+                return Err(KernelError::shape(self.name, "arguments", expected, found));
+            }
         };
-        place.copy_from_slice(arguments);
+        answered.result().map_err(|code| self.refused(table, device, launch, code))
+    }
+
+    /// # Safety
+    /// As for [`launch`](Self::launch); the bytes are at most those of `WORDS` words.
+    unsafe fn enqueue<const WORDS: usize>(
+        &self,
+        table: &Table,
+        queue: &Queue,
+        launch: Launch,
+        arguments: &[u8],
+    ) -> Code {
+        // The driver copies the struct during the call; it wants the struct's own alignment.
+        let mut aligned = [0_u64; WORDS];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut aligned);
+        bytes[..arguments.len()].copy_from_slice(arguments);
         let [x, y, z] = launch.grid;
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
         // SAFETY: the kernel takes one struct, which the caller vouches `arguments` to be.
-        let launched = unsafe {
+        unsafe {
             (table.launch)(
                 self.function,
                 x,
@@ -132,8 +159,7 @@ impl Kernel {
                 parameters.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
-        };
-        launched.result().map_err(|code| self.refused(table, device, launch, code))
+        }
     }
 
     #[cold]
