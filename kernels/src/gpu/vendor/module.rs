@@ -112,18 +112,17 @@ impl Kernel {
         launch: Launch,
         arguments: &[u8],
     ) -> Result<()> {
-        let answered = match arguments.len() {
-            // SAFETY: the caller's promise, here and below.
-            0..=FEW_ARGUMENT_BYTES => unsafe {
+        let found = arguments.len();
+        if found > MOST_ARGUMENT_BYTES {
+            let expected = format!("at most {MOST_ARGUMENT_BYTES} bytes");
+            return Err(KernelError::shape(self.name, "arguments", expected, found));
+        }
+        // SAFETY: the caller's promise.
+        let answered = unsafe {
+            if found <= FEW_ARGUMENT_BYTES {
                 self.enqueue::<{ FEW_ARGUMENT_BYTES / 8 }>(table, queue, launch, arguments)
-            },
-            // SAFETY: as above.
-            ..=MOST_ARGUMENT_BYTES => unsafe {
+            } else {
                 self.enqueue::<{ MOST_ARGUMENT_BYTES / 8 }>(table, queue, launch, arguments)
-            },
-            found => {
-                let expected = format!("at most {MOST_ARGUMENT_BYTES} bytes");
-                return Err(KernelError::shape(self.name, "arguments", expected, found));
             }
         };
         answered.result().map_err(|code| self.refused(table, device, launch, code))
