@@ -275,25 +275,15 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         terms: &[TreeTerm<'_, Self>],
     ) -> Result<()>;
 
-    /// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`: the mean gradient of a chunk of
-    /// parameters from the sums of its uses.
+    /// The mean gradient of a chunk of parameters, from the sums of its uses, in the place of the first:
+    /// `sums[first + i] = (sums[first + i] + sums[others[0] + i] + ...) / count` for i below `elements`. All else in `sums` stays.
     ///
     /// `count` is the number of counted tokens as the nearest `f32`: itself to 2^24, above it off by one in 2^24 parts at the
     /// most. It is the same on every worker, so that no bit depends on who divides.
-    fn mean_gradient(
-        &self,
-        stream: &mut Self::DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        uses: &[Slice<'_, Self, f32>],
-        count: f32,
-    ) -> Result<()>;
-
-    /// [`mean_gradient`](Self::mean_gradient) within one slice, with the same bits: `sums[first + i] = (sums[first + i] +
-    /// sums[others[0] + i] + ...) / count` for i below `elements`. All else in `sums` stays.
     ///
     /// # Errors
     /// A use that leaves `sums`, or overlaps another.
-    fn mean_gradient_in_place(
+    fn mean_gradient(
         &self,
         stream: &mut Self::DeviceStream,
         sums: SliceMut<'_, Self, f32>,

@@ -33,7 +33,8 @@ fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
         buffer
     };
     let gradients: Vec<_> = (1..=3).map(|seed| upload(&numbers(seed, ELEMENTS))).collect();
-    let mut mean = upload(&[0.0; ELEMENTS]);
+    let uses: Vec<f32> = (1..=3).flat_map(|seed| numbers(seed, ELEMENTS)).collect();
+    let mut mean = upload(&uses);
     let magnitudes = |seed| numbers(seed, ELEMENTS).into_iter().map(f32::abs).collect::<Vec<_>>();
     let mut state = [7, 8, 9].map(|seed| upload(&magnitudes(seed)));
     let mut lane = upload(&numbers(11, ELEMENTS));
@@ -58,12 +59,13 @@ fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
     let out = SliceMut::all(&mut embedded).matrix(3, inner).unwrap();
     backend.embedding_forward(stream, out, a, Slice::all(&tokens), Output::Add).unwrap();
     backend.accumulate(stream, SliceMut::all(&mut lane), Slice::all(&gradients[0])).unwrap();
-    let uses: Vec<_> = gradients.iter().map(Slice::all).collect();
-    backend.mean_gradient(stream, SliceMut::all(&mut mean), &uses, 3.0).unwrap();
+    let (all, others) = (SliceMut::all(&mut mean), [ELEMENTS, 2 * ELEMENTS]);
+    backend.mean_gradient(stream, all, 0, &others, ELEMENTS, 3.0).unwrap();
+    let gradient = Slice::new(&mean, 0, ELEMENTS).unwrap();
     let ends = [1, 500, ELEMENTS];
     let mut squares = backend.allocate::<f64>(stream, ends.len()).unwrap();
     let out = SliceMut::all(&mut squares);
-    backend.sums_of_squares(stream, out, Slice::all(&mean), &ends).unwrap();
+    backend.sums_of_squares(stream, out, gradient, &ends).unwrap();
     let squares = backend.to_vec(stream, Slice::all(&squares)).unwrap();
     for (bias_correction1, bias_correction2) in [(0.1, 0.05), (0.19, 0.0975), (0.271, 0.142625)] {
         let [parameters, first, second] = &mut state;
@@ -78,7 +80,7 @@ fn update<B: Backend<Activation = f32>>(backend: &B) -> Vec<u32> {
             gradient_scale: 0.7,
         };
         let (parameters, first) = (SliceMut::all(parameters), SliceMut::all(first));
-        let (second, gradient) = (SliceMut::all(second), Slice::all(&mean));
+        let second = SliceMut::all(second);
         backend.adamw(stream, parameters, first, second, gradient, coefficients).unwrap();
     }
     let mut bits: Vec<u32> = squares

@@ -74,7 +74,7 @@ pub(crate) fn check_tree<B: Runtime>(terms: &[TreeTerm<'_, B>]) -> Result<usize>
     }
 }
 
-/// Asks the uses of [`mean_gradient_in_place`](super::Backend::mean_gradient_in_place), which are `elements` long, to lie
+/// Asks the uses of [`mean_gradient`](super::Backend::mean_gradient_in_place), which are `elements` long, to lie
 /// inside `sums` elements, and none to overlap another.
 pub(crate) fn check_uses(
     first: usize,
@@ -82,7 +82,7 @@ pub(crate) fn check_uses(
     elements: usize,
     sums: usize,
 ) -> Result<()> {
-    const KERNEL: &str = "mean_gradient_in_place";
+    const KERNEL: &str = "mean_gradient";
     let mut starts = [&[first], others].concat();
     for start in &starts {
         if start.checked_add(elements).is_none_or(|end| end > sums) {

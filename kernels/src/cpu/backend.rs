@@ -7,7 +7,7 @@ mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::cross_entropy::cross_entropy;
-use super::elementwise::{accumulate, mean_gradient, mean_gradient_in_place, sums_of_squares};
+use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gelu::{Erf, Gradient, Tanh, Value};
 use super::layer_norm::{
@@ -307,23 +307,13 @@ impl Backend for Cpu {
     fn mean_gradient(
         &self,
         _: &mut DeviceStream,
-        out: SliceMut<'_, Self, f32>,
-        uses: &[Slice<'_, Self, f32>],
-        count: f32,
-    ) -> Result<()> {
-        mean_gradient(self.dispatch, out, uses, count)
-    }
-
-    fn mean_gradient_in_place(
-        &self,
-        _: &mut DeviceStream,
         sums: SliceMut<'_, Self, f32>,
         first: usize,
         others: &[usize],
         elements: usize,
         count: f32,
     ) -> Result<()> {
-        mean_gradient_in_place(self.dispatch, elements_mut(sums), first, others, elements, count)
+        mean_gradient(self.dispatch, elements_mut(sums), first, others, elements, count)
     }
 
     fn sums_of_squares(

@@ -1,13 +1,10 @@
 //! Sums of gradients: host functions on plain slices, and the kernels over them.
 
-use super::Cpu;
 use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
-use super::rows::{elements_mut, exactly};
 use super::simd::{LANES, Simd};
 use crate::backend::check_uses;
 use crate::error::{KernelError, Result};
-use crate::view::{Slice, SliceMut};
 
 /// What a thread takes at a time: the piece of the sum stays in the nearest cache over all terms.
 const PIECE: usize = 4096;
@@ -72,53 +69,8 @@ pub(crate) fn accumulate(
     Ok(())
 }
 
-/// `out[i] = (uses[0][i] + uses[1][i] + ...) / count`.
+/// `sums[first + i] = (sums[first + i] + sums[others[0] + i] + ...) / count`.
 pub(crate) fn mean_gradient(
-    dispatch: Dispatch,
-    out: SliceMut<'_, Cpu, f32>,
-    uses: &[Slice<'_, Cpu, f32>],
-    count: f32,
-) -> Result<()> {
-    const KERNEL: &str = "mean_gradient";
-    let out = elements_mut(out);
-    if uses.is_empty() {
-        return Err(KernelError::shape(KERNEL, "uses", "at least 1", 0));
-    }
-    let uses: Vec<_> = uses
-        .iter()
-        .map(|gradient| exactly(KERNEL, "use", *gradient, out.len()))
-        .collect::<Result<_>>()?;
-    dispatch.run(MeanGradient { out, uses: &uses, count });
-    Ok(())
-}
-
-/// [`mean_gradient`], where every use has the length of `out`.
-struct MeanGradient<'a> {
-    out: &'a mut [f32],
-    uses: &'a [&'a [f32]],
-    count: f32,
-}
-
-impl Kernel for MeanGradient<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let Some((first_use, other_uses)) = self.uses.split_first() else { return };
-        let count = s.splat(self.count);
-        for (block, out) in self.out.chunks_mut(LANES).enumerate() {
-            let first = block * LANES;
-            let mut sum = s.load_row(&first_use[first..]);
-            for other in other_uses {
-                sum = s.add(sum, s.load_row(&other[first..]));
-            }
-            s.store_row(out, s.div(sum, count));
-        }
-    }
-}
-
-/// [`mean_gradient`] of uses that are ranges of `sums`, in the place of the first.
-pub(crate) fn mean_gradient_in_place(
     dispatch: Dispatch,
     sums: &mut [f32],
     first: usize,
@@ -127,12 +79,12 @@ pub(crate) fn mean_gradient_in_place(
     count: f32,
 ) -> Result<()> {
     check_uses(first, others, elements, sums.len())?;
-    dispatch.run(MeanInPlace { sums, first, others, elements, count });
+    dispatch.run(MeanGradient { sums, first, others, elements, count });
     Ok(())
 }
 
-/// [`mean_gradient_in_place`], where every use lies inside `sums`.
-struct MeanInPlace<'a> {
+/// [`mean_gradient`], where every use lies inside `sums`.
+struct MeanGradient<'a> {
     sums: &'a mut [f32],
     first: usize,
     others: &'a [usize],
@@ -140,7 +92,7 @@ struct MeanInPlace<'a> {
     count: f32,
 }
 
-impl Kernel for MeanInPlace<'_> {
+impl Kernel for MeanGradient<'_> {
     type Output = ();
 
     #[inline(always)]

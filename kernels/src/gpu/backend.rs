@@ -257,23 +257,13 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     fn mean_gradient(
         &self,
         stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f32>,
-        uses: &[Slice<'_, Self, f32>],
-        count: f32,
-    ) -> Result<()> {
-        self.launch_mean_gradient(stream, out, uses, count)
-    }
-
-    fn mean_gradient_in_place(
-        &self,
-        stream: &mut GpuStream<D>,
         sums: SliceMut<'_, Self, f32>,
         first: usize,
         others: &[usize],
         elements: usize,
         count: f32,
     ) -> Result<()> {
-        self.launch_mean_gradient_in_place(stream, sums, first, others, elements, count)
+        self.launch_mean_gradient(stream, sums, first, others, elements, count)
     }
 
     fn sums_of_squares(

@@ -57,48 +57,9 @@ pub fn accumulate_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
-/// The uses are added in order and divided once, to the bit.
+/// Uses, wherever they are in a slice, are added in order and divided once, to the bit, in the place of the first; all else
+/// stays.
 pub fn mean_gradient_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
-    let backend = &arm.backend;
-    let mut device = Device::new(arm);
-    let mut transcript = Transcript::default();
-    for elements in SIZES {
-        for uses in USES {
-            device.margin = MARGINS[uses % 2];
-            let label = format!("mean_gradient {elements} elements of {uses} uses");
-            let mut inputs = Inputs::new((elements * 8 + uses) as u64);
-            let count = 1021.0;
-            let values: Vec<Vec<f32>> =
-                (0..uses).map(|_| inputs.uniform(elements, -1.0, 1.0)).collect();
-            let placed: Vec<Placed<B>> = values
-                .iter()
-                .map(|values| Placed::new(&mut device, Layout::range(elements), values))
-                .collect();
-            let slices: Vec<Slice<'_, B, f32>> = placed.iter().map(Placed::slice).collect();
-            let mut out = Placed::poisoned(&mut device, Layout::range(elements));
-            backend
-                .mean_gradient(&mut device.stream, out.slice_mut(), &slices, count)
-                .expect(&label);
-            let found = out.read(&mut device);
-            let wide_values: Vec<Vec<f64>> = values.iter().map(|values| wide(values)).collect();
-            let wide_uses: Vec<&[f64]> = wide_values.iter().map(Vec::as_slice).collect();
-            let expected = gradient_sums::mean_gradient(&wide_uses, f64::from(count));
-            assert_close(&label, &found, &expected, tolerance::<f32>(uses));
-            let mut in_order = values[0].clone();
-            for values in &values[1..] {
-                in_order.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
-            }
-            in_order.iter_mut().for_each(|sum| *sum /= count);
-            assert_same_bits(&label, &found, &in_order);
-            transcript.record(&label, &found);
-        }
-    }
-    transcript
-}
-
-/// Uses within one slice, in any order, are summed and divided in the place of the first, with the bits of
-/// `mean_gradient`; all else stays.
-pub fn mean_gradient_in_place_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -116,23 +77,10 @@ pub fn mean_gradient_in_place_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
                 let values = inputs.uniform(uses * stride, -1.0, 1.0);
                 let mut placed = Placed::new(&mut device, Layout::range(uses * stride), &values);
                 let count = 1021.0;
-                let whole = placed.slice();
-                let slices: Vec<Slice<'_, B, f32>> =
-                    starts.iter().map(|&at| whole.sub(at, elements).unwrap()).collect();
-                let mut mean = device.upload(&vec![f32::NAN; elements]);
                 let stream = &mut device.stream;
-                backend.mean_gradient(stream, SliceMut::all(&mut mean), &slices, count).unwrap();
                 let (first, others) = (starts[0], &starts[1..]);
-                backend
-                    .mean_gradient_in_place(
-                        stream,
-                        placed.slice_mut(),
-                        first,
-                        others,
-                        elements,
-                        count,
-                    )
-                    .expect(&label);
+                let sums = placed.slice_mut();
+                backend.mean_gradient(stream, sums, first, others, elements, count).expect(&label);
                 let found = placed.read(&mut device);
                 let wide_values = wide(&values);
                 let wide_uses: Vec<&[f64]> =
@@ -140,8 +88,14 @@ pub fn mean_gradient_in_place_agrees<B: Backend>(arm: &Arm<B>) -> Transcript {
                 let expected = gradient_sums::mean_gradient(&wide_uses, f64::from(count));
                 let found_mean = &found[first..][..elements];
                 assert_close(&label, found_mean, &expected, tolerance::<f32>(uses));
+                let mut mean = values[first..][..elements].to_vec();
+                for &other in others {
+                    let values = &values[other..][..elements];
+                    mean.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
+                }
+                mean.iter_mut().for_each(|sum| *sum /= count);
                 let mut changed = values;
-                changed[first..][..elements].copy_from_slice(&device.download(&mean));
+                changed[first..][..elements].copy_from_slice(&mean);
                 assert_same_bits(&label, &found, &changed);
                 transcript.record(&label, &found);
             }

@@ -75,7 +75,6 @@ macro_rules! every_body {
                 cross_entropy_rows_are_independent: bodies::cross_entropy::rows_are_independent;
                 accumulate_agrees: bodies::gradient_sums::accumulate_agrees;
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
-                mean_gradient_in_place_agrees: bodies::gradient_sums::mean_gradient_in_place_agrees;
                 tree_sum_agrees: bodies::tree_sum::agrees;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 adamw_agrees: bodies::adamw::agrees;

@@ -157,15 +157,6 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let result = backend.accumulate(stream, lane, slice(&bench.zeros, gradients));
         assert_answer("accumulate", wrong, result);
     }
-    for (wrong, [out, first, second]) in wrong_by_one([7, 7, 7]) {
-        let stream = &mut bench.device.stream;
-        let out = slice_mut(&mut bench.outs[0], out);
-        let uses = [slice(&bench.zeros, first), slice(&bench.zeros, second)];
-        assert_answer("mean_gradient", wrong, backend.mean_gradient(stream, out, &uses, 3.0));
-    }
-    let out = slice_mut(&mut bench.outs[0], 7);
-    let result = backend.mean_gradient(&mut bench.device.stream, out, &[], 3.0);
-    assert_shape_error("the mean of no uses", result);
     // Uses of 7 elements within 21: one that leaves them, one that cannot be counted, and some that overlap.
     for (first, others, elements) in [
         (15, &[] as &[_], 7),
@@ -179,12 +170,12 @@ pub fn updates<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         (0, &[7, 14, 8], 7),
     ] {
         let (stream, sums) = (&mut bench.device.stream, slice_mut(&mut bench.outs[0], 21));
-        let result = backend.mean_gradient_in_place(stream, sums, first, others, elements, 3.0);
-        assert_answer("mean_gradient_in_place", Some(first), result);
+        let result = backend.mean_gradient(stream, sums, first, others, elements, 3.0);
+        assert_answer("mean_gradient", Some(first), result);
     }
     for (first, others, elements) in [(14, &[7, 0], 7), (21, &[21, 0], 0)] {
         let (stream, sums) = (&mut bench.device.stream, slice_mut(&mut bench.outs[0], 21));
-        backend.mean_gradient_in_place(stream, sums, first, others, elements, 3.0).unwrap();
+        backend.mean_gradient(stream, sums, first, others, elements, 3.0).unwrap();
     }
     let x = slice(&bench.zeros, 7);
     for ends in [&[] as &[_], &[6], &[8], &[4, 3, 7], &[8, 7], &[usize::MAX, 7]] {

@@ -55,9 +55,17 @@ impl<B: Backend> Optimizer<B> {
             let uses =
                 (0..layout.uses().len()).filter(|&slot| layout.uses()[slot].segment == index);
             let slots: Vec<_> = uses.map(|slot| lane.slot(slot)).collect();
-            let range = &segment.range;
-            let out = SliceMut::new(&mut self.mean, range.start, range.len())?;
-            backend.mean_gradient(stream, out, &slots, tokens as f32)?;
+            let (range, elements) = (&segment.range, segment.range.len());
+            let mut sums = backend.allocate::<f32>(stream, slots.len() * elements)?;
+            for (index, &slot) in slots.iter().enumerate() {
+                let place = SliceMut::new(&mut sums, index * elements, elements)?;
+                backend.copy(stream, place, slot)?;
+            }
+            let others: Vec<usize> = (1..slots.len()).map(|index| index * elements).collect();
+            let all = SliceMut::all(&mut sums);
+            backend.mean_gradient(stream, all, 0, &others, elements, tokens as f32)?;
+            let out = SliceMut::new(&mut self.mean, range.start, elements)?;
+            backend.copy(stream, out, Slice::new(&sums, 0, elements)?)?;
         }
         let ends = [B::elements(&self.mean)];
         let mut squares = backend.allocate::<f64>(stream, 1)?;

@@ -289,7 +289,7 @@ impl<B: Backend> OwnedState<B> {
             let out = SliceMut::new(&mut self.squares, self.squared.len(), ends.len())?;
             let (backend, stream) = (&*self.backend, &mut self.stream);
             let all = SliceMut::all(sums);
-            backend.mean_gradient_in_place(stream, all, first, others, elements, tokens as f32)?;
+            backend.mean_gradient(stream, all, first, others, elements, tokens as f32)?;
             backend.sums_of_squares(stream, out, Slice::new(sums, first, elements)?, &ends)?;
             self.squared.extend(part.chunks.clone());
         }

@@ -136,29 +136,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
     }
 
-    /// The sum of `uses`, in order, divided by `count`.
+    /// The sum of ranges of `sums`, in order, divided by `count`, in the place of the first.
     pub(in crate::gpu) fn launch_mean_gradient(
-        &self,
-        stream: &mut GpuStream<D>,
-        out: SliceMut<'_, Self, f32>,
-        uses: &[Slice<'_, Self, f32>],
-        count: f32,
-    ) -> Result<()> {
-        const KERNEL: &str = "mean_gradient";
-        let elements = out.elements;
-        if uses.is_empty() {
-            return Err(KernelError::shape(KERNEL, "uses", "at least 1", 0));
-        }
-        for gradient in uses {
-            exactly(KERNEL, "use", gradient, elements)?;
-        }
-        let uses: Vec<Address> = uses.iter().map(Place::address).collect();
-        // SAFETY: every use has the elements of `out`.
-        unsafe { self.launch_mean(stream, KERNEL, out.address(), &uses, elements, count) }
-    }
-
-    /// The same of ranges of `sums`, in the place of the first.
-    pub(in crate::gpu) fn launch_mean_gradient_in_place(
         &self,
         stream: &mut GpuStream<D>,
         sums: SliceMut<'_, Self, f32>,
@@ -167,7 +146,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         elements: usize,
         count: f32,
     ) -> Result<()> {
-        const KERNEL: &str = "mean_gradient_in_place";
+        const KERNEL: &str = "mean_gradient";
         check_uses(first, others, elements, sums.elements)?;
         let place = |start: usize| sums.address().offset(start * size_of::<f32>());
         let uses: Vec<Address> = [&[first], others].concat().into_iter().map(place).collect();
