@@ -29,11 +29,13 @@ fn json_is_alone_on_standard_output() {
     assert!(prepared.get("rejected").is_none(), "{prepared}");
     let filter = ["prepare", "--input", "data-text", "--output", "good", "--seq-len", "17"];
     bench.write("mine.toml", "[gopher]\nmin_words = 0\n[repetition]\n");
-    let filtered = json(&[&filter[..], &["--filter", "mine.toml"]].concat());
-    assert_eq!(
-        (&filtered["documents"], &filtered["rejected"]),
-        (&9.into(), &serde_json::json!({}))
-    );
+    bench.write("keys.txt", "nowhere.txt\n");
+    let left_out = ["--filter", "mine.toml", "--dedup", "near", "--exclude", "keys.txt"];
+    let filtered = json(&[&filter[..], &left_out].concat());
+    let counted = ["documents", "copies", "near_copies"].map(|key| filtered[key].as_u64().unwrap());
+    assert_eq!((counted.iter().sum(), counted[0] > 0), (9_u64, true));
+    assert_eq!(filtered["unused_exclusions"], serde_json::json!(["nowhere.txt"]));
+    assert_eq!((&filtered["excluded"], &filtered["rejected"]), (&0.into(), &serde_json::json!({})));
     let data = json(&["inspect", "again"]);
     assert_eq!((&data["kind"], &data["seq_len"]), (&"data set".into(), &17.into()));
     assert_eq!(data["samples"], prepared["samples"]);

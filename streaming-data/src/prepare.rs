@@ -47,6 +47,8 @@
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
+//! | `exclude`, `duplicates` | [`PrepareSettings::exclude`], [`Dedup`]: which documents are left out, and in which order that is asked |
+//! | `admit` | which documents of a file or part enter the stream, by all of these |
 //! | `filter` | [`FilterSettings`]: which documents and lines are trained on; a file each for families of rules |
 //! | `error` | [`PrepareError`] |
 //! | `find`, `format` | which files are inputs, in which order, and what they are |
@@ -57,10 +59,15 @@
 //! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
 //! | `pack` | the stream cut into rows |
 //! | `shard` | rows to Parquet |
+//! | `selection` | what the index says of what was left out |
+//! | `report` | [`Progress`], [`PrepareReport`] |
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
 
+mod admit;
 mod byte_tokenizer;
+mod duplicates;
 mod error;
+mod exclude;
 mod filter;
 mod find;
 mod format;
@@ -72,37 +79,44 @@ mod output;
 mod pack;
 mod pipeline;
 mod plan;
+mod report;
+mod selection;
 mod settings;
 mod shard;
 mod skip;
 mod text;
 mod tokenize;
 
-use std::{num::NonZeroUsize, ops::ControlFlow, path::Path};
+use std::{num::NonZeroUsize, ops::ControlFlow};
 
-pub use self::{
-    byte_tokenizer::ByteTokenizer,
-    error::PrepareError,
-    filter::{FilterReport, FilterSettings, Rule},
-    settings::{
-        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, PrepareSettings, Strictness, TokenizedBy,
-    },
-    skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
-    tokenize::{Pieces, Tokenize, TokenizeError},
-};
 use self::{
-    filter::SPLITTER,
+    admit::{Pass, Rules},
+    duplicates::Collector,
+    exclude::Exclusions,
     find::{find_inputs, path_bytes},
     input::{Contents, Sources},
     job::{Bounds, Work},
     output::{Output, OutputFolder, RemoteOutput},
     pack::{Cut, Rows},
     pipeline::Outcome,
+    selection::{selection, with_selection},
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
+};
+pub use self::{
+    byte_tokenizer::ByteTokenizer,
+    duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
+    error::PrepareError,
+    filter::{FilterReport, FilterSettings, Rule},
+    report::{Phase, PrepareReport, PreparedFrom, Progress},
+    settings::{
+        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, PrepareSettings, Strictness, TokenizedBy,
+    },
+    skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
+    tokenize::{Pieces, Tokenize, TokenizeError},
 };
 use crate::{
     hash::HASH_ALGORITHM,
-    index::{FORMAT_VERSION, Index, Selection, SelectionDifference},
+    index::{FORMAT_VERSION, Index},
     store::{Location, RemoteFolder},
 };
 
@@ -128,67 +142,6 @@ pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 
 /// What texts may take in memory on their way to the file, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
-
-/// How far `prepare` is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Bytes of files, as they are stored, that are in the stream or were skipped.
-    pub bytes_done: u64,
-    /// Bytes of all files that were found.
-    pub bytes_total: u64,
-    /// Documents in the stream.
-    pub documents: u64,
-    /// Rows written.
-    pub samples: u64,
-}
-
-/// What samples were made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PreparedFrom {
-    /// Documents, which were tokenized.
-    Documents,
-    /// Samples that were tokenized already, and stay as they were.
-    TokenizedSamples,
-}
-
-/// What was prepared.
-#[derive(Debug)]
-pub struct PrepareReport {
-    /// What the samples were made of.
-    pub from: PreparedFrom,
-    /// Documents in the stream, or samples that were tokenized already.
-    pub documents: u64,
-    /// Empty texts, which are no documents.
-    pub empty: u64,
-    /// Nulls in columns of text, which are no documents.
-    pub nulls: u64,
-    /// Paths to an input that was reached by another path as well.
-    pub duplicates: u64,
-    /// Files and folders that gave no document, or not all, in byte order of their paths.
-    pub skipped: Vec<SkippedDocument>,
-    /// Lines, rows and samples that should be documents and are none.
-    pub broken: u64,
-    /// The first [`NAMED_BROKEN`] of them, in the order of the stream.
-    pub named_broken: Vec<BrokenDocument>,
-    /// What the filters did; nothing where there are none.
-    pub filtered: FilterReport,
-    /// Bytes of text of the documents, of what filters left of them.
-    pub text_bytes: u64,
-    /// Tokens of the stream, those that end documents included.
-    pub tokens: u64,
-    /// Tokens at the end of the stream that fill no row.
-    pub dropped_tokens: u64,
-    /// Predicted tokens per row.
-    pub seq_len: usize,
-    /// Size of the vocabulary that the index states.
-    pub vocab_size: u32,
-    /// Rows written.
-    pub samples: u64,
-    /// Shards written.
-    pub shards: u64,
-    /// Bytes of all shards.
-    pub shard_bytes: u64,
-}
 
 /// Prepares a data set; `progress` is told where it is after each text and each row group, and often
 /// while a store is waited for, and breaks it off by its answer.
@@ -259,16 +212,18 @@ fn prepare_in(
         return Err(PrepareError::Document { path, reason });
     }
     let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
+    let exclusions = settings.exclude.as_deref().map(Exclusions::open).transpose()?;
+    let exclusions = exclusions.unwrap_or_default();
+    let selection = selection(settings, &exclusions);
     if let Contents::Samples { .. } = sources.contents()
-        && !settings.filters.is_empty()
+        && selection.is_some()
     {
-        return Err(PrepareError::FilteredTokens { path: found.inputs[0].path.clone() });
+        return Err(PrepareError::ChosenTokens { path: found.inputs[0].path.clone() });
     }
     let cut = cut(settings, sources.contents())?;
     let vocabulary = Vocabulary::new(settings, sources.contents(), tokenizer)?;
     let format = ShardFormat::new(cut.seq_len)
         .map_err(|error| encoding_error(&settings.output.join(shard_file(0)), error))?;
-    let selection = selection(settings);
     let mut output = begin_output()
         .map_err(|error| with_selection(error, &settings.output, selection.as_ref()))?;
     let folder = output.folder().to_owned();
@@ -276,7 +231,11 @@ fn prepare_in(
     let work = Work {
         inputs: &found.inputs,
         sources: &sources,
-        filters: settings.filters.sets(),
+        rules: Rules {
+            exclusions: &exclusions,
+            filters: settings.filters.sets(),
+            pass: Pass::Tokenize(None),
+        },
         tokenizer,
         vocab_size: vocabulary.size,
         cut,
@@ -290,9 +249,11 @@ fn prepare_in(
             held_bytes: HELD_BYTES_PER_WORKER.saturating_mul(workers as u64),
         },
     };
-    let outcome = pipeline::run(&work, &mut *output, progress)
-        .and_then(|outcome| with_a_row(outcome, &mut found.skipped, cut));
-    let outcome = match outcome {
+    let outcome =
+        run_passes(work, settings.dedup, &mut *output, progress).and_then(|(outcome, dedup)| {
+            Ok((with_a_row(outcome, dedup, &mut found.skipped, cut)?, dedup))
+        });
+    let (outcome, dedup) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             output.abandon();
@@ -329,7 +290,10 @@ fn prepare_in(
         skipped: found.skipped,
         broken: outcome.broken.count,
         named_broken: outcome.broken.named,
-        filtered: outcome.filtered,
+        filtered: outcome.left_out.filtered,
+        dedup,
+        excluded: outcome.left_out.excluded,
+        unused_exclusions: exclusions.unused(),
         text_bytes: outcome.text_bytes,
         tokens: outcome.tokens,
         dropped_tokens: outcome.dropped_tokens,
@@ -341,36 +305,39 @@ fn prepare_in(
     })
 }
 
-/// What the index says of the documents and lines that are left out; nothing where none are to be.
-fn selection(settings: &PrepareSettings) -> Option<Selection> {
-    if settings.filters.is_empty() {
-        return None;
+/// Reads the inputs once, or twice where their documents are compared with each other first.
+fn run_passes(
+    work: Work<'_>,
+    dedup: DedupSettings,
+    output: &mut dyn Output,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<(Outcome, DedupReport), PrepareError> {
+    if dedup.dedup == Dedup::None {
+        let outcome = pipeline::run(&work, output, None, progress)?;
+        return Ok((outcome, DedupReport::default()));
     }
-    Some(Selection::new(serde_json::json!({
-        "filters": settings.filters.sets(),
-        "words": SPLITTER,
-    })))
-}
-
-/// The error that there is something in the place of the output; where that is a data set of which other
-/// documents or lines were left out, it says so.
-fn with_selection(error: PrepareError, output: &Path, asked: Option<&Selection>) -> PrepareError {
-    let index = match &error {
-        PrepareError::OutputExists { .. } => Index::read(output).ok(),
-        _ => None,
-    };
-    let difference = index.and_then(|index| Selection::difference(index.selection.as_ref(), asked));
-    match difference {
-        Some(SelectionDifference { key, found, other: asked }) => {
-            PrepareError::OtherSelection { path: output.to_owned(), key, found, asked }
-        }
-        None => error,
-    }
+    let with = |pass| Work { rules: Rules { pass, ..work.rules }, ..work };
+    let mut collector = Collector::new(dedup);
+    let signing = with(Pass::Sign(dedup.dedup));
+    let first = pipeline::run(&signing, output, Some(&mut collector), progress)?;
+    let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
+    let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
+    let verdicts = collector.finish(&mut || match progress(position) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+    })?;
+    let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
+    let mut outcome = pipeline::run(&tokenizing, output, None, progress)?;
+    // The second pass looks at what is kept only.
+    outcome.left_out.excluded = first.left_out.excluded;
+    outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
+    Ok((outcome, verdicts.report()))
 }
 
 /// What was done, if it gave a row; files that were skipped then join those found before.
 fn with_a_row(
     mut outcome: Outcome,
+    dedup: DedupReport,
     skipped: &mut Vec<SkippedDocument>,
     cut: Cut,
 ) -> Result<Outcome, PrepareError> {
@@ -383,10 +350,15 @@ fn with_a_row(
     let first = skipped.first().map(SkippedDocument::line);
     let first = first.or_else(|| broken.named.first().map(BrokenDocument::line));
     let mut first = first.map(|first| format!(", the first {first}")).unwrap_or_default();
-    let rejected = &outcome.filtered.rejected;
+    let filtered = &outcome.left_out.filtered;
+    let rejected = &filtered.rejected;
     if let Some((rule, _)) = rejected.iter().max_by_key(|(_, count)| **count) {
-        let all = outcome.filtered.rejected_documents();
+        let all = filtered.rejected_documents();
         first = format!("{first}; filters rejected {all} others, most of them by {rule}");
+    }
+    if dedup != DedupReport::default() {
+        let DedupReport { copies, near_copies } = dedup;
+        first = format!("{first}; {copies} others are copies, and {near_copies} near copies");
     }
     Err(PrepareError::TooFewTokens {
         found: outcome.tokens,

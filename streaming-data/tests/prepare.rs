@@ -25,7 +25,7 @@ use tidemill_streaming_data::{
     index::{FooterEntry, Index},
     order::SampleId,
     prepare::{
-        ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Progress, SkipReason,
+        ByteTokenizer, Phase, PrepareError, PrepareReport, PrepareSettings, Progress, SkipReason,
         Strictness, Tokenize, prepare,
     },
 };
@@ -401,6 +401,7 @@ fn progress_ends_at_the_total_and_can_break_it_off() {
     assert_eq!(
         seen.last(),
         Some(&Progress {
+            phase: Phase::Tokenizing,
             bytes_done: total,
             bytes_total: total,
             documents: 2,

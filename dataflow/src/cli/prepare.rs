@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, FilterSettings, PrepareSettings, Progress,
-    Strictness, Tokenize, TokenizedBy, prepare,
+    ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, Dedup, DedupSettings, FilterSettings, Phase,
+    PrepareSettings, Progress, Strictness, Tokenize, TokenizedBy, prepare,
 };
 use tidemill_streaming_data::store::Location;
 
@@ -55,6 +55,19 @@ pub(crate) struct PrepareArguments {
     /// A large text file is then held in memory whole.
     #[arg(long, value_name = "NAME|FILE.toml,...")]
     filter: Option<String>,
+    /// Leave out documents because there are others like them; the first in the order of the inputs is kept. `exact`:
+    /// the same text. `exact-words`: the same words. `near`: and those that have most runs of five words in common. The
+    /// inputs are read twice, and must not change meanwhile.
+    #[arg(long, value_enum, default_value_t)]
+    dedup: DedupKind,
+    /// What records of documents may take in memory while they are compared: 24 bytes for each document, of `near` 248.
+    /// Above that they are sorted in the folder for temporary files (TMPDIR); it changes no verdict.
+    #[arg(long, value_name = "N", default_value = "1024")]
+    dedup_memory_mib: NonZeroU32,
+    /// A list of documents to leave out, a key a line: the path of an input as it is reached; such a path, a tab and the
+    /// number of a line, row or sample in it, as messages have it; or `xxh3-128:` and the hash of a text.
+    #[arg(long, value_name = "KEYS.txt")]
+    exclude: Option<PathBuf>,
     /// Print the TOML of a named set, to be copied and changed, and do nothing else.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["input", "output", "filter"])]
     print_filter: Option<String>,
@@ -82,6 +95,16 @@ pub(crate) struct PrepareArguments {
     /// How the report is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
+}
+
+/// Values of `--dedup`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum DedupKind {
+    #[default]
+    None,
+    Exact,
+    ExactWords,
+    Near,
 }
 
 /// How many lines and rows that are no documents get a line of their own.
@@ -116,6 +139,16 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             Some(list) => FilterSettings::from_list(list)?,
             None => FilterSettings::default(),
         },
+        dedup: DedupSettings {
+            dedup: match arguments.dedup {
+                DedupKind::None => Dedup::None,
+                DedupKind::Exact => Dedup::Exact,
+                DedupKind::ExactWords => Dedup::ExactWords,
+                DedupKind::Near => Dedup::Near,
+            },
+            memory_bytes: u64::from(arguments.dedup_memory_mib.get()) << 20,
+        },
+        exclude: arguments.exclude.clone(),
         workers: arguments.workers.unwrap_or(cores),
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
@@ -143,7 +176,11 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let mut show = |now: Progress| {
         bar.set_length(now.bytes_total);
         bar.set_position(now.bytes_done);
-        bar.set_message(format!("{} documents, {} samples", now.documents, now.samples));
+        bar.set_message(match now.phase {
+            Phase::Comparing => "comparing documents".to_owned(),
+            Phase::Sorting => "sorting records of documents".to_owned(),
+            Phase::Tokenizing => format!("{} documents, {} samples", now.documents, now.samples),
+        });
         if interrupted.load(Ordering::Relaxed) {
             ControlFlow::Break(())
         } else {
@@ -162,6 +199,13 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     let others = report.broken.saturating_sub(PRINTED_BROKEN as u64);
     if others > 0 {
         note_line!("skipped {others} other lines or rows");
+    }
+    for key in report.unused_exclusions.iter().take(PRINTED_BROKEN) {
+        note_line!("no document has key {key:?} of the list");
+    }
+    let others = report.unused_exclusions.len().saturating_sub(PRINTED_BROKEN);
+    if others > 0 {
+        note_line!("no document has {others} other keys of the list");
     }
     report::print(&report, &output, arguments)?;
     Ok(ExitCode::SUCCESS)

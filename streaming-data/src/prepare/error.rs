@@ -57,9 +57,12 @@ pub enum PrepareError {
         problem: String,
     },
 
-    /// Filters were asked for, and the inputs are tokenized already.
-    #[error("cannot filter {path}: found samples of tokens, expected documents", path = path.display())]
-    FilteredTokens {
+    /// Documents were to be left out, and the inputs are tokenized already.
+    #[error(
+        "cannot filter, compare or exclude documents of {path}: found samples of tokens, expected documents",
+        path = path.display()
+    )]
+    ChosenTokens {
         /// The first input.
         path: PathBuf,
     },
@@ -204,6 +207,26 @@ pub enum PrepareError {
         reason: SkipReason,
     },
 
+    /// The documents of an input are others than when they were compared with each other.
+    #[error("input {path} changed while it was prepared", path = path.display())]
+    InputChanged {
+        /// The input, or the file in it.
+        path: PathBuf,
+    },
+
+    /// A line of a list of documents is no key.
+    #[error("list {path}, line {line}: found {found:?}, expected {expected}", path = path.display())]
+    ExclusionKey {
+        /// The list.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What it has.
+        found: String,
+        /// What it must have.
+        expected: &'static str,
+    },
+
     /// The tokenizer refused a document.
     #[error("cannot tokenize document {path}", path = path.display())]
     Tokenize {
@@ -321,6 +344,7 @@ impl PrepareError {
         match self {
             Self::Data(error) => error.may_succeed_later(),
             Self::DocumentChanged { .. }
+            | Self::InputChanged { .. }
             | Self::ShardEncoding { .. }
             | Self::Panic { .. }
             | Self::Interrupted => true,
@@ -328,7 +352,8 @@ impl PrepareError {
             | Self::Glob { .. }
             | Self::UnknownFilter { .. }
             | Self::FilterFile { .. }
-            | Self::FilteredTokens { .. }
+            | Self::ChosenTokens { .. }
+            | Self::ExclusionKey { .. }
             | Self::NoDocuments { .. }
             | Self::Document { .. }
             | Self::BrokenDocument { .. }

@@ -14,7 +14,8 @@ use std::{
 
 use super::{
     Strictness,
-    filter::{self, FilterReport, FilterSet},
+    admit::{Admission, LeftOut, Rules},
+    duplicates::Batch,
     find::Input,
     input::{Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources},
     job_queue::JobQueue,
@@ -40,13 +41,14 @@ pub(crate) struct Bounds {
 }
 
 /// What to do.
+#[derive(Clone, Copy)]
 pub(crate) struct Work<'a> {
     /// The inputs in order.
     pub inputs: &'a [Input],
     /// How those that hold many documents are opened.
     pub sources: &'a Sources,
     /// Which documents and lines enter the stream.
-    pub filters: &'a [FilterSet],
+    pub rules: Rules<'a>,
     /// The tokenizer.
     pub tokenizer: &'a dyn Tokenize,
     /// Every token must be below this; none where that is to be found out.
@@ -138,7 +140,9 @@ pub(crate) struct PartDone {
     pub nulls: u64,
     pub text_bytes: u64,
     pub broken: Broken,
-    pub filtered: FilterReport,
+    pub left_out: LeftOut,
+    /// What the first pass of two takes.
+    pub signed: Batch,
 }
 
 /// What became of a [`Reading`].
@@ -149,12 +153,10 @@ pub(crate) struct TextDone {
 
 /// What a text held.
 pub(crate) enum Found {
-    /// Tokens, the one that ends the document included where the text ends it.
-    Tokens { tokens: Vec<u32>, text_bytes: u64, filtered: FilterReport },
-    /// A document that a filter rejected.
-    Rejected(FilterReport),
-    /// Not a byte.
-    Empty,
+    /// Tokens of a piece, the one that ends the document included where the piece ends it.
+    Piece { tokens: Vec<u32>, text_bytes: u64 },
+    /// A whole document, which may be empty or left out.
+    Whole(Box<PartDone>),
     /// UTF-8, which was all that was to be found out.
     Checked,
     /// No document.
@@ -169,7 +171,7 @@ pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Num
             Job::Read(reading) => {
                 let path = &work.inputs[reading.input].path;
                 let what = || format!("tokenizing {}", path.display());
-                Done::Taken(caught(|| read(work, &reading).map(Taken::Text), what))
+                Done::Taken(caught(|| read(work, &reading, number).map(Taken::Text), what))
             }
             Job::Cut(Cutting { input, reader }) => {
                 let path = &work.inputs[input].path;
@@ -180,7 +182,7 @@ pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Num
             Job::Take(part) => {
                 let path = Arc::clone(&part.part.path);
                 let what = || format!("tokenizing {}", path.display());
-                Done::Taken(caught(|| take(work, part).map(Taken::Part), what))
+                Done::Taken(caught(|| take(work, part, number).map(Taken::Part), what))
             }
             Job::Encode(row_group) => {
                 let path = work.folder.join(shard_file(row_group.shard));
@@ -212,7 +214,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, PrepareError> {
+fn read(work: &Work<'_>, reading: &Reading, number: u64) -> Result<TextDone, PrepareError> {
     let done = |found| Ok(TextDone { reading: reading.clone(), found });
     let Input { path, bytes, .. } = &work.inputs[reading.input];
     let text = match &reading.extent {
@@ -226,21 +228,61 @@ fn read(work: &Work<'_>, reading: &Reading) -> Result<TextDone, PrepareError> {
         (Extent::Piece(_), Err(reason)) => {
             return Err(PrepareError::DocumentChanged { path: path.clone(), reason });
         }
-        (_, Err(reason)) => return done(Found::Skipped(reason)),
+        (_, Err(reason)) => {
+            let admission = Admission::new(work.rules, number);
+            let unchanged = admission.finish().ok_or_else(|| changed(path));
+            return unchanged.and_then(|_| done(Found::Skipped(reason)));
+        }
         (Extent::Piece(piece), Ok(text)) => (text, piece.end == *bytes),
-        (_, Ok(text)) if text.is_empty() => return done(Found::Empty),
-        (_, Ok(text)) => (text, true),
-    };
-    let mut filtered = FilterReport::default();
-    let Some(text) = filter::judge(work.filters, &text, &mut filtered) else {
-        return done(Found::Rejected(filtered));
+        (_, Ok(text)) => {
+            let mut whole = PartDone::default();
+            let mut admission = Admission::new(work.rules, number);
+            take_text(work, path, None, &text, &mut admission, &mut whole)?;
+            whole.end(admission, path)?;
+            return done(Found::Whole(Box::new(whole)));
+        }
     };
     let mut tokens = Vec::with_capacity(text.len() + 1);
     tokenize(work, path, &text, &mut tokens)?;
     if ends_document {
         tokens.push(work.tokenizer.eos_token_id());
     }
-    done(Found::Tokens { tokens, text_bytes: text.len() as u64, filtered })
+    done(Found::Piece { tokens, text_bytes: text.len() as u64 })
+}
+
+/// Puts a text into the stream, as far as it is to be there.
+fn take_text(
+    work: &Work<'_>,
+    path: &Path,
+    place: Option<Place>,
+    text: &str,
+    admission: &mut Admission<'_>,
+    done: &mut PartDone,
+) -> Result<(), PrepareError> {
+    if text.is_empty() {
+        done.empty += 1;
+        return Ok(());
+    }
+    let Some(text) = admission.admit(path, place, text) else { return Ok(()) };
+    done.tokens.reserve(text.len() + 1);
+    tokenize(work, path, &text, &mut done.tokens)?;
+    done.tokens.push(work.tokenizer.eos_token_id());
+    done.documents += 1;
+    done.text_bytes += text.len() as u64;
+    Ok(())
+}
+
+/// The error that an input is not what it was in the first pass.
+fn changed(path: &Path) -> PrepareError {
+    PrepareError::InputChanged { path: path.to_owned() }
+}
+
+impl PartDone {
+    /// Takes what was found out about the documents, which are all there.
+    fn end(&mut self, admission: Admission<'_>, path: &Path) -> Result<(), PrepareError> {
+        (self.left_out, self.signed) = admission.finish().ok_or_else(|| changed(path))?;
+        Ok(())
+    }
 }
 
 /// Appends the tokens of a text, all of the tokenizer's vocabulary.
@@ -281,21 +323,15 @@ fn cut(
 }
 
 /// Tokenizes the documents of a part.
-fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, PrepareError> {
+fn take(work: &Work<'_>, at_hand: PartAtHand, number: u64) -> Result<PartDone, PrepareError> {
     let PartAtHand { part, held_bytes, read_bytes } = at_hand;
     let path = &part.path;
     let mut done = PartDone { held_bytes, read_bytes, ..PartDone::default() };
+    let mut admission = Admission::new(work.rules, number);
     part.documents.visit(&mut |place, entry| {
         match entry {
-            Entry::Text("") => done.empty += 1,
             Entry::Text(text) => {
-                let Some(text) = filter::judge(work.filters, text, &mut done.filtered) else {
-                    return Ok(());
-                };
-                tokenize(work, path, &text, &mut done.tokens)?;
-                done.tokens.push(work.tokenizer.eos_token_id());
-                done.documents += 1;
-                done.text_bytes += text.len() as u64;
+                take_text(work, path, Some(place), text, &mut admission, &mut done)?;
             }
             Entry::Tokens(tokens) => {
                 check_sample(work, path, place, tokens)?;
@@ -313,6 +349,7 @@ fn take(work: &Work<'_>, at_hand: PartAtHand) -> Result<PartDone, PrepareError> 
         }
         Ok(())
     })?;
+    done.end(admission, path)?;
     done.largest_token = done.tokens.iter().copied().max().unwrap_or(0);
     Ok(done)
 }

@@ -23,7 +23,9 @@ use std::{
 };
 
 use super::{
-    FilterReport, Progress, Strictness,
+    Phase, Progress, Strictness,
+    admit::{Admission, LeftOut, Pass},
+    duplicates::{Batch, Collector},
     in_order::InOrder,
     input::{More, ReadFailure, ReadParts},
     job::{
@@ -68,8 +70,8 @@ pub(crate) struct Outcome {
     pub skipped: Vec<SkippedDocument>,
     /// Lines, rows and samples that are no documents.
     pub broken: Broken,
-    /// What the filters did.
-    pub filtered: FilterReport,
+    /// What was left out.
+    pub left_out: LeftOut,
     /// The largest token of the parts.
     pub largest_token: u32,
     /// Tokens of the stream.
@@ -80,8 +82,9 @@ pub(crate) struct Outcome {
     pub peak_held_bytes: u64,
 }
 
-/// Does the work, and hands its shards to the output; `progress` is asked whether to go on after
-/// each text and row group, and while shards are waited for.
+/// Does the work, and hands its shards to the output, or in a pass that signs, the signatures to the
+/// collector; `progress` is asked whether to go on after each text and row group, and while shards are
+/// waited for.
 ///
 /// # Errors
 /// The first error in the order of the stream, that of a shard that cannot be stored, or
@@ -89,6 +92,7 @@ pub(crate) struct Outcome {
 pub(crate) fn run(
     work: &Work<'_>,
     output: &mut dyn Output,
+    collector: Option<&mut Collector>,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, PrepareError> {
     let jobs = JobQueue::default();
@@ -101,8 +105,16 @@ pub(crate) fn run(
         }
         // Every thread then ends after the job at hand, also on an error.
         let _closed_at_end = jobs.close_at_end();
-        Conductor::new(work, output, jobs, result_receiver, progress).conduct()
+        let ends = Ends { output, collector, progress };
+        Conductor::new(work, ends, jobs, result_receiver).conduct()
     })
+}
+
+/// Where results go.
+struct Ends<'a> {
+    output: &'a mut dyn Output,
+    collector: Option<&'a mut Collector>,
+    progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
 /// The calling thread: hands out jobs, and takes their results in order.
@@ -124,21 +136,24 @@ struct Conductor<'a> {
     input_done: u64,
     row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
     held_bytes: u64,
+    /// Texts and parts that were taken.
+    batches: u64,
     outcome: Outcome,
     position: Progress,
+    collector: Option<&'a mut Collector>,
     progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
 impl<'a> Conductor<'a> {
     fn new(
         work: &'a Work<'a>,
-        output: &'a mut dyn Output,
+        ends: Ends<'a>,
         jobs: &'a JobQueue,
         results: Receiver<Numbered<Done>>,
-        progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Conductor<'a> {
+        let Ends { output, collector, progress } = ends;
         let piece_bytes = match work.tokenizer.pieces() {
-            Pieces::AtCharacters if work.filters.is_empty() => work.bounds.piece_bytes,
+            Pieces::AtCharacters if !work.rules.need_whole_documents() => work.bounds.piece_bytes,
             Pieces::AtCharacters | Pieces::Whole => u64::MAX,
         };
         let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
@@ -156,8 +171,17 @@ impl<'a> Conductor<'a> {
             input_done: 0,
             row_groups: InOrder::new(),
             held_bytes: 0,
+            batches: 0,
             outcome: Outcome::default(),
-            position: Progress { bytes_total, ..Progress::default() },
+            position: Progress {
+                phase: match work.rules.pass {
+                    Pass::Sign(_) => Phase::Comparing,
+                    Pass::Tokenize(_) => Phase::Tokenizing,
+                },
+                bytes_total,
+                ..Progress::default()
+            },
+            collector,
             progress,
         }
     }
@@ -172,6 +196,7 @@ impl<'a> Conductor<'a> {
             }
             self.take_result()?;
         }
+        self.check_end()?;
         let end = mem::replace(&mut self.packer, Packer::new(self.work.cut)).finish();
         self.outcome.tokens = end.tokens;
         self.outcome.dropped_tokens = end.dropped_tokens;
@@ -233,11 +258,23 @@ impl<'a> Conductor<'a> {
             Done::RowGroup(row_group) => self.row_groups.arrived(number, row_group),
         }
         while let Some(taken) = self.taken.next() {
-            match taken? {
+            let signed = match taken? {
                 Taken::Text(text) => self.take_text(text)?,
-                Taken::Part(part) => self.take_part(part)?,
-                Taken::Skipped(input, reason) => self.skip(input, reason)?,
-                Taken::InputEnd(input) => self.end_input(input),
+                Taken::Part(part) => self.take_part(part),
+                Taken::Skipped(input, reason) => {
+                    self.check_empty(input)?;
+                    self.skip(input, reason)?;
+                    Batch::default()
+                }
+                Taken::InputEnd(input) => {
+                    self.check_empty(input)?;
+                    self.end_input(input);
+                    Batch::default()
+                }
+            };
+            self.batches += 1;
+            if let Some(collector) = &mut self.collector {
+                collector.take(signed)?;
             }
             self.report()?;
         }
@@ -299,7 +336,7 @@ impl<'a> Conductor<'a> {
         self.taken.arrived(number, taken);
     }
 
-    fn take_text(&mut self, TextDone { reading, found }: TextDone) -> Result<(), PrepareError> {
+    fn take_text(&mut self, TextDone { reading, found }: TextDone) -> Result<Batch, PrepareError> {
         self.held_bytes -= held_bytes(reading.bytes);
         let input = &self.work.inputs[reading.input];
         match (&reading.extent, found) {
@@ -312,24 +349,18 @@ impl<'a> Conductor<'a> {
                 self.plan.checked(Verdict::Good);
             }
             (_, Found::Skipped(reason)) => self.skip(reading.input, reason)?,
-            (_, Found::Empty) => {
-                self.outcome.empty += 1;
+            (_, Found::Whole(whole)) => {
+                let signed = self.take_part(*whole);
                 self.end_input(reading.input);
+                return Ok(signed);
             }
-            (_, Found::Rejected(filtered)) => {
-                self.outcome.filtered.add(&filtered);
-                self.end_input(reading.input);
-            }
-            (_, Found::Tokens { tokens, text_bytes, filtered }) => {
+            (_, Found::Piece { tokens, text_bytes }) => {
                 self.pack(&tokens);
-                self.outcome.filtered.add(&filtered);
                 self.outcome.text_bytes += text_bytes;
                 self.position.bytes_done += reading.bytes;
                 self.input_done += reading.bytes;
-                let ends_document = match &reading.extent {
-                    Extent::Piece(piece) => piece.end == input.bytes,
-                    Extent::Whole | Extent::Check(_) | Extent::Part => true,
-                };
+                let ends_document =
+                    matches!(&reading.extent, Extent::Piece(piece) if piece.end == input.bytes);
                 if ends_document {
                     self.outcome.documents += 1;
                     self.end_input(reading.input);
@@ -337,10 +368,10 @@ impl<'a> Conductor<'a> {
             }
             (_, Found::Checked) => unreachable!("only checks are answered so"),
         }
-        Ok(())
+        Ok(Batch::default())
     }
 
-    fn take_part(&mut self, part: PartDone) -> Result<(), PrepareError> {
+    fn take_part(&mut self, part: PartDone) -> Batch {
         self.held_bytes -= part.held_bytes;
         self.pack(&part.tokens);
         self.position.bytes_done += part.read_bytes;
@@ -351,9 +382,9 @@ impl<'a> Conductor<'a> {
         outcome.nulls += part.nulls;
         outcome.text_bytes += part.text_bytes;
         outcome.broken.append(part.broken);
-        outcome.filtered.add(&part.filtered);
+        outcome.left_out.add(&part.left_out);
         outcome.largest_token = outcome.largest_token.max(part.largest_token);
-        Ok(())
+        part.signed
     }
 
     fn pack(&mut self, tokens: &[u32]) {
@@ -371,6 +402,22 @@ impl<'a> Conductor<'a> {
                 self.outcome.skipped.push(SkippedDocument { path, reason });
                 Ok(())
             }
+        }
+    }
+
+    /// Whether the first pass of two found as little here.
+    fn check_empty(&self, input: usize) -> Result<(), PrepareError> {
+        let changed = || PrepareError::InputChanged { path: self.work.inputs[input].path.clone() };
+        Admission::new(self.work.rules, self.batches).finish().map(|_| ()).ok_or_else(changed)
+    }
+
+    /// Whether the first pass of two came this far and no further.
+    fn check_end(&self) -> Result<(), PrepareError> {
+        match (self.work.rules.pass, self.work.inputs.last()) {
+            (Pass::Tokenize(Some(verdicts)), Some(input)) if verdicts.batches() != self.batches => {
+                Err(PrepareError::InputChanged { path: input.path.clone() })
+            }
+            _ => Ok(()),
         }
     }
 

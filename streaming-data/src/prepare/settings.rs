@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use super::FilterSettings;
+use super::{DedupSettings, FilterSettings};
 use crate::store::StoreSettings;
 
 /// What below an input folder is an input, where nothing else is said: texts, JSON lines, Parquet
@@ -48,8 +48,15 @@ pub struct PrepareSettings {
     /// Who made the tokens of samples that are tokenized already.
     pub tokenized_by: TokenizedBy,
     /// Which documents and lines are trained on; by default all. Samples that are tokenized already cannot be
-    /// filtered.
+    /// filtered, compared or excluded.
     pub filters: FilterSettings,
+    /// Which documents are left out because there are others like them; by default none. The inputs are then
+    /// read twice.
+    pub dedup: DedupSettings,
+    /// A file with a list of documents to leave out, a key a line: the path of an input as it is reached, all
+    /// of which is left out; such a path, a tab, and the number of a line (from 1), row or sample (from 0);
+    /// or `xxh3-128:` and the hash of a text.
+    pub exclude: Option<PathBuf>,
     /// Threads that read, tokenize and encode, beside the calling one, which writes.
     pub workers: NonZeroUsize,
     /// Whether files, lines and rows that cannot be documents are an error.
@@ -72,6 +79,8 @@ impl PrepareSettings {
             vocab_size: None,
             tokenized_by: TokenizedBy::Unknown,
             filters: FilterSettings::default(),
+            dedup: DedupSettings::default(),
+            exclude: None,
             workers: NonZeroUsize::MIN,
             strictness: Strictness::Lenient,
             shard_samples: None,

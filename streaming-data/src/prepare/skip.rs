@@ -112,6 +112,15 @@ pub enum Place {
     Sample(u64),
 }
 
+impl Place {
+    /// Its number.
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Place::Line(number) | Place::Row(number) | Place::Sample(number) => number,
+        }
+    }
+}
+
 impl fmt::Display for Place {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

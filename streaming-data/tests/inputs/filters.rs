@@ -1,8 +1,7 @@
 //! Filters: what is trained on is what a preparation of the kept texts alone would have, for any number of
 //! workers and in whatever form the documents come; and the index says by which rules.
 //!
-//! Seen red with a verdict that depends on how many documents a thread saw before, and with tokens of the
-//! unchanged text.
+//! Seen red with tokens of the unchanged text.
 
 use tidemill_streaming_data::prepare::{FilterSettings, PrepareSettings};
 

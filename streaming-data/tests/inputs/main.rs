@@ -3,6 +3,7 @@
 //!
 //! Seen red: see the first lines of each file.
 
+mod duplicates;
 mod filters;
 mod json_lines;
 mod mds;

@@ -1,11 +1,22 @@
 //! Documents, and the shards that they must become.
 
-use std::{fs, io::Write, num::NonZeroUsize, ops::ControlFlow, path::PathBuf};
+use std::{
+    fs,
+    io::Write,
+    num::NonZeroUsize,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
 
+use arrow::{
+    array::{Array, AsArray},
+    datatypes::Int32Type,
+};
 use flate2::{Compression, write::GzEncoder};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tempfile::TempDir;
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Progress, SkippedDocument,
+    ByteTokenizer, Phase, PrepareError, PrepareReport, PrepareSettings, Progress, SkippedDocument,
     Strictness, prepare,
 };
 
@@ -42,13 +53,34 @@ impl Bench {
         PrepareSettings { shard_samples: Some(number(40_000)), ..settings }
     }
 
-    /// Prepares, and takes away what was written.
+    /// Prepares in one pass, and takes away what was written.
     pub fn prepare(
         &self,
         settings: &PrepareSettings,
     ) -> Result<(PrepareReport, Files), PrepareError> {
+        self.prepare_as(settings, &[Phase::Tokenizing])
+    }
+
+    /// Prepares in two passes, and takes away what was written.
+    pub fn prepare_in_phases(
+        &self,
+        settings: &PrepareSettings,
+    ) -> Result<(PrepareReport, Files), PrepareError> {
+        self.prepare_as(settings, &[Phase::Comparing, Phase::Sorting, Phase::Tokenizing])
+    }
+
+    fn prepare_as(
+        &self,
+        settings: &PrepareSettings,
+        phases: &[Phase],
+    ) -> Result<(PrepareReport, Files), PrepareError> {
         let mut last = Progress::default();
+        let mut seen = Vec::new();
         let result = prepare(settings, &ByteTokenizer, &mut |progress| {
+            if seen.last() != Some(&progress.phase) {
+                seen.push(progress.phase);
+                last = Progress::default();
+            }
             assert!(progress.bytes_done >= last.bytes_done);
             assert!(progress.bytes_done <= progress.bytes_total);
             last = progress;
@@ -65,6 +97,7 @@ impl Bench {
                 return Err(error);
             }
         };
+        assert_eq!(seen, phases);
         assert_eq!((last.bytes_done, last.samples), (last.bytes_total, report.samples));
         let files = content(&settings.output);
         fs::remove_dir_all(&settings.output).unwrap();
@@ -108,6 +141,22 @@ impl Bench {
         }
         self.prepare(&self.settings(&["texts"])).unwrap()
     }
+}
+
+/// All tokens of a shard in order, those that rows share once.
+pub fn tokens(path: &Path) -> Vec<i32> {
+    let mut tokens: Vec<i32> = Vec::new();
+    let file = fs::File::open(path).unwrap();
+    for batch in ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap() {
+        let batch = batch.unwrap();
+        let rows = batch.column_by_name("tokens").unwrap().as_fixed_size_list();
+        for row in 0..rows.len() {
+            let row = rows.value(row);
+            let shared = usize::from(!tokens.is_empty());
+            tokens.extend(&row.as_primitive::<Int32Type>().values()[shared..]);
+        }
+    }
+    tokens
 }
 
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {

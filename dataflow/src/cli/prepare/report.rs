@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tidemill_streaming_data::prepare::{PrepareReport, PreparedFrom, Rule};
 use tidemill_streaming_data::store::Location;
 
-use super::PrepareArguments;
+use super::{DedupKind, PrepareArguments};
 use crate::cli::Format;
 use crate::cli::exit::one_line;
 use crate::cli::output::result_line;
@@ -57,6 +57,14 @@ pub(super) fn print(
                 printed["rejected"] = by_rule(&report.filtered.rejected);
                 printed["dropped_lines"] = by_rule(&report.filtered.dropped_lines);
             }
+            if arguments.dedup != DedupKind::None {
+                printed["copies"] = report.dedup.copies.into();
+                printed["near_copies"] = report.dedup.near_copies.into();
+            }
+            if arguments.exclude.is_some() {
+                printed["excluded"] = report.excluded.into();
+                printed["unused_exclusions"] = report.unused_exclusions.clone().into();
+            }
             result_line!("{printed}")?;
         }
         Format::Text => {
@@ -104,6 +112,9 @@ fn print_source(
         report.duplicates,
         skipped,
     )?;
+    if arguments.exclude.is_some() {
+        result_line!("the list excluded {} documents", report.excluded)?;
+    }
     if arguments.filter.is_some() {
         let rejected = report.filtered.rejected_documents();
         result_line!("filters rejected {rejected} documents{}", told(&report.filtered.rejected))?;
@@ -112,6 +123,10 @@ fn print_source(
             let rules = told(&report.filtered.dropped_lines);
             result_line!("and dropped {dropped} lines of others{rules}")?;
         }
+    }
+    if arguments.dedup != DedupKind::None {
+        let (copies, near) = (report.dedup.copies, report.dedup.near_copies);
+        result_line!("{copies} documents were copies of others, and {near} near copies")?;
     }
     result_line!("{} tokens at the end fill no sample and were dropped", report.dropped_tokens)
 }

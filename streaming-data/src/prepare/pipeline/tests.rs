@@ -8,6 +8,8 @@ use std::{
 use super::*;
 use crate::prepare::{
     ByteTokenizer, Tokenize, TokenizeError,
+    admit::Rules,
+    exclude::Exclusions,
     find::find_inputs,
     input::Sources,
     job::Bounds,
@@ -71,7 +73,11 @@ fn run_with(
     let work = Work {
         inputs: &inputs,
         sources: &sources,
-        filters: &[],
+        rules: Rules {
+            exclusions: &Exclusions::default(),
+            filters: &[],
+            pass: Pass::Tokenize(None),
+        },
         tokenizer,
         vocab_size: None,
         cut: Cut {
@@ -86,7 +92,7 @@ fn run_with(
         workers,
         bounds,
     };
-    run(&work, &mut output, &mut |_| ControlFlow::Continue(()))
+    run(&work, &mut output, None, &mut |_| ControlFlow::Continue(()))
 }
 
 const SMALL: Bounds = Bounds { piece_bytes: 1 << 16, document_bytes: 1 << 20, held_bytes: 4 << 20 };

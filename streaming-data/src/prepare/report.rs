@@ -1,0 +1,84 @@
+//! How far `prepare` is, and what it did.
+
+use super::{BrokenDocument, DedupReport, FilterReport, SkippedDocument};
+
+/// What `prepare` is doing; each phase reads from the beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// Reading the inputs to compare their documents with each other: only where duplicates are left out.
+    Comparing,
+    /// Sorting what is to be compared.
+    Sorting,
+    /// Reading the inputs, tokenizing and writing.
+    #[default]
+    Tokenizing,
+}
+
+/// How far `prepare` is in a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// What is being done.
+    pub phase: Phase,
+    /// Bytes of files, as they are stored, that are in the stream or were skipped.
+    pub bytes_done: u64,
+    /// Bytes of all files that were found.
+    pub bytes_total: u64,
+    /// Documents in the stream.
+    pub documents: u64,
+    /// Rows written.
+    pub samples: u64,
+}
+
+/// What samples were made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PreparedFrom {
+    /// Documents, which were tokenized.
+    Documents,
+    /// Samples that were tokenized already, and stay as they were.
+    TokenizedSamples,
+}
+
+/// What was prepared.
+#[derive(Debug)]
+pub struct PrepareReport {
+    /// What the samples were made of.
+    pub from: PreparedFrom,
+    /// Documents in the stream, or samples that were tokenized already.
+    pub documents: u64,
+    /// Empty texts, which are no documents.
+    pub empty: u64,
+    /// Nulls in columns of text, which are no documents.
+    pub nulls: u64,
+    /// Paths to an input that was reached by another path as well.
+    pub duplicates: u64,
+    /// Files and folders that gave no document, or not all, in byte order of their paths.
+    pub skipped: Vec<SkippedDocument>,
+    /// Lines, rows and samples that should be documents and are none.
+    pub broken: u64,
+    /// The first [`NAMED_BROKEN`] of them, in the order of the stream.
+    pub named_broken: Vec<BrokenDocument>,
+    /// What the filters did; nothing where there are none.
+    pub filtered: FilterReport,
+    /// Documents that were left out because there are others like them.
+    pub dedup: DedupReport,
+    /// Documents that were left out because they are on the list.
+    pub excluded: u64,
+    /// Keys of the list that no document has, in byte order.
+    pub unused_exclusions: Vec<String>,
+    /// Bytes of text of the documents, of what filters left of them.
+    pub text_bytes: u64,
+    /// Tokens of the stream, those that end documents included.
+    pub tokens: u64,
+    /// Tokens at the end of the stream that fill no row.
+    pub dropped_tokens: u64,
+    /// Predicted tokens per row.
+    pub seq_len: usize,
+    /// Size of the vocabulary that the index states.
+    pub vocab_size: u32,
+    /// Rows written.
+    pub samples: u64,
+    /// Shards written.
+    pub shards: u64,
+    /// Bytes of all shards.
+    pub shard_bytes: u64,
+}
