@@ -36,6 +36,9 @@ fn json_is_alone_on_standard_output() {
     assert_eq!((counted.iter().sum(), counted[0] > 0), (9_u64, true));
     assert_eq!(filtered["unused_exclusions"], serde_json::json!(["nowhere.txt"]));
     assert_eq!((&filtered["excluded"], &filtered["rejected"]), (&0.into(), &serde_json::json!({})));
+    let data = json(&["inspect", "good"]);
+    assert_eq!(data["selection"]["dedup"]["kind"], "near");
+    assert_eq!(data["selection"]["filters"][0]["gopher"]["min_words"], 0);
     let data = json(&["inspect", "again"]);
     assert_eq!((&data["kind"], &data["seq_len"]), (&"data set".into(), &17.into()));
     assert_eq!(data["samples"], prepared["samples"]);

@@ -26,6 +26,7 @@ use crate::{
     cache::BoundedCache,
     error::DataError,
     hash::ContentHash,
+    index::Selection,
     order::{CanonicalOrder, SampleId, ShuffleSettings},
     shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
     shards::{Files, Opened, Shards},
@@ -87,6 +88,7 @@ pub struct DataSet {
 struct Content {
     row_tokens: usize,
     vocab_size: Option<u32>,
+    selection: Option<Selection>,
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
     pad_token_id: Option<u32>,
@@ -166,6 +168,7 @@ impl DataSet {
         let content = Content {
             row_tokens: rule.row_tokens,
             vocab_size: rule.vocab_size,
+            selection: index.and_then(|index| index.selection.clone()),
             bos_token_id: index.and_then(|index| index.bos_token_id),
             eos_token_id: index.and_then(|index| index.eos_token_id),
             pad_token_id: index.and_then(|index| index.pad_token_id),
@@ -178,6 +181,11 @@ impl DataSet {
     /// The folder, or the text of its URL.
     pub fn path(&self) -> &Path {
         self.shards.path()
+    }
+
+    /// What was left out of the documents, where an index says that anything was.
+    pub fn selection(&self) -> Option<&Selection> {
+        self.content.selection.as_ref()
     }
 
     /// Predicted tokens per sample: a sample has one token more.

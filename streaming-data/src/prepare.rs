@@ -33,6 +33,10 @@
 //!   stands before the damage, and is named with the place, or is an error.
 //! - What says that the settings do not fit the inputs is always an error: a Parquet file without the
 //!   column, an MDS data set that is not what its index says.
+//! - Lists, filters and duplicates leave out documents in this order, and what one left out is looked at by
+//!   none behind it; what is packed is as if there were nothing else. With any of them a text file is held
+//!   whole, however large, and nothing else beside a large one. Duplicates are found in a pass of their own:
+//!   the inputs are read twice, and one that changed in between is an error.
 //! - Memory is bounded by the number of workers, whatever the input's size: documents are read
 //!   ahead up to a bound in bytes, large texts in pieces (where the tokenizer allows it), other
 //!   inputs in parts, and shards leave as they grow. A line, row or sample above

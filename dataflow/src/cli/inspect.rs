@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
-use tidemill_streaming_data::index::INDEX_FILE;
+use tidemill_streaming_data::index::{INDEX_FILE, Selection};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 use tidemill_streaming_data::survey::Survey;
@@ -129,6 +129,8 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
         "eos_token_id": data_set.eos_token_id(),
         "pad_token_id": data_set.pad_token_id(),
         "fingerprint": data_set.fingerprint().to_string(),
+        // What is null is left out of words.
+        "selection": data_set.selection().map(Selection::settings),
         "shards": shards,
     }))
 }

@@ -57,7 +57,7 @@ pub(crate) struct PrepareArguments {
     filter: Option<String>,
     /// Leave out documents because there are others like them; the first in the order of the inputs is kept. `exact`:
     /// the same text. `exact-words`: the same words. `near`: and those that have most runs of five words in common. The
-    /// inputs are read twice, and must not change meanwhile.
+    /// inputs are read twice, and must not change meanwhile; text files are held in memory whole, as with --filter.
     #[arg(long, value_enum, default_value_t)]
     dedup: DedupKind,
     /// What records of documents may take in memory while they are compared: 24 bytes for each document, of `near` 248.

@@ -1,8 +1,8 @@
 //! What `prepare` was asked to leave out of a data set.
 //!
 //! It stands in the index so that nothing is ever added to a data set by other rules than the rest of it,
-//! and so that a reader knows what was left out. Whatever opens a data set to train on it takes no notice:
-//! rules of a later version keep nobody from reading.
+//! and so that a reader knows what was left out. Opening a data set to train on it takes no notice: one with
+//! rules of a later version can be read.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

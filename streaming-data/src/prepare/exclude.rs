@@ -1,4 +1,4 @@
-//! Lists of documents that are left out because somebody asked for it.
+//! Lists of documents that are left out, because their authors want it say.
 //!
 //! A list is a text file with a key a line; empty lines and those that begin with `#` are none. A key is
 //!
