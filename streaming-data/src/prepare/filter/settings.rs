@@ -5,6 +5,7 @@
 //! those behind it.
 
 use std::{
+    borrow::Cow,
     fmt,
     path::{Path, PathBuf},
 };
@@ -13,8 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use tidemill_files::{Kind, read};
 use toml::Spanned;
 
-use super::{FilterSet, c4::C4, fineweb::FineWeb, gopher::Gopher, nemo::NemoEnglish};
-use super::{refinedweb::RefinedWeb, repetition::Repetition};
+use super::{
+    FilterReport, FilterSet, c4::C4, fineweb::FineWeb, gopher::Gopher, judge, nemo::NemoEnglish,
+    refinedweb::RefinedWeb, repetition::Repetition,
+};
 use crate::prepare::PrepareError;
 
 /// The named sets, and the TOML that they are.
@@ -94,6 +97,12 @@ impl FilterSettings {
         }
         self.sets.extend(sets);
         Ok(())
+    }
+
+    /// What is trained on of a text: all of it, what the filters leave, or nothing. What they did is added to
+    /// the report. The same text always has the same verdict.
+    pub fn apply<'a>(&self, text: &'a str, report: &mut FilterReport) -> Option<Cow<'a, str>> {
+        judge(&self.sets, text, report)
     }
 
     /// Whether nothing is filtered.
