@@ -47,12 +47,13 @@ impl Selection {
     }
 }
 
-/// The value with the keys of its objects in byte order: the order in which a map gives them depends on how
-/// the JSON library was built.
+/// The value with the keys of its objects in byte order, and without those that are null: the order in which
+/// a map gives them depends on how the JSON library was built, and a rule that is off is as good as none.
 fn sorted(value: Value) -> Value {
     match value {
         Value::Object(map) => {
-            let mut entries: Vec<_> = map.into_iter().collect();
+            let is_set = |(_, value): &(String, Value)| !value.is_null();
+            let mut entries: Vec<_> = map.into_iter().filter(is_set).collect();
             entries.sort_by(|a, b| a.0.cmp(&b.0));
             Value::Object(entries.into_iter().map(|(key, value)| (key, sorted(value))).collect())
         }
@@ -116,6 +117,9 @@ mod tests {
         };
         let told = |key: &str, a: &str, b: &str| Some((key.into(), a.into(), b.into()));
         let one = json!({"filters": [{"c4": {"min_sentences": 5}}], "words": "words-1"});
+        let with_null =
+            json!({"filters": [{"c4": {"a": null, "min_sentences": 5}}], "words": "words-1"});
+        assert_eq!(Selection::new(with_null), Selection::new(one.clone()));
         assert_eq!(difference(one.clone(), one.clone()), None);
         let mut other = one.clone();
         other["filters"][0]["c4"]["min_sentences"] = json!(3);

@@ -17,13 +17,11 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct C4 {
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_line_word_characters: Option<u64>,
     #[serde(default)]
     cut_citations: bool,
     #[serde(default)]
     drop_unterminated_lines: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_line_words: Option<u64>,
     #[serde(default)]
     reject_lorem_ipsum: bool,
@@ -33,7 +31,6 @@ pub(crate) struct C4 {
     reject_curly_brackets: bool,
     #[serde(default, deserialize_with = "lower_case", skip_serializing_if = "Vec::is_empty")]
     drop_lines_with: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_sentences: Option<u64>,
 }
 

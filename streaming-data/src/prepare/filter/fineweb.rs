@@ -13,15 +13,11 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FineWeb {
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_terminated_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_short_lines: Option<Share>,
     #[serde(default)]
     short_line_characters: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_line_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_line_feeds_per_word: Option<Amount>,
 }
 

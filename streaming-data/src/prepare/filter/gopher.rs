@@ -13,25 +13,15 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Gopher {
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_words: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_words: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_mean_word_characters: Option<Amount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_mean_word_characters: Option<Amount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_hashes_per_word: Option<Amount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_ellipses_per_word: Option<Amount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_bullet_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_ellipsis_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_alphabetic_words: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_common_words: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     common_words: Vec<String>,

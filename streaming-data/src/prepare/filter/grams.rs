@@ -164,6 +164,33 @@ impl Grams {
     }
 }
 
+/// Of rules with these fields, the length of a run, the threshold, and the key, for the most frequent run.
+macro_rules! top_runs {
+    ($rules:expr) => {
+        [
+            (2, $rules.max_top_2_gram_characters, "max_top_2_gram_characters"),
+            (3, $rules.max_top_3_gram_characters, "max_top_3_gram_characters"),
+            (4, $rules.max_top_4_gram_characters, "max_top_4_gram_characters"),
+        ]
+    };
+}
+
+/// As [`top_runs`], for runs that were there before.
+macro_rules! duplicate_runs {
+    ($rules:expr) => {
+        [
+            (5, $rules.max_duplicate_5_gram_characters, "max_duplicate_5_gram_characters"),
+            (6, $rules.max_duplicate_6_gram_characters, "max_duplicate_6_gram_characters"),
+            (7, $rules.max_duplicate_7_gram_characters, "max_duplicate_7_gram_characters"),
+            (8, $rules.max_duplicate_8_gram_characters, "max_duplicate_8_gram_characters"),
+            (9, $rules.max_duplicate_9_gram_characters, "max_duplicate_9_gram_characters"),
+            (10, $rules.max_duplicate_10_gram_characters, "max_duplicate_10_gram_characters"),
+        ]
+    };
+}
+
+pub(super) use {duplicate_runs, top_runs};
+
 /// Places hashes, which are random already, in a table.
 type Spread = BuildHasherDefault<SpreadHash>;
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Judge, Judged, Measured, Rule,
-    grams::{Equality, Grams},
+    grams::{Equality, Grams, duplicate_runs, top_runs},
     repetition::Duplicates,
     settings::{Amount, Share, lower_case},
     symbols::{characters, is_space, split_at_space, strip},
@@ -17,69 +17,39 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NemoEnglish {
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_other_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_symbol_words: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_digit_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_url_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_space_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_bracket_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_boilerplate_paragraphs: Option<Share>,
     #[serde(default, deserialize_with = "lower_case", skip_serializing_if = "Vec::is_empty")]
     boilerplate: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_distinct_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_distinct_paragraphs: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_distinct_line_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_distinct_paragraph_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_words: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_words: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_unterminated_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_alphabetic_words: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_common_words: Option<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     common_words: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_mean_word_characters: Option<Amount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_mean_word_characters: Option<Amount>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_word_characters: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_ellipsis_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_top_2_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_top_3_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_top_4_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_5_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_6_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_7_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_8_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_9_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_10_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_bullet_lines: Option<Share>,
 }
 
@@ -272,11 +242,7 @@ impl NemoEnglish {
     /// The first rule about runs of words that the document breaks.
     fn breaks_runs(&self, parts: &Parts<'_>) -> Option<&'static str> {
         let mut grams = Grams::new(&parts.words, Equality::Words);
-        for (length, most, key) in [
-            (2, self.max_top_2_gram_characters, "max_top_2_gram_characters"),
-            (3, self.max_top_3_gram_characters, "max_top_3_gram_characters"),
-            (4, self.max_top_4_gram_characters, "max_top_4_gram_characters"),
-        ] {
+        for (length, most, key) in top_runs!(self) {
             let Some(most) = most else { continue };
             grams.grow_to(length);
             // A text of fewer words breaks the rule, as in its source.
@@ -288,14 +254,7 @@ impl NemoEnglish {
                 return Some(key);
             }
         }
-        for (length, most, key) in [
-            (5, self.max_duplicate_5_gram_characters, "max_duplicate_5_gram_characters"),
-            (6, self.max_duplicate_6_gram_characters, "max_duplicate_6_gram_characters"),
-            (7, self.max_duplicate_7_gram_characters, "max_duplicate_7_gram_characters"),
-            (8, self.max_duplicate_8_gram_characters, "max_duplicate_8_gram_characters"),
-            (9, self.max_duplicate_9_gram_characters, "max_duplicate_9_gram_characters"),
-            (10, self.max_duplicate_10_gram_characters, "max_duplicate_10_gram_characters"),
-        ] {
+        for (length, most, key) in duplicate_runs!(self) {
             let Some(most) = most else { continue };
             grams.grow_to(length);
             let is_too_short = parts.words.len() < length;

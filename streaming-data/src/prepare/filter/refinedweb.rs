@@ -15,13 +15,11 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RefinedWeb {
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_line_uppercase_characters: Option<Share>,
     #[serde(default)]
     drop_digit_lines: bool,
     #[serde(default, deserialize_with = "lower_case", skip_serializing_if = "Vec::is_empty")]
     drop_counter_lines: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     min_line_words: Option<u64>,
     #[serde(default)]
     short_line_words: u64,
@@ -31,7 +29,6 @@ pub(crate) struct RefinedWeb {
     cut_behind_short_lines: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     cut_before_short_lines: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_removed_words: Option<Share>,
 }
 
@@ -68,7 +65,7 @@ impl Judge for RefinedWeb {
         }
         if let Some(least) = self.min_line_words {
             drop_lines(&mut text, "min_line_words", &|line| {
-                !line.is_empty() && (split_at_space(line).count() as u64) < least
+                !line.is_empty() && words_up_to(line, least) < least
             });
         }
         for (key, place, phrases) in [
@@ -77,7 +74,8 @@ impl Judge for RefinedWeb {
             ("cut_before_short_lines", Place::Start, &self.cut_before_short_lines),
         ] {
             for phrase in phrases {
-                let is_short = |line| split_at_space(line).count() as u64 <= self.short_line_words;
+                let most = self.short_line_words;
+                let is_short = |line| words_up_to(line, most.saturating_add(1)) <= most;
                 let mut kept = Vec::new();
                 for line in text.split('\n') {
                     let cut = if is_short(line) { cut(line, phrase, place) } else { None };
@@ -109,13 +107,14 @@ impl Judge for RefinedWeb {
 impl RefinedWeb {
     /// Whether a line is a count of something: `1.2K likes`.
     fn is_counter(&self, line: &str) -> bool {
-        let lower = line.to_lowercase();
         let is_word = |c: char| c.is_alphanumeric() || c == '_';
-        let number = lower.trim_start_matches(|c| !is_word(c));
-        let unit = number.trim_start_matches(|c: char| c.is_numeric() || c == ',' || c == '.');
-        if !number.starts_with(char::is_numeric) {
+        // Most lines are none, and need not be written in small letters for it.
+        if !line.trim_start_matches(|c| !is_word(c)).starts_with(char::is_numeric) {
             return false;
         }
+        let lower = line.to_lowercase();
+        let number = lower.trim_start_matches(|c| !is_word(c));
+        let unit = number.trim_start_matches(|c: char| c.is_numeric() || c == ',' || c == '.');
         let space = unit.strip_prefix(['k', 'm', 'b']).unwrap_or(unit);
         let counted = space.trim_start_matches(is_space);
         let is_end = |rest: &str| !rest.contains(is_word);
@@ -125,6 +124,11 @@ impl RefinedWeb {
                 .iter()
                 .any(|word| counted.strip_prefix(word.as_str()).is_some_and(is_end))
     }
+}
+
+/// How many words a line has, counted no further than this.
+fn words_up_to(line: &str, most: u64) -> u64 {
+    split_at_space(line).take(usize::try_from(most).unwrap_or(usize::MAX)).count() as u64
 }
 
 /// Words that begin with a letter or digit.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Judge, Judged, Measured, Rule,
-    grams::{Equality, Grams},
+    grams::{Equality, Grams, duplicate_runs, top_runs},
     settings::Share,
     symbols::{characters, strip},
 };
@@ -18,31 +18,18 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Repetition {
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_paragraphs: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_paragraph_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_lines: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_line_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_top_2_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_top_3_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_top_4_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_5_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_6_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_7_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_8_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_9_gram_characters: Option<Share>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     max_duplicate_10_gram_characters: Option<Share>,
 }
 
@@ -69,11 +56,7 @@ impl Judge for Repetition {
             return rule("max_duplicate_line_characters");
         }
 
-        let top = [
-            (2, self.max_top_2_gram_characters, "max_top_2_gram_characters"),
-            (3, self.max_top_3_gram_characters, "max_top_3_gram_characters"),
-            (4, self.max_top_4_gram_characters, "max_top_4_gram_characters"),
-        ];
+        let top = top_runs!(self);
         if top.iter().any(|(_, most, _)| most.is_some()) {
             let mut grams = Grams::new(document.words(), Equality::Words);
             for (length, most, key) in top {
@@ -84,14 +67,7 @@ impl Judge for Repetition {
                 }
             }
         }
-        let duplicate = [
-            (5, self.max_duplicate_5_gram_characters, "max_duplicate_5_gram_characters"),
-            (6, self.max_duplicate_6_gram_characters, "max_duplicate_6_gram_characters"),
-            (7, self.max_duplicate_7_gram_characters, "max_duplicate_7_gram_characters"),
-            (8, self.max_duplicate_8_gram_characters, "max_duplicate_8_gram_characters"),
-            (9, self.max_duplicate_9_gram_characters, "max_duplicate_9_gram_characters"),
-            (10, self.max_duplicate_10_gram_characters, "max_duplicate_10_gram_characters"),
-        ];
+        let duplicate = duplicate_runs!(self);
         if duplicate.iter().any(|(_, most, _)| most.is_some()) {
             let mut grams = Grams::new(document.words(), Equality::Letters);
             for (length, most, key) in duplicate {
