@@ -14,9 +14,9 @@ use crate::support::device::{backend, precision};
 use crate::support::workbench::CONFIG;
 use crate::support::{Finished, Running, Workbench};
 
-/// The program on a machine without NVIDIA GPUs, which this one may not be.
+/// The program on a machine without GPUs, which this one may not be.
 fn without_gpus(bench: &Workbench, arguments: &[&str]) -> Finished {
-    let line = "CUDA_VISIBLE_DEVICES= \"$@\"";
+    let line = "CUDA_VISIBLE_DEVICES= HIP_VISIBLE_DEVICES=-1 \"$@\"";
     Running::start_in_shell(bench.folder(), line, arguments).finish()
 }
 
@@ -25,7 +25,7 @@ fn a_device_that_is_not_there_is_one_line_with_what_to_change() {
     let bench = Workbench::new();
     let cases: &[(&str, &[&str])] = &[
         ("backend = \"cuda\"", &["device.backend: cuda", "\"cpu\"", "\"auto\""]),
-        ("backend = \"rocm\"", &["device.backend: rocm", "no ROCm driver yet", "\"cpu\""]),
+        ("backend = \"rocm\"", &["device.backend: rocm", "AMD's HIP runtime", "\"cpu\""]),
         (
             "backend = \"cpu\"\nprecision = \"bf16\"",
             &["device.precision: expected fp32 on the CPU, found bf16"],

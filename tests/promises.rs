@@ -18,6 +18,7 @@
 //! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
+//! | [`rocm`] | AMD GPUs are as elastic as any device, and a run goes on after one was lost |
 //! | [`cut_files`] | what is too large for one file is as good in several |
 //! | [`durability`] | what a name relies on is on the disk before the name is |
 //! | [`failure`] | one panic, death or silence ends every worker and process within seconds |
@@ -42,6 +43,7 @@ mod mixing;
 mod program;
 mod reading;
 mod resume_rules;
+mod rocm;
 #[path = "../streaming-data/tests/remote/s3_server.rs"]
 mod s3_server;
 mod scaling;

@@ -8,8 +8,9 @@
 
 mod choice;
 mod communicators;
-#[cfg_attr(not(feature = "cuda"), path = "device/without_cuda.rs")]
-mod cuda;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod gpus;
+mod maker;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Once};
@@ -25,6 +26,7 @@ use choice::{Gpus, Platform, choose};
 #[cfg(feature = "cli")]
 pub(crate) use communicators::group;
 pub use communicators::{Communicators, Connection};
+use maker::Maker;
 
 /// `[device]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,7 +51,7 @@ impl Default for DeviceSettings {
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
 pub enum BackendChoice {
-    /// NVIDIA GPUs where there are any that work, else the CPU.
+    /// NVIDIA GPUs where there are any that work, else AMD's, else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -272,7 +274,7 @@ impl DeviceChoice {
     /// A backend that this build or machine does not have, or a precision that it cannot compute in; the
     /// error names the key.
     pub fn new(settings: &DeviceSettings) -> Result<Self> {
-        let platform = choose(settings.backend, settings.precision, cuda::usable_gpus)?;
+        let platform = choose(settings.backend, settings.precision, Maker::usable_gpus)?;
         let threads = NonZeroUsize::new(settings.threads)
             .ok_or_else(|| JobError::value("device.threads", "at least 1", 0))?;
         Ok(Self { platform, precision: settings.precision, threads })
@@ -282,7 +284,7 @@ impl DeviceChoice {
     pub fn memory(&self) -> MemoryPlace {
         match self.platform {
             Platform::Cpu => MemoryPlace::Host,
-            Platform::Cuda(_) => MemoryPlace::Device,
+            Platform::Gpus(..) => MemoryPlace::Device,
         }
     }
 
@@ -290,7 +292,7 @@ impl DeviceChoice {
     pub fn places(&self) -> usize {
         match self.platform {
             Platform::Cpu => cores().get(),
-            Platform::Cuda(gpus) => gpus.all.get(),
+            Platform::Gpus(_, gpus) => gpus.all.get(),
         }
     }
 
@@ -299,14 +301,14 @@ impl DeviceChoice {
     pub fn default_workers(&self, lanes: usize, processes_here: usize) -> usize {
         let places = match self.platform {
             Platform::Cpu => self.places(),
-            Platform::Cuda(gpus) => gpus.together.get(),
+            Platform::Gpus(_, gpus) => gpus.together.get(),
         };
         (places / processes_here.max(1)).min(lanes).max(1)
     }
 
     /// What should be known of a run for which nobody said how many workers it should have.
     pub fn note(&self) -> Option<String> {
-        let Platform::Cuda(Gpus { all, together }) = self.platform else { return None };
+        let Platform::Gpus(_, Gpus { all, together }) = self.platform else { return None };
         (together < all).then(|| {
             format!(
                 "{together} of {all} GPUs compute: the next is of another kind, or does not read their memory (-w \
@@ -343,11 +345,11 @@ impl DeviceChoice {
                 let devices = vec![device; workers.count];
                 Ok(code.run(Devices::new(devices, self.precision)?))
             }
-            Platform::Cuda(Gpus { all: gpus, .. }) => {
+            Platform::Gpus(maker, Gpus { all: gpus, .. }) => {
                 let ordinals = (0..workers.count)
                     .map(|worker| (workers.first % gpus + worker) % gpus)
                     .collect::<Vec<_>>();
-                cuda::open(&ordinals, self.precision, code)
+                maker.open(&ordinals, self.precision, code)
             }
         }
     }
@@ -388,7 +390,7 @@ mod tests {
         };
         let of = |all, together| {
             let [all, together] = [all, together].map(|gpus| NonZeroUsize::new(gpus).unwrap());
-            on(Platform::Cuda(Gpus { all, together }))
+            on(Platform::Gpus(Maker::Amd, Gpus { all, together }))
         };
         let gpus = |gpus| of(gpus, gpus);
         for (count, processes, workers) in [(1, 1, 1), (8, 1, 8), (16, 1, 8), (8, 2, 4), (2, 16, 1)]

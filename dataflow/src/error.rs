@@ -129,10 +129,11 @@ pub enum JobError {
         /// Why not, and what to do.
         why: String,
     },
-    /// Devices in one process whose bits would not agree: leave one out, with `CUDA_VISIBLE_DEVICES` say.
+    /// Devices in one process whose bits would not agree: leave one out, with `CUDA_VISIBLE_DEVICES` or
+    /// `HIP_VISIBLE_DEVICES` say.
     #[error(
         "all workers need one kind of device, but {first} and {other} are here: leave one out \
-         (CUDA_VISIBLE_DEVICES) or use fewer workers"
+         (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES) or use fewer workers"
     )]
     MixedDevices {
         /// The first worker's device and its kind.

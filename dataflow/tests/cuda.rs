@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use device_program::{Program, Test};
 use moves::Other;
 use on_device::{Arm, every_body};
-use tidemill::kernels::gpu::Precision;
+use tidemill::kernels::gpu::{Installed, Precision};
 use tidemill::kernels::{Backend, Bf16, Cuda, Fp32, Gpu};
 
 macro_rules! tests {

@@ -37,7 +37,7 @@ use bytemuck::Pod;
 pub use self::algorithm::first_row_independent;
 pub use self::buffer::GpuBuffer;
 pub use self::driver::{
-    Address, DeviceProperties, Driver, ElementKind, Launch, MatrixProduct, Operand, Rows,
+    Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand, Rows,
 };
 pub use self::pinned::GpuPinned;
 pub use self::precision::{Bf16, Copies, Fp32, Precision};

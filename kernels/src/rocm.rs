@@ -33,8 +33,9 @@ const COMPUTE_UNITS: u32 = 63;
 const SHARED_BYTES_PER_BLOCK: u32 = 74;
 const WAVE: u32 = 87;
 
-/// Answers that there is no driver for these devices.
+// Answers that there is no driver, or no device that HIP_VISIBLE_DEVICES names.
 const INSUFFICIENT_DRIVER: Code = Code(35);
+const INVALID_DEVICE: Code = Code(101);
 
 /// What HIP has beside the functions of the table.
 struct Hip {
@@ -129,7 +130,7 @@ impl Vendor for Amd {
     }
 
     fn is_missing(code: Code) -> bool {
-        [Code::NO_DEVICE, INSUFFICIENT_DRIVER].contains(&code)
+        [Code::NO_DEVICE, INSUFFICIENT_DRIVER, INVALID_DEVICE].contains(&code)
     }
 
     fn kind(table: &Table, device: Device) -> Result<String> {

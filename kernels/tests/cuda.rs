@@ -18,7 +18,7 @@ use bodies::every_body;
 use bodies::memory::handed_on;
 use bodies::number::Number;
 use device_program::{Program, Test};
-use tidemill_kernels::gpu::Precision;
+use tidemill_kernels::gpu::{Installed, Precision};
 use tidemill_kernels::{Bf16, Cuda, Fp32, Gpu, Runtime};
 
 /// The variable that asks for few combinations of sizes, such as under a sanitizer: `small`.

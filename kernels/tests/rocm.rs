@@ -9,6 +9,8 @@ mod algorithms;
 mod bodies;
 #[path = "../../tests/support/hip_runtime.rs"]
 mod hip_runtime;
+#[path = "../../tests/support/loaded_hip.rs"]
+mod loaded_hip;
 #[path = "../../tests/support/tested_backend.rs"]
 mod tested_backend;
 
@@ -16,7 +18,7 @@ use bodies::arm::{Arm, Sizes, agree};
 use bodies::every_body;
 use bodies::memory::handed_on;
 use bodies::number::Number;
-use tidemill_kernels::gpu::{Driver, Precision};
+use tidemill_kernels::gpu::{Driver, Installed, Precision};
 use tidemill_kernels::{Bf16, Fp32, Gpu, KernelError, Rocm, Runtime};
 
 /// The emulated devices.
@@ -25,7 +27,7 @@ const ITS_PEER: usize = 1;
 const IN_WAVES_OF_32: usize = 2;
 
 fn open<P: Precision>(ordinal: usize) -> Gpu<Rocm, P> {
-    hip_runtime::load();
+    loaded_hip::load();
     Gpu::new(Rocm::open(ordinal).unwrap())
 }
 
@@ -100,7 +102,7 @@ fn a_device_says_what_it_is() {
 /// The last device is of another kind.
 #[test]
 fn devices_of_one_kind_work_together() {
-    hip_runtime::load();
+    loaded_hip::load();
     assert_eq!(Rocm::device_count().unwrap(), 3);
     assert_eq!(Rocm::together().unwrap(), 2);
     let said = Rocm::open(3).err().unwrap().to_string();

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bodies::arm::Arm;
 use bodies::every_body;
 use device_program::{Program, Test};
-use tidemill_kernels::gpu::Precision;
+use tidemill_kernels::gpu::{Installed, Precision};
 use tidemill_kernels::{Backend, Bf16, Cuda, Fp32, Gpu};
 
 macro_rules! tests {

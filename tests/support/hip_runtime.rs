@@ -8,10 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use super::tested_backend::BACKEND_VARIABLE;
-
 /// The libraries in the order in which they need each other: name, source, and the library that it is linked to.
-const LIBRARIES: [(&str, &str, Option<&str>); 3] = [
+pub const LIBRARIES: [(&str, &str, Option<&str>); 3] = [
     ("libamdhip64.so.7", "runtime.cpp", None),
     ("libhiprtc.so.7", "hiprtc.cpp", None),
     ("librocblas.so.5", "rocblas.cpp", Some("libamdhip64.so.7")),
@@ -72,19 +70,4 @@ fn build(sources: &Path, emulator: &Path, into: &Path) {
         let _ = aside.keep();
     }
     assert!(into.is_dir(), "the runtime for tests was not built");
-}
-
-/// Opens the libraries in this process, so that their names find them; not where the environment asks for a machine's own.
-pub fn load() {
-    static LOADED: OnceLock<Vec<libloading::Library>> = OnceLock::new();
-    LOADED.get_or_init(|| {
-        if std::env::var(BACKEND_VARIABLE).is_ok_and(|backend| backend == "rocm") {
-            return Vec::new();
-        }
-        // SAFETY: the libraries are those that were built here, and opening them runs no code but the C++ library's.
-        let open = |(library, ..): &(&str, _, _)| unsafe {
-            libloading::Library::new(folder().join(library)).unwrap()
-        };
-        LIBRARIES.iter().map(open).collect()
-    });
 }

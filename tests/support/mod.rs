@@ -1,6 +1,7 @@
 //! What the promises have in common: a tiny run, everything that it leaves, and the program.
 
 pub mod device;
+pub mod hip_runtime;
 pub mod outcome;
 pub mod processes;
 pub mod program;

@@ -18,7 +18,7 @@ use crate::refusal::{Advice, Refusal, cause_alone};
 /// Flags of every subcommand that computes without a `RUN.toml`.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DeviceArguments {
-    /// What computes; auto is an NVIDIA GPU where one works, else the CPU.
+    /// What computes; auto is an NVIDIA GPU where one works, else an AMD GPU, else the CPU.
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
     backend: BackendChoice,
     /// The precision of activations; bf16 on GPUs only.
@@ -84,7 +84,7 @@ impl DeviceArguments {
 /// The flag of a subcommand whose numbers are fp32 on every device.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct BackendArgument {
-    /// What computes; auto is NVIDIA GPUs where they work, else the CPU.
+    /// What computes; auto is NVIDIA GPUs where they work, else AMD GPUs, else the CPU.
     #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
     backend: BackendChoice,
 }

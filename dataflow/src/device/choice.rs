@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
 
+use super::maker::Maker;
 use super::{BackendChoice, Precision};
 use crate::error::{JobError, Result};
 
@@ -12,7 +13,7 @@ use crate::error::{JobError, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Platform {
     Cpu,
-    Cuda(Gpus),
+    Gpus(Maker, Gpus),
 }
 
 /// The GPUs of a maker.
@@ -34,40 +35,50 @@ pub(super) struct NoGpu {
     pub failure: Option<KernelError>,
 }
 
-/// What `device.backend` and `device.precision` come to where the NVIDIA GPUs are those that `cuda` finds.
+/// What `device.backend` and `device.precision` come to where the GPUs of each maker are those that `look` finds.
 ///
 /// # Errors
 /// A backend that is not there, a GPU that was asked for and failed, or bf16 on the CPU.
 pub(super) fn choose(
     backend: BackendChoice,
     precision: Precision,
-    cuda: impl FnOnce() -> std::result::Result<Gpus, NoGpu>,
+    look: impl Fn(Maker) -> std::result::Result<Gpus, NoGpu>,
 ) -> Result<Platform> {
-    let unavailable = |backend, why| JobError::Device { key: "device.backend", backend, why };
     match backend {
         BackendChoice::Cpu => on_the_cpu(precision, String::new()),
-        BackendChoice::Cuda => match cuda() {
-            Ok(gpus) => Ok(Platform::Cuda(gpus)),
-            Err(NoGpu { failure: Some(failure), .. }) => Err(ModelError::from(failure).into()),
-            Err(no_gpu) => {
-                let why = format!("{}; use \"cpu\" or \"auto\"", no_gpu.why);
-                Err(unavailable("cuda", why))
-            }
-        },
-        BackendChoice::Rocm => {
-            let why = "this version has no ROCm driver yet; use \"cpu\", \"cuda\" or \"auto\"";
-            Err(unavailable("rocm", why.to_owned()))
-        }
-        BackendChoice::Auto => match cuda() {
-            Ok(gpus) => Ok(Platform::Cuda(gpus)),
-            Err(no_gpu) => {
-                match &no_gpu {
-                    NoGpu { why, gpus: 0, .. } => tracing::info!("no GPU: {why}"),
-                    NoGpu { why, .. } => tracing::warn!("the GPU is left out: {why}"),
+        BackendChoice::Cuda => asked_for(Maker::Nvidia, look),
+        BackendChoice::Rocm => asked_for(Maker::Amd, look),
+        BackendChoice::Auto => {
+            let mut whys = Vec::new();
+            for maker in Maker::ALL {
+                match look(maker) {
+                    Ok(gpus) => return Ok(Platform::Gpus(maker, gpus)),
+                    Err(NoGpu { why, gpus: 0, .. }) => {
+                        tracing::info!("no GPU: {why}");
+                        whys.push(why);
+                    }
+                    Err(NoGpu { why, .. }) => {
+                        tracing::warn!("the GPU is left out: {why}");
+                        whys.push(why);
+                    }
                 }
-                on_the_cpu(precision, format!(" (no GPU: {})", no_gpu.why))
             }
-        },
+            on_the_cpu(precision, format!(" (no GPU: {})", whys.join("; ")))
+        }
+    }
+}
+
+fn asked_for(
+    maker: Maker,
+    look: impl Fn(Maker) -> std::result::Result<Gpus, NoGpu>,
+) -> Result<Platform> {
+    match look(maker) {
+        Ok(gpus) => Ok(Platform::Gpus(maker, gpus)),
+        Err(NoGpu { failure: Some(failure), .. }) => Err(ModelError::from(failure).into()),
+        Err(no_gpu) => {
+            let why = format!("{}; use \"cpu\" or \"auto\"", no_gpu.why);
+            Err(JobError::Device { key: "device.backend", backend: maker.backend(), why })
+        }
     }
 }
 
@@ -95,31 +106,45 @@ mod tests {
     fn choice(
         backend: BackendChoice,
         precision: Precision,
-        gpus: std::result::Result<usize, NoGpu>,
+        look: impl Fn(Maker) -> std::result::Result<Gpus, NoGpu>,
     ) -> std::result::Result<Platform, String> {
-        let gpus = gpus.map(of);
-        choose(backend, precision, || gpus).map_err(|error| error.to_string())
+        choose(backend, precision, look).map_err(|error| error.to_string())
     }
 
-    fn none() -> std::result::Result<usize, NoGpu> {
-        Err(NoGpu { why: "libcuda.so.1 is missing".to_owned(), gpus: 0, failure: None })
+    fn none(maker: Maker) -> std::result::Result<Gpus, NoGpu> {
+        let why = match maker {
+            Maker::Nvidia => "libcuda.so.1 is missing",
+            Maker::Amd => "libamdhip64.so.7 is missing",
+        };
+        Err(NoGpu { why: why.to_owned(), gpus: 0, failure: None })
+    }
+
+    /// A machine with two GPUs of one maker.
+    fn only(of_maker: Maker) -> impl Fn(Maker) -> std::result::Result<Gpus, NoGpu> {
+        move |maker| if maker == of_maker { Ok(of(2)) } else { none(maker) }
     }
 
     #[test]
     fn auto_is_a_gpu_where_one_works_and_else_the_cpu() {
-        let cuda = Platform::Cuda(of(2));
-        for precision in [Precision::Fp32, Precision::Bf16] {
-            assert_eq!(choice(BackendChoice::Auto, precision, Ok(2)), Ok(cuda));
-            assert_eq!(choice(BackendChoice::Cuda, precision, Ok(2)), Ok(cuda));
+        for (maker, backend) in
+            [(Maker::Nvidia, BackendChoice::Cuda), (Maker::Amd, BackendChoice::Rocm)]
+        {
+            let gpus = Platform::Gpus(maker, of(2));
+            for precision in [Precision::Fp32, Precision::Bf16] {
+                assert_eq!(choice(BackendChoice::Auto, precision, only(maker)), Ok(gpus));
+                assert_eq!(choice(backend, precision, only(maker)), Ok(gpus));
+            }
         }
-        assert_eq!(choice(BackendChoice::Auto, Precision::Fp32, none()), Ok(Platform::Cpu));
-        let unusable = Err(NoGpu { why: "too old".to_owned(), gpus: 1, failure: None });
+        let both = choice(BackendChoice::Auto, Precision::Fp32, |_| Ok(of(1)));
+        assert_eq!(both, Ok(Platform::Gpus(Maker::Nvidia, of(1))));
+        assert_eq!(choice(BackendChoice::Auto, Precision::Fp32, none), Ok(Platform::Cpu));
+        let unusable = |_| Err(NoGpu { why: "too old".to_owned(), gpus: 1, failure: None });
         assert_eq!(choice(BackendChoice::Auto, Precision::Fp32, unusable), Ok(Platform::Cpu));
     }
 
     #[test]
     fn a_gpu_that_fails_is_worth_another_attempt_only_where_it_was_asked_for() {
-        let failed = || -> std::result::Result<Gpus, NoGpu> {
+        let failed = |_| -> std::result::Result<Gpus, NoGpu> {
             let failure = KernelError::Device {
                 attempted: "creating a stream",
                 device: "NVIDIA H200".to_owned(),
@@ -131,7 +156,7 @@ mod tests {
         assert_eq!(error.exit_class(), ExitClass::Restart);
         let auto = choose(BackendChoice::Auto, Precision::Fp32, failed).unwrap();
         assert_eq!(auto, Platform::Cpu);
-        let missing = choose(BackendChoice::Cuda, Precision::Fp32, || {
+        let missing = choose(BackendChoice::Cuda, Precision::Fp32, |_| {
             Err(NoGpu { why: "none".to_owned(), gpus: 0, failure: None })
         });
         assert_eq!(missing.unwrap_err().exit_class(), ExitClass::FixInput);
@@ -139,25 +164,25 @@ mod tests {
 
     #[test]
     fn the_cpu_is_never_looked_past() {
-        let unasked = || -> std::result::Result<Gpus, NoGpu> { panic!("looked for GPUs") };
+        let unasked = |_| -> std::result::Result<Gpus, NoGpu> { panic!("looked for GPUs") };
         let found = choose(BackendChoice::Cpu, Precision::Fp32, unasked);
         assert_eq!(found.unwrap(), Platform::Cpu);
-        assert!(choose(BackendChoice::Rocm, Precision::Fp32, unasked).is_err());
     }
 
     #[test]
     fn errors_name_the_key_and_the_way_out() {
-        let said = |backend, precision, gpus, parts: &[&str]| {
-            let error = choice(backend, precision, gpus).unwrap_err();
+        let said = |backend, precision, parts: &[&str]| {
+            let error = choice(backend, precision, none).unwrap_err();
             for part in parts {
                 assert!(error.contains(part), "{part:?} is not in {error:?}");
             }
         };
-        let missing = "libcuda.so.1 is missing";
+        let [nvidia, amd] = ["libcuda.so.1 is missing", "libamdhip64.so.7 is missing"];
         let (fp32, bf16) = (Precision::Fp32, Precision::Bf16);
-        said(BackendChoice::Cuda, fp32, none(), &["device.backend: cuda", missing, "\"cpu\""]);
-        said(BackendChoice::Rocm, fp32, Ok(1), &["device.backend: rocm", "ROCm", "\"auto\""]);
-        said(BackendChoice::Cpu, bf16, Ok(1), &["device.precision", "fp32 on the CPU", "bf16"]);
-        said(BackendChoice::Auto, bf16, none(), &["device.precision", "fp32 on the CPU", missing]);
+        said(BackendChoice::Cuda, fp32, &["device.backend: cuda", nvidia, "\"cpu\""]);
+        said(BackendChoice::Rocm, fp32, &["device.backend: rocm", amd, "\"auto\""]);
+        said(BackendChoice::Cpu, bf16, &["device.precision", "fp32 on the CPU", "bf16"]);
+        let both = format!("fp32 on the CPU (no GPU: {nvidia}; {amd})");
+        said(BackendChoice::Auto, bf16, &["device.precision", &both]);
     }
 }

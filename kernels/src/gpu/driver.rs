@@ -293,3 +293,25 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Enqueues what was recorded.
     fn replay(&self, queue: &mut Self::Queue, graph: &Self::Graph) -> Result<()>;
 }
+
+/// Devices of one maker in this machine, by their numbers.
+pub trait Installed: Driver {
+    /// The number of devices, at least 1.
+    ///
+    /// # Errors
+    /// Why there is none: no driver library, one that is too old or does not fit the kernel's, or no device; else what made the
+    /// driver fail.
+    fn device_count() -> Result<usize>;
+
+    /// How many of them work together, the first among them: they are of one kind and read each other's memory.
+    ///
+    /// # Errors
+    /// As [`device_count`](Self::device_count).
+    fn together() -> Result<usize>;
+
+    /// Opens device `ordinal`.
+    ///
+    /// # Errors
+    /// No such device, one that is too old, a library that is missing or too old, or what made the driver fail.
+    fn open(ordinal: usize) -> Result<Self>;
+}

@@ -31,7 +31,7 @@ use self::pool::Pool;
 pub use self::queue::Queue;
 use self::table::{Code, Device, Table};
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::{DeviceProperties, MatrixProduct};
+use crate::gpu::driver::{DeviceProperties, Installed, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
 
 /// What the vendors do not have in common.
@@ -126,13 +126,8 @@ fn unavailable<V: Vendor>(reason: String) -> KernelError {
     KernelError::Unavailable { backend: V::BACKEND, reason }
 }
 
-impl<V: Vendor> VendorDriver<V> {
-    /// The number of devices, at least 1.
-    ///
-    /// # Errors
-    /// Why there is none: no driver library, one that is too old or does not fit the kernel's, or no device; else what made the
-    /// driver fail.
-    pub fn device_count() -> Result<usize> {
+impl<V: Vendor> Installed for VendorDriver<V> {
+    fn device_count() -> Result<usize> {
         let table = V::table()?;
         match context::device_count(table) {
             Ok(0) => Err(unavailable::<V>(format!("{} sees no GPU", V::DRIVER))),
@@ -144,19 +139,11 @@ impl<V: Vendor> VendorDriver<V> {
         }
     }
 
-    /// How many GPUs work together, the first among them: they are of one kind and read each other's memory.
-    ///
-    /// # Errors
-    /// As [`device_count`](Self::device_count).
-    pub fn together() -> Result<usize> {
+    fn together() -> Result<usize> {
         peer::together(V::table()?, Self::device_count()?, V::kind)
     }
 
-    /// Opens device `ordinal`.
-    ///
-    /// # Errors
-    /// No such device, one that is too old, a library that is missing or too old, or what made the driver fail.
-    pub fn open(ordinal: usize) -> Result<Self> {
+    fn open(ordinal: usize) -> Result<Self> {
         let devices = Self::device_count()?;
         if ordinal >= devices {
             let reason = format!("GPU {ordinal} was asked for, but there are {devices}");

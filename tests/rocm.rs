@@ -1,0 +1,161 @@
+//! AMD GPUs, through the program's own way to them: runs are as elastic as on any device, go on after a GPU was lost, and what is
+//! not there or does not fit is one clear line.
+//!
+//! ROCm is that of `kernels/tests/hip_runtime`, with the CPU below: three GPUs, of which the first two are of one kind.
+//!
+//! Seen red: with queues that do not wait for another's events, and with a lost GPU that is wrong input.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use serde_json::Value;
+
+use crate::support::workbench::CONFIG;
+use crate::support::{Finished, Outcome, Running, Workbench, assert_same, hip_runtime};
+
+/// A few samples: an emulated thread takes microseconds.
+const DEVICE: &str = "\n[device]\nbackend = \"rocm\"\n";
+const SMALL: [&str; 4] = ["--set", "batch.samples_per_step=9", "--set", "batch.lanes=4"];
+
+/// Of the environment.
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+fn tidemill_with(
+    bench: &Workbench,
+    libraries: &Path,
+    variables: Variables<'_>,
+    arguments: &[&str],
+) -> Finished {
+    let libraries = libraries.to_str().unwrap();
+    let hidden = [("CUDA_VISIBLE_DEVICES", ""), ("LD_LIBRARY_PATH", libraries)];
+    let environment: Vec<_> = hidden
+        .iter()
+        .chain(variables)
+        .map(|&(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    Running::start_with(&environment, bench.folder(), arguments).finish()
+}
+
+fn tidemill(bench: &Workbench, variables: Variables<'_>, arguments: &[&str]) -> Finished {
+    tidemill_with(bench, hip_runtime::folder(), variables, arguments)
+}
+
+/// Trains in the run folder `dir`.
+fn train(bench: &Workbench, dir: &str, variables: Variables<'_>, more: &[&str]) -> Finished {
+    let dir = format!("run.dir={dir}");
+    let arguments = [&["train", "rocm.toml", "--set", &dir], &SMALL[..], more].concat();
+    tidemill(bench, variables, &arguments)
+}
+
+struct Reference {
+    bench: Workbench,
+    run: Finished,
+    outcome: Outcome,
+}
+
+/// A run of one GPU.
+static REFERENCE: LazyLock<Reference> = LazyLock::new(|| {
+    let bench = Workbench::new();
+    bench.write("rocm.toml", format!("{CONFIG}{DEVICE}"));
+    let run = train(&bench, "reference", &[], &["-w", "1"]).expect(0);
+    let outcome = bench.outcome("reference");
+    Reference { bench, run, outcome }
+});
+
+fn devices(bench: &Workbench, dir: &str) -> Value {
+    let text = std::fs::read_to_string(bench.path(dir).join("devices.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_gpu_is_named_and_learns() {
+    let Reference { bench, run, outcome } = &*REFERENCE;
+    let words = "1 workers on emulated AMD GPU (gfx942:sramecc+:xnack-), fp32";
+    assert!(run.stderr.contains(words), "{run:?}");
+    let list = devices(bench, "reference");
+    assert_eq!(list["kind"]["backend"], "rocm");
+    assert_eq!(list["kind"]["architecture"], "gfx942:sramecc+:xnack-");
+    assert!(outcome.loss(4) < outcome.loss(0), "{} {}", outcome.loss(0), outcome.loss(4));
+}
+
+#[test]
+fn two_gpus_leave_the_bits_of_one() {
+    let Reference { bench, outcome, .. } = &*REFERENCE;
+    for (dir, world) in [("threads", ["-w", "2", "-n", "1"]), ("processes", ["-w", "1", "-n", "2"])]
+    {
+        train(bench, dir, &[], &world).expect(0);
+        assert_same(&bench.outcome(dir), outcome, dir);
+    }
+}
+
+/// Where nothing says what to compute on, AMD GPUs of one kind do.
+#[test]
+fn auto_takes_the_gpus_that_work_together() {
+    let Reference { bench, outcome, .. } = &*REFERENCE;
+    let run = train(bench, "auto", &[], &["--set", "device.backend=auto"]).expect(0);
+    assert!(run.stderr.contains("2 workers on emulated AMD GPU"), "{run:?}");
+    assert!(run.stderr.contains("2 of 3 GPUs compute"), "{run:?}");
+    assert_same(&bench.outcome("auto"), outcome, "auto");
+}
+
+#[test]
+fn a_run_whose_gpu_was_lost_goes_on_on_others() {
+    let Reference { bench, outcome, .. } = &*REFERENCE;
+    let lost = train(bench, "lost", &[("EMULATED_HIP_LOST_AFTER", "900")], &["-w", "1"]);
+    assert_eq!(lost.status.code(), Some(75), "{lost:?}");
+    assert!(lost.stderr.contains("unspecified launch failure"), "{lost:?}");
+    assert!(bench.outcome("lost").steps.len() < outcome.steps.len());
+    train(bench, "lost", &[("HIP_VISIBLE_DEVICES", "1,0")], &["-w", "2"]).expect(0);
+    assert_same(&bench.outcome("lost"), outcome, "lost and resumed");
+}
+
+#[test]
+fn what_was_trained_is_used() {
+    let Reference { bench, .. } = &*REFERENCE;
+    let arguments = [
+        "generate",
+        "--model",
+        "reference",
+        "--prompt",
+        "the tide",
+        "--max-new-tokens",
+        "3",
+        "--backend",
+        "rocm",
+        "--temperature",
+        "0",
+        "--ignore-eos",
+        "--format",
+        "json",
+    ];
+    let generated = tidemill(bench, &[], &arguments).expect(0).json();
+    assert_eq!(generated["tokens"].as_array().unwrap().len(), 3, "{generated}");
+    assert_eq!(tidemill(bench, &[], &arguments).expect(0).json(), generated);
+}
+
+#[test]
+fn a_gpu_that_is_not_there_or_has_no_kernels_is_one_line() {
+    let Reference { bench, .. } = &*REFERENCE;
+    let cases: [(Variables<'_>, &[&str]); 3] = [
+        (&[("HIP_VISIBLE_DEVICES", "-1")], &["AMD's HIP runtime answers: no ROCm-capable device"]),
+        (&[("EMULATED_HIP_DEVICES", "gfx1100")], &["\"gfx1100\", expected one of gfx90a, gfx942"]),
+        (&[("EMULATED_HIP_BYTES", "50000000")], &["does not fit", "out of memory"]),
+    ];
+    for (variables, parts) in cases {
+        let refused = train(bench, "refused", variables, &["-w", "1"]);
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        for part in parts {
+            assert!(refused.stderr.contains(part), "{part:?}: {refused:?}");
+        }
+    }
+}
+
+#[test]
+fn a_runtime_that_is_broken_is_said_to_be() {
+    let Reference { bench, .. } = &*REFERENCE;
+    let broken = bench.path("broken");
+    bench.write("broken/libamdhip64.so.7", "no library");
+    let arguments = ["train", "rocm.toml", "-w", "1", "--set", "run.dir=broken-run"];
+    let parts = ["device.backend: rocm", "libamdhip64.so.7 cannot be opened: ", "use \"cpu\""];
+    tidemill_with(bench, &broken, &[], &arguments).refused(1, &parts);
+}
