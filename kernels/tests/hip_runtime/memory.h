@@ -22,15 +22,23 @@ struct Leaving {
     std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> after;
 };
 
+// What is large is kept when it is freed, because the system takes long to give it again.
+constexpr size_t LARGE_BYTES = size_t(1) << 20, MOST_SPARE = 32;
+
 inline std::mutex lock;
 inline std::map<uintptr_t, Allocation> allocations;
 inline std::vector<Leaving> leaving;
+inline std::multimap<size_t, char*> spare;
 // Which device reaches the pool of which.
 inline std::set<std::pair<int, int>> granted;
 
 inline void release(const Allocation& allocation) {
     std::memset(allocation.first, POISON, std::min(allocation.bytes, POISONED_BYTES));
-    std::free(allocation.first);
+    if (allocation.bytes >= LARGE_BYTES && spare.size() < MOST_SPARE) {
+        spare.emplace(allocation.bytes, allocation.first);
+    } else {
+        std::free(allocation.first);
+    }
     if (allocation.device != ON_HOST) devices()[allocation.device]->used -= allocation.bytes;
 }
 
@@ -54,7 +62,13 @@ inline Code allocate(void** out, size_t bytes, int device) {
     if (bytes > SIZE_MAX / 2) return OutOfMemory;
     const size_t whole = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
     if (device != ON_HOST && devices()[device]->used + whole > devices()[device]->bytes) return OutOfMemory;
-    char* first = static_cast<char*>(std::aligned_alloc(ALIGNMENT, whole));
+    char* first = nullptr;
+    if (auto kept = spare.find(whole); kept != spare.end()) {
+        first = kept->second;
+        spare.erase(kept);
+    } else {
+        first = static_cast<char*>(std::aligned_alloc(ALIGNMENT, whole));
+    }
     if (!first) return OutOfMemory;
     std::memset(first, POISON, std::min(whole, POISONED_BYTES));
     if (device != ON_HOST) devices()[device]->used += whole;

@@ -3,16 +3,18 @@
 //! A graph holds addresses, not owners. So while a graph is there, what is dropped is set aside instead of given back, and given
 //! back with the last graph: replaying one never touches memory that has another owner by now.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::Context;
-use super::table::{DeviceAddress, POOL_RELEASE_THRESHOLD, RawModule, Table};
+use super::table::{Device, DeviceAddress, POOL_RELEASE_THRESHOLD, RawModule, Table};
 use crate::error::Result;
 
-/// The owner of a device's memory and modules.
+/// An owner of a device's memory and modules.
 pub(super) struct Pool {
     context: Arc<Context>,
-    aside: Mutex<Aside>,
+    /// Of all owners of the device in this process: they have one legacy stream.
+    aside: Arc<Mutex<Aside>>,
 }
 
 /// What was dropped while graphs are there.
@@ -39,6 +41,21 @@ unsafe impl Send for ModuleHandle {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for ModuleHandle {}
 
+/// What is set aside of a device, by any of its owners.
+fn aside_of(context: &Context) -> Arc<Mutex<Aside>> {
+    type OfDevices = BTreeMap<(usize, Device), Weak<Mutex<Aside>>>;
+    static OF_DEVICES: Mutex<OfDevices> = Mutex::new(BTreeMap::new());
+    // A vendor has one table.
+    let vendor = std::ptr::from_ref(context.table()).addr();
+    let mut devices = OF_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = devices.entry((vendor, context.device())).or_default();
+    known.upgrade().unwrap_or_else(|| {
+        let aside = Arc::default();
+        *known = Arc::downgrade(&aside);
+        aside
+    })
+}
+
 impl Pool {
     /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again. What
     /// an owner before this one has left there is given back.
@@ -58,7 +75,8 @@ impl Pool {
                 })
         };
         table.on(device, "setting up the memory pool", set)?;
-        Ok(Arc::new(Self { context, aside: Mutex::default() }))
+        let aside = aside_of(&context);
+        Ok(Arc::new(Self { context, aside }))
     }
 
     pub(super) fn context(&self) -> &Context {
