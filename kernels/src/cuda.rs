@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use self::matmul::MatrixLibrary;
 use crate::error::{KernelError, Result};
+use crate::gpu::collectives::NCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
 use crate::gpu::vendor::context::{self, Context};
@@ -147,6 +148,7 @@ impl Vendor for Nvidia {
             multiprocessors: attribute(MULTIPROCESSORS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
             matrix_library: format!("{}, algorithms {:016x}", library.version(), library.digest()?),
+            collective_library: Some(NCCL),
             name,
         })
     }

@@ -83,6 +83,7 @@ impl Emulator {
             multiprocessors: 2,
             shared_bytes_per_block: shared_bytes_per_block(settings.warp),
             matrix_library: "host".to_owned(),
+            collective_library: None,
         };
         let room = Room::new(Room::DEFAULT_BYTES, None);
         Ok(Self { settings, change: None, properties, workers, room })

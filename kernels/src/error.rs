@@ -139,6 +139,11 @@ impl KernelError {
     }
 }
 
+/// What the system's loader of libraries says; the error by itself says only that it failed.
+pub(crate) fn loader_answer(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// The first line of a compiler's log that says "error"; the first that says anything where none does.
 fn first_error(log: &str) -> &str {
     let mut lines = log.lines().map(str::trim).filter(|line| !line.is_empty());

@@ -13,6 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use self::rocblas::RocBlas;
 use crate::error::{KernelError, Result};
+use crate::gpu::collectives::RCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
 use crate::gpu::source::{Source, SourceOptions};
 use crate::gpu::vendor::context::{self, Context};
@@ -174,6 +175,7 @@ impl Vendor for Amd {
             multiprocessors: attribute(COMPUTE_UNITS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
             matrix_library: format!("{}, solutions {:016x}", library.version(), library.digest()?),
+            collective_library: Some(RCCL),
             name,
         })
     }

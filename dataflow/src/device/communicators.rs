@@ -161,7 +161,7 @@ impl<B: Backend> Communicators<B> {
             Self::Library { library, schedule, otherwise } => {
                 let Some(id) = group(context, backend, Some(library))? else {
                     if rank == 0 {
-                        tracing::warn!("a worker shares its GPU or lacks NCCL: {SLOW}");
+                        tracing::warn!("a worker shares its GPU or lacks NCCL or RCCL: {SLOW}");
                     }
                     return Ok(host(otherwise));
                 };

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
@@ -196,7 +195,7 @@ impl WithBackend for Train {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
         let (backends, schedule) = (devices.backends(), run.batch.lane_schedule(workers)?);
-        let library = || CollectiveLibrary::open(NCCL);
+        let library = || devices.first().collective_library();
         let communicators = Communicators::new(&backends, cluster.process, schedule, library)?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };

@@ -225,6 +225,14 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         None
     }
 
+    /// Opens the vendor's library that moves bytes between devices of several processes.
+    ///
+    /// # Errors
+    /// A library that is not there or is too old; a device that has none.
+    fn collective_library(&self) -> Result<CollectiveLibrary> {
+        Err(KernelError::shape("group", "device", "one with a library of collectives", "the host"))
+    }
+
     /// Begins to join a group of devices of several processes as a rank of it; [`exchange`](Self::exchange) waits until all
     /// have joined.
     ///

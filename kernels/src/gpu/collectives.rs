@@ -3,17 +3,24 @@
 //! Of the library training uses only what moves bytes. What it adds, it adds in an order of its own, which depends on how many
 //! GPUs there are; so sums are formed by our kernels, of parts that were moved. [`LibraryCollective`] is what the library does
 //! alone, to be measured beside that. The library is opened when it is first needed.
-//! The declarations are our own, after NCCL's documentation of its C interface (version 2.18 and later).
+//! The declarations are our own, after NCCL's documentation of its C interface (version 2.18 and later), which AMD's
+//! names too.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::{KernelError, Result};
+use crate::error::{KernelError, Result, loader_answer};
 
 /// NVIDIA's, by the name that its toolkit installs.
 pub const NCCL: &str = "libnccl.so.2";
+
+/// AMD's, by the name that ROCm installs.
+pub const RCCL: &str = "librccl.so.1";
+
+/// The oldest version of either that knows every call and struct here, as they number themselves: 2.18, which is that of ROCm 6.
+const OLDEST: c_int = 21_800;
 
 /// What processes that form a group must have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,10 +154,18 @@ impl CollectiveLibrary {
         let path = name.as_ref();
         let name = path.display().to_string();
         let missing = |error: libloading::Error| {
-            failure(&name, "opening the library of collectives", error.to_string())
+            failure(&name, "opening the library of collectives", loader_answer(&error))
         };
         // SAFETY: the library's own code runs when it is loaded, as that of any library that a program names.
         let library = unsafe { libloading::Library::new(path) }.map_err(missing)?;
+        // SAFETY: the library documents the function with this type; it writes one number.
+        let version = unsafe {
+            let get = library.get::<unsafe extern "C" fn(*mut c_int) -> Answer>("ncclGetVersion");
+            let mut version = 0;
+            get.map_err(missing)?(&raw mut version);
+            version
+        };
+        check_version(&name, version)?;
         macro_rules! function {
             ($symbol:literal) => {
                 // SAFETY: the library documents the function with the type of the field that it goes to.
@@ -194,6 +209,20 @@ impl CollectiveLibrary {
         let text = unsafe { CStr::from_ptr((self.0.table.error_text)(answer)) };
         Err(failure(&self.0.name, attempted, text.to_string_lossy().into_owned()))
     }
+}
+
+/// Asks the library `name` not to be too old.
+fn check_version(name: &str, version: c_int) -> Result<()> {
+    if version >= OLDEST {
+        return Ok(());
+    }
+    let show = |version: c_int| match version {
+        // Before 2.9 the minor version had one digit.
+        ..=9999 => format!("{}.{}", version / 1000, version % 1000 / 100),
+        _ => format!("{}.{}", version / 10_000, version % 10_000 / 100),
+    };
+    let answer = format!("it is of version {}, {} or newer is needed", show(version), show(OLDEST));
+    Err(failure(name, "opening the library of collectives", answer))
 }
 
 fn failure(library: &str, attempted: &'static str, answer: String) -> KernelError {
@@ -401,5 +430,20 @@ impl Drop for GroupMember {
                 };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_whose_structs_are_others_is_refused() {
+        check_version("librccl.so.1", 21_803).unwrap();
+        check_version("libnccl.so.2", 22_703).unwrap();
+        let said = |version| check_version("librccl.so.1", version).unwrap_err().to_string();
+        let refused = "opening the library of collectives on librccl.so.1 failed: it is of version";
+        assert_eq!(said(21_304), format!("{refused} 2.13, 2.18 or newer is needed"));
+        assert_eq!(said(2_804), format!("{refused} 2.8, 2.18 or newer is needed"));
     }
 }

@@ -42,6 +42,9 @@ pub struct DeviceProperties {
     pub shared_bytes_per_block: usize,
     /// The matrix library, its version, and a digest of the algorithms that it chooses, where it chooses.
     pub matrix_library: String,
+    /// The library that moves bytes between devices of several processes, by the name that it is opened by, where there is one for
+    /// such devices.
+    pub collective_library: Option<&'static str>,
 }
 
 /// How a kernel is launched.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use tidemill_collective::LaneSchedule;
-use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
+use tidemill_kernels::gpu::collectives::CollectiveLibrary;
 use tidemill_kernels::{Backend, MemoryPlace};
 
 use self::measure::{Arm, Arms, Plan, measure};
@@ -212,7 +212,8 @@ impl WithBackend for Measuring<'_> {
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let (bench, process) = (self.bench, self.cluster.process);
         let words = devices.in_words();
-        let outcome = self.measure(devices, || CollectiveLibrary::open(NCCL))?;
+        let backend = Arc::clone(devices.first());
+        let outcome = self.measure(devices, || backend.collective_library())?;
         if process == 0 {
             outcome.print(bench.format, &words)?;
         }

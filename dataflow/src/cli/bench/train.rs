@@ -14,7 +14,6 @@ use std::time::Instant;
 
 use clap::Args;
 use tidemill_kernels::backend::KernelTime;
-use tidemill_kernels::gpu::collectives::{CollectiveLibrary, NCCL};
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::{ScheduleName, ScheduleSettings};
@@ -265,7 +264,7 @@ fn measure<B: Backend>(
         ..Default::default()
     };
     let workers = cluster.threads * cluster.processes();
-    let library = || CollectiveLibrary::open(NCCL);
+    let library = || devices.first().collective_library();
     let (backends, lanes) = (devices.backends(), batch.lane_schedule(workers)?);
     let communicators = Communicators::new(&backends, cluster.process, lanes, library)?;
     let results = execute(cluster, move |context| {

@@ -201,6 +201,15 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         Ok(Shared::new(Arc::new(buffer.alias()), range.start, range.len()))
     }
 
+    fn collective_library(&self) -> Result<CollectiveLibrary> {
+        let properties = self.driver.properties();
+        let name = properties.collective_library.ok_or_else(|| {
+            let expected = "one with a library of collectives";
+            KernelError::shape("group", "device", expected, &properties.name)
+        })?;
+        CollectiveLibrary::open(name)
+    }
+
     fn join_group(
         &self,
         library: &CollectiveLibrary,

@@ -1,6 +1,6 @@
 //! A vendor's library, opened at run time: a program that is built with it runs where it is not.
 
-use crate::error::{KernelError, Result};
+use crate::error::{KernelError, Result, loader_answer};
 
 /// An open library.
 pub struct OpenLibrary {
@@ -24,7 +24,8 @@ impl OpenLibrary {
                 }
                 Err(error) if is_absent(name, &error) => {}
                 Err(error) => {
-                    let reason = format!("{what} {name} cannot be opened: {}", words(&error));
+                    let reason =
+                        format!("{what} {name} cannot be opened: {}", loader_answer(&error));
                     return Err(KernelError::Unavailable { backend, reason });
                 }
             }
@@ -64,14 +65,9 @@ impl OpenLibrary {
 
 /// Whether nothing of this name is there, as opposed to something that is broken or lacks what it needs itself.
 fn is_absent(name: &str, error: &libloading::Error) -> bool {
-    let answer = words(error);
+    let answer = loader_answer(error);
     let of_name = answer.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
     of_name.is_some_and(|answer| answer.starts_with("cannot open shared object file: No such file"))
-}
-
-/// What the system's loader says.
-fn words(error: &libloading::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 #[cfg(test)]

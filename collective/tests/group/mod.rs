@@ -1,0 +1,233 @@
+//! Ranks of several processes, whose bytes a library moves that stands in for the vendor's: over any devices.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Cut, Key, Nccl, Values, ValuesMut,
+};
+use tidemill_collective::{LaneSchedule, Node};
+use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, LibraryCollective};
+use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
+
+/// Devices of a kind, and the library that moves their bytes.
+pub struct Arm<B> {
+    pub device: fn() -> B,
+    pub library: fn() -> CollectiveLibrary,
+}
+
+const LANES: usize = 8;
+const ELEMENTS: usize = 700;
+const GRANULE: usize = 64;
+/// Where the uses of the only bucket begin in the buffers of gradients.
+const SLOTS: [usize; 2] = [30, 800];
+
+/// A lane's gradient of a step, of magnitudes that show the order of a sum.
+fn gradient(step: u64, lane: usize, index: usize) -> f32 {
+    let mixed =
+        (step << 40 | (lane as u64) << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let unit = (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    unit * 10_f32.powi((mixed % 7) as i32 - 3)
+}
+
+/// The sum over the lanes of `node`.
+fn sum(step: u64, node: Node, index: usize) -> f32 {
+    if node.lanes() == 1 {
+        return gradient(step, node.lo as usize, index);
+    }
+    let middle = node.lo + node.lanes() / 2;
+    let (left, right) = (Node { hi: middle, ..node }, Node { lo: middle, ..node });
+    sum(step, left, index) + sum(step, right, index)
+}
+
+/// The gradient arena of a rank: as long as its last slot.
+const ARENA: usize = SLOTS[1] + ELEMENTS;
+
+/// What a rank has summed of both uses and gathered in two steps, beside what it should have.
+fn run_rank<B: Backend>(
+    backend: &B,
+    library: &CollectiveLibrary,
+    id: GroupId,
+    rank: usize,
+    schedule: &Arc<LaneSchedule>,
+) -> Result<(), CommunicatorError> {
+    let ranks = schedule.workers();
+    let mut end = Nccl::join(backend, library, id, (rank, ranks), schedule)?;
+    assert_eq!((end.rank(), end.ranks()), (rank, ranks));
+    let mut stream = backend.device_stream()?;
+    let cut = Cut::new(ELEMENTS, ranks, GRANULE, 1);
+    let uses = SLOTS.map(|slot| slot..slot + ELEMENTS);
+    let Range { start, end: last } = cut.of_rank(rank);
+    let owned = SLOTS.map(|slot| slot + start..slot + last);
+    let elements = cut.of_rank(rank).len();
+    for step in 0..2 {
+        for round in 0..schedule.rounds() {
+            let mut sums_of = Vec::new();
+            for node in schedule.nodes(round, rank..rank + 1)? {
+                let values: Vec<f32> = (0..ARENA).map(|index| sum(step, node, index)).collect();
+                let mut sums = backend.allocate::<f32>(&mut stream, ARENA)?;
+                backend.write(&mut stream, SliceMut::all(&mut sums), &values)?;
+                sums_of.push((node, sums));
+            }
+            let nodes: Vec<_> = sums_of.iter().map(|(node, sums)| (*node, sums)).collect();
+            let key = Key { round: round as u32, ..Key::new(step, 0) };
+            let reading = end.post().sums_until_read(backend, &mut stream, key, &nodes, &uses)?;
+            let of_round = schedule.sums(round)?;
+            let mut out =
+                backend.allocate::<f32>(&mut stream, of_round.len() * SLOTS.len() * elements)?;
+            end.reduce_scatter(backend, &mut stream, key, &cut, SliceMut::all(&mut out))?;
+            reading.expect("a device's memory is read where it is").end(backend, &mut stream)?;
+            let found = backend.to_vec(&mut stream, Slice::all(&out))?;
+            let of_node = |node| {
+                let uses = owned.iter().flat_map(|range| range.clone());
+                uses.map(move |index| sum(step, node, index))
+            };
+            let expected: Vec<f32> = of_round.into_iter().flat_map(of_node).collect();
+            let bits =
+                |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(&expected), "rank {rank} of {ranks}, step {step}");
+        }
+
+        // Every rank writes its own, and has all of it.
+        let value = |of: usize, index: usize| (step as usize * 10_000 + of * 1_000 + index) as f32;
+        let mut masters = backend.allocate::<f32>(&mut stream, ELEMENTS)?;
+        let range = cut.of_rank(rank);
+        let own: Vec<f32> = range.clone().map(|index| value(rank, index)).collect();
+        backend.write(&mut stream, SliceMut::new(&mut masters, range.start, range.len())?, &own)?;
+        let values = Slice::new(&masters, range.start, range.len())?;
+        end.updated(backend, &mut stream, Key::new(step, 0), &cut, Values::Fp32(values))?;
+        let whole = SliceMut::all(&mut masters);
+        end.gather(backend, &mut stream, Key::new(step, 0), &cut, ValuesMut::Fp32(whole))?;
+        let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
+        for of in 0..ranks {
+            let expected: Vec<f32> = cut.of_rank(of).map(|index| value(of, index)).collect();
+            assert_eq!(found[cut.of_rank(of)], expected, "rank {rank} of {ranks}: of {of}");
+        }
+    }
+    Ok(())
+}
+
+pub fn any_number_of_ranks_sums_along_the_tree<B: Backend>(arm: &Arm<B>) {
+    let library = (arm.library)();
+    for ranks in [1, 2, 3, 5, 8] {
+        for schedule in [LaneSchedule::at_once, LaneSchedule::one_by_one] {
+            let (id, schedule) = (library.group_id().unwrap(), schedule(LANES, ranks).unwrap());
+            let (library, schedule) = (&library, &Arc::new(schedule));
+            std::thread::scope(|scope| {
+                for rank in 0..ranks {
+                    let device = arm.device;
+                    scope.spawn(move || run_rank(&device(), library, id, rank, schedule).unwrap());
+                }
+            });
+        }
+    }
+}
+
+/// Of each rank's share all are added, and all shares come to every rank: in which order is the library's affair.
+pub fn what_the_library_does_alone_is_done_to_all_ranks<B: Backend>(arm: &Arm<B>) {
+    const SHARE: usize = 100;
+    let library = (arm.library)();
+    for ranks in [1, 2, 3, 5] {
+        let id = library.group_id().unwrap();
+        let run_rank = |rank| -> Result<(), KernelError> {
+            let backend = (arm.device)();
+            let member = backend.join_group(&library, id, (rank, ranks))?;
+            let mut stream = backend.device_stream()?;
+            let mut all = backend.allocate::<f32>(&mut stream, ranks * SHARE)?;
+            let mut share = backend.allocate::<f32>(&mut stream, SHARE)?;
+            for step in 0..2 {
+                let values = |of: usize| (0..ranks * SHARE).map(move |i| gradient(step, of, i));
+                let own: Vec<f32> = values(rank).collect();
+                backend.write(&mut stream, SliceMut::all(&mut all), &own)?;
+                let (out, from) = (SliceMut::all(&mut share), Slice::all(&all));
+                let sum = LibraryCollective::ReduceScatter;
+                backend.library_collective(&mut stream, &member, sum, out, from)?;
+                let sums = backend.to_vec(&mut stream, Slice::all(&share))?;
+                for (index, found) in (rank * SHARE..).zip(&sums) {
+                    let terms = || (0..ranks).map(|of| f64::from(gradient(step, of, index)));
+                    let (sum, magnitude): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+                    let bound = ranks as f64 * f64::from(f32::EPSILON) * magnitude;
+                    assert!((f64::from(*found) - sum).abs() <= bound, "{index}: {found}, {sum}");
+                }
+                let share_of = |of: usize| values(of).skip(of * SHARE).take(SHARE);
+                let own: Vec<f32> = share_of(rank).collect();
+                backend.write(&mut stream, SliceMut::all(&mut share), &own)?;
+                let (out, from) = (SliceMut::all(&mut all), Slice::all(&share));
+                let gather = LibraryCollective::AllGather;
+                backend.library_collective(&mut stream, &member, gather, out, from)?;
+                let found = backend.to_vec(&mut stream, Slice::all(&all))?;
+                assert!(found.into_iter().eq((0..ranks).flat_map(share_of)), "{rank} of {ranks}");
+            }
+            if ranks > 1 {
+                let (out, from) = (SliceMut::all(&mut share), Slice::new(&all, 0, SHARE)?);
+                let what = LibraryCollective::ReduceScatter;
+                assert!(backend.library_collective(&mut stream, &member, what, out, from).is_err());
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            (0..ranks).for_each(|rank| {
+                scope.spawn(move || run_rank(rank).unwrap());
+            });
+        });
+    }
+}
+
+/// Of two ranks only one ever joins: it waits until it is aborted, from another thread.
+pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
+    let (library, backend) = ((arm.library)(), (arm.device)());
+    let id = library.group_id().unwrap();
+    let schedule = Arc::new(LaneSchedule::at_once(2, 2).unwrap());
+    let mut end = Nccl::join(&backend, &library, id, (0, 2), &schedule).unwrap();
+    let mut stream = backend.device_stream().unwrap();
+    let sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let (nodes, bucket) = ([(Node::leaf(0), &sums)], 0..8);
+    let uses = std::slice::from_ref(&bucket);
+    end.post().sums(&backend, &mut stream, Key::new(0, 0), &nodes, uses).unwrap();
+    let mut out = backend.allocate::<f32>(&mut stream, 4).unwrap();
+    let abort = end.abort_handle();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let cut = Cut::at(vec![4, 8]);
+            let mut sum = |key| {
+                let out = SliceMut::all(&mut out);
+                end.reduce_scatter(&backend, &mut stream, key, &cut, out).unwrap_err()
+            };
+            let (first, later) = (sum(Key::new(0, 0)), sum(Key::new(1, 0)));
+            (first, later)
+        });
+        abort();
+        let (first, later) = waiting.join().unwrap();
+        let aborted = |error: &CommunicatorError| {
+            matches!(error, CommunicatorError::Closed)
+                || matches!(error, CommunicatorError::Device(KernelError::Device { answer, .. })
+                    if answer == "the group was aborted")
+        };
+        assert!(aborted(&first), "{first}");
+        assert!(matches!(later, CommunicatorError::Closed), "{later}");
+    });
+}
+
+pub fn what_the_library_refuses_is_an_error_with_its_words<B: Backend>(arm: &Arm<B>) {
+    let (library, backend) = ((arm.library)(), (arm.device)());
+    let id = library.group_id().unwrap();
+    assert!(id == GroupId::from_bytes(id.to_bytes()));
+    let join = |rank_of| backend.join_group(&library, id, rank_of);
+    let (member, peer) = (join((0, 2)).unwrap(), join((1, 2)).unwrap());
+    let error = join((1, 2)).err().unwrap().to_string();
+    assert!(error.contains("joining a group") && error.contains("invalid usage"), "{error}");
+    let mut stream = backend.device_stream().unwrap();
+    let mut buffer = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let from = backend.allocate::<f32>(&mut stream, 8).unwrap();
+    let send = |elements| [(0, Slice::<B, f32>::new(&from, 0, elements).unwrap())];
+    backend.exchange(&mut stream, &peer, &send(3), SliceMut::all(&mut buffer), &[]).unwrap();
+    let wrong = [(1, 0..4)];
+    let all = SliceMut::all(&mut buffer);
+    let error = backend.exchange(&mut stream, &member, &[], all, &wrong).unwrap_err().to_string();
+    assert!(error.contains("exchanging") && error.contains("invalid argument"), "{error}");
+    let outside = [(1, 6..9)];
+    let all = SliceMut::all(&mut buffer);
+    assert!(backend.exchange(&mut stream, &member, &[], all, &outside).is_err());
+    let missing = CollectiveLibrary::open("libno-such-collectives.so.7").err().unwrap().to_string();
+    assert!(missing.contains("libno-such-collectives.so.7"), "{missing}");
+}
