@@ -12,22 +12,4 @@ const ARM: Arm<Gpu<Emulator, Fp32>> = Arm {
     library: stand_in::library,
 };
 
-#[test]
-fn any_number_of_ranks_sums_along_the_tree() {
-    group::any_number_of_ranks_sums_along_the_tree(&ARM);
-}
-
-#[test]
-fn what_the_library_does_alone_is_done_to_all_ranks() {
-    group::what_the_library_does_alone_is_done_to_all_ranks(&ARM);
-}
-
-#[test]
-fn a_rank_whose_peer_never_comes_can_be_ended() {
-    group::a_rank_whose_peer_never_comes_can_be_ended(&ARM);
-}
-
-#[test]
-fn what_the_library_refuses_is_an_error_with_its_words() {
-    group::what_the_library_refuses_is_an_error_with_its_words(&ARM);
-}
+group::every_body!();

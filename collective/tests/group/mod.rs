@@ -10,6 +10,27 @@ use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, LibraryCollective};
 use tidemill_kernels::{Backend, KernelError, Slice, SliceMut};
 
+/// Makes a test of each body, with the `ARM` that stands beside it.
+macro_rules! every_body {
+    () => {
+        group::every_body!(
+            any_number_of_ranks_sums_along_the_tree
+            what_the_library_does_alone_is_done_to_all_ranks
+            a_rank_whose_peer_never_comes_can_be_ended
+            what_the_library_refuses_is_an_error_with_its_words
+        );
+    };
+    ($($test:ident)*) => {
+        $(
+            #[test]
+            fn $test() {
+                group::$test(&ARM);
+            }
+        )*
+    };
+}
+pub(crate) use every_body;
+
 /// Devices of a kind, and the library that moves their bytes.
 pub struct Arm<B> {
     pub device: fn() -> B,
