@@ -55,6 +55,9 @@ struct Properties {
     architecture_at: usize,
 }
 
+/// Where it begins before HIP 6.
+const OLD_ARCHITECTURE_AT: usize = 396;
+
 /// Names of the runtime's library, the newest first.
 const RUNTIMES: [&str; 4] =
     ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
@@ -74,7 +77,7 @@ impl Hip {
             let newer = library.has("hipGetDevicePropertiesR0600");
             let (name, architecture_at) = match newer {
                 true => ("hipGetDevicePropertiesR0600", 1160),
-                false => ("hipGetDeviceProperties", 396),
+                false => ("hipGetDeviceProperties", OLD_ARCHITECTURE_AT),
             };
             let get_version: unsafe extern "C" fn(*mut c_int) -> Code =
                 library.function("hipRuntimeGetVersion")?;
@@ -196,5 +199,81 @@ impl Vendor for Amd {
     ) -> Result<()> {
         // SAFETY: the caller vouches for the operands.
         unsafe { library.matmul(driver, queue, product) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use hip_sys::hiprt;
+    use hip_sys::hiprt::{
+        hipDeviceAttribute_t as Attribute, hipError_t as Error,
+        hipFunction_attribute as OfFunction, hipMemAccessDesc, hipMemAccessFlags, hipMemLocation,
+        hipMemLocationType, hipMemPoolAttr, hipStreamCaptureMode,
+    };
+
+    use super::*;
+    use crate::gpu::vendor::table;
+
+    /// As of HIP 5.4; AMD has not changed these since.
+    #[test]
+    fn numbers_are_those_of_hip() {
+        let same = [
+            (COMPUTE_UNITS, Attribute::hipDeviceAttributeMultiprocessorCount as u32),
+            (SHARED_BYTES_PER_BLOCK, Attribute::hipDeviceAttributeMaxSharedMemoryPerBlock as u32),
+            (WAVE, Attribute::hipDeviceAttributeWarpSize as u32),
+            (table::DEFAULT_FLAGS, hiprt::hipStreamDefault),
+            (table::DEFAULT_FLAGS, hiprt::hipEventDefault),
+            (table::HOST_MEMORY_PORTABLE, hiprt::hipHostMallocPortable),
+            (
+                table::CAPTURE_OF_THREAD,
+                hipStreamCaptureMode::hipStreamCaptureModeThreadLocal as u32,
+            ),
+            (table::POOL_RELEASE_THRESHOLD, hipMemPoolAttr::hipMemPoolAttrReleaseThreshold as u32),
+            (table::FUNCTION_SHARED_BYTES, OfFunction::HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as u32),
+            (
+                table::FUNCTION_MOST_DYNAMIC_SHARED_BYTES,
+                OfFunction::HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as u32,
+            ),
+        ];
+        for (index, (ours, theirs)) in same.into_iter().enumerate() {
+            assert_eq!(ours, theirs, "number {index}");
+        }
+        let answers = [
+            (Code::SUCCESS, Error::hipSuccess),
+            (Code::INVALID_VALUE, Error::hipErrorInvalidValue),
+            (Code::OUT_OF_MEMORY, Error::hipErrorOutOfMemory),
+            (Code::NO_DEVICE, Error::hipErrorNoDevice),
+            (Code::NOT_READY, Error::hipErrorNotReady),
+            (Code::LAUNCH_OUT_OF_RESOURCES, Error::hipErrorLaunchOutOfResources),
+            (Code::NOT_SUPPORTED, Error::hipErrorNotSupported),
+            (INSUFFICIENT_DRIVER, Error::hipErrorInsufficientDriver),
+            (INVALID_DEVICE, Error::hipErrorInvalidDevice),
+        ];
+        for (ours, theirs) in answers {
+            assert_eq!(ours, Code(theirs as u32), "{theirs:?}");
+        }
+        let location =
+            hipMemLocation { type_: hipMemLocationType::hipMemLocationTypeDevice, id: 7 };
+        let flags = hipMemAccessFlags::hipMemAccessFlagsProtReadWrite;
+        // SAFETY: both are three 32-bit numbers, or this does not compile.
+        let [ours, theirs] = unsafe {
+            [
+                std::mem::transmute::<table::PoolAccess, [u32; 3]>(table::PoolAccess::of(7)),
+                std::mem::transmute::<hipMemAccessDesc, [u32; 3]>(hipMemAccessDesc {
+                    location,
+                    flags,
+                }),
+            ]
+        };
+        assert_eq!(ours, theirs);
+        assert_eq!(OLD_ARCHITECTURE_AT, offset_of!(hiprt::hipDeviceProp_t, gcnArchName));
+    }
+
+    #[test]
+    fn libraries_of_one_release_are_looked_for_together() {
+        assert_eq!(suffix("libamdhip64.so.6"), ".so.6");
+        assert_eq!(suffix("libamdhip64.so"), ".so");
     }
 }

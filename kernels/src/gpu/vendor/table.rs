@@ -83,6 +83,14 @@ pub enum Interface {
     Hip,
 }
 
+/// In the place of a type that is inferred.
+#[cfg(test)]
+macro_rules! any {
+    ($argument:ty) => {
+        _
+    };
+}
+
 macro_rules! table {
     ($($field:ident($($argument:ty),*): $cuda:ident, $hip:ident;)*) => {
         /// The functions of an interface; the library that they are of stays open.
@@ -131,7 +139,18 @@ macro_rules! table {
             vec![$((
                 stringify!($cuda),
                 vec![$(size_of::<$argument>()),*],
-                tests::argument_bytes!(sys::$cuda, $($argument),*),
+                tests::bytes_of(|| sys::$cuda as unsafe fn($(any!($argument)),*) -> _),
+            )),*]
+        }
+
+        /// The functions of HIP: the bytes of their arguments here, and as hip-sys declares them.
+        #[cfg(all(test, feature = "rocm"))]
+        fn argument_bytes_of_hip() -> Vec<(&'static str, Vec<usize>, Vec<usize>)> {
+            use hip_sys::hiprt;
+            vec![$((
+                stringify!($hip),
+                vec![$(size_of::<$argument>()),*],
+                tests::bytes_of(|| hiprt::$hip as unsafe extern "C" fn($(any!($argument)),*) -> _),
             )),*]
         }
     };
@@ -285,25 +304,23 @@ impl ErrorText {
 mod tests {
     use super::*;
 
-    /// The bytes of the arguments of a function that takes as many as there are types.
-    macro_rules! argument_bytes {
-        (@any $argument:ty) => { _ };
-        ($function:path, $($argument:ty),*) => {
-            tests::ArgumentBytes::of(
-                $function as unsafe fn($(tests::argument_bytes!(@any $argument)),*) -> _,
-            )
-        };
+    /// The bytes of the arguments of a function. It is not called, nor is what names it: no library has to be linked.
+    pub(super) fn bytes_of<F: ArgumentBytes>(_: impl FnOnce() -> F) -> Vec<usize> {
+        F::argument_bytes()
     }
-    pub(super) use argument_bytes;
 
     pub(super) trait ArgumentBytes {
-        fn of(self) -> Vec<usize>;
+        fn argument_bytes() -> Vec<usize>;
     }
 
     macro_rules! functions {
         ($($arguments:ident)*) => {
-            impl<Answer, $($arguments),*> ArgumentBytes for unsafe fn($($arguments),*) -> Answer {
-                fn of(self) -> Vec<usize> {
+            functions!(@of unsafe fn($($arguments),*) -> Answer, $($arguments)*);
+            functions!(@of unsafe extern "C" fn($($arguments),*) -> Answer, $($arguments)*);
+        };
+        (@of $function:ty, $($arguments:ident)*) => {
+            impl<Answer, $($arguments),*> ArgumentBytes for $function {
+                fn argument_bytes() -> Vec<usize> {
                     assert_eq!(size_of::<Answer>(), size_of::<Code>());
                     vec![$(size_of::<$arguments>()),*]
                 }
@@ -321,6 +338,16 @@ mod tests {
     #[test]
     fn functions_are_declared_as_in_cudarc() {
         let functions = argument_bytes_of_cuda();
+        assert!(functions.len() > 40);
+        for (function, ours, theirs) in functions {
+            assert_eq!(ours, theirs, "{function}");
+        }
+    }
+
+    #[cfg(feature = "rocm")]
+    #[test]
+    fn functions_are_declared_as_in_hip_sys() {
+        let functions = argument_bytes_of_hip();
         assert!(functions.len() > 40);
         for (function, ours, theirs) in functions {
             assert_eq!(ours, theirs, "{function}");

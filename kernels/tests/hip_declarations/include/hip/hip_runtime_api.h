@@ -1,0 +1,1 @@
+// The bindings of HIP only look whether this is here.
