@@ -2,8 +2,6 @@
 //! not there or does not fit is one clear line.
 //!
 //! ROCm is that of `kernels/tests/hip_runtime`, with the CPU below: three GPUs, of which the first two are of one kind.
-//!
-//! Seen red: with queues that do not wait for another's events, and with a lost GPU that is wrong input.
 
 use std::path::Path;
 use std::sync::LazyLock;
