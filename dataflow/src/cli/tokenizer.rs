@@ -86,6 +86,13 @@ impl TextTokenizer {
         added.into_values().filter(|token| token.special).map(|token| token.content).collect()
     }
 
+    /// The texts of all added tokens, special or not, in the order of their ids.
+    pub(crate) fn added_tokens(&self) -> Vec<String> {
+        let added: BTreeMap<u32, _> =
+            self.tokenizer.get_added_tokens_decoder().into_iter().collect();
+        added.into_values().map(|token| token.content).collect()
+    }
+
     /// The id of a token by its text.
     pub(crate) fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.token_to_id(token)

@@ -3,6 +3,8 @@
 //! What ends a document is no part of that file: it is named by the flag, by the files that Hugging Face puts beside
 //! it, or found by the names that are usual for it.
 
+mod fast;
+
 use std::path::Path;
 
 use anyhow::Context;
@@ -10,17 +12,29 @@ use serde_json::Value;
 use tidemill_files::Kind;
 use tidemill_streaming_data::prepare::{Tokenize, TokenizeError};
 
+use self::fast::FastTokenizer;
 use crate::cli::tokenizer::TextTokenizer;
 use crate::error::JobError;
 
 /// A tokenizer, and what an index says of it.
 pub(super) struct DocumentTokenizer {
     tokenizer: TextTokenizer,
+    /// Gives the same tokens sooner.
+    fast: Option<FastTokenizer>,
     json: String,
     vocab_size: u32,
     bos: Option<u32>,
     eos: u32,
     pad: Option<u32>,
+}
+
+/// By which library documents are tokenized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Library {
+    /// The fastest that gives the tokens of the reference.
+    Fastest,
+    /// Hugging Face's own alone.
+    Reference,
 }
 
 /// What families of tokenizers call the token that ends a document, the likeliest first.
@@ -38,7 +52,11 @@ impl DocumentTokenizer {
     ///
     /// # Errors
     /// A file that is none, one that gives other tokens each time, and one of which nobody knows what ends a document.
-    pub(super) fn open(path: &Path, eos_token: Option<&str>) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        path: &Path,
+        eos_token: Option<&str>,
+        library: Library,
+    ) -> anyhow::Result<Self> {
         let inside = path.join("tokenizer.json");
         let path = if path.is_dir() { inside.as_path() } else { path };
         let failed = || format!("reading {} failed", path.display());
@@ -64,8 +82,14 @@ impl DocumentTokenizer {
             );
             wrong(path, what)
         })?;
+        let fast = match library {
+            Library::Fastest => FastTokenizer::open(&json, &tokenizer),
+            Library::Reference => None,
+        };
+        tracing::info!(fast = fast.is_some(), "{} is read", path.display());
         Ok(Self {
             vocab_size: tokenizer.vocab_size(),
+            fast,
             bos: named.id(&tokenizer, "bos_token"),
             pad: named.id(&tokenizer, "pad_token"),
             tokenizer,
@@ -73,6 +97,27 @@ impl DocumentTokenizer {
             eos,
         })
     }
+}
+
+/// Asks the faster library to have given the tokens of the reference.
+fn check_agreement(found: &[u32], expected: &[u32]) -> Result<(), JobError> {
+    if found == expected {
+        return Ok(());
+    }
+    let same = found.iter().zip(expected).take_while(|(found, expected)| found == expected).count();
+    let token = |tokens: &[u32]| match tokens.get(same) {
+        Some(token) => token.to_string(),
+        None => "the end".to_owned(),
+    };
+    let (origin, what) = (
+        "a document that two libraries tokenize differently".to_owned(),
+        format!(
+            "expected {} as token {same}, found {}; remove what was prepared, and prepare it with --tokenizer-library reference",
+            token(expected),
+            token(found)
+        ),
+    );
+    Err(JobError::Config { origin, what })
 }
 
 /// A tokenizer that was saved for training may leave merges out at random.
@@ -126,7 +171,15 @@ impl NamedTokens {
 
 impl Tokenize for DocumentTokenizer {
     fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        tokens.extend(self.tokenizer.encode(text)?);
+        let fast = self.fast.as_ref();
+        let Some((fast, found)) = fast.and_then(|fast| Some((fast, fast.encode(text)?))) else {
+            tokens.extend(self.tokenizer.encode(text)?);
+            return Ok(());
+        };
+        if fast.is_compared(text) {
+            check_agreement(&found, &self.tokenizer.encode(text)?)?;
+        }
+        tokens.extend(found);
         Ok(())
     }
 

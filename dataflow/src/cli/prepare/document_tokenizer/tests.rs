@@ -134,16 +134,17 @@ fn saved(tokenizer: &Tokenizer) -> TempDir {
 
 #[test]
 fn every_kind_of_tokenizer_prepares_documents_whole() {
-    for (name, tokenizer, eos_token, expected_eos) in [
-        ("BPE of bytes", byte_level("<|endoftext|>"), None, "<|endoftext|>"),
-        ("BPE of characters", bpe_of_characters(), None, "</s>"),
-        ("Unigram", unigram(), None, "<eos>"),
-        ("WordPiece", word_piece(), Some("[SEP]"), "[SEP]"),
-        ("WordLevel", word_level(), None, "[EOS]"),
+    for (name, tokenizer, eos_token, expected_eos, is_fast) in [
+        ("BPE of bytes", byte_level("<|endoftext|>"), None, "<|endoftext|>", true),
+        ("BPE of characters", bpe_of_characters(), None, "</s>", false),
+        ("Unigram", unigram(), None, "<eos>", false),
+        ("WordPiece", word_piece(), Some("[SEP]"), "[SEP]", false),
+        ("WordLevel", word_level(), None, "[EOS]", false),
     ] {
         let folder = saved(&tokenizer);
-        let opened = DocumentTokenizer::open(folder.path(), eos_token).unwrap();
+        let opened = DocumentTokenizer::open(folder.path(), eos_token, Library::Fastest).unwrap();
         assert_eq!(Some(opened.eos), tokenizer.token_to_id(expected_eos), "{name}");
+        assert_eq!(opened.fast.is_some(), is_fast, "{name}");
         assert_eq!(opened.vocab_size() as usize, tokenizer.get_vocab_size(true), "{name}");
         // By the tokenizer itself, without the lengths that it was saved with.
         let mut whole = tokenizer.clone();
@@ -181,10 +182,38 @@ fn every_kind_of_tokenizer_prepares_documents_whole() {
     }
 }
 
+/// Tokenizers that lack a merge, or many.
+#[test]
+fn a_library_that_gives_other_tokens_is_not_used_or_ends_the_preparation() {
+    let folder = saved(&byte_level("<|endoftext|>"));
+    let open = |library| DocumentTokenizer::open(folder.path(), None, library).unwrap();
+    let (mut fastest, reference) = (open(Library::Fastest), open(Library::Reference));
+    assert!(fastest.fast.is_some() && reference.fast.is_none());
+    let without = |count: usize| {
+        let mut other: Value = serde_json::from_str(&fastest.json).unwrap();
+        let merges = other["model"]["merges"].as_array_mut().unwrap();
+        merges.truncate(merges.len() - count);
+        other.to_string()
+    };
+    assert!(FastTokenizer::open(&fastest.json, &reference.tokenizer).is_some());
+    assert!(FastTokenizer::open(&without(1), &reference.tokenizer).is_none());
+    // Had it been found to agree on the texts that are tried, a document would show it.
+    let (path, other) = (folder.path().join("other.json"), without(40));
+    let of_other = TextTokenizer::of_bytes(other.as_bytes(), &path).unwrap();
+    fastest.fast = FastTokenizer::open(&other, &of_other);
+    assert!(fastest.fast.is_some());
+    let answers: Vec<_> = documents()
+        .iter()
+        .map(|text| fastest.encode(text, &mut Vec::new()).map_err(|error| error.to_string()))
+        .collect();
+    let refused = answers.iter().find_map(|answer| answer.as_ref().err()).expect("a difference");
+    assert!(refused.contains("prepare it with --tokenizer-library reference"), "{refused}");
+}
+
 #[test]
 fn what_ends_a_document_is_found_or_asked_for() {
     let folder = saved(&word_piece());
-    let open = |eos_token| DocumentTokenizer::open(folder.path(), eos_token);
+    let open = |eos_token| DocumentTokenizer::open(folder.path(), eos_token, Library::Fastest);
     let refused = |eos_token| open(eos_token).err().expect("refused").to_string();
     let line = refused(None);
     assert!(
@@ -230,7 +259,7 @@ fn the_likeliest_of_the_usual_ends_is_taken() {
         let others: Vec<&str> = usual[at..].iter().rev().copied().collect();
         tokenizer.add_special_tokens(&special(&others));
         let folder = saved(&tokenizer);
-        let opened = DocumentTokenizer::open(folder.path(), None).unwrap();
+        let opened = DocumentTokenizer::open(folder.path(), None, Library::Fastest).unwrap();
         assert_eq!(Some(opened.eos_token_id()), tokenizer.token_to_id(usual[at]), "{}", usual[at]);
     }
 }
@@ -242,7 +271,12 @@ fn files_that_are_no_tokenizers_or_not_always_the_same_are_refused() {
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     json["model"]["dropout"] = json!(0.1);
     fs::write(&path, json.to_string()).unwrap();
-    let refused = || format!("{:#}", DocumentTokenizer::open(&path, None).err().expect("refused"));
+    let refused = || {
+        format!(
+            "{:#}",
+            DocumentTokenizer::open(&path, None, Library::Fastest).err().expect("refused")
+        )
+    };
     assert!(refused().contains("model.dropout is 0.1, expected null"), "{}", refused());
     fs::write(&path, "{\"model\": 3}").unwrap();
     assert!(refused().contains("expected a Hugging Face tokenizer.json"), "{}", refused());
