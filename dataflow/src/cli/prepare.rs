@@ -78,7 +78,7 @@ pub(crate) struct PrepareArguments {
     /// The library that tokenizes. `fastest` is another than Hugging Face's where it gives the same tokens: they are compared on
     /// difficult texts first, and then on some documents of the data set, where a difference is an error.
     #[arg(long, value_enum, default_value_t, requires = "tokenizer")]
-    tokenizer_library: TokenizerLibrary,
+    tokenizer_library: Library,
     /// Size of the vocabulary, at least the tokenizer's; by default that, and of samples that are
     /// tokenized already their largest token + 1.
     #[arg(long, value_name = "N")]
@@ -109,14 +109,6 @@ enum DedupKind {
     Exact,
     ExactWords,
     Near,
-}
-
-/// Values of `--tokenizer-library`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum TokenizerLibrary {
-    #[default]
-    Fastest,
-    Reference,
 }
 
 /// How many lines and rows that are no documents get a line of their own.
@@ -179,10 +171,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             Box::new(ByteTokenizer)
         }
         Some(path) => {
-            let library = match arguments.tokenizer_library {
-                TokenizerLibrary::Fastest => Library::Fastest,
-                TokenizerLibrary::Reference => Library::Reference,
-            };
+            let library = arguments.tokenizer_library;
             Box::new(DocumentTokenizer::open(path.as_ref(), eos_token, library)?)
         }
     };

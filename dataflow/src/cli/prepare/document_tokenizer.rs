@@ -8,6 +8,7 @@ mod fast;
 use std::path::Path;
 
 use anyhow::Context;
+use clap::ValueEnum;
 use serde_json::Value;
 use tidemill_files::Kind;
 use tidemill_streaming_data::prepare::{Tokenize, TokenizeError};
@@ -29,9 +30,10 @@ pub(super) struct DocumentTokenizer {
 }
 
 /// By which library documents are tokenized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Library {
     /// The fastest that gives the tokens of the reference.
+    #[default]
     Fastest,
     /// Hugging Face's own alone.
     Reference,
