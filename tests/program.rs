@@ -71,6 +71,43 @@ fn json_is_alone_on_standard_output() {
     }
 }
 
+/// A tokenizer is the same to the byte for any threads and whatever the form in which documents come, and `prepare` takes it.
+#[test]
+fn a_tokenizer_is_trained_on_documents() {
+    let bench = Workbench::new();
+    std::fs::create_dir(bench.path("lines")).unwrap();
+    let texts: Vec<String> = files(&bench.path("data-text"))
+        .into_values()
+        .map(|text| String::from_utf8(text).unwrap())
+        .collect();
+    let lines = texts.iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n");
+    bench.write("lines/all.jsonl", lines.collect::<String>());
+    let train = |input: &str, output: &str, more: &[&str]| {
+        let arguments = ["tokenizer", "--input", input, "--output", output, "--vocab-size", "290"];
+        bench.tidemill(&[&arguments[..], more].concat())
+    };
+    let json = train("data-text", "one.json", &["-w", "1", "--format", "json"]).expect(0).json();
+    assert_eq!((&json["documents"], &json["vocab_size"]), (&9.into(), &290.into()));
+    train("data-text", "three.json", &["-w", "3"]).expect(0);
+    train("lines", "lines.json", &[]).expect(0);
+    let read = |name| std::fs::read(bench.path(name)).unwrap();
+    assert!(read("one.json") == read("three.json") && read("one.json") == read("lines.json"));
+    let prepare = ["prepare", "--input", "data-text", "--output", "own", "--seq-len", "17"];
+    let prepare = [&prepare[..], &["--tokenizer", "one.json", "--format", "json"]].concat();
+    let prepared = bench.tidemill(&prepare).expect(0).json();
+    let bytes: usize = texts.iter().map(String::len).sum();
+    assert!(prepared["tokens"].as_u64().unwrap() < bytes as u64 / 2, "{prepared} of {bytes}");
+    assert_eq!(prepared["vocab_size"], 290);
+
+    train("data-text", "one.json", &[]).refused(1, &["--output", "one.json", "not there"]);
+    train("nowhere", "no.json", &[]).refused(1, &["nowhere"]);
+    train("data-text", "no.json", &["--special-token", ""]).refused(1, &["--special-token"]);
+    train("data", "no.json", &["--glob", "*.parquet"]).refused(1, &["data"]);
+    let small = ["tokenizer", "--input", "lines", "--output", "no.json", "--vocab-size", "256"];
+    bench.tidemill(&small).refused(1, &["--vocab-size", "at least 257", "256"]);
+    assert!(!bench.path("no.json").exists());
+}
+
 /// Rates of sums that were compared, over threads and over processes; for one worker there is nothing to exchange.
 #[test]
 fn an_exchange_between_workers_is_measured_by_the_size_of_a_bucket() {

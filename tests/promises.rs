@@ -12,11 +12,13 @@
 //! | [`kill_and_resume`] | nor do kills, signals and resumes at other world sizes |
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
+//! | [`versions`] | a data set may change under a run, which stays on the version that it began with |
 //! | [`stores`] | samples may come from a store and checkpoints go there, with the same bits, whatever is killed |
 //! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
 //! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
+//! | [`doctor`] | `doctor` says what a machine can compute with, what is missing and how to get it |
 //! | [`devices`] | a device that is not there is one clear line, and a run says what it computes on |
 //! | [`rocm`] | AMD GPUs are as elastic as any device, and a run goes on after one was lost |
 //! | [`cut_files`] | what is too large for one file is as good in several |
@@ -31,6 +33,7 @@ mod cluster_secret;
 mod cut_files;
 mod defaults;
 mod devices;
+mod doctor;
 mod documents;
 mod durability;
 mod elastic;
@@ -50,3 +53,4 @@ mod scaling;
 mod stores;
 mod streaming;
 mod support;
+mod versions;

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
+use crate::support::processes::wait_until;
 use crate::support::workbench::CONFIG;
 use crate::support::{Finished, Outcome, Running, Workbench, assert_same, hip_runtime};
 
@@ -18,12 +19,12 @@ const SMALL: [&str; 4] = ["--set", "batch.samples_per_step=9", "--set", "batch.l
 /// Of the environment.
 type Variables<'a> = &'a [(&'a str, &'a str)];
 
-fn tidemill_with(
+fn start(
     bench: &Workbench,
     libraries: &Path,
     variables: Variables<'_>,
     arguments: &[&str],
-) -> Finished {
+) -> Running {
     let libraries = libraries.to_str().unwrap();
     let hidden = [("CUDA_VISIBLE_DEVICES", ""), ("LD_LIBRARY_PATH", libraries)];
     let environment: Vec<_> = hidden
@@ -31,7 +32,16 @@ fn tidemill_with(
         .chain(variables)
         .map(|&(name, value)| (name.to_owned(), value.to_owned()))
         .collect();
-    Running::start_with(&environment, bench.folder(), arguments).finish()
+    Running::start_with(&environment, bench.folder(), arguments)
+}
+
+fn tidemill_with(
+    bench: &Workbench,
+    libraries: &Path,
+    variables: Variables<'_>,
+    arguments: &[&str],
+) -> Finished {
+    start(bench, libraries, variables, arguments).finish()
 }
 
 fn tidemill(bench: &Workbench, variables: Variables<'_>, arguments: &[&str]) -> Finished {
@@ -105,6 +115,38 @@ fn a_run_whose_gpu_was_lost_goes_on_on_others() {
     assert!(bench.outcome("lost").steps.len() < outcome.steps.len());
     train(bench, "lost", &[("HIP_VISIBLE_DEVICES", "1,0")], &["-w", "2"]).expect(0);
     assert_same(&bench.outcome("lost"), outcome, "lost and resumed");
+}
+
+/// At a known place: where its GPU never ends a kernel.
+#[test]
+fn a_run_that_was_killed_goes_on() {
+    let Reference { bench, outcome, .. } = &*REFERENCE;
+    let arguments = ["train", "rocm.toml", "--set", "run.dir=killed", "-w", "1"];
+    let arguments = [&arguments[..], &SMALL[..]].concat();
+    let hangs = [("EMULATED_HIP_HANGS_AFTER", "900")];
+    let mut run = start(bench, hip_runtime::folder(), &hangs, &arguments);
+    let checkpoint = bench.path("killed/checkpoints/step-00000002/trainer.json");
+    wait_until("a checkpoint", || run.has_ended() || checkpoint.exists());
+    run.signal("KILL");
+    assert_eq!(run.finish().status.code(), None, "it was killed before its end");
+    train(bench, "killed", &[], &["-w", "2"]).expect(0);
+    assert_same(&bench.outcome("killed"), outcome, "killed and resumed");
+}
+
+/// As on any GPU: the source, the architecture and the compiler's first error, and nothing half-written.
+#[test]
+fn a_kernel_that_does_not_compile_is_one_line() {
+    let Reference { bench, .. } = &*REFERENCE;
+    let cache = bench.path("empty-cache");
+    let refused = [
+        ("EMULATED_HIP_REFUSED_SOURCES", ".cu"),
+        ("TIDEMILL_KERNEL_CACHE", cache.to_str().unwrap()),
+    ];
+    let run = train(bench, "uncompiled", &refused, &["-w", "1"]);
+    let parts =
+        ["compiling ", ".cu for gfx942:sramecc+:xnack- failed: ", "error: refused for a test"];
+    run.failed(1, &parts);
+    assert!(!bench.path("uncompiled/checkpoints/step-00000002").exists());
 }
 
 #[test]

@@ -13,6 +13,7 @@
 //! | [`Host`] | workers of several processes | groups of workers that read each other's memory sum before anything leaves them; timely carries chunks |
 
 mod along_tree;
+mod holders;
 mod host;
 mod nccl;
 mod post;
@@ -24,11 +25,12 @@ use std::ops::Range;
 
 use tidemill_kernels::{Backend, KernelError, SliceMut};
 
+pub use self::holders::Holders;
 pub use self::host::Host;
 pub use self::nccl::Nccl;
 pub use self::post::{Key, Post, Reading};
 pub use self::spent::{Interval, Spent, Traffic};
-pub use self::threads::Threads;
+pub use self::threads::{Threads, check_reach};
 pub use self::values::{Values, ValuesMut};
 use crate::carry::Courier;
 use crate::error::CollectiveError;
@@ -81,7 +83,8 @@ pub trait Communicator<B: Backend>: Send {
     ) -> Result<()>;
 
     /// What this rank owns of a bucket has been updated, and what others read of it is in `values` once `stream` has run. It stays
-    /// there until every rank has posted its sums of the next step.
+    /// there until every rank has posted its sums of the next step. `cut` says what this rank's [counterparts](Holders) own of what
+    /// they hold of the bucket, each by its place among them.
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.
@@ -94,7 +97,8 @@ pub trait Communicator<B: Backend>: Send {
         values: Values<'_, B>,
     ) -> Result<()>;
 
-    /// What the other ranks have updated of a bucket, in `out`, which holds all of it, and what this rank owns of it.
+    /// What this rank's [counterparts](Holders) have updated of a bucket, in `out`, which is what they hold of it and has what this rank
+    /// owns. `cut` is that of [`updated`](Self::updated).
     ///
     /// # Errors
     /// [`CommunicatorError::Closed`], or a device that fails.

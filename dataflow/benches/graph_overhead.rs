@@ -26,6 +26,7 @@ use tidemill::kernels::KernelError;
 use tidemill::kernels::backend::AdamWStep;
 use tidemill::model::{Layout, Trainable};
 use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::parallel::Sharding;
 use tidemill::streaming_data::Sample;
 
 use bigram::Bigram;
@@ -82,7 +83,8 @@ fn measure<M: Trainable<Cpu>>(
     let cpu = Cpu::new(NonZeroUsize::MIN)?;
     let no_library = || Err(KernelError::shape("bench", "library", "none", "one"));
     let lanes = LaneSchedule::at_once(4, workers)?;
-    let communicators = Communicators::new(&vec![&cpu; workers], 0, lanes, no_library)?;
+    let (cpus, sharding) = (vec![&cpu; workers], Sharding::Optimizer);
+    let communicators = Communicators::new(&cpus, 0, lanes, sharding, no_library)?;
     execute(ClusterSettings::threads(workers), move |context| {
         let model = Arc::new(model());
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };

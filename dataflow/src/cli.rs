@@ -7,6 +7,7 @@
 mod bench;
 mod chart;
 mod device;
+mod doctor;
 mod exit;
 mod generate;
 mod inspect;
@@ -15,6 +16,7 @@ mod output;
 mod prepare;
 mod processes;
 mod progress;
+mod prune;
 mod quiet;
 mod requests;
 mod score;
@@ -23,6 +25,7 @@ mod signals;
 mod supervise;
 mod tokenizer;
 mod train;
+mod train_tokenizer;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -42,6 +45,10 @@ pub struct Program {
 enum Command {
     /// Tokenize documents into a data set of Parquet shards.
     Prepare(prepare::PrepareArguments),
+    /// Remove older versions of a data set that is kept up to date.
+    Prune(prune::PruneArguments),
+    /// Train a tokenizer of byte pairs on documents, as a tokenizer.json.
+    Tokenizer(train_tokenizer::TokenizerArguments),
     /// Train a model, or go on with a run that has a checkpoint.
     Train(train::TrainArguments),
     /// Continue prompts.
@@ -52,6 +59,8 @@ enum Command {
     Inspect(inspect::InspectArguments),
     /// Measure throughput, and what bounds it.
     Bench(bench::BenchArguments),
+    /// Say what this machine can compute with: what was found, what works, what is missing and how to get it.
+    Doctor(doctor::DoctorArguments),
 }
 
 /// How results are printed.
@@ -74,15 +83,20 @@ fn run() -> ExitCode {
         Ok(program) => program,
         Err(error) => return exit::wrong_flags(&error),
     };
-    exit::start_logging();
+    // What a check meets on its way stands on its page.
+    let logged = if matches!(program.command, Command::Doctor(_)) { "error" } else { "warn" };
+    exit::start_logging(logged);
     quiet::silence_caught_panics();
     let result = match program.command {
         Command::Prepare(arguments) => prepare::run(&arguments),
+        Command::Prune(arguments) => prune::run(&arguments),
+        Command::Tokenizer(arguments) => train_tokenizer::run(&arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Score(arguments) => score::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
     };
     exit::report(result)
 }

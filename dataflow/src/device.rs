@@ -26,6 +26,8 @@ use choice::{Gpus, Platform, choose};
 #[cfg(feature = "cli")]
 pub(crate) use communicators::group;
 pub use communicators::{Communicators, Connection};
+#[cfg(feature = "cli")]
+pub(crate) use maker::Inventoried;
 use maker::Maker;
 
 /// `[device]`.
@@ -60,6 +62,28 @@ pub enum BackendChoice {
     Cuda,
     /// AMD GPUs.
     Rocm,
+}
+
+impl BackendChoice {
+    /// The word that the user writes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+            Self::Rocm => "rocm",
+        }
+    }
+
+    /// What there is of the maker whose GPUs it names; none where it names no maker.
+    #[cfg(feature = "cli")]
+    pub(crate) fn inventory(self) -> Option<Inventoried> {
+        match self {
+            Self::Auto | Self::Cpu => None,
+            Self::Cuda => Some(Maker::Nvidia.inventory()),
+            Self::Rocm => Some(Maker::Amd.inventory()),
+        }
+    }
 }
 
 /// `device.precision`.

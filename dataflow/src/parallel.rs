@@ -20,8 +20,8 @@ pub enum Sharding {
     Optimizer,
     /// And the sums of gradients (stage 2): what a lane has computed goes to its owners at once.
     Gradients,
-    /// And the parameters (stage 3): those of a block are gathered before it runs, and let go behind it. Between the workers of a
-    /// process; each process holds them once.
+    /// And the parameters (stage 3): those of a block are gathered before it runs, and let go behind it. The workers of a process hold them
+    /// together, and each process holds them once: what blocks read crosses no network.
     Parameters,
 }
 

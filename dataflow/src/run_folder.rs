@@ -153,6 +153,25 @@ impl RunFolder {
         }
     }
 
+    /// What the complete checkpoint with the most updates says of the run in the run folder `path`, which is not held.
+    ///
+    /// # Errors
+    /// As [`latest_step`](Self::latest_step), or a file that is damaged.
+    pub fn latest_state(path: &Path, settings: &DataSettings) -> Result<Option<TrainerState>> {
+        let location = Location::of_path(path)?;
+        match location.local() {
+            Some(path) => {
+                let latest = checkpoint::latest(path)?;
+                latest.map(|entry| TrainerState::read(&entry.path)).transpose()
+            }
+            None => {
+                let folder = RemoteFolder::open(location, &settings.store)?;
+                let latest = RemoteCheckpoints::of_run(&folder).latest_state()?;
+                Ok(latest.map(|(_, state)| state))
+            }
+        }
+    }
+
     /// The same folder; what it does in a store ends when it is cancelled.
     pub fn cancelled_by(self, cancel: Cancel) -> Self {
         Self { remote: self.remote.map(|remote| remote.cancelled_by(cancel)), ..self }

@@ -20,7 +20,9 @@ use lane_owner::worker_of;
 use lookup::{Lookup, STUCK_TOKEN};
 use on_device::{Arm, every_body, mamba};
 use tidemill::cluster::ClusterError;
-use tidemill::kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
+use tidemill::kernels::emulator::{
+    Emulator, EmulatorSettings, HostTraffic, Schedule, SourceChange,
+};
 use tidemill::kernels::gpu::Precision;
 use tidemill::kernels::gpu::collectives::CollectiveLibrary;
 use tidemill::kernels::{Bf16, Fp32, Gpu, Runtime};
@@ -186,8 +188,9 @@ fn run_in(bytes: usize, workers: usize) -> Result<Outcome, ClusterError> {
         .run_on(&mamba(Arc::new(backend)))
 }
 
-/// The least memory of a device on which a step of four workers runs, to a fiftieth, where there are many blocks.
-fn least_memory(sharding: Sharding) -> usize {
+/// The least memory of a device on which a step of four workers of `processes` runs, to a fiftieth, where there are many blocks.
+fn least_memory(sharding: Sharding, processes: usize) -> usize {
+    let library = Some(stand_in::library as fn() -> CollectiveLibrary);
     let config = MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(13, 12, 16) };
     let model = Arc::new(Mamba::new(&config).unwrap());
     let (mut fits, mut does_not) = (1 << 20, 0);
@@ -198,7 +201,8 @@ fn least_memory(sharding: Sharding) -> usize {
         let (backend, model) = (device(), Arc::clone(&model));
         let subject = Subject { backend, others, model, chunk_elements: 70 };
         let run = Run { workers: 4, samples: 4, lanes: 4, steps: 1, sharding, ..Run::default() };
-        match (Run { bucket_elements: 1, ..run }).run_on(&subject) {
+        let run = Run { bucket_elements: 1, processes, library, ..run };
+        match run.run_on(&subject) {
             Ok(_) => fits = bytes,
             Err(_) => does_not = bytes,
         }
@@ -208,9 +212,75 @@ fn least_memory(sharding: Sharding) -> usize {
 
 #[test]
 fn what_is_shared_out_takes_less_memory() {
-    let [optimizer, gradients, parameters] = Sharding::ALL.map(least_memory);
+    let [optimizer, gradients, parameters] =
+        Sharding::ALL.map(|sharding| least_memory(sharding, 1));
     println!("{optimizer} {gradients} {parameters}");
     assert!(parameters < gradients && gradients < optimizer);
+    // The two workers of a process hold them together: each half, where of one process of four each has a quarter.
+    let [gradients, halved] =
+        [Sharding::Gradients, Sharding::Parameters].map(|sharding| least_memory(sharding, 2));
+    println!("{gradients} {halved} of two processes");
+    assert!(parameters < halved && halved < gradients);
+}
+
+/// Bytes that cross between the host and devices.
+#[derive(Debug, PartialEq, Eq)]
+struct Crossed {
+    /// In a step: to the host, and to devices.
+    of_step: [u64; 2],
+    /// To the host, of the cut at the end and one evaluation.
+    of_cut: u64,
+}
+
+/// What crosses in a run of a model with so many blocks, how many parameters that has, and how many chunks.
+fn crossed(run: &Run, blocks: usize) -> (Crossed, [u64; 2]) {
+    let config =
+        MambaConfig { d_state: 3, d_conv: 3, dt_rank: 2, ..MambaConfig::new(29, 6, blocks) };
+    let model = Arc::new(Mamba::new(&config).unwrap());
+    let in_steps = |steps| {
+        let emulators: Vec<_> = (0..run.workers).map(|_| emulator(32)).collect();
+        let traffic: Vec<_> = emulators.iter().map(Emulator::host_traffic).collect();
+        let device = |emulator| Arc::new(Gpu::<Emulator, Bf16>::new(emulator));
+        let mut devices = emulators.into_iter().map(device);
+        let (backend, model) = (devices.next().expect("a worker"), Arc::clone(&model));
+        let subject = Subject { backend, others: devices.collect(), model, chunk_elements: 70 };
+        let run = Run { steps, ..run.clone() };
+        run.run_on(&subject).unwrap_or_else(|error| panic!("{}", error.with_causes()));
+        let sum = |bytes: fn(&HostTraffic) -> u64| traffic.iter().map(|of| bytes(of)).sum::<u64>();
+        let sizes =
+            [subject.model.layout().parameter_elements(), run.plan(&subject).chunks.chunks().len()];
+        ([sum(HostTraffic::to_host), sum(HostTraffic::to_device)], sizes.map(|size| size as u64))
+    };
+    let ((of_two, sizes), (of_four, _)) = (in_steps(2), in_steps(4));
+    let of_step = [0, 1].map(|way| (of_four[way] - of_two[way]) / 2);
+    (Crossed { of_step, of_cut: of_two[0] - 2 * of_step[0] }, sizes)
+}
+
+/// In one process: what a step brings to the host are losses, and a sum of squares of 8 bytes for each chunk, whatever the number of
+/// workers and what they share out; what it brings to devices are tokens, and tables by chunk. A cut is 12 bytes a parameter, once.
+#[test]
+fn no_gradient_and_no_parameter_crosses_the_host_in_a_step() {
+    let run = Run { samples: 11, lanes: 4, checkpoint_every: 100, ..Run::default() };
+    let (alone, [few, few_chunks]) = crossed(&run, 1);
+    let (deeper, [many, many_chunks]) = crossed(&run, 3);
+    let chunks = many_chunks - few_chunks;
+    assert!(many > 2 * few && chunks > 10, "{few} and {many} parameters, {chunks} chunks more");
+    assert_eq!(deeper.of_step[0] - alone.of_step[0], 8 * chunks);
+    assert!(deeper.of_step[1] - alone.of_step[1] <= 32 * chunks, "{alone:?}, {deeper:?}");
+    assert_eq!(deeper.of_cut - alone.of_cut, 12 * (many - few));
+    for sharding in Sharding::ALL {
+        let (shared, _) = crossed(&Run { workers: 3, sharding, ..run.clone() }, 3);
+        assert_eq!(shared.of_step[0], deeper.of_step[0], "{sharding:?}");
+        assert_eq!(shared.of_cut, deeper.of_cut, "{sharding:?}");
+        // A few numbers more for each worker.
+        assert!(
+            shared.of_step[1] <= deeper.of_step[1] + 3 * 32,
+            "{sharding:?}: {shared:?}, {deeper:?}"
+        );
+    }
+    // Between processes without a library they do: sums in fp32, and what was updated.
+    let (sent, _) = crossed(&Run { workers: 2, processes: 2, ..run }, 3);
+    assert!(sent.of_step.iter().all(|bytes| *bytes > 4 * many), "{sent:?}");
 }
 
 /// A device without room for it all, whichever part it refuses: the state, the workspace, the sums of lanes, the

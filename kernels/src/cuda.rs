@@ -13,9 +13,11 @@ use self::matmul::MatrixLibrary;
 use crate::error::{KernelError, Result};
 use crate::gpu::collectives::NCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
+use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::source::{Source, SourceOptions};
+use crate::gpu::vendor::compiler::Compiler;
 use crate::gpu::vendor::context::{self, Context};
-use crate::gpu::vendor::library::OpenLibrary;
+use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::table::{Code, Device, ErrorText, Interface, Table};
 use crate::gpu::vendor::{ALL_DEVICES, Queue, Vendor, VendorDriver};
 
@@ -49,8 +51,33 @@ fn unavailable(reason: impl Into<String>) -> KernelError {
     KernelError::Unavailable { backend: BACKEND, reason: reason.into() }
 }
 
-/// Asks for a driver that knows every call of the table.
-fn check_driver(library: &OpenLibrary) -> Result<()> {
+/// The version of CUDA that a driver numbers so.
+fn release(version: c_int) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// The driver, open.
+struct NvidiaDriver {
+    table: Table,
+    found: FoundLibrary,
+}
+
+impl NvidiaDriver {
+    fn get() -> Result<&'static Self> {
+        static DRIVER: OnceLock<NvidiaDriver> = OnceLock::new();
+        once(&DRIVER, || {
+            let names = ["libcuda.so.1", "libcuda.so"];
+            let library = OpenLibrary::first_of(BACKEND, "the NVIDIA driver's library", &names)?;
+            let version =
+                format!("the NVIDIA driver, of CUDA {}", release(check_driver(&library)?));
+            let found = library.found(version, "cuInit");
+            Ok(Self { table: Table::find(library, Interface::Cuda)?, found })
+        })
+    }
+}
+
+/// Asks for a driver that knows every call of the table; answers its version.
+fn check_driver(library: &OpenLibrary) -> Result<c_int> {
     let mut version = 0;
     // SAFETY: the driver documents the function with this type. It writes one number, and may be asked before the driver is started.
     let (asked, text) = unsafe {
@@ -64,10 +91,9 @@ fn check_driver(library: &OpenLibrary) -> Result<()> {
         answer: text.words(code),
     })?;
     if version >= OLDEST_DRIVER {
-        return Ok(());
+        return Ok(version);
     }
-    let show = |version: c_int| format!("{}.{}", version / 1000, version % 1000 / 10);
-    let (found, oldest) = (show(version), show(OLDEST_DRIVER));
+    let (found, oldest) = (release(version), release(OLDEST_DRIVER));
     Err(unavailable(format!("the NVIDIA driver is of CUDA {found}, {oldest} or newer is needed")))
 }
 
@@ -87,19 +113,12 @@ fn check_capability(device: &str, (major, minor): (i32, i32)) -> Result<()> {
 impl Vendor for Nvidia {
     const BACKEND: &'static str = BACKEND;
     const DRIVER: &'static str = "the NVIDIA driver";
+    const COLLECTIVES: &'static str = NCCL;
     const WORKSPACE_BYTES: usize = matmul::WORKSPACE_BYTES;
     type MatrixLibrary = MatrixLibrary;
 
     fn table() -> Result<&'static Table> {
-        static TABLE: OnceLock<Table> = OnceLock::new();
-        if let Some(table) = TABLE.get() {
-            return Ok(table);
-        }
-        let names = ["libcuda.so.1", "libcuda.so"];
-        let library = OpenLibrary::first_of(BACKEND, "the NVIDIA driver's library", &names)?;
-        check_driver(&library)?;
-        let table = Table::find(library, Interface::Cuda)?;
-        Ok(TABLE.get_or_init(|| table))
+        Ok(&NvidiaDriver::get()?.table)
     }
 
     fn is_missing(code: Code) -> bool {
@@ -126,8 +145,16 @@ impl Vendor for Nvidia {
         Ok(format!("sm_{major}{minor}{specific}"))
     }
 
-    fn check_compiler() -> Result<()> {
-        compile::compiler()?.version().map(drop)
+    fn driver() -> Result<FoundLibrary> {
+        Ok(NvidiaDriver::get()?.found.clone())
+    }
+
+    fn compiler() -> Result<&'static Compiler> {
+        compile::compiler()
+    }
+
+    fn matrix_library() -> Result<FoundLibrary> {
+        matmul::found()
     }
 
     fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<MatrixLibrary> {
@@ -148,7 +175,7 @@ impl Vendor for Nvidia {
             multiprocessors: attribute(MULTIPROCESSORS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
             matrix_library: format!("{}, algorithms {:016x}", library.version(), library.digest()?),
-            collective_library: Some(NCCL),
+            collective_library: Some(Self::COLLECTIVES),
             name,
         })
     }

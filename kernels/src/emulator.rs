@@ -14,6 +14,7 @@ use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::available_parallelism;
 
 use self::matmul::matmul;
@@ -62,6 +63,26 @@ pub struct Emulator {
     properties: DeviceProperties,
     workers: u32,
     room: Arc<Room>,
+    host_traffic: Arc<HostTraffic>,
+}
+
+/// Bytes that crossed between the host and an emulated device.
+#[derive(Debug, Default)]
+pub struct HostTraffic {
+    to_host: AtomicU64,
+    to_device: AtomicU64,
+}
+
+impl HostTraffic {
+    /// Bytes that were copied to the host so far.
+    pub fn to_host(&self) -> u64 {
+        self.to_host.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were copied to the device.
+    pub fn to_device(&self) -> u64 {
+        self.to_device.load(Ordering::Relaxed)
+    }
 }
 
 impl Emulator {
@@ -86,7 +107,8 @@ impl Emulator {
             collective_library: None,
         };
         let room = Room::new(Room::DEFAULT_BYTES, None);
-        Ok(Self { settings, change: None, properties, workers, room })
+        let host_traffic = Arc::default();
+        Ok(Self { settings, change: None, properties, workers, room, host_traffic })
     }
 
     /// The same, with so much device memory.
@@ -101,6 +123,11 @@ impl Emulator {
     pub fn with_schedule(self, schedule: &Arc<Schedule>) -> Self {
         let room = Room::new(self.room.bytes()[1], Some(Arc::clone(schedule)));
         Self { room, ..self }
+    }
+
+    /// What crosses between the host and this device.
+    pub fn host_traffic(&self) -> Arc<HostTraffic> {
+        Arc::clone(&self.host_traffic)
     }
 
     /// Runs a step, now or later, or keeps it where the queue is being recorded.
@@ -238,6 +265,7 @@ impl Driver for Emulator {
     ) -> Result<()> {
         queue.check_idle("copying to the device")?;
         let to = to.range(offset_bytes, from.len())?;
+        self.host_traffic.to_device.fetch_add(from.len() as u64, Ordering::Relaxed);
         // SAFETY: the range lies inside the memory, which is borrowed mutably.
         unsafe { self.enqueue(queue, Step::Upload { to, from: from.to_vec() }) }
     }
@@ -251,6 +279,7 @@ impl Driver for Emulator {
     ) -> Result<()> {
         queue.check_idle("copying to the host")?;
         let from = place(from.range(offset_bytes, to.len())?);
+        self.host_traffic.to_host.fetch_add(to.len() as u64, Ordering::Relaxed);
         queue.finish()?;
         // SAFETY: the range lies inside the memory, whose bytes have all been written: with zeros first.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
@@ -274,6 +303,7 @@ impl Driver for Emulator {
     ) -> Result<()> {
         queue.check_idle("copying to the device")?;
         let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        self.host_traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: both ranges lie inside their memories; the caller vouches for the host's.
         unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
     }
@@ -287,6 +317,7 @@ impl Driver for Emulator {
     ) -> Result<()> {
         queue.check_idle("copying to the host")?;
         let (to, from) = (to.range(to_offset, bytes)?, from.range(from_offset, bytes)?);
+        self.host_traffic.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { self.enqueue(queue, Step::Copy { to, from, bytes }) }
     }

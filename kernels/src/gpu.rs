@@ -18,6 +18,7 @@ mod buffer;
 pub(crate) mod cache;
 pub mod collectives;
 pub mod driver;
+pub mod inventory;
 mod launch;
 mod matmul;
 mod pinned;
@@ -39,6 +40,7 @@ pub use self::buffer::GpuBuffer;
 pub use self::driver::{
     Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand, Rows,
 };
+pub use self::inventory::Inventory;
 pub use self::pinned::GpuPinned;
 pub use self::precision::{Bf16, Copies, Fp32, Precision};
 use self::profile::Profile;

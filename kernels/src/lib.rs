@@ -9,11 +9,12 @@
 //!   [`Driver`](gpu::Driver). [`cuda`] drives NVIDIA's and [`rocm`] AMD's, by one implementation over a table of their
 //!   functions; the emulator runs the same kernels on the CPU, for tests.
 //! - [`reference`](mod@reference) defines every kernel again in plain `f64`; tests compare against
-//!   it.
+//!   it, and [`checks`] compares the kernels of a device with it wherever the program runs.
 //!
 //! Start at [`Backend`]. This crate imports nothing else of the workspace.
 
 pub mod backend;
+pub mod checks;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -15,9 +15,11 @@ use self::rocblas::RocBlas;
 use crate::error::{KernelError, Result};
 use crate::gpu::collectives::RCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
+use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::source::{Source, SourceOptions};
+use crate::gpu::vendor::compiler::Compiler;
 use crate::gpu::vendor::context::{self, Context};
-use crate::gpu::vendor::library::OpenLibrary;
+use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::table::{Code, Device, Interface, Table};
 use crate::gpu::vendor::{ALL_DEVICES, Queue, Vendor, VendorDriver};
 
@@ -46,6 +48,12 @@ struct Hip {
     version: c_int,
     /// What follows the name of its library, such as `.so.6`: that of others of the same release.
     suffix: &'static str,
+    found: FoundLibrary,
+}
+
+/// Major and minor version of a runtime that numbers itself so.
+fn release(version: c_int) -> (i32, i32) {
+    (version / 10_000_000, version / 100_000 % 100)
 }
 
 /// How a device's properties are asked for: the struct grew in HIP 6, and its function has another name since.
@@ -69,7 +77,10 @@ fn suffix(runtime: &str) -> &'static str {
 
 impl Hip {
     fn open() -> Result<Self> {
-        let library = OpenLibrary::first_of(BACKEND, "AMD's HIP runtime", &RUNTIMES)?;
+        Self::find(OpenLibrary::first_of(BACKEND, "AMD's HIP runtime", &RUNTIMES)?)
+    }
+
+    fn find(library: OpenLibrary) -> Result<Self> {
         let suffix = suffix(library.file_name());
         let mut version = 0;
         // SAFETY: HIP documents the functions with these types; the version is one number, and may be asked without a device.
@@ -84,18 +95,16 @@ impl Hip {
             let properties = Properties { get: library.function(name)?, architecture_at };
             (get_version(&raw mut version), properties)
         };
+        let (major, minor) = release(version);
+        let found = library.found(format!("HIP {major}.{minor} ({version})"), "hipInit");
         let table = Table::find(library, Interface::Hip)?;
         table.on(BACKEND, "asking for the runtime's version", asked.result())?;
-        Ok(Self { table, properties, version, suffix })
+        Ok(Self { table, properties, version, suffix, found })
     }
 
     fn get() -> Result<&'static Self> {
         static HIP: OnceLock<Hip> = OnceLock::new();
-        if let Some(hip) = HIP.get() {
-            return Ok(hip);
-        }
-        let hip = Self::open()?;
-        Ok(HIP.get_or_init(|| hip))
+        once(&HIP, Self::open)
     }
 
     /// What a device calls its architecture, with its features: such as `gfx942:sramecc+:xnack-`.
@@ -113,7 +122,7 @@ impl Hip {
 
     /// Such as `6.2`.
     fn version(&self) -> (i32, i32) {
-        (self.version / 10_000_000, self.version / 100_000 % 100)
+        release(self.version)
     }
 
     /// The names of another library of the same release: by the versions that it may have, and without.
@@ -126,6 +135,7 @@ impl Hip {
 impl Vendor for Amd {
     const BACKEND: &'static str = BACKEND;
     const DRIVER: &'static str = "AMD's HIP runtime";
+    const COLLECTIVES: &'static str = RCCL;
     const WORKSPACE_BYTES: usize = 32 << 20;
     type MatrixLibrary = RocBlas;
 
@@ -151,8 +161,16 @@ impl Vendor for Amd {
         Ok(architecture)
     }
 
-    fn check_compiler() -> Result<()> {
-        compile::compiler().map(drop)
+    fn driver() -> Result<FoundLibrary> {
+        Ok(Hip::get()?.found.clone())
+    }
+
+    fn compiler() -> Result<&'static Compiler> {
+        compile::compiler()
+    }
+
+    fn matrix_library() -> Result<FoundLibrary> {
+        Ok(rocblas::Functions::get()?.found())
     }
 
     fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<RocBlas> {
@@ -178,7 +196,7 @@ impl Vendor for Amd {
             multiprocessors: attribute(COMPUTE_UNITS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
             matrix_library: format!("{}, solutions {:016x}", library.version(), library.digest()?),
-            collective_library: Some(RCCL),
+            collective_library: Some(Self::COLLECTIVES),
             name,
         })
     }
@@ -205,6 +223,7 @@ impl Vendor for Amd {
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
+    use std::process::Command;
 
     use hip_sys::hiprt;
     use hip_sys::hiprt::{
@@ -214,6 +233,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::gpu::collectives::CollectiveLibrary;
     use crate::gpu::vendor::table;
 
     /// As of HIP 5.4; AMD has not changed these since.
@@ -269,6 +289,32 @@ mod tests {
         };
         assert_eq!(ours, theirs);
         assert_eq!(OLD_ARCHITECTURE_AT, offset_of!(hiprt::hipDeviceProp_t, gcnArchName));
+    }
+
+    /// So that the program runs on the libraries that put HIP over CUDA; and where there is no CUDA, they say so.
+    #[test]
+    fn the_libraries_over_cuda_have_every_function() {
+        let folder = tempfile::tempdir().unwrap();
+        let build = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip_on_cuda/build");
+        let built = Command::new(build).arg(folder.path()).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let path = |name: &str| folder.path().join(name);
+        let open = |name| {
+            let path = path(name);
+            OpenLibrary::first_of(BACKEND, "a library", &[path.to_str().unwrap()]).unwrap()
+        };
+        let hip = Hip::find(open("libamdhip64.so.7")).unwrap();
+        assert_eq!(hip.version(), (7, 0));
+        compile::find(open("libhiprtc.so.7")).unwrap();
+        rocblas::Functions::find(open("librocblas.so.5")).unwrap();
+        if let Err(code) = context::device_count(&hip.table) {
+            assert!(Amd::is_missing(code), "{code:?}");
+            let said = hip.table.words(code);
+            assert!(said.starts_with("HIP has no NVIDIA GPU below it: libcuda.so.1"), "{said}");
+        }
+        if let Err(error) = CollectiveLibrary::open(path(RCCL)) {
+            assert!(error.to_string().contains("libnccl.so.2"), "{error}");
+        }
     }
 
     #[test]

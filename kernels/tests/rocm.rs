@@ -2,7 +2,8 @@
 //!
 //! Without an AMD GPU the libraries of HIP are those of `hip_runtime`, which emulates three: two in waves of 64, which reach each
 //! other's memory, and one in waves of 32. So the product's own way to a GPU is what is tested: modules and launches, streams, events,
-//! graphs, pools, pinned memory, peers and the matrix library. `TIDEMILL_TEST_BACKEND=rocm` asks for the machine's own.
+//! graphs, pools, pinned memory, peers and the matrix library. `TIDEMILL_TEST_BACKEND=rocm` asks for the machine's own: then its
+//! first device runs the bodies, each twice, and the tests in [`of_emulated_devices`] fail (`--skip of_emulated_devices`).
 
 #[path = "bodies/algorithms.rs"]
 mod algorithms;
@@ -14,6 +15,7 @@ mod loaded_hip;
 #[path = "../../tests/support/tested_backend.rs"]
 mod tested_backend;
 
+use bodies::agreement::Transcript;
 use bodies::arm::{Arm, Sizes, agree};
 use bodies::every_body;
 use bodies::memory::handed_on;
@@ -31,11 +33,22 @@ fn open<P: Precision>(ordinal: usize) -> Gpu<Rocm, P> {
     Gpu::new(Rocm::open(ordinal).unwrap())
 }
 
-fn arm<P: Precision<Activation: Number>>(ordinal: usize) -> Arm<Gpu<Rocm, P>> {
-    let backend = open(ordinal);
-    let mut arm = Arm::new(format!("rocm, device {ordinal}"), backend);
+/// An arm on an emulated device, or on the machine's first.
+fn arm<P: Precision<Activation: Number>>(emulated: usize) -> Arm<Gpu<Rocm, P>> {
+    let ordinal = if loaded_hip::is_the_machines() { 0 } else { emulated };
+    let mut arm = Arm::new(format!("rocm, device {ordinal}"), open(ordinal));
     arm.sizes = Sizes::Small;
     arm
+}
+
+/// Runs `body`: twice on a device that may find other bits again.
+fn agrees<P: Precision<Activation: Number>>(
+    emulated: usize,
+    body: fn(&Arm<Gpu<Rocm, P>>) -> Transcript,
+) {
+    let arm = arm(emulated);
+    let times = if loaded_hip::is_the_machines() { 2 } else { 1 };
+    agree(&vec![&arm; times], body);
 }
 
 macro_rules! tests {
@@ -61,7 +74,7 @@ macro_rules! tests {
             $(
                 #[test]
                 fn $every() {
-                    agree(&[&arm::<$precision>($ordinal)], $of_every);
+                    agrees::<$precision>($ordinal, $of_every);
                 }
             )*
             $(
@@ -78,63 +91,37 @@ every_body!(tests);
 
 #[test]
 fn every_source_compiles() {
-    open::<Fp32>(IN_WAVES_OF_64).compile_all().unwrap();
-    open::<Bf16>(IN_WAVES_OF_32).compile_all().unwrap();
+    arm::<Fp32>(IN_WAVES_OF_64).backend.compile_all().unwrap();
+    arm::<Bf16>(IN_WAVES_OF_32).backend.compile_all().unwrap();
 }
 
 #[test]
-fn a_device_says_what_it_is() {
-    for (ordinal, architecture, warp) in
-        [(IN_WAVES_OF_64, "gfx942:sramecc+:xnack-", 64), (IN_WAVES_OF_32, "warp32", 32)]
-    {
-        let backend = open::<Fp32>(ordinal);
-        let properties = backend.driver().properties();
-        assert_eq!(properties.architecture, architecture);
-        assert_eq!((properties.backend, properties.warp), ("rocm", warp));
-        assert!(properties.matrix_library.contains(", solutions "), "{properties:?}");
-        assert_eq!(open::<Bf16>(ordinal).device_kind(), backend.device_kind());
-    }
-    let identity = |ordinal| open::<Fp32>(ordinal).identity().unwrap();
-    assert_eq!(identity(IN_WAVES_OF_64), identity(IN_WAVES_OF_64));
-    assert_ne!(identity(IN_WAVES_OF_64), identity(ITS_PEER));
+fn a_device_that_is_opened_again_is_the_same() {
+    let arm = arm::<Fp32>(IN_WAVES_OF_64);
+    let properties = arm.backend.driver().properties();
+    assert_eq!(properties.backend, "rocm");
+    assert!(properties.matrix_library.contains(", solutions "), "{properties:?}");
+    println!("{properties:?}");
+    assert_eq!(open::<Bf16>(0).device_kind(), arm.backend.device_kind());
+    assert_eq!(open::<Bf16>(0).identity().unwrap(), arm.backend.identity().unwrap());
 }
 
-/// The last device is of another kind.
 #[test]
-fn devices_of_one_kind_work_together() {
+fn a_device_that_is_not_there_is_named() {
     loaded_hip::load();
-    assert_eq!(Rocm::device_count().unwrap(), 3);
-    assert_eq!(Rocm::together().unwrap(), 2);
-    let said = Rocm::open(3).err().unwrap().to_string();
-    assert_eq!(said, "no rocm device: GPU 3 was asked for, but there are 3");
-}
-
-/// Memory of one device is read by the kernels of another, in the order of events alone; and where one event is not waited for,
-/// the runtime shows it.
-#[test]
-fn devices_wait_for_each_other() {
-    let [first, second] = [IN_WAVES_OF_64, ITS_PEER].map(open::<Fp32>);
-    for devices in [[&first, &second], [&second, &first]] {
-        for _ in 0..5 {
-            let [found, expected] =
-                handed_on(devices, |stream, event| devices[0].wait_for(stream, event).unwrap());
-            assert_eq!(found, expected);
-        }
-    }
-    let lucky = (0..20).filter(|_| {
-        let [found, expected] = handed_on([&first, &second], |_, _| {});
-        found == expected
-    });
-    assert!(lucky.count() < 20, "a missing wait must show some time");
+    let devices = Rocm::device_count().unwrap();
+    let said = Rocm::open(devices).err().unwrap().to_string();
+    let expected = format!("GPU {devices} was asked for, but there are {devices}");
+    assert_eq!(said, format!("no rocm device: {expected}"));
 }
 
 #[test]
 fn memory_that_a_device_does_not_have_is_refused() {
-    let backend = open::<Fp32>(ITS_PEER);
+    let backend = arm::<Fp32>(ITS_PEER).backend;
     let mut stream = backend.device_stream().unwrap();
     match backend.allocate::<f32>(&mut stream, 1 << 40).err() {
         Some(KernelError::OutOfMemory { bytes, device }) => {
-            assert_eq!((bytes, device.as_str()), (1 << 42, "emulated AMD GPU"));
+            assert_eq!((bytes, &device), (1 << 42, &backend.driver().properties().name));
         }
         other => panic!("expected a device without room, found {other:?}"),
     }
@@ -145,4 +132,49 @@ fn memory_that_a_device_does_not_have_is_refused() {
 fn solutions_that_treat_rows_differently_are_passed_over() {
     algorithms::row_dependent_ones_are_passed_over(&arm::<Fp32>(IN_WAVES_OF_64));
     algorithms::row_dependent_ones_are_passed_over(&arm::<Bf16>(IN_WAVES_OF_32));
+}
+
+/// What holds of the emulated devices alone.
+mod of_emulated_devices {
+    use super::*;
+
+    #[test]
+    fn a_device_says_what_it_is() {
+        for (ordinal, architecture, warp) in
+            [(IN_WAVES_OF_64, "gfx942:sramecc+:xnack-", 64), (IN_WAVES_OF_32, "warp32", 32)]
+        {
+            let backend = open::<Fp32>(ordinal);
+            let properties = backend.driver().properties();
+            assert_eq!((properties.architecture.as_str(), properties.warp), (architecture, warp));
+        }
+        let identity = |ordinal| open::<Fp32>(ordinal).identity().unwrap();
+        assert_ne!(identity(IN_WAVES_OF_64), identity(ITS_PEER));
+    }
+
+    /// The last device is of another kind.
+    #[test]
+    fn devices_of_one_kind_work_together() {
+        loaded_hip::load();
+        assert_eq!(Rocm::device_count().unwrap(), 3);
+        assert_eq!(Rocm::together().unwrap(), 2);
+    }
+
+    /// Memory of one device is read by the kernels of another, in the order of events alone; and where one event is not waited
+    /// for, the runtime shows it.
+    #[test]
+    fn devices_wait_for_each_other() {
+        let [first, second] = [IN_WAVES_OF_64, ITS_PEER].map(open::<Fp32>);
+        for devices in [[&first, &second], [&second, &first]] {
+            for _ in 0..5 {
+                let [found, expected] =
+                    handed_on(devices, |stream, event| devices[0].wait_for(stream, event).unwrap());
+                assert_eq!(found, expected);
+            }
+        }
+        let lucky = (0..20).filter(|_| {
+            let [found, expected] = handed_on([&first, &second], |_, _| {});
+            found == expected
+        });
+        assert!(lucky.count() < 20, "a missing wait must show some time");
+    }
 }

@@ -3,7 +3,7 @@
 //! Where activations are fp32, the parameters are their own masters: four bytes each. In bf16, products read a rounded copy, and a
 //! master is that copy with what rounding took away beside it ([`MasterMut`]): four bytes too, of which a worker that does
 //! not own a parameter has the copy alone. Tensors that blocks read in fp32 (vectors, and tables that are looked up) are
-//! there once more, joined, side by side.
+//! there once more, joined, side by side. Which parameters are there, and where, says [`Held`].
 
 use std::ops::Range;
 
@@ -11,6 +11,7 @@ use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::{Backend, Master, MasterMut, Run, Slice, SliceMut, remainder_elements};
 
 use crate::error::{ModelError, Result};
+use crate::held::Held;
 use crate::layout::Layout;
 use crate::lease::{Lease, Packing};
 use crate::trainable::Device;
@@ -21,7 +22,7 @@ const PIECE_ELEMENTS: usize = 4 << 20;
 /// Where the masters of consecutive parameters are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MasterPlace {
-    /// Their elements among the [`Parameters`].
+    /// Their elements of the parameter arena.
     pub range: Range<usize>,
     /// Where they begin among all masters that are here.
     pub start: usize,
@@ -45,17 +46,18 @@ impl<B: Backend> JoinRoom<B> {
     }
 }
 
-/// Parameters: all of a model's, or those that a worker owns.
+/// Parameters: all of a model's, or some of them.
 pub struct Parameters<B: Backend> {
+    held: Held,
     /// The parameters, where activations are fp32; else nothing.
     master: B::Buffer<f32>,
     /// What products read, where they are not.
     compute: B::ComputeWeights,
     /// Of the masters that are here, what rounding took away.
     remainder: B::Buffer<u16>,
-    /// Where activations are not fp32: the tensors that blocks read in fp32.
+    /// Where activations are not fp32: what blocks read in fp32.
     vectors: B::Buffer<f32>,
-    /// The same of each segment, and where it begins.
+    /// The same of each segment, and where it begins; where all parameters are here.
     segments: Vec<(Packing, usize)>,
 }
 
@@ -65,91 +67,87 @@ impl<B: Backend> Parameters<B> {
     /// # Errors
     /// An arena of another length, or a device without room.
     pub fn from_host(device: &mut Device<'_, B>, layout: &Layout, arena: &[f32]) -> Result<Self> {
-        Self::with_masters(device, layout, arena, &[])
+        Self::with_masters(device, layout, Held::whole::<B>(layout), arena, &[])
     }
 
-    /// The same, and the masters of the parts `owned`, which fill the places among all masters.
+    /// Those that are `held` of an arena of `layout`, and the masters of the parts `owned` of them, which fill the places among all
+    /// masters.
     ///
     /// # Errors
-    /// An arena of another length, a part that leaves it, or a device without room.
+    /// An arena of another length, a part that is not held, or a device without room.
     pub fn with_masters(
         device: &mut Device<'_, B>,
         layout: &Layout,
+        held: Held,
         arena: &[f32],
         owned: &[MasterPlace],
     ) -> Result<Self> {
-        let elements = layout.parameter_elements();
-        if arena.len() != elements {
-            return Err(ModelError::ArenaSize { expected: elements, found: arena.len() });
-        }
-        let (mut segments, mut vectors) = (Vec::new(), 0);
-        for segment in 0..layout.segments().len() * B::Activation::REMAINDERS {
-            let packing = Packing::of_segment(layout, segment);
-            vectors += packing.fp32_elements();
-            let start = vectors - packing.fp32_elements();
-            segments.push((packing, start));
+        let (expected, found) = (layout.parameter_elements(), arena.len());
+        let is_inside = held.ranges().last().is_none_or(|last| last.end <= expected);
+        if found != expected || !is_inside {
+            return Err(ModelError::ArenaSize { expected, found });
         }
         let masters = owned.iter().map(|place| place.range.len()).sum();
-        let mut parameters = Self::zeros(device, elements, masters, vectors)?;
-        parameters.segments = segments;
-        let mut in_order: Vec<_> = owned.iter().filter(|place| !place.range.is_empty()).collect();
-        in_order.sort_by_key(|place| place.range.start);
-        let (mut room, mut lost, mut end) = (JoinRoom::default(), None, 0);
-        let behind = MasterPlace { range: elements..elements, start: 0 };
-        for MasterPlace { range, start } in in_order.into_iter().chain([&behind]) {
-            let of_others = end..range.start.max(end);
-            if !of_others.is_empty() {
-                let values = (of_others.start, &arena[of_others]);
-                parameters.load(device, values, &mut lost, &mut room)?;
-            }
-            let (expected, found) = (range.end, elements);
-            let values = arena.get(range.clone());
-            let values = values.ok_or(ModelError::ArenaSize { expected, found })?;
-            parameters.load_masters(device, (range.start, values), *start, &mut room)?;
-            end = range.end;
+        let mut parameters = Self::zeros(device, layout, held, masters)?;
+        let mut room = JoinRoom::default();
+        for MasterPlace { range, start } in owned {
+            let at = parameters.place(range)?.start;
+            parameters.load_masters(device, (at, &arena[range.clone()]), *start, &mut room)?;
         }
-        for (range, start) in parameters.fp32_tensors().collect::<Vec<_>>() {
+        let mut in_order: Vec<_> = owned.iter().map(|place| &place.range).collect();
+        in_order.sort_by_key(|range| range.start);
+        let ends = in_order.iter().map(|range| range.end);
+        let starts = in_order.iter().map(|range| range.start).chain([arena.len()]);
+        let mut lost = None;
+        for of_others in std::iter::once(0).chain(ends).zip(starts).map(|(end, next)| end..next) {
+            for range in parameters.held.within(&of_others).collect::<Vec<_>>() {
+                let at = parameters.place(&range)?.start;
+                parameters.load(device, (at, &arena[range]), &mut lost, &mut room)?;
+            }
+        }
+        for (range, start) in parameters.held.vectors(&(0..arena.len())) {
             let out = SliceMut::new(&mut parameters.vectors, start, range.len())?;
             device.backend.write(device.stream, out, &arena[range])?;
         }
         Ok(parameters)
     }
 
-    /// The parts `owned` of a host arena and their masters, and nothing else: each where it begins among all masters.
-    ///
-    /// # Errors
-    /// A part that leaves the arena, or a device without room.
-    pub fn of_owner(
-        device: &mut Device<'_, B>,
-        arena: &[f32],
-        owned: &[MasterPlace],
-    ) -> Result<Self> {
-        let elements = owned.iter().map(|place| place.range.len()).sum();
-        let mut parameters = Self::zeros(device, elements, elements, 0)?;
-        let mut room = JoinRoom::default();
-        for MasterPlace { range, start } in owned {
-            let (expected, found) = (range.end, arena.len());
-            let values = arena.get(range.clone());
-            let values = values.ok_or(ModelError::ArenaSize { expected, found })?;
-            parameters.load_masters(device, (*start, values), *start, &mut room)?;
-        }
-        Ok(parameters)
-    }
-
     fn zeros(
         device: &mut Device<'_, B>,
-        elements: usize,
+        layout: &Layout,
+        held: Held,
         masters: usize,
-        vectors: usize,
     ) -> Result<Self> {
         let Device { backend, stream } = device;
+        let (elements, mut segments) = (held.elements(), Vec::new());
+        let has_all = elements == layout.parameter_elements();
+        if has_all && B::Activation::REMAINDERS > 0 {
+            for (index, segment) in layout.segments().iter().enumerate() {
+                let start = held.vector_range(&segment.range).start;
+                segments.push((Packing::of_segment(layout, index), start));
+            }
+        }
         let own = elements * (1 - B::Activation::REMAINDERS);
         Ok(Self {
             master: backend.allocate(stream, own)?,
             compute: backend.compute_weights(stream, elements)?,
             remainder: backend.allocate(stream, remainder_elements::<B>(masters))?,
-            vectors: backend.allocate(stream, vectors)?,
-            segments: Vec::new(),
+            vectors: backend.allocate(stream, held.vector_elements())?,
+            segments,
+            held,
+        })
+    }
+
+    /// Which these are, and where.
+    pub fn held(&self) -> &Held {
+        &self.held
+    }
+
+    fn place(&self, range: &Range<usize>) -> Result<Range<usize>> {
+        self.held.place(range).ok_or_else(|| ModelError::ParameterAccess {
+            attempt: format!("elements {range:?} of the parameters"),
+            expected: "elements that are held side by side".to_owned(),
+            found: format!("{:?}", self.held.within(range).collect::<Vec<_>>()),
         })
     }
 
@@ -187,7 +185,7 @@ impl<B: Backend> Parameters<B> {
     ) -> Result<()> {
         self.load_pieces(device, (start, values), room, |parameters, at, elements, device, from| {
             let range = start + at..start + at + elements;
-            let out = parameters.master_mut(&MasterPlace { range, start: masters + at })?;
+            let out = parameters.master_mut(range, masters + at)?;
             Ok(device.backend.split_master(device.stream, out, from)?)
         })
     }
@@ -219,19 +217,10 @@ impl<B: Backend> Parameters<B> {
         Ok(())
     }
 
-    /// The tensors that are here in fp32: their elements of the arena, and where they begin.
-    fn fp32_tensors(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
-        self.segments.iter().flat_map(|(packing, start)| {
-            let tensors = packing.tensors().iter();
-            tensors
-                .filter_map(move |tensor| Some((tensor.range.clone(), start + tensor.fp32_start?)))
-        })
-    }
-
-    fn master_mut(&mut self, place: &MasterPlace) -> Result<MasterMut<'_, B>> {
-        let MasterPlace { range, start } = place;
+    /// The masters that are elements `range` here, whose remainders begin at `start`.
+    fn master_mut(&mut self, range: Range<usize>, start: usize) -> Result<MasterMut<'_, B>> {
         let rounded = B::compute_buffer_mut(&mut self.master, &mut self.compute);
-        let [start, elements] = [*start, range.len()].map(remainder_elements::<B>);
+        let [start, elements] = [start, range.len()].map(remainder_elements::<B>);
         let rounded = SliceMut::new(rounded, range.start, range.len())?;
         Ok(MasterMut::new(rounded, SliceMut::new(&mut self.remainder, start, elements)?)?)
     }
@@ -243,16 +232,7 @@ impl<B: Backend> Parameters<B> {
     pub fn masters(&self, place: &MasterPlace) -> Result<Master<'_, B>> {
         let [start, elements] = [place.start, place.range.len()].map(remainder_elements::<B>);
         let remainder = Slice::new(&self.remainder, start, elements)?;
-        Ok(Master::new(self.rounded(place.range.clone())?, remainder)?)
-    }
-
-    /// All masters, of [parameters that a worker owns](Self::of_owner).
-    ///
-    /// # Errors
-    /// Parameters that are others' too.
-    pub fn all_masters(&self) -> Result<Master<'_, B>> {
-        let elements = B::elements(B::compute_buffer(&self.master, &self.compute));
-        self.masters(&MasterPlace { range: 0..elements, start: 0 })
+        Ok(Master::new(self.rounded(self.place(&place.range)?)?, remainder)?)
     }
 
     /// Lets `change` change the masters at `place`, and what blocks read of them with it.
@@ -265,28 +245,26 @@ impl<B: Backend> Parameters<B> {
         place: &MasterPlace,
         change: impl FnOnce(&mut Device<'_, B>, MasterMut<'_, B>) -> Result<()>,
     ) -> Result<()> {
-        change(device, self.master_mut(place)?)?;
-        let range = &place.range;
-        let joined = |(tensor, first): (Range<usize>, usize)| {
-            let inside = tensor.start.max(range.start)..tensor.end.min(range.end);
-            let to = first + inside.start.saturating_sub(tensor.start);
-            let from =
-                inside.start.checked_sub(range.start)?..inside.end.checked_sub(range.start)?;
-            (!from.is_empty()).then_some(Run { from, to })
-        };
-        let runs: Vec<Run> = self.fp32_tensors().filter_map(joined).collect();
+        let MasterPlace { range, start } = place;
+        let held = self.place(range)?;
+        change(device, self.master_mut(held.clone(), *start)?)?;
+        let runs = self.held.vectors(range).map(|(inside, to)| {
+            let from = inside.start - range.start..inside.end - range.start;
+            Run { from, to }
+        });
+        let runs: Vec<Run> = runs.collect();
         if runs.is_empty() {
             return Ok(());
         }
-        let [start, elements] = [place.start, range.len()].map(remainder_elements::<B>);
+        let [start, elements] = [*start, range.len()].map(remainder_elements::<B>);
         let rounded = B::compute_buffer(&self.master, &self.compute);
-        let rounded = Slice::new(rounded, range.start, range.len())?;
+        let rounded = Slice::new(rounded, held.start, held.len())?;
         let masters = Master::new(rounded, Slice::new(&self.remainder, start, elements)?)?;
         let out = SliceMut::all(&mut self.vectors);
         Ok(device.backend.join_master(device.stream, out, masters, &runs)?)
     }
 
-    /// Elements `range`, where activations are fp32: then they are there once.
+    /// Elements `range` of those that are held, where activations are fp32: then they are there once.
     ///
     /// # Errors
     /// A range that leaves the parameters, which are none of these where activations are not fp32.
@@ -302,7 +280,7 @@ impl<B: Backend> Parameters<B> {
         Ok(SliceMut::new(&mut self.master, range.start, range.len())?)
     }
 
-    /// What products read of elements `range`.
+    /// What products read of elements `range` of those that are held.
     ///
     /// # Errors
     /// A range that leaves the parameters.
@@ -320,16 +298,16 @@ impl<B: Backend> Parameters<B> {
         Ok(SliceMut::new(rounded, range.start, range.len())?)
     }
 
-    /// Where what is here of elements `range` once more, in fp32, stands among all of that: neighbours are neighbours there too.
-    pub fn vector_range(&self, range: &Range<usize>) -> Range<usize> {
-        let place = |element: usize| {
-            let mut tensors = self.fp32_tensors();
-            match tensors.find(|(tensor, _)| element < tensor.end) {
-                Some((tensor, start)) => start + element.saturating_sub(tensor.start),
-                None => B::elements(&self.vectors),
-            }
-        };
-        place(range.start)..place(range.end)
+    /// Elements `range` of the memory that blocks read in fp32, in which [`Held::fp32_place`] is: those that are there once more, or, where
+    /// activations are fp32, all that are held.
+    ///
+    /// # Errors
+    /// A range that leaves it.
+    pub fn in_fp32(&self, range: Range<usize>) -> Result<Slice<'_, B, f32>> {
+        match B::Activation::REMAINDERS {
+            0 => self.fp32(range),
+            _ => self.vectors(range),
+        }
     }
 
     /// Elements `range` of what is here once more in fp32.
@@ -391,7 +369,7 @@ impl<B: Backend> Parameters<B> {
     ) -> Result<()> {
         let elements = place.range.len();
         if B::Activation::REMAINDERS == 0 {
-            return take(device, 0, Slice::new(&self.master, place.range.start, elements)?);
+            return take(device, 0, self.fp32(self.place(&place.range)?)?);
         }
         for at in (0..elements).step_by(PIECE_ELEMENTS) {
             let piece = PIECE_ELEMENTS.min(elements - at);
@@ -411,14 +389,14 @@ impl<B: Backend> Parameters<B> {
     /// # Errors
     /// A layout that is not the one of these parameters.
     pub fn lease(&self, layout: &Layout, segment: usize) -> Result<Lease<'_, B>> {
-        let range = layout.segments()[segment].range.clone();
+        let range = self.place(&layout.segments()[segment].range)?;
         let rounded = self.rounded(range.clone())?;
         match self.segments.get(segment) {
             Some((packing, start)) => {
                 let vectors = Slice::new(&self.vectors, *start, packing.fp32_elements())?;
                 Lease::packed(packing, vectors, rounded)
             }
-            None => Ok(Lease::whole(Slice::new(&self.master, range.start, range.len())?, rounded)),
+            None => Ok(Lease::whole(self.fp32(range)?, rounded)),
         }
     }
 }

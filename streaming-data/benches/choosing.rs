@@ -7,26 +7,21 @@
 //! `benches/peers/choosing.py` measures the same of datatrove, on the same documents. CPU time and not the
 //! clock: a machine on which other programs run gives the same numbers.
 
+mod cpu;
+
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::File,
     io::{BufRead, BufReader, Write},
     num::NonZeroUsize,
     ops::ControlFlow,
 };
 
+use cpu::cpu_seconds;
 use tidemill_streaming_data::prepare::{
     ByteTokenizer, Dedup, DedupSettings, FilterReport, FilterSettings, Phase, PrepareSettings,
     prepare,
 };
-
-/// CPU seconds of this process so far, in steps of 10 ms.
-fn cpu_seconds() -> f64 {
-    let stat = fs::read_to_string("/proc/self/stat").expect("this bench needs Linux's /proc");
-    let fields: Vec<&str> = stat[stat.rfind(')').map_or(0, |at| at + 2)..].split(' ').collect();
-    let ticks = |at: usize| fields[at].parse::<f64>().expect("a number of ticks");
-    (ticks(11) + ticks(12)) / 100.0
-}
 
 fn main() {
     let arguments: Vec<String> =

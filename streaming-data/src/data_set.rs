@@ -26,7 +26,7 @@ use crate::{
     cache::BoundedCache,
     error::DataError,
     hash::ContentHash,
-    index::Selection,
+    index::{Index, Selection},
     order::{CanonicalOrder, SampleId, ShuffleSettings},
     shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
     shards::{Files, Opened, Shards},
@@ -89,6 +89,7 @@ struct Content {
     row_tokens: usize,
     vocab_size: Option<u32>,
     selection: Option<Selection>,
+    is_updatable: bool,
     bos_token_id: Option<u32>,
     eos_token_id: Option<u32>,
     pad_token_id: Option<u32>,
@@ -127,6 +128,20 @@ impl DataSet {
         settings: &DataSettings,
     ) -> Result<DataSet, DataError> {
         DataSet::of(Opened::new(path.as_ref(), settings)?)
+    }
+
+    /// Opens a version of a data set that is kept up to date, by its fingerprint: the newest, or another as long as
+    /// it is there; none where it is not.
+    ///
+    /// # Errors
+    /// As [`DataSet::open`].
+    pub fn open_version(
+        path: impl AsRef<Path>,
+        fingerprint: ContentHash,
+        settings: &DataSettings,
+    ) -> Result<Option<DataSet>, DataError> {
+        let opened = Opened::version(path.as_ref(), fingerprint, settings)?;
+        opened.map(DataSet::of).transpose()
     }
 
     /// Opens a data set below a prefix of a store that the caller made; `name` is a URL for
@@ -169,6 +184,7 @@ impl DataSet {
             row_tokens: rule.row_tokens,
             vocab_size: rule.vocab_size,
             selection: index.and_then(|index| index.selection.clone()),
+            is_updatable: index.is_some_and(|index| index.state.is_some()),
             bos_token_id: index.and_then(|index| index.bos_token_id),
             eos_token_id: index.and_then(|index| index.eos_token_id),
             pad_token_id: index.and_then(|index| index.pad_token_id),
@@ -186,6 +202,11 @@ impl DataSet {
     /// What was left out of the documents, where an index says that anything was.
     pub fn selection(&self) -> Option<&Selection> {
         self.content.selection.as_ref()
+    }
+
+    /// Whether an index says that the data set can be kept up to date.
+    pub fn is_updatable(&self) -> bool {
+        self.content.is_updatable
     }
 
     /// Predicted tokens per sample: a sample has one token more.
@@ -290,6 +311,36 @@ impl DataSet {
             let place = Place { shard: sample.shard, group, piece };
             let decoded = self.decode(place, &footer, &pieces, files, &mut scratch)?;
             decoded.copy_to(self.places_of(row), &mut tokens);
+        }
+        Ok(tokens)
+    }
+
+    /// A data set in a store, of which the index was read already.
+    pub(crate) fn of_folder(
+        folder: RemoteFolder,
+        index: &Index,
+        settings: &DataSettings,
+    ) -> Result<DataSet, DataError> {
+        DataSet::of(Opened::with_index(folder, index.clone(), settings))
+    }
+
+    /// The row group that has a row of a shard, and the first row of that.
+    pub(crate) fn group_of(&self, shard: usize, row: u64) -> Result<(usize, u64), DataError> {
+        Ok(self.shards.footer(shard, &self.shards)?.group_of(row))
+    }
+
+    /// All tokens of a row group, row after row.
+    pub(crate) fn group_tokens(&self, shard: usize, group: usize) -> Result<Vec<u32>, DataError> {
+        let (files, mut scratch) = (&self.shards, Scratch::default());
+        let footer = files.footer(shard, files)?;
+        let pieces = self.pieces(shard, &footer, group, files, &mut scratch)?;
+        let rows = footer.group_rows(group) as u64;
+        let places = 0..rows * self.content.row_tokens as u64;
+        let mut tokens = Vec::with_capacity(places.end as usize);
+        for piece in pieces.all() {
+            let place = Place { shard, group, piece };
+            let decoded = self.decode(place, &footer, &pieces, files, &mut scratch)?;
+            decoded.copy_to(places.clone(), &mut tokens);
         }
         Ok(tokens)
     }

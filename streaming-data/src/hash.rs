@@ -42,6 +42,17 @@ impl ContentHash {
         }
     }
 
+    /// A hash that was kept as a number.
+    pub(crate) fn of_bits(bits: u128) -> ContentHash {
+        ContentHash(bits)
+    }
+
+    /// The hash of so many hexadecimal digits, if it is one.
+    pub(crate) fn of_digits(digits: &str) -> Option<ContentHash> {
+        let are_digits = digits.len() == 32 && digits.bytes().all(|d| d.is_ascii_hexdigit());
+        u128::from_str_radix(digits, 16).ok().filter(|_| are_digits).map(ContentHash)
+    }
+
     /// The 32 hexadecimal digits of the hash.
     pub(crate) fn digits(self) -> String {
         format!("{:032x}", self.0)
@@ -77,13 +88,9 @@ impl FromStr for ContentHash {
     type Err = ParseHashError;
 
     fn from_str(text: &str) -> Result<ContentHash, ParseHashError> {
-        let digits = text
-            .strip_prefix(HASH_ALGORITHM)
-            .and_then(|rest| rest.strip_prefix(':'))
-            .filter(|digits| digits.len() == 32 && digits.bytes().all(|d| d.is_ascii_hexdigit()));
+        let digits = text.strip_prefix(HASH_ALGORITHM).and_then(|rest| rest.strip_prefix(':'));
         digits
-            .and_then(|digits| u128::from_str_radix(digits, 16).ok())
-            .map(ContentHash)
+            .and_then(ContentHash::of_digits)
             .ok_or_else(|| ParseHashError { found: text.to_owned() })
     }
 }

@@ -27,12 +27,31 @@ use crate::{
 
 mod claim;
 mod selection;
+mod versions;
 
 pub(crate) use claim::{claim_of, is_claim};
 pub use selection::{Selection, SelectionDifference};
+pub(crate) use versions::read_version;
+pub use versions::{Version, versions};
 
 /// Name of the index within the folder of a data set.
 pub const INDEX_FILE: &str = "index.json";
+
+/// Name of the folder of indexes, one for each version of a data set that is kept up to date.
+pub const VERSIONS_FOLDER: &str = "index";
+
+/// Name of the folder in which the state of such a data set is.
+pub const STATE_FOLDER: &str = "state";
+
+/// Name of the index of a version, below the data set's folder: by the fingerprint.
+pub fn version_file(index: &Index) -> String {
+    version_file_of(index.fingerprint())
+}
+
+/// As [`version_file`], for a fingerprint.
+pub fn version_file_of(fingerprint: ContentHash) -> String {
+    format!("{VERSIONS_FOLDER}/{}.json", fingerprint.digits())
+}
 
 /// Name of the column of tokens.
 pub const TOKENS_COLUMN: &str = "tokens";
@@ -70,8 +89,20 @@ pub struct Index {
     /// What was left out of the documents, where anything was to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selection: Option<Selection>,
+    /// What is known of the documents, where the data set can be kept up to date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<StateEntry>,
     /// The shards in stored order.
     pub shards: Vec<ShardEntry>,
+}
+
+/// The state of a data set that can be kept up to date.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateEntry {
+    /// Path relative to the data set's folder, with `/` between folders.
+    pub file: String,
+    /// Hash of the file.
+    pub hash: ContentHash,
 }
 
 /// A column of every shard, in Arrow's words.
@@ -227,6 +258,9 @@ impl Index {
             }
             Some(_) => {}
         }
+        if let Some(state) = self.state.as_ref().filter(|state| !is_inside(&state.file)) {
+            return wrong("state.file".into(), format!("{:?}", state.file), PATH_INSIDE);
+        }
         if self.shards.is_empty() {
             let folder = path.parent().unwrap_or(path);
             return Err(DataError::NoShards { path: folder.to_owned() });
@@ -314,6 +348,7 @@ mod tests {
                 length: 513,
             }],
             selection: None,
+            state: None,
             shards: vec![shard("a.parquet", 7, 1), shard("b.parquet", 9, 2)],
         }
     }

@@ -18,6 +18,8 @@
 //! | [`table`] | rows of any columns, streamed in the same order as Arrow record batches |
 //! | [`survey`] | how well an order mixes, and what reading it costs |
 //! | [`prepare`] | documents to shards |
+//! | `live` (a feature) | documents that come and go in a dataflow of one's own: verdicts and counts as differences |
+//! | [`tokenizer`] | byte-level byte pairs, trained on exact counts |
 //! | [`index`] | `index.json`: seq_len, vocabulary, and samples, size and hash of every shard |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
@@ -33,6 +35,8 @@ pub mod error;
 pub mod fetch;
 pub mod hash;
 pub mod index;
+#[cfg(feature = "live")]
+pub mod live;
 pub mod mixture;
 pub mod order;
 pub mod prepare;
@@ -43,6 +47,7 @@ mod shards;
 pub mod store;
 pub mod survey;
 pub mod table;
+pub mod tokenizer;
 
 pub use data_set::{CacheSettings, DataSet, DataSettings};
 pub use error::DataError;

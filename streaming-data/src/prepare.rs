@@ -60,14 +60,19 @@
 //! | `text` | reading UTF-8 files, whole or in pieces |
 //! | `input` | reading files of many documents, part by part; a file each for their formats |
 //! | `skip` | what gave no document, and why |
+//! | `texts` | [`read_texts`]: documents for anything else than a data set |
 //! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
+//! | `batch` | what came of a file or part |
+//! | `vocabulary` | what an index says of tokens |
 //! | `pack` | the stream cut into rows |
 //! | `shard` | rows to Parquet |
 //! | `selection` | what the index says of what was left out |
 //! | `report` | [`Progress`], [`PrepareReport`] |
+//! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
 
 mod admit;
+mod batch;
 mod byte_tokenizer;
 mod duplicates;
 mod error;
@@ -89,9 +94,12 @@ mod settings;
 mod shard;
 mod skip;
 mod text;
+mod texts;
 mod tokenize;
+mod upkeep;
+mod vocabulary;
 
-use std::{num::NonZeroUsize, ops::ControlFlow};
+use std::{num::NonZeroUsize, ops::ControlFlow, path::Path};
 
 use self::{
     admit::{Pass, Rules},
@@ -105,6 +113,8 @@ use self::{
     pipeline::Outcome,
     selection::{selection, with_selection},
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
+    upkeep::{Former, Upkeep},
+    vocabulary::Vocabulary,
 };
 pub use self::{
     byte_tokenizer::ByteTokenizer,
@@ -113,13 +123,23 @@ pub use self::{
     filter::{FilterReport, FilterSettings, Rule},
     report::{Phase, PrepareReport, PreparedFrom, Progress},
     settings::{
-        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, PrepareSettings, Strictness, TokenizedBy,
+        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, Layout, PrepareSettings, Strictness,
+        TokenizedBy,
     },
     skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
+    texts::{TextSettings, TextsReport, read_texts},
     tokenize::{Pieces, Tokenize, TokenizeError},
+    upkeep::{
+        Changes, PruneReport, UpdateReport, UpdateSettings, Verify, prune, update, update_in_store,
+    },
+};
+#[cfg(feature = "live")]
+pub(crate) use self::{
+    duplicates::{Signature, Signer},
+    filter::judge,
 };
 use crate::{
-    hash::HASH_ALGORITHM,
+    hash::{ContentHash, HASH_ALGORITHM},
     index::{FORMAT_VERSION, Index},
     store::{Location, RemoteFolder},
 };
@@ -179,7 +199,7 @@ pub fn prepare(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<PrepareReport, PrepareError> {
     let output = Location::of_path(&settings.output)?;
-    prepare_in(settings, tokenizer, progress, || match output.local() {
+    prepare_in(settings, tokenizer, progress, None, || match output.local() {
         Some(path) => Ok(Box::new(OutputFolder::begin(path)?)),
         None => {
             let folder = RemoteFolder::open(output.clone(), &settings.store)?;
@@ -199,24 +219,37 @@ pub fn prepare_to_store(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<PrepareReport, PrepareError> {
-    prepare_in(settings, tokenizer, progress, || Ok(Box::new(RemoteOutput::begin(folder.clone())?)))
+    let begin = || Ok(Box::new(RemoteOutput::begin(folder.clone())?) as Box<dyn Output>);
+    prepare_in(settings, tokenizer, progress, None, begin)
 }
 
 fn prepare_in(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    former: Option<Former<'_>>,
     begin_output: impl FnOnce() -> Result<Box<dyn Output>, PrepareError>,
 ) -> Result<PrepareReport, PrepareError> {
     check_seq_len(settings.seq_len.map_or(1, NonZeroUsize::get))?;
+    let upkeep = match settings.layout {
+        Layout::Stream => None,
+        Layout::Updatable => Some(Upkeep::of(settings, tokenizer, former)?),
+    };
+    // Paths that a data set keeps are absolute.
+    let inputs = upkeep.as_ref().map_or_else(|| settings.inputs.clone(), |it| it.asked.inputs());
     // The inputs first: the output may lie within one, and what is written there is no input.
-    let mut found = find_inputs(&settings.inputs, &settings.glob)?;
+    let mut found = find_inputs(&inputs, &settings.glob)?;
+    if former.is_some() {
+        found.leave_out(&settings.output, &inputs);
+    }
     if settings.strictness == Strictness::Strict && !found.skipped.is_empty() {
         let SkippedDocument { path, reason } = found.skipped.remove(0);
         return Err(PrepareError::Document { path, reason });
     }
     let sources = Sources::new(&mut found.inputs, settings.text_key.as_deref())?;
-    let exclusions = settings.exclude.as_deref().map(Exclusions::open).transpose()?;
+    let exclusions = settings.exclude.as_deref();
+    let base = upkeep.as_ref().map(|upkeep| Path::new(&upkeep.asked.base));
+    let exclusions = exclusions.map(|list| Exclusions::open(list, base)).transpose()?;
     let exclusions = exclusions.unwrap_or_default();
     let selection = selection(settings, &exclusions);
     if let Contents::Samples { .. } = sources.contents()
@@ -247,16 +280,15 @@ fn prepare_in(
         folder: &folder,
         strictness: settings.strictness,
         workers,
-        bounds: Bounds {
-            piece_bytes: PIECE_BYTES,
-            document_bytes: DOCUMENT_BYTES_LIMIT,
-            held_bytes: HELD_BYTES_PER_WORKER.saturating_mul(workers as u64),
-        },
+        bounds: bounds(workers),
     };
-    let outcome =
-        run_passes(work, settings.dedup, &mut *output, progress).and_then(|(outcome, dedup)| {
-            Ok((with_a_row(outcome, dedup, &mut found.skipped, cut)?, dedup))
-        });
+    let outcome = match upkeep {
+        Some(upkeep) => upkeep::build(work, upkeep, &mut *output, progress),
+        None => run_passes(work, settings.dedup, &mut *output, progress),
+    };
+    let outcome = outcome.and_then(|(outcome, dedup)| {
+        Ok((with_a_row(outcome, dedup, &mut found.skipped, cut)?, dedup))
+    });
     let (outcome, dedup) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -267,6 +299,11 @@ fn prepare_in(
 
     let by = vocabulary.tokenizer;
     let tokenizer_json = by.and_then(Tokenize::tokenizer_json);
+    let tokenizer_file = match (&former, &tokenizer_json) {
+        (Some(former), _) => former.index.tokenizer_file.clone(),
+        (None, Some(json)) => Some(tokenizer_file(&*output, settings.layout, json)),
+        (None, None) => None,
+    };
     let index = Index {
         format_version: FORMAT_VERSION,
         seq_len: cut.seq_len,
@@ -274,11 +311,12 @@ fn prepare_in(
         bos_token_id: by.and_then(Tokenize::bos_token_id),
         eos_token_id: by.map(Tokenize::eos_token_id),
         pad_token_id: by.and_then(Tokenize::pad_token_id),
-        tokenizer_file: tokenizer_json.is_some().then(|| output.name_of(TOKENIZER_FILE)),
+        tokenizer_file,
         hash_algorithm: HASH_ALGORITHM.to_owned(),
         row_group_samples: cut.row_group_samples as u64,
         columns: vec![format.column()],
         selection,
+        state: outcome.state,
         shards: outcome.shards,
     };
     output.publish(&index, tokenizer_json.as_deref())?;
@@ -292,6 +330,8 @@ fn prepare_in(
         nulls: outcome.nulls,
         duplicates: found.duplicates,
         skipped: found.skipped,
+        fingerprint: index.fingerprint(),
+        changes: outcome.changes,
         broken: outcome.broken.count,
         named_broken: outcome.broken.named,
         filtered: outcome.left_out.filtered,
@@ -309,6 +349,17 @@ fn prepare_in(
     })
 }
 
+/// What the tokenizer's file is called in a new data set.
+fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
+    match output.name_of(TOKENIZER_FILE) {
+        // What tells one run from another is no part of a data set that depends on its inputs alone.
+        name if layout == Layout::Updatable && name != TOKENIZER_FILE => {
+            format!("tokenizer-{}.json", ContentHash::of(json.as_bytes()).digits())
+        }
+        name => name,
+    }
+}
+
 /// Reads the inputs once, or twice where their documents are compared with each other first.
 fn run_passes(
     work: Work<'_>,
@@ -317,13 +368,13 @@ fn run_passes(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Outcome, DedupReport), PrepareError> {
     if dedup.dedup == Dedup::None {
-        let outcome = pipeline::run(&work, output, None, progress)?;
+        let outcome = pipeline::run(&work, Some(output), None, progress)?;
         return Ok((outcome, DedupReport::default()));
     }
     let with = |pass| Work { rules: Rules { pass, ..work.rules }, ..work };
     let mut collector = Collector::new(dedup);
     let signing = with(Pass::Sign(dedup.dedup));
-    let first = pipeline::run(&signing, output, Some(&mut collector), progress)?;
+    let first = pipeline::run(&signing, None, Some(&mut collector), progress)?;
     let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
     let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
     let verdicts = collector.finish(&mut || match progress(position) {
@@ -331,7 +382,7 @@ fn run_passes(
         ControlFlow::Break(()) => Err(PrepareError::Interrupted),
     })?;
     let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
-    let mut outcome = pipeline::run(&tokenizing, output, None, progress)?;
+    let mut outcome = pipeline::run(&tokenizing, Some(output), None, progress)?;
     // The second pass looks at what is kept only.
     outcome.left_out.excluded = first.left_out.excluded;
     outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
@@ -384,6 +435,14 @@ fn check_seq_len(seq_len: usize) -> Result<(), PrepareError> {
 }
 
 /// How the stream is cut, for these settings.
+fn bounds(workers: usize) -> Bounds {
+    Bounds {
+        piece_bytes: PIECE_BYTES,
+        document_bytes: DOCUMENT_BYTES_LIMIT,
+        held_bytes: HELD_BYTES_PER_WORKER.saturating_mul(workers as u64),
+    }
+}
+
 fn cut(settings: &PrepareSettings, contents: Contents) -> Result<Cut, PrepareError> {
     let asked = settings.seq_len.map(NonZeroUsize::get);
     let (seq_len, rows) = match contents {
@@ -402,64 +461,4 @@ fn cut(settings: &PrepareSettings, contents: Contents) -> Result<Cut, PrepareErr
     };
     let row_group_samples = row_group_samples.min(shard_samples);
     Ok(Cut { seq_len, row_group_samples, shard_samples, rows })
-}
-
-/// What an index says of tokens.
-struct Vocabulary<'a> {
-    /// Its size; none where that is found out from the samples.
-    size: Option<u32>,
-    /// The tokenizer that makes or made the tokens, where it is known.
-    tokenizer: Option<&'a dyn Tokenize>,
-}
-
-impl<'a> Vocabulary<'a> {
-    fn new(
-        settings: &PrepareSettings,
-        contents: Contents,
-        tokenizer: &'a dyn Tokenize,
-    ) -> Result<Vocabulary<'a>, PrepareError> {
-        let is_known =
-            contents == Contents::Documents || settings.tokenized_by == TokenizedBy::Tokenizer;
-        if is_known {
-            check_tokenizer(tokenizer)?;
-        }
-        let least = if is_known { tokenizer.vocab_size() } else { 1 };
-        if let Some(size) = settings.vocab_size
-            && !(least..=i32::MAX as u32).contains(&size)
-        {
-            return Err(PrepareError::Setting {
-                key: "vocab_size",
-                found: u64::from(size),
-                expected: "at least that of the tokenizer, and 1 to 2^31 - 1",
-            });
-        }
-        let size = settings.vocab_size.or(is_known.then_some(least));
-        Ok(Vocabulary { size, tokenizer: is_known.then_some(tokenizer) })
-    }
-}
-
-/// Whether an index can describe the tokenizer.
-fn check_tokenizer(tokenizer: &dyn Tokenize) -> Result<(), PrepareError> {
-    let vocab_size = tokenizer.vocab_size();
-    if vocab_size == 0 || vocab_size > i32::MAX as u32 {
-        return Err(PrepareError::Setting {
-            key: "the tokenizer's vocabulary",
-            found: u64::from(vocab_size),
-            expected: "1 to 2^31 - 1 tokens",
-        });
-    }
-    for (key, token) in [
-        ("the tokenizer's bos token", tokenizer.bos_token_id()),
-        ("the tokenizer's eos token", Some(tokenizer.eos_token_id())),
-        ("the tokenizer's pad token", tokenizer.pad_token_id()),
-    ] {
-        if let Some(token) = token.filter(|&token| token >= vocab_size) {
-            return Err(PrepareError::Setting {
-                key,
-                found: u64::from(token),
-                expected: "a token of its vocabulary",
-            });
-        }
-    }
-    Ok(())
 }

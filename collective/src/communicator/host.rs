@@ -3,19 +3,23 @@
 //! Workers that read each other's memory are a *group*: usually those of a process. A group's lanes are summed before anything
 //! leaves it, and what was updated elsewhere comes to it once, whatever its number of workers: 8 workers in 2 processes send
 //! what 2 workers in 2 processes send. Within a group each worker deals with as many of the others' workers as it can be one
-//! of: the worker whose place in its group is the same.
+//! of: the worker whose place in its group is the same. Where the workers of a process hold the parameters together, what is updated
+//! goes from each to its counterparts alone.
+
+mod updates;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_kernels::backend::{Element, TermValues};
+use tidemill_kernels::backend::TermValues;
 use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
 
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, Sums, What, members};
-use super::threads::{check_reach, copy_updates, read_sums, sum_uses, within};
-use super::values::{SharedValues, words};
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, Values, ValuesMut, room};
+use super::threads::{check_reach, read_sums, sum_uses, within};
+use super::{
+    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, room,
+};
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::error::CollectiveError;
@@ -35,6 +39,7 @@ pub struct Host<B: Backend> {
     /// The ranks of each group, in order, and which of them is this one's.
     groups: Vec<Range<usize>>,
     group: usize,
+    holders: Holders,
     post: Post<B>,
     inbox: Inbox<B>,
     outgoing: Outgoing,
@@ -49,7 +54,7 @@ pub struct Host<B: Backend> {
 
 impl<B: Backend> Host<B> {
     /// The ends of the ranks of group `group` of `groups`, whose devices are `backends`; they sum over the lanes of
-    /// `schedule`.
+    /// `schedule`, and `holders` hold the parameters: each worker, or those of a process, be they a group or several.
     ///
     /// # Errors
     /// Groups that are not all ranks once, in order, or other than the backends or the schedule's workers, devices of a group that do
@@ -59,6 +64,7 @@ impl<B: Backend> Host<B> {
         groups: &[Range<usize>],
         group: usize,
         schedule: &Arc<LaneSchedule>,
+        holders: Holders,
     ) -> Result<Vec<Self>> {
         let ranks = groups.last().map_or(0, |last| last.end);
         let own = groups.get(group).filter(|own| own.len() == backends.len());
@@ -73,13 +79,14 @@ impl<B: Backend> Host<B> {
         check_reach(backends, own.start)?;
         let end = |(member, (post, inbox)): (usize, (Post<B>, Inbox<B>))| {
             let delivering = post.clone();
-            let (outgoing, courier) = courier(move |arrived| delivering.deliver(arrived));
+            let (outgoing, courier) = courier(move |arrived| delivering.deliver(arrived, holders));
             Self {
                 rank: own.start + member,
                 ranks,
                 schedule: Arc::clone(schedule),
                 groups: groups.to_vec(),
                 group,
+                holders,
                 post,
                 inbox,
                 outgoing,
@@ -190,34 +197,6 @@ impl<B: Backend> Host<B> {
 
     fn header(&self, part: Part, node: Node, step: u64) -> ChunkHeader {
         ChunkHeader { destination: 0, source: self.rank as u32, part, chunk: 0, node, step }
-    }
-
-    /// What the ranks of other groups have updated.
-    fn receive_updates<T: Element>(
-        &mut self,
-        (backend, stream): (&B, &mut B::DeviceStream),
-        key: Key,
-        cut: &Cut,
-        mut out: SliceMut<'_, B, T>,
-    ) -> Result<()> {
-        // Chunks hold words.
-        let of_word = size_of::<f32>() / size_of::<T>();
-        let sources: Vec<usize> =
-            self.others().flat_map(|group| self.groups[group].clone()).collect();
-        let node = self.schedule.tree().root();
-        let expected = sources.into_iter().map(|source| {
-            let Range { start, end } = cut.of_rank(source);
-            let elements = (end - start).div_ceil(of_word);
-            Expected { source, part: part_of_update(key), node, elements, start }
-        });
-        let expected: Vec<_> = expected.filter(|expected| expected.elements > 0).collect();
-        self.receive(key, What::Update, &expected, |index, start, words| {
-            let from = &expected[index];
-            let (at, end) = (from.start + start * of_word, cut.of_rank(from.source).end);
-            let values: &[T] = bytemuck::cast_slice(words);
-            let values = &values[..values.len().min(end - at)];
-            Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
-        })
     }
 
     /// Takes the pieces of `expected` as they come, each once: which of these it is of, where it begins in it, and its elements.
@@ -415,22 +394,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
         _cut: &Cut,
         values: Values<'_, B>,
     ) -> Result<()> {
-        let elements = values.elements();
-        let values = values.share(backend, stream)?;
-        self.post.updated(backend, stream, key, &values)?;
-        if elements == 0 || self.groups.len() == 1 {
-            return Ok(());
-        }
-        let words = match &values {
-            SharedValues::Fp32(values) => on_host((backend, stream), values, 0..elements)?,
-            SharedValues::Rounded(values) => {
-                words(&backend.to_vec(stream, values.slice(0, elements)?)?).into()
-            }
-        };
-        let to: Vec<_> =
-            self.others().map(|group| self.counterpart(group, self.member())).collect();
-        let root = self.schedule.tree().root();
-        self.send_values(&words, self.header(part_of_update(key), root, key.step), &to)
+        self.tell_update((backend, stream), key, values)
     }
 
     fn gather(
@@ -439,34 +403,12 @@ impl<B: Backend> Communicator<B> for Host<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        mut out: ValuesMut<'_, B>,
+        out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        let (from, bytes) = (backend.record(stream)?, out.element_bytes());
-        let told = self.inbox.updates(key)?;
-        let ranks = (self.groups[self.group].start, self.rank);
-        let (into, traffic) = (out.reborrow(), &mut self.spent.traffic);
-        copy_updates((backend, stream), &told, ranks, cut, into, traffic)?;
-        // What comes to the group comes to one of its workers, and is read by all.
-        for group in self.others() {
-            for (place, source) in self.groups[group].clone().enumerate() {
-                let bytes = cut.of_rank(source).len() * bytes;
-                match self.counterpart(self.group, place) == self.rank {
-                    true => self.spent.traffic.came(bytes),
-                    false => self.spent.traffic.read(bytes),
-                }
-            }
-        }
-        match out {
-            ValuesMut::Rounded(out) => self.receive_updates((backend, stream), key, cut, out)?,
-            ValuesMut::Fp32(out) => self.receive_updates((backend, stream), key, cut, out)?,
-        }
-        self.read.keep_updates(backend, key, told);
+        let from = backend.record(stream)?;
+        self.bring_updates((backend, stream), key, cut, out)?;
         self.spent.gathered((backend, stream), from)
     }
-}
-
-fn part_of_update(key: Key) -> Part {
-    Part::Update { bucket: key.bucket, beside: key == key.beside() }
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 use super::along_tree::AlongTree;
 use super::post::{Inbox, Key, Post, Read, members};
 use super::values::SharedValues;
-use super::{Abort, Communicator, CommunicatorError, Cut, Result, Spent, Values, ValuesMut, room};
+use super::{
+    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, room,
+};
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
@@ -24,6 +26,7 @@ pub struct Nccl<B: Backend> {
     inbox: Inbox<B>,
     member: Arc<GroupMember>,
     schedule: Arc<LaneSchedule>,
+    holders: Holders,
     along_tree: AlongTree<B>,
     /// Room for what the other ranks send of a bucket.
     received: Option<B::Buffer<f32>>,
@@ -34,7 +37,8 @@ pub struct Nccl<B: Backend> {
 }
 
 impl<B: Backend> Nccl<B> {
-    /// The end of `rank` of `ranks`, whose device is `backend`, in the group `id`; they sum over the lanes of `schedule`.
+    /// The end of `rank` of `ranks`, whose device is `backend`, in the group `id`; they sum over the lanes of `schedule`, and `holders`
+    /// hold the parameters.
     /// Begins to join: the first sum waits until all have.
     ///
     /// # Errors
@@ -45,6 +49,7 @@ impl<B: Backend> Nccl<B> {
         id: GroupId,
         (rank, ranks): (usize, usize),
         schedule: &Arc<LaneSchedule>,
+        holders: Holders,
     ) -> Result<Self> {
         schedule.check_workers(ranks)?;
         let (post, inbox) = members(rank, 1, schedule).remove(0);
@@ -54,6 +59,7 @@ impl<B: Backend> Nccl<B> {
             inbox,
             member,
             schedule: Arc::clone(schedule),
+            holders,
             along_tree: AlongTree::new(),
             received: None,
             updates: Vec::new(),
@@ -206,12 +212,13 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         };
         let (_, update) = self.updates.swap_remove(place);
         let bytes = out.element_bytes();
+        let (member, holders) = (&*self.member, self.holders);
         let came = match (out, &update) {
             (ValuesMut::Rounded(out), SharedValues::Rounded(update)) => {
-                all_to_all(&self.member, (backend, stream), cut, update, out)?
+                between_counterparts((member, holders), (backend, stream), cut, update, out)?
             }
             (ValuesMut::Fp32(out), SharedValues::Fp32(update)) => {
-                all_to_all(&self.member, (backend, stream), cut, update, out)?
+                between_counterparts((member, holders), (backend, stream), cut, update, out)?
             }
             _ => return Err(CommunicatorError::OtherKind),
         };
@@ -220,23 +227,27 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
     }
 }
 
-/// Sends `update` to all other ranks and receives theirs; answers how many elements came.
-fn all_to_all<B: Backend, T: Element>(
-    member: &GroupMember,
+/// Sends `update` to all counterparts and receives theirs; answers how many elements came.
+fn between_counterparts<B: Backend, T: Element>(
+    (member, holders): (&GroupMember, Holders),
     (backend, stream): (&B, &mut B::DeviceStream),
     cut: &Cut,
     update: &Shared<B, T>,
     out: SliceMut<'_, B, T>,
 ) -> Result<usize> {
     let rank = member.rank();
-    let own = cut.of_rank(rank);
-    let peers = (0..cut.ranks()).filter(|&peer| peer != rank);
-    let mut sends = Vec::new();
-    for peer in peers.clone().filter(|_| !own.is_empty()) {
-        sends.push((peer, update.slice(0, own.len())?));
+    let own = cut.of_rank(holders.place(rank));
+    let peers = holders.counterparts(rank, member.ranks()).filter(|&peer| peer != rank);
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    for peer in peers {
+        if !own.is_empty() {
+            sends.push((peer, update.slice(0, own.len())?));
+        }
+        let range = cut.of_rank(holders.place(peer));
+        if !range.is_empty() {
+            receives.push((peer, range));
+        }
     }
-    let receives = peers.map(|peer| (peer, cut.of_rank(peer)));
-    let receives: Vec<_> = receives.filter(|(_, range)| !range.is_empty()).collect();
     if !sends.is_empty() || !receives.is_empty() {
         backend.exchange(stream, member, &sends, out, &receives)?;
     }

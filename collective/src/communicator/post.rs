@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use tidemill_kernels::{Backend, MemoryPlace, Shared, Slice};
 
 use super::values::SharedValues;
-use super::{Abort, CommunicatorError, Result};
+use super::{Abort, CommunicatorError, Holders, Result};
 use crate::carry::Arrived;
 use crate::chunk::{ChunkHeader, Part};
 use crate::error::CollectiveError;
@@ -253,12 +253,17 @@ impl<B: Backend> Post<B> {
         self.members.iter().try_for_each(told)
     }
 
-    /// Hands what comes from other processes to this worker; what was updated to all that read its memory, so that it
-    /// comes once.
-    pub(super) fn deliver(&self, arrived: std::result::Result<Arrived, CollectiveError>) {
+    /// Hands what comes from other processes to this worker; what was updated to all that read its memory, where each of them
+    /// holds it, so that it comes once.
+    pub(super) fn deliver(
+        &self,
+        arrived: std::result::Result<Arrived, CollectiveError>,
+        holders: Holders,
+    ) {
+        let is_for_all = |part| holders == Holders::EACH && matches!(part, Part::Update { .. });
         // A worker that is gone reads nothing: the run is over.
         match arrived {
-            Ok(arrived) if matches!(arrived.part(), Some(Part::Update { .. })) => {
+            Ok(arrived) if arrived.part().is_some_and(is_for_all) => {
                 for member in &self.members {
                     let _ = member.send(Message::Arrived(arrived.clone()));
                 }

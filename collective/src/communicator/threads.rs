@@ -31,8 +31,11 @@ pub struct Threads<B: Backend> {
     spent: Spent<B>,
 }
 
-/// Asks that each of `backends`, in the order of ranks, reads the memory of all.
-pub(super) fn check_reach<B: Backend>(backends: &[&B], first_rank: usize) -> Result<()> {
+/// Sees to it that each of `backends`, which are those of ranks from `first_rank` on, reads the memory of all.
+///
+/// # Errors
+/// [`CommunicatorError::OutOfReach`], or a device that fails.
+pub fn check_reach<B: Backend>(backends: &[&B], first_rank: usize) -> Result<()> {
     for (rank, backend) in backends.iter().enumerate() {
         for (peer, of_peer) in backends.iter().enumerate() {
             if backend.reach(of_peer)? == PeerAccess::Absent {

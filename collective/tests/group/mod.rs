@@ -1,10 +1,11 @@
 //! Ranks of several processes, whose bytes a library moves that stands in for the vendor's: over any devices.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Key, Nccl, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Holders, Key, Nccl, Values, ValuesMut,
 };
 use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, LibraryCollective};
@@ -70,10 +71,10 @@ fn run_rank<B: Backend>(
     library: &CollectiveLibrary,
     id: GroupId,
     rank: usize,
-    schedule: &Arc<LaneSchedule>,
+    (schedule, holders): (&Arc<LaneSchedule>, Holders),
 ) -> Result<(), CommunicatorError> {
     let ranks = schedule.workers();
-    let mut end = Nccl::join(backend, library, id, (rank, ranks), schedule)?;
+    let mut end = Nccl::join(backend, library, id, (rank, ranks), schedule, holders)?;
     assert_eq!((end.rank(), end.ranks()), (rank, ranks));
     let mut stream = backend.device_stream()?;
     let cut = Cut::new(ELEMENTS, ranks, GRANULE, 1);
@@ -109,35 +110,41 @@ fn run_rank<B: Backend>(
             assert_eq!(bits(&found), bits(&expected), "rank {rank} of {ranks}, step {step}");
         }
 
-        // Every rank writes its own, and has all of it.
+        // Every rank writes its own, and has what its counterparts wrote: side by side what they hold.
         let value = |of: usize, index: usize| (step as usize * 10_000 + of * 1_000 + index) as f32;
-        let mut masters = backend.allocate::<f32>(&mut stream, ELEMENTS)?;
-        let range = cut.of_rank(rank);
-        let own: Vec<f32> = range.clone().map(|index| value(rank, index)).collect();
+        let counterparts: Vec<_> = holders.counterparts(rank, ranks).collect();
+        let of_rank = |of: usize| (0..cut.of_rank(of).len()).map(move |index| value(of, index));
+        let ends = counterparts.iter().scan(0, |end, &of| {
+            *end += cut.of_rank(of).len();
+            Some(*end)
+        });
+        let held = Cut::at(ends.collect());
+        let expected: Vec<f32> = counterparts.iter().flat_map(|&of| of_rank(of)).collect();
+        let mut masters = backend.allocate::<f32>(&mut stream, expected.len())?;
+        let range = held.of_rank(holders.place(rank));
+        let own: Vec<f32> = of_rank(rank).collect();
         backend.write(&mut stream, SliceMut::new(&mut masters, range.start, range.len())?, &own)?;
         let values = Slice::new(&masters, range.start, range.len())?;
-        end.updated(backend, &mut stream, Key::new(step, 0), &cut, Values::Fp32(values))?;
+        end.updated(backend, &mut stream, Key::new(step, 0), &held, Values::Fp32(values))?;
         let whole = SliceMut::all(&mut masters);
-        end.gather(backend, &mut stream, Key::new(step, 0), &cut, ValuesMut::Fp32(whole))?;
+        end.gather(backend, &mut stream, Key::new(step, 0), &held, ValuesMut::Fp32(whole))?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
-        for of in 0..ranks {
-            let expected: Vec<f32> = cut.of_rank(of).map(|index| value(of, index)).collect();
-            assert_eq!(found[cut.of_rank(of)], expected, "rank {rank} of {ranks}: of {of}");
-        }
+        assert_eq!(found, expected, "rank {rank} of {ranks}, {holders:?}");
     }
     Ok(())
 }
 
 pub fn any_number_of_ranks_sums_along_the_tree<B: Backend>(arm: &Arm<B>) {
     let library = (arm.library)();
-    for ranks in [1, 2, 3, 5, 8] {
+    for (ranks, members) in [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (4, 2), (6, 3)] {
+        let holders = Holders::together(NonZeroUsize::new(members).unwrap());
         for schedule in [LaneSchedule::at_once, LaneSchedule::one_by_one] {
             let (id, schedule) = (library.group_id().unwrap(), schedule(LANES, ranks).unwrap());
-            let (library, schedule) = (&library, &Arc::new(schedule));
+            let (library, of_ranks) = (&library, (&Arc::new(schedule), holders));
             std::thread::scope(|scope| {
                 for rank in 0..ranks {
                     let device = arm.device;
-                    scope.spawn(move || run_rank(&device(), library, id, rank, schedule).unwrap());
+                    scope.spawn(move || run_rank(&device(), library, id, rank, of_ranks).unwrap());
                 }
             });
         }
@@ -199,7 +206,7 @@ pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
     let (library, backend) = ((arm.library)(), (arm.device)());
     let id = library.group_id().unwrap();
     let schedule = Arc::new(LaneSchedule::at_once(2, 2).unwrap());
-    let mut end = Nccl::join(&backend, &library, id, (0, 2), &schedule).unwrap();
+    let mut end = Nccl::join(&backend, &library, id, (0, 2), &schedule, Holders::EACH).unwrap();
     let mut stream = backend.device_stream().unwrap();
     let sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
     let (nodes, bucket) = ([(Node::leaf(0), &sums)], 0..8);

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use crate::rank::{Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements};
-use tidemill_collective::CHUNK_ELEMENTS;
 use tidemill_collective::carry::Carry;
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Host, Key, Traffic, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Holders, Host, Key, Traffic, Values, ValuesMut,
 };
+use tidemill_collective::{CHUNK_ELEMENTS, LaneSchedule};
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
 use tidemill_kernels::{Backend, Cpu, Emulator, Fp32, Gpu, KernelError, Runtime, Slice, SliceMut};
 use timely::container::CapacityContainerBuilder;
@@ -20,6 +20,8 @@ use timely::{CommunicationConfig, Config, WorkerConfig};
 /// Of which what a rank owns leaves in pieces.
 const LARGE: Buckets = &[3 * CHUNK_ELEMENTS + 5, 2 * CHUNK_ELEMENTS, 100];
 
+const EACH: Holders = Holders::EACH;
+
 /// `ranks` in `groups` groups, as even as that goes.
 fn groups(ranks: usize, groups: usize) -> Vec<Range<usize>> {
     (0..groups).map(|group| group * ranks / groups..(group + 1) * ranks / groups).collect()
@@ -28,21 +30,24 @@ fn groups(ranks: usize, groups: usize) -> Vec<Range<usize>> {
 /// What a rank had in the end, and received.
 type Ended = (Vec<f32>, Traffic);
 
-/// What ranks on `devices`, in `groups`, had in the end. Timely's workers stand for processes: all that they exchange is written
-/// to bytes and read again.
-fn trained<B: Backend>(
+/// What a rank does with its end, which says of each step that it is over.
+type Run<B> =
+    dyn Fn(&B, Host<B>, &mut dyn FnMut(u64)) -> Result<Ended, CommunicatorError> + Send + Sync;
+
+/// What ranks on `devices`, in `groups`, had in the end, after each has run `run`. Timely's workers stand for processes: all that they
+/// exchange is written to bytes and read again.
+fn carried<B: Backend>(
     devices: Vec<B>,
-    buckets: Buckets,
     groups: &[Range<usize>],
-    rounds: Rounds,
+    (schedule, holders): (&Arc<LaneSchedule>, Holders),
     window_bytes: usize,
+    run: Arc<Run<B>>,
 ) -> Vec<Result<Ended, CommunicatorError>> {
     let ranks = devices.len();
-    let schedule = rounds.schedule(LANES, ranks);
     let mut ends = Vec::new();
     for (index, group) in groups.iter().enumerate() {
         let backends: Vec<_> = devices[group.clone()].iter().collect();
-        let of_group = Host::group(&backends, groups, index, &schedule).unwrap();
+        let of_group = Host::group(&backends, groups, index, schedule, holders).unwrap();
         ends.extend(of_group.into_iter().map(Some));
     }
     let (ends, devices) = (Mutex::new(ends), Arc::new(devices));
@@ -51,7 +56,7 @@ fn trained<B: Backend>(
         worker: WorkerConfig::default(),
     };
     let workers = timely::execute(config, move |worker| {
-        let (index, cuts) = (worker.index(), cuts(buckets, ranks));
+        let index = worker.index();
         let mut end = ends.lock().unwrap()[index].take().unwrap();
         assert_eq!((end.rank(), end.ranks()), (index, ranks));
         let courier = end.courier().expect("it is carried by timely");
@@ -60,18 +65,15 @@ fn trained<B: Backend>(
         worker.dataflow::<u64, _, _>(|scope| {
             until.to_stream(scope).carry(courier, window_bytes);
         });
-        let (devices, schedule) = (Arc::clone(&devices), Arc::clone(&schedule));
+        let (devices, run) = (Arc::clone(&devices), Arc::clone(&run));
         let (done, is_done) = std::sync::mpsc::channel();
         let waker = std::thread::current();
         let thread = std::thread::spawn(move || {
-            let mut rank = Rank::new(&devices[index], Box::new(end), &schedule, buckets, &cuts);
-            let trained = (0..STEPS).try_for_each(|step| {
-                rank.step(step, Care::Taken)?;
+            let mut over = |step| {
                 done.send(step).unwrap();
                 waker.unpark();
-                Ok(())
-            });
-            let ended = trained.map(|()| (rank.replica(), rank.end.spent().traffic));
+            };
+            let ended = run(&devices[index], end, &mut over);
             drop(done);
             waker.unpark();
             ended
@@ -91,6 +93,29 @@ fn trained<B: Backend>(
         thread.join().unwrap()
     });
     workers.unwrap().join().into_iter().map(Result::unwrap).collect()
+}
+
+/// What ranks that train had.
+fn trained<B: Backend>(
+    devices: Vec<B>,
+    buckets: Buckets,
+    groups: &[Range<usize>],
+    rounds: Rounds,
+    window_bytes: usize,
+) -> Vec<Result<Ended, CommunicatorError>> {
+    let ranks = devices.len();
+    let schedule = rounds.schedule(LANES, ranks);
+    let of_ranks = Arc::clone(&schedule);
+    let run = move |device: &B, end: Host<B>, over: &mut dyn FnMut(u64)| {
+        let cuts = cuts(buckets, ranks);
+        let mut rank = Rank::new(device, Box::new(end), &of_ranks, buckets, &cuts);
+        for step in 0..STEPS {
+            rank.step(step, Care::Taken)?;
+            over(step);
+        }
+        Ok((rank.replica(), rank.end.spent().traffic))
+    };
+    carried(devices, groups, (&schedule, EACH), window_bytes, Arc::new(run))
 }
 
 fn cpus(count: usize) -> Vec<Cpu> {
@@ -157,6 +182,66 @@ fn a_group_sends_what_one_worker_would() {
     }
 }
 
+/// Where the workers of a process hold the parameters together, each has what it and its counterparts have updated, and nothing else is
+/// sent; be it that they read each other's memory or not.
+#[test]
+fn counterparts_have_what_they_have_updated() {
+    const OWNED: [usize; 3] = [2 * CHUNK_ELEMENTS + 3, 0, 17];
+    for (members, processes, is_group) in
+        [(2, 2, true), (3, 2, true), (2, 3, false), (3, 1, true), (1, 3, true)]
+    {
+        let ranks = members * processes;
+        let holders = Holders::together(NonZeroUsize::new(members).unwrap());
+        let groups = groups(ranks, if is_group { processes } else { ranks });
+        let value = |step: u64, rank: usize, index: usize| {
+            (step as usize * 1_000_000 + rank * 100_000 + index % 90_000) as f32
+        };
+        let owned = |rank: usize| OWNED[rank % 3];
+        let held = move |step, rank| -> Vec<f32> {
+            let counterparts = holders.counterparts(rank, ranks);
+            let of = |rank| (0..owned(rank)).map(move |index| value(step, rank, index));
+            counterparts.flat_map(of).collect()
+        };
+        let schedule = Rounds::One.schedule(LANES, ranks);
+        let run = move |cpu: &Cpu, mut end: Host<Cpu>, over: &mut dyn FnMut(u64)| {
+            let (rank, mut stream) = (end.rank(), cpu.device_stream()?);
+            let ends = holders.counterparts(rank, ranks).scan(0, |end, rank| {
+                *end += owned(rank);
+                Some(*end)
+            });
+            let cut = Cut::at(ends.collect());
+            let own = cut.of_rank(holders.place(rank));
+            let mut values = cpu.allocate::<f32>(&mut stream, held(0, rank).len())?;
+            for step in 0..STEPS {
+                let range = own.clone();
+                values.as_mut_slice()[own.clone()].copy_from_slice(&held(step, rank)[range]);
+                let (key, updated) = (Key::new(step, 0), Slice::new(&values, own.start, own.len()));
+                end.updated(cpu, &mut stream, key, &cut, Values::Fp32(updated?))?;
+                let out = ValuesMut::Fp32(SliceMut::all(&mut values));
+                end.gather(cpu, &mut stream, key, &cut, out)?;
+                assert!(values.as_slice() == held(step, rank), "rank {rank}, step {step}");
+                over(step);
+            }
+            Ok((values.as_slice().to_vec(), end.spent().traffic))
+        };
+        let ended = carried(cpus(ranks), &groups, (&schedule, holders), 1 << 20, Arc::new(run));
+        let mut came = 0;
+        for (rank, ended) in ended.into_iter().enumerate() {
+            let (found, traffic) = ended.unwrap();
+            assert!(found == held(STEPS - 1, rank));
+            came += traffic.from_processes;
+            assert!(members == 1 || traffic.from_memory == 0, "{traffic:?}");
+        }
+        let all: usize = (0..ranks).map(owned).sum();
+        let to_others = STEPS as usize * (processes - 1) * size_of::<f32>();
+        assert_eq!(
+            came,
+            (to_others * all) as u64,
+            "{members} of {ranks}, each part once a process"
+        );
+    }
+}
+
 /// What a rank waits for in vain.
 #[derive(Clone, Copy, Debug)]
 enum Missing {
@@ -175,7 +260,7 @@ fn ranks_that_wait_for_their_group_or_another_are_ended() {
     for missing in [Missing::OfGroup, Missing::OfOthers] {
         for is_gathered in [false, true] {
             let schedule = Rounds::One.schedule(4, 3);
-            let mut ends = Host::group(&[cpu, cpu], &[0..2, 2..3], 0, &schedule).unwrap();
+            let mut ends = Host::group(&[cpu, cpu], &[0..2, 2..3], 0, &schedule, EACH).unwrap();
             let mut stream = cpu.device_stream().unwrap();
             let buffer = cpu.allocate::<f32>(&mut stream, 12).unwrap();
             let waiting = if let Missing::OfGroup = missing { 1 } else { 2 };
@@ -225,7 +310,7 @@ fn groups_that_are_not_all_ranks_are_refused() {
     let cpu = &cpus(1)[0];
     let schedule = Rounds::One.schedule(LANES, 3);
     let refused = |groups: &[Range<usize>], group| {
-        let error = Host::group(&[cpu], groups, group, &schedule).err();
+        let error = Host::group(&[cpu], groups, group, &schedule, EACH).err();
         assert!(error.is_some(), "{groups:?} {group}");
     };
     refused(&[0..1, 2..3], 0);

@@ -12,7 +12,7 @@ use tidemill_streaming_data::DataError;
 use tidemill_streaming_data::store::{RemoteFolder, StoreFailure};
 
 use super::folder::{CHECKPOINTS_FOLDER, step_of};
-use super::trainer_state::TRAINER_FILE;
+use super::trainer_state::{TRAINER_FILE, TrainerState};
 use crate::error::{JobError, Result};
 
 /// The object in a run folder that says which run has it, and which checkpoints count.
@@ -119,6 +119,18 @@ impl RemoteCheckpoints {
     /// As [`steps`](Self::steps).
     pub fn latest(&self) -> Result<Option<String>> {
         Ok(self.list()?.pop())
+    }
+
+    /// What the checkpoint with the most updates says of the run, and its URL.
+    ///
+    /// # Errors
+    /// As [`steps`](Self::steps), or a file that is damaged.
+    pub fn latest_state(&self) -> Result<Option<(PathBuf, TrainerState)>> {
+        self.with_latest(|name, folder| {
+            let path = PathBuf::from(folder.location().join(TRAINER_FILE).to_string());
+            let state = TrainerState::from_bytes(&folder.get(TRAINER_FILE)?, &path)?;
+            Ok((self.url(name), state))
+        })
     }
 
     /// What `read` gives for the checkpoint with the most updates. Where a run removes that one meanwhile, it is asked

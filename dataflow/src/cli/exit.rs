@@ -63,10 +63,10 @@ impl From<u8> for ExitCode {
 const LIBRARIES_OF_REQUESTS: [&str; 6] =
     ["h2", "hyper", "hyper_util", "object_store", "reqwest", "rustls"];
 
-/// Logs warnings, and what `TIDEMILL_LOG` asks for, to standard error.
-pub(crate) fn start_logging() {
+/// Logs what is of this level at least, or what `TIDEMILL_LOG` asks for, to standard error.
+pub(crate) fn start_logging(level: &str) {
     let mut filter = tracing_subscriber::EnvFilter::try_from_env("TIDEMILL_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     for library in LIBRARIES_OF_REQUESTS {
         let directive = format!("{library}=info").parse().expect("a target and a level");
         filter = filter.add_directive(directive);

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum as _};
 use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
-use tidemill_streaming_data::index::{INDEX_FILE, Selection};
+use tidemill_streaming_data::index::{INDEX_FILE, Selection, Version, versions};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 use tidemill_streaming_data::survey::Survey;
@@ -119,6 +119,18 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
             json!({ "file": file, "samples": shard.samples() })
         })
         .collect();
+    let settings = StoreSettings::default();
+    let has_versions = data_set.is_updatable();
+    let versions =
+        if has_versions { versions(data_set.location(), &settings)? } else { Vec::new() };
+    let versions: Vec<Value> = versions
+        .iter()
+        .map(|version| {
+            let Version { fingerprint, index } = version;
+            let (samples, shards) = (index.samples(), index.shards.len());
+            json!({ "fingerprint": fingerprint.to_string(), "samples": samples, "shards": shards })
+        })
+        .collect();
     Ok(json!({
         "kind": "data set",
         "samples": samples,
@@ -131,6 +143,7 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
         "fingerprint": data_set.fingerprint().to_string(),
         // What is null is left out of words.
         "selection": data_set.selection().map(Selection::settings),
+        "versions": (!versions.is_empty()).then_some(versions),
         "shards": shards,
     }))
 }

@@ -2,6 +2,7 @@
 
 mod document_tokenizer;
 mod report;
+mod update;
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::ops::ControlFlow;
@@ -11,8 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, ValueEnum};
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, Dedup, DedupSettings, FilterSettings, Phase,
-    PrepareSettings, Progress, Strictness, Tokenize, TokenizedBy, prepare,
+    BrokenDocument, ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, Dedup, DedupSettings,
+    FilterSettings, Layout, Phase, PrepareReport, PrepareSettings, Progress, SkippedDocument,
+    Strictness, Tokenize, TokenizedBy, prepare,
 };
 use tidemill_streaming_data::store::Location;
 
@@ -28,7 +30,7 @@ use crate::error::JobError;
 pub(crate) struct PrepareArguments {
     /// Files and folders: UTF-8 text, JSON lines (.jsonl, .ndjson, .json, also .gz and .zst),
     /// Parquet, and MDS folders of MosaicML.
-    #[arg(long, value_name = "PATH", required_unless_present = "print_filter", num_args = 1..)]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["print_filter", "update"], num_args = 1..)]
     input: Vec<PathBuf>,
     /// The folder that becomes the data set, missing or empty, or the URL of one in a store (s3, gs, az, or http with
     /// WebDAV), where no data set is. Shards on their way there wait in the folder for temporary files (TMPDIR).
@@ -77,7 +79,7 @@ pub(crate) struct PrepareArguments {
     eos_token: Option<String>,
     /// The library that tokenizes. `fastest` is another than Hugging Face's where it gives the same tokens: they are compared on
     /// difficult texts first, and then on some documents of the data set, where a difference is an error.
-    #[arg(long, value_enum, default_value_t, requires = "tokenizer")]
+    #[arg(long, value_enum, default_value_t)]
     tokenizer_library: Library,
     /// Size of the vocabulary, at least the tokenizer's; by default that, and of samples that are
     /// tokenized already their largest token + 1.
@@ -86,6 +88,24 @@ pub(crate) struct PrepareArguments {
     /// Samples of each shard; by default about 64 MiB of tokens.
     #[arg(long, value_name = "N")]
     shard_samples: Option<NonZeroUsize>,
+    /// Make a data set that --update keeps up to date. Shards are named by their content and end where documents say so, so that
+    /// a change rewrites those that it touches: sizes vary by a third, up to twice --shard-samples, and at the end of each some tokens
+    /// fill no sample. Beside them stands what is known of the documents, 35 bytes and a name for each, of `--dedup near` 150; paths
+    /// in it are absolute. The inputs are read twice, documents as a whole.
+    #[arg(long)]
+    updatable: bool,
+    /// Make a new version of an updatable data set, of its inputs as they are now: --output is the data set, and all other settings
+    /// stand in it. Only what changed, by size and time, is read, and the new version is what a preparation from nothing
+    /// would make. Older ones stay until `tidemill prune`.
+    #[arg(long, requires = "output", conflicts_with_all = [
+        "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
+        "shard_samples", "strict", "updatable", "print_filter",
+    ])]
+    update: bool,
+    /// With --update: read all inputs, whether or not their sizes and times are the same.
+    // That it needs --update is waived where that conflicts with another flag.
+    #[arg(long, requires = "update", conflicts_with_all = ["input", "print_filter"])]
+    verify: bool,
     /// Make files, lines and rows that are no documents an error that leaves nothing behind.
     #[arg(long)]
     strict: bool,
@@ -129,7 +149,9 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
         let expected = "a place that outlives the program";
         return Err(JobError::value("--output", expected, output).into());
     }
-    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    if arguments.update {
+        return update::run(arguments, &output);
+    }
     let settings = PrepareSettings {
         glob: arguments.glob.clone(),
         text_key: arguments.text_key.clone(),
@@ -153,9 +175,10 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             memory_bytes: u64::from(arguments.dedup_memory_mib.get()) << 20,
         },
         exclude: arguments.exclude.clone(),
-        workers: arguments.workers.unwrap_or(cores),
+        workers: workers(arguments),
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
+        layout: if arguments.updatable { Layout::Updatable } else { Layout::Stream },
         ..PrepareSettings::new(arguments.input.clone(), output_path, DEFAULT_SEQ_LEN)
     };
     let eos_token = arguments.eos_token.as_deref();
@@ -175,12 +198,28 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             Box::new(DocumentTokenizer::open(path.as_ref(), eos_token, library)?)
         }
     };
+    let report = with_bar(|show| prepare(&settings, tokenizer.as_ref(), show))??;
+    note_left_out(&report)?;
+    report::print(&report, &output, arguments)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Threads that were asked for, or one for each core.
+fn workers(arguments: &PrepareArguments) -> NonZeroUsize {
+    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    arguments.workers.unwrap_or(cores)
+}
+
+/// Does the work, with a bar that shows how far it is, until it is done or Ctrl-C ends it.
+fn with_bar<T>(
+    work: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> T,
+) -> anyhow::Result<T> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&interrupted);
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
     let bar =
         progress::bar(0, "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}");
-    let mut show = |now: Progress| {
+    let done = work(&mut |now: Progress| {
         bar.set_length(now.bytes_total);
         bar.set_position(now.bytes_done);
         bar.set_message(match now.phase {
@@ -193,20 +232,14 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
         } else {
             ControlFlow::Continue(())
         }
-    };
-    let report = prepare(&settings, tokenizer.as_ref(), &mut show);
+    });
     bar.finish_and_clear();
-    let report = report?;
-    for skipped in &report.skipped {
-        note_line!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
-    }
-    for broken in report.named_broken.iter().take(PRINTED_BROKEN) {
-        note_line!("skipped {}, {}: {}", broken.path.display(), broken.place, broken.reason);
-    }
-    let others = report.broken.saturating_sub(PRINTED_BROKEN as u64);
-    if others > 0 {
-        note_line!("skipped {others} other lines or rows");
-    }
+    Ok(done)
+}
+
+/// Names what gave no document, and keys of lists that no document has.
+fn note_left_out(report: &PrepareReport) -> anyhow::Result<()> {
+    note_skipped(&report.skipped, (&report.named_broken, report.broken));
     for key in report.unused_exclusions.iter().take(PRINTED_BROKEN) {
         note_line!("no document has key {key:?} of the list");
     }
@@ -214,6 +247,22 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
     if others > 0 {
         note_line!("no document has {others} other keys of the list");
     }
-    report::print(&report, &output, arguments)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(())
+}
+
+/// Says which inputs could not be read, and which lines and rows are no documents: the first of so many.
+pub(super) fn note_skipped(
+    skipped: &[SkippedDocument],
+    (named_broken, broken): (&[BrokenDocument], u64),
+) {
+    for skipped in skipped {
+        note_line!("skipped {}: {}", skipped.path.display(), one_line(&skipped.reason));
+    }
+    for broken in named_broken.iter().take(PRINTED_BROKEN) {
+        note_line!("skipped {}, {}: {}", broken.path.display(), broken.place, broken.reason);
+    }
+    let others = broken.saturating_sub(PRINTED_BROKEN as u64);
+    if others > 0 {
+        note_line!("skipped {others} other lines or rows");
+    }
 }

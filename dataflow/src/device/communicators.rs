@@ -2,12 +2,15 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tidemill_collective::LaneSchedule;
-use tidemill_collective::communicator::{Communicator, CommunicatorError, Host, Nccl, Threads};
+use tidemill_collective::communicator::{
+    Communicator, CommunicatorError, Holders, Host, Nccl, Threads, check_reach,
+};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
 use timely::container::CapacityContainerBuilder;
@@ -20,13 +23,14 @@ use crate::cluster::progress::{self, Phase};
 use crate::cluster::{ClusterSettings, Failure, WorkerContext};
 use crate::error::Result;
 use crate::operators::lending::{Lending, circle};
+use crate::parallel::Sharding;
 
 /// What connects a run's workers: from what the workers of a process share, each takes its own end.
 pub enum Communicators<B: Backend> {
     /// There is one worker.
     None,
     /// All workers are of this process, and read each other's memory: the ends that were not taken.
-    Threads(Ends<(Threads<B>, Lending<B>)>),
+    Threads(Ends<Threads<B>>, Together<B>),
     /// A library connects the devices of several processes, where they all have it.
     Library {
         /// The library.
@@ -35,16 +39,44 @@ pub enum Communicators<B: Backend> {
         schedule: Arc<LaneSchedule>,
         /// Where one of them lacks it.
         otherwise: Ends<Host<B>>,
+        /// Who holds the parameters.
+        together: Together<B>,
     },
     /// Bytes go through the host's memory and timely's connections.
-    Host(Ends<Host<B>>),
+    Host(Ends<Host<B>>, Together<B>),
+}
+
+/// The ends with which the workers of a process lend each other their parts of the parameters; none where each holds all.
+pub struct Together<B: Backend>(Ends<Lending<B>>);
+
+impl<B: Backend> Together<B> {
+    /// The workers of this process whose devices are `backends`, if `sharding` says that they hold the parameters together.
+    ///
+    /// # Errors
+    /// Devices that do not read each other's memory.
+    fn new(backends: &[&B], sharding: Sharding, first_rank: usize) -> Result<Self> {
+        if sharding != Sharding::Parameters || backends.len() < 2 {
+            return Ok(Self::none());
+        }
+        check_reach(backends, first_rank)?;
+        Ok(Self(Ends::new(circle(backends.len()))))
+    }
+
+    fn none() -> Self {
+        Self(Ends::new(Vec::new()))
+    }
+
+    fn holders(&self) -> Holders {
+        let members = self.0.0.lock().unwrap_or_else(PoisonError::into_inner).len();
+        NonZeroUsize::new(members).map_or(Holders::EACH, Holders::together)
+    }
 }
 
 /// What connects one worker with the others.
 pub struct Connection<B: Backend> {
     /// Its end of what sums and gathers.
     pub communicator: Box<dyn Communicator<B>>,
-    /// With which it lends its parameters to the others; only where they are all of this process.
+    /// With which it lends its part of the parameters to those of its process that hold them with it; none where it holds all.
     pub lending: Option<Lending<B>>,
 }
 
@@ -71,14 +103,17 @@ impl<C> Ends<C> {
 
 impl<B: Backend> Communicators<B> {
     /// What connects the workers of `schedule`, which sum over its lanes; those of this process, number `process`, compute on
-    /// `backends`, and every process has as many. `library` opens what connects devices of several processes.
+    /// `backends`, and every process has as many; those of a process share out what `sharding` says. `library` opens what connects
+    /// devices of several processes.
     ///
     /// # Errors
-    /// A schedule of other workers, or a device that fails.
+    /// A schedule of other workers, devices of a process that are to hold the parameters together and do not read each other's
+    /// memory while there are other processes, or a device that fails.
     pub fn new(
         backends: &[&B],
         process: usize,
         schedule: LaneSchedule,
+        sharding: Sharding,
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
     ) -> Result<Self> {
         let workers = schedule.workers();
@@ -90,29 +125,32 @@ impl<B: Backend> Communicators<B> {
         if workers == of_process {
             return match Threads::group(backends, &schedule) {
                 Ok(ends) => {
-                    let with_lending = ends.into_iter().zip(circle(workers));
-                    Ok(Self::Threads(Ends::new(with_lending.collect())))
+                    Ok(Self::Threads(Ends::new(ends), Together::new(backends, sharding, 0)?))
                 }
                 Err(error @ CommunicatorError::OutOfReach { .. }) => {
                     tracing::warn!("{error}: {SLOW}");
-                    Ok(Self::Host(alone(backends, process, &schedule)?))
+                    let ends = alone(backends, process, &schedule, Holders::EACH)?;
+                    Ok(Self::Host(ends, Together::none()))
                 }
                 Err(error) => Err(error.into()),
             };
         }
+        let together = Together::new(backends, sharding, process * of_process)?;
+        let holders = together.holders();
         if backends.iter().all(|backend| backend.memory() == MemoryPlace::Host) {
             let groups: Vec<_> = (0..workers / of_process)
                 .map(|process| process * of_process..(process + 1) * of_process)
                 .collect();
-            return Ok(Self::Host(Ends::new(Host::group(backends, &groups, process, &schedule)?)));
+            let ends = Host::group(backends, &groups, process, &schedule, holders)?;
+            return Ok(Self::Host(Ends::new(ends), together));
         }
         // What devices of another process reach is not known here.
-        let otherwise = alone(backends, process, &schedule)?;
+        let otherwise = alone(backends, process, &schedule, holders)?;
         Ok(match library() {
-            Ok(library) => Self::Library { library, schedule, otherwise },
+            Ok(library) => Self::Library { library, schedule, otherwise, together },
             Err(error) => {
                 tracing::warn!("{error}: {SLOW}");
-                Self::Host(otherwise)
+                Self::Host(otherwise, together)
             }
         })
     }
@@ -129,7 +167,7 @@ impl<B: Backend> Communicators<B> {
     ) -> Result<Self> {
         let schedule = batch.lane_schedule(cluster.threads * cluster.processes())?;
         let none = || CollectiveLibrary::open("none");
-        Self::new(backends, cluster.process, schedule, none)
+        Self::new(backends, cluster.process, schedule, batch.sharding(), none)
     }
 
     /// What connects the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
@@ -144,29 +182,31 @@ impl<B: Backend> Communicators<B> {
     ) -> std::result::Result<Option<Connection<B>>, Failure> {
         let (rank, ranks) = (context.index(), context.peers());
         let local = rank % (ranks / context.processes().max(1)).max(1);
-        let host = |ends: &Ends<Host<B>>| Some(Connection::by(ends.take(local)?));
+        let by_host = |ends: &Ends<Host<B>>, Together(together): &Together<B>| {
+            Some(Connection { lending: together.take(local), ..Connection::by(ends.take(local)?) })
+        };
         match self {
             Self::None => Ok(None),
-            Self::Threads(ends) => Ok(ends.take(local).map(|(end, lending)| Connection {
-                lending: Some(lending),
-                ..Connection::by(end)
-            })),
-            Self::Host(ends) => {
+            Self::Threads(ends, Together(together)) => Ok(ends
+                .take(local)
+                .map(|end| Connection { lending: together.take(local), ..Connection::by(end) })),
+            Self::Host(ends, together) => {
                 if context.processes() > 1 && backend.memory() == MemoryPlace::Device {
                     // Others may have the library, and ask.
                     group(context, backend, None)?;
                 }
-                Ok(host(ends))
+                Ok(by_host(ends, together))
             }
-            Self::Library { library, schedule, otherwise } => {
+            Self::Library { library, schedule, otherwise, together } => {
                 let Some(id) = group(context, backend, Some(library))? else {
                     if rank == 0 {
                         tracing::warn!("a worker shares its GPU or lacks NCCL or RCCL: {SLOW}");
                     }
-                    return Ok(host(otherwise));
+                    return Ok(by_host(otherwise, together));
                 };
-                let end = Nccl::join(backend, library, id, (rank, ranks), schedule)?;
-                Ok(Some(Connection::by(end)))
+                let holders = together.holders();
+                let end = Nccl::join(backend, library, id, (rank, ranks), schedule, holders)?;
+                Ok(Some(Connection { lending: together.0.take(local), ..Connection::by(end) }))
             }
         }
     }
@@ -179,11 +219,12 @@ fn alone<B: Backend>(
     backends: &[&B],
     process: usize,
     schedule: &Arc<LaneSchedule>,
+    holders: Holders,
 ) -> Result<Ends<Host<B>>> {
     let groups: Vec<_> = (0..schedule.workers()).map(|worker| worker..worker + 1).collect();
     let first = process * backends.len();
     let ends = backends.iter().enumerate().map(|(local, &backend)| {
-        Ok(Host::group(&[backend], &groups, first + local, schedule)?.remove(0))
+        Ok(Host::group(&[backend], &groups, first + local, schedule, holders)?.remove(0))
     });
     Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
 }

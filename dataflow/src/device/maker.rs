@@ -5,6 +5,11 @@ use tidemill_kernels::Cuda;
 #[cfg(feature = "rocm")]
 use tidemill_kernels::Rocm;
 
+#[cfg(all(feature = "cli", any(feature = "cuda", feature = "rocm")))]
+use tidemill_kernels::gpu::Installed;
+#[cfg(feature = "cli")]
+use tidemill_kernels::gpu::Inventory;
+
 use super::choice::{Gpus, NoGpu};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 use super::gpus;
@@ -18,6 +23,14 @@ use crate::error::Result;
 pub(super) enum Maker {
     Nvidia,
     Amd,
+}
+
+/// What there is of a maker's, or why this build cannot tell.
+#[cfg(feature = "cli")]
+pub(crate) enum Inventoried {
+    Found(Box<Inventory>),
+    #[cfg_attr(all(feature = "cuda", feature = "rocm"), allow(dead_code))]
+    LeftOut(String),
 }
 
 impl Maker {
@@ -41,6 +54,19 @@ impl Maker {
             Self::Amd => gpus::usable::<Rocm>(),
             #[cfg(not(all(feature = "cuda", feature = "rocm")))]
             left_out => Err(NoGpu { why: left_out.is_left_out(), gpus: 0, failure: None }),
+        }
+    }
+
+    /// What there is of the maker's, part by part.
+    #[cfg(feature = "cli")]
+    pub(super) fn inventory(self) -> Inventoried {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Nvidia => Inventoried::Found(Box::new(Cuda::inventory())),
+            #[cfg(feature = "rocm")]
+            Self::Amd => Inventoried::Found(Box::new(Rocm::inventory())),
+            #[cfg(not(all(feature = "cuda", feature = "rocm")))]
+            left_out => Inventoried::LeftOut(left_out.is_left_out()),
         }
     }
 

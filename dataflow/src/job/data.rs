@@ -4,6 +4,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use tidemill_streaming_data::cursor::StreamIdentity;
+use tidemill_streaming_data::hash::ContentHash;
 use tidemill_streaming_data::mixture::{Amount, Part};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::Location;
@@ -11,6 +13,7 @@ use tidemill_streaming_data::{CacheSettings, DataSet, DataSettings as RemoteSett
 
 use super::config::expect;
 use crate::error::{JobError, Result};
+use crate::run_folder::RunFolder;
 
 /// `[data]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,6 +144,16 @@ impl DataSettings {
         Ok(DataSet::open_with(dataset, &self.remote())?)
     }
 
+    /// Opens a version of a data set where there is such a one, else the newest.
+    fn open_version(&self, dataset: &Path, version: Option<ContentHash>) -> Result<DataSet> {
+        let version =
+            version.map(|version| DataSet::open_version(dataset, version, &self.remote()));
+        match version.transpose()?.flatten() {
+            Some(data_set) => Ok(data_set),
+            None => self.open_one(dataset),
+        }
+    }
+
     /// How what is remote is used.
     pub(super) fn remote(&self) -> RemoteSettings {
         let cache =
@@ -148,20 +161,37 @@ impl DataSettings {
         RemoteSettings { cache, ..RemoteSettings::default() }
     }
 
-    /// Opens the data sets.
+    /// Opens the data sets of the run in the folder `run_dir`: the newest versions, or those that the run began with, as
+    /// long as they are there.
     ///
     /// # Errors
-    /// What is wrong with a data set, or with mixing them.
-    pub(super) fn open(&self, seed: u64) -> Result<Mixture> {
+    /// What is wrong with a data set, or with mixing them, or with the run's latest checkpoint.
+    pub(super) fn open_for(&self, seed: u64, run_dir: &Path) -> Result<Mixture> {
+        let newest = self.open(seed, None)?;
+        if !newest.parts().iter().any(|part| part.data_set.is_updatable()) {
+            return Ok(newest);
+        }
+        let saved = RunFolder::latest_state(run_dir, &self.remote())?;
+        match saved.map(|saved| saved.cursor.stream) {
+            Some(began) if began != newest.identity() => self.open(seed, Some(&began)),
+            _ => Ok(newest),
+        }
+    }
+
+    /// Opens the data sets, in the versions of a stream where they are told.
+    fn open(&self, seed: u64, versions: Option<&StreamIdentity>) -> Result<Mixture> {
         let shuffle = self.shuffle(seed);
         if let Some(dataset) = &self.dataset {
-            return Ok(Mixture::of(self.open_one(dataset)?, shuffle)?);
+            let version = versions.filter(|it| it.parts.is_empty()).map(|it| it.fingerprint);
+            return Ok(Mixture::of(self.open_version(dataset, version)?, shuffle)?);
         }
-        let part = |stream: &StreamSettings| -> Result<Part> {
-            let data_set = self.open_one(&stream.dataset)?;
+        let part = |(at, stream): (usize, &StreamSettings)| -> Result<Part> {
+            let version = versions.and_then(|versions| versions.parts.get(at));
+            let version = version.map(|version| version.fingerprint);
+            let data_set = self.open_version(&stream.dataset, version)?;
             Ok(Part { name: stream.name(), data_set, amount: stream.amount() })
         };
-        let parts = self.streams.iter().map(part).collect::<Result<_>>()?;
+        let parts = self.streams.iter().enumerate().map(part).collect::<Result<_>>()?;
         let mixture = Mixture::new(parts, shuffle)?;
         check_tokenizers(&mixture)?;
         Ok(mixture)

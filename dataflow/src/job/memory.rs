@@ -76,16 +76,15 @@ impl PlanMemory<'_> {
         // A run of one process has all its workers in that one, however many.
         let has_others = self.workers > self.workers_of_process;
         let is_alone = workers == 1;
+        let once_more = if activation == FP32 { 0 } else { FP32 * fp32_elements(layout) };
+        let whole = parameters * activation + once_more;
+        let members = if has_others { self.workers_of_process } else { workers };
         let held = match sharding {
-            Sharding::Parameters if !is_alone && !has_others => {
-                let (chunks, buckets) = cut(layout, CHUNK_ELEMENTS, BUCKET_ELEMENTS);
-                let [fp32, rounded] =
-                    GatherPlan::over(layout, (&chunks, &buckets), workers).most_elements();
-                let blocks = 2 * (FP32 * fp32 + activation * rounded);
-                (parameters * activation).div_ceil(workers) + blocks
+            Sharding::Parameters if members > 1 => {
+                let [fp32, rounded] = GatherPlan::new(layout, &[]).most_elements();
+                whole.div_ceil(members) + 2 * (FP32 * fp32 + activation * rounded)
             }
-            _ if activation == FP32 => parameters * FP32,
-            _ => parameters * activation + FP32 * fp32_elements(layout),
+            _ => whole,
         };
         let sums = if is_alone { 0 } else { self.owned_sums(workers, sharding) };
         // A master is what products read and the rest of four bytes.

@@ -66,7 +66,7 @@ impl ResolvedRun {
     pub fn for_workers(mut config: RunConfig, workers: LocalWorkers) -> Result<Self> {
         let _standard = FloatEnvironment::standard();
         let device = DeviceChoice::new(&config.device)?;
-        let data = config.data.open(config.run.seed)?;
+        let data = config.data.open_for(config.run.seed, &config.run.dir)?;
         let document_end = document_end(&config, &data)?;
         let evaluation = open_evaluation(&config, &data)?;
         let (model_config, weights_from) = resolve_model(&config.model, &config.data, &data)?;

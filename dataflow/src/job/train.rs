@@ -196,7 +196,13 @@ impl WithBackend for Train {
         }
         let (backends, schedule) = (devices.backends(), run.batch.lane_schedule(workers)?);
         let library = || devices.first().collective_library();
-        let communicators = Communicators::new(&backends, cluster.process, schedule, library)?;
+        let communicators = Communicators::new(
+            &backends,
+            cluster.process,
+            schedule,
+            run.batch.sharding(),
+            library,
+        )?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
         *lock(&shared.stop.waiting) = Some(abort.clone());
@@ -220,9 +226,7 @@ fn advise(
 ) -> JobError {
     let Some(refusal) = Refusal::of(&error) else { return error };
     let lower = match batch.microbatch_grains() {
-        1 => {
-            "batch.microbatch_grains is 1 already, so use a smaller model or shorter samples".into()
-        }
+        1 => "use a smaller model or shorter samples (batch.microbatch_grains is 1 already)".into(),
         grains => {
             format!("lower batch.microbatch_grains, which is {grains} (it changes no result)")
         }

@@ -1,21 +1,24 @@
-//! Where the parameters of a block are, when each worker has what it owns of them.
+//! Where the parameters of a block are, when several workers hold them together.
 
 use std::ops::Range;
 
-use tidemill_collective::{BucketPlan, ChunkPlan};
+use tidemill_kernels::Run;
 use tidemill_model::layout::TENSOR_ALIGNMENT_ELEMENTS;
-use tidemill_model::{Direction, Layout, PackedTensor, Packing};
+use tidemill_model::{Direction, Held, Layout, PackedTensor, Packing};
 
-use super::plan::{self, TrainingPlan};
-
-/// What comes from one worker, in one piece.
+/// What comes from one of the workers that hold the parameters together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) worker: usize,
-    /// Its elements among what that worker owns.
-    pub(super) from: Range<usize>,
-    /// Where they go.
-    pub(super) to: usize,
+pub(super) struct FromMember {
+    /// Which of them.
+    pub(super) member: usize,
+    /// Which elements of its memory, and where they go.
+    pub(super) runs: Vec<Run>,
+}
+
+impl FromMember {
+    pub(super) fn elements(&self) -> usize {
+        self.runs.iter().map(|run| run.from.len()).sum()
+    }
 }
 
 /// How one use of a segment is gathered: what its block reads, and nothing else.
@@ -24,8 +27,8 @@ pub(super) struct GatheredUse {
     pub(super) packing: Packing,
     /// Where its fp32 elements and those of activation precision begin among those of its block.
     pub(super) starts: [usize; 2],
-    pub(super) fp32: Vec<Piece>,
-    pub(super) activation: Vec<Piece>,
+    pub(super) fp32: Vec<FromMember>,
+    pub(super) activation: Vec<FromMember>,
 }
 
 /// How every use is gathered.
@@ -38,41 +41,25 @@ pub(crate) struct GatherPlan {
 }
 
 impl GatherPlan {
-    /// That of `layout`, over what `workers` workers own by `plan`.
-    pub(crate) fn new(layout: &Layout, plan: &TrainingPlan, workers: usize) -> Self {
-        Self::over(layout, (&plan.chunks, &plan.buckets), workers)
-    }
-
-    /// That of `layout`, over what `workers` workers own of these buckets of chunks.
-    pub(crate) fn over(
-        layout: &Layout,
-        (chunks, buckets): (&ChunkPlan, &BucketPlan),
-        workers: usize,
-    ) -> Self {
-        let owners = buckets.owners(chunks, workers);
-        let mut owned = Vec::new();
-        for worker in 0..workers {
-            let parts = plan::owned(chunks, &owners, worker).into_iter();
-            owned.extend(parts.filter(|p| !p.range.is_empty()).map(|part| (worker, part)));
-        }
-        owned.sort_by_key(|(_, part)| part.range.start);
-        let pieces = |packing: &Packing, base: usize, start: fn(&PackedTensor) -> Option<usize>| {
-            let mut pieces: Vec<Piece> = Vec::new();
-            for tensor in packing.tensors() {
-                let Some(start) = start(tensor) else { continue };
-                let first = owned.partition_point(|(_, part)| part.range.end <= tensor.range.start);
-                for (worker, part) in &owned[first..] {
-                    let inside = tensor.range.start.max(part.range.start)
-                        ..tensor.range.end.min(part.range.end);
-                    if inside.is_empty() {
-                        break;
+    /// That of `layout`, whose parameters `members` hold.
+    pub(crate) fn new(layout: &Layout, members: &[Held]) -> Self {
+        type Place = fn(&Held, &Range<usize>) -> Option<Range<usize>>;
+        type Start = fn(&PackedTensor) -> Option<usize>;
+        let of_members = |packing: &Packing, base: usize, start: Start, place: Place| {
+            let of_member = |(member, held): (usize, &Held)| {
+                let mut runs = Vec::new();
+                for tensor in packing.tensors() {
+                    let Some(start) = start(tensor) else { continue };
+                    for inside in held.within(&tensor.range) {
+                        let to = base + start + inside.start - tensor.range.start;
+                        let from = place(held, &inside);
+                        runs.extend(from.map(|from| Run { from, to }));
                     }
-                    let from = part.start + inside.start - part.range.start;
-                    let to = base + start + inside.start - tensor.range.start;
-                    push(&mut pieces, *worker, from..from + inside.len(), to);
                 }
-            }
-            pieces
+                FromMember { member, runs: joined(runs) }
+            };
+            let of_members = members.iter().enumerate().map(of_member);
+            of_members.filter(|of| !of.runs.is_empty()).collect::<Vec<_>>()
         };
         let (mut uses, mut most) = (Vec::new(), [0, 0]);
         let (mut block, mut ends) = (None, [0, 0]);
@@ -85,8 +72,10 @@ impl GatherPlan {
             ends[0] += packing.fp32_elements();
             ends[1] += packing.activation_elements();
             most = [most[0].max(ends[0]), most[1].max(ends[1])];
-            let fp32 = pieces(&packing, starts[0], |tensor| tensor.fp32_start);
-            let activation = pieces(&packing, starts[1], |tensor| tensor.activation_start);
+            let fp32 =
+                of_members(&packing, starts[0], |tensor| tensor.fp32_start, Held::fp32_place);
+            let activation =
+                of_members(&packing, starts[1], |tensor| tensor.activation_start, Held::place);
             uses.push(GatheredUse { packing, starts, fp32, activation });
         }
         Self { layout: layout.clone(), uses, most }
@@ -114,25 +103,35 @@ impl GatherPlan {
     }
 }
 
-/// Adds a piece; where it goes on from the last as far apart as that lies, or with no more than padding between, to that.
-fn push(pieces: &mut Vec<Piece>, worker: usize, from: Range<usize>, to: usize) {
-    if let Some(last) = pieces.last_mut().filter(|last| last.worker == worker)
-        && let Some(gap) = from.start.checked_sub(last.from.end)
-        && gap < TENSOR_ALIGNMENT_ELEMENTS
-        && last.to + last.from.len() + gap == to
-    {
-        last.from.end = from.end;
-        return;
+/// The same runs; one that goes on from the one before it as far apart as that lies, or with no more than padding between, with that.
+fn joined(runs: Vec<Run>) -> Vec<Run> {
+    let mut joined: Vec<Run> = Vec::new();
+    for run in runs {
+        if let Some(last) = joined.last_mut()
+            && let Some(gap) = run.from.start.checked_sub(last.from.end)
+            && gap < TENSOR_ALIGNMENT_ELEMENTS
+            && last.to + last.from.len() + gap == run.to
+        {
+            last.from.end = run.from.end;
+            continue;
+        }
+        joined.push(run);
     }
-    pieces.push(Piece { worker, from, to });
+    joined
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+
+    use tidemill_collective::communicator::Holders;
+    use tidemill_kernels::emulator::Emulator;
+    use tidemill_kernels::{Backend, Bf16, Cpu, Gpu};
     use tidemill_model::{Decay, Reading};
 
     use super::*;
     use crate::batch::{BatchSettings, MicrobatchMemory};
+    use crate::operators::plan::TrainingPlan;
 
     /// A table that the first and the last block use, and a block of vectors and matrices between them.
     fn layout() -> Layout {
@@ -158,42 +157,78 @@ mod tests {
         layout
     }
 
-    /// Every element that a block reads comes from its owner, once, whoever owns what.
-    #[test]
-    fn every_element_that_is_read_comes_from_its_owner() {
+    /// What `holders` among `workers` workers have of the test's layout, and by member the arena's element at each place of its
+    /// memory of activation precision and of the one that is read in fp32.
+    fn held_by<B: Backend>(
+        (workers, members): (usize, usize),
+        chunk_elements: usize,
+    ) -> (Vec<Held>, Vec<[Vec<usize>; 2]>) {
         let layout = layout();
         let settings = BatchSettings { lanes: Some(8), ..BatchSettings::default() };
         let batch = settings.plan(MicrobatchMemory::default()).unwrap();
-        for (workers, chunk_elements) in [(1, 16), (2, 16), (3, 32), (8, 16), (8, 1 << 20)] {
-            let plan = TrainingPlan::new(batch.clone(), &layout, 4, 1);
-            let plan = plan.with_cuts(&layout, chunk_elements, 1);
-            let gather = GatherPlan::new(&layout, &plan, workers);
-            // What each worker has: the index of its element in the arena.
-            let values: Vec<Vec<usize>> = (0..workers)
-                .map(|worker| {
-                    let mut values = Vec::new();
-                    let mut parts = plan.owned(worker, workers);
-                    parts.sort_by_key(|part| part.start);
-                    parts.into_iter().for_each(|part| values.extend(part.range));
-                    values
-                })
-                .collect();
+        let plan = TrainingPlan::new(batch, &layout, 4, 1).with_cuts(&layout, chunk_elements, 1);
+        let holders = Holders::together(NonZeroUsize::new(members).unwrap());
+        let held = |member| plan.held::<B>(&layout, holders, (member, workers));
+        let held: Vec<_> = (0..members).map(held).collect();
+        let memories = held.iter().map(|held| {
+            let mut memories = [vec![usize::MAX; held.elements()], Vec::new()];
+            memories[1] = vec![usize::MAX; held.elements().max(held.vector_elements())];
+            for range in held.ranges() {
+                for element in range.clone() {
+                    let one = element..element + 1;
+                    memories[0][held.place(&one).unwrap().start] = element;
+                    let place = held.fp32_place(&one);
+                    place.into_iter().for_each(|place| memories[1][place.start] = element);
+                }
+            }
+            memories
+        });
+        let memories = memories.collect();
+        (held, memories)
+    }
+
+    /// Every element that a block reads comes from one that holds it, once, whoever owns what, and whatever the precision.
+    #[test]
+    fn every_element_that_is_read_comes_from_its_holder() {
+        every_element_comes::<Cpu>();
+        every_element_comes::<Gpu<Emulator, Bf16>>();
+    }
+
+    fn every_element_comes<B: Backend>() {
+        let layout = layout();
+        for (workers, members, chunk_elements) in [
+            (1, 1, 16),
+            (2, 2, 16),
+            (3, 3, 32),
+            (8, 8, 16),
+            (8, 8, 1 << 20),
+            (6, 3, 16),
+            (8, 2, 16),
+            (4, 1, 16),
+        ] {
+            let (held, memories) = held_by::<B>((workers, members), chunk_elements);
+            let all: usize = held.iter().map(Held::elements).sum();
+            assert_eq!(all, layout.parameter_elements(), "each holds its part and no more");
+            let gather = GatherPlan::new(&layout, &held);
             for use_index in 0..layout.uses().len() {
                 let of_use = gather.use_of(use_index);
-                for (pieces, start, of_tensor) in [
-                    (&of_use.fp32, of_use.starts[0], false),
-                    (&of_use.activation, of_use.starts[1], true),
+                for (of_members, start, is_fp32) in [
+                    (&of_use.fp32, of_use.starts[0], true),
+                    (&of_use.activation, of_use.starts[1], false),
                 ] {
                     let mut found = vec![None; start + 400];
-                    for Piece { worker, from, to } in pieces {
-                        for (index, value) in values[*worker][from.clone()].iter().enumerate() {
-                            assert_eq!(found[to + index].replace(*value), None, "twice");
+                    for FromMember { member, runs } in of_members {
+                        for Run { from, to } in runs {
+                            let memory = &memories[*member][usize::from(is_fp32)];
+                            for (index, value) in memory[from.clone()].iter().enumerate() {
+                                assert_eq!(found[to + index].replace(*value), None, "twice");
+                            }
                         }
                     }
                     for tensor in of_use.packing.tensors() {
-                        let first = match of_tensor {
-                            true => tensor.activation_start,
-                            false => tensor.fp32_start,
+                        let first = match is_fp32 {
+                            true => tensor.fp32_start,
+                            false => tensor.activation_start,
                         };
                         let Some(first) = first else { continue };
                         let place = start + first..start + first + tensor.range.len();
@@ -206,12 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_come_in_one_piece() {
+    fn neighbours_come_in_one_run() {
         let layout = layout();
-        let batch = BatchSettings::default().plan(MicrobatchMemory::default()).unwrap();
-        let plan = TrainingPlan::new(batch, &layout, 4, 1);
-        let gather = GatherPlan::new(&layout, &plan, 1);
-        let body = gather.use_of(1);
-        assert_eq!((body.fp32.len(), body.activation.len()), (2, 1), "{body:?}");
+        let runs = |of: &[FromMember]| of.iter().map(|of| of.runs.len()).collect::<Vec<_>>();
+        let body = |held| GatherPlan::new(&layout, &[held]).use_of(1).clone();
+        let once = body(Held::whole::<Cpu>(&layout));
+        assert_eq!((runs(&once.fp32), runs(&once.activation)), (vec![2], vec![1]), "{once:?}");
+        // Vectors stand side by side where they are there once more.
+        let twice = body(Held::whole::<Gpu<Emulator, Bf16>>(&layout));
+        assert_eq!((runs(&twice.fp32), runs(&twice.activation)), (vec![1], vec![1]), "{twice:?}");
     }
 }

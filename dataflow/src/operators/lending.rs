@@ -4,17 +4,18 @@
 //! have enqueued all of it; each gives an event along, and the other's device stream waits for that. So the host waits for no
 //! device, and nobody locks: who holds what is a matter of who was sent it.
 //!
-//! A worker whose parameters are all there lends them to its own device thread alone. Where parameters are shared out, each worker
-//! has what it owns, and lends it to the device threads of all: they read it where it is.
+//! A worker whose parameters are all there lends them to its own device thread alone. Where the workers of a process hold them
+//! together, each lends its part to the device threads of all: they read it where it is.
 //!
 //! The sums of gradients are the device thread's. A worker alone gives them along with the parameters, and has them
 //! back with those of the next step. Of several workers each has a [`Communicator`] by which it reads or is sent what the
 //! others have summed, and the device thread computes the next step once its parameters were gathered: then all have read.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
-use tidemill_collective::communicator::{Abort, Communicator, Post};
+use tidemill_collective::communicator::{Abort, Communicator, Holders, Post};
 use tidemill_kernels::{Backend, Runtime};
 use tidemill_model::Parameters;
 
@@ -84,6 +85,10 @@ pub struct Lending<B: Backend> {
     lender: Lender<B>,
 }
 
+fn holders(members: usize) -> Holders {
+    Holders::together(NonZeroUsize::new(members).unwrap_or(NonZeroUsize::MIN))
+}
+
 /// The ends of `members` workers that lend their parameters to each other.
 pub(crate) fn circle<B: Backend>(members: usize) -> Vec<Lending<B>> {
     let (borrowers, lent): (Vec<_>, Vec<_>) = (0..members).map(|_| mpsc::channel()).unzip();
@@ -130,6 +135,11 @@ impl<B: Backend> Borrower<B> {
     /// Whether several workers lend parts of the parameters.
     pub(super) fn is_of_parts(&self) -> bool {
         self.lenders.len() > 1
+    }
+
+    /// Those that lend them.
+    pub(super) fn holders(&self) -> Holders {
+        holders(self.lenders.len())
     }
 
     /// Which of the members it computes for.
@@ -197,9 +207,9 @@ impl<B: Backend> Borrower<B> {
 }
 
 impl<B: Backend> Lender<B> {
-    /// Whether several workers lend parts of the parameters.
-    pub(super) fn is_of_parts(&self) -> bool {
-        self.borrowers.len() > 1
+    /// Those that lend the parameters, each a part where they are several.
+    pub(super) fn holders(&self) -> Holders {
+        holders(self.borrowers.len())
     }
 
     /// Lends `parameters` and gives `sums` back, once what is enqueued on `stream` has run.

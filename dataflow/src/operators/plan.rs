@@ -3,11 +3,13 @@
 use std::num::NonZeroU64;
 use std::ops::Range;
 
+use tidemill_collective::communicator::Holders;
 use tidemill_collective::{
     BUCKET_ELEMENTS, BucketOwners, BucketPlan, CHUNK_ELEMENTS, ChunkPlan, DEFAULT_WINDOW_BYTES,
     SegmentUses,
 };
-use tidemill_model::Layout;
+use tidemill_kernels::Backend;
+use tidemill_model::{Held, Layout, MasterPlace};
 
 use super::sample_names::SampleNames;
 use crate::batch::BatchPlan;
@@ -55,6 +57,13 @@ pub(crate) struct OwnedPart {
     pub(crate) range: Range<usize>,
     /// Where they begin among all that the worker owns, which is in the order of the arena.
     pub(crate) start: usize,
+}
+
+impl OwnedPart {
+    /// Where its masters are.
+    pub(crate) fn place(&self) -> MasterPlace {
+        MasterPlace { range: self.range.clone(), start: self.start }
+    }
 }
 
 /// Which updates are followed by a checkpoint.
@@ -138,6 +147,19 @@ impl TrainingPlan {
     /// What `worker` of `workers` owns, by bucket.
     pub(crate) fn owned(&self, worker: usize, workers: usize) -> Vec<OwnedPart> {
         owned(&self.chunks, &self.buckets.owners(&self.chunks, workers), worker)
+    }
+
+    /// What `worker` of `workers` holds of the parameters of `layout`, which `holders` hold: what its counterparts own.
+    pub(crate) fn held<B: Backend>(
+        &self,
+        layout: &Layout,
+        holders: Holders,
+        (worker, workers): (usize, usize),
+    ) -> Held {
+        let owners = self.buckets.owners(&self.chunks, workers);
+        let counterparts = holders.counterparts(worker, workers);
+        let of = |rank| owners.iter().map(move |owners| owners.range(&self.chunks, rank));
+        Held::parts::<B>(layout, counterparts.flat_map(of).collect::<Vec<_>>())
     }
 
     /// The worker among `workers` that owns each chunk.

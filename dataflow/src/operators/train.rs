@@ -28,7 +28,6 @@ use super::snapshot::{Snapshot, SnapshotStreams};
 use super::ticket::Ticket;
 use crate::cluster::{Abort, Actor};
 use crate::device::Connection;
-use crate::parallel::Sharding;
 
 /// What goes round in a training graph: the beginning of each loop. [`close`](TrainingLoops::close) ends them.
 pub struct TrainingLoop<'scope> {
@@ -195,8 +194,7 @@ impl<B: Backend, M: Trainable<B>> Training<B, M> {
         if let Some(communicator) = &communicator {
             abort.on_abort(communicator.abort_handle());
         }
-        let is_shared = plan.batch.sharding() == Sharding::Parameters && communicator.is_some();
-        let (borrower, lender) = match lending.filter(|_| is_shared) {
+        let (borrower, lender) = match lending.filter(|_| communicator.is_some()) {
             Some(lending) => {
                 abort.on_abort(lending.abort_handle());
                 lending.between(communicator)

@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemill_streaming_data::store::{Cancel, Claim, Claimed, RemoteFolder, new_token};
 
 use crate::checkpoint::{
-    LocalCopy, RUN_FILE, RemoteCheckpoints, RunRecord, TRAINER_FILE, TrainerState, Wanted,
-    checkpoint_name, checkpoint_name_of, step_of,
+    LocalCopy, RUN_FILE, RemoteCheckpoints, RunRecord, TrainerState, Wanted, checkpoint_name,
+    checkpoint_name_of, step_of,
 };
 use crate::error::{JobError, Result};
 use crate::metrics::{StepLine, StepMetrics};
@@ -81,11 +81,7 @@ impl RemoteRun {
 
     /// What the latest checkpoint says of the run, and its URL.
     pub fn peek(&self) -> Result<Option<(PathBuf, TrainerState)>> {
-        self.checkpoints().with_latest(|name, folder| {
-            let path = PathBuf::from(folder.location().join(TRAINER_FILE).to_string());
-            let state = TrainerState::from_bytes(&folder.get(TRAINER_FILE)?, &path)?;
-            Ok((self.checkpoints().url(name), state))
-        })
+        self.checkpoints().latest_state()
     }
 
     /// A verified copy of the latest checkpoint in the local folder `parent`, and its URL.

@@ -64,18 +64,23 @@ impl Paper {
         first..first + self.members
     }
 
-    /// What leaves `workers` for each element that they do not own: a sum for each node of the tree over their lanes, and of lanes
-    /// that leave one by one each.
+    /// What leaves `workers` for each element that they do not own: a sum for each node of the tree over their lanes. Where each worker's
+    /// lanes leave one by one, these are nodes of those that leave at once.
     fn terms(&self, workers: Range<usize>) -> usize {
         let lanes = |worker| self.plan.batch.worker_lanes(worker, self.workers).unwrap();
-        let lanes: Vec<usize> = workers.flat_map(lanes).collect();
-        match self.plan.batch.sharding() {
-            Sharding::Optimizer => {
-                let lanes = lanes[0]..lanes[0] + lanes.len();
-                Tree::new(self.lanes).unwrap().cover(&lanes).len()
+        let lanes: Vec<Vec<usize>> = workers.map(lanes).collect();
+        let at_once: Vec<Vec<usize>> = match self.plan.batch.sharding() {
+            Sharding::Optimizer => vec![lanes.concat()],
+            Sharding::Gradients | Sharding::Parameters => {
+                let rounds = lanes.iter().map(Vec::len).max().unwrap_or(0);
+                let of_round =
+                    |round| lanes.iter().filter_map(move |lanes| lanes.get(round).copied());
+                (0..rounds).map(|round| of_round(round).collect()).collect()
             }
-            Sharding::Gradients | Sharding::Parameters => lanes.len(),
-        }
+        };
+        let tree = Tree::new(self.lanes).unwrap();
+        let cover = |lanes: &[usize]| tree.cover(&(lanes[0]..lanes[0] + lanes.len())).len();
+        at_once.iter().flat_map(|lanes| lanes.chunk_by(|a, b| a + 1 == *b)).map(cover).sum()
     }
 
     /// Each owner reads the terms of its peers, and is sent those of other processes.
@@ -158,11 +163,12 @@ fn processes_of_many_workers_send_each_other_what_those_of_one_do() {
 }
 
 /// A device thread of this model enters its three blocks and comes back, pass after pass. Two of them are there at a time: after the
-/// first pass of a step it finds the first two, and gathers the last and then the first again.
+/// first pass of a step it finds the first two, and gathers the last and then the first again. Blocks come from the workers of its process;
+/// from other processes what its counterparts there have updated, once a step.
 #[test]
 fn parameters_that_are_shared_out_take_bytes_block_by_block() {
-    for workers in [2, 3] {
-        let run = Run { sharding: Sharding::Parameters, workers, ..Run::default() };
+    for (workers, processes) in [(2, 1), (3, 1), (2, 2), (4, 2), (4, 1)] {
+        let run = Run { sharding: Sharding::Parameters, workers, processes, ..Run::default() };
         let (paper, subject) = (Paper::of(&run), bigram());
         let layout = tidemill::model::Trainable::layout(&*subject.model);
         for ((worker, step), communication) in told(&run) {
@@ -174,12 +180,13 @@ fn parameters_that_are_shared_out_take_bytes_block_by_block() {
             let lanes = batch.worker_lanes(worker, workers).unwrap();
             let passes: usize =
                 lanes.into_iter().map(|lane| batch.microbatches(lane).count()).sum();
+            let members = workers / processes;
             let from_others = |[first, last]: [usize; 2]| -> usize {
                 let tensors = layout.tensors();
                 let (start, end) = (tensors[first].offset, tensors[last].stored_range().end);
                 let owners = paper.plan.owners(workers);
                 let chunks = paper.plan.chunks.chunks().iter().zip(owners);
-                let others = chunks.filter(|(_, owner)| *owner != worker);
+                let others = chunks.filter(|(_, owner)| *owner % members != worker % members);
                 let inside = others.map(|(chunk, _)| {
                     chunk.range.end.min(end).saturating_sub(chunk.range.start.max(start))
                 });
@@ -188,9 +195,11 @@ fn parameters_that_are_shared_out_take_bytes_block_by_block() {
             };
             let [table, scale, bias] = [[0, 0], [1, 1], [2, 3]].map(from_others);
             let gathered = (1 + passes) * table + scale + passes * (bias + table);
-            let [sums, _] = paper.summed(worker);
-            let expected = bytes([sums + gathered, 0]);
-            assert_eq!(bytes_of(&communication), expected, "worker {worker}, step {step}");
+            let [from_memory, sent] = paper.summed(worker);
+            let [_, updated] = if step == 1 { [0, 0] } else { paper.gathered(worker) };
+            let expected = bytes([from_memory + gathered, sent + updated]);
+            let of = format!("worker {worker} of {workers} in {processes}, step {step}");
+            assert_eq!(bytes_of(&communication), expected, "{of}");
         }
     }
 }

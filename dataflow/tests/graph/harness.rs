@@ -347,7 +347,7 @@ impl Run {
         let Ok(schedule) = self.batch().lane_schedule(self.workers) else {
             return Communicators::None;
         };
-        Communicators::new(backends, process, schedule, library).unwrap()
+        Communicators::new(backends, process, schedule, self.sharding, library).unwrap()
     }
 
     /// The gate at which `what` gets stuck.

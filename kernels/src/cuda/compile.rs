@@ -5,10 +5,9 @@ use std::sync::OnceLock;
 
 use super::BACKEND;
 use crate::error::{KernelError, Result};
-use crate::gpu::cache::CacheEntry;
 use crate::gpu::source::{Source, SourceOptions};
 use crate::gpu::vendor::compiler::{Answer, Compiler, Names};
-use crate::gpu::vendor::library::OpenLibrary;
+use crate::gpu::vendor::library::{OpenLibrary, once};
 
 /// NVRTC, once it is needed.
 ///
@@ -16,14 +15,12 @@ use crate::gpu::vendor::library::OpenLibrary;
 /// A library that is not there, or lacks a function.
 pub(super) fn compiler() -> Result<&'static Compiler> {
     static COMPILER: OnceLock<Compiler> = OnceLock::new();
-    if let Some(compiler) = COMPILER.get() {
-        return Ok(compiler);
-    }
-    let names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"];
-    let library = OpenLibrary::first_of(BACKEND, "NVIDIA's run-time compiler", &names)?;
-    let names = Names { prefix: "nvrtc", image: "CUBIN" };
-    let compiler = Compiler::find(library, BACKEND, &names)?;
-    Ok(COMPILER.get_or_init(|| compiler))
+    const NAMES: Names = Names { prefix: "nvrtc", image: "CUBIN", extension: "cubin" };
+    once(&COMPILER, || {
+        let names = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"];
+        let library = OpenLibrary::first_of(BACKEND, "NVIDIA's run-time compiler", &names)?;
+        Compiler::find(library, BACKEND, &NAMES)
+    })
 }
 
 /// The machine code of `source` for `architecture`.
@@ -35,16 +32,10 @@ pub(super) fn cubin(
 ) -> Result<Vec<u8>> {
     let compiler = compiler()?;
     let version = compiler.version()?;
-    let options = arguments(options, architecture);
-    let entry = CacheEntry::new(source, &format!("NVRTC {version}"), &options, "cubin");
-    if let Some(image) = entry.read() {
-        return Ok(image);
-    }
-    check_architecture(compiler, device, architecture, &version)?;
-    tracing::info!(source = source.name, architecture, "compiling kernels");
-    let image = compiler.compile(source, architecture, &options)?;
-    entry.write(&image);
-    Ok(image)
+    let arguments = arguments(options, architecture);
+    compiler.cached(source, architecture, &arguments, &format!("NVRTC {version}"), || {
+        check_architecture(compiler, device, architecture, &version)
+    })
 }
 
 /// What NVRTC is told; contraction is off because kernels say themselves where they fuse.

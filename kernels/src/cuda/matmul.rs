@@ -19,12 +19,14 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t, cublasStatus_t};
 
 use self::plan::Plan;
-use super::{Cuda, unavailable};
+use super::{BACKEND, Cuda, unavailable};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{MatrixProduct, Rows};
 use crate::gpu::first_row_independent;
+use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::vendor::context::Context;
+use crate::gpu::vendor::library::OpenLibrary;
 use crate::gpu::vendor::product::{Key, PROBED_ROWS, pinned_rows, sizes};
 use crate::gpu::vendor::{Queue, digest};
 
@@ -38,6 +40,18 @@ const CANONICAL_TERMS: usize = 1024;
 /// Plans that are kept. There is one for each number of rows that was ever seen, and prompts have any length; making one again
 /// takes microseconds.
 const KEPT_PLANS: usize = 1024;
+
+/// What is told of the library, which [`MatrixLibrary`] looks for by these names too.
+pub(super) fn found() -> Result<FoundLibrary> {
+    let names = ["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"];
+    let library = OpenLibrary::first_of(BACKEND, "NVIDIA's matrix library", &names)?;
+    // SAFETY: the library documents the function with this type; it asks for a number.
+    let version = unsafe {
+        let get: unsafe extern "C" fn() -> usize = library.function("cublasLtGetVersion")?;
+        get()
+    };
+    Ok(library.found(format!("cuBLASLt {version}"), "cublasLtGetVersion"))
+}
 
 /// cuBLASLt on one device.
 pub struct MatrixLibrary {

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{KernelError, Result, loader_answer};
+use crate::gpu::inventory::{FoundLibrary, file_of};
 
 /// NVIDIA's, by the name that its toolkit installs.
 pub const NCCL: &str = "libnccl.so.2";
@@ -141,6 +142,7 @@ pub struct CollectiveLibrary(Arc<Opened>);
 struct Opened {
     table: Table,
     name: String,
+    version: c_int,
     /// Keeps what the table names.
     _library: libloading::Library,
 }
@@ -186,7 +188,15 @@ impl CollectiveLibrary {
             all_gather: function!(b"ncclAllGather\0"),
             error_text: function!(b"ncclGetErrorString\0"),
         };
-        Ok(Self(Arc::new(Opened { table, name, _library: library })))
+        Ok(Self(Arc::new(Opened { table, name, version, _library: library })))
+    }
+
+    /// What is told of it.
+    pub fn found(&self) -> FoundLibrary {
+        let Opened { name, version, table, .. } = &*self.0;
+        let name = name.rsplit('/').next().unwrap_or(name).split('.').next().unwrap_or(name);
+        let file = file_of(table.error_text as *const c_void);
+        FoundLibrary { version: format!("{name} {}", release(*version)), file }
     }
 
     /// What the processes of a new group must have in common: one of them makes it and tells the others.
@@ -211,17 +221,22 @@ impl CollectiveLibrary {
     }
 }
 
+/// The version that a library numbers so.
+fn release(version: c_int) -> String {
+    match version {
+        // Before 2.9 the minor version had one digit.
+        ..=9999 => format!("{}.{}", version / 1000, version % 1000 / 100),
+        _ => format!("{}.{}", version / 10_000, version % 10_000 / 100),
+    }
+}
+
 /// Asks the library `name` not to be too old.
 fn check_version(name: &str, version: c_int) -> Result<()> {
     if version >= OLDEST {
         return Ok(());
     }
-    let show = |version: c_int| match version {
-        // Before 2.9 the minor version had one digit.
-        ..=9999 => format!("{}.{}", version / 1000, version % 1000 / 100),
-        _ => format!("{}.{}", version / 10_000, version % 10_000 / 100),
-    };
-    let answer = format!("it is of version {}, {} or newer is needed", show(version), show(OLDEST));
+    let (found, oldest) = (release(version), release(OLDEST));
+    let answer = format!("it is of version {found}, {oldest} or newer is needed");
     Err(failure(name, "opening the library of collectives", answer))
 }
 

@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::backend::{Output, PeerAccess};
 use crate::error::Result;
+use crate::gpu::inventory::Inventory;
 use crate::gpu::source::{Source, SourceOptions};
 
 /// A place in device memory, as kernels are given it.
@@ -311,6 +312,9 @@ pub trait Installed: Driver {
     /// # Errors
     /// As [`device_count`](Self::device_count).
     fn together() -> Result<usize>;
+
+    /// What there is of the maker, part by part.
+    fn inventory() -> Inventory;
 
     /// Opens device `ordinal`.
     ///

@@ -26,12 +26,15 @@ pub mod table;
 
 use std::sync::Arc;
 
+use self::compiler::Compiler;
 use self::context::Context;
 use self::pool::Pool;
 pub use self::queue::Queue;
 use self::table::{Code, Device, Table};
 use crate::error::{KernelError, Result};
+use crate::gpu::collectives::CollectiveLibrary;
 use crate::gpu::driver::{DeviceProperties, Installed, MatrixProduct};
+use crate::gpu::inventory::{FoundDevice, FoundLibrary, Inventory};
 use crate::gpu::source::{Source, SourceOptions};
 
 /// What the vendors do not have in common.
@@ -40,6 +43,8 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     const BACKEND: &'static str;
     /// What answers when devices are asked for, for people: such as "the NVIDIA driver".
     const DRIVER: &'static str;
+    /// The name of the library of collectives.
+    const COLLECTIVES: &'static str;
     /// Memory that the matrix library needs beside its operands, for each queue.
     const WORKSPACE_BYTES: usize;
     /// The matrix library on one device.
@@ -66,11 +71,23 @@ pub trait Vendor: Send + Sync + Sized + 'static {
     /// A device that is too old, or what made the driver fail.
     fn architecture(context: &Context, name: &str) -> Result<String>;
 
-    /// Asks for the compiler.
+    /// What answers when devices are asked for.
     ///
     /// # Errors
-    /// A compiler that is not there.
-    fn check_compiler() -> Result<()>;
+    /// As for [`table`](Self::table).
+    fn driver() -> Result<FoundLibrary>;
+
+    /// The compiler.
+    ///
+    /// # Errors
+    /// A compiler that is not there, or lacks a function.
+    fn compiler() -> Result<&'static Compiler>;
+
+    /// The matrix library, without a device.
+    ///
+    /// # Errors
+    /// A library that is not there, or lacks a function.
+    fn matrix_library() -> Result<FoundLibrary>;
 
     /// Opens the matrix library on the device.
     ///
@@ -126,6 +143,19 @@ fn unavailable<V: Vendor>(reason: String) -> KernelError {
     KernelError::Unavailable { backend: V::BACKEND, reason }
 }
 
+/// What each device says of itself.
+fn found_devices<V: Vendor>() -> Result<Vec<FoundDevice>> {
+    let table = V::table()?;
+    let found = |ordinal| {
+        let place = format!("GPU {ordinal}");
+        let context = table.on(&place, "opening a device", Context::open(table, ordinal))?;
+        let name = table.on(&place, "asking for a device's name", context.name())?;
+        let memory_bytes = table.on(&name, "asking for free memory", context.memory_bytes())?;
+        Ok(FoundDevice { architecture: V::architecture(&context, &name), name, memory_bytes })
+    };
+    (0..VendorDriver::<V>::device_count()?).map(found).collect()
+}
+
 impl<V: Vendor> Installed for VendorDriver<V> {
     fn device_count() -> Result<usize> {
         let table = V::table()?;
@@ -143,6 +173,17 @@ impl<V: Vendor> Installed for VendorDriver<V> {
         peer::together(V::table()?, Self::device_count()?, V::kind)
     }
 
+    fn inventory() -> Inventory {
+        let collectives = CollectiveLibrary::open(V::COLLECTIVES);
+        Inventory {
+            driver: V::driver(),
+            devices: found_devices::<V>(),
+            compiler: V::compiler().and_then(Compiler::found),
+            matrix_library: V::matrix_library(),
+            collective_library: collectives.map(|library| library.found()),
+        }
+    }
+
     fn open(ordinal: usize) -> Result<Self> {
         let devices = Self::device_count()?;
         if ordinal >= devices {
@@ -154,7 +195,7 @@ impl<V: Vendor> Installed for VendorDriver<V> {
         let context = table.on(&place, "opening a device", Context::open(table, ordinal))?;
         let name = table.on(&place, "asking for a device's name", context.name())?;
         let architecture = V::architecture(&context, &name)?;
-        V::check_compiler()?;
+        V::compiler()?.version()?;
         let matrices = V::open_matrix_library(&context, &name)?;
         let properties = V::properties(&context, name, architecture, &matrices)?;
         let pool = Pool::new(context, &properties.name)?;

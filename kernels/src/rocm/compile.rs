@@ -4,10 +4,9 @@ use std::sync::OnceLock;
 
 use super::{BACKEND, Hip};
 use crate::error::Result;
-use crate::gpu::cache::CacheEntry;
 use crate::gpu::source::{Source, SourceOptions};
 use crate::gpu::vendor::compiler::{Compiler, Names};
-use crate::gpu::vendor::library::OpenLibrary;
+use crate::gpu::vendor::library::{OpenLibrary, once};
 
 /// hiprtc, once it is needed. Before HIP 6 it is part of the runtime's own library.
 ///
@@ -15,17 +14,22 @@ use crate::gpu::vendor::library::OpenLibrary;
 /// A library that is not there, or lacks a function.
 pub(super) fn compiler() -> Result<&'static Compiler> {
     static COMPILER: OnceLock<Compiler> = OnceLock::new();
-    if let Some(compiler) = COMPILER.get() {
-        return Ok(compiler);
-    }
-    let hip = Hip::get()?;
-    let own = format!("libhiprtc{}", hip.suffix);
-    let runtime = format!("libamdhip64{}", hip.suffix);
-    let names = [own.as_str(), "libhiprtc.so", runtime.as_str()];
-    let library = OpenLibrary::first_of(BACKEND, "AMD's run-time compiler", &names)?;
-    let names = Names { prefix: "hiprtc", image: "Code" };
-    let compiler = Compiler::find(library, BACKEND, &names)?;
-    Ok(COMPILER.get_or_init(|| compiler))
+    once(&COMPILER, || {
+        let hip = Hip::get()?;
+        let own = format!("libhiprtc{}", hip.suffix);
+        let runtime = format!("libamdhip64{}", hip.suffix);
+        let names = [own.as_str(), "libhiprtc.so", runtime.as_str()];
+        find(OpenLibrary::first_of(BACKEND, "AMD's run-time compiler", &names)?)
+    })
+}
+
+/// hiprtc in `library`.
+///
+/// # Errors
+/// The first function that the library lacks.
+pub(super) fn find(library: OpenLibrary) -> Result<Compiler> {
+    const NAMES: Names = Names { prefix: "hiprtc", image: "Code", extension: "hsaco" };
+    Compiler::find(library, BACKEND, &NAMES)
 }
 
 /// The code object of `source` for `architecture`, which the compiler knows.
@@ -36,15 +40,7 @@ pub(super) fn code_object(
 ) -> Result<Vec<u8>> {
     let compiler = compiler()?;
     let version = format!("hiprtc {} of HIP {}", compiler.version()?, Hip::get()?.version);
-    let options = arguments(options, architecture);
-    let entry = CacheEntry::new(source, &version, &options, "hsaco");
-    if let Some(image) = entry.read() {
-        return Ok(image);
-    }
-    tracing::info!(source = source.name, architecture, "compiling kernels");
-    let image = compiler.compile(source, architecture, &options)?;
-    entry.write(&image);
-    Ok(image)
+    compiler.cached(source, architecture, &arguments(options, architecture), &version, || Ok(()))
 }
 
 /// What hiprtc is told; contraction is off because kernels say themselves where they fuse.

@@ -17,8 +17,9 @@ use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
 use crate::gpu::first_row_independent;
+use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::vendor::context::Context;
-use crate::gpu::vendor::library::OpenLibrary;
+use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::{Key, PROBED_ROWS, pinned_rows, sizes};
 use crate::gpu::vendor::{Queue, Vendor, digest};
 
@@ -86,7 +87,7 @@ macro_rules! product_function {
 }
 
 /// The functions of the library.
-struct Functions {
+pub(super) struct Functions {
     create: unsafe extern "C" fn(*mut RawHandle) -> Status,
     destroy: unsafe extern "C" fn(RawHandle) -> Status,
     set_stream: unsafe extern "C" fn(RawHandle, *mut c_void) -> Status,
@@ -99,27 +100,44 @@ struct Functions {
     /// Flags, and where the solutions and their number go.
     solutions: product_function!(u32, *mut Solution, *mut c_int),
     text: unsafe extern "C" fn(Status) -> *const c_char,
-    _library: OpenLibrary,
+    library: OpenLibrary,
 }
 
 impl Functions {
-    fn get() -> Result<&'static Self> {
+    /// # Errors
+    /// A library that is not there, or lacks a function.
+    pub(super) fn get() -> Result<&'static Self> {
         static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
-        if let Some(functions) = FUNCTIONS.get() {
-            return Ok(functions);
-        }
-        let hip = Hip::get()?;
-        let versions: &[&str] = match hip.version().0 {
-            5 => &[".3", ".0"],
-            6 => &[".4"],
-            _ => &[".5"],
+        once(&FUNCTIONS, || {
+            let hip = Hip::get()?;
+            let versions: &[&str] = match hip.version().0 {
+                5 => &[".3", ".0"],
+                6 => &[".4"],
+                _ => &[".5"],
+            };
+            let names = hip.beside("librocblas", versions);
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            Self::find(OpenLibrary::first_of(BACKEND, "AMD's matrix library", &names)?)
+        })
+    }
+
+    /// What is told of the library.
+    pub(super) fn found(&self) -> FoundLibrary {
+        let version = match self.version() {
+            Ok(version) => format!("rocBLAS {version}"),
+            Err(status) => format!("rocBLAS, whose version is not told: {}", self.words(status)),
         };
-        let names = hip.beside("librocblas", versions);
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let library = OpenLibrary::first_of(BACKEND, "AMD's matrix library", &names)?;
+        self.library.found(version, "rocblas_create_handle")
+    }
+
+    /// Finds every function in `library`.
+    ///
+    /// # Errors
+    /// The first function that the library lacks.
+    pub(super) fn find(library: OpenLibrary) -> Result<Self> {
         // SAFETY: the library documents each function with the type of the field that it goes to.
-        let functions = unsafe {
-            Self {
+        unsafe {
+            Ok(Self {
                 create: library.function("rocblas_create_handle")?,
                 destroy: library.function("rocblas_destroy_handle")?,
                 set_stream: library.function("rocblas_set_stream")?,
@@ -130,10 +148,9 @@ impl Functions {
                 multiply: library.function("rocblas_gemm_ex")?,
                 solutions: library.function("rocblas_gemm_ex_get_solutions")?,
                 text: library.function("rocblas_status_to_string")?,
-                _library: library,
-            }
-        };
-        Ok(FUNCTIONS.get_or_init(|| functions))
+                library,
+            })
+        }
     }
 
     fn words(&self, status: Status) -> String {
@@ -329,10 +346,13 @@ impl RocBlas {
     /// The library's list of solutions for a product of `rows` rows; empty where it has none.
     fn listed(&self, product: &MatrixProduct, rows: usize) -> Result<Vec<Solution>> {
         /// Where nothing lies: the library refuses no place at all, also where it only looks at sizes.
-        const SOMEWHERE: u64 = 4096;
+        const SOMEWHERE: usize = 4096;
         let product = MatrixProduct { m: rows, ..*product };
         let handle = self.handle(None).map_err(|status| self.failed(&product, status))?;
-        let call = Call { addresses: [SOMEWHERE; 3], ..Call::of(&product) };
+        // As aligned as the operands are: what a library makes of addresses holds for theirs too.
+        let addresses = [product.b, product.a, product.out]
+            .map(|operand| (SOMEWHERE + operand.alignment) as u64);
+        let call = Call { addresses, ..Call::of(&product) };
         let ask = |solutions: *mut Solution, count: &mut c_int| {
             // SAFETY: nothing is computed; the library writes as many solutions as it is told that there are places for, or only how
             // many there are.

@@ -2,7 +2,7 @@
 // with EMULATOR_HEADER, the path of that header.
 //
 // Options that hiprtc does not know are refused, and for an architecture that it does not know it ends the process: as
-// the real one does.
+// the real one does. EMULATED_HIP_REFUSED_SOURCES is part of the names of sources that it finds wrong.
 #include <unistd.h>
 
 #include <cstdio>
@@ -106,6 +106,11 @@ EXPORTED Result hiprtcCompileProgram(Program* program, int count, const char** o
     if (target != "gfx90a" && target != "gfx942" && target != "warp32") {
         std::fprintf(stderr, "hiprtc: no such architecture: %s\n", target.c_str());
         std::abort();
+    }
+    const char* const refused = std::getenv("EMULATED_HIP_REFUSED_SOURCES");
+    if (refused && program->source.name.find(refused) != std::string::npos) {
+        program->log = program->source.name + ":1:1: error: refused for a test";
+        return CompilationFailed;
     }
     char name[] = "/tmp/hiprtc-XXXXXX";
     if (!mkdtemp(name)) return InternalError;

@@ -105,7 +105,8 @@ EXPORTED Code hipModuleLaunchKernel(Function* function, unsigned x, unsigned y, 
     Device& device = *devices()[current()];
     return stream->enqueue([=, &device] {
         if (device.failed) return Success;
-        if (device.launches_left >= 0 && device.launches_left-- == 0) {
+        if (device.launches_until_hung >= 0 && device.launches_until_hung-- == 0) Signal().wait();
+        if (device.launches_until_lost >= 0 && device.launches_until_lost-- == 0) {
             std::fprintf(stderr, "emulated GPU %d: lost\n", device.index);
             return LaunchFailure;
         }

@@ -6,7 +6,8 @@
 // set, ranges outside an allocation, memory of a peer that was not opened, what spoils a recording.
 //
 // EMULATED_HIP_DEVICES lists the machine's GPUs by architecture, EMULATED_HIP_BYTES says how much memory each has, and
-// EMULATED_HIP_LOST_AFTER after how many launches each is lost. HIP_VISIBLE_DEVICES is what it always is.
+// EMULATED_HIP_LOST_AFTER after how many launches each is lost, EMULATED_HIP_HANGS_AFTER after how many a kernel never ends.
+// HIP_VISIBLE_DEVICES is what it always is.
 #include <algorithm>
 #include <atomic>
 
@@ -50,7 +51,8 @@ std::vector<std::unique_ptr<Device>> make_devices() {
         device->wave = machine[index].rfind("gfx9", 0) == 0 ? 64 : 32;
         device->shared_bytes = device->wave == 64 ? 64 << 10 : 99 << 10;
         device->bytes = std::strtoull(setting("EMULATED_HIP_BYTES", "17179869184"), nullptr, 10);
-        device->launches_left = std::strtol(setting("EMULATED_HIP_LOST_AFTER", "-1"), nullptr, 10);
+        device->launches_until_lost = std::strtol(setting("EMULATED_HIP_LOST_AFTER", "-1"), nullptr, 10);
+        device->launches_until_hung = std::strtol(setting("EMULATED_HIP_HANGS_AFTER", "-1"), nullptr, 10);
         found.push_back(std::move(device));
     }
     return found;

@@ -46,8 +46,8 @@ struct Device {
     size_t bytes, used = 0;
     // What a kernel has failed with: from then on every call does.
     std::atomic<unsigned> failed{Success};
-    // Launches until the device is lost; none where it never is.
-    std::atomic<long> launches_left{-1};
+    // Launches until the device is lost, and until a kernel never ends; below 0 where that does not happen.
+    std::atomic<long> launches_until_lost{-1}, launches_until_hung{-1};
 
     std::string target() const { return architecture.substr(0, architecture.find(':')); }
 };

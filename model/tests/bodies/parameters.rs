@@ -3,7 +3,9 @@
 use tidemill_kernels::backend::ActivationElement;
 use tidemill_kernels::reference::master::split;
 use tidemill_kernels::{Backend, MasterMut, Slice, SliceMut};
-use tidemill_model::{Decay, Device, JoinRoom, Layout, MasterPlace, Parameters, Reading, Result};
+use tidemill_model::{
+    Decay, Device, Held, JoinRoom, Layout, MasterPlace, Parameters, Reading, Result,
+};
 
 use super::arm::Arm;
 
@@ -99,7 +101,9 @@ pub fn hold_what_they_were_given<B: Backend>(arm: &Arm<B>) {
     // Two parts, which begin and end inside tensors, in another order than that of the arena.
     let place = |start: usize, end: usize, first| MasterPlace { range: start..end, start: first };
     let owned = [place(10, 30, 40), place(50, 90, 0)];
-    let mut parameters = Parameters::with_masters(device, &layout, &arena, &owned).unwrap();
+    let whole = Held::whole::<B>(&layout);
+    let mut parameters =
+        Parameters::with_masters(device, &layout, whole.clone(), &arena, &owned).unwrap();
     check(device, &layout, &parameters, &arena);
     let mut room = JoinRoom::default();
     let mut read = |device: &mut Device<'_, B>, parameters: &Parameters<B>, place: &MasterPlace| {
@@ -121,25 +125,45 @@ pub fn hold_what_they_were_given<B: Backend>(arm: &Arm<B>) {
     check(device, &layout, &parameters, &arena);
     assert_eq!(read(device, &parameters, &owned[1]), arena[50..90]);
 
-    // Neighbours among the parameters are neighbours among what is there once more.
-    let mut end = 0;
-    for start in (0..elements).step_by(16) {
-        let vectors = parameters.vector_range(&(start..start + 16));
-        assert_eq!(vectors.start, end, "{start}");
-        end = vectors.end;
-    }
+    let end = whole.vector_elements();
     assert_eq!(end > 0, B::Activation::REMAINDERS > 0);
     assert!(
         parameters.vectors(0..end + 1).is_err() && parameters.rounded(0..elements + 1).is_err()
     );
+    assert!(Parameters::with_masters(device, &layout, whole, &arena[1..], &owned).is_err());
 
-    // An owner has its parts alone.
-    let owner = Parameters::<B>::of_owner(device, &arena, &owned).unwrap();
-    for MasterPlace { range, start } in &owned {
-        let place = place(*start, start + range.len(), *start);
-        assert_eq!(read(device, &owner, &place), arena[range.clone()]);
+    // Some of them: what is owned, and parts that another owns.
+    let of_others = [0..10, 100..120];
+    let parts = owned.iter().map(|place| place.range.clone()).chain(of_others.clone());
+    let some = Held::parts::<B>(&layout, parts);
+    let not_held = [place(30, 31, 0)];
+    let error = Parameters::with_masters(device, &layout, some.clone(), &arena, &not_held).err();
+    assert!(error.expect("not held").to_string().contains("side by side"));
+    let mut some = Parameters::with_masters(device, &layout, some, &arena, &owned).unwrap();
+    let inner = place(60, 80, 10);
+    let values = self::arena(20, 5);
+    replace(device, &mut some, &inner, &values);
+    arena[60..80].copy_from_slice(&values);
+    for place in &owned {
+        assert_eq!(read(device, &some, place), arena[place.range.clone()]);
     }
-    assert!(owner.rounded(0..61).is_err());
-    assert!(Parameters::<B>::of_owner(device, &arena[..80], &owned).is_err());
-    assert!(Parameters::with_masters(device, &layout, &arena[1..], &owned).is_err());
+    let held: Vec<_> = some.held().within(&(0..elements)).collect();
+    assert_eq!(held.iter().map(ExactSizeIterator::len).sum::<usize>(), 90, "{held:?}");
+    for range in held {
+        let at = some.held().place(&range).unwrap();
+        let found = device.backend.to_vec(device.stream, some.rounded(at).unwrap()).unwrap();
+        for (found, &value) in found.into_iter().zip(&arena[range.clone()]) {
+            assert_eq!(found.widened().to_bits(), rounded::<B>(value).to_bits(), "{range:?}");
+        }
+        for tensor in layout.tensors().iter().filter(|tensor| tensor.reading.is_fp32()) {
+            let stored = tensor.stored_range();
+            let inside = stored.start.max(range.start)..stored.end.min(range.end);
+            let Some(at) = some.held().fp32_place(&inside).filter(|_| !inside.is_empty()) else {
+                continue;
+            };
+            let found = device.backend.to_vec(device.stream, some.in_fp32(at).unwrap()).unwrap();
+            assert_eq!(found, arena[inside], "{}", tensor.name);
+        }
+    }
+    assert!(some.rounded(0..91).is_err() && some.lease(&layout, 1).is_err());
 }

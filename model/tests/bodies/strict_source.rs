@@ -3,10 +3,10 @@
 //! where activations are fp32.
 
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_kernels::{Backend, Run, Slice, SliceMut};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{
-    BlockWalk, Device, Direction, Layout, Lease, MasterPlace, PackedTensor, Packing,
-    ParameterSource, Parameters, Result,
+    BlockWalk, Device, Direction, Layout, Lease, PackedTensor, Packing, ParameterSource,
+    Parameters, Result,
 };
 
 /// What one use reads.
@@ -94,16 +94,8 @@ impl<B: Backend> Slot<B> {
         let elements = tensor.range.len();
         if let Some(start) = fp32 {
             let out = SliceMut::new(&mut self.fp32, start, elements)?;
-            let vectors = parameters.vector_range(&tensor.range);
-            if vectors.is_empty() {
-                // Where activations are fp32, the parameters are there once.
-                let place = MasterPlace { range: tensor.range.clone(), start: 0 };
-                let runs = Run::all(place.range.len());
-                backend.join_master(stream, out, parameters.masters(&place)?, &runs)?;
-            } else {
-                let place = vectors.start..vectors.start + elements;
-                backend.copy(stream, out, parameters.vectors(place)?)?;
-            }
+            let place = parameters.held().fp32_place(&tensor.range).expect("all of it is held");
+            backend.copy(stream, out, parameters.in_fp32(place)?)?;
         }
         if let Some(start) = activation {
             let out = SliceMut::new(&mut self.activation, start, elements)?;

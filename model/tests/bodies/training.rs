@@ -5,7 +5,8 @@ use tidemill_model::hugging_face::load;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::ScheduleSettings;
 use tidemill_model::{
-    Device, Layout, Mamba, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
+    Device, Held, Layout, Mamba, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result,
+    Trainable,
 };
 
 use super::arm::Arm;
@@ -34,7 +35,9 @@ impl<B: Backend> Optimizer<B> {
         arena: &[f32],
     ) -> Self {
         let all = MasterPlace { range: 0..arena.len(), start: 0 };
-        let parameters = Parameters::with_masters(device, layout, arena, &[all]).expect("fits");
+        let held = Held::whole::<B>(layout);
+        let parameters =
+            Parameters::with_masters(device, layout, held, arena, &[all]).expect("fits");
         let Device { backend, stream } = device;
         let mut buffer = || backend.allocate(stream, arena.len()).expect("fits");
         let (exp_avg, exp_avg_sq, mean) = (buffer(), buffer(), buffer());

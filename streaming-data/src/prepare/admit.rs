@@ -5,11 +5,16 @@
 
 use std::{borrow::Cow, path::Path};
 
+use xxhash_rust::xxh3::xxh3_128;
+
 use super::{
-    Place,
-    duplicates::{Batch, BatchVerdicts, Dedup, Digest, Signature, Signer, Verdicts},
+    Place, PrepareError,
+    batch::Batch,
+    duplicates::{BatchVerdicts, Dedup, Digest, Signature, Signer, Verdicts},
     exclude::Exclusions,
     filter::{self, FilterReport, FilterSet},
+    texts::Visitor,
+    upkeep::{Document, Fate, Judged, Known, Wanted},
 };
 
 /// What is done with documents.
@@ -19,6 +24,13 @@ pub(crate) enum Pass<'a> {
     Sign(Dedup),
     /// They are tokenized: all of them, or those that are kept by verdicts of a first pass.
     Tokenize(Option<&'a Verdicts>),
+    /// Records are made of them, and nothing else, with signatures for this; what is known of a text is not
+    /// found out again.
+    Record(Dedup, &'a Known),
+    /// Those that are wanted are tokenized, each by itself.
+    Fetch(&'a Wanted),
+    /// Their texts are shown, and nothing else.
+    Visit(Visitor<'a>),
 }
 
 /// By what documents are chosen.
@@ -59,53 +71,107 @@ pub(crate) struct Admission<'a> {
     rules: Rules<'a>,
     verdicts: Option<BatchVerdicts<'a>>,
     signer: Signer,
+    /// Which input they are in.
+    input: usize,
     signatures: Vec<Option<Signature>>,
+    documents: Vec<Document>,
     /// Of the texts, where there are two passes.
     digest: Digest,
     left_out: LeftOut,
 }
 
 impl<'a> Admission<'a> {
-    /// For the batch of this number.
-    pub(crate) fn new(rules: Rules<'a>, batch: u64) -> Admission<'a> {
+    /// For the batch of this number, in an input.
+    pub(crate) fn new(rules: Rules<'a>, batch: u64, input: usize) -> Admission<'a> {
         let verdicts = match rules.pass {
             Pass::Tokenize(Some(verdicts)) => Some(verdicts.of_batch(batch)),
-            Pass::Tokenize(None) | Pass::Sign(_) => None,
+            _ => None,
         };
         Admission {
             rules,
             verdicts,
             signer: Signer::default(),
+            input,
             signatures: Vec::new(),
+            documents: Vec::new(),
             digest: Digest::default(),
             left_out: LeftOut::default(),
         }
     }
 
-    /// What of a text, which is not empty, is to be tokenized; nothing in a pass that signs.
+    /// What of a text, which is not empty, is to be tokenized; nothing in a pass that signs or records.
+    ///
+    /// # Errors
+    /// [`PrepareError::OtherText`] where another is wanted.
     pub(crate) fn admit<'t>(
         &mut self,
         path: &Path,
         place: Option<Place>,
         text: &'t str,
-    ) -> Option<Cow<'t, str>> {
+    ) -> Result<Option<Cow<'t, str>>, PrepareError> {
         if let Some(verdicts) = &mut self.verdicts {
             // The first pass asked lists and filters; what is kept is judged again for the text that is left.
             self.digest.update(text);
-            return match verdicts.keeps_next() {
+            return Ok(match verdicts.keeps_next() {
                 true => filter::judge(self.rules.filters, text, &mut self.left_out.filtered),
                 false => None,
-            };
+            });
         }
-        let left = self.choose(path, place, text);
+        let number = place.map_or(0, Place::number);
         match self.rules.pass {
-            Pass::Tokenize(_) => left,
+            Pass::Tokenize(_) => Ok(self.choose(path, place, text)),
+            Pass::Visit(visitor) => {
+                if let Some(left) = self.choose(path, place, text) {
+                    visitor.visit(&left);
+                }
+                Ok(None)
+            }
             Pass::Sign(dedup) => {
+                let left = self.choose(path, place, text);
                 let signature = left.map(|left| self.signer.sign(&left, dedup));
                 self.signatures.push(signature);
                 self.digest.update(text);
-                None
+                Ok(None)
             }
+            Pass::Record(dedup, known) => {
+                let source = xxh3_128(text.as_bytes());
+                let judged = self.judge(path, place, text, (dedup, known.get(&source)));
+                self.documents.push(Document { place: number, source, judged, fate: Fate::Open });
+                Ok(None)
+            }
+            Pass::Fetch(wanted) => match wanted.of(self.input, number) {
+                None => Ok(None),
+                Some(source) if source == xxh3_128(text.as_bytes()) => {
+                    Ok(filter::judge(self.rules.filters, text, &mut self.left_out.filtered))
+                }
+                Some(_) => Err(PrepareError::OtherText { path: path.to_owned(), number }),
+            },
+        }
+    }
+
+    /// What lists and filters say of a text, and its signature where it may be kept.
+    fn judge(
+        &mut self,
+        path: &Path,
+        place: Option<Place>,
+        text: &str,
+        (dedup, known): (Dedup, Option<&Judged>),
+    ) -> Judged {
+        if self.rules.exclusions.exclude(path, place, text) {
+            self.left_out.excluded += 1;
+            return Judged::Excluded;
+        }
+        if let Some(known) = known {
+            return known.clone();
+        }
+        let mut report = FilterReport::default();
+        let left = filter::judge(self.rules.filters, text, &mut report);
+        self.left_out.filtered.add(&report);
+        match (left, report.rejected.keys().next()) {
+            (None, Some(rule)) => Judged::Rejected(rule.to_string().into()),
+            (None, None) => unreachable!("what is rejected breaks a rule"),
+            (Some(_), _) if dedup == Dedup::None => Judged::Chosen(None),
+            (Some(left), _) => Judged::Chosen(Some(self.signer.sign(&left, dedup))),
         }
     }
 
@@ -127,7 +193,12 @@ impl<'a> Admission<'a> {
     pub(crate) fn finish(self) -> Option<(LeftOut, Batch)> {
         let digest = &self.digest;
         let is_changed = self.verdicts.is_some_and(|verdicts| !verdicts.is_unchanged(digest));
-        let signed = Batch { signatures: self.signatures, digest: digest.value() };
+        let signed = Batch {
+            signatures: self.signatures,
+            digest: digest.value(),
+            documents: self.documents,
+            ..Batch::default()
+        };
         (!is_changed).then_some((self.left_out, signed))
     }
 }

@@ -23,6 +23,8 @@
 //! | [`buckets`] | which documents are not the first of a bucket, within a bound of memory |
 //! | [`verdicts`] | what the first pass found, for the second |
 
+use serde::{Deserialize, Serialize};
+
 mod buckets;
 mod shingles;
 mod signature;
@@ -32,7 +34,8 @@ mod verdicts;
 pub(crate) use self::{
     shingles::SHINGLE_WORDS,
     signature::{SIGNATURES, Signature, Signer},
-    verdicts::{Batch, BatchVerdicts, Collector, Digest, Verdicts},
+    sketch::BANDS,
+    verdicts::{BatchVerdicts, Collector, Digest, Verdicts},
 };
 
 /// Memory that records of documents may take where nothing else is said: 1 GiB, which holds 4.3 million
@@ -40,7 +43,8 @@ pub(crate) use self::{
 pub const DEDUP_MEMORY_BYTES: u64 = 1 << 30;
 
 /// Which documents are left out because there are others like them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Dedup {
     /// None.
     #[default]

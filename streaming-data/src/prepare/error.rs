@@ -1,9 +1,11 @@
 //! What can go wrong between documents and a data set.
 
-use std::{io, path::PathBuf};
+mod passing;
+
+use std::path::PathBuf;
 
 use super::{BrokenReason, Place, SkipReason, TokenizeError};
-use crate::error::DataError;
+use crate::{error::DataError, hash::ContentHash};
 
 /// Why `prepare` ended without a data set.
 ///
@@ -313,6 +315,118 @@ pub enum PrepareError {
         path: PathBuf,
     },
 
+    /// What is known of the documents of a data set is not there.
+    #[error(
+        "cannot update data set {path}: found no state of its documents, expected one that was prepared with \
+         --updatable; prepare it anew",
+        path = path.display()
+    )]
+    NotUpdatable {
+        /// The data set.
+        path: PathBuf,
+    },
+
+    /// The state of a data set is of another version of this program.
+    #[error(
+        "cannot update by state {path}: found version {found}, expected {supported}; prepare the data set anew, or use \
+         the program that wrote it",
+        path = path.display()
+    )]
+    StateVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// The version that this program reads and writes.
+        supported: u64,
+    },
+
+    /// The state of a data set is not what it should be.
+    #[error(
+        "state {path} is damaged: found {found}, expected {expected}; the shards are untouched, prepare the data set anew",
+        path = path.display()
+    )]
+    StateDamaged {
+        /// The file.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What must be there.
+        expected: String,
+    },
+
+    /// Another process updates the data set.
+    #[error("cannot update data set {path}: another process is doing it; what it writes is untouched", path = path.display())]
+    UpdateRunning {
+        /// The data set.
+        path: PathBuf,
+    },
+
+    /// Another process published a version of the data set since the update began.
+    #[error(
+        "cannot publish the new version of data set {path}: another update was faster, and its version is untouched; \
+         update again",
+        path = path.display()
+    )]
+    UpdateOvertaken {
+        /// The URL of the data set.
+        path: PathBuf,
+    },
+
+    /// The tokenizer is not the one that made the tokens of a data set.
+    #[error(
+        "cannot update data set {path}: found a tokenizer with {found}, expected the one that made its tokens, with {expected}",
+        path = path.display()
+    )]
+    OtherTokenizer {
+        /// The data set.
+        path: PathBuf,
+        /// What tells the tokenizer from others.
+        found: ContentHash,
+        /// What tells that of the data set.
+        expected: ContentHash,
+    },
+
+    /// An input that did not change, by its size and time, has another text.
+    #[error(
+        "document {number} of input {path} is another than when it was last read, though size and time of the input are the \
+         same; update with --verify",
+        path = path.display()
+    )]
+    OtherText {
+        /// The input.
+        path: PathBuf,
+        /// Number of the line or row; 0 of a text.
+        number: u64,
+    },
+
+    /// A document that was left out before is kept now, and cannot be read.
+    #[error(
+        "cannot read input {path}, which has documents that were left out before and are wanted now",
+        path = path.display()
+    )]
+    Readmitted {
+        /// The input.
+        path: PathBuf,
+        /// Why it cannot be read.
+        #[source]
+        reason: SkipReason,
+    },
+
+    /// A path that is to be kept in a data set is not UTF-8.
+    #[error("cannot keep path {path} in a data set: expected UTF-8", path = path.display())]
+    PathNotUtf8 {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// Inputs of which a data set cannot be kept up to date.
+    #[error("cannot keep documents of {path} up to date: found an MDS folder, expected text, JSON lines or Parquet", path = path.display())]
+    InputNotUpdatable {
+        /// The first such input.
+        path: PathBuf,
+    },
+
     /// Rows cannot be brought into the form of a shard.
     #[error("cannot encode shard {path}", path = path.display())]
     ShardEncoding {
@@ -335,50 +449,4 @@ pub enum PrepareError {
     /// The caller of `prepare` asked it to stop.
     #[error("preparing was interrupted")]
     Interrupted,
-}
-
-impl PrepareError {
-    /// Whether the same preparation may succeed another time though nothing is changed. As for
-    /// [`DataError::may_succeed_later`], what the operating system answered may have passed.
-    pub fn may_succeed_later(&self) -> bool {
-        match self {
-            Self::Data(error) => error.may_succeed_later(),
-            Self::DocumentChanged { .. }
-            | Self::InputChanged { .. }
-            | Self::ShardEncoding { .. }
-            | Self::Panic { .. }
-            | Self::Interrupted => true,
-            Self::Setting { .. }
-            | Self::Glob { .. }
-            | Self::UnknownFilter { .. }
-            | Self::FilterFile { .. }
-            | Self::ChosenTokens { .. }
-            | Self::ExclusionKey { .. }
-            | Self::NoDocuments { .. }
-            | Self::Document { .. }
-            | Self::BrokenDocument { .. }
-            | Self::InputColumn { .. }
-            | Self::MixedInputs { .. }
-            | Self::SampleLength { .. }
-            | Self::ShardDigest { .. }
-            | Self::DamagedMdsShard { .. }
-            | Self::Sample { .. }
-            | Self::SampleToken { .. }
-            | Self::Tokenize { .. }
-            | Self::TokenizedToken { .. }
-            | Self::TooFewTokens { .. }
-            | Self::OutputExists { .. }
-            | Self::OtherSelection { .. }
-            | Self::OutputTaken { .. } => false,
-        }
-    }
-
-    /// Wraps an error of the operating system; made for `map_err`.
-    pub(super) fn io(
-        action: &'static str,
-        path: impl Into<PathBuf>,
-    ) -> impl FnOnce(io::Error) -> PrepareError {
-        let wrap = DataError::io(action, path);
-        move |source| wrap(source).into()
-    }
 }

@@ -42,11 +42,15 @@ struct Excluded {
 const TAB: char = '\t';
 
 impl Exclusions {
-    /// Reads the list.
+    /// Reads the list; paths in it begin in the folder `base`, where there is one.
     ///
     /// # Errors
     /// That of the operating system, or [`PrepareError::ExclusionKey`] for a line that is no key.
-    pub(crate) fn open(path: &Path) -> Result<Exclusions, PrepareError> {
+    pub(crate) fn open(path: &Path, base: Option<&Path>) -> Result<Exclusions, PrepareError> {
+        let reached = |input: &str| match base {
+            Some(base) => base.join(input.strip_prefix("./").unwrap_or(input)),
+            None => input.into(),
+        };
         let failed = PrepareError::io("read list of documents", path);
         let bytes = read(path, Kind::Config).map_err(failed)?;
         let mut exclusions = Exclusions::default();
@@ -73,13 +77,13 @@ impl Exclusions {
             }
             match line.rsplit_once(TAB) {
                 None => {
-                    let whole = &mut exclusions.paths.entry(line.into()).or_default().whole;
+                    let whole = &mut exclusions.paths.entry(reached(line)).or_default().whole;
                     *whole = Some(AtomicBool::new(false));
                 }
                 Some((input, place)) => {
                     let expected = "the number of a line, row or sample behind the tab";
                     let place = place.parse().map_err(|_| wrong(line, expected))?;
-                    let places = &mut exclusions.paths.entry(input.into()).or_default().places;
+                    let places = &mut exclusions.paths.entry(reached(input)).or_default().places;
                     places.insert(place, AtomicBool::new(false));
                 }
             }
@@ -97,6 +101,16 @@ impl Exclusions {
 
     /// Whether a document is left out.
     pub(crate) fn exclude(&self, path: &Path, place: Option<Place>, text: &str) -> bool {
+        self.exclude_hashed(path, place.map(Place::number), || ContentHash::of(text.as_bytes()))
+    }
+
+    /// As [`Exclusions::exclude`], for a text of which the hash is known.
+    pub(crate) fn exclude_hashed(
+        &self,
+        path: &Path,
+        place: Option<u64>,
+        hash: impl FnOnce() -> ContentHash,
+    ) -> bool {
         if self.paths.is_empty() && self.contents.is_empty() {
             return false;
         }
@@ -110,10 +124,10 @@ impl Exclusions {
         };
         if let Some(excluded) = self.paths.get(path) {
             found(excluded.whole.as_ref());
-            found(place.and_then(|place| excluded.places.get(&place.number())));
+            found(place.and_then(|place| excluded.places.get(&place)));
         }
         if !self.contents.is_empty() {
-            found(self.contents.get(&ContentHash::of(text.as_bytes())));
+            found(self.contents.get(&hash()));
         }
         is_excluded
     }
@@ -150,7 +164,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.txt");
         std::fs::write(&path, text).unwrap();
-        Exclusions::open(&path).map_err(|error| error.to_string())
+        Exclusions::open(&path, None).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -30,7 +30,7 @@ use std::{
     fmt,
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::settings::FilterSettings;
 pub(crate) use self::words::SPLITTER;
@@ -81,7 +81,7 @@ impl FilterReport {
 }
 
 /// A family of rules with its thresholds.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FilterSet {
     Gopher(Gopher),
@@ -93,19 +93,6 @@ pub(crate) enum FilterSet {
 }
 
 impl FilterSet {
-    /// Its name, and that of its table.
-    #[cfg(test)]
-    fn table(&self) -> &'static str {
-        match self {
-            Self::Gopher(_) => "gopher",
-            Self::Repetition(_) => "repetition",
-            Self::C4(_) => "c4",
-            Self::Fineweb(_) => "fineweb",
-            Self::Refinedweb(_) => "refinedweb",
-            Self::NemoEnglish(_) => "nemo-english",
-        }
-    }
-
     fn rules(&self) -> &dyn Judge {
         match self {
             Self::Gopher(rules) => rules,

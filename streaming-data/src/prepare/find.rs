@@ -20,6 +20,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use globset::{GlobBuilder, GlobMatcher};
@@ -41,6 +42,8 @@ pub(crate) struct Input {
     pub bytes: u64,
     /// How it holds documents.
     pub format: Format,
+    /// When it was last changed, as far as the file system says.
+    pub changed: Option<SystemTime>,
 }
 
 /// What the inputs hold.
@@ -82,7 +85,7 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
         {
             let folder = input.parent().unwrap_or(Path::new(""));
             let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-            search.take(folder.to_owned(), metadata.len(), Format::Mds);
+            search.take(folder.to_owned(), &metadata, Format::Mds);
         } else {
             search.take_file(input.clone(), metadata);
         }
@@ -103,6 +106,21 @@ pub(crate) fn find_inputs(inputs: &[PathBuf], glob: &str) -> Result<FoundInputs,
         .collect();
     let duplicates = (reached - inputs.len()) as u64;
     Ok(FoundInputs { inputs, skipped, duplicates })
+}
+
+impl FoundInputs {
+    /// Leaves out what is below a folder: a data set that lies in an input is none itself.
+    pub(crate) fn leave_out(&mut self, folder: &Path, inputs: &[PathBuf]) {
+        let Ok(folder) = fs::canonicalize(folder) else { return };
+        let holds =
+            |input: &PathBuf| fs::canonicalize(input).is_ok_and(|it| folder.starts_with(it));
+        if inputs.iter().any(holds) {
+            let is_below =
+                |path: &Path| fs::canonicalize(path).is_ok_and(|it| it.starts_with(&folder));
+            self.inputs.retain(|input| !is_below(&input.path));
+            self.skipped.retain(|skipped| !is_below(&skipped.path));
+        }
+    }
 }
 
 /// The bytes by which paths are ordered. (`Path` itself compares component by component.)
@@ -184,14 +202,17 @@ impl Search {
             return self.skip(path, SkipReason::NotAFile);
         }
         match Format::of_file(&path) {
-            Ok(format) => self.take(path, metadata.len(), format),
+            Ok(format) => self.take(path, &metadata, format),
             Err(reason) => self.skip(path, reason),
         }
     }
 
-    fn take(&mut self, path: PathBuf, bytes: u64, format: Format) {
+    fn take(&mut self, path: PathBuf, metadata: &fs::Metadata, format: Format) {
+        let (bytes, changed) = (metadata.len(), metadata.modified().ok());
         match fs::canonicalize(&path) {
-            Ok(real_path) => self.candidates.push((Input { path, bytes, format }, real_path)),
+            Ok(real_path) => {
+                self.candidates.push((Input { path, bytes, format, changed }, real_path));
+            }
             Err(source) => self.skip(path, SkipReason::Unreadable { source }),
         }
     }
@@ -231,7 +252,7 @@ impl Search {
         if self.wants(input, &index) && index.is_file() {
             match is_mds_index(&index) {
                 Ok(true) => {
-                    self.take(folder.to_owned(), fs::metadata(&index)?.len(), Format::Mds);
+                    self.take(folder.to_owned(), &fs::metadata(&index)?, Format::Mds);
                     return Ok(Vec::new());
                 }
                 Ok(false) => {}

@@ -14,8 +14,8 @@ use std::{
 
 use super::{
     Strictness,
-    admit::{Admission, LeftOut, Rules},
-    duplicates::Batch,
+    admit::{Admission, LeftOut, Pass, Rules},
+    batch::Batch,
     find::Input,
     input::{Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources},
     job_queue::JobQueue,
@@ -93,6 +93,7 @@ pub(crate) struct Cutting {
 
 /// A part and what it is charged for.
 pub(crate) struct PartAtHand {
+    pub input: usize,
     pub part: Part,
     pub held_bytes: u64,
     /// Bytes of the input that were read for it.
@@ -114,7 +115,7 @@ pub(crate) enum Taken {
     /// A text or a piece of one.
     Text(TextDone),
     /// A part.
-    Part(PartDone),
+    Part(Box<PartDone>),
     /// An input that gives nothing more.
     Skipped(usize, SkipReason),
     /// An input was read to its end.
@@ -130,9 +131,12 @@ pub(crate) struct CutDone {
 /// What became of a part.
 #[derive(Default)]
 pub(crate) struct PartDone {
+    pub input: usize,
     pub held_bytes: u64,
     pub read_bytes: u64,
     pub tokens: Vec<u32>,
+    /// Tokens of each document, in a pass that fetches.
+    pub lengths: Vec<usize>,
     /// The largest token; 0 where there is none.
     pub largest_token: u32,
     pub documents: u64,
@@ -141,8 +145,8 @@ pub(crate) struct PartDone {
     pub text_bytes: u64,
     pub broken: Broken,
     pub left_out: LeftOut,
-    /// What the first pass of two takes.
-    pub signed: Batch,
+    /// What is collected of it.
+    pub batch: Batch,
 }
 
 /// What became of a [`Reading`].
@@ -182,7 +186,10 @@ pub(crate) fn perform_all(work: &Work<'_>, jobs: &JobQueue, results: &Sender<Num
             Job::Take(part) => {
                 let path = Arc::clone(&part.part.path);
                 let what = || format!("tokenizing {}", path.display());
-                Done::Taken(caught(|| take(work, part, number).map(Taken::Part), what))
+                Done::Taken(caught(
+                    || take(work, part, number).map(Box::new).map(Taken::Part),
+                    what,
+                ))
             }
             Job::Encode(row_group) => {
                 let path = work.folder.join(shard_file(row_group.shard));
@@ -229,14 +236,14 @@ fn read(work: &Work<'_>, reading: &Reading, number: u64) -> Result<TextDone, Pre
             return Err(PrepareError::DocumentChanged { path: path.clone(), reason });
         }
         (_, Err(reason)) => {
-            let admission = Admission::new(work.rules, number);
+            let admission = Admission::new(work.rules, number, reading.input);
             let unchanged = admission.finish().ok_or_else(|| changed(path));
             return unchanged.and_then(|_| done(Found::Skipped(reason)));
         }
         (Extent::Piece(piece), Ok(text)) => (text, piece.end == *bytes),
         (_, Ok(text)) => {
-            let mut whole = PartDone::default();
-            let mut admission = Admission::new(work.rules, number);
+            let mut whole = PartDone { input: reading.input, ..PartDone::default() };
+            let mut admission = Admission::new(work.rules, number, reading.input);
             take_text(work, path, None, &text, &mut admission, &mut whole)?;
             whole.end(admission, path)?;
             return done(Found::Whole(Box::new(whole)));
@@ -263,10 +270,14 @@ fn take_text(
         done.empty += 1;
         return Ok(());
     }
-    let Some(text) = admission.admit(path, place, text) else { return Ok(()) };
+    let Some(text) = admission.admit(path, place, text)? else { return Ok(()) };
+    let before = done.tokens.len();
     done.tokens.reserve(text.len() + 1);
     tokenize(work, path, &text, &mut done.tokens)?;
     done.tokens.push(work.tokenizer.eos_token_id());
+    if let Pass::Fetch(_) = work.rules.pass {
+        done.lengths.push(done.tokens.len() - before);
+    }
     done.documents += 1;
     done.text_bytes += text.len() as u64;
     Ok(())
@@ -280,7 +291,7 @@ fn changed(path: &Path) -> PrepareError {
 impl PartDone {
     /// Takes what was found out about the documents, which are all there.
     fn end(&mut self, admission: Admission<'_>, path: &Path) -> Result<(), PrepareError> {
-        (self.left_out, self.signed) = admission.finish().ok_or_else(|| changed(path))?;
+        (self.left_out, self.batch) = admission.finish().ok_or_else(|| changed(path))?;
         Ok(())
     }
 }
@@ -324,10 +335,10 @@ fn cut(
 
 /// Tokenizes the documents of a part.
 fn take(work: &Work<'_>, at_hand: PartAtHand, number: u64) -> Result<PartDone, PrepareError> {
-    let PartAtHand { part, held_bytes, read_bytes } = at_hand;
+    let PartAtHand { input, part, held_bytes, read_bytes } = at_hand;
     let path = &part.path;
-    let mut done = PartDone { held_bytes, read_bytes, ..PartDone::default() };
-    let mut admission = Admission::new(work.rules, number);
+    let mut done = PartDone { input, held_bytes, read_bytes, ..PartDone::default() };
+    let mut admission = Admission::new(work.rules, number, input);
     part.documents.visit(&mut |place, entry| {
         match entry {
             Entry::Text(text) => {

@@ -2,16 +2,21 @@
 //!
 //! Half of a data set must never be taken for one. A folder is written aside and renamed when it is
 //! complete; a store has no rename, so there the index says from the first to the last moment that
-//! the data set is not complete.
+//! the data set is not complete. A data set that is updated is complete all the time: its new version is
+//! written beside the one that is there, and the index is replaced last.
 
 mod folder;
 mod remote;
+pub(crate) mod updated_folder;
+mod updated_store;
 
 use std::{fs::File, path::Path};
 
 pub(crate) use self::{
     folder::{OutputFolder, is_in_the_making},
     remote::RemoteOutput,
+    updated_folder::{UpdatedFolder, WriterLock},
+    updated_store::UpdatedStore,
 };
 use crate::{index::Index, prepare::PrepareError};
 
@@ -30,11 +35,18 @@ pub(crate) trait Output {
     /// [`DataError::Io`].
     fn create(&self, name: &str) -> Result<File, PrepareError>;
 
-    /// Takes a shard whose file is complete.
+    /// Takes a shard whose file, which was created under another name perhaps, is complete.
     ///
     /// # Errors
     /// [`DataError::Io`] when it cannot be brought on its way.
-    fn take(&mut self, name: &str, file: File) -> Result<(), PrepareError>;
+    fn take(&mut self, written_as: &str, name: &str, file: File) -> Result<(), PrepareError>;
+
+    /// Writes a whole file, with `/` between folders in its name. One that is there already may be replaced
+    /// at any time until the data set is published.
+    ///
+    /// # Errors
+    /// [`DataError::Io`], [`DataError::Store`].
+    fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError>;
 
     /// Whether at most so many shards of those taken are still on their way; where more are, it
     /// waits a moment.

@@ -110,15 +110,27 @@ impl Packer {
         }
     }
 
+    /// Ends the shard: the last row group, if rows are left for one, and the tokens that are in no row. The
+    /// next begins with rows of its own, without what is in this one.
+    pub(crate) fn end_shard(&mut self) -> (Option<RowGroup>, Vec<u32>) {
+        let row_group = self.cut_off_rest();
+        let has_rows = self.shard_samples > 0;
+        let tail = self.tokens.split_off(if has_rows { self.cut.overlap() } else { 0 });
+        self.tokens.clear();
+        self.shard += usize::from(has_rows);
+        self.shard_samples = 0;
+        (row_group, tail)
+    }
+
+    /// Passes over a shard that is there already, where none began.
+    pub(crate) fn skip_shard(&mut self) {
+        assert!(self.tokens.is_empty() && self.shard_samples == 0, "a shard began");
+        self.shard += 1;
+    }
+
     /// Ends the stream.
     pub(crate) fn finish(mut self) -> StreamEnd {
-        let samples = self.tokens.len().saturating_sub(self.cut.overlap()) / self.cut.stride();
-        let row_group = (samples > 0).then(|| {
-            let rest = self.tokens.split_off(self.cut.tokens_of(samples));
-            let row_group = self.cut_off(samples);
-            self.tokens.extend(rest);
-            row_group
-        });
+        let row_group = self.cut_off_rest();
         let rows_began = self.shard > 0 || self.shard_samples > 0;
         let in_rows = if rows_began { self.cut.overlap() } else { 0 };
         StreamEnd {
@@ -126,6 +138,17 @@ impl Packer {
             tokens: self.stream_tokens,
             dropped_tokens: (self.tokens.len() - in_rows) as u64,
         }
+    }
+
+    /// Makes a row group of what is left, if it is enough for one.
+    fn cut_off_rest(&mut self) -> Option<RowGroup> {
+        let samples = self.tokens.len().saturating_sub(self.cut.overlap()) / self.cut.stride();
+        (samples > 0).then(|| {
+            let rest = self.tokens.split_off(self.cut.tokens_of(samples));
+            let row_group = self.cut_off(samples);
+            self.tokens.extend(rest);
+            row_group
+        })
     }
 
     /// Makes a row group of all tokens at hand, and keeps what the next row shares with it.
@@ -187,6 +210,35 @@ mod tests {
                     assert!(full.iter().all(|shard| *shard == [2, 2, 1]), "{shards:?}");
                     assert!(last.iter().sum::<usize>() <= 5);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_shard_that_ends_early_keeps_its_rows_and_gives_back_what_is_in_none() {
+        let how = Cut {
+            seq_len: 3,
+            row_group_samples: 2,
+            shard_samples: usize::MAX,
+            rows: Rows::Overlapping,
+        };
+        for tokens in 0..40_u32 {
+            let stream: Vec<u32> = (0..tokens).collect();
+            let mut packer = Packer::new(how);
+            for shard in 0..3 {
+                let mut row_groups = packer.push(&stream);
+                let (last, tail) = packer.end_shard();
+                row_groups.extend(last);
+                let samples = (tokens.saturating_sub(1) / 3) as usize;
+                let in_rows = if samples == 0 { 0 } else { samples * 3 + 1 };
+                assert_eq!(tail, stream[in_rows..], "{tokens}");
+                assert_eq!(row_groups.iter().map(|group| group.samples).sum::<usize>(), samples);
+                let mut found = Vec::new();
+                for group in row_groups {
+                    assert_eq!(group.shard, if samples == 0 { 0 } else { shard });
+                    found.extend_from_slice(&group.tokens[usize::from(!found.is_empty())..]);
+                }
+                assert_eq!(found, stream[..in_rows]);
             }
         }
     }

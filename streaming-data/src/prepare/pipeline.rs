@@ -25,7 +25,7 @@ use std::{
 use super::{
     Phase, Progress, Strictness,
     admit::{Admission, LeftOut, Pass},
-    duplicates::{Batch, Collector},
+    batch::{Batch, Collect, Ended},
     in_order::InOrder,
     input::{More, ReadFailure, ReadParts},
     job::{
@@ -36,11 +36,14 @@ use super::{
     output::Output,
     pack::{Packer, RowGroup},
     plan::{Extent, Plan, Verdict},
-    shard::{EncodedRowGroup, ShardWriter},
+    shard::{EncodedRowGroup, Naming, ShardWriter},
     skip::{Broken, SkipReason, SkippedDocument},
     tokenize::Pieces,
 };
-use crate::{index::ShardEntry, prepare::PrepareError};
+use crate::{
+    index::{ShardEntry, StateEntry},
+    prepare::{PrepareError, upkeep::Changes},
+};
 
 /// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two
 /// levels while it is encoded (4), and at worst its place in the page (4).
@@ -80,6 +83,9 @@ pub(crate) struct Outcome {
     pub dropped_tokens: u64,
     /// The most memory that was charged at once.
     pub peak_held_bytes: u64,
+    /// What is known of the documents, and what changed, where that is kept.
+    pub state: Option<StateEntry>,
+    pub changes: Changes,
 }
 
 /// Does the work, and hands its shards to the output, or in a pass that signs, the signatures to the
@@ -91,8 +97,8 @@ pub(crate) struct Outcome {
 /// [`PrepareError::Interrupted`]. The output then holds whatever was written.
 pub(crate) fn run(
     work: &Work<'_>,
-    output: &mut dyn Output,
-    collector: Option<&mut Collector>,
+    output: Option<&mut dyn Output>,
+    collector: Option<&mut dyn Collect>,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Outcome, PrepareError> {
     let jobs = JobQueue::default();
@@ -105,15 +111,20 @@ pub(crate) fn run(
         }
         // Every thread then ends after the job at hand, also on an error.
         let _closed_at_end = jobs.close_at_end();
-        let ends = Ends { output, collector, progress };
+        let ends = Ends {
+            // Within an option a borrow is shortened by hand.
+            output: output.map(|output| output as &mut dyn Output),
+            collector: collector.map(|collector| collector as &mut dyn Collect),
+            progress,
+        };
         Conductor::new(work, ends, jobs, result_receiver).conduct()
     })
 }
 
 /// Where results go.
 struct Ends<'a> {
-    output: &'a mut dyn Output,
-    collector: Option<&'a mut Collector>,
+    output: Option<&'a mut dyn Output>,
+    collector: Option<&'a mut dyn Collect>,
     progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
@@ -122,7 +133,8 @@ struct Conductor<'a> {
     work: &'a Work<'a>,
     plan: Plan<'a>,
     packer: Packer,
-    writer: ShardWriter<'a>,
+    /// None in a pass that packs nothing.
+    writer: Option<ShardWriter<'a>>,
     jobs: &'a JobQueue,
     results: Receiver<Numbered<Done>>,
     taken: InOrder<Result<Taken, PrepareError>>,
@@ -140,7 +152,7 @@ struct Conductor<'a> {
     batches: u64,
     outcome: Outcome,
     position: Progress,
-    collector: Option<&'a mut Collector>,
+    collector: Option<&'a mut dyn Collect>,
     progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
@@ -161,7 +173,7 @@ impl<'a> Conductor<'a> {
             work,
             plan: Plan::new(work.inputs, piece_bytes, work.bounds.piece_bytes),
             packer: Packer::new(work.cut),
-            writer: ShardWriter::new(work.format, output),
+            writer: output.map(|output| ShardWriter::new(work.format, output, Naming::Number)),
             jobs,
             results,
             taken: InOrder::new(),
@@ -175,8 +187,8 @@ impl<'a> Conductor<'a> {
             outcome: Outcome::default(),
             position: Progress {
                 phase: match work.rules.pass {
-                    Pass::Sign(_) => Phase::Comparing,
-                    Pass::Tokenize(_) => Phase::Tokenizing,
+                    Pass::Sign(_) | Pass::Record(..) => Phase::Comparing,
+                    Pass::Tokenize(_) | Pass::Fetch(_) | Pass::Visit(_) => Phase::Tokenizing,
                 },
                 bytes_total,
                 ..Progress::default()
@@ -204,11 +216,13 @@ impl<'a> Conductor<'a> {
             self.hand_out_row_group(row_group);
             self.take_result()?;
         }
-        self.writer.close()?;
-        while !self.writer.are_stored()? {
-            self.report()?;
+        if let Some(mut writer) = self.writer.take() {
+            writer.close()?;
+            while !writer.are_stored()? {
+                self.report()?;
+            }
+            self.outcome.shards = writer.written();
         }
-        self.outcome.shards = self.writer.written();
         Ok(self.outcome)
     }
 
@@ -258,39 +272,46 @@ impl<'a> Conductor<'a> {
             Done::RowGroup(row_group) => self.row_groups.arrived(number, row_group),
         }
         while let Some(taken) = self.taken.next() {
-            let signed = match taken? {
+            let (input, batch, ended) = match taken? {
                 Taken::Text(text) => self.take_text(text)?,
-                Taken::Part(part) => self.take_part(part),
+                Taken::Part(part) => (part.input, self.take_part(*part), None),
                 Taken::Skipped(input, reason) => {
                     self.check_empty(input)?;
                     self.skip(input, reason)?;
-                    Batch::default()
+                    (input, Batch::default(), Some(Ended::Skipped))
                 }
                 Taken::InputEnd(input) => {
                     self.check_empty(input)?;
                     self.end_input(input);
-                    Batch::default()
+                    (input, Batch::default(), Some(Ended::Whole))
                 }
             };
             self.batches += 1;
             if let Some(collector) = &mut self.collector {
-                collector.take(signed)?;
+                collector.take(input, batch)?;
+                if let Some(ended) = ended {
+                    collector.end(input, ended)?;
+                }
             }
             self.report()?;
         }
         while let Some(row_group) = self.row_groups.next() {
             let row_group = row_group?;
             let samples = row_group.samples;
-            while !self.writer.has_room_for(&row_group)? {
+            while !self.writer().has_room_for(&row_group)? {
                 self.report()?;
             }
-            self.writer.append(row_group)?;
+            self.writer().append(row_group)?;
             let tokens = self.work.cut.tokens_of(samples);
             self.held_bytes -= tokens as u64 * HELD_BYTES_PER_TOKEN;
             self.position.samples += samples as u64;
             self.report()?;
         }
         Ok(())
+    }
+
+    fn writer(&mut self) -> &mut ShardWriter<'a> {
+        self.writer.as_mut().expect("a pass that packs has an output")
     }
 
     /// Numbers a part that was cut off and hands it out, or whatever came in its place.
@@ -307,7 +328,7 @@ impl<'a> Conductor<'a> {
                     let held_bytes = held_bytes(part.bytes);
                     self.hold(held_bytes);
                     let number = self.taken.number();
-                    let item = Job::Take(PartAtHand { part, held_bytes, read_bytes });
+                    let item = Job::Take(PartAtHand { input, part, held_bytes, read_bytes });
                     self.send(Numbered { number, item });
                 }
                 match next.more {
@@ -336,23 +357,31 @@ impl<'a> Conductor<'a> {
         self.taken.arrived(number, taken);
     }
 
-    fn take_text(&mut self, TextDone { reading, found }: TextDone) -> Result<Batch, PrepareError> {
+    fn take_text(
+        &mut self,
+        TextDone { reading, found }: TextDone,
+    ) -> Result<(usize, Batch, Option<Ended>), PrepareError> {
+        let mut ended = None;
         self.held_bytes -= held_bytes(reading.bytes);
         let input = &self.work.inputs[reading.input];
         match (&reading.extent, found) {
             (Extent::Check(_), Found::Skipped(reason)) => {
                 if self.plan.checked(Verdict::Bad) {
                     self.skip(reading.input, reason)?;
+                    ended = Some(Ended::Skipped);
                 }
             }
             (Extent::Check(_), _) => {
                 self.plan.checked(Verdict::Good);
             }
-            (_, Found::Skipped(reason)) => self.skip(reading.input, reason)?,
+            (_, Found::Skipped(reason)) => {
+                self.skip(reading.input, reason)?;
+                ended = Some(Ended::Skipped);
+            }
             (_, Found::Whole(whole)) => {
-                let signed = self.take_part(*whole);
+                let batch = self.take_part(*whole);
                 self.end_input(reading.input);
-                return Ok(signed);
+                return Ok((reading.input, batch, Some(Ended::Whole)));
             }
             (_, Found::Piece { tokens, text_bytes }) => {
                 self.pack(&tokens);
@@ -364,16 +393,22 @@ impl<'a> Conductor<'a> {
                 if ends_document {
                     self.outcome.documents += 1;
                     self.end_input(reading.input);
+                    ended = Some(Ended::Whole);
                 }
             }
             (_, Found::Checked) => unreachable!("only checks are answered so"),
         }
-        Ok(Batch::default())
+        Ok((reading.input, Batch::default(), ended))
     }
 
     fn take_part(&mut self, part: PartDone) -> Batch {
         self.held_bytes -= part.held_bytes;
-        self.pack(&part.tokens);
+        let mut batch = part.batch;
+        (batch.empty, batch.nulls, batch.broken) = (part.empty, part.nulls, part.broken.count);
+        match self.work.rules.pass {
+            Pass::Fetch(_) => (batch.tokens, batch.lengths) = (part.tokens, part.lengths),
+            _ => self.pack(&part.tokens),
+        }
         self.position.bytes_done += part.read_bytes;
         self.input_done += part.read_bytes;
         let outcome = &mut self.outcome;
@@ -384,7 +419,7 @@ impl<'a> Conductor<'a> {
         outcome.broken.append(part.broken);
         outcome.left_out.add(&part.left_out);
         outcome.largest_token = outcome.largest_token.max(part.largest_token);
-        part.signed
+        batch
     }
 
     fn pack(&mut self, tokens: &[u32]) {
@@ -396,6 +431,9 @@ impl<'a> Conductor<'a> {
     fn skip(&mut self, input: usize, reason: SkipReason) -> Result<(), PrepareError> {
         self.end_input(input);
         let path = self.work.inputs[input].path.clone();
+        if self.collector.as_ref().is_some_and(|collector| !collector.may_skip(input)) {
+            return Err(PrepareError::Readmitted { path, reason });
+        }
         match self.work.strictness {
             Strictness::Strict => Err(PrepareError::Document { path, reason }),
             Strictness::Lenient => {
@@ -408,7 +446,10 @@ impl<'a> Conductor<'a> {
     /// Whether the first pass of two found as little here.
     fn check_empty(&self, input: usize) -> Result<(), PrepareError> {
         let changed = || PrepareError::InputChanged { path: self.work.inputs[input].path.clone() };
-        Admission::new(self.work.rules, self.batches).finish().map(|_| ()).ok_or_else(changed)
+        Admission::new(self.work.rules, self.batches, input)
+            .finish()
+            .map(|_| ())
+            .ok_or_else(changed)
     }
 
     /// Whether the first pass of two came this far and no further.

@@ -175,8 +175,12 @@ mod tests {
     use crate::prepare::format::Compression;
 
     fn texts(sizes: &[u64]) -> Vec<Input> {
-        let text =
-            |&bytes: &u64| Input { path: bytes.to_string().into(), bytes, format: Format::Text };
+        let text = |&bytes: &u64| Input {
+            path: bytes.to_string().into(),
+            bytes,
+            format: Format::Text,
+            changed: None,
+        };
         sizes.iter().map(text).collect()
     }
 

@@ -1,6 +1,7 @@
 //! How far `prepare` is, and what it did.
 
-use super::{BrokenDocument, DedupReport, FilterReport, SkippedDocument};
+use super::{BrokenDocument, Changes, DedupReport, FilterReport, SkippedDocument};
+use crate::hash::ContentHash;
 
 /// What `prepare` is doing; each phase reads from the beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +44,10 @@ pub enum PreparedFrom {
 pub struct PrepareReport {
     /// What the samples were made of.
     pub from: PreparedFrom,
+    /// The identity of the data: what the index says.
+    pub fingerprint: ContentHash,
+    /// What of it is new, where it can be kept up to date.
+    pub changes: Changes,
     /// Documents in the stream, or samples that were tokenized already.
     pub documents: u64,
     /// Empty texts, which are no documents.

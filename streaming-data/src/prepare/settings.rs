@@ -2,6 +2,8 @@
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use super::{DedupSettings, FilterSettings};
 use crate::store::StoreSettings;
 
@@ -61,8 +63,11 @@ pub struct PrepareSettings {
     pub workers: NonZeroUsize,
     /// Whether files, lines and rows that cannot be documents are an error.
     pub strictness: Strictness,
-    /// Rows of each shard but the last. By default about 64 MiB of tokens, decoded.
+    /// Rows of each shard but the last, or of [`Layout::Updatable`] about as many. By default about 64 MiB of
+    /// tokens, decoded.
     pub shard_samples: Option<NonZeroUsize>,
+    /// Where shards end, and whether the data set can be kept up to date.
+    pub layout: Layout,
 }
 
 impl PrepareSettings {
@@ -84,13 +89,28 @@ impl PrepareSettings {
             workers: NonZeroUsize::MIN,
             strictness: Strictness::Lenient,
             shard_samples: None,
+            layout: Layout::Stream,
         }
     }
 }
 
+/// Where shards end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// One stream of tokens is cut into shards of equal numbers of rows. A document more or less moves all
+    /// behind it.
+    #[default]
+    Stream,
+    /// A shard ends behind a document, as its content decides, and beside the shards stands what is known of
+    /// the documents: what [`update`](super::update) needs. Names of shards are hashes of their content. The
+    /// inputs are documents, and no MDS folders; they are read twice, each document whole.
+    Updatable,
+}
+
 /// What becomes of files that cannot be read or are not UTF-8, and of lines, rows and samples that
 /// are no documents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Strictness {
     /// They are skipped and named in the report.
     #[default]

@@ -162,10 +162,29 @@ pub(crate) fn is_shard_file(name: &str) -> bool {
 /// Shards that may be complete here and not yet where they are to be.
 pub(crate) const ON_THEIR_WAY: usize = 3;
 
+/// What shards are called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// By their numbers.
+    Number,
+    /// By the hashes of their content.
+    Content,
+}
+
+/// The file name of a shard by its content; `before` are the shards before it.
+pub(crate) fn content_name(hash: ContentHash, before: &[ShardEntry]) -> String {
+    let digits = hash.digits();
+    match before.iter().filter(|shard| shard.hash == hash).count() {
+        0 => format!("shard-{digits}.parquet"),
+        same => format!("shard-{digits}-{same}.parquet"),
+    }
+}
+
 /// Writes the row groups of a data set, one shard after the other.
 pub(crate) struct ShardWriter<'a> {
     format: &'a ShardFormat,
     output: &'a mut dyn Output,
+    naming: Naming,
     open: Option<OpenShard>,
     written: Vec<ShardEntry>,
 }
@@ -179,8 +198,36 @@ struct OpenShard {
 }
 
 impl<'a> ShardWriter<'a> {
-    pub(crate) fn new(format: &'a ShardFormat, output: &'a mut dyn Output) -> ShardWriter<'a> {
-        ShardWriter { format, output, open: None, written: Vec::new() }
+    pub(crate) fn new(
+        format: &'a ShardFormat,
+        output: &'a mut dyn Output,
+        naming: Naming,
+    ) -> ShardWriter<'a> {
+        ShardWriter { format, output, naming, open: None, written: Vec::new() }
+    }
+
+    /// Goes on behind a shard that is there already.
+    ///
+    /// # Errors
+    /// As [`ShardWriter::append`].
+    pub(crate) fn keep(&mut self, shard: ShardEntry) -> Result<(), PrepareError> {
+        self.close()?;
+        self.written.push(shard);
+        Ok(())
+    }
+
+    /// The name by its content of a shard that comes next.
+    ///
+    /// # Errors
+    /// As [`ShardWriter::append`].
+    pub(crate) fn next_name(&mut self, hash: ContentHash) -> Result<String, PrepareError> {
+        self.close()?;
+        Ok(content_name(hash, &self.written))
+    }
+
+    /// Where the shards go.
+    pub(crate) fn output(&mut self) -> &mut dyn Output {
+        self.output
     }
 
     /// Whether there is room for a row group; where there is none, it waits a moment.
@@ -236,10 +283,14 @@ impl<'a> ShardWriter<'a> {
             let mut written = writer.into_inner().map_err(|error| encoding_error(&path, error))?;
             let footer = footer(&written.cut()).map_err(|error| encoding_error(&path, error))?;
             let HashedFile { file, hasher, .. } = written;
-            let name = self.output.name_of(&shard_file(self.written.len()));
+            let written_as = self.output.name_of(&shard_file(self.written.len()));
             let bytes = file.metadata().map_err(PrepareError::io("read", &path))?.len();
-            self.output.take(&name, file)?;
             let (hash, footer) = (hasher.finish(), Some(footer));
+            let name = match self.naming {
+                Naming::Number => written_as.clone(),
+                Naming::Content => content_name(hash, &self.written),
+            };
+            self.output.take(&written_as, &name, file)?;
             self.written.push(ShardEntry { file: name, samples, bytes, hash, footer });
         }
         Ok(())

@@ -46,6 +46,11 @@ impl Pieces {
         self.directory.as_ref().map_or(0..1, |directory| directory.pieces_of(row))
     }
 
+    /// All pieces, one after the other.
+    pub(crate) fn all(&self) -> Range<usize> {
+        0..self.of_row(self.rows.saturating_sub(1)).end
+    }
+
     /// Places of a piece's tokens among those of the row group.
     fn places(&self, piece: usize) -> Range<u64> {
         let whole = 0..self.rows * self.row_tokens;

@@ -180,7 +180,7 @@ impl Footer {
     }
 
     /// Rows of a row group.
-    pub(super) fn group_rows(&self, group: usize) -> usize {
+    pub(crate) fn group_rows(&self, group: usize) -> usize {
         (self.ends[group] - self.group_start(group)) as usize
     }
 

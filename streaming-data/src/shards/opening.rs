@@ -12,7 +12,8 @@ use super::{
 use crate::{
     data_set::DataSettings,
     error::DataError,
-    index::{INDEX_FILE, Index},
+    hash::ContentHash,
+    index::{INDEX_FILE, Index, read_version, version_file_of},
     shard::{RowKind, Shard},
     store::{Location, RemoteFolder},
 };
@@ -52,6 +53,28 @@ impl Opened {
         Ok(Opened { location, remote: None, index })
     }
 
+    /// Opens a version in a folder, or in a path that is a URL; none where there is no such version.
+    ///
+    /// # Errors
+    /// As [`Opened::new`].
+    pub(crate) fn version(
+        path: &Path,
+        fingerprint: ContentHash,
+        settings: &DataSettings,
+    ) -> Result<Option<Opened>, DataError> {
+        let location = Location::of_path(path)?;
+        if let Some(path) = location.local() {
+            let index = read_version(path, fingerprint)?;
+            return Ok(index.map(|index| Opened { location, remote: None, index: Some(index) }));
+        }
+        let folder = RemoteFolder::open(location, &settings.store)?;
+        let name = version_file_of(fingerprint);
+        let Some(bytes) = folder.get_if_there(&name)? else { return Ok(None) };
+        let path = PathBuf::from(folder.location().join(&name).to_string());
+        let index = Index::from_bytes(&bytes, &path)?;
+        Ok(Some(Opened::with_index(folder, index, settings)))
+    }
+
     /// Opens a folder of a remote store.
     ///
     /// # Errors
@@ -70,6 +93,17 @@ impl Opened {
         };
         let remote = Some(Remote { folder, settings: settings.clone() });
         Ok(Opened { location, remote, index })
+    }
+
+    /// A folder of a remote store whose index was read.
+    pub(crate) fn with_index(
+        folder: RemoteFolder,
+        index: Index,
+        settings: &DataSettings,
+    ) -> Opened {
+        let location = folder.location().clone();
+        let remote = Some(Remote { folder, settings: settings.clone() });
+        Opened { location, remote, index: Some(index) }
     }
 
     /// What it says of itself, where it does.

@@ -163,6 +163,18 @@ impl RemoteFolder {
         }
     }
 
+    /// Begins to write a whole object from a file, as [`RemoteFolder::put_file`] does. Given up, it ends soon,
+    /// and leaves no parts in the store.
+    pub(crate) fn start_file(
+        &self,
+        name: &str,
+        file: File,
+        given_up: &Cancel,
+    ) -> Result<Started<()>, DataError> {
+        let (writing, given_up) = (self.operation("write", name), given_up.clone());
+        self.start(writing.url(), async move { writing.put_opened(file, &given_up).await })
+    }
+
     /// Begins to write a whole object from a file, as [`RemoteFolder::put_file`] does, unless the claim is
     /// another's. Given up, it ends soon, and leaves no parts in the store.
     pub(crate) fn start_claimed(

@@ -42,6 +42,7 @@ pub fn index_of(shards: Vec<ShardEntry>) -> Index {
             length: ROW_TOKENS,
         }],
         selection: None,
+        state: None,
         shards,
     }
 }

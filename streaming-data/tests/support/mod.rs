@@ -240,6 +240,7 @@ pub fn write_index(folder: &Path, seq_len: usize, vocab_size: u32, samples: &[u6
             length: seq_len + 1,
         }],
         selection: None,
+        state: None,
         shards,
     };
     fs::write(folder.join(INDEX_FILE), index.to_bytes()).unwrap();

@@ -12,6 +12,7 @@ use timely::dataflow::InputHandle;
 use timely::dataflow::channels::ContainerBytes;
 use timely::{CommunicationConfig, Config, WorkerConfig};
 
+use super::updates::part_of_update;
 use super::*;
 use crate::carry::Carry;
 
@@ -67,7 +68,7 @@ fn said(what: What, chunks: Vec<Chunk>) -> String {
             let mut until = InputHandle::<u64, CapacityContainerBuilder<Vec<()>>>::new();
             let mut end = (worker.index() == 0).then(|| {
                 let groups: Vec<_> = (0..3).map(|rank| rank..rank + 1).collect();
-                Host::group(&[&cpu], &groups, 0, &schedule).unwrap().remove(0)
+                Host::group(&[&cpu], &groups, 0, &schedule, Holders::EACH).unwrap().remove(0)
             });
             let (outgoing, others) = courier(|_arrived| ());
             let carried = end.as_mut().map_or(Some(others), |end| end.courier()).unwrap();

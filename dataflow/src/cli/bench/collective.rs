@@ -38,6 +38,7 @@ use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, group, ki
 use crate::error::{JobError, Result};
 use crate::memory::available_bytes;
 use crate::operators::GraphError;
+use crate::parallel::Sharding;
 
 /// More workers than any machine has places for: beyond, threads are what is measured.
 const MOST_WORKERS: usize = 256;
@@ -244,7 +245,8 @@ impl Measuring<'_> {
         let lanes = LaneSchedule::at_once(workers.next_power_of_two(), workers);
         let lanes = lanes.map_err(|error| JobError::Communicator(error.into()))?;
         let backends = devices.backends();
-        let communicators = Communicators::new(&backends, cluster.process, lanes, &library)?;
+        let (process, sharding) = (cluster.process, Sharding::Optimizer);
+        let communicators = Communicators::new(&backends, process, lanes, sharding, &library)?;
         let asks = devices.first().memory() == MemoryPlace::Device && !bench.no_peer;
         let peer = asks.then(&library).transpose().unwrap_or_else(|error| {
             if cluster.process == 0 {

@@ -5,12 +5,13 @@
 
 mod fast;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::Value;
 use tidemill_files::Kind;
+use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::prepare::{Tokenize, TokenizeError};
 
 use self::fast::FastTokenizer;
@@ -65,7 +66,6 @@ impl DocumentTokenizer {
         let json = tidemill_files::read(path, Kind::Tokenizer).with_context(failed)?;
         let tokenizer = TextTokenizer::of_bytes(&json, path)?;
         let json = String::from_utf8(json).with_context(failed)?;
-        check_determinism(path, &json)?;
         let named = NamedTokens::beside(path)?;
         let eos = match eos_token {
             Some(text) => tokenizer.token_id(text),
@@ -84,21 +84,51 @@ impl DocumentTokenizer {
             );
             wrong(path, what)
         })?;
+        let (bos, pad) = (named.id(&tokenizer, "bos_token"), named.id(&tokenizer, "pad_token"));
+        Self::new(path, (tokenizer, json), SpecialTokens { bos, eos, pad }, library)
+    }
+
+    /// The tokenizer that a data set was prepared with, from what the data set has of it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and a data set that says too little.
+    pub(super) fn of_data_set(data_set: &DataSet, library: Library) -> anyhow::Result<Self> {
+        let path = data_set.tokenizer_location().unwrap_or_else(|| data_set.location().clone());
+        let path = PathBuf::from(path.to_string());
+        let missing =
+            |what: &str| wrong(&path, format!("expected {what} of the data set, found none"));
+        let json = data_set.read_tokenizer()?.ok_or_else(|| missing("the tokenizer"))?;
+        let eos =
+            data_set.eos_token_id().ok_or_else(|| missing("the token that ends documents"))?;
+        let special =
+            SpecialTokens { bos: data_set.bos_token_id(), eos, pad: data_set.pad_token_id() };
+        let tokenizer = TextTokenizer::of_bytes(&json, &path)?;
+        let failed = || format!("reading {} failed", path.display());
+        let json = String::from_utf8(json.into()).with_context(failed)?;
+        Self::new(&path, (tokenizer, json), special, library)
+    }
+
+    fn new(
+        path: &Path,
+        (tokenizer, json): (TextTokenizer, String),
+        SpecialTokens { bos, eos, pad }: SpecialTokens,
+        library: Library,
+    ) -> anyhow::Result<Self> {
+        let parsed = parse_deterministic(path, &json)?;
         let fast = match library {
-            Library::Fastest => FastTokenizer::open(&json, &tokenizer),
+            Library::Fastest => FastTokenizer::open(parsed, &tokenizer),
             Library::Reference => None,
         };
         tracing::info!(fast = fast.is_some(), "{} is read", path.display());
-        Ok(Self {
-            vocab_size: tokenizer.vocab_size(),
-            fast,
-            bos: named.id(&tokenizer, "bos_token"),
-            pad: named.id(&tokenizer, "pad_token"),
-            tokenizer,
-            json,
-            eos,
-        })
+        Ok(Self { vocab_size: tokenizer.vocab_size(), fast, bos, pad, tokenizer, json, eos })
     }
+}
+
+/// What an index says of a tokenizer's tokens.
+struct SpecialTokens {
+    bos: Option<u32>,
+    eos: u32,
+    pad: Option<u32>,
 }
 
 /// Asks the faster library to have given the tokens of the reference.
@@ -122,15 +152,15 @@ fn check_agreement(found: &[u32], expected: &[u32]) -> Result<(), JobError> {
     Err(JobError::Config { origin, what })
 }
 
-/// A tokenizer that was saved for training may leave merges out at random.
-fn check_determinism(path: &Path, json: &str) -> anyhow::Result<()> {
+/// What a file holds, if it gives the same tokens each time: one that was saved for training may leave merges out at random.
+fn parse_deterministic(path: &Path, json: &str) -> anyhow::Result<Value> {
     let json: Value = serde_json::from_str(json).map_err(|error| wrong(path, error.to_string()))?;
     let dropout = json["model"]["dropout"].as_f64().unwrap_or(0.0);
     if dropout != 0.0 {
         let what = "expected null: the same text must always give the same tokens";
         return Err(wrong(path, format!("model.dropout is {dropout}, {what}")).into());
     }
-    Ok(())
+    Ok(json)
 }
 
 /// A file that cannot be used.

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use serde_json::Value;
 use tidemill_streaming_data::prepare::{PrepareReport, PreparedFrom, Rule};
 use tidemill_streaming_data::store::Location;
 
@@ -17,42 +18,12 @@ pub(super) fn print(
     output: &Location,
     arguments: &PrepareArguments,
 ) -> anyhow::Result<()> {
-    let skipped: Vec<serde_json::Value> = report
-        .skipped
-        .iter()
-        .map(|skipped| {
-            let (path, reason) = (skipped.path.display().to_string(), one_line(&skipped.reason));
-            serde_json::json!({ "path": path, "reason": reason })
-        })
-        .collect();
-    let broken: Vec<serde_json::Value> = report
-        .named_broken
-        .iter()
-        .map(|broken| {
-            let (path, place) = (broken.path.display().to_string(), broken.place.to_string());
-            let reason = broken.reason.to_string();
-            serde_json::json!({ "path": path, "place": place, "reason": reason })
-        })
-        .collect();
     match arguments.format {
         Format::Json => {
-            let mut printed = serde_json::json!({
-                "documents": report.documents,
-                "empty": report.empty,
-                "nulls": report.nulls,
-                "broken": report.broken,
-                "named_broken": broken,
-                "duplicates": report.duplicates,
-                "skipped": skipped,
-                "text_bytes": report.text_bytes,
-                "tokens": report.tokens,
-                "dropped_tokens": report.dropped_tokens,
-                "seq_len": report.seq_len,
-                "vocab_size": report.vocab_size,
-                "samples": report.samples,
-                "shards": report.shards,
-                "shard_bytes": report.shard_bytes,
-            });
+            let mut printed = numbers(report);
+            if arguments.updatable {
+                printed["fingerprint"] = report.fingerprint.to_string().into();
+            }
             if arguments.filter.is_some() {
                 printed["rejected"] = by_rule(&report.filtered.rejected);
                 printed["dropped_lines"] = by_rule(&report.filtered.dropped_lines);
@@ -76,18 +47,52 @@ pub(super) fn print(
                 report.shards,
                 report.shard_bytes as f64 / 1e6,
             )?;
-            print_source(report, arguments, skipped.len())?;
+            print_source(report, arguments)?;
         }
     }
     Ok(())
 }
 
+/// What every report says, in JSON.
+pub(super) fn numbers(report: &PrepareReport) -> Value {
+    let skipped: Vec<Value> = report
+        .skipped
+        .iter()
+        .map(|skipped| {
+            let (path, reason) = (skipped.path.display().to_string(), one_line(&skipped.reason));
+            serde_json::json!({ "path": path, "reason": reason })
+        })
+        .collect();
+    let broken: Vec<Value> = report
+        .named_broken
+        .iter()
+        .map(|broken| {
+            let (path, place) = (broken.path.display().to_string(), broken.place.to_string());
+            let reason = broken.reason.to_string();
+            serde_json::json!({ "path": path, "place": place, "reason": reason })
+        })
+        .collect();
+    serde_json::json!({
+        "documents": report.documents,
+        "empty": report.empty,
+        "nulls": report.nulls,
+        "broken": report.broken,
+        "named_broken": broken,
+        "duplicates": report.duplicates,
+        "skipped": skipped,
+        "text_bytes": report.text_bytes,
+        "tokens": report.tokens,
+        "dropped_tokens": report.dropped_tokens,
+        "seq_len": report.seq_len,
+        "vocab_size": report.vocab_size,
+        "samples": report.samples,
+        "shards": report.shards,
+        "shard_bytes": report.shard_bytes,
+    })
+}
+
 /// What the samples come from, in words.
-fn print_source(
-    report: &PrepareReport,
-    arguments: &PrepareArguments,
-    skipped: usize,
-) -> anyhow::Result<()> {
+fn print_source(report: &PrepareReport, arguments: &PrepareArguments) -> anyhow::Result<()> {
     if report.from == PreparedFrom::TokenizedSamples {
         let stated = match (arguments.vocab_size, &arguments.tokenizer) {
             (Some(_), _) => "as --vocab-size says",
@@ -110,7 +115,7 @@ fn print_source(
         report.nulls,
         report.broken,
         report.duplicates,
-        skipped,
+        report.skipped.len(),
     )?;
     if arguments.exclude.is_some() {
         result_line!("the list excluded {} documents", report.excluded)?;

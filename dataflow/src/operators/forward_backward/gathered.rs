@@ -1,7 +1,7 @@
-//! The parameters of a block, gathered from the workers that own them before it runs, and let go behind it.
+//! The parameters of a block, gathered from the workers that hold them before it runs, and let go behind it.
 //!
 //! Two pieces of memory take turns: in one are the parameters of the block that runs, and into the other those of the next come
-//! meanwhile, on a device stream of their own. They come from where their owners have them: nothing is staged.
+//! meanwhile, on a device stream of their own. They come from where their holders have them: nothing is staged.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tidemill_collective::communicator::Interval;
 use tidemill_kernels::{Backend, MemoryPlace, Run, Slice, SliceMut};
 use tidemill_model::{BlockWalk, Device, Direction, Lease, ParameterSource, Parameters, Result};
 
-use crate::operators::gather_plan::{GatherPlan, GatheredUse, Piece};
+use crate::operators::gather_plan::{FromMember, GatherPlan, GatheredUse};
 use crate::operators::span::{GatheredBlocks, Span};
 
 /// Memory for the parameters of a block.
@@ -26,8 +26,8 @@ struct Place<B: Backend> {
 
 /// The two places, which stay from step to step.
 pub(super) struct GatheredParameters<B: Backend> {
-    /// The worker that computes with them.
-    worker: usize,
+    /// Which of those that hold the parameters computes with them.
+    member: usize,
     plan: GatherPlan,
     stream: B::DeviceStream,
     places: [Place<B>; 2],
@@ -38,8 +38,8 @@ pub(super) struct GatheredParameters<B: Backend> {
 }
 
 impl<B: Backend> GatheredParameters<B> {
-    /// Those of `worker`.
-    pub(super) fn new(device: &mut Device<'_, B>, plan: GatherPlan, worker: usize) -> Result<Self> {
+    /// Those of member `member`.
+    pub(super) fn new(device: &mut Device<'_, B>, plan: GatherPlan, member: usize) -> Result<Self> {
         let Device { backend, stream } = device;
         let [fp32, activation] = plan.most_elements();
         let mut place = || -> Result<Place<B>> {
@@ -53,7 +53,7 @@ impl<B: Backend> GatheredParameters<B> {
         };
         let places = [place()?, place()?];
         let (stream, spent) = (backend.device_stream()?, GatheredBlocks::default());
-        Ok(Self { worker, plan, stream, places, current: 0, spent })
+        Ok(Self { member, plan, stream, places, current: 0, spent })
     }
 
     /// What gathering took since this was asked last.
@@ -61,37 +61,37 @@ impl<B: Backend> GatheredParameters<B> {
         std::mem::take(&mut self.spent)
     }
 
-    /// On which parameters are copied from their owners.
+    /// On which parameters are copied from their holders.
     pub(super) fn stream(&mut self) -> &mut B::DeviceStream {
         &mut self.stream
     }
 
-    /// What was gathered is not what its owners have any more.
+    /// What was gathered is not what its holders have any more.
     pub(super) fn forget(&mut self) {
         self.places.iter_mut().for_each(|place| place.uses.clear());
     }
 
-    /// A source that reads `owners`, by worker.
+    /// A source that reads `members`, in their order.
     pub(super) fn source<'a>(
         &'a mut self,
         layout: &'a tidemill_model::Layout,
-        owners: &'a [Arc<Parameters<B>>],
+        members: &'a [Arc<Parameters<B>>],
     ) -> BlockByBlock<'a, B> {
-        BlockByBlock { walk: BlockWalk::new(layout), owners, gathered: self }
+        BlockByBlock { walk: BlockWalk::new(layout), members, gathered: self }
     }
 }
 
 /// A source that gathers each block when the model comes to it, and the next one ahead.
 pub(super) struct BlockByBlock<'a, B: Backend> {
     walk: BlockWalk<'a>,
-    owners: &'a [Arc<Parameters<B>>],
+    members: &'a [Arc<Parameters<B>>],
     gathered: &'a mut GatheredParameters<B>,
 }
 
 impl<B: Backend> BlockByBlock<'_, B> {
     /// Brings what is read of a block to `place`.
     fn bring(&mut self, backend: &B, entered: (usize, Direction), place: usize) -> Result<()> {
-        let GatheredParameters { worker: own, plan, stream, places, spent, .. } =
+        let GatheredParameters { member: own, plan, stream, places, spent, .. } =
             &mut *self.gathered;
         let place = &mut places[place];
         place.uses.clear();
@@ -99,30 +99,26 @@ impl<B: Backend> BlockByBlock<'_, B> {
             backend.wait_for(stream, &left)?;
         }
         let from = backend.record(stream)?;
-        let mut read = |worker: usize, bytes: usize| {
-            spent.bytes += if worker == *own { 0 } else { bytes as u64 };
+        let mut read = |of: &FromMember, bytes: usize| {
+            spent.bytes += if of.member == *own { 0 } else { (of.elements() * bytes) as u64 };
         };
         for use_index in plan.needed(entered) {
             let GatheredUse { fp32, activation, .. } = plan.use_of(use_index);
-            for (worker, owner) in self.owners.iter().enumerate() {
-                let of_owner = fp32.iter().filter(|piece| piece.worker == worker);
-                let runs = of_owner.map(|piece| Run { from: piece.from.clone(), to: piece.to });
-                let runs: Vec<Run> = runs.collect();
-                if runs.is_empty() {
-                    continue;
+            for of in fp32 {
+                read(of, size_of::<f32>());
+                for Run { from, to } in &of.runs {
+                    let values = self.members[of.member].in_fp32(from.clone())?;
+                    let out = SliceMut::new(&mut place.fp32, *to, from.len())?;
+                    backend.copy(stream, out, values)?;
                 }
-                read(
-                    worker,
-                    size_of::<f32>() * runs.iter().map(|run| run.from.len()).sum::<usize>(),
-                );
-                let out = SliceMut::all(&mut place.fp32);
-                backend.join_master(stream, out, owner.all_masters()?, &runs)?;
             }
-            for Piece { worker, from, to } in activation {
-                read(*worker, size_of::<B::Activation>() * from.len());
-                let values = self.owners[*worker].rounded(from.clone())?;
-                let out = SliceMut::new(&mut place.activation, *to, from.len())?;
-                backend.copy(stream, out, values)?;
+            for of in activation {
+                read(of, size_of::<B::Activation>());
+                for Run { from, to } in &of.runs {
+                    let values = self.members[of.member].rounded(from.clone())?;
+                    let out = SliceMut::new(&mut place.activation, *to, from.len())?;
+                    backend.copy(stream, out, values)?;
+                }
             }
             place.uses.push(use_index);
         }

@@ -39,9 +39,11 @@ impl<B: Backend> Replica<B> {
         let mut gathered = None;
         if borrower.is_of_parts() {
             let mut device = Device { backend, stream: &mut stream };
-            let of_blocks = GatherPlan::new(layout, plan, workers);
-            let member = borrower.member();
-            gathered = Some(GatheredParameters::new(&mut device, of_blocks, member)?);
+            let holders = borrower.holders();
+            let held = |member| plan.held::<B>(layout, holders, (member, workers));
+            let members: Vec<_> = (0..holders.members()).map(held).collect();
+            let of_blocks = GatherPlan::new(layout, &members);
+            gathered = Some(GatheredParameters::new(&mut device, of_blocks, borrower.member())?);
         }
         Ok(Self { stream, borrower, gathered })
     }

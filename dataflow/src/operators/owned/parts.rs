@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use tidemill_collective::communicator::{Cut, Values, ValuesMut};
+use tidemill_collective::communicator::{Cut, Holders, Values, ValuesMut};
 use tidemill_kernels::Backend;
 use tidemill_kernels::backend::ActivationElement;
-use tidemill_model::{Decay, Layout, MasterPlace, Parameters};
+use tidemill_model::{Decay, Held, Layout, Parameters};
 
 use crate::operators::error::GraphError;
-use crate::operators::lending::Lender;
 use crate::operators::plan::{OwnedPart, TrainingPlan};
 
 /// What a worker owns of a bucket.
@@ -18,47 +17,39 @@ pub(super) struct OwnedBucket {
     pub(super) slots: Vec<usize>,
     /// Who owns which elements of the bucket.
     pub(super) cut: Cut,
-    pub(super) beside: Option<Beside>,
+    /// What is gathered of it, and beside that what is there once more in fp32; nothing where a worker has no counterparts but itself.
+    pub(super) gathered: Option<Gathered>,
+    pub(super) beside: Option<Gathered>,
 }
 
-/// Where the masters of `part` are.
-pub(super) fn place<B: Backend>(lender: &Lender<B>, part: &OwnedPart) -> MasterPlace {
-    let start = part.start;
-    let range = match lender.is_of_parts() {
-        true => start..start + part.range.len(),
-        false => part.range.clone(),
-    };
-    MasterPlace { range, start }
-}
-
-/// What is gathered of a bucket beside what products read: its elements, and who owns which.
-pub(super) struct Beside {
+/// What is gathered of a bucket: some of what is held, and which counterpart owns which of it.
+pub(super) struct Gathered {
     pub(super) range: Range<usize>,
     pub(super) cut: Cut,
 }
 
-impl Beside {
-    /// That of elements `range` of `parameters`, cut as `cut` says; none where nothing is.
-    pub(super) fn of<B: Backend>(
-        parameters: &Parameters<B>,
-        range: &Range<usize>,
-        cut: &Cut,
-    ) -> Option<Self> {
-        let vectors = parameters.vector_range(range);
-        let to = |rank: usize| range.start..range.start + cut.of_rank(rank).end;
-        let ends = (0..cut.ranks()).map(|rank| parameters.vector_range(&to(rank)).len());
-        let cut = Cut::at(ends.collect());
-        (!vectors.is_empty()).then_some(Self { range: vectors, cut })
+impl Gathered {
+    /// Of memory in which what counterpart after counterpart owns of the bucket is at `parts`, side by side; none where nothing is.
+    fn of(parts: impl Iterator<Item = Range<usize>>) -> Option<Self> {
+        let parts: Vec<_> = parts.collect();
+        let mut some = parts.iter().filter(|part| !part.is_empty());
+        let first = some.next()?;
+        let range = first.start..some.next_back().unwrap_or(first).end;
+        let ends = parts.iter().scan(0, |end, part| {
+            *end += part.len();
+            Some(*end)
+        });
+        Some(Self { range, cut: Cut::at(ends.collect()) })
     }
 
-    /// What `rank` owns of it.
-    pub(super) fn of_rank(&self, rank: usize) -> Range<usize> {
-        let Range { start, end } = self.cut.of_rank(rank);
+    /// What the counterpart at `place` among them owns of it.
+    pub(super) fn of_place(&self, place: usize) -> Range<usize> {
+        let Range { start, end } = self.cut.of_rank(place);
         self.range.start + start..self.range.start + end
     }
 }
 
-/// What others read of elements `range`.
+/// What others read of elements `range` of those that are held.
 pub(super) fn told<B: Backend>(
     parameters: &Parameters<B>,
     range: Range<usize>,
@@ -69,7 +60,7 @@ pub(super) fn told<B: Backend>(
     }
 }
 
-/// Where what others own of elements `range` goes.
+/// Where what others own of elements `range` of those that are held goes.
 pub(super) fn told_mut<B: Backend>(
     parameters: &mut Parameters<B>,
     range: Range<usize>,
@@ -86,12 +77,14 @@ pub(super) fn values<'a>(arena: &'a [f32], range: &Range<usize>) -> Result<&'a [
     arena.get(range.clone()).ok_or(GraphError::InitialState { expected, found })
 }
 
-/// What `worker` of `workers` owns of each bucket, and how many elements that are.
+/// What `worker` of `workers`, which has `held`, as `holders` do, owns of each bucket, and how many elements that are.
 pub(super) fn owned_buckets(
     plan: &TrainingPlan,
-    worker: usize,
-    workers: usize,
+    (worker, workers): (usize, usize),
+    holders: Holders,
+    held: &Held,
 ) -> (Vec<OwnedBucket>, usize) {
+    let counterparts: Vec<_> = holders.counterparts(worker, workers).collect();
     let owners = plan.buckets.owners(&plan.chunks, workers);
     let parts = plan.owned(worker, workers).into_iter();
     let owned = parts.zip(plan.buckets.buckets().iter().zip(&owners));
@@ -104,7 +97,14 @@ pub(super) fn owned_buckets(
         let cut = Cut::at(ends.collect());
         let before = cut.of_rank(worker).start;
         let slots = bucket.slots.iter().map(|slot| slot + before).collect();
-        OwnedBucket { part, slots, cut, beside: None }
+        let of = |place: fn(&Held, &Range<usize>) -> Range<usize>| {
+            let parts = counterparts.iter().map(|&rank| owners.range(&plan.chunks, rank));
+            Gathered::of(parts.map(|range| place(held, &range))).filter(|_| counterparts.len() > 1)
+        };
+        // What a counterpart owns is held.
+        let gathered = of(|held, range| held.place(range).unwrap_or_default());
+        let beside = of(Held::vector_range);
+        OwnedBucket { part, slots, cut, gathered, beside }
     });
     let owned: Vec<_> = owned.collect();
     let elements = owned.iter().map(|bucket| bucket.part.range.len()).sum();

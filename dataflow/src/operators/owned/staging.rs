@@ -127,7 +127,7 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use tidemill_kernels::{Cpu, Runtime, SliceMut};
-    use tidemill_model::{Decay, Layout};
+    use tidemill_model::{Decay, Held, Layout};
 
     use super::*;
 
@@ -142,7 +142,8 @@ mod tests {
         let arena: Vec<f32> = (0..64).map(|value| value as f32).collect();
         let mut device = Device { backend: &backend, stream: &mut stream };
         let all = MasterPlace { range: 0..64, start: 0 };
-        let masters = Parameters::with_masters(&mut device, &layout, &arena, &[all]).unwrap();
+        let held = Held::whole::<Cpu>(&layout);
+        let masters = Parameters::with_masters(&mut device, &layout, held, &arena, &[all]).unwrap();
         let mut room = JoinRoom::default();
         let mut moments = [(); 2].map(|()| backend.allocate::<f32>(device.stream, 24).unwrap());
         for (index, moment) in moments.iter_mut().enumerate() {

@@ -13,7 +13,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, JoinRoom, MasterPlace, Parameters};
 
 use super::communication::CommunicationLedger;
-use super::parts::{Beside, OwnedBucket, decay_runs, owned_buckets, place, told, told_mut, values};
+use super::parts::{Gathered, OwnedBucket, decay_runs, owned_buckets, told, told_mut, values};
 use super::staging::Staged;
 use super::sums::OwnedSums;
 use super::{Optimizer, SnapshotReply, Staging, StateJob, UpdateReply};
@@ -55,8 +55,8 @@ pub(super) struct OwnedState<B: Backend> {
     /// The parts of the arena that are decayed and those that are not, in order.
     decays: Vec<(Range<usize>, Decay)>,
     buckets: Vec<OwnedBucket>,
-    /// All parameters, or where they are shared out what is owned, bucket by bucket where it begins among that; lent for a step, and
-    /// changed only when they were given back.
+    /// All parameters, or where the workers of a process hold them together this one's; lent for a step, and changed only when they were
+    /// given back.
     parameters: Arc<Parameters<B>>,
     is_lent: bool,
     sums: Sums<B>,
@@ -112,24 +112,13 @@ impl<B: Backend> OwnedState<B> {
         let mut stream = backend.device_stream()?;
         let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };
-        let (mut buckets, owned) = owned_buckets(&plan, worker, workers);
-        let masters: Vec<_> = buckets
-            .iter()
-            .map(|OwnedBucket { part, .. }| MasterPlace {
-                range: part.range.clone(),
-                start: part.start,
-            })
-            .collect();
-        let parameters = match lender.is_of_parts() {
-            false => Parameters::with_masters(&mut device, layout, &state.parameters, &masters)?,
-            true => Parameters::of_owner(&mut device, &state.parameters, &masters)?,
-        };
+        let holders = lender.holders();
+        let held = plan.held::<B>(layout, holders, (worker, workers));
+        let (buckets, owned) = owned_buckets(&plan, (worker, workers), holders, &held);
+        let masters: Vec<_> = buckets.iter().map(|bucket| bucket.part.place()).collect();
+        let parameters =
+            Parameters::with_masters(&mut device, layout, held, &state.parameters, &masters)?;
         progress::moved();
-        if !lender.is_of_parts() {
-            for (bucket, planned) in buckets.iter_mut().zip(plan.buckets.buckets()) {
-                bucket.beside = Beside::of(&parameters, &planned.range, &bucket.cut);
-            }
-        }
         let mut allocate = |elements| backend.allocate::<f32>(&mut stream, elements);
         let sums = match lender.communicator {
             Some(_) => Sums::Owned(OwnedSums::new(buckets.len())),
@@ -311,9 +300,8 @@ impl<B: Backend> OwnedState<B> {
             self.backend.wait_for(&mut self.stream, &copied)?;
         }
         let Self { backend, stream, snapshots, rule, lender, decays, sums, .. } = self;
-        let OwnedBucket { part, slots, cut, beside } = &self.buckets[bucket];
+        let OwnedBucket { part, slots, gathered, beside, .. } = &self.buckets[bucket];
         let OwnedPart { range, start, .. } = part;
-        let place = place(lender, part);
         let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
         let [exp_avg, exp_avg_sq] = &mut self.moments;
         let decays = decays.iter().filter_map(|(run, decay)| {
@@ -327,7 +315,7 @@ impl<B: Backend> OwnedState<B> {
             };
             let mean = mean.ok_or(NO_SUMS)?;
             let mut device = Device { backend: &**backend, stream };
-            parameters.update(&mut device, &place, |device, mut masters| {
+            parameters.update(&mut device, &part.place(), |device, mut masters| {
                 for (run, decay) in decays {
                     let (first, elements) = (run.start - range.start, run.len());
                     device.backend.adamw_master(
@@ -344,17 +332,19 @@ impl<B: Backend> OwnedState<B> {
         }
         let ready = backend.record(stream)?;
         backend.wait_for(snapshots, &ready)?;
-        // Others read it where it is, once it is lent.
-        let is_gathered = !lender.is_of_parts();
-        let Some(communicator) = lender.communicator.as_mut().filter(|_| is_gathered) else {
-            return Ok(());
-        };
+        // Those that hold the parameters with this worker read it where it is, once it is lent.
+        let holders = lender.holders();
+        let Some(communicator) = &mut lender.communicator else { return Ok(()) };
+        let place = holders.place(communicator.rank());
         let key = Key::new(update - 1, bucket as u32);
-        let values = told(parameters, place.range)?;
-        communicator.updated(&**backend, stream, key, cut, values).map_err(Stopped::of)?;
+        if let Some(gathered) = gathered {
+            let values = told(parameters, gathered.of_place(place))?;
+            let told = communicator.updated(&**backend, stream, key, &gathered.cut, values);
+            told.map_err(Stopped::of)?;
+        }
         if let Some(beside) = beside {
-            let values = parameters.vectors(beside.of_rank(communicator.rank()))?;
-            let (key, values) = (key.beside(), Values::Fp32(values));
+            let values = Values::Fp32(parameters.vectors(beside.of_place(place))?);
+            let key = key.beside();
             let told = communicator.updated(&**backend, stream, key, &beside.cut, values);
             told.map_err(Stopped::of)?;
         }
@@ -364,16 +354,16 @@ impl<B: Backend> OwnedState<B> {
     /// Brings what the other workers have updated of a bucket here; after the last, the device thread may go on.
     fn gather(&mut self, Ticket { step, bucket }: Ticket) -> Result<(), Stopped> {
         let Self { backend, stream, lender, .. } = self;
-        let is_gathered = !lender.is_of_parts();
-        if let Some(communicator) = lender.communicator.as_mut().filter(|_| is_gathered) {
+        let OwnedBucket { gathered, beside, .. } = &self.buckets[bucket as usize];
+        if let (Some(communicator), Some(Gathered { range, cut })) =
+            (&mut lender.communicator, gathered)
+        {
             // The other workers have to update first.
             let _waiting = progress::during(Phase::WaitingForSums);
-            let range = self.plan.buckets.buckets()[bucket as usize].range.clone();
             let parameters = Arc::get_mut(&mut self.parameters).ok_or(LENT)?;
-            let OwnedBucket { cut, beside, .. } = &self.buckets[bucket as usize];
-            let (key, out) = (Key::new(step, bucket), told_mut(parameters, range)?);
+            let (key, out) = (Key::new(step, bucket), told_mut(parameters, range.clone())?);
             communicator.gather(&**backend, stream, key, cut, out).map_err(Stopped::of)?;
-            if let Some(Beside { range, cut }) = beside {
+            if let Some(Gathered { range, cut }) = beside {
                 let out = ValuesMut::Fp32(parameters.vectors_mut(range.clone())?);
                 let gathered = communicator.gather(&**backend, stream, key.beside(), cut, out);
                 gathered.map_err(Stopped::of)?;
@@ -393,7 +383,7 @@ impl<B: Backend> OwnedState<B> {
         let mut device = Device { backend, stream };
         let owned = self.buckets.iter().map(|bucket| &bucket.part);
         let owned = owned.filter(|part| !part.range.is_empty());
-        let owned = owned.map(|part| (place(&self.lender, part), part.start));
+        let owned = owned.map(|part| (part.place(), part.start));
         self.staged.copy(&mut device, (&self.parameters, &mut self.room), owned, &self.moments)?;
         self.copied = Some(backend.record(stream)?);
         Ok(())
@@ -416,11 +406,7 @@ impl<B: Backend> OwnedState<B> {
         let moment = match part {
             StatePart::Parameter => {
                 let mut values = vec![0.0; range.len()];
-                let MasterPlace { range: of_part, start } = place(&self.lender, part_of);
-                let before = range.start - part_of.range.start;
-                let first = of_part.start + before;
-                let range = first..first + range.len();
-                let place = MasterPlace { range, start: start + before };
+                let place = MasterPlace { range, start };
                 self.parameters.read(&mut device, &place, &mut values, &mut self.room)?;
                 return Ok(values);
             }

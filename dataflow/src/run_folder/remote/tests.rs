@@ -13,6 +13,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use tidemill_streaming_data::store::{Location, StoreSettings};
 
 use super::*;
+use crate::checkpoint::TRAINER_FILE;
 
 #[path = "../../../../streaming-data/tests/support/interleaved.rs"]
 mod interleaved;

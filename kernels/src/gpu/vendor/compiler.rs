@@ -4,6 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use super::library::OpenLibrary;
 use crate::error::{KernelError, Result};
+use crate::gpu::cache::CacheEntry;
+use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::source::{HEADERS, Source};
 
 type RawProgram = *mut c_void;
@@ -26,6 +28,8 @@ pub struct Names {
     pub prefix: &'static str,
     /// What the bytes of machine code are called.
     pub image: &'static str,
+    /// The ending of files of machine code in the cache.
+    pub extension: &'static str,
 }
 
 /// A compiler, open.
@@ -46,7 +50,8 @@ pub struct Compiler {
     image: (SizeOf, BytesOf),
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Answer,
     error_text: unsafe extern "C" fn(Answer) -> *const c_char,
-    _library: OpenLibrary,
+    names: &'static Names,
+    library: OpenLibrary,
 }
 
 impl Compiler {
@@ -54,8 +59,8 @@ impl Compiler {
     ///
     /// # Errors
     /// The first function that the library lacks.
-    pub fn find(library: OpenLibrary, backend: &str, names: &Names) -> Result<Self> {
-        let Names { prefix, image } = names;
+    pub fn find(library: OpenLibrary, backend: &str, names: &'static Names) -> Result<Self> {
+        let Names { prefix, image, .. } = names;
         let name = |rest: &str| format!("{prefix}{rest}");
         // SAFETY: the vendor documents each function with the type of the field that it goes to.
         unsafe {
@@ -74,7 +79,8 @@ impl Compiler {
                 ),
                 version: library.function(&name("Version"))?,
                 error_text: library.function(&name("GetErrorString"))?,
-                _library: library,
+                names,
+                library,
             })
         }
     }
@@ -82,7 +88,17 @@ impl Compiler {
     /// The library, for functions that other vendors' compilers do not have.
     #[cfg(feature = "cuda")]
     pub fn library(&self) -> &OpenLibrary {
-        &self._library
+        &self.library
+    }
+
+    /// What is told of it.
+    ///
+    /// # Errors
+    /// What the compiler answers when it is asked for its version.
+    pub fn found(&self) -> Result<FoundLibrary> {
+        let Names { prefix, .. } = self.names;
+        let version = format!("{prefix} {}", self.version()?);
+        Ok(self.library.found(version, &format!("{prefix}Version")))
     }
 
     /// Such as `12.9`.
@@ -97,11 +113,35 @@ impl Compiler {
         Ok(format!("{major}.{minor}"))
     }
 
+    /// The machine code of `source`, from the cache on disk where it was compiled before by a compiler of the same `version`, which
+    /// it is told, with the same `arguments`. Before it is compiled, `check` may refuse.
+    ///
+    /// # Errors
+    /// What `check` answers, or a source that does not compile.
+    pub fn cached(
+        &self,
+        source: &'static Source,
+        architecture: &str,
+        arguments: &[String],
+        version: &str,
+        check: impl FnOnce() -> Result<()>,
+    ) -> Result<Vec<u8>> {
+        let entry = CacheEntry::new(source, version, arguments, self.names.extension);
+        if let Some(image) = entry.read() {
+            return Ok(image);
+        }
+        check()?;
+        tracing::info!(source = source.name, architecture, "compiling kernels");
+        let image = self.compile(source, architecture, arguments)?;
+        entry.write(&image);
+        Ok(image)
+    }
+
     /// The machine code of `source`; `architecture` is what errors say that it was compiled for.
     ///
     /// # Errors
     /// A source that does not compile.
-    pub fn compile(
+    fn compile(
         &self,
         source: &'static Source,
         architecture: &str,

@@ -104,6 +104,14 @@ impl Context {
         Ok(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
+    /// Free bytes of the device and all; it must be this thread's own.
+    pub fn memory_bytes(&self) -> Answered<[usize; 2]> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: it writes two numbers.
+        let asked = unsafe { (self.table.memory_info)(&raw mut free, &raw mut total) };
+        asked.result().map(|()| [free, total])
+    }
+
     /// What tells the device from any other.
     pub fn uuid(&self) -> Answered<[u8; 16]> {
         let mut uuid = [0; 16];

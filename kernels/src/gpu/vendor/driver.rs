@@ -57,11 +57,7 @@ impl<V: Vendor> Driver for VendorDriver<V> {
 
     fn memory_bytes(&self) -> Result<[usize; 2]> {
         self.bind()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: it writes two numbers.
-        let asked = unsafe { (self.table().memory_info)(&raw mut free, &raw mut total) };
-        self.on("asking for free memory", asked.result())?;
-        Ok([free, total])
+        self.on("asking for free memory", self.pool.context().memory_bytes())
     }
 
     fn queue(&self) -> Result<Queue> {

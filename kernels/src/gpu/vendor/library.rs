@@ -1,6 +1,25 @@
 //! A vendor's library, opened at run time: a program that is built with it runs where it is not.
 
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
 use crate::error::{KernelError, Result, loader_answer};
+use crate::gpu::inventory::{FoundLibrary, file_of};
+
+/// What `open` answers when it is first asked and does not fail.
+///
+/// # Errors
+/// What `open` answers.
+pub fn once<T>(
+    place: &'static OnceLock<T>,
+    open: impl FnOnce() -> Result<T>,
+) -> Result<&'static T> {
+    if let Some(opened) = place.get() {
+        return Ok(opened);
+    }
+    let opened = open()?;
+    Ok(place.get_or_init(|| opened))
+}
 
 /// An open library.
 pub struct OpenLibrary {
@@ -37,6 +56,14 @@ impl OpenLibrary {
     /// The name that it was found by.
     pub fn file_name(&self) -> &str {
         self.name.rsplit(' ').next().unwrap_or(&self.name)
+    }
+
+    /// What is told of it: `version`, and the file that `symbol` is in.
+    pub fn found(&self, version: String, symbol: &str) -> FoundLibrary {
+        // SAFETY: the symbol is only looked up.
+        let symbol = unsafe { self.library.get::<*const c_void>(symbol) };
+        let file = symbol.ok().and_then(|symbol| file_of(*symbol));
+        FoundLibrary { version, file }
     }
 
     /// Whether it has a function `symbol`.

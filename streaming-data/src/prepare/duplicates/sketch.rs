@@ -11,7 +11,7 @@ use super::shingles::mix;
 pub(super) const BAND_MINIMA: usize = 8;
 
 /// Bands of a document.
-pub(super) const BANDS: usize = 14;
+pub(crate) const BANDS: usize = 14;
 
 const MINIMA: usize = BANDS * BAND_MINIMA;
 

@@ -1,11 +1,15 @@
 //! What the first pass finds out, and the second goes by.
 
-use std::{io, mem};
+use std::io;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{DedupReport, DedupSettings, Signature, buckets::Buckets};
-use crate::prepare::PrepareError;
+use crate::prepare::{
+    PrepareError,
+    batch::{Batch, Collect},
+    upkeep::Fate,
+};
 
 /// What the first pass saw of a file or part: the second must see the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,15 +18,6 @@ struct Seen {
     before: u64,
     /// Hash of its texts.
     digest: u64,
-}
-
-/// A file or part in the first pass.
-#[derive(Debug, Default)]
-pub(crate) struct Batch {
-    /// Of each document in order; none of those that are left out whatever else there is.
-    pub signatures: Vec<Option<Signature>>,
-    /// [`Digest::value`] of its texts.
-    pub digest: u64,
 }
 
 /// Hash of texts one after the other.
@@ -99,19 +94,16 @@ impl Collector {
         }
     }
 
-    /// Takes the next batch; one without documents counts too.
+    /// Takes the next document; none for one that is left out whatever else there is.
     ///
     /// # Errors
     /// That of a temporary file.
-    pub(crate) fn take(&mut self, batch: Batch) -> Result<(), PrepareError> {
-        self.seen.push(Seen { before: self.documents, digest: batch.digest });
-        for signature in batch.signatures {
-            let document = self.documents;
-            self.documents += 1;
-            match signature {
-                None => self.left_out.insert(document),
-                Some(signature) => self.insert(document, signature).map_err(sorting_failed)?,
-            }
+    pub(crate) fn sign(&mut self, signature: Option<Signature>) -> Result<(), PrepareError> {
+        let document = self.documents;
+        self.documents += 1;
+        match signature {
+            None => self.left_out.insert(document),
+            Some(signature) => self.insert(document, signature).map_err(sorting_failed)?,
         }
         Ok(())
     }
@@ -151,14 +143,15 @@ impl Collector {
                 self.near.len() - both.map(|(a, b)| u64::from((a & b).count_ones())).sum::<u64>()
             },
         };
-        let mut dropped = mem::take(&mut self.left_out);
-        for other in [&self.copies, &self.near] {
-            dropped.bits.resize(dropped.bits.len().max(other.bits.len()), 0);
-            for (bits, more) in dropped.bits.iter_mut().zip(&other.bits) {
-                *bits |= more;
-            }
-        }
-        Ok(Verdicts { seen: self.seen, documents: self.documents, dropped, report })
+        let Collector { seen, documents, left_out, copies, near, .. } = self;
+        Ok(Verdicts { seen, documents, left_out, copies, near, report })
+    }
+}
+
+impl Collect for Collector {
+    fn take(&mut self, _: usize, batch: Batch) -> Result<(), PrepareError> {
+        self.seen.push(Seen { before: self.documents, digest: batch.digest });
+        batch.signatures.into_iter().try_for_each(|signature| self.sign(signature))
     }
 }
 
@@ -183,11 +176,27 @@ fn sorting_failed(error: io::Error) -> PrepareError {
 pub(crate) struct Verdicts {
     seen: Vec<Seen>,
     documents: u64,
-    dropped: Documents,
+    left_out: Documents,
+    copies: Documents,
+    near: Documents,
     report: DedupReport,
 }
 
 impl Verdicts {
+    /// What became of a document, by its number, that was not left out whatever else there is; a kept one has
+    /// no tokens yet.
+    pub(crate) fn fate(&self, document: u64) -> Fate {
+        match (self.copies.contains(document), self.near.contains(document)) {
+            (true, _) => Fate::Copy,
+            (false, true) => Fate::NearCopy,
+            (false, false) => Fate::Kept { tokens: 0 },
+        }
+    }
+
+    fn is_kept(&self, document: u64) -> bool {
+        !self.left_out.contains(document) && matches!(self.fate(document), Fate::Kept { .. })
+    }
+
     /// Those of a batch, whose documents are asked for one after the other.
     pub(crate) fn of_batch(&self, batch: u64) -> BatchVerdicts<'_> {
         let seen = usize::try_from(batch).ok().and_then(|at| self.seen.get(at));
@@ -225,7 +234,7 @@ impl BatchVerdicts<'_> {
     /// Whether the next document is kept.
     pub(crate) fn keeps_next(&mut self) -> bool {
         self.document += 1;
-        self.document <= self.end && !self.verdicts.dropped.contains(self.document - 1)
+        self.document <= self.end && self.verdicts.is_kept(self.document - 1)
     }
 
     /// Whether the batch, which ends here with this digest, is what it was in the first pass.

@@ -105,6 +105,11 @@ impl FilterSettings {
         judge(&self.sets, text, report)
     }
 
+    /// Those of which a data set says that it was made with them.
+    pub(crate) fn of_sets(sets: Vec<FilterSet>) -> FilterSettings {
+        FilterSettings { sets }
+    }
+
     /// Whether nothing is filtered.
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
@@ -203,22 +208,28 @@ mod tests {
         appended.map(|()| settings).map_err(|error| error.to_string())
     }
 
+    /// The names of the sets, as they stand in an index.
+    fn tables(settings: &FilterSettings) -> Vec<String> {
+        let table = |set: &FilterSet| {
+            let set = serde_json::to_value(set).unwrap();
+            set.as_object().unwrap().keys().next().unwrap().clone()
+        };
+        settings.sets().iter().map(table).collect()
+    }
+
     #[test]
     fn tables_are_applied_as_they_stand_in_the_file() {
         let settings = parsed("[fineweb]\n[c4]\nmin_line_words = 3\n[gopher]\n").unwrap();
-        let names: Vec<&str> = settings.sets().iter().map(FilterSet::table).collect();
-        assert_eq!(names, ["fineweb", "c4", "gopher"]);
+        assert_eq!(tables(&settings), ["fineweb", "c4", "gopher"]);
         let list = FilterSettings::from_list("gopher, c4,repetition").unwrap();
-        let names: Vec<&str> = list.sets().iter().map(FilterSet::table).collect();
-        assert_eq!(names, ["gopher", "c4", "repetition"]);
+        assert_eq!(tables(&list), ["gopher", "c4", "repetition"]);
     }
 
     #[test]
     fn every_named_set_is_the_table_of_its_name() {
         for name in FilterSettings::names() {
             let settings = FilterSettings::from_list(name).unwrap();
-            let names: Vec<&str> = settings.sets().iter().map(FilterSet::table).collect();
-            assert_eq!(names, [name]);
+            assert_eq!(tables(&settings), [name]);
         }
     }
 

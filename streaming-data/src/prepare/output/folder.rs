@@ -18,7 +18,7 @@ use tidemill_files::{durable, scratch::ScratchFolder};
 
 use super::Output;
 use crate::{
-    index::{INDEX_FILE, Index},
+    index::{INDEX_FILE, Index, version_file},
     prepare::{PrepareError, TOKENIZER_FILE},
 };
 
@@ -36,6 +36,9 @@ pub(crate) struct OutputFolder {
     output: PathBuf,
     /// Where everything is written; none once it was published.
     aside: Option<ScratchFolder>,
+    /// Files that were put, and folders that were made for them.
+    put: Vec<String>,
+    made_folders: Vec<String>,
     /// Folders above the output that were made for it, the outermost first.
     made_parents: Vec<PathBuf>,
 }
@@ -71,7 +74,13 @@ impl OutputFolder {
         if env::current_dir().is_ok_and(|current| current == in_place) {
             return Err(exists("the current folder, which cannot be put in place as a whole"));
         }
-        let mut folder = OutputFolder { output: in_place, aside: None, made_parents: Vec::new() };
+        let mut folder = OutputFolder {
+            output: in_place,
+            aside: None,
+            put: Vec::new(),
+            made_folders: Vec::new(),
+            made_parents: Vec::new(),
+        };
         folder.make_parents()?;
         folder.make_aside(permissions.as_ref())?;
         if permissions.is_some() {
@@ -98,9 +107,14 @@ impl OutputFolder {
         mut self,
         files: impl IntoIterator<Item = &'a str>,
     ) -> Result<(), PrepareError> {
-        for file in files {
+        let sync = |file: &str| {
             let path = self.path().join(file);
-            durable::sync(&path).map_err(PrepareError::io("write", &path))?;
+            durable::sync(&path).map_err(PrepareError::io("write", &path))
+        };
+        files.into_iter().try_for_each(sync)?;
+        self.put.iter().map(String::as_str).try_for_each(sync)?;
+        for folder in self.made_folders.iter().map(|name| self.path().join(name)) {
+            durable::sync_folder(&folder).map_err(PrepareError::io("write", &folder))?;
         }
         durable::sync_folder(self.path()).map_err(PrepareError::io("write", self.path()))?;
         self.rename_into_place()?;
@@ -168,7 +182,25 @@ impl Output for OutputFolder {
         File::create_new(&path).map_err(PrepareError::io("create", path))
     }
 
-    fn take(&mut self, _: &str, _: File) -> Result<(), PrepareError> {
+    fn take(&mut self, written_as: &str, name: &str, _: File) -> Result<(), PrepareError> {
+        if written_as == name {
+            return Ok(());
+        }
+        let (from, to) = (self.path().join(written_as), self.path().join(name));
+        fs::rename(&from, &to).map_err(PrepareError::io("name shard", to))
+    }
+
+    fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError> {
+        if let Some((folder, _)) = name.rsplit_once('/')
+            && !self.made_folders.iter().any(|made| made == folder)
+        {
+            let path = self.path().join(folder);
+            fs::create_dir(&path).map_err(PrepareError::io("create folder", path))?;
+            self.made_folders.push(folder.to_owned());
+        }
+        let path = self.path().join(name);
+        fs::write(&path, content).map_err(PrepareError::io("write", path))?;
+        self.put.push(name.to_owned());
         Ok(())
     }
 
@@ -177,10 +209,13 @@ impl Output for OutputFolder {
     }
 
     fn publish(
-        self: Box<Self>,
+        mut self: Box<Self>,
         index: &Index,
         tokenizer_json: Option<&str>,
     ) -> Result<(), PrepareError> {
+        if index.state.is_some() {
+            self.put(&version_file(index), index.to_bytes())?;
+        }
         if let Some(json) = tokenizer_json {
             self.write(TOKENIZER_FILE, json.as_bytes())?;
         }

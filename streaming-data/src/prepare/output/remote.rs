@@ -10,7 +10,8 @@
 //! at the same time, the one that claimed it last goes on; the other sees before its next object that the
 //! claim is not its own, and could not publish in any case. Each writes under names that hold its token,
 //! and removes those alone. Only behind an index removes its writer also what it had seen there of others
-//! before: their claims are gone, and can become no index.
+//! before: their claims are gone, and can become no index. Names of content, which those of updatable data
+//! sets are, hold no token: whoever writes them writes the same, and nobody removes them.
 //!
 //! An index whose put failed without an answer may still arrive. So the shards that it names are removed
 //! only after another claim was put over the one that it needs.
@@ -31,7 +32,7 @@ use bytes::Bytes;
 use super::Output;
 use crate::{
     error::DataError,
-    index::{INDEX_FILE, Index, claim_of, is_claim},
+    index::{INDEX_FILE, Index, claim_of, is_claim, version_file},
     prepare::{PrepareError, TOKENIZER_FILE, shard::is_shard_file},
     store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token},
 };
@@ -188,29 +189,23 @@ impl Output for RemoteOutput {
         unnamed_file(&self.temporary)
     }
 
-    fn take(&mut self, name: &str, file: File) -> Result<(), PrepareError> {
+    fn take(&mut self, _: &str, name: &str, file: File) -> Result<(), PrepareError> {
         let started = self.folder.start_claimed(&self.claim, name, file, &self.given_up)?;
         self.on_their_way.push(started);
         Ok(())
     }
 
+    fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError> {
+        self.check_claim()?;
+        Ok(self.folder.put(name, content.into())?)
+    }
+
     fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError> {
-        let mut at = 0;
-        while at < self.on_their_way.len() {
-            // The first is waited for; whether others have arrived is seen at once.
-            let is_waited_for = at == 0 && self.on_their_way.len() > on_their_way;
-            let time = if is_waited_for { MOMENT } else { Duration::ZERO };
-            match self.on_their_way[at].wait_for(time) {
-                None => at += 1,
-                Some(stored) => {
-                    self.on_their_way.remove(at);
-                    if stored? == Claimed::Others {
-                        return Err(self.taken());
-                    }
-                }
-            }
+        let stored = wait_for_some(&mut self.on_their_way, on_their_way)?;
+        match stored.contains(&Claimed::Others) {
+            true => Err(self.taken()),
+            false => Ok(self.on_their_way.len() <= on_their_way),
         }
-        Ok(self.on_their_way.len() <= on_their_way)
     }
 
     fn publish(
@@ -219,7 +214,11 @@ impl Output for RemoteOutput {
         tokenizer_json: Option<&str>,
     ) -> Result<(), PrepareError> {
         assert!(self.on_their_way.is_empty(), "all shards were waited for");
-        let entries = match self.complete(index, tokenizer_json) {
+        let put = match index.state {
+            Some(_) => self.put(&version_file(index), index.to_bytes()),
+            None => Ok(()),
+        };
+        let entries = match put.and_then(|()| self.complete(index, tokenizer_json)) {
             Ok(entries) => entries,
             Err(error) => {
                 self.abandon();
@@ -261,7 +260,28 @@ impl Output for RemoteOutput {
     }
 }
 
-fn unnamed_file(folder: &Path) -> Result<File, PrepareError> {
+/// Takes out what has arrived; where more than `most` have not, it waits a moment.
+pub(super) fn wait_for_some<T>(
+    on_their_way: &mut Vec<Started<T>>,
+    most: usize,
+) -> Result<Vec<T>, PrepareError> {
+    let (mut at, mut arrived) = (0, Vec::new());
+    while at < on_their_way.len() {
+        // The first is waited for; whether others have arrived is seen at once.
+        let is_waited_for = at == 0 && on_their_way.len() > most;
+        let time = if is_waited_for { MOMENT } else { Duration::ZERO };
+        match on_their_way[at].wait_for(time) {
+            None => at += 1,
+            Some(stored) => {
+                on_their_way.remove(at);
+                arrived.push(stored?);
+            }
+        }
+    }
+    Ok(arrived)
+}
+
+pub(super) fn unnamed_file(folder: &Path) -> Result<File, PrepareError> {
     tempfile::tempfile_in(folder).map_err(PrepareError::io("create a temporary file in", folder))
 }
 

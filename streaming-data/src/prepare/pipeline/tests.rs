@@ -92,7 +92,7 @@ fn run_with(
         workers,
         bounds,
     };
-    run(&work, &mut output, None, &mut |_| ControlFlow::Continue(()))
+    run(&work, Some(&mut output), None, &mut |_| ControlFlow::Continue(()))
 }
 
 const SMALL: Bounds = Bounds { piece_bytes: 1 << 16, document_bytes: 1 << 20, held_bytes: 4 << 20 };

@@ -28,8 +28,7 @@ pub(super) struct FastTokenizer {
 impl FastTokenizer {
     /// That of a tokenizer.json which `reference` has read; `None` where it is of a kind that this library has not, or gives other
     /// tokens for any of the texts that are tried.
-    pub(super) fn open(json: &str, reference: &TextTokenizer) -> Option<Self> {
-        let mut json: Value = serde_json::from_str(json).ok()?;
+    pub(super) fn open(mut json: Value, reference: &TextTokenizer) -> Option<Self> {
         // No lengths that it was saved with, no tokens around a text, and nothing is decoded.
         for part in ["truncation", "padding", "post_processor", "decoder"] {
             json[part] = Value::Null;

@@ -72,6 +72,7 @@ fn prepare(
         row_group_samples: 1,
         columns: vec![Column { name: tokens, kind, element, length: 8 }],
         selection: None,
+        state: None,
         shards,
     };
     Box::new(output).publish(&index, Some(label))?;
@@ -87,7 +88,7 @@ fn write_shard(
     let content = format!("{label}, shard {number}");
     let mut written = output.create(&file)?;
     written.write_all(content.as_bytes()).unwrap();
-    output.take(&file, written)?;
+    output.take(&file, &file, written)?;
     while !output.has_at_most(0)? {}
     let (bytes, hash) = (content.len() as u64, ContentHash::of(content.as_bytes()));
     Ok(ShardEntry { file, samples: 1, bytes, hash, footer: None })

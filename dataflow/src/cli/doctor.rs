@@ -1,0 +1,84 @@
+//! `tidemill doctor`: what this machine can compute with, checked.
+//!
+//! For each maker of GPUs, and for the CPU: what was found, what works, what is missing and how to get it. What works is tried: every
+//! kernel against its definition, and short training runs whose weights are compared. The page is made to be pasted into a report.
+//!
+//! The exit code is 0 where what was asked for works: the backend that `--backend` names, or else whatever `auto` would choose, as long
+//! as no GPU that is here is left out because something about it is broken.
+
+mod advice;
+mod computing;
+mod page;
+mod parts;
+mod training;
+
+use clap::Args;
+use tidemill_kernels::cpu::InstructionSet;
+
+use self::page::{Check, Page, Section, State};
+use super::Format;
+use super::exit::ExitCode;
+use super::output::{note_line, result_line};
+use crate::device::{BackendChoice, Inventoried};
+
+/// Flags of `tidemill doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArguments {
+    /// What is checked; auto is everything that there is here.
+    #[arg(long, value_enum, value_name = "BACKEND", default_value_t)]
+    backend: BackendChoice,
+    /// How the page is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(crate) fn run(arguments: &DoctorArguments) -> anyhow::Result<ExitCode> {
+    let page = Page::new(arguments.backend, sections(arguments.backend));
+    match arguments.format {
+        Format::Json => result_line!("{}", serde_json::to_string_pretty(&page)?)?,
+        Format::Text => result_line!("{}", page.in_words())?,
+    }
+    Ok(if page.works { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// What was asked for.
+fn sections(asked: BackendChoice) -> Vec<Section> {
+    let all = [BackendChoice::Cuda, BackendChoice::Rocm, BackendChoice::Cpu];
+    let wanted = |backend: &BackendChoice| asked == BackendChoice::Auto || asked == *backend;
+    all.into_iter().filter(wanted).map(section).collect()
+}
+
+fn section(backend: BackendChoice) -> Section {
+    note_line!("checking {}: compiling kernels may take a minute the first time", backend.word());
+    let mut section = Section::new(backend.word());
+    let is_ready = match backend.inventory() {
+        None => {
+            section.add(Check::works("processor", processor()));
+            true
+        }
+        Some(Inventoried::LeftOut(why)) => {
+            section.add(Check::missing("driver", why, "use a program that was built with it"));
+            false
+        }
+        Some(Inventoried::Found(inventory)) => parts::add(&mut section, backend, &inventory),
+    };
+    if is_ready {
+        computing::add(&mut section, backend);
+        if section.state() == State::Works {
+            training::add(&mut section, backend);
+        }
+    }
+    section
+}
+
+/// What the processor is called, and what kernels make of it.
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
+    let name = line.map(|line| line.trim_start_matches([' ', '\t', ':']));
+    let instructions = InstructionSet::best().name();
+    match name {
+        Some(name) => format!("{name}, {instructions}"),
+        None => instructions.to_owned(),
+    }
+}

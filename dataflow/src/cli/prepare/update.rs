@@ -1,0 +1,106 @@
+//! `tidemill prepare --update`: a new version of a data set, of its inputs as they are now.
+
+use tidemill_streaming_data::DataSet;
+use tidemill_streaming_data::prepare::{
+    ByteTokenizer, Tokenize, UpdateReport, UpdateSettings, Verify, update,
+};
+use tidemill_streaming_data::store::Location;
+
+use super::document_tokenizer::DocumentTokenizer;
+use super::{PrepareArguments, note_left_out, report, with_bar, workers};
+use crate::cli::Format;
+use crate::cli::exit::ExitCode;
+use crate::cli::output::{note_line, result_line};
+
+/// Updates the data set at `output`, and prints what is new.
+pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Result<ExitCode> {
+    let path = arguments.output.clone().unwrap_or_default();
+    let data_set = DataSet::open(&path)?;
+    let bytes = ByteTokenizer.tokenizer_json();
+    let is_bytes =
+        data_set.read_tokenizer()?.is_some_and(|json| bytes.is_some_and(|bytes| json == bytes));
+    let tokenizer: Box<dyn Tokenize> = match is_bytes {
+        true => Box::new(ByteTokenizer),
+        false => Box::new(DocumentTokenizer::of_data_set(&data_set, arguments.tokenizer_library)?),
+    };
+    drop(data_set);
+    let settings = UpdateSettings {
+        workers: workers(arguments),
+        dedup_memory_bytes: u64::from(arguments.dedup_memory_mib.get()) << 20,
+        verify: if arguments.verify { Verify::All } else { Verify::No },
+        ..UpdateSettings::new(path)
+    };
+    let updated = with_bar(|show| update(&settings, tokenizer.as_ref(), show))??;
+    note_left_out(&updated.prepared)?;
+    for path in &updated.prepared.changes.unnoticed {
+        note_line!("{} changed, though its size and time are the same", path.display());
+    }
+    match arguments.format {
+        Format::Json => result_line!("{}", json(&updated))?,
+        Format::Text => print(&updated, output)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json(updated: &UpdateReport) -> serde_json::Value {
+    let (prepared, changes) = (&updated.prepared, &updated.prepared.changes);
+    let mut printed = report::numbers(prepared);
+    printed["fingerprint"] = prepared.fingerprint.to_string().into();
+    printed["former_fingerprint"] = updated.former.to_string().into();
+    printed["rejected"] = serde_json::json!(changes.rejected);
+    printed["copies"] = prepared.dedup.copies.into();
+    printed["near_copies"] = prepared.dedup.near_copies.into();
+    printed["excluded"] = prepared.excluded.into();
+    printed["unused_exclusions"] = prepared.unused_exclusions.clone().into();
+    let unnoticed: Vec<_> =
+        changes.unnoticed.iter().map(|path| path.display().to_string()).collect();
+    printed["changes"] = serde_json::json!({
+        "inputs_read": changes.inputs_read,
+        "inputs_kept": changes.inputs_kept,
+        "inputs_gone": changes.inputs_gone,
+        "unnoticed": unnoticed,
+        "texts_read": changes.texts_read,
+        "texts_tokenized": changes.texts_tokenized,
+        "shards_kept": changes.shards_kept,
+        "shards_read": changes.shards_read,
+    });
+    printed
+}
+
+fn print(updated: &UpdateReport, output: &Location) -> anyhow::Result<()> {
+    let (prepared, changes) = (&updated.prepared, &updated.prepared.changes);
+    let what = match updated.former == prepared.fingerprint {
+        true => "its samples are what they were".to_owned(),
+        false => format!("version {}", prepared.fingerprint),
+    };
+    result_line!("{output}: {what}")?;
+    result_line!(
+        "{} samples of {} tokens in {} shards ({:.1} MB), {} of them new",
+        prepared.samples,
+        prepared.seq_len,
+        prepared.shards,
+        prepared.shard_bytes as f64 / 1e6,
+        prepared.shards - changes.shards_kept,
+    )?;
+    result_line!(
+        "{} inputs read, {} as before, {} gone; {} documents in what was read, {} tokenized",
+        changes.inputs_read,
+        changes.inputs_kept,
+        changes.inputs_gone,
+        changes.texts_read,
+        changes.texts_tokenized,
+    )?;
+    result_line!(
+        "from {} documents ({} tokens); {} rejected by filters, {} copies, {} near copies, {} excluded, {} empty, {} null, \
+         {} broken",
+        prepared.documents,
+        prepared.tokens,
+        changes.rejected.values().sum::<u64>(),
+        prepared.dedup.copies,
+        prepared.dedup.near_copies,
+        prepared.excluded,
+        prepared.empty,
+        prepared.nulls,
+        prepared.broken,
+    )
+}

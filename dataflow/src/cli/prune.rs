@@ -1,0 +1,52 @@
+//! `tidemill prune`: older versions of a data set are removed.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::Args;
+use tidemill_streaming_data::prepare::prune;
+
+use super::Format;
+use super::exit::ExitCode;
+use super::output::result_line;
+
+/// Flags of `tidemill prune`.
+#[derive(Debug, Args)]
+pub(crate) struct PruneArguments {
+    /// The folder of a data set that was prepared with --updatable.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// How many versions stay, the newest among them. A run that was begun with one that is removed cannot go on.
+    #[arg(long, value_name = "N", default_value = "1")]
+    keep: NonZeroUsize,
+    /// How it is printed.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(crate) fn run(arguments: &PruneArguments) -> anyhow::Result<ExitCode> {
+    let report = prune(&arguments.folder, arguments.keep)?;
+    match arguments.format {
+        Format::Json => {
+            let names = |versions: &[tidemill_streaming_data::hash::ContentHash]| {
+                versions.iter().map(ToString::to_string).collect::<Vec<_>>()
+            };
+            let printed = serde_json::json!({
+                "kept": names(&report.kept),
+                "removed": names(&report.removed),
+                "files": report.files,
+                "bytes": report.bytes,
+            });
+            result_line!("{printed}")?;
+        }
+        Format::Text => result_line!(
+            "{}: removed {} of {} versions, and {} files ({:.1} MB) that no other has",
+            arguments.folder.display(),
+            report.removed.len(),
+            report.removed.len() + report.kept.len(),
+            report.files,
+            report.bytes as f64 / 1e6,
+        )?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,77 @@
+//! Whether the kernels of a device agree with their [definitions](crate::reference): what a machine is asked that has never run
+//! them.
+//!
+//! Every kernel runs at a few sizes, none of them round, into memory that holds NaN, and is compared with its definition in `f64`. The
+//! tests of this crate compare many more sizes within tighter bounds, and what kernels promise beside their values; here a
+//! compiler, a library or a device that is broken shows, in a second or two once kernels are compiled.
+
+mod attention;
+mod checker;
+mod parameters;
+mod products;
+mod rows;
+mod sequences;
+
+use self::checker::Checker;
+use crate::backend::Backend;
+use crate::error::{KernelError, Result};
+
+/// What became of the check of some kernels.
+#[derive(Debug)]
+pub struct Checked {
+    /// The kernels.
+    pub kernels: &'static str,
+    /// What was found.
+    pub outcome: Outcome,
+}
+
+/// What a check finds.
+#[derive(Debug)]
+pub enum Outcome {
+    /// All results are those of the definitions.
+    Agrees {
+        /// The largest error of a result, as a fraction of what is allowed.
+        worst: f64,
+    },
+    /// A result is not that of its definition.
+    Differs {
+        /// Which, where and by how much.
+        what: String,
+    },
+    /// A kernel did not run.
+    Refused(KernelError),
+}
+
+type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
+
+/// The checks by the names of their kernels.
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 14] {
+    [
+        ("matmul and weight_gradient", products::matmul),
+        ("rows of matmul", products::rows_are_independent),
+        ("embedding", rows::embedding),
+        ("rms_norm", rows::rms_norm),
+        ("layer_norm", rows::layer_norm),
+        ("gelu", rows::gelu),
+        ("bias and clamp", rows::bias_and_clamp),
+        ("cross_entropy", rows::cross_entropy),
+        ("sums of gradients", parameters::sums),
+        ("adamw", parameters::adamw),
+        ("masters", parameters::masters),
+        ("causal_conv1d", sequences::causal_conv1d),
+        ("selective_scan", sequences::selective_scan),
+        ("attention", attention::attention),
+    ]
+}
+
+/// Checks every kernel of `backend`, one after the other, whatever becomes of those before it.
+pub fn run<B: Backend>(backend: &B) -> Vec<Checked> {
+    let check = |(kernels, check): (&'static str, Check<B>)| {
+        let outcome = Checker::new(backend).and_then(|mut checker| {
+            check(&mut checker)?;
+            Ok(checker.outcome())
+        });
+        Checked { kernels, outcome: outcome.unwrap_or_else(Outcome::Refused) }
+    };
+    checks::<B>().into_iter().map(check).collect()
+}

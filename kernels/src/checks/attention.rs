@@ -1,0 +1,81 @@
+//! Attention, whole and from a cache.
+
+use super::checker::Checker;
+use crate::backend::{AttentionInputs, Backend, KeyValueCache};
+use crate::error::Result;
+use crate::reference::attention as defined;
+use crate::shape::{AttentionShape, SequenceShape};
+use crate::view::{Slice, SliceMut};
+
+/// Samples, positions, heads and the width of a head.
+const SIZES: [[usize; 4]; 2] = [[2, 9, 3, 5], [1, 75, 2, 64]];
+
+pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    // Probabilities and their gradients are rounded too, and differences of them remain.
+    checker.roundings = 8.0;
+    for [samples, positions, heads, head_width] in SIZES {
+        let sequences = SequenceShape::new(samples, positions)?;
+        let scale = 1.0 / (head_width as f32).sqrt();
+        let shape = AttentionShape::new(sequences, heads, head_width, scale, None)?;
+        let (rows, width) = (samples * positions, heads * head_width);
+        let [q, k, v, dout] = [(); 4].map(|()| checker.activations(rows * width));
+        let (q, k, v, dout) = (q?, k?, v?, dout?);
+        let slopes = checker.numbers::<f32>(heads, [0.0, 0.2])?;
+        let mut out = checker.room::<B::Activation>(rows * width)?;
+        let mut sums = checker.room::<f32>(rows * heads)?;
+        let mut gradients = checker.room::<B::Activation>(rows * 3 * width)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let inputs = AttentionInputs {
+            q: q.matrix(width)?,
+            k: k.matrix(width)?,
+            v: v.matrix(width)?,
+            slopes: Some(slopes.slice()),
+            starts: None,
+        };
+        let results = out.matrix_mut(width)?;
+        backend.attention_forward(stream, results, sums.slice_mut(), inputs, shape)?;
+        let (dqkv, dy) = (gradients.matrix_mut(3 * width)?, dout.matrix(width)?);
+        let (y, sums_of) = (out.matrix(width)?, sums.slice());
+        backend.attention_backward(stream, dqkv, dy, y, sums_of, inputs, shape)?;
+        let wide = defined::AttentionInputs {
+            q: &q.wide,
+            k: &k.wide,
+            v: &v.wide,
+            slopes: Some(&slopes.wide),
+            starts: None,
+        };
+        let forward = defined::forward(&wide, shape);
+        let backward = defined::backward(&dout.wide, &wide, shape);
+        checker.compare("attention_forward", &out, &forward.out)?;
+        checker.compare("attention_forward, log_sum_exp", &sums, &forward.log_sum_exp)?;
+        let of_row = |row: usize| {
+            let part = row * width..(row + 1) * width;
+            [&backward.dq[part.clone()], &backward.dk[part.clone()], &backward.dv[part]].concat()
+        };
+        let expected: Vec<f64> = (0..rows).flat_map(of_row).collect();
+        checker.compare("attention_backward", &gradients, &expected)?;
+
+        let past = checker.write(&vec![0_u32; samples])?;
+        let mut caches = [(); 2].map(|()| checker.room::<B::Activation>(rows * width));
+        let mut again = checker.room::<B::Activation>(rows * width)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        for (cache, from) in caches.iter_mut().zip([&k, &v]) {
+            let Ok(cache) = cache else { continue };
+            let (into, from) = (SliceMut::all(&mut cache.buffer), from.matrix(width)?);
+            backend.append_to_cache(stream, into, from, Slice::all(&past), positions)?;
+        }
+        let [keys, values] = caches;
+        let (keys, values) = (keys?, values?);
+        let cache = KeyValueCache {
+            keys: keys.slice(),
+            values: values.slice(),
+            capacity: positions,
+            past: Slice::all(&past),
+            slopes: Some(slopes.slice()),
+        };
+        let (results, queries) = (again.matrix_mut(width)?, q.matrix(width)?);
+        backend.attention_cached(stream, results, queries, cache, shape)?;
+        checker.compare("attention_cached", &again, &forward.out)?;
+    }
+    Ok(())
+}

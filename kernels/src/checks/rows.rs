@@ -1,0 +1,205 @@
+//! Kernels of single rows.
+
+use super::checker::Checker;
+use crate::backend::{
+    Backend, Gelu, IGNORED_TARGET, LogitGradient, NormGradient, NormInput, Output,
+};
+use crate::error::Result;
+use crate::reference;
+use crate::shape::{CrossEntropyShape, GrainRows, NormShape};
+use crate::view::Slice;
+
+/// Rows and columns: fewer than a block has threads, and more.
+const SIZES: [[usize; 2]; 2] = [[5, 24], [37, 300]];
+const ROWS_OF_GRAIN: usize = 16;
+const EPS: f32 = 1e-5;
+
+pub(super) fn embedding<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, width] in SIZES {
+        const VOCABULARY: usize = 23;
+        let tokens = checker.tokens(rows, VOCABULARY as u64);
+        let table = checker.numbers::<f32>(VOCABULARY * width, [-1.0, 1.0])?;
+        let dout = checker.numbers::<f32>(rows * width, [-1.0, 1.0])?;
+        let mut lane = checker.put::<f32>(&vec![0.0; VOCABULARY * width])?;
+        let mut out = checker.room::<f32>(rows * width)?;
+        let placed = checker.write(&tokens)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let (rows_of, of) = (out.matrix_mut(width)?, table.matrix(width)?);
+        backend.embedding_forward(stream, rows_of, of, Slice::all(&placed), Output::Overwrite)?;
+        let grains = GrainRows::new(rows, ROWS_OF_GRAIN)?;
+        let (gradient, of) = (lane.matrix_mut(width)?, dout.matrix(width)?);
+        backend.embedding_backward_add(stream, gradient, of, Slice::all(&placed), grains)?;
+        let forward = reference::embedding::forward(&table.wide, &tokens, width);
+        let backward = reference::embedding::backward(&dout.wide, &tokens, VOCABULARY, width);
+        checker.compare("embedding_forward", &out, &forward)?;
+        checker.compare("embedding_backward_add", &lane, &backward)?;
+    }
+    Ok(())
+}
+
+pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, width] in SIZES {
+        let shape = NormShape::rms(GrainRows::new(rows, ROWS_OF_GRAIN)?, width, EPS)?;
+        let x = checker.numbers::<f32>(rows * width, [-2.0, 3.0])?;
+        let weight = checker.numbers::<f32>(width, [0.5, 1.5])?;
+        let dy = checker.activations(rows * width)?;
+        let mut dx = checker.numbers::<f32>(rows * width, [-1.0, 1.0])?;
+        let mut y = checker.room::<B::Activation>(rows * width)?;
+        let mut roots = checker.room::<f32>(rows)?;
+        let mut dweight = checker.room::<f32>(shape.grains().grains() * width)?;
+        let forward = reference::rms_norm::forward(&x.wide, &weight.wide, shape);
+        let backward = reference::rms_norm::backward(&dy.wide, &x.wide, &weight.wide, shape);
+        let expected_dx: Vec<f64> = dx.wide.iter().zip(&backward.dx).map(|(a, b)| a + b).collect();
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let (out, statistics) = (y.matrix_mut(width)?, roots.slice_mut());
+        backend.rms_norm_forward(
+            stream,
+            out,
+            statistics,
+            x.matrix(width)?,
+            weight.slice(),
+            shape,
+        )?;
+        backend.rms_norm_backward(
+            stream,
+            dx.matrix_mut(width)?,
+            dweight.slice_mut(),
+            dy.matrix(width)?,
+            x.matrix(width)?,
+            roots.slice(),
+            weight.slice(),
+            shape,
+        )?;
+        checker.compare("rms_norm_forward", &y, &forward.y)?;
+        checker.compare("rms_norm_backward, dx", &dx, &expected_dx)?;
+        checker.compare("rms_norm_backward, dweight", &dweight, &backward.dweight)?;
+    }
+    Ok(())
+}
+
+pub(super) fn layer_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, width] in SIZES {
+        let shape = NormShape::layer(GrainRows::new(rows, ROWS_OF_GRAIN)?, width, EPS)?;
+        let x = checker.numbers::<f32>(rows * width, [-2.0, 3.0])?;
+        let weight = checker.numbers::<f32>(width, [0.5, 1.5])?;
+        let bias = checker.numbers::<f32>(width, [-1.0, 1.0])?;
+        let dy = checker.activations(rows * width)?;
+        let mut dx = checker.put::<f32>(&vec![0.0; rows * width])?;
+        let mut y = checker.room::<B::Activation>(rows * width)?;
+        let mut statistics = checker.room::<f32>(2 * rows)?;
+        let grains = shape.grains().grains();
+        let mut dweight = checker.room::<f32>(grains * width)?;
+        let mut dbias = checker.room::<f32>(grains * width)?;
+        let forward =
+            reference::layer_norm::forward(&x.wide, &weight.wide, Some(&bias.wide), shape);
+        let backward = reference::layer_norm::backward(&dy.wide, &x.wide, &weight.wide, shape);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        backend.layer_norm_forward(
+            stream,
+            y.matrix_mut(width)?,
+            statistics.slice_mut(),
+            NormInput::Residual(x.matrix(width)?),
+            weight.slice(),
+            Some(bias.slice()),
+            shape,
+        )?;
+        backend.layer_norm_backward(
+            stream,
+            NormGradient::Residual { dx: dx.matrix_mut(width)?, dy: dy.matrix(width)? },
+            dweight.slice_mut(),
+            Some(dbias.slice_mut()),
+            NormInput::Residual(x.matrix(width)?),
+            statistics.slice(),
+            weight.slice(),
+            shape,
+        )?;
+        checker.compare("layer_norm_forward", &y, &forward.y)?;
+        checker.compare("layer_norm_backward, dx", &dx, &backward.dx)?;
+        checker.compare("layer_norm_backward, dweight", &dweight, &backward.dweight)?;
+        checker.compare("layer_norm_backward, dbias", &dbias, &backward.dbias)?;
+    }
+    Ok(())
+}
+
+pub(super) fn gelu<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for ([rows, width], gelu) in SIZES.into_iter().zip([Gelu::Erf, Gelu::Tanh]) {
+        let x = checker.numbers::<B::Activation>(rows * width, [-4.0, 4.0])?;
+        let bias = checker.numbers::<f32>(width, [-1.0, 1.0])?;
+        let dout = checker.activations(rows * width)?;
+        let mut out = checker.room::<B::Activation>(rows * width)?;
+        let mut dx = checker.room::<B::Activation>(rows * width)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let (of, added) = (x.matrix(width)?, Some(bias.slice()));
+        backend.gelu_forward(stream, out.matrix_mut(width)?, of, added, gelu)?;
+        let (of, added, dy) = (x.matrix(width)?, Some(bias.slice()), dout.matrix(width)?);
+        backend.gelu_backward(stream, dx.matrix_mut(width)?, dy, of, added, gelu)?;
+        let at = |i: usize| x.wide[i] + bias.wide[i % width];
+        let places = 0..rows * width;
+        let forward: Vec<f64> =
+            places.clone().map(|i| reference::gelu::gelu(at(i), gelu)).collect();
+        let backward: Vec<f64> =
+            places.map(|i| dout.wide[i] * reference::gelu::gelu_derivative(at(i), gelu)).collect();
+        checker.compare("gelu_forward", &out, &forward)?;
+        checker.compare("gelu_backward", &dx, &backward)?;
+    }
+    Ok(())
+}
+
+pub(super) fn bias_and_clamp<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, width] in SIZES {
+        const LIMIT: f32 = 0.75;
+        let bias = checker.numbers::<f32>(width, [-1.0, 1.0])?;
+        let x = checker.activations(rows * width)?;
+        let mut out = checker.activations(rows * width)?;
+        let mut dx = checker.activations(rows * width)?;
+        let mut clamped = checker.room::<B::Activation>(rows * width)?;
+        let grains = GrainRows::new(rows, ROWS_OF_GRAIN)?;
+        let mut dbias = checker.room::<f32>(grains.grains() * width)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        backend.add_bias(stream, out.matrix_mut(width)?, bias.slice())?;
+        backend.bias_backward(stream, dbias.slice_mut(), x.matrix(width)?, grains)?;
+        backend.clamp(stream, clamped.matrix_mut(width)?, x.matrix(width)?, LIMIT)?;
+        backend.clamp_backward(stream, dx.matrix_mut(width)?, x.matrix(width)?, LIMIT)?;
+        let limit = f64::from(LIMIT);
+        let sums = out.wide.iter().enumerate().map(|(i, out)| out + bias.wide[i % width]);
+        let sums: Vec<f64> = sums.collect();
+        let mut of_grains = vec![0.0; grains.grains() * width];
+        for (i, x) in x.wide.iter().enumerate() {
+            of_grains[i / width / ROWS_OF_GRAIN * width + i % width] += x;
+        }
+        let within: Vec<f64> = x.wide.iter().map(|x| x.clamp(-limit, limit)).collect();
+        let passed = x.wide.iter().zip(&dx.wide);
+        let passed: Vec<f64> =
+            passed.map(|(x, dx)| if x.abs() > limit { 0.0 } else { *dx }).collect();
+        checker.compare("add_bias", &out, &sums)?;
+        checker.compare("bias_backward", &dbias, &of_grains)?;
+        checker.compare("clamp", &clamped, &within)?;
+        checker.compare("clamp_backward", &dx, &passed)?;
+    }
+    Ok(())
+}
+
+pub(super) fn cross_entropy<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [rows, vocabulary] in SIZES {
+        let stride = vocabulary + 8;
+        let shape = CrossEntropyShape::new(rows, vocabulary, stride)?;
+        let mut logits = checker.numbers::<B::Activation>(rows * stride, [-3.0, 3.0])?;
+        let mut targets = checker.tokens(rows, vocabulary as u64);
+        targets[1] = IGNORED_TARGET;
+        let mut losses = checker.room::<f32>(rows)?;
+        let placed = checker.write(&targets)?;
+        let expected = reference::cross_entropy::forward_backward(&logits.wide, &targets, shape);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        backend.cross_entropy(
+            stream,
+            losses.slice_mut(),
+            logits.slice_mut(),
+            Slice::all(&placed),
+            LogitGradient::InPlace,
+            shape,
+        )?;
+        checker.compare("cross_entropy, losses", &losses, &expected.losses)?;
+        checker.compare("cross_entropy, gradient", &logits, &expected.dlogits)?;
+    }
+    Ok(())
+}

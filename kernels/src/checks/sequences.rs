@@ -1,0 +1,214 @@
+//! The convolution and the scan, whole and in single steps.
+
+use super::checker::Checker;
+use crate::backend::{Backend, ConvInputs, ScanGradients, ScanInputs};
+use crate::error::Result;
+use crate::reference::{causal_conv1d as conv, selective_scan as scan};
+use crate::shape::{ConvShape, ScanShape, SequenceShape};
+
+/// Samples, positions and channels: less than a tile or a chunk has, and more than one.
+const SIZES: [[usize; 3]; 2] = [[2, 7, 12], [1, 131, 40]];
+const TAPS: usize = 4;
+
+pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for [samples, positions, channels] in SIZES {
+        let shape = ConvShape::new(SequenceShape::new(samples, positions)?, 1, channels, TAPS)?;
+        let elements = samples * positions * channels;
+        let x = checker.activations(elements)?;
+        let dout = checker.activations(elements)?;
+        let weight = checker.numbers::<f32>(channels * TAPS, [-1.0, 1.0])?;
+        let bias = checker.numbers::<f32>(channels, [-1.0, 1.0])?;
+        let mut out = checker.room::<B::Activation>(elements)?;
+        let mut dx = checker.room::<B::Activation>(elements)?;
+        let mut dweight = checker.room::<f32>(samples * channels * TAPS)?;
+        let mut dbias = checker.room::<f32>(samples * channels)?;
+        let inputs = || -> Result<ConvInputs<'_, B>> {
+            let (weight, bias) = (weight.slice(), Some(bias.slice()));
+            Ok(ConvInputs { x: x.matrix(channels)?, weight, bias, starts: None })
+        };
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let results = out.matrix_mut(channels)?;
+        backend.causal_conv1d_silu_forward(stream, results, inputs()?, shape)?;
+        backend.causal_conv1d_silu_backward(
+            stream,
+            dx.matrix_mut(channels)?,
+            dweight.slice_mut(),
+            Some(dbias.slice_mut()),
+            dout.matrix(channels)?,
+            inputs()?,
+            shape,
+        )?;
+        let wide = conv::ConvInputs {
+            x: &x.wide,
+            weight: &weight.wide,
+            bias: Some(&bias.wide),
+            starts: None,
+        };
+        let backward = conv::backward(&dout.wide, &wide, shape);
+        checker.compare("causal_conv1d_silu_forward", &out, &conv::forward(&wide, shape))?;
+        checker.compare("causal_conv1d_silu_backward, dx", &dx, &backward.dx)?;
+        checker.compare("causal_conv1d_silu_backward, dweight", &dweight, &backward.dweight)?;
+        checker.compare("causal_conv1d_silu_backward, dbias", &dbias, &backward.dbias)?;
+
+        let shape = ConvShape::new(SequenceShape::new(samples, 1)?, 1, channels, TAPS)?;
+        let mut state = checker.numbers::<f32>(samples * channels * (TAPS - 1), [-1.0, 1.0])?;
+        let x = checker.activations(samples * channels)?;
+        let mut out = checker.room::<B::Activation>(samples * channels)?;
+        let mut moved = state.wide.clone();
+        let expected = conv::step(&mut moved, &x.wide, &weight.wide, Some(&bias.wide), shape);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        backend.causal_conv1d_silu_step(
+            stream,
+            out.matrix_mut(channels)?,
+            state.slice_mut(),
+            x.matrix(channels)?,
+            weight.slice(),
+            Some(bias.slice()),
+            shape,
+        )?;
+        checker.compare("causal_conv1d_silu_step", &out, &expected)?;
+        checker.compare("causal_conv1d_silu_step, state", &state, &moved)?;
+    }
+    Ok(())
+}
+
+/// 16 states, as models have, and another number.
+pub(super) fn selective_scan<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    for ([samples, positions, channels], states) in SIZES.into_iter().zip([5, 16]) {
+        whole_scan(checker, [samples, positions], channels, states)?;
+        scan_step(checker, samples, channels, states)?;
+    }
+    Ok(())
+}
+
+fn whole_scan<B: Backend>(
+    checker: &mut Checker<'_, B>,
+    [samples, positions]: [usize; 2],
+    channels: usize,
+    states: usize,
+) -> Result<()> {
+    let shape = ScanShape::new(SequenceShape::new(samples, positions)?, 1, channels, states)?;
+    let rows = samples * positions;
+    let [delta_raw, x, z, dout] = [(); 4].map(|()| checker.activations(rows * channels));
+    let (delta_raw, x, z, dout) = (delta_raw?, x?, z?, dout?);
+    let bc = checker.activations(rows * 2 * states)?;
+    let delta_bias = checker.numbers::<f32>(channels, [-2.0, 0.0])?;
+    let a_log = checker.numbers::<f32>(channels * states, [0.0, 1.0])?;
+    let d = checker.numbers::<f32>(channels, [0.5, 1.5])?;
+    let mut out = checker.room::<B::Activation>(rows * channels)?;
+    let mut saved = checker.room::<f32>(checker.backend.selective_scan_saved_elements(shape))?;
+    let [ddelta_raw, dx, dz] = [(); 3].map(|()| checker.room::<B::Activation>(rows * channels));
+    let (mut ddelta_raw, mut dx, mut dz) = (ddelta_raw?, dx?, dz?);
+    let mut dbc = checker.room::<B::Activation>(rows * 2 * states)?;
+    let mut da_log = checker.room::<f32>(samples * channels * states)?;
+    let mut dd = checker.room::<f32>(samples * channels)?;
+    let mut ddelta_bias = checker.room::<f32>(samples * channels)?;
+    let inputs = || -> Result<ScanInputs<'_, B>> {
+        Ok(ScanInputs {
+            delta_raw: delta_raw.matrix(channels)?,
+            delta_bias: delta_bias.slice(),
+            x: x.matrix(channels)?,
+            bc: bc.matrix(2 * states)?,
+            z: z.matrix(channels)?,
+            a_log: a_log.slice(),
+            d: d.slice(),
+            starts: None,
+        })
+    };
+    let (backend, stream) = (checker.backend, &mut checker.stream);
+    let results = out.matrix_mut(channels)?;
+    backend.selective_scan_forward(stream, results, saved.slice_mut(), inputs()?, shape)?;
+    let gradients = ScanGradients {
+        ddelta_raw: ddelta_raw.matrix_mut(channels)?,
+        dx: dx.matrix_mut(channels)?,
+        dbc: dbc.matrix_mut(2 * states)?,
+        dz: dz.matrix_mut(channels)?,
+        da_log: da_log.slice_mut(),
+        dd: dd.slice_mut(),
+        ddelta_bias: ddelta_bias.slice_mut(),
+    };
+    let dy = dout.matrix(channels)?;
+    backend.selective_scan_backward(
+        stream,
+        gradients,
+        None,
+        dy,
+        inputs()?,
+        saved.slice(),
+        shape,
+    )?;
+    let wide = scan::ScanInputs {
+        delta_raw: &delta_raw.wide,
+        delta_bias: &delta_bias.wide,
+        x: &x.wide,
+        bc: &bc.wide,
+        z: &z.wide,
+        a_log: &a_log.wide,
+        d: &d.wide,
+        starts: None,
+    };
+    let expected = scan::backward(&dout.wide, &wide, shape);
+    checker.compare("selective_scan_forward", &out, &scan::forward(&wide, shape))?;
+    let of_rows = [
+        ("ddelta_raw", &ddelta_raw, &expected.ddelta_raw),
+        ("dx", &dx, &expected.dx),
+        ("dbc", &dbc, &expected.dbc),
+        ("dz", &dz, &expected.dz),
+    ];
+    for (what, found, expected) in of_rows {
+        checker.compare(&format!("selective_scan_backward, {what}"), found, expected)?;
+    }
+    let of_grains = [
+        ("da_log", &da_log, &expected.da_log),
+        ("dd", &dd, &expected.dd),
+        ("ddelta_bias", &ddelta_bias, &expected.ddelta_bias),
+    ];
+    for (what, found, expected) in of_grains {
+        checker.compare(&format!("selective_scan_backward, {what}"), found, expected)?;
+    }
+    Ok(())
+}
+
+fn scan_step<B: Backend>(
+    checker: &mut Checker<'_, B>,
+    samples: usize,
+    channels: usize,
+    states: usize,
+) -> Result<()> {
+    let shape = ScanShape::new(SequenceShape::new(samples, 1)?, 1, channels, states)?;
+    let [delta_raw, x, z] = [(); 3].map(|()| checker.activations(samples * channels));
+    let (delta_raw, x, z) = (delta_raw?, x?, z?);
+    let bc = checker.activations(samples * 2 * states)?;
+    let delta_bias = checker.numbers::<f32>(channels, [-2.0, 0.0])?;
+    let a_log = checker.numbers::<f32>(channels * states, [0.0, 1.0])?;
+    let d = checker.numbers::<f32>(channels, [0.5, 1.5])?;
+    let mut state = checker.numbers::<f32>(samples * channels * states, [-1.0, 1.0])?;
+    let mut out = checker.room::<B::Activation>(samples * channels)?;
+    let wide = scan::ScanInputs {
+        delta_raw: &delta_raw.wide,
+        delta_bias: &delta_bias.wide,
+        x: &x.wide,
+        bc: &bc.wide,
+        z: &z.wide,
+        a_log: &a_log.wide,
+        d: &d.wide,
+        starts: None,
+    };
+    let mut moved = state.wide.clone();
+    let expected = scan::step(&mut moved, &wide, shape);
+    let inputs = ScanInputs {
+        delta_raw: delta_raw.matrix(channels)?,
+        delta_bias: delta_bias.slice(),
+        x: x.matrix(channels)?,
+        bc: bc.matrix(2 * states)?,
+        z: z.matrix(channels)?,
+        a_log: a_log.slice(),
+        d: d.slice(),
+        starts: None,
+    };
+    let (backend, stream) = (checker.backend, &mut checker.stream);
+    let results = out.matrix_mut(channels)?;
+    backend.selective_scan_step(stream, results, state.slice_mut(), inputs, shape)?;
+    checker.compare("selective_scan_step", &out, &expected)?;
+    checker.compare("selective_scan_step, state", &state, &moved)
+}

@@ -1,0 +1,68 @@
+//! The checks of kernels that the program itself runs: they pass where kernels are right, and each break shows in the kernels that
+//! are broken and in no others.
+
+use std::num::NonZeroUsize;
+
+use tidemill_kernels::checks::{self, Checked, Outcome};
+use tidemill_kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
+use tidemill_kernels::{Backend, Bf16, Cpu, Fp32, Gpu, KernelError};
+
+const SETTINGS: EmulatorSettings = EmulatorSettings { warp: 64, seed: 1 };
+
+/// The kernels that do not agree.
+fn others<B: Backend>(backend: &B) -> Vec<Checked> {
+    let checked = checks::run(backend);
+    assert!(checked.len() > 10, "{checked:?}");
+    let differ = |checked: &Checked| !matches!(checked.outcome, Outcome::Agrees { .. });
+    checked.into_iter().filter(differ).collect()
+}
+
+fn broken(source: &'static str, from: &'static str, to: &'static str) -> Vec<Checked> {
+    let change = SourceChange { source, from, to };
+    others(&Gpu::<Emulator, Fp32>::new(Emulator::new(SETTINGS).unwrap().with_change(change)))
+}
+
+#[test]
+fn kernels_that_are_right_agree() {
+    let found = others(&Cpu::new(NonZeroUsize::MIN).unwrap());
+    assert!(found.is_empty(), "{found:?}");
+    let found = others(&Gpu::<Emulator, Fp32>::new(Emulator::new(SETTINGS).unwrap()));
+    assert!(found.is_empty(), "{found:?}");
+    let settings = EmulatorSettings { warp: 32, seed: 2 };
+    let found = others(&Gpu::<Emulator, Bf16>::new(Emulator::new(settings).unwrap()));
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn kernels_that_are_wrong_are_named() {
+    let breaks = [
+        ("gelu.cu", "fmaf(x * x, CUBIC, LINEAR)", "fmaf(x * x, LINEAR, CUBIC)", "gelu"),
+        ("gradient_sums.cu", "sums[j] += value * value;", "sums[j] += value;", "sums of gradients"),
+        (
+            "causal_conv1d.cu",
+            "sum = fmaf(weight[held], newest, sum);",
+            "sum = fmaf(weight[0], newest, sum);",
+            "causal_conv1d",
+        ),
+    ];
+    for (source, from, to, kernels) in breaks {
+        match &broken(source, from, to)[..] {
+            [Checked { kernels: found, outcome: Outcome::Differs { what } }] => {
+                assert_eq!(*found, kernels);
+                assert!(what.contains(", expected "), "{what}");
+            }
+            other => panic!("{source}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn kernels_that_do_not_compile_are_named() {
+    match &broken("gelu.cu", "CUBIC, LINEAR", "CUBIC, NO_SUCH_NUMBER")[..] {
+        [Checked { kernels: "gelu", outcome: Outcome::Refused(error) }] => {
+            assert!(matches!(error, KernelError::Compile { .. }), "{error}");
+            assert!(error.to_string().contains("NO_SUCH_NUMBER"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,102 @@
+//! The versions of a data set that is kept up to date: an index for each, by its fingerprint.
+
+use std::{fs, io::ErrorKind, path::Path, time::SystemTime};
+
+use tidemill_files::{Kind, read};
+
+use super::{INDEX_FILE, Index, VERSIONS_FOLDER, version_file_of};
+use crate::{
+    error::DataError,
+    hash::ContentHash,
+    store::{Location, RemoteFolder, StoreSettings},
+};
+
+/// A version of a data set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Version {
+    /// Its identity.
+    pub fingerprint: ContentHash,
+    /// What it is.
+    pub index: Index,
+}
+
+/// The fingerprint that a name below the data set's folder stands for.
+pub(crate) fn fingerprint_of(name: &str) -> Option<ContentHash> {
+    let digits = name.strip_prefix(VERSIONS_FOLDER)?.strip_prefix('/')?.strip_suffix(".json")?;
+    ContentHash::of_digits(digits)
+}
+
+/// The versions of a data set. The newest, which `index.json` is, comes first; of a folder the others follow from
+/// the newest to the oldest, of a store in byte order of their fingerprints. One that has no versions has none.
+///
+/// # Errors
+/// Those of reading an index, and of the store.
+pub fn versions(location: &Location, settings: &StoreSettings) -> Result<Vec<Version>, DataError> {
+    match location.local() {
+        Some(folder) => local_versions(folder),
+        None => remote_versions(&RemoteFolder::open(location.clone(), settings)?),
+    }
+}
+
+fn local_versions(folder: &Path) -> Result<Vec<Version>, DataError> {
+    let newest = Index::read(folder)?;
+    let versions = folder.join(VERSIONS_FOLDER);
+    let entries = match fs::read_dir(&versions) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(DataError::io("list folder", &versions))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(DataError::io("list folder", &versions))?;
+        let name = format!("{VERSIONS_FOLDER}/{}", entry.file_name().to_string_lossy());
+        let Some(fingerprint) = fingerprint_of(&name) else { continue };
+        let path = entry.path();
+        let bytes = read(&path, Kind::Index).map_err(DataError::io("read", &path))?;
+        let index = Index::from_bytes(&bytes, &path)?;
+        let time = entry.metadata().and_then(|metadata| metadata.modified());
+        let time = time.unwrap_or(SystemTime::UNIX_EPOCH);
+        found.push((time, Version { fingerprint, index }));
+    }
+    found.sort_by_key(|(time, version)| (std::cmp::Reverse(*time), version.fingerprint));
+    Ok(with_newest(newest, found.into_iter().map(|(_, version)| version)))
+}
+
+fn remote_versions(folder: &RemoteFolder) -> Result<Vec<Version>, DataError> {
+    let read = |name: &str| {
+        let path = folder.location().join(name).to_string();
+        Index::from_bytes(&folder.get(name)?, Path::new(&path))
+    };
+    let newest = read(INDEX_FILE)?;
+    let mut found = Vec::new();
+    for entry in folder.folder(VERSIONS_FOLDER).list()? {
+        let name = format!("{VERSIONS_FOLDER}/{}", entry.name);
+        if let Some(fingerprint) = fingerprint_of(&name) {
+            found.push(Version { fingerprint, index: read(&name)? });
+        }
+    }
+    Ok(with_newest(newest, found.into_iter()))
+}
+
+/// The versions with the newest in front; none where there are no others and it has no state.
+fn with_newest(newest: Index, versions: impl Iterator<Item = Version>) -> Vec<Version> {
+    if newest.state.is_none() {
+        return Vec::new();
+    }
+    let first = Version { fingerprint: newest.fingerprint(), index: newest };
+    let fingerprint = first.fingerprint;
+    let others = versions.filter(|version| version.fingerprint != fingerprint);
+    [first].into_iter().chain(others).collect()
+}
+
+/// The index of a version in a folder, where there is one.
+pub(crate) fn read_version(
+    folder: &Path,
+    fingerprint: ContentHash,
+) -> Result<Option<Index>, DataError> {
+    let path = folder.join(version_file_of(fingerprint));
+    match read(&path, Kind::Index) {
+        Ok(bytes) => Ok(Some(Index::from_bytes(&bytes, &path)?)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(DataError::io("read", &path)(error)),
+    }
+}

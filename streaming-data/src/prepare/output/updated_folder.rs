@@ -1,0 +1,211 @@
+//! A data set in a folder, of which a new version is written.
+//!
+//! Everything is written into a hidden folder in it and renamed when all is there, under names that are of
+//! the content: what another version has under such a name is the same. The version's own index comes then,
+//! and `index.json` last, each in one step. So whatever happens, `index.json` is that of a version of which
+//! everything is there; files that a killed process put in place are of no version, until an update writes
+//! the same again or `prune` removes them.
+//!
+//! One process at a time writes: it holds a lock, which ends with it.
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsStr,
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use tidemill_files::{
+    durable,
+    lock::{Attempt, Lock},
+    scratch::ScratchFolder,
+};
+
+use super::Output;
+use crate::{
+    index::{INDEX_FILE, Index, STATE_FOLDER, VERSIONS_FOLDER, version_file},
+    prepare::PrepareError,
+};
+
+/// What the names of hidden folders begin with.
+const UPDATING: &str = ".updating-";
+
+/// The file that is locked, in the folder of the state.
+const LOCK_FILE: &str = "lock";
+
+/// The right to change a data set, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct WriterLock {
+    lock: Lock,
+}
+
+impl WriterLock {
+    /// Takes it.
+    ///
+    /// # Errors
+    /// [`PrepareError::UpdateRunning`] where another process has it, or [`DataError::Io`].
+    pub(crate) fn take(folder: &Path) -> Result<WriterLock, PrepareError> {
+        let path = folder.join(STATE_FOLDER).join(LOCK_FILE);
+        loop {
+            match Lock::attempt(&path).map_err(PrepareError::io("lock", &path))? {
+                Attempt::Taken(lock) => return Ok(WriterLock { lock }),
+                Attempt::Held(_) => {
+                    return Err(PrepareError::UpdateRunning { path: folder.to_owned() });
+                }
+                // The one before has just ended.
+                Attempt::Gone => {}
+            }
+        }
+    }
+}
+
+impl Drop for WriterLock {
+    fn drop(&mut self) {
+        // While it is locked: nobody can have taken it for their own.
+        let _ = fs::remove_file(self.lock.path());
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct UpdatedFolder {
+    folder: PathBuf,
+    aside: ScratchFolder,
+    /// Names of files that are complete in the hidden folder.
+    ready: BTreeSet<String>,
+    /// What the version before has.
+    there: BTreeSet<String>,
+    _lock: WriterLock,
+}
+
+impl UpdatedFolder {
+    /// Begins a version of the data set in a folder, behind one that has files of these names.
+    ///
+    /// # Errors
+    /// [`DataError::Io`] when nothing can be written there.
+    pub(crate) fn begin(
+        folder: &Path,
+        there: BTreeSet<String>,
+        lock: WriterLock,
+    ) -> Result<UpdatedFolder, PrepareError> {
+        let aside = ScratchFolder::new_in(folder, OsStr::new(UPDATING))
+            .map_err(PrepareError::io("create a folder in", folder))?;
+        let (folder, ready) = (folder.to_owned(), BTreeSet::new());
+        Ok(UpdatedFolder { folder, aside, ready, there, _lock: lock })
+    }
+
+    /// Where a file is until it is put in place: its name there has no folders.
+    fn aside(&self, name: &str) -> PathBuf {
+        self.aside.path().join(name.replace('/', "-"))
+    }
+
+    /// Puts all files in place.
+    fn put_in_place(&self) -> Result<(), PrepareError> {
+        for name in &self.ready {
+            let path = self.aside(name);
+            durable::sync(&path).map_err(PrepareError::io("write", &path))?;
+        }
+        for name in [STATE_FOLDER, VERSIONS_FOLDER] {
+            let path = self.folder.join(name);
+            durable::make_folders(&path).map_err(PrepareError::io("create folder", path))?;
+        }
+        for name in &self.ready {
+            let path = self.folder.join(name);
+            step()
+                .and_then(|()| fs::rename(self.aside(name), &path))
+                .map_err(PrepareError::io("put in place", path))?;
+        }
+        for path in [self.folder.join(STATE_FOLDER), self.folder.clone()] {
+            durable::sync_folder(&path).map_err(PrepareError::io("write", path))?;
+        }
+        Ok(())
+    }
+
+    fn replace(&self, name: &str, content: &[u8]) -> Result<(), PrepareError> {
+        let path = self.folder.join(name);
+        step()
+            .and_then(|()| durable::replace(&path, content))
+            .map_err(PrepareError::io("write", path))
+    }
+}
+
+impl Output for UpdatedFolder {
+    fn folder(&self) -> &Path {
+        self.aside.path()
+    }
+
+    fn name_of(&self, file: &str) -> String {
+        file.to_owned()
+    }
+
+    fn create(&self, name: &str) -> Result<File, PrepareError> {
+        let path = self.aside(name);
+        step().and_then(|()| File::create_new(&path)).map_err(PrepareError::io("create", path))
+    }
+
+    fn take(&mut self, written_as: &str, name: &str, _: File) -> Result<(), PrepareError> {
+        let (from, to) = (self.aside(written_as), self.aside(name));
+        step().and_then(|()| fs::rename(&from, &to)).map_err(PrepareError::io("name shard", to))?;
+        if !self.there.contains(name) {
+            self.ready.insert(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError> {
+        if self.there.contains(name) {
+            return Ok(());
+        }
+        let path = self.aside(name);
+        step().and_then(|()| fs::write(&path, content)).map_err(PrepareError::io("write", path))?;
+        self.ready.insert(name.to_owned());
+        Ok(())
+    }
+
+    fn has_at_most(&mut self, _: usize) -> Result<bool, PrepareError> {
+        Ok(true)
+    }
+
+    fn publish(self: Box<Self>, index: &Index, _: Option<&str>) -> Result<(), PrepareError> {
+        self.put_in_place()?;
+        self.replace(&version_file(index), &index.to_bytes())?;
+        self.replace(INDEX_FILE, &index.to_bytes())
+    }
+
+    fn abandon(self: Box<Self>) {}
+}
+
+/// A moment before a change of the folder: tests look there at what a kill would leave, and let it fail.
+#[cfg(not(test))]
+fn step() -> std::io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+use steps::step;
+
+#[cfg(test)]
+pub(crate) mod steps {
+    use std::{cell::RefCell, io};
+
+    type Step = Box<dyn FnMut() -> io::Result<()>>;
+
+    thread_local! {
+        static STEP: RefCell<Option<Step>> = const { RefCell::new(None) };
+    }
+
+    /// Calls `step` before each change of a folder that this thread makes in `work`.
+    pub(crate) fn at_each_step<T>(
+        step: impl FnMut() -> io::Result<()> + 'static,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        STEP.set(Some(Box::new(step)));
+        let done = work();
+        STEP.set(None);
+        done
+    }
+
+    pub(super) fn step() -> io::Result<()> {
+        STEP.with_borrow_mut(|step| step.as_mut().map_or(Ok(()), |step| step()))
+    }
+}

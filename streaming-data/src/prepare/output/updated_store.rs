@@ -1,0 +1,104 @@
+//! A data set in a store, of which a new version is written.
+//!
+//! Objects are written under names that are of their content, so that it does not matter how many write
+//! them. `index.json` is replaced last, and only where it is still the one that the update began with: of two
+//! that update the same data set at once, one alone does, and the other learns that its version is not the
+//! newest. Nothing is ever removed.
+
+use std::{
+    collections::BTreeSet,
+    env,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Output,
+    remote::{unnamed_file, wait_for_some},
+};
+use crate::{
+    index::{INDEX_FILE, Index, version_file},
+    prepare::PrepareError,
+    store::{Cancel, Found, RemoteFolder, Started},
+};
+
+/// See the [module](self).
+pub(crate) struct UpdatedStore {
+    folder: RemoteFolder,
+    /// Where shards are on this machine.
+    temporary: PathBuf,
+    /// The index that is to be replaced.
+    found: Found,
+    /// What the version has that is to be replaced.
+    there: BTreeSet<String>,
+    given_up: Cancel,
+    on_their_way: Vec<Started<()>>,
+}
+
+impl UpdatedStore {
+    /// Begins a version behind the one of an index, which has files of these names.
+    pub(crate) fn begin(
+        folder: RemoteFolder,
+        found: Found,
+        there: BTreeSet<String>,
+    ) -> UpdatedStore {
+        let (given_up, on_their_way) = (Cancel::default(), Vec::new());
+        UpdatedStore { folder, temporary: env::temp_dir(), found, there, given_up, on_their_way }
+    }
+}
+
+impl Output for UpdatedStore {
+    fn folder(&self) -> &Path {
+        &self.temporary
+    }
+
+    fn name_of(&self, file: &str) -> String {
+        file.to_owned()
+    }
+
+    fn create(&self, _: &str) -> Result<File, PrepareError> {
+        unnamed_file(&self.temporary)
+    }
+
+    fn take(&mut self, _: &str, name: &str, file: File) -> Result<(), PrepareError> {
+        if !self.there.contains(name) {
+            self.on_their_way.push(self.folder.start_file(name, file, &self.given_up)?);
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, name: &str, content: Vec<u8>) -> Result<(), PrepareError> {
+        match self.there.contains(name) {
+            true => Ok(()),
+            false => Ok(self.folder.put(name, content.into())?),
+        }
+    }
+
+    fn has_at_most(&mut self, on_their_way: usize) -> Result<bool, PrepareError> {
+        wait_for_some(&mut self.on_their_way, on_their_way)?;
+        Ok(self.on_their_way.len() <= on_their_way)
+    }
+
+    fn publish(self: Box<Self>, index: &Index, _: Option<&str>) -> Result<(), PrepareError> {
+        assert!(self.on_their_way.is_empty(), "all shards were waited for");
+        let bytes = index.to_bytes();
+        if self.found.content == bytes {
+            return Ok(());
+        }
+        self.folder.put(&version_file(index), bytes.clone().into())?;
+        match self.folder.claim(INDEX_FILE, bytes.into(), Some(&self.found))? {
+            Some(_) => Ok(()),
+            None => {
+                let path = self.folder.location().to_string().into();
+                Err(PrepareError::UpdateOvertaken { path })
+            }
+        }
+    }
+
+    fn abandon(self: Box<Self>) {
+        self.given_up.cancel();
+        for started in self.on_their_way {
+            let _ = started.wait();
+        }
+    }
+}

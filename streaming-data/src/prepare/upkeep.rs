@@ -1,0 +1,261 @@
+//! Data sets that are kept up to date: an update reads what changed, and leaves what a preparation of the
+//! same inputs from nothing would.
+//!
+//! Beside its shards such a data set has a state: of each input its size and a hash of its documents, of each
+//! document the hash of its text, what filters said, its signature, and its tokens' number where it is kept.
+//! From this alone follow the verdicts, and where shards end; tokens of documents that stay are taken out of
+//! the shards that are there. So texts are read only of inputs that changed, and tokenized only where no shard
+//! has them: of new documents, and of those that come back because what they were copies of is gone.
+//!
+//! # Contract
+//! - Shards, `index.json`, `index/<fingerprint>.json`, the tokenizer and the state are a function of the
+//!   inputs and settings alone: the same to the byte for any number of workers and any history of updates.
+//!   What is not: `state/seen`, which says what inputs looked like, and the files of older versions.
+//! - The newest version is complete at any time, also when the process is killed, and older ones stay until
+//!   [`prune`] removes them.
+//! - An input is taken for unchanged if its size and time are what they were; [`Verify::All`] reads it. A file
+//!   that was changed less than two seconds before it was listed is read again by the next update, as is one
+//!   that could not be read to its end.
+//! - Memory: as of [`prepare`](super::prepare()), and about 300 bytes for each document of the inputs that are
+//!   read, 40 for each that is tokenized, and 200 for each input.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`asked`] | the settings, as the state has them |
+//! | [`record`], [`part`], [`state`] | what is known of documents; its files; all of a version |
+//! | [`seen`] | what inputs looked like |
+//! | [`former`], [`former_shards`] | what the version before says, and tokens out of its shards |
+//! | [`recorder`], [`spool`] | the first pass: records of all documents |
+//! | [`wanted`], [`cut`], [`assembler`] | the second: what is read for its tokens, where shards end, and the shards |
+//! | [`build`] | both of them |
+//! | [`mod@prune`] | removing older versions |
+
+mod asked;
+mod assembler;
+mod build;
+mod cut;
+mod former;
+mod former_shards;
+mod part;
+mod prune;
+mod record;
+mod recorder;
+mod seen;
+mod spool;
+mod state;
+mod wanted;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap, num::NonZeroUsize, ops::ControlFlow, path::PathBuf, time::SystemTime,
+};
+
+use self::{
+    asked::Asked,
+    state::{Version, tokenizer_identity},
+};
+pub use self::{
+    build::Verify,
+    prune::{PruneReport, prune},
+};
+pub(crate) use self::{
+    build::{Upkeep, build},
+    former::Known,
+    record::{Document, Fate, Judged},
+    wanted::Wanted,
+};
+use super::{
+    PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize,
+    duplicates::DEDUP_MEMORY_BYTES,
+    output::{Output, UpdatedFolder, UpdatedStore, WriterLock},
+    prepare_in,
+};
+use crate::{
+    hash::ContentHash,
+    store::{Location, RemoteFolder, StoreSettings},
+};
+
+/// The version that an update begins with.
+pub(crate) type Former<'a> = &'a FormerVersion;
+
+/// A version, and whether inputs that look as before are read all the same.
+pub(crate) struct FormerVersion {
+    version: Version,
+    verify: Verify,
+}
+
+impl std::ops::Deref for FormerVersion {
+    type Target = Version;
+
+    fn deref(&self) -> &Version {
+        &self.version
+    }
+}
+
+/// What to update, and how.
+#[derive(Debug, Clone)]
+pub struct UpdateSettings {
+    /// The folder or URL of a data set that was prepared with
+    /// [`Layout::Updatable`](super::Layout::Updatable). What it was asked to be stands in it.
+    pub output: PathBuf,
+    /// How the store of a URL is used.
+    pub store: StoreSettings,
+    /// Threads that read, tokenize and encode; they change no byte.
+    pub workers: NonZeroUsize,
+    /// What records of documents may take in memory while they are compared; it changes no byte.
+    pub dedup_memory_bytes: u64,
+    /// Which inputs are read.
+    pub verify: Verify,
+}
+
+impl UpdateSettings {
+    /// The settings with a default for all that has one.
+    pub fn new(output: PathBuf) -> UpdateSettings {
+        UpdateSettings {
+            output,
+            store: StoreSettings::default(),
+            workers: NonZeroUsize::MIN,
+            dedup_memory_bytes: DEDUP_MEMORY_BYTES,
+            verify: Verify::No,
+        }
+    }
+}
+
+/// What is new in a data set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Inputs that were read.
+    pub inputs_read: u64,
+    /// Inputs that look as they did before, and were not read.
+    pub inputs_kept: u64,
+    /// Inputs of the version before that are gone.
+    pub inputs_gone: u64,
+    /// Inputs that had changed although they look as before: only [`Verify::All`] finds them.
+    pub unnoticed: Vec<PathBuf>,
+    /// Documents of the inputs that were read.
+    pub texts_read: u64,
+    /// Documents that were tokenized.
+    pub texts_tokenized: u64,
+    /// Documents that filters reject, by the first rule that each broke; those of inputs that were not read
+    /// are among them.
+    pub rejected: BTreeMap<String, u64>,
+    /// Shards of the version before that stay.
+    pub shards_kept: u64,
+    /// Other shards of the version before of which tokens were taken.
+    pub shards_read: u64,
+}
+
+/// What an update did.
+#[derive(Debug)]
+pub struct UpdateReport {
+    /// The identity of the version before.
+    pub former: ContentHash,
+    /// The version that is the newest now. Of filters, bytes of text and broken documents that are named, it
+    /// counts what was read.
+    pub prepared: PrepareReport,
+}
+
+impl<'a> Upkeep<'a> {
+    /// What is kept of a preparation with these settings.
+    ///
+    /// # Errors
+    /// [`PrepareError::PathNotUtf8`], [`PrepareError::OtherTokenizer`], and what is wrong with the version
+    /// before.
+    pub(crate) fn of(
+        settings: &PrepareSettings,
+        tokenizer: &dyn Tokenize,
+        former: Option<Former<'a>>,
+    ) -> Result<Upkeep<'a>, PrepareError> {
+        let (identity, now) = (tokenizer_identity(tokenizer), SystemTime::now());
+        let Some(former) = former else {
+            return Ok(Upkeep {
+                asked: Asked::of(settings)?,
+                tokenizer: identity,
+                dedup: settings.dedup,
+                former: None,
+                verify: Verify::No,
+                now,
+            });
+        };
+        let expected = former.state.tokenizer;
+        if identity != expected {
+            let path = settings.output.clone();
+            return Err(PrepareError::OtherTokenizer { path, found: identity, expected });
+        }
+        Ok(Upkeep {
+            asked: former.state.settings.clone(),
+            tokenizer: identity,
+            dedup: settings.dedup,
+            former: Some((&former.version, former.version.seen()?)),
+            verify: former.verify,
+            now,
+        })
+    }
+}
+
+/// Makes a new version of a data set out of its inputs as they are now; `progress` is told where it is and
+/// breaks it off by its answer. The tokenizer is the one that the data set was prepared with.
+///
+/// # Errors
+/// - [`PrepareError::NotUpdatable`], [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`],
+///   [`PrepareError::OtherTokenizer`]: the data set cannot be updated.
+/// - [`PrepareError::UpdateRunning`], [`PrepareError::UpdateOvertaken`]: another update was there first.
+/// - [`PrepareError::Readmitted`], [`PrepareError::OtherText`], [`PrepareError::InputChanged`]: a text that is
+///   needed cannot be read, or is another.
+/// - [`PrepareError::Interrupted`] when `progress` answered [`ControlFlow::Break`].
+/// - As [`prepare`](super::prepare()) for inputs and documents, and [`PrepareError::Data`] where something
+///   cannot be read or written.
+///
+/// After an error the version before is still the newest.
+pub fn update(
+    settings: &UpdateSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<UpdateReport, PrepareError> {
+    let output = Location::of_path(&settings.output)?;
+    let Some(folder) = output.local() else {
+        let folder = RemoteFolder::open(output, &settings.store)?;
+        return update_in_store(&folder, settings, tokenizer, progress);
+    };
+    // What is no updatable data set is left as it is.
+    Version::open_local(folder)?;
+    let lock = WriterLock::take(folder)?;
+    let version = Version::open_local(folder)?;
+    update_version(settings, version, tokenizer, progress, |version| {
+        Ok(Box::new(UpdatedFolder::begin(folder, version.files(), lock)?))
+    })
+}
+
+/// As [`update`], in a folder of a store that the caller made; the output and the store of the settings are
+/// not looked at.
+///
+/// # Errors
+/// As [`update`].
+pub fn update_in_store(
+    folder: &RemoteFolder,
+    settings: &UpdateSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<UpdateReport, PrepareError> {
+    let version = Version::open_remote(folder)?;
+    update_version(settings, version, tokenizer, progress, |version| {
+        let found = version.found.clone().expect("what is in a store was found there");
+        Ok(Box::new(UpdatedStore::begin(folder.clone(), found, version.files())))
+    })
+}
+
+fn update_version(
+    settings: &UpdateSettings,
+    version: Version,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    begin_output: impl FnOnce(&Version) -> Result<Box<dyn Output>, PrepareError>,
+) -> Result<UpdateReport, PrepareError> {
+    let prepare = version.state.settings.settings(settings);
+    let former = FormerVersion { version, verify: settings.verify };
+    let begin = || begin_output(&former.version);
+    let prepared = prepare_in(&prepare, tokenizer, progress, Some(&former), begin)?;
+    Ok(UpdateReport { former: former.index.fingerprint(), prepared })
+}

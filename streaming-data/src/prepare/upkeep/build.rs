@@ -1,0 +1,496 @@
+//! From listed inputs to shards and state: the one way, for a new data set and for an update.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::ControlFlow,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, channel, sync_channel},
+    },
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    Changes,
+    asked::Asked,
+    assembler::{Assembler, Step, fate},
+    cut::ContentCut,
+    former::{FormerInputs, FormerRecords, Known, Places, known_texts},
+    former_shards::{FormerShards, Reuse},
+    part::PART_SUFFIX,
+    record::{Fate, Judged, Record, WasRead},
+    recorder::{Counts, Listed, Recorder, Source},
+    seen::{Look, SEEN_FILE, Seen},
+    spool::Spool,
+    state::{Methods, PartEntry, State, Version, state_file},
+    wanted::{Fetching, Wanted},
+};
+use crate::{
+    hash::ContentHash,
+    index::{STATE_FOLDER, ShardEntry, StateEntry},
+    prepare::{
+        Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
+        admit::{Pass, Rules},
+        batch::Batch,
+        duplicates::{Collector, Verdicts},
+        find::{Input, path_bytes},
+        format::Format,
+        in_order::InOrder,
+        job::{Done, Job, Numbered, Work, perform_all},
+        job_queue::JobQueue,
+        output::Output,
+        pipeline::{self, Outcome},
+        shard::{EncodedRowGroup, Naming, ShardWriter},
+    },
+};
+
+/// Whether an input that looks as before is read all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verify {
+    /// It is not.
+    #[default]
+    No,
+    /// Everything is read and compared.
+    All,
+}
+
+/// What is built, beside what is read.
+pub(crate) struct Upkeep<'a> {
+    pub asked: Asked,
+    pub tokenizer: ContentHash,
+    pub dedup: DedupSettings,
+    /// The version before, if there is one, and what inputs looked like then.
+    pub former: Option<(&'a Version, Seen)>,
+    pub verify: Verify,
+    /// Not later than the inputs were found.
+    pub now: SystemTime,
+}
+
+/// Batches of tokens that wait for the shards before them.
+const BATCHES_AHEAD: usize = 4;
+
+/// How long tokens are waited for before the caller is asked whether to go on.
+const MOMENT: Duration = Duration::from_millis(100);
+
+type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+
+/// Builds all files but the index.
+///
+/// # Errors
+/// As [`prepare`](crate::prepare::prepare()), and what is wrong with the version before.
+pub(crate) fn build(
+    work: Work<'_>,
+    upkeep: Upkeep<'_>,
+    output: &mut dyn Output,
+    progress: &mut Report<'_>,
+) -> Result<(Outcome, DedupReport), PrepareError> {
+    if let Some(input) = work.inputs.iter().find(|input| input.format == Format::Mds) {
+        return Err(PrepareError::InputNotUpdatable { path: input.path.clone() });
+    }
+    let former = upkeep.former.as_ref().map(|(version, _)| *version);
+    let inputs = former.map(FormerInputs::of).transpose()?.unwrap_or_default();
+    let are_known = former.is_some_and(|former| former.state.methods.agree_on_documents());
+    let listed = list(&work, &upkeep, &inputs, are_known);
+    let kept: HashSet<&[u8]> = of(&listed, Source::Former).map(|it| path_bytes(&it.path)).collect();
+    let (known, places) = match former.filter(|_| are_known && kept.len() < inputs.inputs.len()) {
+        Some(former) => known_texts(former, |path| !kept.contains(path))?,
+        None => (Known::new(), Places::new()),
+    };
+    let mut changes = Changes {
+        inputs_read: listed.len() as u64 - kept.len() as u64,
+        inputs_kept: kept.len() as u64,
+        inputs_gone: {
+            let paths: HashSet<&[u8]> =
+                listed.iter().map(|listed| path_bytes(&listed.input.path)).collect();
+            inputs.inputs.keys().filter(|path| !paths.contains(&path[..])).count() as u64
+        },
+        ..Changes::default()
+    };
+
+    let records = former.map(FormerRecords::new);
+    let compared = (upkeep.dedup.dedup != Dedup::None).then(|| Collector::new(upkeep.dedup));
+    let mut recorder = Recorder::new(&listed, work.rules.exclusions, records, places, compared)?;
+    let read: Vec<Input> = of(&listed, Source::Input).cloned().collect();
+    let pass = Pass::Record(upkeep.dedup.dedup, &known);
+    let recording = Work { inputs: &read, rules: Rules { pass, ..work.rules }, ..work };
+    let recorded = match read.is_empty() {
+        true => Outcome::default(),
+        false => pipeline::run(&recording, None, Some(&mut recorder), progress)?,
+    };
+    let (mut spool, compared, seen, counts) = recorder.finish()?;
+    drop(known);
+    let verdicts = compared.map(|compared| {
+        let bytes_total = read.iter().map(|input| input.bytes).sum();
+        let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
+        compared.finish(&mut || match progress(position) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+        })
+    });
+    let verdicts = verdicts.transpose()?;
+
+    let plan = plan(&mut spool, verdicts.as_ref(), &listed)?;
+    changes.texts_read = counts.read;
+    changes.texts_tokenized = plan.wanted.documents();
+    changes.rejected = plan.rejected;
+    changes.unnoticed.clone_from(&counts.unnoticed);
+    let pass = Pass::Fetch(&plan.wanted);
+    let fetching = Work { inputs: &plan.inputs, rules: Rules { pass, ..work.rules }, ..work };
+    let shards = former.map(|former| {
+        let reuse = match former.state.methods.encoder == Methods::own().encoder {
+            true => Reuse::Whole,
+            false => Reuse::Tokens,
+        };
+        FormerShards::new(former, &inputs.part_tokens, reuse)
+    });
+    let least = work.cut.seq_len as u64 + 1;
+    let target = work.cut.shard_samples as u64 * work.cut.seq_len as u64;
+    let cuts = (work.cut, ContentCut::new(target, least));
+    let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts);
+    let built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
+    (changes.shards_kept, changes.shards_read) = (built.kept_shards, built.read_shards);
+
+    let state = State::new(upkeep.asked, upkeep.tokenizer, built.parts);
+    let bytes = state.to_bytes();
+    let state = State::entry(&bytes);
+    output.put(&state.file, bytes)?;
+    output.put(&format!("{STATE_FOLDER}/{SEEN_FILE}"), seen.to_bytes())?;
+    let dedup = verdicts.map_or_else(DedupReport::default, |verdicts| verdicts.report());
+    Ok((built.outcome.in_all(recorded, counts, state, changes), dedup))
+}
+
+/// Those inputs whose records come from there.
+fn of<'a>(listed: &'a [Listed<'a>], source: Source) -> impl Iterator<Item = &'a Input> {
+    listed.iter().filter(move |listed| listed.source == source).map(|listed| listed.input)
+}
+
+/// Which inputs are read.
+fn list<'a>(
+    work: &Work<'a>,
+    upkeep: &Upkeep<'_>,
+    former: &FormerInputs,
+    are_known: bool,
+) -> Vec<Listed<'a>> {
+    let list = |input: &'a Input| {
+        let path = path_bytes(&input.path);
+        let look = Look::of(input.bytes, input.changed, upkeep.now);
+        let former = former.inputs.get(path).filter(|_| are_known);
+        let seen = upkeep.former.as_ref().map(|(_, seen)| seen);
+        let told = former.map(|former| former.end.digest).filter(|&digest| {
+            look.zip(seen).is_some_and(|(look, seen)| seen.tells(path, look, digest))
+        });
+        let is_as_before = told.is_some()
+            && upkeep.verify == Verify::No
+            && former.is_some_and(|former| {
+                let is_excluded = |&(place, source): &(u64, u128)| {
+                    let place = (input.format != Format::Text).then_some(place);
+                    let hash = || ContentHash::of_bits(source);
+                    work.rules.exclusions.exclude_hashed(&input.path, place, hash)
+                };
+                // Nothing is known of a document that was on the list but its hash.
+                former.end.read == WasRead::Whole && former.excluded.iter().all(is_excluded)
+            });
+        let source = if is_as_before { Source::Former } else { Source::Input };
+        Listed { input, look, told, source }
+    };
+    work.inputs.iter().map(list).collect()
+}
+
+/// What is read again for its tokens.
+struct Plan {
+    inputs: Vec<Input>,
+    wanted: Wanted,
+    /// Documents that filters rejected, by rule.
+    rejected: BTreeMap<String, u64>,
+}
+
+fn plan(
+    spool: &mut Spool,
+    verdicts: Option<&Verdicts>,
+    listed: &[Listed<'_>],
+) -> Result<Plan, PrepareError> {
+    let mut plan =
+        Plan { inputs: Vec::new(), wanted: Wanted::default(), rejected: BTreeMap::new() };
+    let (mut records, mut documents, mut inputs) = (spool.read()?, 0, listed.iter());
+    let mut wanted = Vec::new();
+    while let Some((record, origin)) = records.next()? {
+        match record {
+            Record::Begin(_) => {}
+            Record::Document(document) => {
+                if let Judged::Rejected(rule) = &document.judged {
+                    *plan.rejected.entry(rule.to_string()).or_default() += 1;
+                }
+                let fate = fate(verdicts, documents, &document);
+                documents += 1;
+                if matches!(fate, Fate::Kept { .. }) && origin.is_none() {
+                    wanted.push((document.place, document.source));
+                }
+            }
+            Record::End(_) => {
+                let input = inputs.next().expect("each input was recorded").input;
+                if !wanted.is_empty() {
+                    plan.inputs.push(input.clone());
+                    plan.wanted.push(std::mem::take(&mut wanted));
+                }
+            }
+        }
+    }
+    Ok(plan)
+}
+
+/// What was built.
+#[derive(Default)]
+struct Built {
+    outcome: Outcome,
+    parts: Vec<PartEntry>,
+    kept_shards: u64,
+    read_shards: u64,
+}
+
+/// Reads the texts that are wanted on threads, encodes rows on others, and puts everything in order on this
+/// one.
+fn assemble(
+    work: Work<'_>,
+    wanted: &Wanted,
+    assembler: Assembler<'_>,
+    former: Option<&Version>,
+    output: &mut dyn Output,
+    progress: &mut Report<'_>,
+) -> Result<Built, PrepareError> {
+    let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
+    let phase = Phase::Tokenizing;
+    let position = Mutex::new(Progress { phase, bytes_total, ..Progress::default() });
+    let (is_stopped, jobs) = (AtomicBool::new(false), JobQueue::default());
+    thread::scope(|scope| {
+        let (sender, batches) = sync_channel(BATCHES_AHEAD);
+        let mut fetching = Fetching::new(wanted, work.inputs, sender);
+        let (position, is_stopped, jobs, work) = (&position, &is_stopped, &jobs, &work);
+        let fetch = scope.spawn(move || {
+            let mut report = |now| {
+                *position.lock().unwrap_or_else(PoisonError::into_inner) = now;
+                match is_stopped.load(Ordering::Relaxed) {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
+            };
+            match work.inputs.is_empty() {
+                true => Ok(Outcome::default()),
+                false => pipeline::run(work, None, Some(&mut fetching), &mut report),
+            }
+        });
+        let (results, encoded) = channel();
+        for _ in 0..work.workers {
+            let results = results.clone();
+            scope.spawn(move || perform_all(work, jobs, &results));
+        }
+        let _closed_at_end = jobs.close_at_end();
+        let assembly = Assembly {
+            work,
+            former,
+            writer: ShardWriter::new(work.format, output, Naming::Content),
+            jobs,
+            encoded,
+            items: InOrder::new(),
+            batches,
+            batch: Batch::default(),
+            taken: (0, 0),
+            position,
+            documents: 0,
+            samples: 0,
+            progress,
+            parts: Vec::new(),
+        };
+        let built = assembly.run(assembler);
+        // Where all is built, that thread is at its end.
+        is_stopped.store(built.is_err(), Ordering::Relaxed);
+        // A panic of that thread is one of this program: those of tokenizers are caught.
+        let fetched = fetch.join().expect("what reads texts does not panic");
+        match (built, fetched) {
+            // It waited in vain for texts.
+            (Err(PrepareError::Interrupted), Err(error)) | (Ok(_), Err(error)) => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(built), Ok(fetched)) => {
+                let mut outcome = fetched;
+                outcome.documents = built.outcome.documents;
+                outcome.tokens = built.outcome.tokens;
+                outcome.dropped_tokens = built.outcome.dropped_tokens;
+                outcome.shards = built.outcome.shards;
+                Ok(Built { outcome, ..built })
+            }
+        }
+    })
+}
+
+/// What comes next in the data set, once it is encoded.
+enum Item<'a> {
+    Rows(EncodedRowGroup),
+    Keep(&'a ShardEntry),
+}
+
+/// The calling thread's part.
+struct Assembly<'a> {
+    work: &'a Work<'a>,
+    former: Option<&'a Version>,
+    writer: ShardWriter<'a>,
+    jobs: &'a JobQueue,
+    encoded: Receiver<Numbered<Done>>,
+    items: InOrder<Result<Item<'a>, PrepareError>>,
+    batches: Receiver<Batch>,
+    batch: Batch,
+    /// Documents and tokens of the batch that were taken.
+    taken: (usize, usize),
+    position: &'a Mutex<Progress>,
+    documents: u64,
+    samples: u64,
+    progress: &'a mut Report<'a>,
+    parts: Vec<PartEntry>,
+}
+
+impl<'a> Assembly<'a> {
+    fn run(mut self, mut assembler: Assembler<'a>) -> Result<Built, PrepareError> {
+        self.report()?;
+        loop {
+            let step = assembler.next(&mut |tokens| self.fetch(tokens))?;
+            self.documents = assembler.totals.documents;
+            match step {
+                Step::Rows(rows) => {
+                    let number = self.items.number();
+                    self.jobs.push(Numbered { number, item: Job::Encode(rows) });
+                    self.take_encoded(2 * self.work.workers as u64)?;
+                }
+                Step::Keep(shard) => {
+                    let number = self.items.number();
+                    self.items.arrived(number, Ok(Item::Keep(shard)));
+                    self.write()?;
+                }
+                Step::Part(bytes) => self.put_part(bytes)?,
+                Step::End => break,
+            }
+        }
+        self.take_encoded(0)?;
+        self.writer.close()?;
+        while !self.writer.are_stored()? {
+            self.report()?;
+        }
+        self.report()?;
+        let totals = assembler.totals;
+        let outcome = Outcome {
+            documents: totals.documents,
+            tokens: totals.tokens,
+            dropped_tokens: totals.dropped_tokens,
+            shards: self.writer.written(),
+            ..Outcome::default()
+        };
+        Ok(Built {
+            outcome,
+            parts: self.parts,
+            kept_shards: totals.kept_shards,
+            read_shards: assembler.opened_shards(),
+        })
+    }
+
+    /// Appends the tokens of the next document that was read for them.
+    fn fetch(&mut self, tokens: &mut Vec<u32>) -> Result<(), PrepareError> {
+        while self.taken.0 == self.batch.lengths.len() {
+            self.batch = loop {
+                match self.batches.recv_timeout(MOMENT) {
+                    Ok(batch) => break batch,
+                    Err(RecvTimeoutError::Timeout) => self.report()?,
+                    // What reads texts ended, and says why.
+                    Err(RecvTimeoutError::Disconnected) => return Err(PrepareError::Interrupted),
+                }
+            };
+            self.taken = (0, 0);
+            self.report()?;
+        }
+        let (document, from) = self.taken;
+        let until = from + self.batch.lengths[document];
+        tokens.extend_from_slice(&self.batch.tokens[from..until]);
+        self.taken = (document + 1, until);
+        Ok(())
+    }
+
+    /// Writes what is next, until no more than so many row groups are being encoded.
+    fn take_encoded(&mut self, most: u64) -> Result<(), PrepareError> {
+        self.write()?;
+        while self.items.outstanding() > most {
+            let Numbered { number, item } =
+                self.encoded.recv().expect("threads answer every job, also by a caught panic");
+            let Done::RowGroup(rows) = item else { unreachable!("rows alone are handed out") };
+            self.items.arrived(number, rows.map(Item::Rows));
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), PrepareError> {
+        while let Some(item) = self.items.next() {
+            match item? {
+                Item::Rows(rows) => {
+                    while !self.writer.has_room_for(&rows)? {
+                        self.report()?;
+                    }
+                    self.samples += rows.samples as u64;
+                    self.writer.append(rows)?;
+                }
+                Item::Keep(shard) => self.keep(shard)?,
+            }
+            self.report()?;
+        }
+        Ok(())
+    }
+
+    /// Goes on behind a shard of the version before.
+    fn keep(&mut self, shard: &ShardEntry) -> Result<(), PrepareError> {
+        let former = self.former.expect("a shard that is kept is of a version before");
+        let file = self.writer.next_name(shard.hash)?;
+        if !former.index.shards.iter().any(|shard| shard.file == file) {
+            // The same content stands more often than before.
+            let content = former.read_shard(shard)?;
+            self.writer.output().put(&file, content)?;
+        }
+        self.samples += shard.samples;
+        self.writer.keep(ShardEntry { file, ..shard.clone() })
+    }
+
+    fn put_part(&mut self, bytes: Vec<u8>) -> Result<(), PrepareError> {
+        let hash = ContentHash::of(&bytes);
+        let (file, length) = (state_file(hash, PART_SUFFIX), bytes.len() as u64);
+        self.parts.push(PartEntry { file: file.clone(), bytes: length, hash });
+        self.writer.output().put(&file, bytes)
+    }
+
+    fn report(&mut self) -> Result<(), PrepareError> {
+        let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Progress { documents: self.documents, samples: self.samples, ..position };
+        match (self.progress)(now) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+        }
+    }
+}
+
+impl Outcome {
+    /// What was done in all, where texts were read for records first and for tokens then.
+    fn in_all(
+        self,
+        recorded: Outcome,
+        counts: Counts,
+        state: StateEntry,
+        changes: Changes,
+    ) -> Outcome {
+        let mut outcome = self;
+        outcome.empty = counts.empty;
+        outcome.nulls = counts.nulls;
+        outcome.skipped = recorded.skipped;
+        outcome.broken = recorded.broken;
+        outcome.broken.count = counts.broken;
+        outcome.left_out.excluded = counts.excluded;
+        outcome.left_out.filtered.rejected = recorded.left_out.filtered.rejected;
+        outcome.state = Some(state);
+        outcome.changes = changes;
+        outcome
+    }
+}

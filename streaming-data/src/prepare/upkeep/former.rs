@@ -1,0 +1,121 @@
+//! What the version before says of inputs and documents, so that they need not be read again.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{
+    record::{Document, Fate, InputEnd, Judged, Record},
+    spool::Origin,
+    state::{Records, Version},
+};
+use crate::prepare::PrepareError;
+
+/// What lists and filters said of texts, by the hashes of these.
+pub(crate) type Known = HashMap<u128, Judged>;
+
+/// Where tokens of texts are, by the hashes of these.
+pub(crate) type Places = HashMap<u128, VecDeque<Origin>>;
+
+/// The records of a version, with the places of tokens.
+pub(crate) struct FormerRecords<'a> {
+    records: Records<'a>,
+    part: usize,
+    offset: u64,
+}
+
+/// All inputs of a version.
+#[derive(Debug, Default)]
+pub(crate) struct FormerInputs {
+    pub inputs: HashMap<Vec<u8>, FormerInput>,
+    /// Tokens of each part.
+    pub part_tokens: Vec<u64>,
+}
+
+/// An input of a version.
+#[derive(Debug)]
+pub(crate) struct FormerInput {
+    pub end: InputEnd,
+    /// Places and hashes of the documents that were on the list.
+    pub excluded: Vec<(u64, u128)>,
+}
+
+impl<'a> FormerRecords<'a> {
+    pub(crate) fn new(version: &'a Version) -> FormerRecords<'a> {
+        FormerRecords { records: version.records(), part: 0, offset: 0 }
+    }
+
+    /// The next record, and of a document that was kept, where its tokens are.
+    ///
+    /// # Errors
+    /// What is wrong with the state.
+    pub(crate) fn next(&mut self) -> Result<Option<(Record, Option<Origin>)>, PrepareError> {
+        let Some((part, record)) = self.records.next()? else { return Ok(None) };
+        if part != self.part {
+            (self.part, self.offset) = (part, 0);
+        }
+        let mut origin = None;
+        if let Record::Document(Document { fate: Fate::Kept { tokens }, .. }) = record {
+            origin = Some(Origin { part, offset: self.offset, tokens });
+            self.offset += tokens;
+        }
+        Ok(Some((record, origin)))
+    }
+}
+
+impl FormerInputs {
+    /// Those of a version.
+    ///
+    /// # Errors
+    /// What is wrong with the state.
+    pub(crate) fn of(version: &Version) -> Result<FormerInputs, PrepareError> {
+        let mut records = FormerRecords::new(version);
+        let mut former = FormerInputs::default();
+        former.part_tokens.resize(version.state.parts.len(), 0);
+        let (mut path, mut excluded) = (Vec::new(), Vec::new());
+        while let Some((record, origin)) = records.next()? {
+            if let Some(Origin { part, tokens, .. }) = origin {
+                former.part_tokens[part] += tokens;
+            }
+            match record {
+                Record::Begin(begun) => path = begun,
+                Record::Document(Document { judged: Judged::Excluded, place, source, .. }) => {
+                    excluded.push((place, source));
+                }
+                Record::Document(_) => {}
+                Record::End(end) => {
+                    let input = FormerInput { end, excluded: std::mem::take(&mut excluded) };
+                    former.inputs.insert(std::mem::take(&mut path), input);
+                }
+            }
+        }
+        Ok(former)
+    }
+}
+
+/// What is known of the texts of inputs for which `is_read` holds: those that are read again, and those that
+/// are gone, whose documents may stand elsewhere now.
+///
+/// # Errors
+/// What is wrong with the state.
+pub(crate) fn known_texts(
+    version: &Version,
+    is_read: impl Fn(&[u8]) -> bool,
+) -> Result<(Known, Places), PrepareError> {
+    let (mut known, mut places) = (Known::new(), Places::new());
+    let mut records = FormerRecords::new(version);
+    let mut is_wanted = false;
+    while let Some((record, origin)) = records.next()? {
+        match record {
+            Record::Begin(path) => is_wanted = is_read(&path),
+            Record::Document(Document { source, judged, .. }) if is_wanted => {
+                if judged != Judged::Excluded {
+                    known.insert(source, judged);
+                }
+                if let Some(origin) = origin {
+                    places.entry(source).or_default().push_back(origin);
+                }
+            }
+            Record::Document(_) | Record::End(_) => {}
+        }
+    }
+    Ok((known, places))
+}

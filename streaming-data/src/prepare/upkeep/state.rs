@@ -1,0 +1,352 @@
+//! The state of a data set as it stands beside its shards, and the version that an update begins with.
+//!
+//! A version is what one `index.json` says. It names its state, a JSON file that lists the parts; every
+//! file is named by the hash of its content, so that versions share what they have in common, and what
+//! is written for one never changes what another has.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use parquet::file::properties::DEFAULT_CREATED_BY;
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tidemill_files::{Kind, read};
+
+use super::{
+    asked::Asked,
+    cut::CUT,
+    part::{Part, STATE_VERSION, check_version},
+    record::{Record, RecordReader},
+    seen::{SEEN_FILE, Seen},
+};
+use crate::{
+    DataSet,
+    data_set::DataSettings,
+    error::DataError,
+    hash::ContentHash,
+    index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry},
+    prepare::{PrepareError, Tokenize, duplicates::SIGNATURES, filter::SPLITTER},
+    store::{Found, RemoteFolder},
+};
+
+/// What the name of the JSON ends in.
+pub(crate) const STATE_SUFFIX: &str = "json";
+
+/// The content of the JSON file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub format_version: u64,
+    pub methods: Methods,
+    /// [`tokenizer_identity`].
+    pub tokenizer: ContentHash,
+    pub settings: Asked,
+    /// In the order of the stream.
+    pub parts: Vec<PartEntry>,
+}
+
+/// By what the state and the shards were made, beside the settings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Methods {
+    /// How words are found, by which filters judge.
+    pub words: String,
+    pub signatures: String,
+    pub cut: String,
+    /// What brings rows into the form of a shard: another version may give other bytes for the same rows.
+    pub encoder: String,
+}
+
+/// A part of the state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PartEntry {
+    pub file: String,
+    pub bytes: u64,
+    pub hash: ContentHash,
+}
+
+impl Methods {
+    /// Those of this program.
+    pub(crate) fn own() -> Methods {
+        let zstd = zstd::zstd_safe::version_string();
+        Methods {
+            words: SPLITTER.to_owned(),
+            signatures: SIGNATURES.to_owned(),
+            cut: CUT.to_owned(),
+            encoder: format!("{DEFAULT_CREATED_BY}, zstd {zstd}"),
+        }
+    }
+}
+
+impl Methods {
+    /// Whether what they say of a document is what this program says.
+    pub(crate) fn agree_on_documents(&self) -> bool {
+        let own = Methods::own();
+        self.words == own.words && self.signatures == own.signatures
+    }
+}
+
+impl State {
+    /// That of a data set which is written now.
+    pub(crate) fn new(settings: Asked, tokenizer: ContentHash, parts: Vec<PartEntry>) -> State {
+        State { format_version: STATE_VERSION, methods: Methods::own(), tokenizer, settings, parts }
+    }
+
+    /// Its bytes.
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = serde_json::to_vec_pretty(self).expect("a state has only JSON values");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// What an index says of a state of these bytes.
+    pub(crate) fn entry(bytes: &[u8]) -> StateEntry {
+        let hash = ContentHash::of(bytes);
+        StateEntry { file: state_file(hash, STATE_SUFFIX), hash }
+    }
+
+    /// The state that an index names; `path` is what errors name.
+    pub(crate) fn parse(bytes: &[u8], index: &Index, path: &Path) -> Result<State, PrepareError> {
+        let expected = index.state.as_ref().map(|state| state.hash);
+        // The version first: a newer format may differ in all else.
+        #[derive(Deserialize)]
+        struct Version {
+            format_version: u64,
+        }
+        let damaged = |found: String, expected: String| PrepareError::StateDamaged {
+            path: path.to_owned(),
+            found,
+            expected,
+        };
+        let syntax = |error: serde_json::Error| damaged(error.to_string(), "JSON".to_owned());
+        let Version { format_version } = serde_json::from_slice(bytes).map_err(syntax)?;
+        check_version(format_version, path)?;
+        let found = ContentHash::of(bytes);
+        if let Some(expected) = expected.filter(|expected| *expected != found) {
+            return Err(damaged(format!("hash {found}"), format!("{expected} as the index says")));
+        }
+        let state: State = serde_json::from_slice(bytes).map_err(syntax)?;
+        // What is left at the end may fill no row, and is in no shard then.
+        let (parts, shards) = (state.parts.len(), index.shards.len());
+        match parts == shards || parts == shards + 1 {
+            true => Ok(state),
+            false => Err(damaged(
+                format!("{parts} parts"),
+                format!("a part for each of {shards} shards"),
+            )),
+        }
+    }
+}
+
+/// A file of the state with such content.
+pub(crate) fn state_file(hash: ContentHash, suffix: &str) -> String {
+    format!("{STATE_FOLDER}/{}.{suffix}", hash.digits())
+}
+
+/// What tells a tokenizer from others: the hash of its file and of the token that ends documents.
+pub(crate) fn tokenizer_identity(tokenizer: &dyn Tokenize) -> ContentHash {
+    let mut hasher = crate::hash::ContentHasher::new();
+    hasher.update(&tokenizer.eos_token_id().to_le_bytes());
+    hasher.update(&tokenizer.vocab_size().to_le_bytes());
+    hasher.update(tokenizer.tokenizer_json().unwrap_or_default().as_bytes());
+    hasher.finish()
+}
+
+/// A version of a data set, opened to be updated.
+pub(crate) struct Version {
+    pub index: Index,
+    /// The index in a store, so that it is replaced only where it is still the same.
+    pub found: Option<Found>,
+    pub state: State,
+    pub data_set: DataSet,
+    /// Where it is in a store.
+    remote: Option<RemoteFolder>,
+    /// Where the folder `state` is on this machine.
+    folder: PathBuf,
+    /// Where it was copied to from a store.
+    _copy: Option<TempDir>,
+}
+
+impl Version {
+    /// Opens the newest version of a folder.
+    ///
+    /// # Errors
+    /// What is wrong with the index or a shard, [`PrepareError::NotUpdatable`],
+    /// [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`].
+    pub(crate) fn open_local(folder: &Path) -> Result<Version, PrepareError> {
+        let data_set = DataSet::open(folder)?;
+        let index = Index::read(folder)?;
+        let entry = state_entry(&index, folder)?;
+        let path = folder.join(&entry.file);
+        let bytes = read(&path, Kind::Index).map_err(|error| unreadable(&path, error))?;
+        let state = State::parse(&bytes, &index, &path)?;
+        let folder = folder.to_owned();
+        Ok(Version { index, found: None, state, data_set, remote: None, folder, _copy: None })
+    }
+
+    /// Opens the newest version in a store. Its state is copied to the folder for temporary files.
+    ///
+    /// # Errors
+    /// As [`Version::open_local`], and those of the store.
+    pub(crate) fn open_remote(remote: &RemoteFolder) -> Result<Version, PrepareError> {
+        let location = remote.location();
+        let name: PathBuf = location.to_string().into();
+        let path = PathBuf::from(location.join(INDEX_FILE).to_string());
+        let found = remote.find(INDEX_FILE)?;
+        let found = found.ok_or_else(|| PrepareError::NotUpdatable { path: name.clone() })?;
+        let index = Index::from_bytes(&found.content, &path)?;
+        let entry = state_entry(&index, &name)?;
+        let path = PathBuf::from(location.join(&entry.file).to_string());
+        let state = State::parse(&remote.get(&entry.file)?, &index, &path)?;
+        let settings = DataSettings { store: remote.settings().clone(), ..DataSettings::default() };
+        let data_set = DataSet::of_folder(remote.clone(), &index, &settings)?;
+        let failed = PrepareError::io("create a folder in", std::env::temp_dir());
+        let copy = TempDir::new().map_err(failed)?;
+        let folder = copy.path().to_owned();
+        let states = folder.join(STATE_FOLDER);
+        fs::create_dir(&states).map_err(PrepareError::io("create folder", states))?;
+        for part in &state.parts {
+            remote.get_file(&part.file, &folder.join(&part.file))?;
+        }
+        let (found, remote, copy) = (Some(found), Some(remote.clone()), Some(copy));
+        Ok(Version { index, found, state, data_set, remote, folder, _copy: copy })
+    }
+
+    /// A part of the state.
+    ///
+    /// # Errors
+    /// [`PrepareError::StateDamaged`], [`PrepareError::StateVersion`].
+    pub(crate) fn part(&self, part: usize) -> Result<Part, PrepareError> {
+        let PartEntry { file, hash, .. } = &self.state.parts[part];
+        let path = self.folder.join(file);
+        let bytes = read(&path, Kind::Other).map_err(|error| unreadable(&path, error))?;
+        let found = ContentHash::of(&bytes);
+        let part = Part::open(bytes, &path)?;
+        match found == *hash {
+            true => Ok(part),
+            false => Err(PrepareError::StateDamaged {
+                path,
+                found: format!("hash {found}"),
+                expected: format!("{hash} as the state says"),
+            }),
+        }
+    }
+
+    /// All bytes of a shard, which are what the index says.
+    ///
+    /// # Errors
+    /// Those of reading it, and [`DataError::ShardHash`] for another.
+    pub(crate) fn read_shard(&self, shard: &ShardEntry) -> Result<Vec<u8>, PrepareError> {
+        let (path, content) = match &self.remote {
+            Some(remote) => {
+                let path = remote.location().join(&shard.file).to_string().into();
+                (path, remote.get(&shard.file)?.into())
+            }
+            None => {
+                let path = self.folder.join(&shard.file);
+                let content = read(&path, Kind::Other).map_err(PrepareError::io("read", &path))?;
+                (path, content)
+            }
+        };
+        let found = ContentHash::of(&content);
+        match found == shard.hash {
+            true => Ok(content),
+            false => Err(DataError::ShardHash { path, expected: shard.hash, found }.into()),
+        }
+    }
+
+    /// Names of all files of the version that are never replaced.
+    pub(crate) fn files(&self) -> BTreeSet<String> {
+        let parts = self.state.parts.iter().map(|part| &part.file);
+        let shards = self.index.shards.iter().map(|shard| &shard.file);
+        parts
+            .chain(shards)
+            .chain(self.index.state.iter().map(|state| &state.file))
+            .cloned()
+            .collect()
+    }
+
+    /// What inputs looked like when the version was made, or a later one.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub(crate) fn seen(&self) -> Result<Seen, PrepareError> {
+        let name = format!("{STATE_FOLDER}/{SEEN_FILE}");
+        let path = self.folder.join(&name);
+        let bytes = match &self.remote {
+            Some(remote) => remote.get_if_there(&name)?.map(Vec::from),
+            None => match read(&path, Kind::Other) {
+                Ok(bytes) => Some(bytes),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(error) => return Err(PrepareError::io("read", &path)(error)),
+            },
+        };
+        Ok(bytes.map_or_else(Seen::default, |bytes| Seen::from_bytes(&bytes, &path)))
+    }
+
+    /// All records in order.
+    pub(crate) fn records(&self) -> Records<'_> {
+        Records { version: self, next: 0, part: None, reader: RecordReader::default() }
+    }
+}
+
+fn state_entry<'a>(index: &'a Index, path: &Path) -> Result<&'a StateEntry, PrepareError> {
+    let none = || PrepareError::NotUpdatable { path: path.to_owned() };
+    index.state.as_ref().ok_or_else(none)
+}
+
+fn unreadable(path: &Path, error: std::io::Error) -> PrepareError {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => PrepareError::StateDamaged {
+            path: path.to_owned(),
+            found: "nothing".to_owned(),
+            expected: "a file of the state".to_owned(),
+        },
+        _ => PrepareError::io("read", path)(error),
+    }
+}
+
+/// The records of a version, part after part.
+pub(crate) struct Records<'a> {
+    version: &'a Version,
+    /// The part behind the one at hand.
+    next: usize,
+    part: Option<(Part, usize)>,
+    reader: RecordReader,
+}
+
+impl Records<'_> {
+    /// The next record and its part; none at the end.
+    ///
+    /// # Errors
+    /// As [`Version::part`].
+    pub(crate) fn next(&mut self) -> Result<Option<(usize, Record)>, PrepareError> {
+        loop {
+            if let Some((part, at)) = &mut self.part {
+                let mut unread = &part.records()[*at..];
+                let before = unread.len();
+                let read = self.reader.read(&mut unread);
+                *at += before - unread.len();
+                match read {
+                    Ok(Some(record)) => return Ok(Some((self.next - 1, record))),
+                    Ok(None) => self.part = None,
+                    Err(error) => {
+                        let file = &self.version.state.parts[self.next - 1].file;
+                        return Err(PrepareError::StateDamaged {
+                            path: self.version.folder.join(file),
+                            found: error.to_string(),
+                            expected: "records".to_owned(),
+                        });
+                    }
+                }
+            }
+            if self.next == self.version.state.parts.len() {
+                return Ok(None);
+            }
+            self.part = Some((self.version.part(self.next)?, 0));
+            self.reader.next_part();
+            self.next += 1;
+        }
+    }
+}

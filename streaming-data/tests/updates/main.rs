@@ -1,0 +1,9 @@
+//! Data sets that are kept up to date: an update leaves what a preparation from nothing would.
+
+#[path = "../support/outcome.rs"]
+mod outcome;
+mod support;
+
+mod changes;
+mod histories;
+mod stores;
