@@ -6,11 +6,16 @@
 //! they did not run.
 //!
 //! Seen red: with bf16 that is let through on the CPU, with `auto` that fails where there is no GPU, and with flags that
-//! are called by the keys of a config.
+//! are called by the keys of a config; with a program that is linked to HIP's runtime, and with one that does not start
+//! where the runtime is missing.
+
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::support::device::{backend, precision};
+use crate::support::program::program;
 use crate::support::workbench::CONFIG;
 use crate::support::{Finished, Running, Workbench};
 
@@ -43,6 +48,75 @@ fn a_device_that_is_not_there_is_one_line_with_what_to_change() {
             without_gpus(&bench, &arguments).refused(1, parts);
         }
         assert!(!bench.path("run").exists(), "{device}: the run folder was created");
+    }
+}
+
+/// The libraries of NVIDIA's and AMD's GPUs, by how their names begin.
+const GPU_LIBRARIES: [&str; 12] = [
+    "libcuda",
+    "libnvrtc",
+    "libcublas",
+    "libnccl",
+    "libnvidia",
+    "libamdhip",
+    "libhip",
+    "librocblas",
+    "librccl",
+    "librocm",
+    "libhsa",
+    "libamd_comgr",
+];
+
+fn is_of_a_gpu(library: &str) -> bool {
+    GPU_LIBRARIES.iter().any(|beginning| library.starts_with(beginning))
+}
+
+/// One program for all machines: what it is linked to, and what that is linked to, is there without any GPU's software.
+#[test]
+fn the_program_is_linked_to_no_library_of_a_gpu() {
+    let listed = Command::new("ldd").arg(program()).output().expect("ldd comes with the C library");
+    let text = String::from_utf8(listed.stdout).unwrap();
+    let libraries: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .map(|library| library.rsplit('/').next().unwrap_or(library))
+        .collect();
+    assert!(libraries.iter().any(|library| library.starts_with("libc.so")), "{text}");
+    assert!(!libraries.iter().any(|library| is_of_a_gpu(library)), "{text}");
+    assert!(!text.contains("not found"), "{text}");
+}
+
+/// And it runs there, though it has looked for them.
+#[test]
+fn the_program_runs_where_no_library_of_a_gpu_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/devices/no_gpu_library.cpp");
+    let auditor = folder.path().join("no_gpu_library.so");
+    let compiled = Command::new("g++")
+        .args(["-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"])
+        .args([&auditor, Path::new(source)])
+        .output()
+        .expect("these tests need g++");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let refused = folder.path().join("refused");
+    let path_of = |path: &Path| path.to_str().unwrap().to_owned();
+    let environment = [
+        ("LD_AUDIT", path_of(&auditor)),
+        ("HIDDEN", GPU_LIBRARIES.join(" ")),
+        ("REFUSED", path_of(&refused)),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value));
+    let run =
+        |arguments: &[&str]| Running::start_with(&environment, folder.path(), arguments).finish();
+
+    let page = run(&["doctor", "--format", "json"]).expect(0).json();
+    assert_eq!(page["verdict"], "auto computes on cpu, which works");
+    for section in page["backends"].as_array().unwrap() {
+        assert_eq!(section["is_here"], section["backend"] == "cpu", "{section:#}");
+    }
+    let looked_for = std::fs::read_to_string(&refused).unwrap();
+    for library in ["libcuda.so", "libamdhip64.so"] {
+        assert!(looked_for.lines().any(|line| line.starts_with(library)), "{looked_for}");
     }
 }
 
