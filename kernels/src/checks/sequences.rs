@@ -1,6 +1,6 @@
 //! The convolution and the scan, whole and in single steps.
 
-use super::checker::Checker;
+use super::checker::{Checker, Numbers};
 use crate::backend::{Backend, ConvInputs, ScanGradients, ScanInputs};
 use crate::error::Result;
 use crate::reference::{causal_conv1d as conv, selective_scan as scan};
@@ -81,6 +81,62 @@ pub(super) fn selective_scan<B: Backend>(checker: &mut Checker<'_, B>) -> Result
     Ok(())
 }
 
+/// What a scan reads: on the device, and as definitions read it.
+struct Read<B: Backend> {
+    delta_raw: Numbers<B, B::Activation>,
+    delta_bias: Numbers<B, f32>,
+    x: Numbers<B, B::Activation>,
+    bc: Numbers<B, B::Activation>,
+    z: Numbers<B, B::Activation>,
+    a_log: Numbers<B, f32>,
+    d: Numbers<B, f32>,
+    channels: usize,
+    states: usize,
+}
+
+impl<B: Backend> Read<B> {
+    fn new(checker: &mut Checker<'_, B>, shape: ScanShape) -> Result<Self> {
+        let (rows, channels, states) = (shape.sequences().rows(), shape.channels(), shape.states());
+        Ok(Self {
+            delta_raw: checker.activations(rows * channels)?,
+            delta_bias: checker.numbers(channels, [-2.0, 0.0])?,
+            x: checker.activations(rows * channels)?,
+            bc: checker.activations(rows * 2 * states)?,
+            z: checker.activations(rows * channels)?,
+            a_log: checker.numbers(channels * states, [0.0, 1.0])?,
+            d: checker.numbers(channels, [0.5, 1.5])?,
+            channels,
+            states,
+        })
+    }
+
+    fn inputs(&self) -> Result<ScanInputs<'_, B>> {
+        Ok(ScanInputs {
+            delta_raw: self.delta_raw.matrix(self.channels)?,
+            delta_bias: self.delta_bias.slice(),
+            x: self.x.matrix(self.channels)?,
+            bc: self.bc.matrix(2 * self.states)?,
+            z: self.z.matrix(self.channels)?,
+            a_log: self.a_log.slice(),
+            d: self.d.slice(),
+            starts: None,
+        })
+    }
+
+    fn wide(&self) -> scan::ScanInputs<'_> {
+        scan::ScanInputs {
+            delta_raw: &self.delta_raw.wide,
+            delta_bias: &self.delta_bias.wide,
+            x: &self.x.wide,
+            bc: &self.bc.wide,
+            z: &self.z.wide,
+            a_log: &self.a_log.wide,
+            d: &self.d.wide,
+            starts: None,
+        }
+    }
+}
+
 fn whole_scan<B: Backend>(
     checker: &mut Checker<'_, B>,
     [samples, positions]: [usize; 2],
@@ -89,12 +145,8 @@ fn whole_scan<B: Backend>(
 ) -> Result<()> {
     let shape = ScanShape::new(SequenceShape::new(samples, positions)?, 1, channels, states)?;
     let rows = samples * positions;
-    let [delta_raw, x, z, dout] = [(); 4].map(|()| checker.activations(rows * channels));
-    let (delta_raw, x, z, dout) = (delta_raw?, x?, z?, dout?);
-    let bc = checker.activations(rows * 2 * states)?;
-    let delta_bias = checker.numbers::<f32>(channels, [-2.0, 0.0])?;
-    let a_log = checker.numbers::<f32>(channels * states, [0.0, 1.0])?;
-    let d = checker.numbers::<f32>(channels, [0.5, 1.5])?;
+    let read = Read::new(checker, shape)?;
+    let dout = checker.activations(rows * channels)?;
     let mut out = checker.room::<B::Activation>(rows * channels)?;
     let mut saved = checker.room::<f32>(checker.backend.selective_scan_saved_elements(shape))?;
     let [ddelta_raw, dx, dz] = [(); 3].map(|()| checker.room::<B::Activation>(rows * channels));
@@ -103,21 +155,9 @@ fn whole_scan<B: Backend>(
     let mut da_log = checker.room::<f32>(samples * channels * states)?;
     let mut dd = checker.room::<f32>(samples * channels)?;
     let mut ddelta_bias = checker.room::<f32>(samples * channels)?;
-    let inputs = || -> Result<ScanInputs<'_, B>> {
-        Ok(ScanInputs {
-            delta_raw: delta_raw.matrix(channels)?,
-            delta_bias: delta_bias.slice(),
-            x: x.matrix(channels)?,
-            bc: bc.matrix(2 * states)?,
-            z: z.matrix(channels)?,
-            a_log: a_log.slice(),
-            d: d.slice(),
-            starts: None,
-        })
-    };
     let (backend, stream) = (checker.backend, &mut checker.stream);
     let results = out.matrix_mut(channels)?;
-    backend.selective_scan_forward(stream, results, saved.slice_mut(), inputs()?, shape)?;
+    backend.selective_scan_forward(stream, results, saved.slice_mut(), read.inputs()?, shape)?;
     let gradients = ScanGradients {
         ddelta_raw: ddelta_raw.matrix_mut(channels)?,
         dx: dx.matrix_mut(channels)?,
@@ -133,20 +173,11 @@ fn whole_scan<B: Backend>(
         gradients,
         None,
         dy,
-        inputs()?,
+        read.inputs()?,
         saved.slice(),
         shape,
     )?;
-    let wide = scan::ScanInputs {
-        delta_raw: &delta_raw.wide,
-        delta_bias: &delta_bias.wide,
-        x: &x.wide,
-        bc: &bc.wide,
-        z: &z.wide,
-        a_log: &a_log.wide,
-        d: &d.wide,
-        starts: None,
-    };
+    let wide = read.wide();
     let expected = scan::backward(&dout.wide, &wide, shape);
     checker.compare("selective_scan_forward", &out, &scan::forward(&wide, shape))?;
     let of_rows = [
@@ -176,39 +207,14 @@ fn scan_step<B: Backend>(
     states: usize,
 ) -> Result<()> {
     let shape = ScanShape::new(SequenceShape::new(samples, 1)?, 1, channels, states)?;
-    let [delta_raw, x, z] = [(); 3].map(|()| checker.activations(samples * channels));
-    let (delta_raw, x, z) = (delta_raw?, x?, z?);
-    let bc = checker.activations(samples * 2 * states)?;
-    let delta_bias = checker.numbers::<f32>(channels, [-2.0, 0.0])?;
-    let a_log = checker.numbers::<f32>(channels * states, [0.0, 1.0])?;
-    let d = checker.numbers::<f32>(channels, [0.5, 1.5])?;
+    let read = Read::new(checker, shape)?;
     let mut state = checker.numbers::<f32>(samples * channels * states, [-1.0, 1.0])?;
     let mut out = checker.room::<B::Activation>(samples * channels)?;
-    let wide = scan::ScanInputs {
-        delta_raw: &delta_raw.wide,
-        delta_bias: &delta_bias.wide,
-        x: &x.wide,
-        bc: &bc.wide,
-        z: &z.wide,
-        a_log: &a_log.wide,
-        d: &d.wide,
-        starts: None,
-    };
     let mut moved = state.wide.clone();
-    let expected = scan::step(&mut moved, &wide, shape);
-    let inputs = ScanInputs {
-        delta_raw: delta_raw.matrix(channels)?,
-        delta_bias: delta_bias.slice(),
-        x: x.matrix(channels)?,
-        bc: bc.matrix(2 * states)?,
-        z: z.matrix(channels)?,
-        a_log: a_log.slice(),
-        d: d.slice(),
-        starts: None,
-    };
+    let expected = scan::step(&mut moved, &read.wide(), shape);
     let (backend, stream) = (checker.backend, &mut checker.stream);
     let results = out.matrix_mut(channels)?;
-    backend.selective_scan_step(stream, results, state.slice_mut(), inputs, shape)?;
+    backend.selective_scan_step(stream, results, state.slice_mut(), read.inputs()?, shape)?;
     checker.compare("selective_scan_step", &out, &expected)?;
     checker.compare("selective_scan_step, state", &state, &moved)
 }
