@@ -37,6 +37,15 @@ struct AttentionInputs {
 template <u32 P>
 constexpr u32 KEYS = P * sizeof(activation) <= 256 ? 64 : 16384 / (P * sizeof(activation));
 
+// Where a block's own rows, of MATRICES matrices, wait to be left factors again and again. AMD's compute units have 64 KiB of
+// shared memory, all of which tiles of the other side would like, and registers enough for what a lane reads of these rows.
+enum class Own { IN_SHARED, IN_REGISTERS, IN_GLOBAL };
+template <u32 P, u32 MATRICES>
+constexpr Own OWN = WARP == 64 ? (MATRICES * P * sizeof(activation) <= 1024 ? Own::IN_REGISTERS : Own::IN_GLOBAL)
+                               : (P * sizeof(activation) <= 256 ? Own::IN_SHARED : Own::IN_GLOBAL);
+template <u32 P, u32 MATRICES>
+constexpr u32 OWN_SHARED_BYTES = OWN<P, MATRICES> == Own::IN_SHARED ? MATRICES * ROWS * P * sizeof(activation) : 0;
+
 constexpr u32 NO_POSITION = 0xffffffffu;
 
 // The head and the sample of a block, and its tile of rows. Long walks come first, so that none is begun last.
@@ -148,8 +157,9 @@ DEVICE void load_rows(SharedRows<P> to, const activation* from, u64 stride, u32 
 }
 
 // Columns `column .. column + TILE` of the lane's rows, which begin at `rows`, as a left factor.
-DEVICE Factor load_factor(const activation* const (&rows)[HELD_ROWS], u32 column, u32 width,
-                          bool wide) {
+DEVICE Factor load_factor(const activation* const (&rows)[HELD_ROWS], u32 column, u32 all, bool wide) {
+    // Else AMD's compiler asks once which columns are there, and keeps every answer in scalar registers, which it lacks.
+    const u32 width = ON_AMD ? formed_anew(all) : all;
     Factor factor;
     if (wide && column + TILE <= width) {
 #pragma unroll
@@ -182,10 +192,10 @@ DEVICE void store_neighbours(activation* row, u32 column, u32 width, float first
 
 DEVICE bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-// Makes zeros of what is not finite in rows that a product will take as its right factor: a masked 0 times those would not
-// be 0. Says, to the whole block, whether there was any.
+// Makes zeros of what is not finite in the thread's share of rows that a product will take as its right factor: a masked 0
+// times those would not be 0. Says whether there was any.
 template <u32 COUNT, u32 P>
-DEVICE bool clear_not_finite(SharedRows<P> rows) {
+DEVICE bool clear_own_share(SharedRows<P> rows) {
     bool found = false;
 #pragma unroll 1
     for (u32 i = threadIdx.x * 2; i < COUNT * P; i += THREADS * 2) {
@@ -197,5 +207,34 @@ DEVICE bool clear_not_finite(SharedRows<P> rows) {
             narrow(pair[j], 0.0f);
         }
     }
+    return found;
+}
+// The same of all rows, for the whole block.
+template <u32 COUNT, u32 P>
+DEVICE void clear_not_finite(SharedRows<P> rows) {
+#if WARP == 32
+    __syncthreads_or(clear_own_share<COUNT>(rows));
+#else
+    clear_own_share<COUNT>(rows);
+    __syncthreads();
+#endif
+}
+// The same; says, to the whole block, whether there was any. Wide warps tell each other through `free`, shared memory for a
+// word of each warp: what the compiler would take for that is as much as lets one block fewer fit.
+template <u32 COUNT, u32 P>
+DEVICE bool clear_not_finite(SharedRows<P> rows, activation* free) {
+    const bool found = clear_own_share<COUNT>(rows);
+#if WARP == 32
     return __syncthreads_or(found) != 0;
+#else
+    u32* const of_warps = reinterpret_cast<u32*>(free);
+    const u32 of_warp = warp_greatest(found ? 1 : 0);
+    if (lane_of_warp() == 0) of_warps[threadIdx.x / WARP] = of_warp;
+    __syncthreads();
+    u32 of_block = 0;
+#pragma unroll
+    for (u32 warp = 0; warp < WARPS; warp++) of_block |= of_warps[warp];
+    __syncthreads();
+    return of_block != 0;
+#endif
 }

@@ -71,33 +71,45 @@ KERNEL(attention_deltas, THREADS, 1, AttentionDeltas) {
     }
 }
 
-// Rows that stay for the whole walk: in shared memory, or in global where they would not fit.
+// Rows that stay for the whole walk, those of one of two matrices.
 template <u32 P>
 struct OwnRows {
-    static constexpr bool SHARED_ROWS = P * sizeof(activation) <= 256;
-    static constexpr u32 ELEMENTS = SHARED_ROWS ? ROWS * P : 0;
+    static constexpr Own OF_TWO = OWN<P, 2>;
+    static constexpr u32 ELEMENTS = OF_TWO == Own::IN_SHARED ? ROWS * P : 0;
 
     const activation* rows;  // the sample's first, in the block's head
     activation* memory;
     u64 stride;
+    Factor held[OF_TWO == Own::IN_REGISTERS ? P / TILE : 1];
 
-    __device__ __forceinline__ void load(u32 first, u32 limit, u32 width, bool wide) const {
-        if constexpr (SHARED_ROWS) {
+    // `first`: of the block's rows in the sample.
+    __device__ __forceinline__ void load(u32 first, u32 limit, u32 width, bool wide) {
+        if constexpr (OF_TWO == Own::IN_SHARED) {
             load_rows<ROWS>(SharedRows<P>(memory), rows, stride, first, limit, width, wide);
+        } else if constexpr (OF_TWO == Own::IN_REGISTERS) {
+#pragma unroll
+            for (u32 step = 0; step < P / TILE; step++) {
+                held[step] = from_global(first + threadIdx.x / WARP * TILE, step * TILE, limit, width, wide);
+            }
         }
+    }
+    __device__ __forceinline__ Factor from_global(u32 first, u32 column, u32 limit, u32 width, bool wide) const {
+        const activation* at[HELD_ROWS];
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+            at[slot] = rows + min(first + tile_row(slot), limit - 1) * stride;
+        }
+        return load_factor(at, column, width, wide);
     }
     // The warp's rows, which begin at `first` of the sample, as a left factor.
     __device__ __forceinline__ Factor factor(u32 lane, u32 first, u32 column, u32 limit, u32 width,
                                              bool wide) const {
-        if constexpr (SHARED_ROWS) {
+        if constexpr (OF_TWO == Own::IN_SHARED) {
             return load_factor(SharedRows<P>(memory, lane), threadIdx.x / WARP * TILE, column);
+        } else if constexpr (OF_TWO == Own::IN_REGISTERS) {
+            return held[column / TILE];
         } else {
-            const activation* at[HELD_ROWS];
-#pragma unroll
-            for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-                at[slot] = rows + min(first + tile_row(slot), limit - 1) * stride;
-            }
-            return load_factor(at, column, width, wide);
+            return from_global(first, column, limit, width, wide);
         }
     }
 };
@@ -143,9 +155,9 @@ DEVICE void backward_queries(const AttentionBackward& arguments) {
     const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
 
     activation* const own_memory = memory + STAGES * 2 * COUNT * P;
-    const OwnRows<P> q{inputs.q + sample_row * inputs.q_stride + first_column, own_memory,
+    OwnRows<P> q{inputs.q + sample_row * inputs.q_stride + first_column, own_memory,
                        inputs.q_stride};
-    const OwnRows<P> dout{arguments.dout + sample_row * arguments.dout_stride + first_column,
+    OwnRows<P> dout{arguments.dout + sample_row * arguments.dout_stride + first_column,
                           own_memory + OwnRows<P>::ELEMENTS, arguments.dout_stride};
     const activation* const k = inputs.k + block.sample * inputs.k_sample + first_column;
     const activation* const v = inputs.v + block.sample * inputs.v_sample + first_column;
@@ -321,9 +333,9 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
     const u64 sample_row = static_cast<u64>(block.sample) * inputs.positions;
 
     activation* const own_memory = memory + STAGES * STAGE;
-    const OwnRows<P> k{inputs.k + block.sample * inputs.k_sample + first_column, own_memory,
+    OwnRows<P> k{inputs.k + block.sample * inputs.k_sample + first_column, own_memory,
                        inputs.k_stride};
-    const OwnRows<P> v{inputs.v + block.sample * inputs.v_sample + first_column,
+    OwnRows<P> v{inputs.v + block.sample * inputs.v_sample + first_column,
                        own_memory + OwnRows<P>::ELEMENTS, inputs.v_stride};
     const activation* const q = inputs.q + sample_row * inputs.q_stride + first_column;
     const activation* const dout =
@@ -454,11 +466,18 @@ DEVICE void backward_keys(const AttentionBackward& arguments) {
 #define BACKWARD_QUERIES(P, blocks)                                         \
     KERNEL(attention_backward_q_##P, THREADS, blocks, AttentionBackward) {  \
         backward_queries<P>(arguments);                                     \
-    }
+    }                                                                       \
+    SHARED_BYTES(attention_backward_q_##P, BACKWARD_SHARED_BYTES<P>);
 #define BACKWARD_KEYS(name, P, blocks, gradients)                           \
     KERNEL(attention_backward_##name##_##P, THREADS, blocks, AttentionBackward) { \
         backward_keys<P, Gradients::gradients>(arguments);                  \
-    }
+    }                                                                       \
+    SHARED_BYTES(attention_backward_##name##_##P, BACKWARD_SHARED_BYTES<P>);
+
+// A stage of either walk holds a tile of each of two matrices, and the sums and deltas of its rows.
+template <u32 P>
+constexpr u32 BACKWARD_SHARED_BYTES =
+    STAGES * 2 * WALKED<P> * (P * sizeof(activation) + sizeof(float)) + OWN_SHARED_BYTES<P, 2>;
 
 BACKWARD_QUERIES(32, 2)
 BACKWARD_QUERIES(64, 2)

@@ -128,7 +128,7 @@ template <u32 P>
 DEVICE void forward(const AttentionForward& arguments) {
     constexpr u32 STEPS = P / TILE, KEY_TILES = KEYS<P> / TILE;
     // Where the queries would not fit, they are read from global memory for every tile of keys.
-    constexpr bool HOLDS_QUERIES = P * sizeof(activation) <= 256;
+    constexpr Own QUERIES = OWN<P, 1>;
     const AttentionInputs& inputs = arguments.inputs;
     SHARED(activation, memory);
     activation* const keys_memory = memory;
@@ -158,7 +158,14 @@ DEVICE void forward(const AttentionForward& arguments) {
     }
     const activation* const k = inputs.k + block.sample * inputs.k_sample + first_column;
     const activation* const v = inputs.v + block.sample * inputs.v_sample + first_column;
-    if (HOLDS_QUERIES) {
+    Factor held_queries[QUERIES == Own::IN_REGISTERS ? STEPS : 1];
+    if constexpr (QUERIES == Own::IN_REGISTERS) {
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+            held_queries[step] = load_factor(q_rows, step * TILE, width, wide);
+        }
+    }
+    if (QUERIES == Own::IN_SHARED) {
         const activation* const q = inputs.q + sample_row * inputs.q_stride + first_column;
         load_rows<ROWS>(SharedRows<P>(queries_memory), q, inputs.q_stride, block_first, inputs.positions, width, wide);
     }
@@ -192,7 +199,9 @@ DEVICE void forward(const AttentionForward& arguments) {
 #pragma unroll
             for (u32 step = 0; step < STEPS; step++) {
                 Factor query;
-                if constexpr (HOLDS_QUERIES) {
+                if constexpr (QUERIES == Own::IN_REGISTERS) {
+                    query = held_queries[step];
+                } else if constexpr (QUERIES == Own::IN_SHARED) {
                     query = load_factor(queries, threadIdx.x / WARP * TILE, step * TILE);
                 } else {
                     query = load_factor(q_rows, step * TILE, width, wide);
@@ -205,13 +214,18 @@ DEVICE void forward(const AttentionForward& arguments) {
         }
         copy_async_wait<0>();
         __syncthreads();
-        if (first + KEYS<P> < end) {
-            load_rows<KEYS<P>>(keys, k, inputs.k_stride, first + KEYS<P>, end, width, wide);
-            copy_async_commit();
-        }
+        const auto load_next_keys = [&] {
+            if (first + KEYS<P> < end) {
+                load_rows<KEYS<P>>(keys, k, inputs.k_stride, first + KEYS<P>, end, width, wide);
+                copy_async_commit();
+            }
+        };
+        // A copy that overlaps with arithmetic begins as early as it can.
+        if (WARP == 32) load_next_keys();
         // Some rows do not see some of the values.
         const bool cleared = block_sight.share(first, KEYS<P>) == CommonSight::SOME &&
-                             clear_not_finite<KEYS<P>>(values);
+                             clear_not_finite<KEYS<P>>(values, keys_memory);
+        if (WARP == 64) load_next_keys();
         if (share == CommonSight::NONE) continue;
 
         if (scaled_first) {
@@ -270,6 +284,13 @@ KERNEL(attention_forward_64, THREADS, 2, AttentionForward) { forward<64>(argumen
 KERNEL(attention_forward_128, THREADS, 1, AttentionForward) { forward<128>(arguments); }
 #endif
 KERNEL(attention_forward_256, THREADS, 1, AttentionForward) { forward<256>(arguments); }
+
+template <u32 P>
+constexpr u32 FORWARD_SHARED_BYTES = 2 * KEYS<P> * P * sizeof(activation) + OWN_SHARED_BYTES<P, 1>;
+SHARED_BYTES(attention_forward_32, FORWARD_SHARED_BYTES<32>);
+SHARED_BYTES(attention_forward_64, FORWARD_SHARED_BYTES<64>);
+SHARED_BYTES(attention_forward_128, FORWARD_SHARED_BYTES<128>);
+SHARED_BYTES(attention_forward_256, FORWARD_SHARED_BYTES<256>);
 
 struct AppendToCache {
     activation* cache;       // [b, capacity, width]

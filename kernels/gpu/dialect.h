@@ -63,6 +63,17 @@ typedef long long i64;
     T* const name = reinterpret_cast<T*>(dynamic_shared_memory)
 #endif
 
+// SHARED_BYTES(kernel, bytes): how much of it each launch of the kernel gives. The emulator refuses another number, and
+// what compiles for AMD leaves it to be read by tools: there it bounds how many blocks a compute unit holds.
+#if defined(EMULATOR)
+#define SHARED_BYTES(kernel, bytes) extern "C" EXPORTED const u32 kernel##_shared_bytes = (bytes)
+#elif ON_AMD
+#define SHARED_BYTES(kernel, bytes) \
+    extern "C" __device__ __attribute__((used)) const u32 kernel##_shared_bytes = (bytes)
+#else
+#define SHARED_BYTES(kernel, bytes) static_assert((bytes) > 0, "a kernel that needs none says nothing")
+#endif
+
 // --- bf16 -----------------------------------------------------------------------------------------
 
 // The upper half of an fp32.
@@ -187,7 +198,20 @@ DEVICE float silu_derivative(float x) {
 // --- warps ------------------------------------------------------------------------------------------
 
 #if ON_AMD
-DEVICE float shuffle_xor(float x, u32 mask) { return __shfl_xor(x, static_cast<int>(mask), WARP); }
+// `x` of another lane of sixteen, which the arithmetic unit fetches itself: AMD's data-parallel primitives.
+template <int CONTROL>
+DEVICE float of_near_lane(float x) {
+    return __int_as_float(__builtin_amdgcn_mov_dpp(__float_as_int(x), CONTROL, 0xf, 0xf, true));
+}
+// A mask that the compiler knows and that has such a primitive takes it; others go by way of shared memory's crossbar.
+DEVICE float shuffle_xor(float x, u32 mask) {
+    if (__builtin_constant_p(mask)) {
+        if (mask == 1) return of_near_lane<0xb1>(x);   // quad_perm [1, 0, 3, 2]
+        if (mask == 2) return of_near_lane<0x4e>(x);   // quad_perm [2, 3, 0, 1]
+        if (mask == 8) return of_near_lane<0x128>(x);  // row_ror 8
+    }
+    return __shfl_xor(x, static_cast<int>(mask), WARP);
+}
 DEVICE float shuffle(float x, u32 lane) { return __shfl(x, static_cast<int>(lane), WARP); }
 DEVICE void warp_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");

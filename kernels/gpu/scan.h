@@ -200,6 +200,49 @@ DEVICE void take_columns(float (&out)[8], const activation* shared) {
 #endif
 }
 
+// A thread's columns of a row in its registers, as words.
+template <u32 COUNT>
+struct HeldColumns {
+#if ACTIVATION_BF16
+    u32 pairs[COUNT / 2];
+#else
+    float at[COUNT];
+#endif
+};
+// From global memory.
+template <bool ALIGNED>
+DEVICE void hold_columns(HeldColumns<4>& held, const activation* global) {
+#if ACTIVATION_BF16
+    if (ALIGNED) {
+        const uint2 pairs = *reinterpret_cast<const uint2*>(global);
+        held.pairs[0] = pairs.x;
+        held.pairs[1] = pairs.y;
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        held.pairs[i] = global[2 * i].bits | static_cast<u32>(global[2 * i + 1].bits) << 16;
+    }
+#else
+    if (ALIGNED) {
+        unpack(held.at, load4(global));
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) held.at[i] = global[i];
+#endif
+}
+DEVICE void take_columns(float (&out)[4], const HeldColumns<4>* held) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+#if ACTIVATION_BF16
+        out[i] = i % 2 ? second_of(held->pairs[i / 2]) : first_of(held->pairs[i / 2]);
+#else
+        out[i] = held->at[i];
+#endif
+    }
+}
+
 // Rounds to activations.
 template <u32 COUNT>
 DEVICE void round_columns(float (&x)[COUNT]) {

@@ -328,9 +328,13 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
 #if DOCUMENTS
 KERNEL(scan_forward_any_documents, 128, 1, ScanForwardArguments) { forward(arguments); }
 KERNEL(scan_backward_any_documents, 128, 1, ScanBackwardArguments) { backward(arguments); }
+SHARED_BYTES(scan_forward_any_documents, sizeof(ForwardShared));
+SHARED_BYTES(scan_backward_any_documents, sizeof(BackwardShared));
 #else
 KERNEL(scan_forward_any, 128, 1, ScanForwardArguments) { forward(arguments); }
 KERNEL(scan_backward_any, 128, 1, ScanBackwardArguments) { backward(arguments); }
+SHARED_BYTES(scan_forward_any, sizeof(ForwardShared));
+SHARED_BYTES(scan_backward_any, sizeof(BackwardShared));
 
 namespace {
 

@@ -14,6 +14,10 @@
 // shared memory, then one partial sum a block in device memory, which scan_sum_dbc adds in order. Sums over
 // states go through shared memory to the thread that finishes 4 channels of one position.
 //
+// Waves of 64 are AMD's, whose compute units have 64 KiB of shared memory and whose copies into it hold up the thread that
+// makes them. There the next tile waits in registers, and sums over states go over the lanes of a warp too, by the same tree,
+// so that three blocks fit where one would.
+//
 // Floor, per state and position: 1 + 3/16 exponentials and the like, 12 operations, and 3 for the sums over
 // channels (about 25 issued). At (2, 4096, 5376) on an H200: 0.6 ms of shared memory, the nearest wall; 0.55 ms of
 // issue; 0.23 ms of bytes. Measured: 0.91 ms, and 0.05 ms around it.
@@ -28,33 +32,45 @@ constexpr u32 COLUMNS = 4;                    // channels that a thread prepares
 constexpr u32 WARPS = SCAN_THREADS / WARP;
 constexpr u32 WARP_CHANNELS = WARP / 4;
 constexpr u32 PAIRS = WARP_CHANNELS / 2;      // pairs of channels of a warp
-// A wide warp adds two lanes' sums over states before they go to shared memory, which is small there.
-constexpr bool FOLDED = WARP == 64;
-constexpr u32 STATE_GROUPS = FOLDED ? 4 : 8;
+constexpr bool WAITS_IN_REGISTERS = WARP == 64;
+constexpr u32 BUFFERS = WAITS_IN_REGISTERS ? 1 : 2;
 // Padded against bank conflicts.
 constexpr u32 STEPS_ROW = BLOCK_CHANNELS * 2 + BLOCK_CHANNELS / 16 * 4;
-constexpr u32 SUMS_ROW = STATE_GROUPS * PAIRS + 4;
+constexpr u32 STATE_GROUPS = WAITS_IN_REGISTERS ? 1 : 8;
+constexpr u32 SUMS_ROW = WAITS_IN_REGISTERS ? PAIRS : STATE_GROUPS * PAIRS + 4;
 constexpr u32 DBC_ROW = WARP == 32 ? 48 : 36;
 
 enum Array { DELTA, DOUT, Z, Y, ARRAYS };
 
+// A thread's part of a tile as it comes from memory.
+struct Incoming {
+    HeldColumns<COLUMNS> raw[ARRAYS], x;
+    float4 bc;
+    float states[4];
+    u32 beginnings;
+};
+
 struct BackwardShared {
     float steps[TILE * STEPS_ROW];            // (delta, delta, delta x, delta x) of two channels
     float dy[TILE][BLOCK_CHANNELS];
-    float bc[2][TILE][32];                    // [8][B2 C2]
+    float bc[BUFFERS][TILE][32];              // [8][B2 C2]
     float4 sums[TILE][WARPS * SUMS_ROW];      // (q . A, g . B) of two channels
     float dbc[WARPS][TILE * DBC_ROW + 16];    // [8][dB2 dC2]
+#if WARP == 32
     float4 states[2][SCAN_THREADS];
+#endif
     float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
+#if WARP == 32
     activation x[2][TILE][BLOCK_CHANNELS];
     activation raw[ARRAYS][TILE][BLOCK_CHANNELS];
+#endif
     // What take_turn needs, in the first; in the next two, which positions of a tile begin documents. Last, so that the
     // arrays before it begin at multiples of 128 bytes.
     u32 turn[4];
 };
 // What the launcher asks for.
 static_assert(sizeof(BackwardShared) ==
-                  (WARP == 32 ? 64528 : 38288) + (ACTIVATION_BF16 ? 6144 : 12288),
+                  (WARP == 64 ? 17808 : 64528 + (ACTIVATION_BF16 ? 6144 : 12288)),
               "shared bytes of backward");
 
 // Where channel `channel`, an even one, and the next have (delta, delta, delta x, delta x).
@@ -70,26 +86,39 @@ DEVICE Walker walker() {
     const u32 lane = threadIdx.x % WARP;
     Walker walker;
     walker.warp = threadIdx.x / WARP;
-    walker.group = (lane & 1) | (lane >> 2 & 3) << 1;
-    walker.pair = (lane >> 1 & 1) | (lane >> 4) << 1;
+    if (WAITS_IN_REGISTERS) {
+        // Most is exchanged with the lanes that differ in bits 0, 1 and 3, which AMD's arithmetic units reach themselves.
+        walker.group = (lane >> 1 & 1) | (lane >> 2 & 1) << 1 | (lane >> 5) << 2;
+        walker.pair = (lane >> 4 & 1) | (lane >> 3 & 1) << 1 | (lane & 1) << 2;
+    } else {
+        walker.group = (lane & 1) | (lane >> 2 & 3) << 1;
+        walker.pair = (lane >> 1 & 1) | (lane >> 4) << 1;
+    }
     walker.channel = walker.warp * WARP_CHANNELS + 2 * walker.pair;
     return walker;
 }
 // The mask that changes bit `bit` of a lane's pair.
-DEVICE constexpr u32 pair_mask(u32 bit) { return bit == 1 ? 2 : bit * 8; }
+DEVICE constexpr u32 pair_mask(u32 bit) {
+    if (WAITS_IN_REGISTERS) return bit == 4 ? 1 : bit == 2 ? 8 : 16;
+    return bit == 1 ? 2 : bit * 8;
+}
 
+// Adds COUNT sums of two lanes that differ in `mask`, each lane keeping half of them: `upper` keeps the upper.
+template <u32 COUNT>
+DEVICE void halve(float* values, bool upper, u32 mask) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT / 2; i++) {
+        const float given = upper ? values[i] : values[i + COUNT / 2];
+        const float kept = upper ? values[i + COUNT / 2] : values[i];
+        values[i] = kept + shuffle_xor(given, mask);
+    }
+}
 // Sums over the lanes of a warp that differ in their pair, each lane keeping COUNT / PAIRS of the
 // COUNT sums: those from `pair * COUNT / PAIRS`.
 template <u32 COUNT, u32 BIT>
 struct ReduceScatter {
     DEVICE void run(float* values, u32 pair) {
-        const bool upper = pair & BIT;
-#pragma unroll
-        for (u32 i = 0; i < COUNT / 2; i++) {
-            const float given = upper ? values[i] : values[i + COUNT / 2];
-            const float kept = upper ? values[i + COUNT / 2] : values[i];
-            values[i] = kept + shuffle_xor(given, pair_mask(BIT));
-        }
+        halve<COUNT>(values, pair & BIT, pair_mask(BIT));
         ReduceScatter<COUNT / 2, BIT / 2>::run(values, pair);
     }
 };
@@ -124,19 +153,30 @@ struct Carried {
     float da[4];
 };
 
-DEVICE void store_sums(BackwardShared& shared, const Walker& walker, u32 position, float4 sums) {
-    float4* row = shared.sums[position] + walker.warp * SUMS_ROW;
-    if (!FOLDED) {
-        const u32 swizzle = (walker.group & 2) ^ (walker.channel / 16 & 1);
-        row[walker.group * PAIRS + (walker.pair ^ swizzle)] = sums;
+// Of GROUP positions from `first` on.
+DEVICE void store_sums(BackwardShared& shared, const Walker& walker, u32 first, const float4 (&sums)[GROUP]) {
+    if (WAITS_IN_REGISTERS) {
+        // Over the groups of states, which take_sums does elsewhere: neighbours, pairs of them, both halves. A lane keeps
+        // what is of one position and one channel.
+        float all[GROUP * 4];
+#pragma unroll
+        for (u32 k = 0; k < GROUP; k++) unpack(all + k * 4, sums[k]);
+        static_assert(GROUP == 4, "a position and a channel for each of eight groups");
+        halve<16>(all, walker.group & 1, 2);
+        halve<8>(all, walker.group & 2, 4);
+        halve<4>(all, walker.group & 4, 32);
+        const u32 position = first + (walker.group & 1) * 2 + (walker.group >> 1 & 1);
+        float2* both =
+            reinterpret_cast<float2*>(shared.sums[position] + walker.warp * SUMS_ROW + walker.pair);
+        both[walker.group >> 2] = make_float2(all[0], all[1]);
         return;
     }
-    // Of the two lanes, the even one keeps the first channel.
-    const bool odd = walker.group & 1;
-    const float q = (odd ? sums.z : sums.x) + shuffle_xor(odd ? sums.x : sums.z, 1);
-    const float p = (odd ? sums.w : sums.y) + shuffle_xor(odd ? sums.y : sums.w, 1);
-    float2* half = reinterpret_cast<float2*>(row + walker.group / 2 * PAIRS + walker.pair);
-    half[walker.group & 1] = make_float2(q, p);
+#pragma unroll
+    for (u32 k = 0; k < GROUP; k++) {
+        float4* row = shared.sums[first + k] + walker.warp * SUMS_ROW;
+        const u32 swizzle = (walker.group & 2) ^ (walker.channel / 16 & 1);
+        row[walker.group * PAIRS + (walker.pair ^ swizzle)] = sums[k];
+    }
 }
 // The sums of channels `column` and `column + 1`, an even channel, over all states.
 DEVICE float4 take_sums(const BackwardShared& shared, u32 position, u32 column) {
@@ -145,7 +185,7 @@ DEVICE float4 take_sums(const BackwardShared& shared, u32 position, u32 column) 
     float4 part[STATE_GROUPS];
 #pragma unroll
     for (u32 group = 0; group < STATE_GROUPS; group++) {
-        const u32 swizzle = FOLDED ? 0 : (group & 2) ^ (column / 16 & 1);
+        const u32 swizzle = WAITS_IN_REGISTERS ? 0 : (group & 2) ^ (column / 16 & 1);
         part[group] = row[group * PAIRS + (pair ^ swizzle)];
     }
 #pragma unroll
@@ -163,13 +203,18 @@ DEVICE float4 take_sums(const BackwardShared& shared, u32 position, u32 column) 
 
 // Walks back over the piece of a tile that begins at `first`; the tile's saved states come before it. `beginnings`: of
 // documents in the tile.
-DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, u32 buffer,
-                      u32 first, u32 beginnings) {
+DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& walker, const float* states,
+                      u32 buffer, u32 first, u32 beginnings) {
     const float* steps = shared.steps + steps_at(0, walker.channel);
     const float* bc = &shared.bc[buffer][0][walker.group * 4];
     const float* dy = &shared.dy[0][walker.channel];
     float saved[4];
-    unpack(saved, load4(&shared.states[buffer][threadIdx.x].x));
+#if WARP == 64
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) saved[j] = states[j];
+#else
+    unpack(saved, load4(states));
+#endif
 #pragma unroll 1
     for (u32 start = 0; start < first; start += PIECE) {
 #pragma unroll
@@ -221,10 +266,7 @@ DEVICE void walk_back(Carried& carried, BackwardShared& shared, const Walker& wa
         ReduceScatter<GROUP * 2, PAIRS / 2>::run(db, walker.pair);
         ReduceScatter<GROUP * 2, PAIRS / 2>::run(dc, walker.pair);
         // Stored last: a store would keep later loads from moving up.
-#pragma unroll
-        for (u32 k = 0; k < GROUP; k++) {
-            store_sums(shared, walker, first + group * GROUP + k, sums[k]);
-        }
+        store_sums(shared, walker, first + group * GROUP, sums);
         constexpr u32 KEPT = GROUP * 2 / PAIRS;
         const u32 kept = walker.pair * KEPT;
         float* out = shared.dbc[walker.warp] + (first + group * GROUP + kept / 2) * DBC_ROW +
@@ -249,15 +291,25 @@ struct Prepared {
     float slope[COLUMNS], dz[COLUMNS], regated[COLUMNS];
 };
 
+// Where a thread's part of a tile lies.
+#if WARP == 64
+typedef HeldColumns<COLUMNS> RawColumns;
+#else
+typedef activation RawColumns;
+#endif
+struct Raw {
+    const RawColumns *x, *delta, *dout, *z, *y;
+};
+
 // Leaves (delta, delta x) and dy of `row` of a tile in shared memory.
-DEVICE void prepare(Prepared& out, BackwardShared& shared, u32 buffer, u32 row, u32 column) {
+DEVICE void prepare(Prepared& out, BackwardShared& shared, const Raw& raw, u32 row, u32 column) {
     float x[COLUMNS], delta[COLUMNS], dout[COLUMNS], z[COLUMNS], y[COLUMNS];
     float bias[COLUMNS], dy[COLUMNS];
-    take_columns(x, &shared.x[buffer][row][column]);
-    take_columns(delta, &shared.raw[DELTA][row][column]);
-    take_columns(dout, &shared.raw[DOUT][row][column]);
-    take_columns(z, &shared.raw[Z][row][column]);
-    take_columns(y, &shared.raw[Y][row][column]);
+    take_columns(x, raw.x);
+    take_columns(delta, raw.delta);
+    take_columns(dout, raw.dout);
+    take_columns(z, raw.z);
+    take_columns(y, raw.y);
     unpack(bias, load4(shared.bias + column));
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i++) {
@@ -279,9 +331,9 @@ struct Finished {
 };
 
 DEVICE void finish(Finished& out, ChannelSums& channels, const BackwardShared& shared,
-                   const float (&slope)[COLUMNS], u32 buffer, u32 row, u32 column) {
+                   const float (&slope)[COLUMNS], const RawColumns* raw_x, u32 row, u32 column) {
     float x[COLUMNS], dy[COLUMNS], skip[COLUMNS];
-    take_columns(x, &shared.x[buffer][row][column]);
+    take_columns(x, raw_x);
     unpack(dy, load4(&shared.dy[row][column]));
     unpack(skip, load4(shared.skip + column));
 #pragma unroll
@@ -378,6 +430,44 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     // Pointers are formed anew for each tile where that is cheap: the walk needs every register.
     const u32 first_chunk = sample * ((positions + TILE - 1) / TILE);
 
+#if WARP == 64
+    // What is walked now, and what comes next.
+    Incoming walked, incoming;
+    auto fetch = [&](u32, u32 first) {
+        if (first + row < positions) {
+            const u32 from = first_row + first + row;
+            hold_columns<ALIGNED>(incoming.x, place(arguments.x, from, channel));
+            hold_columns<ALIGNED>(incoming.raw[DELTA], place(arguments.delta_raw, from, channel));
+            hold_columns<ALIGNED>(incoming.raw[DOUT], place(arguments.dout, from, channel));
+            hold_columns<ALIGNED>(incoming.raw[Z], place(arguments.z, from, channel));
+            hold_columns<true>(incoming.raw[Y], arguments.y + (static_cast<u64>(from) * channels + channel));
+        } else {
+            // With x and dout zero, a position past the end gives zero to every sum and every state.
+            incoming = {};
+        }
+        incoming.beginnings =
+            DOCUMENTS ? bits_from(beginnings_of(arguments.beginnings, first_row, positions), first, positions) : 0;
+        const float* states =
+            arguments.checkpoints + (first_chunk + first / TILE) * state_elements + held;
+        const float2 low = *reinterpret_cast<const float2*>(states);
+        const float2 high = *reinterpret_cast<const float2*>(states + 16);
+        incoming.states[0] = low.x;
+        incoming.states[1] = low.y;
+        incoming.states[2] = high.x;
+        incoming.states[3] = high.y;
+        incoming.bc = load4(bc + first * 32);
+    };
+    // The tile that was fetched is the next to be walked.
+    auto take_tile = [&](Prepared& out, u32) {
+        const auto& raw = incoming.raw;
+        prepare(out, shared, Raw{&incoming.x, &raw[DELTA], &raw[DOUT], &raw[Z], &raw[Y]}, row, column);
+        store4(&shared.bc[0][0][0] + thread * 4, incoming.bc);
+        walked = incoming;
+    };
+    auto x_of = [&](u32) -> const RawColumns* { return &walked.x; };
+    auto states_of = [&](u32) -> const float(&)[4] { return walked.states; };
+    auto beginnings_of_tile = [&](u32) { return walked.beginnings; };
+#else
     auto fetch = [&](u32 buffer, u32 first) {
         activation* x = &shared.x[buffer][row][column];
         activation* raw = &shared.raw[0][row][column];
@@ -408,11 +498,22 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
         copy_async_16(&shared.bc[buffer][0][0] + thread * 4, bc + first * 32);
         copy_async_commit();
     };
+    auto take_tile = [&](Prepared& out, u32 buffer) {
+        const auto& raw = shared.raw;
+        prepare(out, shared,
+                Raw{&shared.x[buffer][row][column], &raw[DELTA][row][column], &raw[DOUT][row][column],
+                    &raw[Z][row][column], &raw[Y][row][column]},
+                row, column);
+    };
+    auto x_of = [&](u32 buffer) { return &shared.x[buffer][row][column]; };
+    auto states_of = [&](u32 buffer) { return &shared.states[buffer][threadIdx.x].x; };
+    auto beginnings_of_tile = [&](u32 buffer) { return DOCUMENTS ? shared.turn[1 + buffer] : 0; };
+#endif
     static_assert(TILE * 32 == SCAN_THREADS * 4, "a thread copies four of a tile's B and C");
 
     Prepared prepared;
     auto prepare_tile = [&](u32 buffer, u32 first) {
-        prepare(prepared, shared, buffer, row, column);
+        take_tile(prepared, buffer);
         if (first + row >= positions) return;
         const u32 to = first_row + first + row;
         put_columns<ALIGNED>(place(arguments.dz, to, channel), prepared.dz);
@@ -433,17 +534,22 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     }
     for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
         __syncthreads();  // everyone's part of the tile is there
-        const u32 beginnings = DOCUMENTS ? shared.turn[1 + buffer] : 0;
+        const u32 beginnings = beginnings_of_tile(buffer);
         if (first > begin) fetch(buffer ^ 1, first - TILE);
-        // Unrolled: a piece's first loads then move up into the one before (measured, 5 %).
+        // Unrolled: a piece's first loads then move up into the one before (measured, 5 %). On AMD that takes more
+        // registers than let two waves share a SIMD.
+#if WARP == 64
+#pragma unroll 1
+#else
 #pragma unroll
+#endif
         for (u32 piece = TILE / PIECE; piece-- > 0;) {
-            walk_back(carried, shared, walk_role, buffer, piece * PIECE, beginnings);
+            walk_back(carried, shared, walk_role, states_of(buffer), WAITS_IN_REGISTERS ? 0 : buffer, piece * PIECE, beginnings);
         }
         __syncthreads();  // everyone has walked
         copy_async_wait<0>();
         Finished out;
-        finish(out, sums, shared, prepared.slope, buffer, row, column);
+        finish(out, sums, shared, prepared.slope, x_of(buffer), row, column);
         if (first + row < positions) {
             const u32 to = first_row + first + row;
             put_columns<ALIGNED>(place(arguments.dx, to, channel), out.dx);
@@ -490,9 +596,13 @@ DEVICE void backward(const ScanBackwardArguments& arguments) {
 #if DOCUMENTS
 KERNEL(scan_backward_documents, 128, 3, ScanBackwardArguments) { backward<true>(arguments); }
 KERNEL(scan_backward_unaligned_documents, 128, 3, ScanBackwardArguments) { backward<false>(arguments); }
+SHARED_BYTES(scan_backward_documents, sizeof(BackwardShared));
+SHARED_BYTES(scan_backward_unaligned_documents, sizeof(BackwardShared));
 #else
 KERNEL(scan_backward, 128, 3, ScanBackwardArguments) { backward<true>(arguments); }
 
 // Views whose rows or columns are not aligned: the same bits.
 KERNEL(scan_backward_unaligned, 128, 3, ScanBackwardArguments) { backward<false>(arguments); }
+SHARED_BYTES(scan_backward, sizeof(BackwardShared));
+SHARED_BYTES(scan_backward_unaligned, sizeof(BackwardShared));
 #endif

@@ -7,6 +7,10 @@
 // (delta, delta x), the block walks, and the same thread sums the four lanes' parts of y, adds the skip,
 // saves y, gates and stores.
 //
+// Waves of 64 are AMD's, whose compute units have 64 KiB of shared memory and whose copies into it hold up the thread that
+// makes them. There the next tile waits in registers, each of them in the thread that prepares it; lanes add their parts of y
+// among themselves; and a tile has 16 positions: so six blocks fit where one would. No sum has another order.
+//
 // Floor, per state and position: 1 + 2/16 exponentials and the like, and 5 operations (8.25 issued with
 // loads). At (2, 4096, 5376) on an H200: 0.19 ms of exponentials, 0.06 ms of bytes; shared memory,
 // about 0.21 ms, is the nearest wall. Measured: 0.34 ms.
@@ -14,29 +18,41 @@
 
 namespace {
 
-constexpr u32 TILE = 32;                      // positions
-constexpr u32 COLUMNS = 8;                    // channels that a thread prepares and finishes
+constexpr bool WAITS_IN_REGISTERS = WARP == 64;
+constexpr u32 TILE = WAITS_IN_REGISTERS ? 16 : 32;  // positions
+constexpr u32 COLUMNS = TILE / 4;             // channels that a thread prepares and finishes
+constexpr u32 ROW_THREADS = BLOCK_CHANNELS / COLUMNS;
 constexpr u32 GROUP = 2;                      // positions whose operands are loaded together
 constexpr u32 WARPS = SCAN_THREADS / WARP;
 constexpr u32 WARP_CHANNELS = WARP / 4;
 // Padded so that neither walking nor preparing meets a bank conflict.
 constexpr u32 STEPS_ROW = BLOCK_CHANNELS / 8 * 20;
 constexpr u32 SECTION = WARP + WARP_CHANNELS;
-constexpr u32 Y_ROW = WARPS * SECTION + 4;
+constexpr u32 Y_ROW = WAITS_IN_REGISTERS ? BLOCK_CHANNELS + 4 : WARPS * SECTION + 4;
+constexpr u32 BUFFERS = WAITS_IN_REGISTERS ? 1 : 2;
 
 enum Array { X, DELTA, Z, ARRAYS };
 
+// A thread's part of a tile as it comes from memory.
+struct Incoming {
+    HeldColumns<COLUMNS> raw[ARRAYS];
+    float4 bc;
+};
+
 struct ForwardShared {
     float steps[TILE * STEPS_ROW];            // (delta, delta x) of each channel
-    float bc[2][TILE][32];                    // [8][B2 C2]
-    float y[TILE * Y_ROW];                    // [warps][4 lanes, channels]: parts of C . h
+    float bc[BUFFERS][TILE][32];              // [8][B2 C2]
+    float y[TILE * Y_ROW];                    // [warps][4 lanes, channels]: parts of C . h; of wide warps the sums
     float skip[BLOCK_CHANNELS], bias[BLOCK_CHANNELS];
+#if WARP == 32
     activation raw[2][ARRAYS][TILE][BLOCK_CHANNELS];
+#endif
     // What take_turn needs, in the first. Last, so that the arrays before it begin at multiples of 128 bytes.
     u32 turn[4];
 };
 // What the launcher asks for.
-static_assert(sizeof(ForwardShared) == (ACTIVATION_BF16 ? 51984 : 64272), "shared bytes of forward");
+static_assert(sizeof(ForwardShared) == (WARP == 64 ? 9744 : ACTIVATION_BF16 ? 51984 : 64272),
+              "shared bytes of forward");
 
 // One position as a lane needs it: its channel's step, and (B B C C) of states 0, 1 and 2, 3.
 struct Step {
@@ -52,6 +68,12 @@ struct Walker {
 DEVICE Walker walker() {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Walker walker;
+    if (WAITS_IN_REGISTERS) {
+        // The lanes of a channel are neighbours, who add what they have without shared memory.
+        walker.quad = lane % 4;
+        walker.channel = walker.y_at = warp * WARP_CHANNELS + lane / 4;
+        return walker;
+    }
     walker.quad = (lane & 1) | (lane / (WARP / 2)) * 2;
     const u32 within = (lane / 2) % WARP_CHANNELS;
     walker.channel = warp * WARP_CHANNELS + within;
@@ -80,6 +102,23 @@ DEVICE void decay_group(float (&decay)[GROUP][4], float (&drive)[GROUP][4],
             drive[i][j] = steps[i].delta.y * b[j];
         }
     }
+}
+
+// Leaves the parts of y of a group, whose first position is `first`, in shared memory.
+DEVICE void store_parts(ForwardShared& shared, const Walker& walker, float (&y)[GROUP], u32 first) {
+    if (WAITS_IN_REGISTERS) {
+        // As finish adds them elsewhere: the first two, the last two, both.
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            y[i] += shuffle_xor(y[i], 1);
+            y[i] += shuffle_xor(y[i], 2);
+        }
+        static_assert(GROUP == 2, "one of the four lanes stores each position");
+        if (walker.quad < 2) shared.y[(first + walker.quad) * Y_ROW + walker.y_at] = walker.quad ? y[1] : y[0];
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) shared.y[(first + i) * Y_ROW + walker.y_at] = y[i];
 }
 
 // Moves h over a tile, in three stages: operands of the group after the next are loaded, decays of the
@@ -121,21 +160,51 @@ DEVICE void walk(float (&h)[4], ForwardShared& shared, float* checkpoint, u64 ch
             }
         }
         // Stored last: a store would keep later loads from moving up.
-#pragma unroll
-        for (u32 i = 0; i < GROUP; i++) shared.y[(first + i) * Y_ROW + walker.y_at] = y[i];
+        store_parts(shared, walker, y, first);
     }
 }
 
-// (delta, delta x) of a thread's 8 channels at `row` of a tile.
-DEVICE void prepare(ForwardShared& shared, u32 buffer, u32 row, u32 column) {
+// The tile that is walked and the one that comes next, where they wait in registers.
+#if WARP == 64
+struct Tiles {
+    Incoming walked, next;
+};
+DEVICE const HeldColumns<COLUMNS>* raw_of_walked(const Tiles& tiles, const ForwardShared&, Array array, u32, u32, u32) {
+    return &tiles.walked.raw[array];
+}
+DEVICE const HeldColumns<COLUMNS>* raw_of_next(const Tiles& tiles, const ForwardShared&, Array array, u32, u32, u32) {
+    return &tiles.next.raw[array];
+}
+// The next tile is to be walked.
+DEVICE void advance(Tiles& tiles, ForwardShared& shared) {
+    static_assert(TILE * 32 == SCAN_THREADS * 4, "a thread has four of a tile's B and C");
+    store4(&shared.bc[0][0][0] + threadIdx.x * 4, tiles.next.bc);
+    tiles.walked = tiles.next;
+}
+#else
+struct Tiles {};
+DEVICE const activation* raw_of_walked(const Tiles&, const ForwardShared& shared, Array array, u32 buffer, u32 row,
+                                       u32 column) {
+    return &shared.raw[buffer][array][row][column];
+}
+DEVICE const activation* raw_of_next(const Tiles& tiles, const ForwardShared& shared, Array array, u32 buffer,
+                                     u32 row, u32 column) {
+    return raw_of_walked(tiles, shared, array, buffer, row, column);
+}
+DEVICE void advance(Tiles&, ForwardShared&) {}
+#endif
+
+// (delta, delta x) of a thread's channels at `row` of the next tile.
+DEVICE void prepare(ForwardShared& shared, const Tiles& tiles, u32 buffer, u32 row, u32 column) {
     float x[COLUMNS], delta[COLUMNS], bias[COLUMNS];
-    take_columns(x, &shared.raw[buffer][X][row][column]);
-    take_columns(delta, &shared.raw[buffer][DELTA][row][column]);
+    take_columns(x, raw_of_next(tiles, shared, X, buffer, row, column));
+    take_columns(delta, raw_of_next(tiles, shared, DELTA, buffer, row, column));
     unpack(bias, load4(shared.bias + column));
-    unpack(bias + 4, load4(shared.bias + column + 4));
+    if constexpr (COLUMNS > 4) unpack(bias + 4, load4(shared.bias + column + 4));
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i++) delta[i] = softplus(delta[i] + bias[i]);
     float* out = shared.steps + row * STEPS_ROW + column / 8 * 20;
+    if (COLUMNS < 8) out += column % 8 * 2;
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i += 2) {
         store4(out + 2 * i,
@@ -143,25 +212,28 @@ DEVICE void prepare(ForwardShared& shared, u32 buffer, u32 row, u32 column) {
     }
 }
 
-// y and the gated output of a thread's 8 channels.
+// y and the gated output of a thread's channels.
 DEVICE void finish(float (&y)[COLUMNS], float (&out)[COLUMNS], const ForwardShared& shared,
-                   u32 buffer, u32 row, u32 column) {
+                   const Tiles& tiles, u32 buffer, u32 row, u32 column) {
     float x[COLUMNS], z[COLUMNS];
-    take_columns(x, &shared.raw[buffer][X][row][column]);
-    take_columns(z, &shared.raw[buffer][Z][row][column]);
-    const float* parts =
-        shared.y + row * Y_ROW + column / WARP_CHANNELS * SECTION + column % WARP_CHANNELS;
+    take_columns(x, raw_of_walked(tiles, shared, X, buffer, row, column));
+    take_columns(z, raw_of_walked(tiles, shared, Z, buffer, row, column));
+    const float* parts = WAITS_IN_REGISTERS ? shared.y + row * Y_ROW + column
+                                            : shared.y + row * Y_ROW + column / WARP_CHANNELS * SECTION +
+                                                  column % WARP_CHANNELS;
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i += 4) {
+        constexpr u32 PARTS = WAITS_IN_REGISTERS ? 1 : 4;
         float part[4][4], skip[4];
 #pragma unroll
-        for (u32 quad = 0; quad < 4; quad++) {
+        for (u32 quad = 0; quad < PARTS; quad++) {
             unpack(part[quad], load4(parts + quad * WARP_CHANNELS + i));
         }
         unpack(skip, load4(shared.skip + column + i));
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
-            const float sum = (part[0][k] + part[1][k]) + (part[2][k] + part[3][k]);
+            const float sum =
+                PARTS == 1 ? part[0][k] : (part[0][k] + part[1][k]) + (part[2][k] + part[3][k]);
             y[i + k] = fmaf(skip[k], x[i + k], sum);
         }
     }
@@ -181,7 +253,8 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
     const u32 begin = turn.segment * arguments.turns.positions;
     const u32 end = min(begin + arguments.turns.positions, positions);
     const Walker walk_role = walker();
-    const u32 row = thread / 4, column = thread % 4 * COLUMNS, channel = first_channel + column;
+    const u32 row = thread / ROW_THREADS, column = thread % ROW_THREADS * COLUMNS;
+    const u32 channel = first_channel + column;
     const u32 first_row = sample * positions + begin + row;
 
     float rate[4], h[4];
@@ -210,6 +283,22 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
                       static_cast<u64>(begin) * 32 + thread * 4;
     activation* out = place(arguments.out, first_row, channel);
     activation* y = arguments.y + (static_cast<u64>(first_row) * arguments.channels + channel);
+    Tiles tiles = {};
+#if WARP == 64
+    auto fetch = [&](u32, u32 first) {
+        Incoming& incoming = tiles.next;
+        if (first + row < end) {
+            hold_columns<ALIGNED>(incoming.raw[X], x);
+            hold_columns<ALIGNED>(incoming.raw[DELTA], delta_raw);
+            hold_columns<ALIGNED>(incoming.raw[Z], z);
+        }
+        incoming.bc = load4(bc);
+        x += TILE * arguments.x.stride;
+        delta_raw += TILE * arguments.delta_raw.stride;
+        z += TILE * arguments.z.stride;
+        bc += TILE * 32;
+    };
+#else
     auto fetch = [&](u32 buffer, u32 first) {
         activation* raw = &shared.raw[buffer][0][row][column];
         constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
@@ -230,15 +319,17 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         z += TILE * arguments.z.stride;
         bc += TILE * 32;
     };
+#endif
 
-    static_assert(TILE == WORD_POSITIONS, "a tile has a word");
+    static_assert(WORD_POSITIONS % TILE == 0, "a tile is within a word");
     const u32* const documents =
         DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
     u32 beginnings = DOCUMENTS ? bits_from(documents, begin, positions) : 0;
     fetch(0, begin);
     __syncthreads();  // skip and bias are there
     copy_async_wait<0>();
-    prepare(shared, 0, row, column);
+    prepare(shared, tiles, 0, row, column);
+    advance(tiles, shared);
     if (turn.segment > 0) {
         await_turn(turn, arguments.turns);
         unpack(h, load4(checkpoint));
@@ -247,17 +338,18 @@ DEVICE void walk_turn(const ScanForwardArguments& arguments, ForwardShared& shar
         __syncthreads();  // everyone's part of the tile is there
         if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
         const u32 next_beginnings = DOCUMENTS ? bits_from(documents, first + TILE, positions) : 0;
-        walk(h, shared, checkpoint, checkpoint_stride, rate, walk_role, buffer, positions - first,
+        walk(h, shared, checkpoint, checkpoint_stride, rate, walk_role, WAITS_IN_REGISTERS ? 0 : buffer, positions - first,
              beginnings);
         beginnings = next_beginnings;
         checkpoint += TILE / CHECKPOINT * checkpoint_stride;
         __syncthreads();  // everyone has walked
         copy_async_wait<0>();
         float raw_y[COLUMNS], gated_y[COLUMNS];
-        finish(raw_y, gated_y, shared, buffer, row, column);
+        finish(raw_y, gated_y, shared, tiles, buffer, row, column);
         // Before the stores, so that its latencies and those of finish overlap.
         // After the last tile this prepares what was there before, for nobody.
-        prepare(shared, buffer ^ 1, row, column);
+        prepare(shared, tiles, buffer ^ 1, row, column);
+        advance(tiles, shared);
         if (first + row < end) {
             put_columns<true>(y, raw_y);
             put_columns<ALIGNED>(out, gated_y);
@@ -285,10 +377,14 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
 #if DOCUMENTS
 KERNEL(scan_forward_documents, 128, 3, ScanForwardArguments) { forward<true>(arguments); }
 KERNEL(scan_forward_unaligned_documents, 128, 3, ScanForwardArguments) { forward<false>(arguments); }
+SHARED_BYTES(scan_forward_documents, sizeof(ForwardShared));
+SHARED_BYTES(scan_forward_unaligned_documents, sizeof(ForwardShared));
 #else
 // Four blocks have room; asked for three, the compiler hides more (measured, 1 %).
 KERNEL(scan_forward, 128, 3, ScanForwardArguments) { forward<true>(arguments); }
 
 // Views whose rows or columns are not aligned: the same bits.
 KERNEL(scan_forward_unaligned, 128, 4, ScanForwardArguments) { forward<false>(arguments); }
+SHARED_BYTES(scan_forward, sizeof(ForwardShared));
+SHARED_BYTES(scan_forward_unaligned, sizeof(ForwardShared));
 #endif

@@ -145,6 +145,35 @@ fn assert_needs<P: Precision>(
     }
 }
 
+/// Launchers and kernels count the shared memory of a block apart, for either width of a warp; where they differ, the launch is
+/// refused.
+#[test]
+fn a_launch_gives_the_shared_memory_that_its_kernel_counts() {
+    for (source, from) in [
+        ("scan_forward.cu", "SHARED_BYTES(scan_forward, sizeof(ForwardShared));"),
+        ("attention_forward.cu", "2 * KEYS<P> * P * sizeof(activation) + OWN_SHARED_BYTES<P, 1>;"),
+    ] {
+        let to = match source {
+            "scan_forward.cu" => "SHARED_BYTES(scan_forward, sizeof(ForwardShared) + 16);",
+            _ => "2 * KEYS<P> * P * sizeof(activation) + 16;",
+        };
+        for warp in [32, 64] {
+            let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
+            let change = SourceChange { source, from, to };
+            let arm = Arm::new(source, Gpu::<_, Fp32>::new(emulator.with_change(change)));
+            let body = || match source {
+                "scan_forward.cu" => bodies::selective_scan::samples_are_independent(&arm),
+                _ => bodies::attention::agrees(&arm),
+            };
+            let Err(panic) = catch_unwind(AssertUnwindSafe(body)) else {
+                panic!("{source}, warps of {warp}: another number of shared bytes was taken");
+            };
+            let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+            assert!(message.contains("dynamic shared bytes of a block"), "{message}");
+        }
+    }
+}
+
 #[test]
 fn a_missing_barrier_fails_the_body() {
     let barrier = "__syncthreads();";

@@ -1,4 +1,4 @@
-//! Every test body through HIP: fp32 in waves of 64, and bf16 in waves of 32.
+//! Every test body through HIP: fp32 and bf16, each in waves of 64 and of 32.
 //!
 //! Without an AMD GPU the libraries of HIP are those of `hip_runtime`, which emulates three: two in waves of 64, which reach each
 //! other's memory, and one in waves of 32. So the product's own way to a GPU is what is tested: modules and launches, streams, events,
@@ -64,6 +64,11 @@ macro_rules! tests {
         tests!(bf16_in_waves_of_32, Bf16, IN_WAVES_OF_32,
             $($of_all: $every;)* $($of_attention: $attention;)*
             | $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
+        // What one arm is enough for has run.
+        tests!(fp32_in_waves_of_32, Fp32, IN_WAVES_OF_32,
+            $($of_all: $every;)* $($of_attention: $attention;)* |);
+        tests!(bf16_in_waves_of_64, Bf16, IN_WAVES_OF_64,
+            $($of_all: $every;)* $($of_attention: $attention;)* |);
     };
     (
         $module:ident, $precision:ty, $ordinal:expr,

@@ -166,7 +166,7 @@ impl Library {
 
     fn number(&self, name: &str, what: &str) -> Result<u32> {
         let symbol = format!("{name}_{what}");
-        // SAFETY: the dialect's KERNEL defines both numbers as 32-bit constants.
+        // SAFETY: the dialect's KERNEL and SHARED_BYTES define all of them as 32-bit constants.
         let number = unsafe { self.library.get::<*const u32>(symbol.as_str()) };
         let number = number.map_err(|error| failure("looking for a kernel's number", error))?;
         // SAFETY: as above.
@@ -194,6 +194,13 @@ impl Library {
         if launch.threads == 0 || launch.threads > most {
             let expected = format!("1 to {most}");
             return Err(KernelError::shape(name, "threads", expected, launch.threads));
+        }
+        // A kernel that says what its launches give is given just that.
+        if let Ok(expected) = self.number(name, "shared_bytes")
+            && launch.shared_bytes != expected as usize
+        {
+            let what = "dynamic shared bytes of a block";
+            return Err(KernelError::shape(name, what, expected, launch.shared_bytes));
         }
         // The struct on the kernel's side wants its own alignment.
         let mut aligned = vec![0_u64; arguments.len().div_ceil(8)];

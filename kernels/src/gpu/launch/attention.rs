@@ -99,10 +99,10 @@ impl HeadWidth {
     }
 
     /// The shared memory of a block: tiles of keys and of values of 64 rows, or as many as 16 KiB have room for, and the
-    /// block's queries where these take no more either.
-    fn shared_bytes(self, element_bytes: usize) -> usize {
+    /// block's queries where these take no more either; wide warps hold them in registers.
+    fn shared_bytes(self, element_bytes: usize, warp: u32) -> usize {
         let rows = BLOCK_ROWS * self.columns() * element_bytes;
-        2 * rows.min(16 << 10) + if rows <= 16 << 10 { rows } else { 0 }
+        2 * rows.min(16 << 10) + if warp == 32 && rows <= 16 << 10 { rows } else { 0 }
     }
 }
 
@@ -265,8 +265,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             wide_out: u64::from(access == Access::Wide),
         };
         let head_width = plan.head_width();
-        let shared_bytes = head_width.shared_bytes(size_of::<P::Activation>());
-        let launch = plan.launch(self.driver.properties().warp, shared_bytes)?;
+        let warp = self.driver.properties().warp;
+        let shared_bytes = head_width.shared_bytes(size_of::<P::Activation>(), warp);
+        let launch = plan.launch(warp, shared_bytes)?;
         // SAFETY: `out` was just checked; the caller vouches for the rest.
         unsafe {
             self.launch(stream, &ATTENTION_FORWARD, head_width.choose(FORWARD), launch, arguments)

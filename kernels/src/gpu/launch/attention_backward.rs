@@ -68,12 +68,12 @@ fn kernels(head_width: HeadWidth) -> &'static [KernelName] {
 }
 
 /// The shared memory of a block: two tiles of the rows that it walks and their sums and deltas, twice where copies overlap
-/// with arithmetic, and its own rows of two matrices where they take at most 16 KiB each.
+/// with arithmetic, and its own rows of two matrices where they take at most 16 KiB each; wide warps hold them in registers.
 fn shared_bytes(head_width: HeadWidth, element_bytes: usize, warp: u32) -> usize {
     let row = head_width.columns() * element_bytes;
     let walked_rows = if row <= 256 { 32 } else { 16 };
     let stages = if warp == 32 { 2 } else { 1 };
-    let own_rows = if row <= 256 { BLOCK_ROWS } else { 0 };
+    let own_rows = if warp == 32 && row <= 256 { BLOCK_ROWS } else { 0 };
     stages * 2 * walked_rows * (row + size_of::<f32>()) + 2 * own_rows * row
 }
 

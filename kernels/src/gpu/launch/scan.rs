@@ -11,7 +11,7 @@ use crate::backend::ScanInputs;
 use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, Launch};
-use crate::gpu::launch::scan_turns::{Cut, Turns};
+use crate::gpu::launch::scan_turns::{Cut, Room, Turns};
 use crate::gpu::launch::sizes;
 use crate::gpu::launch::{
     KernelName, exactly, exactly_mut, row_alignment, row_stride, row_stride_mut,
@@ -284,15 +284,18 @@ impl CheckedRows {
 }
 
 /// What a block of `scan_forward.cu` has; `static_assert`ed there.
-fn forward_shared_bytes(activation_bytes: usize) -> usize {
-    39696 + 6144 * activation_bytes
+fn forward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
+    if warp == 32 { 39696 + 6144 * activation_bytes } else { 9744 }
 }
+/// Blocks of either that the registers of a compute unit of AMD's are enough for, as `.ci/kernels` prints it.
+const FORWARD_BLOCKS_BY_REGISTERS: usize = 6;
+pub(super) const BACKWARD_BLOCKS_BY_REGISTERS: usize = 4;
 /// What a block of `scan_forward_any` has.
 const FORWARD_ANY_SHARED_BYTES: usize = 14336;
 
 /// What a block of `scan_backward.cu` has; `static_assert`ed there.
 pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
-    if warp == 32 { 64528 + 3072 * activation_bytes } else { 38288 + 3072 * activation_bytes }
+    if warp == 32 { 64528 + 3072 * activation_bytes } else { 17808 }
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -301,7 +304,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let [samples, positions, _] = sizes::sequences32(kernel, sequences)?;
         let device = self.driver().properties();
         let activation_bytes = size_of::<P::Activation>();
-        let most = forward_shared_bytes(activation_bytes)
+        let most = forward_shared_bytes(device.warp, activation_bytes)
             .max(backward_shared_bytes(device.warp, activation_bytes));
         let sixteen = states == 16
             && channels.is_multiple_of(BLOCK_CHANNELS)
@@ -375,8 +378,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             self.document_beginnings(stream, plan.kernel, inputs.starts, shape.sequences())?;
         let inputs = rows.inputs(&inputs)?;
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
-        let multiprocessors = self.driver().properties().multiprocessors as usize;
-        let cut = Cut::forward(shape, multiprocessors);
+        let device = self.driver().properties();
+        let shared_bytes = forward_shared_bytes(device.warp, size_of::<P::Activation>());
+        let room = Room::new(device, shared_bytes, FORWARD_BLOCKS_BY_REGISTERS);
+        let cut = Cut::forward(shape, room);
         let (packed_bc, turns) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
         let arguments = ForwardArguments {
             out,
@@ -405,8 +410,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             // SAFETY: `CheckedRows` has checked all rows, and saved has its exact size; the beginnings are this shape's.
             return unsafe { self.launch(stream, source, name, launch, arguments) };
         }
-        let shared_bytes = forward_shared_bytes(size_of::<P::Activation>());
-        let launch = plan.launch(cut.forward_blocks(multiprocessors), shared_bytes)?;
+        let launch = plan.launch(cut.forward_blocks(room), shared_bytes)?;
         // SAFETY: as above; B and C were packed, and turns counted, for this shape.
         unsafe { self.launch(stream, source, name, launch, arguments) }
     }

@@ -7,9 +7,10 @@ use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::launch::scan::{
-    BLOCK_CHANNELS, CheckedRows, Kernels, Plan, Rows, Saved, Way, backward_shared_bytes, count,
+    BACKWARD_BLOCKS_BY_REGISTERS, BLOCK_CHANNELS, CheckedRows, Kernels, Plan, Rows, Saved, Way,
+    backward_shared_bytes, count,
 };
-use crate::gpu::launch::scan_turns::{Cut, Turns};
+use crate::gpu::launch::scan_turns::{Cut, Room, Turns};
 use crate::gpu::launch::{KernelName, exactly, exactly_mut};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::{
@@ -134,7 +135,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
 
         let Saved { checkpoints, y } = Saved::new(saved.address(), shape);
         let (dbc_bytes, parameter_bytes) = partial_bytes(shape);
-        let cut = Cut::backward(shape, self.driver().properties().multiprocessors as usize);
+        let device = self.driver().properties();
+        let shared_bytes = backward_shared_bytes(device.warp, size_of::<P::Activation>());
+        let room = Room::new(device, shared_bytes, BACKWARD_BLOCKS_BY_REGISTERS);
+        let cut = Cut::backward(shape, room);
         let (packed_bc, turns) = self.pack_bc(stream, inputs.bc, &plan, cut)?;
         let partial_dbc = stream.scratch(self.driver(), ScratchSlot::Second, dbc_bytes)?;
         let third_bytes = parameter_bytes + cut.carried_bytes();

@@ -7,15 +7,13 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::error::Result;
-use crate::gpu::driver::Address;
+use crate::gpu::driver::{Address, DeviceProperties};
 use crate::gpu::launch::KernelName;
 use crate::gpu::launch::scan::{BLOCK_CHANNELS, SCAN_THREADS, count};
 use crate::shape::ScanShape;
 
 /// Segments are whole tiles of either kernel.
 const TILE: usize = 32;
-/// Blocks of either kernel that a multiprocessor has room for, or should have where there are turns to wait for.
-const RESIDENT_BLOCKS: usize = 3;
 /// Segments of a chain where some multiprocessors would have a chain more than others.
 const UNEVEN_SEGMENTS: usize = 16;
 /// Segments of a chain, backward, where there are more chains than blocks at once.
@@ -40,6 +38,26 @@ impl Turns {
         Self { words: Address::NULL, chains: 0, segments: 0, positions: 0, unused: 0 };
 }
 
+/// What a device has room for at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) multiprocessors: usize,
+    /// Blocks that a multiprocessor has room for, or should have where there are turns to wait for.
+    pub(super) resident_blocks: usize,
+}
+
+impl Room {
+    /// For blocks of `shared_bytes`, whose registers alone would let `by_registers` of them share a compute unit of AMD's,
+    /// where a block may have all the shared memory that its unit has.
+    pub(super) fn new(device: &DeviceProperties, shared_bytes: usize, by_registers: usize) -> Self {
+        let resident_blocks = match device.warp {
+            32 => 3,
+            _ => (device.shared_bytes_per_block / shared_bytes).clamp(1, by_registers),
+        };
+        Self { multiprocessors: device.multiprocessors as usize, resident_blocks }
+    }
+}
+
 /// How chains are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
@@ -50,18 +68,19 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    pub(super) fn forward(shape: ScanShape, multiprocessors: usize) -> Self {
-        Self::new(shape, multiprocessors, 1)
+    pub(super) fn forward(shape: ScanShape, room: Room) -> Self {
+        Self::new(shape, room, 1)
     }
 
-    pub(super) fn backward(shape: ScanShape, multiprocessors: usize) -> Self {
-        Self::new(shape, multiprocessors, MANY_SEGMENTS)
+    pub(super) fn backward(shape: ScanShape, room: Room) -> Self {
+        Self::new(shape, room, MANY_SEGMENTS)
     }
 
     /// `many`: segments where chains are more than blocks at once.
-    fn new(shape: ScanShape, multiprocessors: usize, many: usize) -> Self {
+    fn new(shape: ScanShape, room: Room, many: usize) -> Self {
+        let Room { multiprocessors, resident_blocks } = room;
         let chains = shape.sequences().samples() * shape.channels().div_ceil(BLOCK_CHANNELS);
-        let wanted = if chains > RESIDENT_BLOCKS * multiprocessors {
+        let wanted = if chains > resident_blocks * multiprocessors {
             many
         } else if chains <= multiprocessors || chains.is_multiple_of(multiprocessors) {
             1
@@ -80,12 +99,12 @@ impl Cut {
 
     /// Blocks of a forward scan, each of which takes turns until there are none. Where turns wait for others, every
     /// multiprocessor has equally many blocks and no more than needed, so that those which wait are spread evenly.
-    pub(super) fn forward_blocks(self, multiprocessors: usize) -> usize {
-        let rounds = self.chains.div_ceil(multiprocessors);
-        if rounds > RESIDENT_BLOCKS {
+    pub(super) fn forward_blocks(self, room: Room) -> usize {
+        let rounds = self.chains.div_ceil(room.multiprocessors);
+        if rounds > room.resident_blocks {
             return self.turn_count();
         }
-        self.turn_count().min(rounds * multiprocessors)
+        self.turn_count().min(rounds * room.multiprocessors)
     }
 
     /// Bytes of what turns hand on.
