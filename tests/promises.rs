@@ -16,6 +16,7 @@
 //! | [`stores`] | samples may come from a store and checkpoints go there, with the same bits, whatever is killed |
 //! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
+//! | [`preparing`] | a data set is prepared by any number of processes and hosts, with the bytes of one, or by none |
 //! | [`defaults`] | what nobody wrote is never refused |
 //! | [`bad_input`] | wrong input is one clear line, exit code 1 or 2, and nothing half-written |
 //! | [`doctor`] | `doctor` says what a machine can compute with, what is missing and how to get it |
@@ -43,6 +44,7 @@ mod kill_and_resume;
 #[path = "../streaming-data/tests/remote/listen.rs"]
 mod listen;
 mod mixing;
+mod preparing;
 mod program;
 mod reading;
 mod resume_rules;

@@ -10,6 +10,7 @@
 //! | [`parallel`] | what workers share out in place of holding it each |
 //! | [`cluster`] | workers over threads, processes and hosts, and how they fail |
 //! | [`device`] | what computes: from `[device]` to a backend |
+//! | [`prepare`] | data sets that several processes prepare |
 //! | [`job`] | `RUN.toml` to a graph: the one place where concrete types meet |
 //! | [`checkpoint`] | a run's state in the Hugging Face layout, complete or absent |
 //! | [`metrics`], [`run_folder`] | what else a run leaves in its folder |
@@ -44,6 +45,7 @@ mod memory;
 pub mod metrics;
 pub mod operators;
 pub mod parallel;
+pub mod prepare;
 mod printable;
 mod refusal;
 pub mod run_folder;

@@ -68,6 +68,7 @@
 //! | `shard` | rows to Parquet |
 //! | `selection` | what the index says of what was left out |
 //! | `report` | [`Progress`], [`PrepareReport`] |
+//! | `together` | [`prepare_together`], [`Peers`]: several processes prepare one data set |
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
 
@@ -95,6 +96,7 @@ mod shard;
 mod skip;
 mod text;
 mod texts;
+mod together;
 mod tokenize;
 mod upkeep;
 mod vocabulary;
@@ -113,7 +115,8 @@ use self::{
     pipeline::Outcome,
     selection::{selection, with_selection},
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
-    upkeep::{Former, Upkeep},
+    together::{Setup, greet},
+    upkeep::{Former, Upkeep, update_with},
     vocabulary::Vocabulary,
 };
 pub use self::{
@@ -128,6 +131,7 @@ pub use self::{
     },
     skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
     texts::{TextSettings, TextsReport, read_texts},
+    together::{Parted, Peers, prepare_together, update_together},
     tokenize::{Pieces, Tokenize, TokenizeError},
     upkeep::{
         Changes, PruneReport, UpdateReport, UpdateSettings, Verify, prune, update, update_in_store,
@@ -198,8 +202,18 @@ pub fn prepare(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<PrepareReport, PrepareError> {
+    prepare_with(None, settings, tokenizer, progress)
+}
+
+/// As [`prepare`], with other processes where there are some.
+fn prepare_with(
+    peers: Option<&dyn Peers>,
+    settings: &PrepareSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<PrepareReport, PrepareError> {
     let output = Location::of_path(&settings.output)?;
-    prepare_in(settings, tokenizer, progress, None, || match output.local() {
+    prepare_in(settings, tokenizer, progress, (None, peers), || match output.local() {
         Some(path) => Ok(Box::new(OutputFolder::begin(path)?)),
         None => {
             let folder = RemoteFolder::open(output.clone(), &settings.store)?;
@@ -220,14 +234,14 @@ pub fn prepare_to_store(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<PrepareReport, PrepareError> {
     let begin = || Ok(Box::new(RemoteOutput::begin(folder.clone())?) as Box<dyn Output>);
-    prepare_in(settings, tokenizer, progress, None, begin)
+    prepare_in(settings, tokenizer, progress, (None, None), begin)
 }
 
 fn prepare_in(
     settings: &PrepareSettings,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    former: Option<Former<'_>>,
+    (former, peers): (Option<Former<'_>>, Option<&dyn Peers>),
     begin_output: impl FnOnce() -> Result<Box<dyn Output>, PrepareError>,
 ) -> Result<PrepareReport, PrepareError> {
     check_seq_len(settings.seq_len.map_or(1, NonZeroUsize::get))?;
@@ -263,6 +277,16 @@ fn prepare_in(
         .map_err(|error| encoding_error(&settings.output.join(shard_file(0)), error))?;
     let mut output = begin_output()
         .map_err(|error| with_selection(error, &settings.output, selection.as_ref()))?;
+    let setup = Setup::new(
+        settings,
+        tokenizer,
+        (&exclusions, base),
+        (sources.contents(), vocabulary.size, cut.seq_len),
+    );
+    if let Err(error) = greet(peers, &setup) {
+        output.abandon();
+        return Err(error);
+    }
     let folder = output.folder().to_owned();
     let workers = settings.workers.get();
     let work = Work {
@@ -281,6 +305,7 @@ fn prepare_in(
         strictness: settings.strictness,
         workers,
         bounds: bounds(workers),
+        peers,
     };
     let outcome = match upkeep {
         Some(upkeep) => upkeep::build(work, upkeep, &mut *output, progress),
@@ -367,6 +392,9 @@ fn run_passes(
     output: &mut dyn Output,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(Outcome, DedupReport), PrepareError> {
+    if work.peers.is_some() {
+        return together::run_passes(work, dedup, output, progress);
+    }
     if dedup.dedup == Dedup::None {
         let outcome = pipeline::run(&work, Some(output), None, progress)?;
         return Ok((outcome, DedupReport::default()));

@@ -153,10 +153,13 @@ fn class_of(cause: &(dyn Error + 'static)) -> Option<ExitClass> {
         .or_else(|| of::<std::io::Error>(cause))
 }
 
-/// What the user is told. Which worker noticed wrong input says nothing, so it is left out.
+/// What the user is told. Which worker noticed wrong input, or what else keeps documents from being prepared, says nothing, so it
+/// is left out.
 fn message(error: &anyhow::Error) -> String {
     match cluster_error(error) {
-        Some(ClusterError::Failed { exit_class: ExitClass::FixInput, cause, .. }) => {
+        Some(ClusterError::Failed { exit_class, cause, .. })
+            if *exit_class == ExitClass::FixInput || cause.is::<PrepareError>() =>
+        {
             one_line(cause.as_ref())
         }
         _ => one_line(error.as_ref()),

@@ -1,32 +1,41 @@
 //! `tidemill prepare`: documents to a data set.
 
 mod document_tokenizer;
+mod places;
 mod report;
 mod update;
 
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, ValueEnum};
 use tidemill_streaming_data::prepare::{
     BrokenDocument, ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, Dedup, DedupSettings,
-    FilterSettings, Layout, Phase, PrepareReport, PrepareSettings, Progress, SkippedDocument,
-    Strictness, Tokenize, TokenizedBy, prepare,
+    FilterSettings, Layout, PrepareReport, PrepareSettings, SkippedDocument, Strictness, Tokenize,
+    TokenizedBy,
 };
 use tidemill_streaming_data::store::Location;
 
 use self::document_tokenizer::{DocumentTokenizer, Library};
+use self::places::{Done, Ended, Task, What};
+use super::Format;
 use super::exit::one_line;
 use super::output::{note_line, result_line};
-use super::{Format, progress};
+use super::processes::{PlaceArguments, SECRET_HELP};
 use crate::cli::exit::ExitCode;
 use crate::error::JobError;
 
+/// What several processes are good for, and what not.
+const PROCESSES_HELP: &str = "\
+Several processes (-n, or -p and --hosts) leave the bytes and the report of one. Inputs are dealt out by their sizes, and each process \
+reads, filters, signs and tokenizes its own, so a single large file is not shared out. All need the inputs under the same paths, and the \
+same flags. Process 0 alone writes: it receives all tokens (4 bytes each) and encodes all shards, a tenth of the work of tokenizing with the \
+fastest library, and with --updatable it takes the records of all documents. What a process has read before its turn waits in its folder for temporary files \
+(TMPDIR), at most 4 bytes for each token of its inputs.";
+
 /// Flags of `tidemill prepare`.
 #[derive(Debug, Args)]
+#[command(after_help = format!("{PROCESSES_HELP}\n\n{SECRET_HELP}"))]
 pub(crate) struct PrepareArguments {
     /// Files and folders: UTF-8 text, JSON lines (.jsonl, .ndjson, .json, also .gz and .zst),
     /// Parquet, and MDS folders of MosaicML.
@@ -62,8 +71,8 @@ pub(crate) struct PrepareArguments {
     /// inputs are read twice, and must not change meanwhile; text files are held in memory whole, as with --filter.
     #[arg(long, value_enum, default_value_t)]
     dedup: DedupKind,
-    /// What records of documents may take in memory while they are compared: 24 bytes for each document, of `near` 248.
-    /// Above that they are sorted in the folder for temporary files (TMPDIR); it changes no verdict.
+    /// What records of documents may take in memory while they are compared, in each process: 24 bytes for each document, of `near`
+    /// 248. Above that they are sorted in the folder for temporary files (TMPDIR); it changes no verdict.
     #[arg(long, value_name = "N", default_value = "1024")]
     dedup_memory_mib: NonZeroU32,
     /// A list of documents to leave out, a key a line: the path of an input as it is reached; such a path, a tab and the
@@ -109,13 +118,15 @@ pub(crate) struct PrepareArguments {
     /// Make files, lines and rows that are no documents an error that leaves nothing behind.
     #[arg(long)]
     strict: bool,
-    /// Threads that read and tokenize; they change no byte. By default one per core. What is on its way takes 32 MiB of
+    /// Threads of each process that read and tokenize; neither they nor processes change a byte. By default one per core. What is on its way takes 32 MiB of
     /// memory for each of them, and a larger document is on its way alone, with up to 32 times its size: a line, row or sample
     /// may have 64 MiB, a text file any size. Beside that are held: of Parquet a page of the text and a dictionary (each of 1 GiB
     /// at most; most writers make them of 1 MiB), of Zstandard its window (128 MiB at most), of an MDS shard in Snappy all of it
     /// (1 GiB at most).
     #[arg(short = 'w', long, value_name = "N")]
     workers: Option<NonZeroUsize>,
+    #[command(flatten)]
+    places: PlaceArguments,
     /// How the report is printed.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -143,15 +154,32 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
         result_line!("{}", text.trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let output_path = arguments.output.clone().unwrap_or_default();
-    let output = Location::of_path(&output_path)?;
+    let output = Location::of_path(&arguments.output.clone().unwrap_or_default())?;
     if output.to_string().starts_with("memory://") {
         let expected = "a place that outlives the program";
         return Err(JobError::value("--output", expected, output).into());
     }
-    if arguments.update {
-        return update::run(arguments, &output);
+    let ended = places::run(arguments, |workers| match arguments.update {
+        true => update::task(arguments, workers),
+        false => task(arguments, workers),
+    })?;
+    let (done, _lifeline) = match ended {
+        Ended::Done(done, lifeline) => (done, lifeline),
+        Ended::Elsewhere(code) => return Ok(code),
+    };
+    match *done {
+        Done::Prepared(report) => {
+            note_left_out(&report)?;
+            report::print(&report, &output, arguments)?;
+        }
+        Done::Updated(updated) => update::print(&updated, &output, arguments)?,
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a data set is to be prepared of, by so many threads.
+fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyhow::Result<Task> {
+    let output_path = arguments.output.clone().unwrap_or_default();
     let settings = PrepareSettings {
         glob: arguments.glob.clone(),
         text_key: arguments.text_key.clone(),
@@ -175,7 +203,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             memory_bytes: u64::from(arguments.dedup_memory_mib.get()) << 20,
         },
         exclude: arguments.exclude.clone(),
-        workers: workers(arguments),
+        workers,
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
         layout: if arguments.updatable { Layout::Updatable } else { Layout::Stream },
@@ -198,43 +226,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             Box::new(DocumentTokenizer::open(path.as_ref(), eos_token, library)?)
         }
     };
-    let report = with_bar(|show| prepare(&settings, tokenizer.as_ref(), show))??;
-    note_left_out(&report)?;
-    report::print(&report, &output, arguments)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Threads that were asked for, or one for each core.
-fn workers(arguments: &PrepareArguments) -> NonZeroUsize {
-    let cores = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    arguments.workers.unwrap_or(cores)
-}
-
-/// Does the work, with a bar that shows how far it is, until it is done or Ctrl-C ends it.
-fn with_bar<T>(
-    work: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> T,
-) -> anyhow::Result<T> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&interrupted);
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed))?;
-    let bar =
-        progress::bar(0, "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}");
-    let done = work(&mut |now: Progress| {
-        bar.set_length(now.bytes_total);
-        bar.set_position(now.bytes_done);
-        bar.set_message(match now.phase {
-            Phase::Comparing => "comparing documents".to_owned(),
-            Phase::Sorting => "sorting records of documents".to_owned(),
-            Phase::Tokenizing => format!("{} documents, {} samples", now.documents, now.samples),
-        });
-        if interrupted.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    });
-    bar.finish_and_clear();
-    Ok(done)
+    Ok(Task { what: What::Prepare(Box::new(settings)), tokenizer })
 }
 
 /// Names what gave no document, and keys of lists that no document has.

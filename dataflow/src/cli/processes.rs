@@ -29,6 +29,13 @@ pub(crate) struct ProcessArguments {
     /// Workers of each process; never numerics. By default as many as there are cores or GPUs for, up to the lanes.
     #[arg(short = 'w', long, value_name = "WORKERS")]
     pub workers: Option<usize>,
+    #[command(flatten)]
+    places: PlaceArguments,
+}
+
+/// Flags of a subcommand that may run in several processes.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlaceArguments {
     /// Processes: alone, that many are started here and watched over; with -p, the hosts file says how many.
     #[arg(short = 'n', long, value_name = "PROCESSES", conflicts_with = "process")]
     processes: Option<usize>,
@@ -39,7 +46,7 @@ pub(crate) struct ProcessArguments {
     #[arg(long, value_name = "FILE", requires = "process")]
     hosts: Option<PathBuf>,
     /// Go on without a secret though processes of --hosts are on other machines: any caller that reaches their ports can
-    /// join the run, read the model and change it.
+    /// join them, read what they tell each other and change it.
     #[arg(long, requires = "process")]
     insecure: bool,
 }
@@ -66,21 +73,40 @@ pub(crate) struct Member {
 }
 
 impl ProcessArguments {
-    /// What this process is. One that was started by another waits here for its siblings, and ends here if all are asked to
-    /// stop before they are there. Where nothing says how many workers
+    /// What this process is; see [`PlaceArguments::place`]. Where nothing says how many workers
     /// there are, they are those that `device` has something to compute on for, up to `lanes` over all processes.
     ///
     /// # Errors
-    /// Flags that are wrong, a hosts file or a secret that is, or siblings that do not come.
+    /// As that.
     pub(crate) fn place(&self, device: &DeviceChoice, lanes: usize) -> Result<Place> {
+        self.places.place(|processes, here| {
+            let lanes = (lanes / processes.max(1)).max(1);
+            self.workers.unwrap_or_else(|| device.default_workers(lanes, here))
+        })
+    }
+
+    /// The flag by which each process of a supervisor has `threads` workers, where the command leaves it open.
+    pub(crate) fn settled(&self, threads: usize) -> Vec<String> {
+        match self.workers {
+            Some(_) => Vec::new(),
+            None => vec!["-w".to_owned(), threads.to_string()],
+        }
+    }
+}
+
+impl PlaceArguments {
+    /// What this process is. One that was started by another waits here for its siblings, and ends here if all are asked to
+    /// stop before they are there. Each process has as many workers as `threads` says, which is told how many processes there
+    /// are, and how many of them on this machine.
+    ///
+    /// # Errors
+    /// Flags that are wrong, a hosts file or a secret that is, or siblings that do not come.
+    pub(crate) fn place(&self, threads: impl Fn(usize, usize) -> usize) -> Result<Place> {
         let processes = NonZeroUsize::new(self.processes.unwrap_or(1))
             .ok_or_else(|| JobError::value("-n", "at least 1 process", 0))?;
-        let workers = |processes: usize, here: usize| {
-            let lanes = (lanes / processes.max(1)).max(1);
-            match self.workers.unwrap_or_else(|| device.default_workers(lanes, here)) {
-                0 => Err(JobError::value("-w", "at least 1 worker", 0)),
-                workers => Ok(workers),
-            }
+        let workers = |processes: usize, here: usize| match threads(processes, here) {
+            0 => Err(JobError::value("-w", "at least 1 worker", 0)),
+            workers => Ok(workers),
         };
         if let Ok(text) = std::env::var(INVITATION_VARIABLE) {
             let threads = workers(processes.get(), processes.get())?;
@@ -107,14 +133,6 @@ impl ProcessArguments {
         Ok(Place::Member(Member { cluster, lifeline: None }))
     }
 
-    /// The flag by which each process of a supervisor has `threads` workers, where the command leaves it open.
-    pub(crate) fn settled(&self, threads: usize) -> Vec<String> {
-        match self.workers {
-            Some(_) => Vec::new(),
-            None => vec!["-w".to_owned(), threads.to_string()],
-        }
-    }
-
     /// Process `process` of those in `hosts`, if it may join them.
     fn cluster(&self, process: usize, hosts: &Path) -> Result<ClusterSettings> {
         let mut cluster = ClusterSettings::from_hosts(1, process, hosts)?;
@@ -136,6 +154,19 @@ pub(super) fn is_supervised() -> bool {
 /// Ends a process whose supervisor is gone, or wants no more of it.
 pub(super) fn leave() {
     ExitCode::from(ExitClass::Restart.exit_code()).leave_unflushed()
+}
+
+/// Panics of workers and their threads are caught, and reported once as the error of the run; their
+/// own messages would only repeat it, and those of timely's threads are its consequences.
+pub(super) fn quiet_worker_panics() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().name() == Some("main") {
+            default(panic);
+        } else {
+            tracing::debug!("{panic}");
+        }
+    }));
 }
 
 impl Place {
@@ -198,7 +229,7 @@ impl Member {
             Admission::Anyone => "any caller that reaches its port",
         };
         note_line!(
-            "note: without TIDEMILL_CLUSTER_SECRET {open_to} can join this run, read the model and change it"
+            "note: without TIDEMILL_CLUSTER_SECRET {open_to} can join, read what the processes tell each other and change it"
         );
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::output::{note_line, result_line};
 use super::processes::{
-    Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave,
+    Member, Place, ProcessArguments, SECRET_HELP, answer, is_supervised, leave, quiet_worker_panics,
 };
 use super::progress::TrainProgress;
 use super::signals::on_requests_to_stop;
@@ -132,19 +132,6 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
         1 => stop.request(),
         _ => leave(),
     })
-}
-
-/// Panics of workers and their threads are caught, and reported once as the error of the run; their
-/// own messages would only repeat it, and those of timely's threads are its consequences.
-fn quiet_worker_panics() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if std::thread::current().name() == Some("main") {
-            default(panic);
-        } else {
-            tracing::debug!("{panic}");
-        }
-    }));
 }
 
 fn print(summary: &TrainSummary) -> anyhow::Result<()> {

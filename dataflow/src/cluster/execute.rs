@@ -11,9 +11,7 @@
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
-#[cfg(feature = "cli")]
-use std::panic::resume_unwind;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -133,7 +131,6 @@ impl WorkerContext<'_> {
     ///
     /// # Errors
     /// [`Aborted`] once the run is aborted, or the error of `work`.
-    #[cfg(feature = "cli")]
     pub(crate) fn step_beside<R: Send>(
         &mut self,
         name: &str,

@@ -36,6 +36,26 @@ impl StopRequest {
             abort.abort(ClusterError::StoppedEarly);
         }
     }
+
+    /// Whether it was asked.
+    pub fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+
+    /// Meets the other processes of a cluster, unless it is asked to stop before all have met.
+    pub(crate) fn connect(
+        &self,
+        cluster: ClusterSettings,
+        abort: Abort,
+    ) -> std::result::Result<Cluster, ClusterError> {
+        *lock(&self.waiting) = Some(abort.clone());
+        if cluster.processes() > 1 && self.is_asked() {
+            abort.abort(ClusterError::StoppedEarly);
+        }
+        let cluster = Cluster::connect_with(cluster, abort);
+        *lock(&self.waiting) = None;
+        cluster
+    }
 }
 
 /// What happens during a run; told on worker 0 only.
@@ -205,13 +225,8 @@ impl WithBackend for Train {
         )?;
         let shared =
             Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
-        *lock(&shared.stop.waiting) = Some(abort.clone());
-        if cluster.processes() > 1 && shared.stop.asked.load(Ordering::Acquire) {
-            abort.abort(ClusterError::StoppedEarly);
-        }
-        let cluster = Cluster::connect_with(cluster, abort);
-        *lock(&shared.stop.waiting) = None;
-        let summaries = cluster?.execute(move |context| run_worker(context, &shared))?;
+        let cluster = shared.stop.connect(cluster, abort)?;
+        let summaries = cluster.execute(move |context| run_worker(context, &shared))?;
         Ok(summaries.into_iter().next().unwrap_or_default())
     }
 }

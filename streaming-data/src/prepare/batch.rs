@@ -1,6 +1,6 @@
 //! What became of the documents of a file or part, for what comes behind reading.
 
-use super::{PrepareError, duplicates::Signature, upkeep::Document};
+use super::{BrokenDocument, PrepareError, duplicates::Signature, upkeep::Document};
 
 /// A file or part that was read.
 #[derive(Debug, Default)]
@@ -11,14 +11,20 @@ pub(crate) struct Batch {
     pub digest: u64,
     /// Of each document in order, in a pass that records.
     pub documents: Vec<Document>,
-    /// Tokens of those that were fetched, one document after the other.
+    /// Tokens of those that were tokenized or fetched, one document after the other.
     pub tokens: Vec<u32>,
-    /// How many tokens each of them has.
+    /// How many tokens each of them has, in a pass that fetches.
     pub lengths: Vec<usize>,
-    /// Empty texts, nulls and what is no document, in a pass that records.
+    /// Documents that were tokenized.
+    pub tokenized: u64,
+    /// Empty texts, nulls and what is no document.
     pub empty: u64,
     pub nulls: u64,
     pub broken: u64,
+    /// The first of what is no document.
+    pub named_broken: Vec<BrokenDocument>,
+    /// Bytes of the input that were read for it, as far as that is known before the input ends.
+    pub read_bytes: u64,
 }
 
 /// How an input ended.

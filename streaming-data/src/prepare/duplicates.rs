@@ -20,7 +20,7 @@
 //! | [`signature`] | a document's hashes: of its text, and of 14 bands |
 //! | [`shingles`] | runs of normalised words |
 //! | [`sketch`] | minima of their hashes |
-//! | [`buckets`] | which documents are not the first of a bucket, within a bound of memory |
+//! | [`buckets`], [`sorter`] | which documents are not the first of a bucket, within a bound of memory |
 //! | [`verdicts`] | what the first pass found, for the second |
 
 use serde::{Deserialize, Serialize};
@@ -29,13 +29,15 @@ mod buckets;
 mod shingles;
 mod signature;
 mod sketch;
+mod sorter;
 mod verdicts;
 
 pub(crate) use self::{
     shingles::SHINGLE_WORDS,
     signature::{SIGNATURES, Signature, Signer},
     sketch::BANDS,
-    verdicts::{BatchVerdicts, Collector, Digest, Verdicts},
+    sorter::{Bucket, Likeness, Sorter},
+    verdicts::{BatchVerdicts, Collector, Digest, Found, Listed, Verdicts},
 };
 
 /// Memory that records of documents may take where nothing else is said: 1 GiB, which holds 4.3 million

@@ -2,9 +2,9 @@
 
 mod passing;
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf};
 
-use super::{BrokenReason, Place, SkipReason, TokenizeError};
+use super::{BrokenReason, Parted, Place, SkipReason, TokenizeError};
 use crate::{error::DataError, hash::ContentHash};
 
 /// Why `prepare` ended without a data set.
@@ -445,6 +445,48 @@ pub enum PrepareError {
         /// What the panic said.
         message: String,
     },
+
+    /// A process cannot read an input that process 0 found.
+    #[error(
+        "process {process} cannot read input {path}, which process 0 can: expected inputs that all processes reach by the same \
+         path, such as a folder that their hosts share",
+        path = path.display()
+    )]
+    InputUnseen {
+        /// The input.
+        path: PathBuf,
+        /// The process.
+        process: usize,
+        /// What the operating system says there.
+        #[source]
+        source: io::Error,
+    },
+
+    /// A process prepares with something else than process 0.
+    #[error("process {process} has {what} {found}, expected {expected} as process 0 has it")]
+    OtherProcess {
+        /// The process.
+        process: usize,
+        /// What differs.
+        what: &'static str,
+        /// The hash of what it has.
+        found: ContentHash,
+        /// The hash of what process 0 has.
+        expected: ContentHash,
+    },
+
+    /// What came from another process is no message, or not the one that was to come.
+    #[error(
+        "process {process} sent something else than what was to come, which is a bug here or damage on the way"
+    )]
+    Message {
+        /// Which process sent it.
+        process: usize,
+    },
+
+    /// The processes that prepare together do not do so any longer.
+    #[error(transparent)]
+    Parted(#[from] Parted),
 
     /// The caller of `prepare` asked it to stop.
     #[error("preparing was interrupted")]

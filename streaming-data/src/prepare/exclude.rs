@@ -150,6 +150,42 @@ impl Exclusions {
         unused
     }
 
+    /// All flags, in an order that depends on the keys alone.
+    fn flags(&self) -> Vec<&AtomicBool> {
+        let mut paths: Vec<_> = self.paths.iter().collect();
+        paths.sort_unstable_by_key(|(path, _)| *path);
+        let mut flags = Vec::new();
+        for (_, excluded) in paths {
+            flags.extend(&excluded.whole);
+            let mut places: Vec<_> = excluded.places.iter().collect();
+            places.sort_unstable_by_key(|(place, _)| *place);
+            flags.extend(places.into_iter().map(|(_, flag)| flag));
+        }
+        let mut contents: Vec<_> = self.contents.iter().collect();
+        contents.sort_unstable_by_key(|(hash, _)| *hash);
+        flags.extend(contents.into_iter().map(|(_, flag)| flag));
+        flags
+    }
+
+    /// Which keys some document had, a bit for each.
+    pub(crate) fn used(&self) -> Vec<u8> {
+        let flags = self.flags();
+        let mut used = vec![0; flags.len().div_ceil(8)];
+        for (at, flag) in flags.into_iter().enumerate() {
+            used[at / 8] |= u8::from(flag.load(Ordering::Relaxed)) << (at % 8);
+        }
+        used
+    }
+
+    /// Learns which keys documents had elsewhere, by [`Exclusions::used`] of the same list.
+    pub(crate) fn note_used(&self, used: &[u8]) {
+        for (at, flag) in self.flags().into_iter().enumerate() {
+            if used.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1) {
+                flag.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Hash of the keys, and how many there are; none without a list.
     pub(crate) fn identity(&self) -> Option<(ContentHash, u64)> {
         self.identity
@@ -184,6 +220,24 @@ mod tests {
         assert_eq!(list.identity().unwrap().1, 4);
         assert_eq!(again.unused().len(), 4);
         assert!(!Exclusions::default().exclude(path, line(7), "mine"));
+    }
+
+    #[test]
+    fn what_was_used_elsewhere_is_used() {
+        let text: String = (0..40)
+            .map(|at| format!("in/{at}\t{at}\n{}\nin/{at}\n", ContentHash::of(&[at])))
+            .collect();
+        let (here, there) = (open(&text).unwrap(), open(&text).unwrap());
+        for at in [3, 17, 39_u8] {
+            there.exclude(Path::new("out"), None, std::str::from_utf8(&[at]).unwrap());
+        }
+        there.exclude(Path::new("in/11"), Some(Place::Line(11)), "");
+        here.exclude(Path::new("in/12"), None, "");
+        here.note_used(&there.used());
+        here.exclude(Path::new("in/12"), Some(Place::Line(12)), "");
+        there.note_used(&here.used());
+        assert_eq!(here.unused(), there.unused());
+        assert_eq!(here.unused().len(), 120 - 3 - 4);
     }
 
     #[test]

@@ -194,6 +194,11 @@ impl Sources {
         Ok(Sources { text_key, sets, contents })
     }
 
+    /// The same where these are some of several inputs that hold this.
+    pub(crate) fn among(self, contents: Contents) -> Sources {
+        Sources { contents, ..self }
+    }
+
     /// What the inputs hold.
     pub(crate) fn contents(&self) -> Contents {
         self.contents

@@ -24,6 +24,7 @@ use super::{
     shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
     skip::{Broken, BrokenDocument, Place, SkipReason},
     text::{read_document, read_piece},
+    together::Peers,
     tokenize::Tokenize,
 };
 use crate::prepare::PrepareError;
@@ -65,6 +66,8 @@ pub(crate) struct Work<'a> {
     pub workers: usize,
     /// How far ahead they may be.
     pub bounds: Bounds,
+    /// The processes that share the work, if there are others.
+    pub peers: Option<&'a dyn Peers>,
 }
 
 /// A job or a result, and its number among those of its kind.

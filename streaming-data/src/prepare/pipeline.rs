@@ -88,8 +88,7 @@ pub(crate) struct Outcome {
     pub changes: Changes,
 }
 
-/// Does the work, and hands its shards to the output, or in a pass that signs, the signatures to the
-/// collector; `progress` is asked whether to go on after each text and row group, and while shards are
+/// Does the work, and hands its shards to the output, or what it read to the collector; `progress` is asked whether to go on after each text and row group, and while shards are
 /// waited for.
 ///
 /// # Errors
@@ -384,7 +383,6 @@ impl<'a> Conductor<'a> {
                 return Ok((reading.input, batch, Some(Ended::Whole)));
             }
             (_, Found::Piece { tokens, text_bytes }) => {
-                self.pack(&tokens);
                 self.outcome.text_bytes += text_bytes;
                 self.position.bytes_done += reading.bytes;
                 self.input_done += reading.bytes;
@@ -395,6 +393,12 @@ impl<'a> Conductor<'a> {
                     self.end_input(reading.input);
                     ended = Some(Ended::Whole);
                 }
+                if self.collector.is_some() {
+                    let (tokenized, read_bytes) = (u64::from(ends_document), reading.bytes);
+                    let batch = Batch { tokens, tokenized, read_bytes, ..Batch::default() };
+                    return Ok((reading.input, batch, ended));
+                }
+                self.pack(&tokens);
             }
             (_, Found::Checked) => unreachable!("only checks are answered so"),
         }
@@ -405,9 +409,12 @@ impl<'a> Conductor<'a> {
         self.held_bytes -= part.held_bytes;
         let mut batch = part.batch;
         (batch.empty, batch.nulls, batch.broken) = (part.empty, part.nulls, part.broken.count);
-        match self.work.rules.pass {
-            Pass::Fetch(_) => (batch.tokens, batch.lengths) = (part.tokens, part.lengths),
-            _ => self.pack(&part.tokens),
+        if self.collector.is_some() {
+            (batch.tokens, batch.lengths) = (part.tokens, part.lengths);
+            (batch.tokenized, batch.read_bytes) = (part.documents, part.read_bytes);
+            batch.named_broken.clone_from(&part.broken.named);
+        } else {
+            self.pack(&part.tokens);
         }
         self.position.bytes_done += part.read_bytes;
         self.input_done += part.read_bytes;

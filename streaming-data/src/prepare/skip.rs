@@ -21,8 +21,15 @@ pub struct SkippedDocument {
 impl SkippedDocument {
     /// Path and reason with its causes, in a line.
     pub(crate) fn line(&self) -> String {
-        let mut line = format!("{}: {}", self.path.display(), self.reason);
-        let mut cause = self.reason.source();
+        format!("{}: {}", self.path.display(), self.reason.line())
+    }
+}
+
+impl SkipReason {
+    /// The reason with its causes, in a line.
+    pub(crate) fn line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
         while let Some(error) = cause {
             line = format!("{line}: {error}");
             cause = error.source();
@@ -93,6 +100,12 @@ pub enum SkipReason {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
+    /// Another of the processes that prepare together found out why.
+    #[error("{words}")]
+    Told {
+        /// The reason with its causes.
+        words: String,
+    },
 }
 
 impl From<io::Error> for SkipReason {
@@ -132,7 +145,7 @@ impl fmt::Display for Place {
 }
 
 /// A line, row or sample that should be a document and is none.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct BrokenDocument {
     /// The file.
     pub path: PathBuf,
@@ -193,6 +206,12 @@ pub enum BrokenReason {
         /// The limit.
         limit_bytes: u64,
     },
+    /// Another of the processes that prepare together found out what.
+    #[error("{words}")]
+    Told {
+        /// What is wrong.
+        words: String,
+    },
 }
 
 /// Broken documents in order: all counted, the first of them kept.
@@ -215,8 +234,13 @@ impl Broken {
 
     /// Those that come behind.
     pub(crate) fn append(&mut self, later: Broken) {
-        self.count += later.count;
+        self.take(later.count, later.named);
+    }
+
+    /// So many that come behind, with the first of them.
+    pub(crate) fn take(&mut self, count: u64, named: Vec<BrokenDocument>) {
+        self.count += count;
         let room = NAMED_BROKEN - self.named.len();
-        self.named.extend(later.named.into_iter().take(room));
+        self.named.extend(named.into_iter().take(room));
     }
 }

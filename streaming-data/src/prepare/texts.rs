@@ -117,6 +117,7 @@ pub fn read_texts(
         strictness: settings.strictness,
         workers,
         bounds: bounds(workers),
+        peers: None,
     };
     let mut show =
         |now: Progress| progress(Progress { documents: documents.load(Ordering::Relaxed), ..now });

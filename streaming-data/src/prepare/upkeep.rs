@@ -52,10 +52,7 @@ use std::{
     collections::BTreeMap, num::NonZeroUsize, ops::ControlFlow, path::PathBuf, time::SystemTime,
 };
 
-use self::{
-    asked::Asked,
-    state::{Version, tokenizer_identity},
-};
+use self::{asked::Asked, state::Version};
 pub use self::{
     build::Verify,
     prune::{PruneReport, prune},
@@ -63,7 +60,9 @@ pub use self::{
 pub(crate) use self::{
     build::{Upkeep, build},
     former::Known,
-    record::{Document, Fate, Judged},
+    record::{Document, Fate, Judged, Record, RecordReader, RecordWriter},
+    spool::Spool,
+    state::tokenizer_identity,
     wanted::Wanted,
 };
 use super::{
@@ -71,6 +70,7 @@ use super::{
     duplicates::DEDUP_MEMORY_BYTES,
     output::{Output, UpdatedFolder, UpdatedStore, WriterLock},
     prepare_in,
+    together::Peers,
 };
 use crate::{
     hash::ContentHash,
@@ -214,16 +214,26 @@ pub fn update(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<UpdateReport, PrepareError> {
+    update_with(None, settings, tokenizer, progress)
+}
+
+/// As [`update`], with other processes where there are some.
+pub(crate) fn update_with(
+    peers: Option<&dyn Peers>,
+    settings: &UpdateSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<UpdateReport, PrepareError> {
     let output = Location::of_path(&settings.output)?;
     let Some(folder) = output.local() else {
         let folder = RemoteFolder::open(output, &settings.store)?;
-        return update_in_store(&folder, settings, tokenizer, progress);
+        return update_in(&folder, (settings, peers), tokenizer, progress);
     };
     // What is no updatable data set is left as it is.
     Version::open_local(folder)?;
     let lock = WriterLock::take(folder)?;
     let version = Version::open_local(folder)?;
-    update_version(settings, version, tokenizer, progress, |version| {
+    update_version((settings, peers), version, tokenizer, progress, |version| {
         Ok(Box::new(UpdatedFolder::begin(folder, version.files(), lock)?))
     })
 }
@@ -239,6 +249,15 @@ pub fn update_in_store(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<UpdateReport, PrepareError> {
+    update_in(folder, (settings, None), tokenizer, progress)
+}
+
+fn update_in(
+    folder: &RemoteFolder,
+    settings: (&UpdateSettings, Option<&dyn Peers>),
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<UpdateReport, PrepareError> {
     let version = Version::open_remote(folder)?;
     update_version(settings, version, tokenizer, progress, |version| {
         let found = version.found.clone().expect("what is in a store was found there");
@@ -247,7 +266,7 @@ pub fn update_in_store(
 }
 
 fn update_version(
-    settings: &UpdateSettings,
+    (settings, peers): (&UpdateSettings, Option<&dyn Peers>),
     version: Version,
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
@@ -256,6 +275,7 @@ fn update_version(
     let prepare = version.state.settings.settings(settings);
     let former = FormerVersion { version, verify: settings.verify };
     let begin = || begin_output(&former.version);
-    let prepared = prepare_in(&prepare, tokenizer, progress, Some(&former), begin)?;
+    let with = (Some(&former), peers);
+    let prepared = prepare_in(&prepare, tokenizer, progress, with, begin)?;
     Ok(UpdateReport { former: former.index.fingerprint(), prepared })
 }

@@ -2,16 +2,18 @@
 //!
 //! `TIDEMILL_HISTORIES=1000` runs so many of them instead of those that CI runs.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, ops::ControlFlow};
 
 use tidemill_streaming_data::{
     DataSet,
     order::SampleId,
     prepare::{
-        Dedup, DedupSettings, FilterSettings, Layout, PrepareSettings, UpdateSettings, Verify,
+        ByteTokenizer, Dedup, DedupSettings, FilterSettings, Layout, PrepareSettings,
+        UpdateSettings, Verify, update_together,
     },
 };
 
+use crate::peers::in_processes;
 use crate::support::{Bench, assert_holds, files, number, prepared, word};
 
 const HISTORIES: u64 = 40;
@@ -261,9 +263,16 @@ fn any_history_leaves_what_a_preparation_from_nothing_does() {
                 dedup_memory_bytes: if step % 2 == 0 { 0 } else { 1 << 20 },
                 ..UpdateSettings::new(world.bench.path("out"))
             };
-            let report = world
-                .bench
-                .update_with(&update)
+            // By one process, two or three.
+            let report = match 1 + (seed + 2 * step) as usize % 3 {
+                1 => world.bench.update_with(&update),
+                processes => in_processes(processes, 4 << 20, |peers| {
+                    let go_on = &mut |_| ControlFlow::Continue(());
+                    update_together(peers, &update, &ByteTokenizer, go_on)
+                })
+                .map(|(report, _)| report),
+            };
+            let report = report
                 .unwrap_or_else(|error| panic!("{seed} {step}: {}", crate::outcome::line(&error)));
             let settings = settings(seed, &world.bench, "new");
             let expected = prepared(&settings);

@@ -2,6 +2,8 @@
 
 #[path = "../support/outcome.rs"]
 mod outcome;
+#[path = "../support/peers.rs"]
+mod peers;
 mod support;
 
 mod changes;

@@ -1,19 +1,21 @@
 //! `tidemill prepare --update`: a new version of a data set, of its inputs as they are now.
 
+use std::num::NonZeroUsize;
+
 use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, Tokenize, UpdateReport, UpdateSettings, Verify, update,
+    ByteTokenizer, Tokenize, UpdateReport, UpdateSettings, Verify,
 };
 use tidemill_streaming_data::store::Location;
 
 use super::document_tokenizer::DocumentTokenizer;
-use super::{PrepareArguments, note_left_out, report, with_bar, workers};
+use super::places::{Task, What};
+use super::{PrepareArguments, note_left_out, report};
 use crate::cli::Format;
-use crate::cli::exit::ExitCode;
 use crate::cli::output::{note_line, result_line};
 
-/// Updates the data set at `output`, and prints what is new.
-pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Result<ExitCode> {
+/// Which data set is to be updated, by so many threads.
+pub(super) fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyhow::Result<Task> {
     let path = arguments.output.clone().unwrap_or_default();
     let data_set = DataSet::open(&path)?;
     let bytes = ByteTokenizer.tokenizer_json();
@@ -23,23 +25,29 @@ pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Re
         true => Box::new(ByteTokenizer),
         false => Box::new(DocumentTokenizer::of_data_set(&data_set, arguments.tokenizer_library)?),
     };
-    drop(data_set);
     let settings = UpdateSettings {
-        workers: workers(arguments),
+        workers,
         dedup_memory_bytes: u64::from(arguments.dedup_memory_mib.get()) << 20,
         verify: if arguments.verify { Verify::All } else { Verify::No },
         ..UpdateSettings::new(path)
     };
-    let updated = with_bar(|show| update(&settings, tokenizer.as_ref(), show))??;
+    Ok(Task { what: What::Update(settings), tokenizer })
+}
+
+/// Prints what is new in a data set.
+pub(super) fn print(
+    updated: &UpdateReport,
+    output: &Location,
+    arguments: &PrepareArguments,
+) -> anyhow::Result<()> {
     note_left_out(&updated.prepared)?;
     for path in &updated.prepared.changes.unnoticed {
         note_line!("{} changed, though its size and time are the same", path.display());
     }
     match arguments.format {
-        Format::Json => result_line!("{}", json(&updated))?,
-        Format::Text => print(&updated, output)?,
+        Format::Json => result_line!("{}", json(updated)),
+        Format::Text => in_words(updated, output),
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn json(updated: &UpdateReport) -> serde_json::Value {
@@ -67,7 +75,7 @@ fn json(updated: &UpdateReport) -> serde_json::Value {
     printed
 }
 
-fn print(updated: &UpdateReport, output: &Location) -> anyhow::Result<()> {
+fn in_words(updated: &UpdateReport, output: &Location) -> anyhow::Result<()> {
     let (prepared, changes) = (&updated.prepared, &updated.prepared.changes);
     let what = match updated.former == prepared.fingerprint {
         true => "its samples are what they were".to_owned(),

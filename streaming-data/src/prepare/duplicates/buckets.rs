@@ -1,9 +1,9 @@
 //! Which documents are not the first of a bucket.
 //!
-//! Documents come in order. Their entries (bucket, number) are gathered up to a bound of memory, sorted, and
+//! Entries of documents (bucket, number) come in any order. They are gathered up to a bound of memory, sorted, and
 //! all but the first of each bucket are found out at once; what is left of them goes to a file. At the end
-//! the files are merged, and of each bucket the first of the first file stays. Nothing here depends on the
-//! bound but the time.
+//! the files are merged, and of each bucket the first document stays. Nothing here depends on the bound, or on the
+//! order, but the time.
 
 use std::{
     cmp::Reverse,
@@ -60,7 +60,7 @@ pub(super) struct Buckets<K> {
     entries: Vec<Entry<K>>,
     /// Entries that may be in memory.
     bound: usize,
-    /// What went to files, in the order of the documents: in each sorted, and a bucket once.
+    /// What went to files: in each sorted, and a bucket once.
     files: Vec<File>,
 }
 
@@ -72,7 +72,7 @@ impl<K: Key> Buckets<K> {
         Buckets { entries: Vec::new(), bound, files: Vec::new() }
     }
 
-    /// Puts a document into a bucket; numbers do not fall. `not_first` is told of documents that turn out
+    /// Puts a document into a bucket. `not_first` is told of documents that turn out
     /// not to be the first of a bucket, of this or an earlier call, in any order and perhaps twice.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl<K: Key> Buckets<K> {
             .into_iter()
             .map(|file| BufReader::with_capacity(BUFFER_BYTES, file))
             .collect();
-        // The smallest entry that each file has next. An earlier file has earlier documents.
+        // The smallest entry that each file has next.
         let mut next = BinaryHeap::new();
         for (at, file) in files.iter_mut().enumerate() {
             next.extend(read_entry::<K>(file)?.map(|entry| Reverse((entry, at))));
@@ -192,12 +192,24 @@ mod tests {
     use super::*;
     use crate::prepare::duplicates::shingles::mix;
 
+    /// In which order documents come.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Order {
+        OfNumbers,
+        Other,
+    }
+
     /// Documents that are not first, in memory of so many entries.
-    fn found<K: Key>(documents: &[Vec<K>], bound: usize) -> BTreeSet<u64> {
+    fn found<K: Key>(documents: &[Vec<K>], bound: usize, order: Order) -> BTreeSet<u64> {
+        let is_ordered = order == Order::OfNumbers;
         let mut buckets = Buckets::new((bound * size_of::<Entry<K>>()) as u64);
         let mut found = BTreeSet::new();
-        for (document, keys) in (0..).zip(documents) {
-            for &key in keys {
+        // In any order: each seventh of seven, then those before them.
+        let order = (0..7).rev().flat_map(|first| (first..documents.len()).step_by(7));
+        let in_order = (0..documents.len()).filter(|_| is_ordered);
+        for document in order.filter(|_| !is_ordered).chain(in_order) {
+            for &key in &documents[document] {
+                let document = document as u64;
                 buckets.insert(key, document, &mut |document| _ = found.insert(document)).unwrap();
                 assert!(buckets.entries.len() <= bound.max(64));
             }
@@ -233,13 +245,15 @@ mod tests {
                 seen.extend(buckets);
             }
             for bound in [64, 100, 999, 1 << 20] {
-                assert_eq!(found(&documents, bound), expected, "{seed} {bound}");
+                for order in [Order::OfNumbers, Order::Other] {
+                    assert_eq!(found(&documents, bound, order), expected, "{seed} {bound}");
+                }
             }
             let wide: Vec<Vec<[u64; 2]>> = documents
                 .iter()
                 .map(|buckets| buckets.iter().map(|&bucket| [bucket % 2, bucket]).collect())
                 .collect();
-            assert_eq!(found(&wide, 70), expected, "{seed}");
+            assert_eq!(found(&wide, 70, Order::Other), expected, "{seed}");
         }
     }
 }

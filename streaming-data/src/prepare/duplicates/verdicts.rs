@@ -1,10 +1,11 @@
 //! What the first pass finds out, and the second goes by.
 
-use std::io;
-
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{DedupReport, DedupSettings, Signature, buckets::Buckets};
+use super::{
+    DedupReport, DedupSettings, Signature,
+    sorter::{Likeness, Sorter},
+};
 use crate::prepare::{
     PrepareError,
     batch::{Batch, Collect},
@@ -63,34 +64,78 @@ impl Documents {
     }
 }
 
-/// Takes the signatures of the first pass in order.
-#[derive(Debug)]
-pub(crate) struct Collector {
+/// Documents that are left out for the sake of others, by their numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    copies: Documents,
+    near: Documents,
+}
+
+impl Found {
+    /// One more, or one that was found before.
+    pub(crate) fn insert(&mut self, likeness: Likeness, document: u64) {
+        match likeness {
+            Likeness::Copy => self.copies.insert(document),
+            Likeness::NearCopy => self.near.insert(document),
+        }
+    }
+}
+
+/// What the first pass saw, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
     seen: Vec<Seen>,
     documents: u64,
     left_out: Documents,
-    copies: Documents,
-    near: Documents,
-    by_copies: Buckets<[u64; 2]>,
-    by_band: Buckets<u64>,
+}
+
+impl Listed {
+    /// A batch begins, whose texts have this digest.
+    pub(crate) fn begin(&mut self, digest: u64) {
+        self.seen.push(Seen { before: self.documents, digest });
+    }
+
+    /// How many documents there are so far.
+    pub(crate) fn documents(&self) -> u64 {
+        self.documents
+    }
+
+    /// The next document, which may be left out whatever else there is; its number.
+    pub(crate) fn push(&mut self, signature: Option<&Signature>) -> u64 {
+        let document = self.documents;
+        self.documents += 1;
+        if signature.is_none() {
+            self.left_out.insert(document);
+        }
+        document
+    }
+
+    /// The verdicts on these documents.
+    pub(crate) fn judged(self, found: Found) -> Verdicts {
+        let Found { copies, near } = found;
+        let both = near.bits.iter().zip(&copies.bits);
+        let both: u64 = both.map(|(a, b)| u64::from((a & b).count_ones())).sum();
+        let report = DedupReport { copies: copies.len(), near_copies: near.len() - both };
+        let Listed { seen, documents, left_out } = self;
+        Verdicts { seen, documents, left_out, copies, near, report }
+    }
+}
+
+/// Takes the signatures of the first pass in order.
+#[derive(Debug)]
+pub(crate) struct Collector {
+    listed: Listed,
+    found: Found,
+    sorter: Sorter,
 }
 
 impl Collector {
-    /// For so much memory: a copy's entry has 24 bytes, those of bands 14 times 16.
+    /// For so much memory; see [`Sorter::new`].
     pub(crate) fn new(settings: DedupSettings) -> Collector {
-        let memory_bytes = settings.memory_bytes;
-        let for_copies = match settings.dedup {
-            super::Dedup::Near => memory_bytes / 10,
-            _ => memory_bytes,
-        };
         Collector {
-            seen: Vec::new(),
-            documents: 0,
-            left_out: Documents::default(),
-            copies: Documents::default(),
-            near: Documents::default(),
-            by_copies: Buckets::new(for_copies),
-            by_band: Buckets::new(memory_bytes - for_copies),
+            listed: Listed::default(),
+            found: Found::default(),
+            sorter: Sorter::new(settings),
         }
     }
 
@@ -99,22 +144,11 @@ impl Collector {
     /// # Errors
     /// That of a temporary file.
     pub(crate) fn sign(&mut self, signature: Option<Signature>) -> Result<(), PrepareError> {
-        let document = self.documents;
-        self.documents += 1;
-        match signature {
-            None => self.left_out.insert(document),
-            Some(signature) => self.insert(document, signature).map_err(sorting_failed)?,
-        }
-        Ok(())
-    }
-
-    fn insert(&mut self, document: u64, Signature { copies, near }: Signature) -> io::Result<()> {
-        let key = [(copies >> 64) as u64, copies as u64];
-        self.by_copies.insert(key, document, &mut |document| self.copies.insert(document))?;
-        for band in near.into_iter().flatten() {
-            self.by_band.insert(band, document, &mut |document| self.near.insert(document))?;
-        }
-        Ok(())
+        let document = self.listed.push(signature.as_ref());
+        let found = &mut self.found;
+        let tell = &mut |likeness, document| found.insert(likeness, document);
+        let mut buckets = signature.iter().flat_map(Signature::buckets);
+        buckets.try_for_each(|bucket| self.sorter.insert(bucket, document, tell))
     }
 
     /// The verdicts; `go_on` is asked now and then.
@@ -122,53 +156,20 @@ impl Collector {
     /// # Errors
     /// That of a temporary file, or of `go_on`.
     pub(crate) fn finish(
-        mut self,
+        self,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
     ) -> Result<Verdicts, PrepareError> {
-        let mut go_on = || go_on().map_err(Stopped::Asked);
-        let stopped = |stopped| match stopped {
-            Stopped::Asked(error) => error,
-            Stopped::Io(error) => sorting_failed(error),
-        };
-        let copies = &mut self.copies;
-        let finished = self.by_copies.finish(&mut |document| copies.insert(document), &mut go_on);
-        finished.map_err(stopped)?;
-        let near = &mut self.near;
-        let finished = self.by_band.finish(&mut |document| near.insert(document), &mut go_on);
-        finished.map_err(stopped)?;
-        let report = DedupReport {
-            copies: self.copies.len(),
-            near_copies: {
-                let both = self.near.bits.iter().zip(&self.copies.bits);
-                self.near.len() - both.map(|(a, b)| u64::from((a & b).count_ones())).sum::<u64>()
-            },
-        };
-        let Collector { seen, documents, left_out, copies, near, .. } = self;
-        Ok(Verdicts { seen, documents, left_out, copies, near, report })
+        let Collector { listed, mut found, sorter } = self;
+        sorter.finish(&mut |likeness, document| found.insert(likeness, document), go_on)?;
+        Ok(listed.judged(found))
     }
 }
 
 impl Collect for Collector {
     fn take(&mut self, _: usize, batch: Batch) -> Result<(), PrepareError> {
-        self.seen.push(Seen { before: self.documents, digest: batch.digest });
+        self.listed.begin(batch.digest);
         batch.signatures.into_iter().try_for_each(|signature| self.sign(signature))
     }
-}
-
-/// Why the buckets were not finished.
-enum Stopped {
-    Asked(PrepareError),
-    Io(io::Error),
-}
-
-impl From<io::Error> for Stopped {
-    fn from(error: io::Error) -> Stopped {
-        Stopped::Io(error)
-    }
-}
-
-fn sorting_failed(error: io::Error) -> PrepareError {
-    PrepareError::io("sort records of documents in", std::env::temp_dir())(error)
 }
 
 /// Which documents are kept.

@@ -18,6 +18,8 @@ impl PrepareError {
             | Self::UpdateRunning { .. }
             | Self::UpdateOvertaken { .. }
             | Self::Readmitted { .. }
+            | Self::Message { .. }
+            | Self::Parted(_)
             | Self::Interrupted => true,
             Self::Setting { .. }
             | Self::Glob { .. }
@@ -47,6 +49,8 @@ impl PrepareError {
             | Self::OtherTokenizer { .. }
             | Self::OtherText { .. }
             | Self::PathNotUtf8 { .. }
+            | Self::InputUnseen { .. }
+            | Self::OtherProcess { .. }
             | Self::InputNotUpdatable { .. } => false,
         }
     }

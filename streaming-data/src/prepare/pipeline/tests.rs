@@ -91,6 +91,7 @@ fn run_with(
         strictness,
         workers,
         bounds,
+        peers: None,
     };
     run(&work, Some(&mut output), None, &mut |_| ControlFlow::Continue(()))
 }

@@ -41,8 +41,9 @@ use crate::{
         job::{Done, Job, Numbered, Work, perform_all},
         job_queue::JobQueue,
         output::Output,
-        pipeline::{self, Outcome},
+        pipeline::Outcome,
         shard::{EncodedRowGroup, Naming, ShardWriter},
+        together::{ask, gather, judge_records},
     },
 };
 
@@ -110,26 +111,29 @@ pub(crate) fn build(
     };
 
     let records = former.map(FormerRecords::new);
-    let compared = (upkeep.dedup.dedup != Dedup::None).then(|| Collector::new(upkeep.dedup));
+    // Several processes compare the records once all are there.
+    let peers = work.peers.filter(|_| upkeep.dedup.dedup != Dedup::None);
+    let is_compared = upkeep.dedup.dedup != Dedup::None && peers.is_none();
+    let compared = is_compared.then(|| Collector::new(upkeep.dedup));
     let mut recorder = Recorder::new(&listed, work.rules.exclusions, records, places, compared)?;
     let read: Vec<Input> = of(&listed, Source::Input).cloned().collect();
     let pass = Pass::Record(upkeep.dedup.dedup, &known);
     let recording = Work { inputs: &read, rules: Rules { pass, ..work.rules }, ..work };
     let recorded = match read.is_empty() {
         true => Outcome::default(),
-        false => pipeline::run(&recording, None, Some(&mut recorder), progress)?,
+        false => gather(&recording, &mut recorder, progress)?,
     };
     let (mut spool, compared, seen, counts) = recorder.finish()?;
     drop(known);
-    let verdicts = compared.map(|compared| {
-        let bytes_total = read.iter().map(|input| input.bytes).sum();
-        let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
-        compared.finish(&mut || match progress(position) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-        })
-    });
-    let verdicts = verdicts.transpose()?;
+    let verdicts = match (compared, peers) {
+        (Some(compared), _) => {
+            let bytes_total = read.iter().map(|input| input.bytes).sum();
+            let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
+            Some(compared.finish(&mut || ask(progress, position))?)
+        }
+        (None, Some(peers)) => Some(judge_records(peers, upkeep.dedup, &mut spool, progress)?),
+        (None, None) => None,
+    };
 
     let plan = plan(&mut spool, verdicts.as_ref(), &listed)?;
     changes.texts_read = counts.read;
@@ -277,7 +281,7 @@ fn assemble(
             };
             match work.inputs.is_empty() {
                 true => Ok(Outcome::default()),
-                false => pipeline::run(work, None, Some(&mut fetching), &mut report),
+                false => gather(work, &mut fetching, &mut report),
             }
         });
         let (results, encoded) = channel();
@@ -464,11 +468,10 @@ impl<'a> Assembly<'a> {
 
     fn report(&mut self) -> Result<(), PrepareError> {
         let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Progress { documents: self.documents, samples: self.samples, ..position };
-        match (self.progress)(now) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-        }
+        ask(
+            self.progress,
+            Progress { documents: self.documents, samples: self.samples, ..position },
+        )
     }
 }
 

@@ -27,9 +27,14 @@ impl Wanted {
         Some(documents[at].1)
     }
 
+    /// Places and hashes of all that are wanted of an input.
+    pub(crate) fn all_of(&self, input: usize) -> &[(u64, u128)] {
+        self.by_input.get(input).map_or(&[], Vec::as_slice)
+    }
+
     /// How many documents of an input are wanted.
-    fn count(&self, input: usize) -> usize {
-        self.by_input.get(input).map_or(0, Vec::len)
+    pub(crate) fn count(&self, input: usize) -> usize {
+        self.all_of(input).len()
     }
 
     /// How many documents are wanted.

@@ -1,0 +1,242 @@
+//! Where `prepare` runs: in this process, in several that it starts, or as one of a cluster.
+
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::available_parallelism;
+
+use indicatif::ProgressBar;
+use tidemill_streaming_data::hash::ContentHash;
+use tidemill_streaming_data::prepare::{
+    Peers, Phase, PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize, UpdateReport,
+    UpdateSettings, prepare, prepare_together, update, update_together,
+};
+
+use super::PrepareArguments;
+use crate::cli::exit::ExitCode;
+use crate::cli::processes::{Member, Place, answer, is_supervised, leave, quiet_worker_panics};
+use crate::cli::progress;
+use crate::cli::signals::on_requests_to_stop;
+use crate::cli::supervise;
+use crate::cluster::{ClusterError, ClusterSettings, Lifeline, SupervisorSettings};
+use crate::job::StopRequest;
+use crate::prepare::together;
+
+/// What is to be done.
+pub(super) struct Task {
+    pub what: What,
+    pub tokenizer: Box<dyn Tokenize>,
+}
+
+/// A data set that is to be made, or to be brought up to date.
+#[derive(Debug)]
+pub(super) enum What {
+    Prepare(Box<PrepareSettings>),
+    Update(UpdateSettings),
+}
+
+/// What was done.
+pub(super) enum Done {
+    Prepared(PrepareReport),
+    Updated(UpdateReport),
+}
+
+/// How this process ended.
+pub(super) enum Ended {
+    /// It has done it, alone or together with others. The connection to the process that started it is dropped last.
+    Done(Box<Done>, Option<Lifeline>),
+    /// Another process says what was done.
+    Elsewhere(ExitCode),
+}
+
+type Show<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+
+impl Task {
+    fn alone(&self, show: &mut Show<'_>) -> Result<Done, PrepareError> {
+        let tokenizer = &*self.tokenizer;
+        match &self.what {
+            What::Prepare(settings) => prepare(settings, tokenizer, show).map(Done::Prepared),
+            What::Update(settings) => update(settings, tokenizer, show).map(Done::Updated),
+        }
+    }
+
+    /// Nothing but on process 0.
+    fn together(
+        &self,
+        peers: &dyn Peers,
+        show: &mut Show<'_>,
+    ) -> Result<Option<Done>, PrepareError> {
+        let tokenizer = &*self.tokenizer;
+        Ok(match &self.what {
+            What::Prepare(settings) => {
+                prepare_together(peers, settings, tokenizer, show)?.map(Done::Prepared)
+            }
+            What::Update(settings) => {
+                update_together(peers, settings, tokenizer, show)?.map(Done::Updated)
+            }
+        })
+    }
+
+    /// What must be the same in all processes.
+    fn identity(&self) -> Vec<(&'static str, String)> {
+        let json = self.tokenizer.tokenizer_json().unwrap_or_default();
+        let (eos, size) = (self.tokenizer.eos_token_id(), self.tokenizer.vocab_size());
+        let hash = ContentHash::of(json.as_bytes());
+        let mut identity = vec![
+            ("program", env!("CARGO_PKG_VERSION").to_owned()),
+            ("tokenizer", format!("{hash} with {size} tokens, of which {eos} ends documents")),
+        ];
+        match &self.what {
+            What::Prepare(settings) => identity.extend([
+                ("--input", format!("{:?}", settings.inputs)),
+                ("--glob", settings.glob.clone()),
+                ("--text-key", format!("{:?}", settings.text_key)),
+                ("--seq-len", format!("{:?}", settings.seq_len)),
+                ("--vocab-size", format!("{:?}", settings.vocab_size)),
+                ("--filter", format!("{:?}", settings.filters)),
+                ("--dedup", format!("{:?}", settings.dedup)),
+                ("--exclude", format!("{:?}", settings.exclude)),
+                ("--strict", format!("{:?}", settings.strictness)),
+                ("--shard-samples", format!("{:?}", settings.shard_samples)),
+                ("--updatable", format!("{:?}", settings.layout)),
+            ]),
+            What::Update(settings) => identity.extend([
+                ("--update", format!("{:?}", settings.output)),
+                ("--verify", format!("{:?}", settings.verify)),
+            ]),
+        }
+        identity
+    }
+}
+
+/// Does what `task` says, which is told how many threads there are: here, or in the processes that the flags name.
+pub(super) fn run(
+    arguments: &PrepareArguments,
+    task: impl Fn(NonZeroUsize) -> anyhow::Result<Task>,
+) -> anyhow::Result<Ended> {
+    let stop = StopRequest::default();
+    if is_supervised() {
+        // Before it waits for its siblings: it is stopped together with them.
+        heed_signals(&stop)?;
+    }
+    let cores = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let threads = |_processes: usize, here: usize| match arguments.workers {
+        Some(workers) => workers.get(),
+        None => (cores.get() / here.max(1)).max(1),
+    };
+    let member = match arguments.places.place(threads)? {
+        Place::Supervisor { processes, threads } => {
+            // What is wrong with it is said once.
+            task(NonZeroUsize::MIN)?;
+            return supervise(arguments, processes.get(), threads);
+        }
+        Place::Member(member) => member,
+    };
+    let workers = NonZeroUsize::new(member.cluster.threads).unwrap_or(NonZeroUsize::MIN);
+    let task = task(workers)?;
+    if member.cluster.processes() > 1 {
+        return as_member(member, task, &stop);
+    }
+    heed_signals(&stop)?;
+    let bar = bar();
+    let done = task.alone(&mut |now| show(&bar, now, &stop));
+    bar.finish_and_clear();
+    Ok(Ended::Done(Box::new(done?), None))
+}
+
+/// Takes part as one of several processes.
+fn as_member(member: Member, task: Task, stop: &StopRequest) -> anyhow::Result<Ended> {
+    quiet_worker_panics();
+    member.warn_of_open_ports();
+    let Member { cluster, lifeline } = member;
+    let process = cluster.process;
+    match &lifeline {
+        // Where one process stops, the others learn it from that one.
+        Some(lifeline) if process == 0 => {
+            let stop = stop.clone();
+            lifeline.on_stop(move || stop.request());
+        }
+        Some(_) => {}
+        None => heed_signals(stop)?,
+    }
+    let mut cluster: ClusterSettings = cluster;
+    for (key, value) in task.identity() {
+        cluster = cluster.with_identity(key, value);
+    }
+    let heeds = process == 0 || lifeline.is_none();
+    let (done, asked) = (Arc::new(Mutex::new(None)), stop.clone());
+    let slot = Arc::clone(&done);
+    let ended = together(cluster, stop, move |peers| {
+        let bar = if process == 0 { bar() } else { ProgressBar::hidden() };
+        let never = StopRequest::default();
+        let asked = if heeds { &asked } else { &never };
+        let did = task.together(peers, &mut |now| show(&bar, now, asked));
+        bar.finish_and_clear();
+        *slot.lock().unwrap_or_else(PoisonError::into_inner) = did?;
+        Ok(())
+    });
+    if let Err(error @ ClusterError::LeftBehind { .. }) = &ended {
+        // A thread that is stuck in an output has its lock: words may not get out any more.
+        ExitCode::from(error.exit_class().exit_code()).leave_soon();
+    }
+    // Once the data set is there, it does not matter how the other processes ended.
+    if let Some(done) = done.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        return Ok(Ended::Done(Box::new(done), lifeline));
+    }
+    let code = match ended {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        // Of those that were started together one says so.
+        Err(ClusterError::StoppedEarly) if heeds => Err(PrepareError::Interrupted.into()),
+        Err(error @ ClusterError::StoppedEarly) => {
+            Ok(ExitCode::from(error.exit_class().exit_code()))
+        }
+        Err(error) => Err(error.into()),
+    };
+    answer(lifeline, code).map(Ended::Elsewhere)
+}
+
+/// Starts the processes of `-n` and watches over them.
+fn supervise(
+    arguments: &PrepareArguments,
+    processes: usize,
+    threads: usize,
+) -> anyhow::Result<Ended> {
+    let settled = match arguments.workers {
+        Some(_) => Vec::new(),
+        None => vec!["-w".to_owned(), threads.to_string()],
+    };
+    let outcome = supervise::run(SupervisorSettings::new(processes), &settled)?;
+    match outcome.exit_code() {
+        // They were stopped before they had met, and have said nothing.
+        0 if outcome.stopped_early => Err(PrepareError::Interrupted.into()),
+        code => Ok(Ended::Elsewhere(ExitCode::from(code))),
+    }
+}
+
+/// The first Ctrl-C (or SIGTERM) ends the work, and takes back what was written of it; the second ends the process at once.
+fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
+    let stop = stop.clone();
+    on_requests_to_stop(move |requests| match requests {
+        1 => stop.request(),
+        _ => leave(),
+    })
+}
+
+fn bar() -> ProgressBar {
+    progress::bar(0, "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}")
+}
+
+/// Shows how far it is, and says whether to go on.
+fn show(bar: &ProgressBar, now: Progress, stop: &StopRequest) -> ControlFlow<()> {
+    bar.set_length(now.bytes_total);
+    bar.set_position(now.bytes_done);
+    bar.set_message(match now.phase {
+        Phase::Comparing => "comparing documents".to_owned(),
+        Phase::Sorting => "sorting records of documents".to_owned(),
+        Phase::Tokenizing => format!("{} documents, {} samples", now.documents, now.samples),
+    });
+    match stop.is_asked() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    }
+}

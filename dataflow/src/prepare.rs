@@ -1,0 +1,63 @@
+//! Preparing a data set in several processes: the messages of [`prepare_together`] as a timely dataflow.
+//!
+//! What the processes do is in [`streaming_data::prepare`](tidemill_streaming_data::prepare); here is how they meet, what carries
+//! their messages, and how they end. They meet as those of a training run do, by the same addresses, secret and rules, and
+//! end as they do: the first error of any process ends all of them within seconds. One timely worker in each process exchanges
+//! messages by destination, while other threads read, tokenize and write.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `parcel` | a part of a message, as timely carries it |
+//! | `post` | messages, with credit, through a dataflow |
+//!
+//! [`prepare_together`]: tidemill_streaming_data::prepare::prepare_together
+
+mod parcel;
+mod post;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tidemill_streaming_data::prepare::{Peers, PrepareError};
+
+use self::post::Post;
+use crate::cluster::{Abort, Aborted, ClusterError, ClusterSettings, Failure, WorkerContext};
+use crate::job::StopRequest;
+
+/// What a process does together with the others of a cluster: `work` is called once, on a thread of its own, with what
+/// carries its messages. It has to end once these say that the work was ended.
+///
+/// The threads of `cluster` are those that exchange, of which one is enough: `work` starts its own. `stop` ends processes that
+/// wait for each other; what else it does is up to `work`.
+///
+/// # Errors
+/// The first error of any process, and those of [`Cluster`](crate::cluster::Cluster).
+pub fn together<R: Send + 'static>(
+    cluster: ClusterSettings,
+    stop: &StopRequest,
+    work: impl FnOnce(&dyn Peers) -> Result<R, PrepareError> + Send + 'static,
+) -> Result<R, ClusterError> {
+    let cluster = ClusterSettings { threads: 1, ..cluster };
+    let cluster = stop.connect(cluster, Abort::new())?;
+    let work = Mutex::new(Some(work));
+    let done = cluster.execute(move |context| {
+        let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let work = work.ok_or(Aborted)?;
+        with_post(context, work)
+    })?;
+    // A cluster that ends without an error has a result of each worker.
+    done.into_iter().next().ok_or(ClusterError::Workers { message: "none ran".to_owned() })
+}
+
+fn with_post<R: Send>(
+    context: &mut WorkerContext<'_>,
+    work: impl FnOnce(&dyn Peers) -> Result<R, PrepareError> + Send,
+) -> Result<R, Failure> {
+    let post = Arc::new(Post::new(context.process(), context.processes(), context.abort()));
+    let abort = context.abort().clone();
+    context.dataflow::<u64, _, _>(|scope| post.install(scope, &abort));
+    let done = context.step_beside("prepare", || work(&*post).map_err(Failure::from));
+    post.close();
+    done
+}

@@ -1,0 +1,116 @@
+//! Entries of documents in all their buckets, sorted within a bound of memory.
+
+use std::io;
+
+use super::{Dedup, DedupSettings, Signature, buckets::Buckets};
+use crate::prepare::PrepareError;
+
+/// What a document is to the first in one of its buckets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Likeness {
+    Copy,
+    NearCopy,
+}
+
+/// A bucket, of whichever kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bucket {
+    /// That of copies.
+    Copies(u128),
+    /// That of a band.
+    Band(u64),
+}
+
+impl Signature {
+    /// All buckets of a document.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = Bucket> {
+        let bands = self.near.into_iter().flatten().map(Bucket::Band);
+        std::iter::once(Bucket::Copies(self.copies)).chain(bands)
+    }
+}
+
+/// Is told of a document that is not the first in a bucket.
+pub(crate) type Tell<'a> = dyn FnMut(Likeness, u64) + 'a;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Sorter {
+    copies: Buckets<[u64; 2]>,
+    bands: Buckets<u64>,
+}
+
+impl Sorter {
+    /// For so much memory: a copy's entry has 24 bytes, those of bands 14 times 16.
+    pub(crate) fn new(settings: DedupSettings) -> Sorter {
+        let memory_bytes = settings.memory_bytes;
+        let for_copies = match settings.dedup {
+            Dedup::Near => memory_bytes / 10,
+            Dedup::None | Dedup::Exact | Dedup::ExactWords => memory_bytes,
+        };
+        Sorter { copies: Buckets::new(for_copies), bands: Buckets::new(memory_bytes - for_copies) }
+    }
+
+    /// Puts a document into a bucket; documents come in any order. `tell` may be told of this and others, and
+    /// of one perhaps twice.
+    ///
+    /// # Errors
+    /// That of a temporary file.
+    pub(crate) fn insert(
+        &mut self,
+        bucket: Bucket,
+        document: u64,
+        tell: &mut Tell<'_>,
+    ) -> Result<(), PrepareError> {
+        let inserted = match bucket {
+            Bucket::Copies(copies) => {
+                let key = [(copies >> 64) as u64, copies as u64];
+                let tell = &mut |document| tell(Likeness::Copy, document);
+                self.copies.insert(key, document, tell)
+            }
+            Bucket::Band(band) => {
+                let tell = &mut |document| tell(Likeness::NearCopy, document);
+                self.bands.insert(band, document, tell)
+            }
+        };
+        inserted.map_err(sorting_failed)
+    }
+
+    /// Tells of all documents that are not the first of a bucket and were not told of before; `go_on` is asked
+    /// now and then.
+    ///
+    /// # Errors
+    /// That of a temporary file, or of `go_on`.
+    pub(crate) fn finish(
+        self,
+        tell: &mut Tell<'_>,
+        go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
+    ) -> Result<(), PrepareError> {
+        let mut go_on = || go_on().map_err(Stopped::Asked);
+        let stopped = |stopped| match stopped {
+            Stopped::Asked(error) => error,
+            Stopped::Io(error) => sorting_failed(error),
+        };
+        let finished =
+            self.copies.finish(&mut |document| tell(Likeness::Copy, document), &mut go_on);
+        finished.map_err(stopped)?;
+        let finished =
+            self.bands.finish(&mut |document| tell(Likeness::NearCopy, document), &mut go_on);
+        finished.map_err(stopped)
+    }
+}
+
+/// Why the buckets were not finished.
+enum Stopped {
+    Asked(PrepareError),
+    Io(io::Error),
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Stopped {
+        Stopped::Io(error)
+    }
+}
+
+fn sorting_failed(error: io::Error) -> PrepareError {
+    PrepareError::io("sort records of documents in", std::env::temp_dir())(error)
+}

@@ -1,0 +1,124 @@
+//! Several processes, perhaps on several hosts, prepare one data set.
+//!
+//! Every process calls [`prepare_together`] or [`update_together`] with the same settings and its own [`Peers`],
+//! which carry messages between them (the program's are a timely dataflow). Process 0 lists the inputs, deals them
+//! out and alone writes; the others, and it too, do all that takes time with the inputs that were dealt to
+//! them: reading, filtering, signing, tokenizing.
+//!
+//! ```text
+//! each process:   its inputs -> documents -> signatures --by bucket--> the process of the bucket
+//!                                   |                                        | who is not first in it
+//!                                   |            <--by input-----------------+
+//!                                   +--> tokens of the kept, or records --in order of inputs--> process 0: rows, shards, state
+//! ```
+//!
+//! # Contract
+//! - The data set and the report are those of one process, to the byte, for any number of processes and workers. A
+//!   document's rank is its input's number and its own number in that; which process reads it decides nothing. What an
+//!   update found out about texts that it knew before is not counted by filters, in one process as in several,
+//!   but process 0 alone knows such texts.
+//! - Inputs must be readable by all processes under the same paths. One that a process cannot read although process 0 can is
+//!   an error that names both ([`PrepareError::InputUnseen`]). The output is used by process 0 alone, but for the
+//!   tokenizer of an update.
+//! - The first error of any process ends the preparation: of several inputs that are wrong, another may be named
+//!   than by one process. Nothing is left of the output then, as with one process; what a process holds in its temporary
+//!   files has no name and ends with it.
+//!
+//! # Bounds
+//! - An input is read by one process: a single file is read by one, whatever the number of processes. (Its documents
+//!   are tokenized by all threads of that process.)
+//! - Process 0 receives all tokens, 4 bytes each, and encodes all shards, with as many threads as it reads with: 60 million
+//!   tokens and more a CPU second, which is a tenth of the work of tokenizing with the fastest library. So with that, some ten times the
+//!   speed of its host is the most there is, and its network carries about as many bytes as the texts have. Of an updatable data set it also receives the records of all documents,
+//!   150 bytes each, and sends entries of all to the processes of their buckets, which otherwise each process does for its own.
+//! - Memory: as of one process, in each; [`DedupSettings`](super::DedupSettings)'s is for the records in the buckets of
+//!   one process. Beside that a process holds 32 MiB of what process 0 has not asked for yet, and what is beyond that in a file without a
+//!   name in its folder for temporary files: at most 4 bytes for each token of its inputs. Messages on their way
+//!   between two processes take what [`Peers`] let them.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`peers`] | [`Peers`]: what carries messages, and sending and receiving that ends when the work does |
+//! | [`packet`] | numbers and bytes in a message |
+//! | [`deal`] | which process reads which input |
+//! | [`setup`], [`order`] | what process 0 tells the others, once and for each pass |
+//! | [`backlog`] | messages that wait for their turn, on disk where they are many |
+//! | [`page`], [`forward`] | what was read, as messages to process 0 |
+//! | [`gather`] | what all read, in order again |
+//! | [`pack`] | its tokens to shards |
+//! | [`compare`] | duplicates: entries to the processes of their buckets, and verdicts back |
+//! | [`assist`] | what a process does that is not process 0 |
+
+mod assist;
+mod backlog;
+mod compare;
+mod deal;
+mod forward;
+mod gather;
+mod order;
+mod pack;
+mod packet;
+mod page;
+mod peers;
+mod setup;
+
+use std::ops::ControlFlow;
+
+pub use self::peers::{Parted, Peers};
+pub(crate) use self::{
+    compare::judge_records,
+    gather::{ask, gather},
+    pack::run_passes,
+    setup::{Setup, greet},
+};
+use super::{
+    PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize, UpdateReport, UpdateSettings,
+    prepare_with, update_with,
+};
+
+/// Prepares a data set together with other processes, which all call this with the same settings. Process 0 gets the
+/// report, the others nothing.
+///
+/// # Errors
+/// Those of [`prepare`](super::prepare()); [`PrepareError::InputUnseen`], [`PrepareError::OtherProcess`] where a process
+/// has other inputs or another tokenizer; [`PrepareError::Parted`] where another process ended the work: its error is
+/// the one that matters.
+pub fn prepare_together(
+    peers: &dyn Peers,
+    settings: &PrepareSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Option<PrepareReport>, PrepareError> {
+    if peers.process() > 0 {
+        assist::assist(peers, tokenizer, settings.workers, progress)?;
+        return Ok(None);
+    }
+    let report = prepare_with(several(peers), settings, tokenizer, progress)?;
+    order::dismiss(peers);
+    Ok(Some(report))
+}
+
+/// Makes a new version of a data set together with other processes, which all call this with the same settings. Process 0
+/// gets the report, the others nothing.
+///
+/// # Errors
+/// Those of [`update`](super::update()) and [`prepare_together`].
+pub fn update_together(
+    peers: &dyn Peers,
+    settings: &UpdateSettings,
+    tokenizer: &dyn Tokenize,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Option<UpdateReport>, PrepareError> {
+    if peers.process() > 0 {
+        assist::assist(peers, tokenizer, settings.workers, progress)?;
+        return Ok(None);
+    }
+    let report = update_with(several(peers), settings, tokenizer, progress)?;
+    order::dismiss(peers);
+    Ok(Some(report))
+}
+
+/// The peers, if there are others.
+fn several(peers: &dyn Peers) -> Option<&dyn Peers> {
+    Some(peers).filter(|peers| peers.processes() > 1)
+}

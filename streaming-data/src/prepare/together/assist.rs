@@ -1,0 +1,208 @@
+//! What a process does that is not process 0: pass after pass, as it is told.
+
+use std::{
+    num::NonZeroUsize,
+    ops::ControlFlow,
+    path::Path,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc::{RecvTimeoutError, channel},
+    },
+    thread,
+};
+
+use super::{
+    backlog::{Backlog, Popped},
+    compare::{Comparing, compare, judge_for_others},
+    forward::{Share, read_share},
+    gather::{EndsWithThis, Report, Signals},
+    order::{Order, PassOrder, What},
+    page::PageWriter,
+    peers::{MOMENT, Peers, receive, send},
+    setup::{Setup, look_at},
+};
+use crate::prepare::{
+    PrepareError, Progress, Tokenize,
+    admit::{Pass, Rules},
+    bounds,
+    duplicates::Verdicts,
+    exclude::Exclusions,
+    input::Sources,
+    job::Work,
+    pack::{Cut, Rows},
+    shard::{ShardFormat, encoding_error},
+    upkeep::Known,
+};
+
+/// Takes part until process 0 says that all is done.
+///
+/// # Errors
+/// Whatever ends the preparation here, and [`PrepareError::Parted`] where it was ended elsewhere.
+pub(super) fn assist(
+    peers: &dyn Peers,
+    tokenizer: &dyn Tokenize,
+    workers: NonZeroUsize,
+    progress: &mut Report<'_>,
+) -> Result<(), PrepareError> {
+    let next = |progress: &mut Report<'_>| {
+        let go_on = &mut || match progress(Progress::default()) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+        };
+        receive(peers, &[0], go_on).and_then(|(_, message)| Order::read(&message))
+    };
+    let Order::Setup(setup) = next(progress)? else {
+        return Err(PrepareError::Message { process: 0 });
+    };
+    setup.check_tokenizer(tokenizer, peers.process())?;
+    let exclusions = setup.open_exclusions(peers.process())?;
+    // Nothing is packed here: a row is as good as another.
+    let nowhere = Path::new("");
+    let format = ShardFormat::new(setup.seq_len).map_err(|error| encoding_error(nowhere, error))?;
+    let mut assistant = Assistant {
+        peers,
+        tokenizer,
+        setup: *setup,
+        exclusions,
+        format,
+        workers: workers.get(),
+        verdicts: None,
+    };
+    loop {
+        match next(progress)? {
+            Order::Pass(order) => assistant.pass(&order, progress)?,
+            Order::Dismiss => return Ok(()),
+            Order::Setup(_) => return Err(PrepareError::Message { process: 0 }),
+        }
+    }
+}
+
+struct Assistant<'a> {
+    peers: &'a dyn Peers,
+    tokenizer: &'a dyn Tokenize,
+    setup: Setup,
+    exclusions: Exclusions,
+    format: ShardFormat,
+    workers: usize,
+    /// Of the pass that compared.
+    verdicts: Option<Verdicts>,
+}
+
+impl Assistant<'_> {
+    fn pass(&mut self, order: &PassOrder, progress: &mut Report<'_>) -> Result<(), PrepareError> {
+        if let What::Judge = order.what {
+            return judge_for_others(self.peers, self.setup.dedup_settings(), progress);
+        }
+        look_at(order.inputs.iter(), self.peers.process())?;
+        let PassOrder { what, numbers, inputs } = order;
+        let mut looked_at = inputs.clone();
+        let sources = Sources::new(&mut looked_at, self.setup.text_key.as_deref())?;
+        let sources = sources.among(self.setup.contents());
+        let known = Known::new();
+        let dedup = self.setup.dedup;
+        let pass = match what {
+            What::Sign { .. } => Pass::Sign(dedup),
+            What::Tokenize { is_compared: false } => Pass::Tokenize(None),
+            What::Tokenize { is_compared: true } => {
+                let not_compared = PrepareError::Message { process: 0 };
+                Pass::Tokenize(Some(self.verdicts.as_ref().ok_or(not_compared)?))
+            }
+            What::Record => Pass::Record(dedup, &known),
+            What::Fetch(wanted) => Pass::Fetch(wanted),
+            What::Judge => unreachable!("it reads nothing"),
+        };
+        let rules = Rules { exclusions: &self.exclusions, filters: &self.setup.filters, pass };
+        let work = Work {
+            inputs: &looked_at,
+            sources: &sources,
+            rules,
+            tokenizer: self.tokenizer,
+            vocab_size: self.setup.vocab_size,
+            cut: Cut {
+                seq_len: self.setup.seq_len,
+                row_group_samples: 1,
+                shard_samples: 1,
+                rows: Rows::Apart,
+            },
+            format: &self.format,
+            folder: Path::new(""),
+            strictness: self.setup.strictness,
+            workers: self.workers,
+            bounds: bounds(self.workers),
+            peers: None,
+        };
+        let share = Share { numbers };
+        match what {
+            What::Sign { owners } => {
+                let settings = self.setup.dedup_settings();
+                let comparing = Comparing { peers: self.peers, settings, owners, share };
+                let (verdicts, summary) = compare(&work, comparing, progress)?;
+                self.verdicts = Some(verdicts);
+                let mut page = PageWriter::default();
+                page.summary(&summary);
+                let go_on = &mut || match progress(Progress::default()) {
+                    ControlFlow::Continue(()) => Ok(()),
+                    ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+                };
+                send(self.peers, 0, page.take(), go_on)
+            }
+            _ => forward(&work, share, self.peers, progress),
+        }
+    }
+}
+
+/// Reads, while another thread sends process 0 what it takes.
+fn forward(
+    work: &Work<'_>,
+    share: Share<'_>,
+    peers: &dyn Peers,
+    progress: &mut Report<'_>,
+) -> Result<(), PrepareError> {
+    let (backlog, signals, has_failed) =
+        (Backlog::new(), Signals::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let (backlog, signals, has_failed) = (&backlog, &signals, &has_failed);
+        let (done, is_done) = channel();
+        let sender = scope.spawn(move || {
+            let sent = send_pages(peers, backlog, signals);
+            has_failed.store(sent.is_err(), Ordering::Relaxed);
+            // Where nobody waits for it, nobody needs to be told.
+            let _ = done.send(());
+            sent
+        });
+        let ended = EndsWithThis(Some(backlog), signals);
+        let mut report = |now: Progress| match has_failed.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => progress(now),
+        };
+        let read = read_share(work, share, backlog, &mut report);
+        drop(ended);
+        signals.is_stopped.store(read.is_err(), Ordering::Relaxed);
+        while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(MOMENT) {
+            if report(Progress::default()).is_break() {
+                signals.is_stopped.store(true, Ordering::Relaxed);
+            }
+        }
+        let sent = sender.join().expect("what sends does not panic");
+        match (read, sent) {
+            (Err(PrepareError::Interrupted), Err(error)) => Err(error),
+            (Err(error), _) => Err(error),
+            (Ok(()), sent) => sent,
+        }
+    })
+}
+
+/// Sends process 0 what it takes, until there is no more.
+fn send_pages(peers: &dyn Peers, backlog: &Backlog, signals: &Signals) -> Result<(), PrepareError> {
+    let mut go_on = || match signals.flow() {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+    };
+    loop {
+        match backlog.pop(MOMENT)? {
+            Popped::Message(page) => send(peers, 0, page, &mut go_on)?,
+            Popped::Nothing => go_on()?,
+            Popped::End => return Ok(()),
+        }
+    }
+}

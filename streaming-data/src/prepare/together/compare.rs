@@ -1,0 +1,234 @@
+//! Duplicates across processes: every document's entries go to the processes of their buckets, which find out who is not first
+//! in one, and tell the process that has read it.
+//!
+//! A document's *rank* stands for it: the number of its input, and its own number in that. Ranks are ordered as documents
+//! are, whoever read them, so that the first of a bucket is the same for any number of processes.
+//!
+//! Each process has three threads at this: one reads and sends entries, waiting where the others are slower; one takes what
+//! comes, and never waits for room; and one sends verdicts, which wait in a [`Backlog`] meanwhile. So two
+//! processes that send each other more than there is room for both go on.
+
+mod entries;
+mod verdicts;
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use self::{
+    entries::{Signing, sign},
+    verdicts::{Receiver, send_verdicts},
+};
+use super::{
+    backlog::Backlog,
+    deal::deal,
+    forward::{Share, summary},
+    gather::{EndsWithThis, OwnShare, Report, Signals, ask},
+    order::{Order, give_order, give_orders},
+    page::{Item, Page, Summary},
+    peers::{Peers, receive},
+};
+use crate::prepare::{
+    DedupReport, DedupSettings, Phase, PrepareError, Progress,
+    duplicates::{Found, Verdicts},
+    job::Work,
+    pipeline::{self, Outcome},
+    upkeep::{Judged, Record, Spool},
+};
+
+const COPIES: u8 = 11;
+const BANDS: u8 = 12;
+/// No entries follow.
+const COMPLETE: u8 = 13;
+const FOUND_COPIES: u8 = 14;
+const FOUND_NEAR: u8 = 15;
+/// No verdicts follow.
+const JUDGED: u8 = 16;
+
+/// Bytes of a message with entries or verdicts.
+const MESSAGE_BYTES: usize = 64 << 10;
+
+/// Binary digits of a rank that are a document's number in its input; those before them are the input's.
+const ORDINAL_BITS: u32 = 36;
+
+/// What is compared, and with whom.
+#[derive(Clone, Copy)]
+pub(super) struct Comparing<'a> {
+    pub peers: &'a dyn Peers,
+    pub settings: DedupSettings,
+    /// The process of each input of the pass.
+    pub owners: &'a [usize],
+    /// The inputs of this process.
+    pub share: Share<'a>,
+}
+
+/// Process 0's side of the pass: verdicts on what it reads itself, what all did, and how many documents fall.
+///
+/// # Errors
+/// As [`pipeline::run`], that of a temporary file, and [`PrepareError::Parted`].
+pub(super) fn compare_together(
+    work: &Work<'_>,
+    settings: DedupSettings,
+    progress: &mut Report<'_>,
+) -> Result<(Verdicts, Outcome, DedupReport), PrepareError> {
+    let peers = work.peers.expect("several processes compare");
+    let owners = deal(work.inputs.iter().map(|input| input.bytes), peers.processes());
+    let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
+    let position = Progress { phase: Phase::Comparing, bytes_total, ..Progress::default() };
+    let go_on = &mut || ask(progress, position);
+    give_orders(peers, work.rules.pass, work.inputs, &owners, go_on)?;
+    let own = OwnShare::new(work, &owners);
+    let share = Share { numbers: &own.numbers };
+    let comparing = Comparing { peers, settings, owners: &owners, share };
+    let (verdicts, own_summary) = compare(&own.work(work), comparing, progress)?;
+    let mut summary = own_summary;
+    for process in 1..peers.processes() {
+        let position = Progress { phase: Phase::Sorting, ..position };
+        let (_, message) = receive(peers, &[process], &mut || ask(progress, position))?;
+        match Page::new(message, process).next()? {
+            Some(Item::Summary(other)) => {
+                work.rules.exclusions.note_used(&other.used_exclusions);
+                summary.add(*other);
+            }
+            _ => return Err(PrepareError::Message { process }),
+        }
+    }
+    Ok((verdicts, summary.outcome, summary.dedup))
+}
+
+/// A process's side of the pass: verdicts on what it reads, and what it did.
+///
+/// # Errors
+/// As [`compare_together`].
+pub(super) fn compare(
+    work: &Work<'_>,
+    comparing: Comparing<'_>,
+    progress: &mut Report<'_>,
+) -> Result<(Verdicts, Summary), PrepareError> {
+    let read = |signing: &mut Signing<'_>, progress: &mut Report<'_>| {
+        pipeline::run(work, None, Some(signing), progress)
+    };
+    let (verdicts, outcome) = compare_what(read, comparing, progress)?;
+    let summary = summary(work, outcome, verdicts.report());
+    Ok((verdicts, summary))
+}
+
+/// Process 0's side of a pass in which all compare documents whose records it has: verdicts on these, by their numbers.
+///
+/// # Errors
+/// That of a temporary file, and [`PrepareError::Parted`].
+pub(crate) fn judge_records(
+    peers: &dyn Peers,
+    settings: DedupSettings,
+    records: &mut Spool,
+    progress: &mut Report<'_>,
+) -> Result<Verdicts, PrepareError> {
+    let position = Progress { phase: Phase::Sorting, ..Progress::default() };
+    give_order(peers, &Order::judge(), &mut || ask(progress, position))?;
+    let read = |signing: &mut Signing<'_>, progress: &mut Report<'_>| {
+        let mut records = records.read()?;
+        let mut unasked = 0_u64;
+        signing.listed.begin(0);
+        while let Some((record, _)) = records.next()? {
+            let Record::Document(document) = record else { continue };
+            let signature = match document.judged {
+                Judged::Chosen(signature) => signature,
+                Judged::Excluded | Judged::Rejected(_) => None,
+            };
+            signing.push((0, 0), signature.as_ref())?;
+            unasked += 1;
+            if unasked.is_multiple_of(1 << 12) {
+                ask(progress, position)?;
+            }
+        }
+        Ok(Outcome::default())
+    };
+    let comparing = Comparing { peers, settings, owners: &[0], share: Share { numbers: &[0] } };
+    let mut sorting = |now: Progress| progress(Progress { phase: Phase::Sorting, ..now });
+    Ok(compare_what(read, comparing, &mut sorting)?.0)
+}
+
+/// The same pass of another process, which has no documents in it.
+///
+/// # Errors
+/// As [`judge_records`].
+pub(super) fn judge_for_others(
+    peers: &dyn Peers,
+    settings: DedupSettings,
+    progress: &mut Report<'_>,
+) -> Result<(), PrepareError> {
+    let comparing = Comparing { peers, settings, owners: &[0], share: Share { numbers: &[] } };
+    compare_what(|_, _| Ok(Outcome::default()), comparing, progress).map(|_| ())
+}
+
+/// Compares what `read` gives to what it is handed, on a thread of its own.
+fn compare_what(
+    read: impl FnOnce(&mut Signing<'_>, &mut Report<'_>) -> Result<Outcome, PrepareError> + Send,
+    comparing: Comparing<'_>,
+    progress: &mut Report<'_>,
+) -> Result<(Verdicts, Outcome), PrepareError> {
+    let before = vec![0; comparing.share.numbers.len()];
+    let judging = Mutex::new(Judging { before, found: Found::default() });
+    let (verdicts_out, signals) = (Backlog::new(), Signals::default());
+    let position = Mutex::new(Progress { phase: Phase::Comparing, ..Progress::default() });
+    let cannot_send = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (judging, verdicts_out, signals) = (&judging, &verdicts_out, &signals);
+        let (position, cannot_send) = (&position, &cannot_send);
+        let reader = scope.spawn(move || {
+            let _ended = EndsWithThis(None, signals);
+            let read = sign(read, comparing, judging, signals, &mut |now| {
+                *position.lock().unwrap_or_else(PoisonError::into_inner) = now;
+                signals.flow()
+            });
+            signals.is_read.store(read.is_ok(), Ordering::Relaxed);
+            read
+        });
+        let sender = scope.spawn(move || {
+            let sent = send_verdicts(comparing.peers, verdicts_out, signals);
+            cannot_send.store(sent.is_err(), Ordering::Relaxed);
+            sent
+        });
+        let mut receiver = Receiver::new(comparing, verdicts_out, judging);
+        let mut go_on = || {
+            signals.check()?;
+            if cannot_send.load(Ordering::Relaxed) {
+                return Err(PrepareError::Interrupted);
+            }
+            let now = *position.lock().unwrap_or_else(PoisonError::into_inner);
+            ask(progress, now)
+        };
+        let received = receiver.run(&mut go_on);
+        drop(receiver);
+        verdicts_out.end();
+        signals.is_stopped.store(received.is_err(), Ordering::Relaxed);
+        let sent = sender.join().expect("what sends does not panic");
+        let read = reader.join().expect("what reads texts does not panic");
+        let (listed, outcome) = match (received, read, sent) {
+            // It waited in vain for what the others do, who say why.
+            (Err(PrepareError::Interrupted), Err(error), _)
+            | (Err(PrepareError::Interrupted), _, Err(error)) => return Err(error),
+            (Err(error), ..) | (Ok(()), Err(error), _) | (Ok(()), Ok(_), Err(error)) => {
+                return Err(error);
+            }
+            (Ok(()), Ok(read), Ok(())) => read,
+        };
+        let found = std::mem::take(&mut lock(judging).found);
+        Ok((listed.judged(found), outcome))
+    })
+}
+
+/// What is found out about the documents of this process.
+struct Judging {
+    /// Documents before each of its inputs, once that began.
+    before: Vec<u64>,
+    found: Found,
+}
+
+fn lock<'a>(judging: &'a Mutex<Judging>) -> MutexGuard<'a, Judging> {
+    judging.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,160 @@
+//! Tokens of all processes to shards: process 0's side of a preparation whose tokens are one stream.
+
+use std::{
+    cell::{Cell, RefCell},
+    ops::ControlFlow,
+    sync::mpsc::{Receiver, channel},
+    thread,
+};
+
+use super::{
+    compare::compare_together,
+    gather::{Report, gather},
+};
+use crate::{
+    index::ShardEntry,
+    prepare::{
+        Dedup, DedupReport, DedupSettings, PrepareError, Progress,
+        admit::{Pass, Rules},
+        batch::{Batch, Collect},
+        in_order::InOrder,
+        job::{Done, Job, Numbered, Work, perform_all},
+        job_queue::JobQueue,
+        output::Output,
+        pack::{Packer, RowGroup},
+        pipeline::Outcome,
+        shard::{EncodedRowGroup, Naming, ShardWriter},
+    },
+};
+
+/// As the passes of one process, over all.
+///
+/// # Errors
+/// As [`prepare`](crate::prepare::prepare()), and [`PrepareError::Parted`].
+pub(crate) fn run_passes(
+    work: Work<'_>,
+    dedup: DedupSettings,
+    output: &mut dyn Output,
+    progress: &mut Report<'_>,
+) -> Result<(Outcome, DedupReport), PrepareError> {
+    if dedup.dedup == Dedup::None {
+        let outcome = pack(&work, output, progress)?;
+        return Ok((outcome, DedupReport::default()));
+    }
+    let with = |pass| Work { rules: Rules { pass, ..work.rules }, ..work };
+    let signing = with(Pass::Sign(dedup.dedup));
+    let (verdicts, first, report) = compare_together(&signing, dedup, progress)?;
+    let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
+    let mut outcome = pack(&tokenizing, output, progress)?;
+    // The second pass looks at what is kept only.
+    outcome.left_out.excluded = first.left_out.excluded;
+    outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
+    Ok((outcome, report))
+}
+
+/// Gathers tokens, and writes shards of them.
+fn pack(
+    work: &Work<'_>,
+    output: &mut dyn Output,
+    progress: &mut Report<'_>,
+) -> Result<Outcome, PrepareError> {
+    let (jobs, samples) = (JobQueue::default(), Cell::new(0));
+    thread::scope(|scope| {
+        let jobs = &jobs;
+        let (results, encoded) = channel();
+        for _ in 0..work.workers {
+            let results = results.clone();
+            scope.spawn(move || perform_all(work, jobs, &results));
+        }
+        let _closed_at_end = jobs.close_at_end();
+        let latest = Cell::new(Progress::default());
+        let progress = RefCell::new(progress);
+        let tell = |now: Progress| {
+            latest.set(now);
+            (progress.borrow_mut())(Progress { samples: samples.get(), ..now })
+        };
+        let mut packing = Packing {
+            work,
+            packer: Packer::new(work.cut),
+            writer: ShardWriter::new(work.format, output, Naming::Number),
+            jobs,
+            encoded,
+            row_groups: InOrder::new(),
+            samples: &samples,
+            go_on: &|| match tell(latest.get()) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(PrepareError::Interrupted),
+            },
+        };
+        let mut outcome = gather(work, &mut packing, &mut |now| tell(now))?;
+        packing.finish(&mut outcome)?;
+        Ok(outcome)
+    })
+}
+
+struct Packing<'a> {
+    work: &'a Work<'a>,
+    packer: Packer,
+    writer: ShardWriter<'a>,
+    jobs: &'a JobQueue,
+    encoded: Receiver<Numbered<Done>>,
+    row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
+    samples: &'a Cell<u64>,
+    go_on: &'a dyn Fn() -> Result<(), PrepareError>,
+}
+
+impl Packing<'_> {
+    fn encode(&mut self, row_group: RowGroup) -> Result<(), PrepareError> {
+        let number = self.row_groups.number();
+        self.jobs.push(Numbered { number, item: Job::Encode(row_group) });
+        self.write_until(2 * self.work.workers as u64)
+    }
+
+    /// Writes what is next, until no more than so many row groups are being encoded.
+    fn write_until(&mut self, most: u64) -> Result<(), PrepareError> {
+        self.write()?;
+        while self.row_groups.outstanding() > most {
+            let Numbered { number, item } =
+                self.encoded.recv().expect("threads answer every job, also by a caught panic");
+            let Done::RowGroup(rows) = item else { unreachable!("rows alone are handed out") };
+            self.row_groups.arrived(number, rows);
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<(), PrepareError> {
+        while let Some(row_group) = self.row_groups.next() {
+            let row_group = row_group?;
+            while !self.writer.has_room_for(&row_group)? {
+                (self.go_on)()?;
+            }
+            self.samples.set(self.samples.get() + row_group.samples as u64);
+            self.writer.append(row_group)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, outcome: &mut Outcome) -> Result<(), PrepareError> {
+        let end = std::mem::replace(&mut self.packer, Packer::new(self.work.cut)).finish();
+        outcome.tokens = end.tokens;
+        outcome.dropped_tokens = end.dropped_tokens;
+        end.row_group.map_or(Ok(()), |row_group| self.encode(row_group))?;
+        self.write_until(0)?;
+        self.writer.close()?;
+        while !self.writer.are_stored()? {
+            (self.go_on)()?;
+        }
+        (self.go_on)()?;
+        let shards: Vec<ShardEntry> = self.writer.written();
+        outcome.shards = shards;
+        Ok(())
+    }
+}
+
+impl Collect for Packing<'_> {
+    fn take(&mut self, _: usize, batch: Batch) -> Result<(), PrepareError> {
+        let row_groups = self.packer.push(&batch.tokens);
+        row_groups.into_iter().try_for_each(|row_group| self.encode(row_group))
+    }
+}
