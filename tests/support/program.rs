@@ -13,7 +13,7 @@ use super::device::with_device;
 use super::processes::{self, is_gone, wait_until};
 
 /// Longer than anything here takes on a machine that does other things too.
-pub const DEADLINE: Duration = Duration::from_secs(120);
+pub const DEADLINE: Duration = Duration::from_secs(600);
 
 /// What the processes of a test's cluster know.
 const SECRET: (&str, &str) = ("TIDEMILL_CLUSTER_SECRET", "known to these tests alone");
