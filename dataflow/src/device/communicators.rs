@@ -1,7 +1,7 @@
 //! How workers reach each other.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -193,16 +193,19 @@ impl<B: Backend> Communicators<B> {
             Self::Host(ends, together) => {
                 if context.processes() > 1 && backend.memory() == MemoryPlace::Device {
                     // Others may have the library, and ask.
-                    group(context, backend, None)?;
+                    _ = group(context, backend, None)?;
                 }
                 Ok(by_host(ends, together))
             }
             Self::Library { library, schedule, otherwise, together } => {
-                let Some(id) = group(context, backend, Some(library))? else {
-                    if rank == 0 {
-                        tracing::warn!("a worker shares its GPU or lacks NCCL or RCCL: {SLOW}");
+                let id = match group(context, backend, Some(library))? {
+                    Ok(id) => id,
+                    Err(why) => {
+                        if rank == 0 {
+                            tracing::warn!("{why}: {SLOW}");
+                        }
+                        return Ok(by_host(otherwise, together));
                     }
-                    return Ok(by_host(otherwise, together));
                 };
                 let holders = together.holders();
                 let end = Nccl::join(backend, library, id, (rank, ranks), schedule, holders)?;
@@ -229,8 +232,8 @@ fn alone<B: Backend>(
     Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
 }
 
-/// The group of all workers' devices by `library`, of which the one of `context` is `backend`; `None` where a worker has no
-/// library, or shares its device. To be called by every worker: it waits for what the others have.
+/// The group of all workers' devices by `library`, of which the one of `context` is `backend`, or why there can be none. To be
+/// called by every worker: it waits for what the others have.
 ///
 /// # Errors
 /// A run that was aborted.
@@ -238,59 +241,116 @@ pub(crate) fn group<B: Backend>(
     context: &mut WorkerContext<'_>,
     backend: &B,
     library: Option<&CollectiveLibrary>,
-) -> std::result::Result<Option<GroupId>, Failure> {
+) -> std::result::Result<std::result::Result<GroupId, NoGroup>, Failure> {
     let is_first = context.index() == 0;
     let offer = library.and_then(|library| {
         let id = if is_first { library.group_id().map(Some) } else { Ok(None) };
         let id = id.inspect_err(|error| tracing::warn!("{error}")).ok()?;
-        Some(Offer { id: id.map(|id| id.to_bytes().to_vec()), device: backend.identity() })
+        Some(Offer {
+            id: id.map(|id| id.to_bytes().to_vec()),
+            library: library.found().version,
+            device: backend.identity(),
+        })
     });
-    agree(context, offer)
+    Ok(join(exchange(context, offer)?))
+}
+
+/// Why a library connects no group of all workers.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoGroup {
+    #[error("worker {worker} lacks NCCL or RCCL")]
+    Lacking { worker: usize },
+    /// Each version of the library has a protocol of its own.
+    #[error("worker {} has {} and worker {} has {}, which do not join", .0[0].0, .0[0].1, .0[1].0, .0[1].1)]
+    OtherLibrary([(usize, String); 2]),
+    #[error("workers {} and {} share a GPU", .0[0], .0[1])]
+    SharedDevice([usize; 2]),
 }
 
 /// What a worker with a library tells the others: worker 0 the group that all join.
 #[derive(Clone, Serialize, Deserialize)]
 struct Offer {
     id: Option<Vec<u8>>,
+    /// Its name and version.
+    library: String,
     /// What tells its device from others.
     device: Option<String>,
 }
 
-/// The group of worker 0, where every worker has an offer, and a device of its own.
-fn agree(
+/// What each worker offers, in the order of the workers.
+fn exchange(
     context: &mut WorkerContext<'_>,
     offer: Option<Offer>,
-) -> std::result::Result<Option<GroupId>, Failure> {
-    let workers = context.peers() as u64;
-    let offers = Rc::new(RefCell::new(Vec::new()));
-    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<(u64, Option<Offer>)>>>::new();
+) -> std::result::Result<Vec<Option<Offer>>, Failure> {
+    type Told = (u64, u64, Option<Offer>);
+    let (from, workers) = (context.index() as u64, context.peers() as u64);
+    let offers = Rc::new(RefCell::new(BTreeMap::new()));
+    let mut input = InputHandle::<u64, CapacityContainerBuilder<Vec<Told>>>::new();
     context.dataflow::<u64, _, _>(|scope| {
         let offers = Rc::clone(&offers);
-        let by_worker = Exchange::new(|(worker, _): &(u64, Option<Offer>)| *worker);
+        let by_worker = Exchange::new(|(to, ..): &Told| *to);
         input.to_stream(scope).unary::<CapacityContainerBuilder<Vec<()>>, _, _, _>(
             by_worker,
             "Agree",
             |_, _| {
                 move |input, _output| {
                     input.for_each(|_time, told| {
-                        offers.borrow_mut().extend(told.drain(..).map(|(_, offer)| offer));
+                        let offer = |(_, from, offer): Told| (from, offer);
+                        offers.borrow_mut().extend(told.drain(..).map(offer));
                     });
                 }
             },
         );
     });
     let _waiting = progress::during(Phase::WaitingForWorkers);
-    (0..workers).for_each(|worker| input.send((worker, offer.clone())));
+    (0..workers).for_each(|to| input.send((to, from, offer.clone())));
     input.close();
     context.run_until_done()?;
-    let offers: Option<Vec<Offer>> = offers.take().into_iter().collect();
-    let Some(offers) = offers else { return Ok(None) };
-    let mut devices = BTreeSet::new();
-    let is_shared =
-        |offer: &Offer| offer.device.as_ref().is_some_and(|d| !devices.insert(d.clone()));
-    if offers.iter().any(is_shared) {
-        return Ok(None);
+    Ok(offers.take().into_values().collect())
+}
+
+/// The group of worker 0, where every worker has the same library, and a device of its own.
+fn join(offers: Vec<Option<Offer>>) -> std::result::Result<GroupId, NoGroup> {
+    let mut group = None;
+    let mut first_library = None;
+    let mut devices = BTreeMap::new();
+    for (worker, offer) in offers.into_iter().enumerate() {
+        let offer = offer.ok_or(NoGroup::Lacking { worker })?;
+        let library = first_library.get_or_insert_with(|| offer.library.clone());
+        if *library != offer.library {
+            return Err(NoGroup::OtherLibrary([(0, library.clone()), (worker, offer.library)]));
+        }
+        if let Some(other) = offer.device.and_then(|device| devices.insert(device, worker)) {
+            return Err(NoGroup::SharedDevice([other, worker]));
+        }
+        group = group.or_else(|| Some(GroupId::from_bytes(offer.id?.try_into().ok()?)));
     }
-    let mut ids = offers.into_iter().filter_map(|offer| offer.id);
-    Ok(ids.find_map(|id| Some(GroupId::from_bytes(id.try_into().ok()?))))
+    group.ok_or(NoGroup::Lacking { worker: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(worker: usize, library: &str, device: &str) -> Option<Offer> {
+        Some(Offer {
+            id: (worker == 0).then(|| vec![7; GroupId::BYTES]),
+            library: library.to_owned(),
+            device: Some(device.to_owned()),
+        })
+    }
+
+    #[test]
+    fn a_group_has_one_library_and_a_device_for_each() {
+        let all = || vec![offer(0, "libnccl 2.28", "a"), offer(1, "libnccl 2.28", "b")];
+        assert!(join(all()).is_ok_and(|id| id.to_bytes() == [7; GroupId::BYTES]));
+
+        let and = |third| join([all(), vec![third]].concat()).map(|_| ());
+        assert_eq!(and(offer(2, "libnccl 2.28", "c")), Ok(()));
+        assert_eq!(and(None), Err(NoGroup::Lacking { worker: 2 }));
+        assert_eq!(and(offer(2, "libnccl 2.28", "b")), Err(NoGroup::SharedDevice([1, 2])));
+        let said = and(offer(2, "libnccl 2.27", "c")).unwrap_err().to_string();
+        let words = "worker 0 has libnccl 2.28 and worker 2 has libnccl 2.27, which do not join";
+        assert_eq!(said, words);
+    }
 }

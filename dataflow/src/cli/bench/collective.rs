@@ -292,14 +292,14 @@ impl Measuring<'_> {
             let (local_backend, end) = (Arc::clone(&backend), end.communicator);
             let worker = Worker::new(context, local_backend, end, elements, way)?;
             // Every worker says whether it has the library, though this one may not.
-            let id = if asks { group(context, &*backend, peer.as_ref())? } else { None };
+            let id = asks.then(|| group(context, &*backend, peer.as_ref())).transpose()?;
             let library_alone: Option<Box<dyn Arm>> = match (&peer, id) {
-                (Some(library), Some(id)) => {
+                (Some(library), Some(Ok(id))) => {
                     let rank = library::Rank::join(context, backend, library, id, elements)?;
                     Some(Box::new(rank))
                 }
-                (Some(_), None) if context.index() == 0 => {
-                    note_line!("note: a worker shares its GPU or lacks NCCL: {NOT_MEASURED}");
+                (Some(_), Some(Err(why))) if context.index() == 0 => {
+                    note_line!("note: {why}: {NOT_MEASURED}");
                     None
                 }
                 _ => None,
