@@ -117,6 +117,29 @@ fn a_run_whose_gpu_was_lost_goes_on_on_others() {
     assert_same(&bench.outcome("lost"), outcome, "lost and resumed");
 }
 
+/// At checkpoints: what the devices have in common is the state, and how closely they compute.
+#[test]
+fn a_run_moves_from_the_cpu_to_amd_and_back() {
+    let Reference { bench, .. } = &*REFERENCE;
+    let steps = |steps: u32| format!("run.steps={steps}");
+    let on = |dir: &str, device: &str, until: u32| {
+        let (backend, until) = (format!("device.backend={device}"), steps(until));
+        let run = train(bench, dir, &[], &["--set", &backend, "--set", &until]).expect(0);
+        run.stderr.contains("note: the kind of device changed")
+    };
+    assert!(!on("stayed", "cpu", 5));
+    assert!(!on("moved", "cpu", 2));
+    assert!(on("moved", "rocm", 4));
+    assert_eq!(devices(bench, "moved")["kind"]["backend"], "rocm");
+    assert!(on("moved", "cpu", 5));
+    let (stayed, moved) = (bench.outcome("stayed"), bench.outcome("moved"));
+    assert_eq!(moved.steps.len(), 5);
+    for step in 0..5 {
+        let (expected, found) = (stayed.loss(step), moved.loss(step));
+        assert!((found - expected).abs() < 1e-5 * expected, "step {step}: {found}, {expected}");
+    }
+}
+
 /// At a known place: where its GPU never ends a kernel.
 #[test]
 fn a_run_that_was_killed_goes_on() {
