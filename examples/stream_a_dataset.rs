@@ -68,7 +68,8 @@ fn main() -> Result<()> {
     ensure!(one == three, "counts must not depend on the number of workers");
 
     let mut resumed = count_words(&table, shuffle, 0..steps / 2, 2)?;
-    let cursor = Cursor { position: steps / 2 * STEP_ROWS.get(), stream: table.identity(shuffle) };
+    let start = Cursor::start(table.identity(shuffle));
+    let cursor = Cursor { position: steps / 2 * STEP_ROWS.get(), ..start };
     let saved = serde_json::to_string(&cursor)?;
     println!("stopped after step {}: {saved}", steps / 2);
     // Later, in another process, on another machine: the same data, or an error that says what is otherwise.

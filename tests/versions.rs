@@ -1,8 +1,33 @@
 //! A data set that is kept up to date may change under a run: the run stays on the version that it began with.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
 
-use crate::support::{Job, Workbench, assert_same};
+use tidemill::job::{Observer, ResolvedRun, RunConfig, TrainEvent, TrainOptions, train};
+use tidemill::streaming_data::index::Index;
+use tidemill::streaming_data::prepare::{ByteTokenizer, UpdateSettings, update};
+
+use crate::support::outcome::files;
+use crate::support::processes::wait_until;
+use crate::support::workbench::{causes, config};
+use crate::support::{Job, Outcome, Running, Workbench, assert_same};
+
+/// Of a small data set that is kept up to date.
+const UPDATABLE: [&str; 9] = [
+    "--input",
+    "data-text",
+    "--output",
+    "kept",
+    "--seq-len",
+    "17",
+    "--shard-samples",
+    "40",
+    "--updatable",
+];
 
 /// Prepares, or updates, and returns what the program says in JSON.
 fn prepare(bench: &Workbench, arguments: &[&str]) -> serde_json::Value {
@@ -13,18 +38,7 @@ fn prepare(bench: &Workbench, arguments: &[&str]) -> serde_json::Value {
 #[test]
 fn a_run_goes_on_with_the_version_that_it_began_with() {
     let bench = Workbench::new();
-    let updatable = [
-        "--input",
-        "data-text",
-        "--output",
-        "kept",
-        "--seq-len",
-        "17",
-        "--shard-samples",
-        "40",
-        "--updatable",
-    ];
-    let first = prepare(&bench, &updatable);
+    let first = prepare(&bench, &UPDATABLE);
     let kept = format!("data.dataset={:?}", bench.path("kept"));
     let keys = [kept.as_str(), "schedule.steps=5", "checkpoint.keep=9"];
     let run = |dir: &str, workers: usize, set: &[&str]| {
@@ -84,4 +98,217 @@ fn what_stands_in_the_data_set_is_not_asked_for_again() {
     }
     let arguments = ["prepare", "--input", "data-text", "--output", "new", "--verify"];
     bench.tidemill(&arguments).refused(2, &["--verify", "--input"]);
+}
+
+/// Changes the inputs, and updates the data set.
+fn change(bench: &Workbench) {
+    bench.write("data-text/new.txt", "a text that is new ".repeat(30));
+    fs::remove_file(bench.path("data-text/3.txt")).unwrap();
+    let mut settings = UpdateSettings::new(bench.path("kept"));
+    settings.workers = NonZeroUsize::new(2).unwrap();
+    update(&settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(())).unwrap();
+}
+
+/// What a run learned, and where it stands.
+fn learned(outcome: &Outcome) -> (&[[u64; 5]], &BTreeMap<String, Vec<u8>>) {
+    (&outcome.steps, outcome.latest())
+}
+
+#[test]
+fn a_run_that_follows_moves_at_the_end_of_an_epoch() {
+    const STEPS: u64 = 30;
+    let bench = Workbench::new();
+    let first = prepare(&bench, &UPDATABLE);
+    let kept = format!("data.dataset={:?}", bench.path("kept"));
+    let steps = |steps: u64| format!("run.steps={steps}");
+    let (horizon, follow) = (format!("schedule.steps={STEPS}"), "data.follow=latest");
+    let train = |dir: &str, workers: usize, until: u64, follow: &str| {
+        let set = [&kept, &horizon, follow, &steps(until), "checkpoint.every_steps=7"];
+        bench.train(Job { dir, workers, set: &set })
+    };
+    let began = "data.follow=began";
+    for (dir, workers) in [("reference", 1), ("elastic", 3), ("processes", 2)] {
+        train(dir, workers, 4, follow);
+    }
+    train("stays", 1, 4, began);
+    change(&bench);
+    let second = newest(&bench);
+    assert_ne!(second, first["fingerprint"]);
+
+    let expected = train("reference", 1, STEPS, follow);
+    let samples_per_step = 45;
+    let moved = first["samples"].as_u64().unwrap().div_ceil(samples_per_step);
+    assert!((8..STEPS - 8).contains(&moved), "{moved}");
+    let state: serde_json::Value =
+        serde_json::from_slice(&expected.latest()["trainer.json"]).unwrap();
+    let cursor = &state["cursor"];
+    assert_eq!(cursor["stream"]["fingerprint"], first["fingerprint"]);
+    assert_eq!(cursor["moves"][0]["stream"]["fingerprint"], second);
+    assert_eq!(cursor["moves"][0]["position"], moved * samples_per_step);
+    assert_eq!(cursor["moves"].as_array().unwrap().len(), 1);
+
+    // Ended right before it moves, right behind it, and once more.
+    for (workers, until) in [(2, moved), (3, moved + 1), (1, moved + 5)] {
+        train("elastic", workers, until, follow);
+    }
+    let elastic = train("elastic", 2, STEPS, follow);
+    assert_eq!(learned(&elastic), learned(&expected));
+    let arguments = ["train", "run.toml", "-n", "2", "-w", "2"];
+    let keys = ["run.dir=processes", &kept, &horizon, follow, &steps(STEPS)];
+    let keys: Vec<&str> = keys.into_iter().flat_map(|key| ["--set", key]).collect();
+    let said = bench.tidemill(&[&arguments[..], &keys].concat()).expect(0).stderr;
+    assert!(said.contains(&format!("note: after step {moved} the data is version {second}")));
+    assert_eq!(learned(&bench.outcome("processes")), learned(&expected));
+
+    let stays = train("stays", 1, STEPS, began);
+    let until = usize::try_from(moved).unwrap();
+    assert_eq!(stays.steps[..until], expected.steps[..until]);
+    assert_ne!(stays.steps[until], expected.steps[until]);
+    // What began on the first version may follow later.
+    let mut follows = train("follows", 1, 2, began);
+    assert_ne!(follows.steps[0], expected.steps[0], "it began with the second version");
+    follows = train("follows", 2, STEPS, follow);
+    let state: serde_json::Value =
+        serde_json::from_slice(&follows.latest()["trainer.json"]).unwrap();
+    assert_eq!(state["cursor"].get("moves"), None);
+
+    let refused = bench.try_train(Job { dir: "none", workers: 1, set: &[follow] }).unwrap_err();
+    let refused = causes(&refused);
+    assert!(refused.contains("data.follow") && refused.contains("--updatable"), "{refused}");
+}
+
+/// The same bits as by a run that was resumed after the update.
+#[test]
+fn a_run_that_goes_on_moves_as_one_that_was_resumed() {
+    let outcome = |while_it_runs: bool, workers: usize| {
+        let bench = Arc::new(Workbench::new());
+        prepare(&bench, &UPDATABLE);
+        let set = |steps: u64| {
+            let kept = format!("data.dataset={:?}", bench.path("kept"));
+            let dir = format!("run.dir={:?}", bench.path("run"));
+            let steps = format!("run.steps={steps}");
+            let follow = "data.follow=latest".to_owned();
+            vec![kept, dir, steps, "schedule.steps=20".to_owned(), follow]
+        };
+        let observed = Arc::clone(&bench);
+        let observer = move |event: &TrainEvent| {
+            if let TrainEvent::Step(metrics) = event
+                && metrics.step == 4
+                && while_it_runs
+            {
+                change(&observed);
+            }
+        };
+        let observer: Observer = Arc::new(observer);
+        let train_until = |steps: u64| {
+            let config = RunConfig::parse(&config(), "run.toml", &set(steps)).unwrap();
+            let observer = Arc::clone(&observer);
+            let options = TrainOptions { observer, ..TrainOptions::threads(workers) };
+            train(ResolvedRun::new(config, workers).unwrap(), options).unwrap();
+        };
+        if !while_it_runs {
+            train_until(4);
+            change(&bench);
+        }
+        train_until(20);
+        bench.outcome("run")
+    };
+    let expected = outcome(false, 1);
+    for workers in [1, 2] {
+        let found = outcome(true, workers);
+        // The names of inputs are in no file of a run.
+        assert_eq!(learned(&found), learned(&expected), "{workers} workers");
+    }
+}
+
+/// The newest version of a data set, which is complete: every file of it is what the index says.
+fn newest(bench: &Workbench) -> String {
+    bench.tidemill(&["inspect", "kept"]).expect(0);
+    Index::read(&bench.path("kept")).unwrap().fingerprint().to_string()
+}
+
+/// The data set is what a preparation of its inputs gives now.
+fn assert_is_new(bench: &Workbench) {
+    let mut anew = UPDATABLE;
+    anew[3] = "anew";
+    prepare(bench, &anew);
+    let without_looks = |folder: &Path| -> BTreeMap<String, Vec<u8>> {
+        let files = files(folder).into_iter();
+        files.filter(|(name, _)| name != "state/seen").collect()
+    };
+    let found = without_looks(&bench.path("kept"));
+    for (name, content) in without_looks(&bench.path("anew")) {
+        assert!(found.get(&name) == Some(&content), "{name}");
+    }
+    fs::remove_dir_all(bench.path("anew")).unwrap();
+}
+
+#[test]
+fn a_data_set_follows_its_inputs_until_it_is_stopped() {
+    let bench = Workbench::new();
+    let first = prepare(&bench, &UPDATABLE);
+    let arguments =
+        ["prepare", "--output", "kept", "--follow", "--look-seconds", "1", "--format", "json"];
+    let mut follow = Running::start_in_shell(bench.folder(), "exec \"$@\" 2>told", &arguments);
+    let mut versions = vec![first["fingerprint"].as_str().unwrap().to_owned()];
+    let mut wait_for_a_version = |follow: &mut Running| {
+        let before = versions.last().unwrap();
+        wait_until("a new version", || follow.has_ended() || newest(&bench) != *before);
+        versions.push(newest(&bench));
+    };
+    bench.write("data-text/new.txt", "a text that is new ".repeat(30));
+    wait_for_a_version(&mut follow);
+    fs::remove_file(bench.path("data-text/3.txt")).unwrap();
+    wait_for_a_version(&mut follow);
+
+    // What is wrong with inputs is told, and mended by the next change.
+    fs::rename(bench.path("data-text"), bench.path("elsewhere")).unwrap();
+    let told = || fs::read_to_string(bench.path("told")).unwrap();
+    wait_until("a note", || follow.has_ended() || told().contains("stays for now"));
+    fs::remove_file(bench.path("elsewhere/new.txt")).unwrap();
+    fs::rename(bench.path("elsewhere"), bench.path("data-text")).unwrap();
+    wait_for_a_version(&mut follow);
+    follow.signal("TERM");
+    let ended = follow.finish().expect(0);
+    let notes = told();
+    assert!(notes.contains("the version before stays for now: ") && notes.contains("data-text"));
+    assert_eq!(notes.lines().count(), 1, "{notes}");
+    let lines = ended.stdout.lines();
+    let lines: Vec<serde_json::Value> =
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let printed: Vec<_> = lines.iter().map(|line| line["fingerprint"].as_str().unwrap()).collect();
+    assert!(printed.ends_with(&[&versions[1], &versions[2], &versions[3]]), "{ended:?}");
+    assert_is_new(&bench);
+
+    let wrong = ["prepare", "--output", "data", "--follow"];
+    bench.tidemill(&wrong).refused(1, &["data", "--updatable"]);
+    let wrong = ["prepare", "--output", "kept", "--follow", "--update"];
+    bench.tidemill(&wrong).refused(2, &["--follow", "--update"]);
+}
+
+/// Killed as soon as it writes, or as soon as something of it is in place: the newest version is complete each time.
+#[test]
+fn an_update_that_is_killed_leaves_a_version() {
+    let bench = Workbench::new();
+    prepare(&bench, &UPDATABLE);
+    let count = |folder: &str| fs::read_dir(bench.path(folder)).unwrap().count();
+    let mut killed = 0;
+    for round in 0..10 {
+        bench.write(&format!("data-text/new-{round}.txt"), format!("round {round} ").repeat(90));
+        let before = (newest(&bench), count("kept"), count("kept/state"));
+        let mut update = bench.start(&["prepare", "--output", "kept", "--update", "-w", "2"]);
+        wait_until("an update that writes", || {
+            let is_writing = match round % 2 {
+                0 => count("kept") > before.1,
+                _ => count("kept/state") > before.2 + 1,
+            };
+            is_writing || update.has_ended()
+        });
+        update.signal("KILL");
+        killed += u32::from(update.finish().status.code().is_none());
+        newest(&bench);
+    }
+    assert!(killed >= 5, "only {killed} were killed in time");
+    prepare(&bench, &["--output", "kept", "--update"]);
+    assert_is_new(&bench);
 }

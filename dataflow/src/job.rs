@@ -6,10 +6,12 @@
 
 pub mod config;
 pub mod data;
+mod decisions;
 mod elsewhere;
 #[cfg(test)]
 mod fixtures;
 mod journal;
+mod legs;
 mod mail;
 pub(crate) mod memory;
 mod open_run;

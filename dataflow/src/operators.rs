@@ -95,7 +95,7 @@ fn keep_first(result: &mut Result<(), Failure>, next: Result<(), Failure>) {
 }
 
 /// Activates an operator from any thread; after its worker is gone it does nothing.
-fn wake(scope: Scope<'_, u64>, operator: &OperatorInfo) -> Wake {
+pub(crate) fn wake(scope: Scope<'_, u64>, operator: &OperatorInfo) -> Wake {
     let activator = scope.worker().sync_activator_for(operator.address.to_vec());
     let activator = Mutex::new(activator);
     Arc::new(move || {

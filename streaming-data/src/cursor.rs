@@ -3,6 +3,9 @@
 //! The canonical order is a function of position, so a position is the whole state: a cursor is
 //! that number and what the function depends on. It is the same for any number of workers.
 //!
+//! A stream may move on to a newer version of its data set: from the position of a [`Move`] on it holds the
+//! samples of another stream, which begins there.
+//!
 //! ```
 //! use std::num::NonZeroU64;
 //! use tidemill_streaming_data::{
@@ -19,7 +22,7 @@
 //! let fingerprint = ContentHash::of(b"data");
 //! let stream =
 //!     StreamIdentity { fingerprint, samples: 90, seq_len: 512, shuffle, parts: Vec::new() };
-//! let saved = Cursor { position: 3200, stream: stream.clone() };
+//! let saved = Cursor { position: 3200, ..Cursor::start(stream.clone()) };
 //!
 //! let now = StreamIdentity { shuffle: ShuffleSettings { seed: 18, ..shuffle }, ..stream };
 //! let message = saved.check_resume(&now).unwrap_err().to_string();
@@ -68,22 +71,39 @@ pub struct PartIdentity {
     pub fingerprint: ContentHash,
 }
 
+/// Where a stream went over to other data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// The first position that has a sample of it.
+    pub position: u64,
+    /// The stream whose position 0 that is.
+    pub stream: StreamIdentity,
+}
+
 /// The place at which a stream stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// The next position to read, over all epochs.
+    /// The next position to read, over all epochs and moves.
     pub position: u64,
-    /// The stream in which it is a position.
+    /// What it began with.
     pub stream: StreamIdentity,
+    /// What it went over to, in the order of the positions, which are below this one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moves: Vec<Move>,
 }
 
 impl Cursor {
     /// The start of a stream.
     pub fn start(stream: StreamIdentity) -> Cursor {
-        Cursor { position: 0, stream }
+        Cursor { position: 0, stream, moves: Vec::new() }
     }
 
-    /// Whether the stream `now` continues the saved one: equal positions hold equal samples.
+    /// The stream that was read last, and the position at which it began.
+    pub fn current(&self) -> (&StreamIdentity, u64) {
+        self.moves.last().map_or((&self.stream, 0), |it| (&it.stream, it.position))
+    }
+
+    /// Whether the stream `now` continues the one that was read last: equal positions hold equal samples.
     ///
     /// Settings that the order does not use are not compared: `window_samples` matters to `window`
     /// only, and the seed to all orders but `none`.
@@ -91,7 +111,7 @@ impl Cursor {
     /// # Errors
     /// [`DataError::ResumeMismatch`], naming the first difference with both values.
     pub fn check_resume(&self, now: &StreamIdentity) -> Result<(), DataError> {
-        let saved = &self.stream;
+        let (saved, _) = self.current();
         let same = |key: &str, saved: &dyn ToString, now: &dyn ToString| {
             let (saved, now, key) = (saved.to_string(), now.to_string(), key.to_owned());
             if saved == now { Ok(()) } else { Err(DataError::ResumeMismatch { key, saved, now }) }
@@ -138,7 +158,7 @@ mod tests {
         let fingerprint = ContentHash::of(b"one");
         let stream =
             StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle, parts: Vec::new() };
-        Cursor { position: 1234, stream }
+        Cursor { position: 1234, ..Cursor::start(stream) }
     }
 
     #[test]
@@ -197,6 +217,20 @@ mod tests {
         let fewer = message(|parts| parts.truncate(1)).unwrap_err();
         assert!(fewer.contains("number of streams was 2") && fewer.contains("is 1"), "{fewer}");
         message(|parts| parts[0].name = "renamed".to_owned()).unwrap();
+        let text = serde_json::to_string(&saved).unwrap();
+        assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), saved);
+    }
+
+    #[test]
+    fn what_a_stream_moved_to_is_what_goes_on() {
+        let mut saved = cursor();
+        let began = saved.stream.clone();
+        assert_eq!(saved.current(), (&began, 0));
+        let newer = StreamIdentity { fingerprint: ContentHash::of(b"two"), samples: 101, ..began };
+        saved.moves.push(Move { position: 1200, stream: newer.clone() });
+        assert_eq!(saved.current(), (&newer, 1200));
+        saved.check_resume(&newer).unwrap();
+        assert!(saved.check_resume(&saved.stream).is_err());
         let text = serde_json::to_string(&saved).unwrap();
         assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), saved);
     }

@@ -243,7 +243,7 @@ fn one_part_is_its_data_set_and_parts_have_orders_of_their_own() {
     assert_ne!(one.fingerprint(), mix(&code, &web, 1.0).fingerprint());
     assert_ne!(one.fingerprint(), mix(&web, &code, 2.0).fingerprint());
     // A changed part is named on resuming.
-    let saved = Cursor { position: 77, stream: one.identity() };
+    let saved = Cursor { position: 77, ..Cursor::start(one.identity()) };
     saved.check_resume(&one.identity()).unwrap();
     let error = saved.check_resume(&mix(&web, &code, 2.0).identity()).unwrap_err().to_string();
     assert!(error.contains("streams.b.amount was repeat = 1"), "{error}");

@@ -227,7 +227,7 @@ pub(super) mod tests {
         let fingerprint = ContentHash::of(b"samples");
         let stream =
             StreamIdentity { fingerprint, samples: 100, seq_len: 8, shuffle, parts: Vec::new() };
-        TrainerState::new(step, 10 * step, Cursor { position: 4 * step, stream })
+        TrainerState::new(step, 10 * step, Cursor { position: 4 * step, ..Cursor::start(stream) })
     }
 
     #[test]

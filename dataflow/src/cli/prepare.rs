@@ -1,6 +1,7 @@
 //! `tidemill prepare`: documents to a data set.
 
 mod document_tokenizer;
+mod follow;
 mod places;
 mod report;
 mod update;
@@ -39,7 +40,7 @@ fastest library, and with --updatable it takes the records of all documents. Wha
 pub(crate) struct PrepareArguments {
     /// Files and folders: UTF-8 text, JSON lines (.jsonl, .ndjson, .json, also .gz and .zst),
     /// Parquet, and MDS folders of MosaicML.
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["print_filter", "update"], num_args = 1..)]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["print_filter", "update", "follow"], num_args = 1..)]
     input: Vec<PathBuf>,
     /// The folder that becomes the data set, missing or empty, or the URL of one in a store (s3, gs, az, or http with
     /// WebDAV), where no data set is. Shards on their way there wait in the folder for temporary files (TMPDIR).
@@ -111,6 +112,17 @@ pub(crate) struct PrepareArguments {
         "shard_samples", "strict", "updatable", "print_filter",
     ])]
     update: bool,
+    /// Update the data set, and again whenever its inputs change, until this is stopped (Ctrl-C or SIGTERM). A line tells of
+    /// each new version. What is wrong with inputs after the first version is told, and tried again.
+    #[arg(long, requires = "output", conflicts_with_all = [
+        "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
+        "shard_samples", "strict", "updatable", "print_filter", "update", "verify", "processes", "process",
+    ])]
+    follow: bool,
+    /// With --follow: seconds between two looks at names, sizes and times of the inputs.
+    // That it needs --follow is waived where that conflicts with another flag.
+    #[arg(long, value_name = "N", default_value = "10", requires = "follow", conflicts_with_all = ["input", "print_filter"])]
+    look_seconds: NonZeroU32,
     /// With --update: read all inputs, whether or not their sizes and times are the same.
     // That it needs --update is waived where that conflicts with another flag.
     #[arg(long, requires = "update", conflicts_with_all = ["input", "print_filter"])]
@@ -159,6 +171,9 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
         let expected = "a place that outlives the program";
         return Err(JobError::value("--output", expected, output).into());
     }
+    if arguments.follow {
+        return follow::run(arguments, &output);
+    }
     let ended = places::run(arguments, |workers| match arguments.update {
         true => update::task(arguments, workers),
         false => task(arguments, workers),
@@ -172,7 +187,7 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
             note_left_out(&report)?;
             report::print(&report, &output, arguments)?;
         }
-        Done::Updated(updated) => update::print(&updated, &output, arguments)?,
+        Done::Updated(updated) => update::print(&updated, &output, arguments.format)?,
     }
     Ok(ExitCode::SUCCESS)
 }

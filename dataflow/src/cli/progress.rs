@@ -70,6 +70,11 @@ impl TrainProgress {
                     ));
                 }
             }
+            TrainEvent::Moved { step, fingerprint, samples } => {
+                self.say(&format!(
+                    "note: after step {step} the data is version {fingerprint}, {samples} samples an epoch"
+                ));
+            }
             TrainEvent::Step(metrics) => {
                 let words =
                     format!("loss {:.4} {:.0} tokens/s", metrics.loss, metrics.tokens_per_second);

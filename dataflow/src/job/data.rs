@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tidemill_streaming_data::cursor::StreamIdentity;
+use tidemill_streaming_data::cursor::Cursor;
 use tidemill_streaming_data::hash::ContentHash;
 use tidemill_streaming_data::mixture::{Amount, Part};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
@@ -44,6 +44,9 @@ pub struct DataSettings {
     /// Whether the documents of a sample see each other.
     #[serde(default)]
     pub document_boundaries: DocumentBoundaries,
+    /// Which version of data sets that are kept up to date is read.
+    #[serde(default, skip_serializing_if = "DataFollow::is_default")]
+    pub follow: DataFollow,
     /// `[[data.streams]]`: data sets that are mixed, in place of `dataset`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<StreamSettings>,
@@ -79,6 +82,24 @@ pub enum DocumentBoundaries {
     Ignore,
     /// The model begins anew, and the first token of a document is not predicted.
     Reset,
+}
+
+/// Which version of a data set a run reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataFollow {
+    /// That which was the newest when the run began, for ever.
+    #[default]
+    Began,
+    /// At the end of each epoch the run moves to the newest: at the first step that begins with all samples of the epoch
+    /// behind it. The steps of the run stay; checkpoints say when it moved, and to what.
+    Latest,
+}
+
+impl DataFollow {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 fn default_shuffle() -> ShuffleOrder {
@@ -161,34 +182,45 @@ impl DataSettings {
         RemoteSettings { cache, ..RemoteSettings::default() }
     }
 
-    /// Opens the data sets of the run in the folder `run_dir`: the newest versions, or those that the run began with, as
-    /// long as they are there.
+    /// Opens the data sets of the run in the folder `run_dir`: the newest versions, or those that the run's latest checkpoint has
+    /// read last, as long as they are there; with the cursor of that.
     ///
     /// # Errors
     /// What is wrong with a data set, or with mixing them, or with the run's latest checkpoint.
-    pub(super) fn open_for(&self, seed: u64, run_dir: &Path) -> Result<Mixture> {
+    pub(super) fn open_for(&self, seed: u64, run_dir: &Path) -> Result<(Mixture, Option<Cursor>)> {
         let newest = self.open(seed, None)?;
         if !newest.parts().iter().any(|part| part.data_set.is_updatable()) {
-            return Ok(newest);
+            let expected = "\"began\", as no data set was prepared with --updatable";
+            expect(self.follow == DataFollow::Began, "data.follow", expected, "\"latest\"")?;
+            return Ok((newest, None));
         }
-        let saved = RunFolder::latest_state(run_dir, &self.remote())?;
-        match saved.map(|saved| saved.cursor.stream) {
-            Some(began) if began != newest.identity() => self.open(seed, Some(&began)),
-            _ => Ok(newest),
-        }
+        let saved = RunFolder::latest_state(run_dir, &self.remote())?.map(|state| state.cursor);
+        let data = match &saved {
+            Some(cursor) if *cursor.current().0 != newest.identity() => {
+                let (stream, _) = cursor.current();
+                let versions = match &stream.parts[..] {
+                    [] => vec![stream.fingerprint],
+                    parts => parts.iter().map(|part| part.fingerprint).collect(),
+                };
+                self.open(seed, Some(&versions))?
+            }
+            _ => newest,
+        };
+        Ok((data, saved))
     }
 
-    /// Opens the data sets, in the versions of a stream where they are told.
-    fn open(&self, seed: u64, versions: Option<&StreamIdentity>) -> Result<Mixture> {
+    /// Opens the data sets: the newest versions, or these of the parts, as far as they are there.
+    ///
+    /// # Errors
+    /// What is wrong with a data set, or with mixing them.
+    pub(super) fn open(&self, seed: u64, versions: Option<&[ContentHash]>) -> Result<Mixture> {
         let shuffle = self.shuffle(seed);
+        let version = |at: usize| versions.and_then(|versions| versions.get(at).copied());
         if let Some(dataset) = &self.dataset {
-            let version = versions.filter(|it| it.parts.is_empty()).map(|it| it.fingerprint);
-            return Ok(Mixture::of(self.open_version(dataset, version)?, shuffle)?);
+            return Ok(Mixture::of(self.open_version(dataset, version(0))?, shuffle)?);
         }
         let part = |(at, stream): (usize, &StreamSettings)| -> Result<Part> {
-            let version = versions.and_then(|versions| versions.parts.get(at));
-            let version = version.map(|version| version.fingerprint);
-            let data_set = self.open_version(&stream.dataset, version)?;
+            let data_set = self.open_version(&stream.dataset, version(at))?;
             Ok(Part { name: stream.name(), data_set, amount: stream.amount() })
         };
         let parts = self.streams.iter().enumerate().map(part).collect::<Result<_>>()?;
@@ -196,6 +228,35 @@ impl DataSettings {
         check_tokenizers(&mixture)?;
         Ok(mixture)
     }
+}
+
+/// The versions of the parts.
+pub(super) fn versions_of(mixture: &Mixture) -> Vec<ContentHash> {
+    mixture.parts().iter().map(|part| part.data_set.fingerprint()).collect()
+}
+
+/// Whether a run that reads `current` by a model of `vocab_size` tokens may go on with `newest`.
+///
+/// # Errors
+/// What they do not have in common, by key.
+pub(super) fn check_follows(newest: &Mixture, current: &Mixture, vocab_size: usize) -> Result<()> {
+    let (found, expected) = (newest.seq_len(), current.seq_len());
+    expect(found == expected, "data.follow", &format!("samples of seq_len {expected}"), found)?;
+    if let Some(size) = newest.vocab_size().filter(|size| *size as usize > vocab_size) {
+        let expected = format!("at most the {vocab_size} tokens of the model");
+        return Err(JobError::value("data.follow", expected, size));
+    }
+    let ends = [newest, current].map(|it| it.eos_token_id());
+    let in_words = |end: Option<u32>| end.map_or_else(|| "none".to_owned(), |id| id.to_string());
+    let expected = format!("an eos_token_id of {}", in_words(ends[1]));
+    expect(ends[0] == ends[1], "data.follow", &expected, in_words(ends[0]))?;
+    for (newest, current) in newest.parts().iter().zip(current.parts()) {
+        if newest.data_set.read_tokenizer()? != current.data_set.read_tokenizer()? {
+            let expected = format!("the tokenizer of {} as it was", current.name);
+            return Err(JobError::value("data.follow", expected, "another"));
+        }
+    }
+    Ok(())
 }
 
 impl StreamSettings {

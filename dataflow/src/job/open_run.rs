@@ -57,6 +57,7 @@ impl OpenedRun {
             // A run that may not go on leaves the folder to the one that has it.
             keep_horizon(run, &saved, &mut now);
             resume::check(&saved, &now, &path)?;
+            run.check_cursor(Some(&saved.cursor))?;
             if saved.step >= run.steps {
                 writes = Writes::Nothing;
             }
@@ -66,6 +67,7 @@ impl OpenedRun {
         };
         let origin = match folder.begin(writes, on_fetch)? {
             None => {
+                run.check_cursor(None)?;
                 let parameters = match &run.weights_from {
                     Some(weights) => {
                         let copy = LocalCopy::of_with(weights, Wanted::Model, &settings, cancel)?;
@@ -81,6 +83,7 @@ impl OpenedRun {
                 let saved = files.state();
                 keep_horizon(run, saved, &mut now);
                 resume::check(saved, &now, &found.path)?;
+                run.check_cursor(Some(&saved.cursor))?;
                 device_changes = resume::device_changes(saved, &now);
                 let horizon = saved.settings.get(HORIZON_KEY).and_then(|steps| steps.as_u64());
                 let start = StartPoint {

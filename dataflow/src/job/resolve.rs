@@ -15,7 +15,7 @@ use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::{Cancel, Location};
 
 use super::config::RunConfig;
-use super::data::{DataSettings, DocumentBoundaries};
+use super::data::{DataFollow, DataSettings, DocumentBoundaries};
 use super::memory::PlanMemory;
 use super::resume::flatten;
 use crate::batch::{BatchPlan, MicrobatchGrains, MicrobatchMemory};
@@ -30,8 +30,10 @@ pub struct ResolvedRun {
     pub config: RunConfig,
     /// What computes.
     pub device: DeviceChoice,
-    /// What is trained on.
+    /// What is trained on: at first, where the run follows the newest version.
     pub data: Mixture,
+    /// Where the run's latest checkpoint stands in data that is kept up to date.
+    pub(super) saved_cursor: Option<Cursor>,
     /// What is evaluated, and how many of its samples.
     pub evaluation: Option<(Mixture, u64)>,
     /// What is trained.
@@ -66,7 +68,7 @@ impl ResolvedRun {
     pub fn for_workers(mut config: RunConfig, workers: LocalWorkers) -> Result<Self> {
         let _standard = FloatEnvironment::standard();
         let device = DeviceChoice::new(&config.device)?;
-        let data = config.data.open_for(config.run.seed, &config.run.dir)?;
+        let (data, saved_cursor) = config.data.open_for(config.run.seed, &config.run.dir)?;
         let document_end = document_end(&config, &data)?;
         let evaluation = open_evaluation(&config, &data)?;
         let (model_config, weights_from) = resolve_model(&config.model, &config.data, &data)?;
@@ -112,6 +114,7 @@ impl ResolvedRun {
             config,
             device,
             data,
+            saved_cursor,
             evaluation,
             model,
             weights_from,
@@ -150,6 +153,35 @@ impl ResolvedRun {
         state
     }
 
+    /// Where the run stands in its data, as far as that was looked at.
+    pub(super) fn cursor(&self) -> Cursor {
+        let begins = || Cursor::start(self.data.identity());
+        self.saved_cursor.clone().unwrap_or_else(begins)
+    }
+
+    /// Whether the run's data is of several versions, or may come to be.
+    fn has_moves(&self, saved: Option<&Cursor>) -> bool {
+        let has_moved = |cursor: &Cursor| !cursor.moves.is_empty();
+        self.config.data.follow == DataFollow::Latest
+            || saved.is_some_and(has_moved)
+            || self.saved_cursor.as_ref().is_some_and(has_moved)
+    }
+
+    /// Whether the checkpoint that is gone on from, if there is one, is the one by which the data was opened.
+    ///
+    /// # Errors
+    /// Another, where that matters.
+    pub(super) fn check_cursor(&self, saved: Option<&Cursor>) -> Result<()> {
+        let (opened, found) = (self.cursor().position, saved.map_or(0, |it| it.position));
+        let is_same =
+            opened == found && saved.is_none_or(|saved| self.cursor().moves == saved.moves);
+        if is_same || !self.has_moves(saved) {
+            return Ok(());
+        }
+        let expected = format!("position {opened} in the data, as when it was opened");
+        Err(JobError::value("the latest checkpoint of run.dir", expected, found))
+    }
+
     /// The horizon of the schedule of a run that begins.
     pub(super) fn horizon(&self) -> u64 {
         self.config.schedule.steps.unwrap_or(self.steps)
@@ -171,6 +203,16 @@ impl ResolvedRun {
         let mut insert = |key: &str, value: String| identity.insert(key.to_owned(), value);
         insert("device.backend (its kind)", kind_in_words(kind));
         insert("data.dataset (its samples)", self.data.fingerprint().to_string());
+        if self.has_moves(None) {
+            let Cursor { position, moves, .. } = self.cursor();
+            let moves: Vec<String> = moves
+                .iter()
+                .map(|it| format!("{} from {}", it.stream.fingerprint, it.position))
+                .collect();
+            let place = format!("position {position}, versions [{}]", moves.join(", "));
+            insert("run.dir (where it stands in its data)", place);
+            insert("data.follow", format!("{:?}", self.config.data.follow).to_lowercase());
+        }
         insert("data.shuffle", self.config.data.shuffle.to_string());
         insert("data.window_samples", self.config.data.window_samples.to_string());
         insert("parallel.shard", self.config.parallel.shard.word().to_owned());

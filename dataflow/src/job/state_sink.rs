@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::legs::Legs;
 use crate::checkpoint::{CheckpointFiles, CheckpointWriter, FileShare, TrainerState};
 use crate::cluster::progress::{self, Phase};
 use crate::cluster::{Abort, Failure};
@@ -64,6 +65,8 @@ pub struct CheckpointParts {
     pub folder: Arc<RunFolder>,
     /// What every checkpoint of the run says but for where it stands.
     pub template: TrainerState,
+    /// Which version of the data is where.
+    pub legs: Arc<Legs>,
     /// How many samples a step has.
     pub plan: Arc<TrainingPlan>,
     /// Which updates are evaluated.
@@ -115,11 +118,11 @@ impl StateSink for RunCheckpoints {
     }
 
     fn begin(&mut self, report: &StepReport) -> Result<(), Failure> {
-        let CheckpointParts { files, share, folder, template, plan, .. } = &self.parts;
+        let CheckpointParts { files, share, folder, template, legs, plan, .. } = &self.parts;
         let mut state = template.clone();
         state.step = report.step;
         state.tokens = report.total_tokens;
-        state.cursor.position = report.step * plan.batch.samples_per_step() as u64;
+        state.cursor = legs.cursor(report.step * plan.batch.samples_per_step() as u64);
         folder.check().map_err(not_written)?;
         let writer = CheckpointWriter::begin_share(files.clone(), folder.path(), state, *share);
         let writer = writer.map_err(|error| self.failed(error))?;

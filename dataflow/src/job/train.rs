@@ -8,6 +8,7 @@ use std::time::Duration;
 use tidemill_kernels::{Backend, FloatEnvironment};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
+use super::legs::{Legs, Place};
 use super::memory::{FittingDevices, PlanMemory};
 use super::resolve::ResolvedRun;
 use super::worker::{Shared, run_worker};
@@ -83,6 +84,15 @@ pub enum TrainEvent {
         workers_per_device: usize,
         /// How the kind of device differs from the checkpoint's; empty where the bits go on.
         device_changes: Vec<String>,
+    },
+    /// From a step on another version of the data is read: where `data.follow` says so, at the end of an epoch.
+    Moved {
+        /// Updates done before it.
+        step: u64,
+        /// The identity of the version.
+        fingerprint: String,
+        /// Samples of an epoch of it.
+        samples: u64,
     },
     /// An update is done.
     Step(StepMetrics),
@@ -203,14 +213,13 @@ impl WithBackend for Train {
         });
         let memory_bytes = run.config.data.cache_bytes();
         let settings = DecoderSettings { memory_bytes, ..DecoderSettings::default() };
-        // Of remote data sets no more is fetched than the run will read.
-        let end = run.steps.saturating_mul(run.batch.samples_per_step() as u64);
-        let training_data = Decoder::of_positions(run.data.clone(), settings, 0..end)?;
         let evaluation = run.evaluation.as_ref();
         let evaluation_data = evaluation
             .map(|(data, samples)| Decoder::of_positions(data.clone(), settings, 0..*samples))
             .transpose()?;
         let abort = Abort::new();
+        let place = Place { process: cluster.process, processes: cluster.processes() };
+        let legs = Legs::new(&run, settings, place, &abort, &observer)?;
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
         }
@@ -223,8 +232,7 @@ impl WithBackend for Train {
             run.batch.sharding(),
             library,
         )?;
-        let shared =
-            Shared { run, devices, communicators, training_data, evaluation_data, stop, observer };
+        let shared = Shared { run, devices, communicators, legs, evaluation_data, stop, observer };
         let cluster = shared.stop.connect(cluster, abort)?;
         let summaries = cluster.execute(move |context| run_worker(context, &shared))?;
         Ok(summaries.into_iter().next().unwrap_or_default())

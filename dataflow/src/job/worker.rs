@@ -8,8 +8,10 @@ use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
 
+use super::decisions::share_decisions;
 use super::elsewhere;
 use super::journal::{Evaluations, Journal, Workers};
+use super::legs::{LegSamples, Legs};
 use super::open_run::{OpenedRun, write_down};
 use super::resolve::ResolvedRun;
 use super::restore::{Restored, StartPoint, distribute};
@@ -33,7 +35,7 @@ pub(super) struct Shared<B: Backend> {
     pub run: ResolvedRun,
     pub devices: Devices<B>,
     pub communicators: Communicators<B>,
-    pub training_data: Decoder,
+    pub legs: Arc<Legs>,
     pub evaluation_data: Option<Decoder>,
     pub stop: StopRequest,
     pub observer: Observer,
@@ -54,7 +56,10 @@ impl<B: Backend> Shared<B> {
             read_ahead_steps: at_least_one(config.data.read_ahead_steps),
             checkpoints: CheckpointCuts::Every(at_least_one(config.checkpoint.every_steps)),
             document_end: run.document_end,
-            sample_names: names(&run.data),
+            sample_names: {
+                let legs = Arc::clone(&self.legs);
+                SampleNames::new(move |position| legs.name(position))
+            },
             evaluation_names: run
                 .evaluation
                 .as_ref()
@@ -170,6 +175,7 @@ pub(super) fn run_worker<B: Backend>(
                 writers,
                 folder: Arc::clone(folder),
                 template: shared.template(&start),
+                legs: Arc::clone(&shared.legs),
                 plan: Arc::clone(&plan),
                 evaluation: evaluation.map(|(plan, _)| plan),
                 written: journal.written(),
@@ -206,9 +212,14 @@ pub(super) fn run_worker<B: Backend>(
     let (report_journal, last_report) = (Arc::clone(&journal), Arc::clone(&last));
     let communication_journal = Arc::clone(&journal);
     let evaluation_journal = Arc::clone(&journal);
+    if context.processes() > 1 && shared.legs.may_move() {
+        let threads = devices.workers().len();
+        context.dataflow(|scope| share_decisions(scope, &shared.legs, threads));
+    }
     context.dataflow::<u64, _, _>(|scope| {
         let evaluation = evaluation.map(|(plan, data)| Evaluation::new(plan, shared.source(data)));
-        let streams = training.build(scope, shared.source(&shared.training_data), evaluation);
+        let samples = LegSamples::new(&shared.legs, scope.index());
+        let streams = training.build(scope, samples, evaluation);
         streams.reports.inspect(move |report| {
             *lock(&last_report) = Some(*report);
             if let Some(journal) = lock(&report_journal).as_mut() {

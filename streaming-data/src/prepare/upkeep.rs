@@ -28,12 +28,14 @@
 //! | [`recorder`], [`spool`] | the first pass: records of all documents |
 //! | [`wanted`], [`cut`], [`assembler`] | the second: what is read for its tokens, where shards end, and the shards |
 //! | [`build`] | both of them |
+//! | [`follow`] | updates whenever inputs change |
 //! | [`mod@prune`] | removing older versions |
 
 mod asked;
 mod assembler;
 mod build;
 mod cut;
+mod follow;
 mod former;
 mod former_shards;
 mod part;
@@ -55,6 +57,7 @@ use std::{
 use self::{asked::Asked, state::Version};
 pub use self::{
     build::Verify,
+    follow::Follow,
     prune::{PruneReport, prune},
 };
 pub(crate) use self::{

@@ -7,5 +7,6 @@ mod peers;
 mod support;
 
 mod changes;
+mod follow;
 mod histories;
 mod stores;

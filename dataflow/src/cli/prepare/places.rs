@@ -119,7 +119,7 @@ pub(super) fn run(
         // Before it waits for its siblings: it is stopped together with them.
         heed_signals(&stop)?;
     }
-    let cores = available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let cores = cores();
     let threads = |_processes: usize, here: usize| match arguments.workers {
         Some(workers) => workers.get(),
         None => (cores.get() / here.max(1)).max(1),
@@ -213,6 +213,11 @@ fn supervise(
     }
 }
 
+/// Threads that compute at the same time here.
+pub(super) fn cores() -> NonZeroUsize {
+    available_parallelism().unwrap_or(NonZeroUsize::MIN)
+}
+
 /// The first Ctrl-C (or SIGTERM) ends the work, and takes back what was written of it; the second ends the process at once.
 fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     let stop = stop.clone();
@@ -222,12 +227,12 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
     })
 }
 
-fn bar() -> ProgressBar {
+pub(super) fn bar() -> ProgressBar {
     progress::bar(0, "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}")
 }
 
 /// Shows how far it is, and says whether to go on.
-fn show(bar: &ProgressBar, now: Progress, stop: &StopRequest) -> ControlFlow<()> {
+pub(super) fn show(bar: &ProgressBar, now: Progress, stop: &StopRequest) -> ControlFlow<()> {
     bar.set_length(now.bytes_total);
     bar.set_position(now.bytes_done);
     bar.set_message(match now.phase {

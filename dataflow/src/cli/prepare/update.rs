@@ -16,6 +16,15 @@ use crate::cli::output::{note_line, result_line};
 
 /// Which data set is to be updated, by so many threads.
 pub(super) fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyhow::Result<Task> {
+    let (settings, tokenizer) = update(arguments, workers)?;
+    Ok(Task { what: What::Update(settings), tokenizer })
+}
+
+/// How the data set is updated by so many threads, and by its own tokenizer.
+pub(super) fn update(
+    arguments: &PrepareArguments,
+    workers: NonZeroUsize,
+) -> anyhow::Result<(UpdateSettings, Box<dyn Tokenize>)> {
     let path = arguments.output.clone().unwrap_or_default();
     let data_set = DataSet::open(&path)?;
     let bytes = ByteTokenizer.tokenizer_json();
@@ -31,20 +40,20 @@ pub(super) fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyho
         verify: if arguments.verify { Verify::All } else { Verify::No },
         ..UpdateSettings::new(path)
     };
-    Ok(Task { what: What::Update(settings), tokenizer })
+    Ok((settings, tokenizer))
 }
 
 /// Prints what is new in a data set.
 pub(super) fn print(
     updated: &UpdateReport,
     output: &Location,
-    arguments: &PrepareArguments,
+    format: Format,
 ) -> anyhow::Result<()> {
     note_left_out(&updated.prepared)?;
     for path in &updated.prepared.changes.unnoticed {
         note_line!("{} changed, though its size and time are the same", path.display());
     }
-    match arguments.format {
+    match format {
         Format::Json => result_line!("{}", json(updated)),
         Format::Text => in_words(updated, output),
     }

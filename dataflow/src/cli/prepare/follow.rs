@@ -1,0 +1,90 @@
+//! `tidemill prepare --follow`: a data set that is kept up to date until this is stopped.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tidemill_streaming_data::prepare::{Follow, PrepareError};
+use tidemill_streaming_data::store::Location;
+
+use super::places::{bar, cores, show};
+use super::{PrepareArguments, update};
+use crate::cli::exit::{ExitCode, one_line};
+use crate::cli::output::note_line;
+use crate::cli::processes::leave;
+use crate::cli::signals::on_requests_to_stop;
+use crate::job::StopRequest;
+
+/// Updates the data set at `output` whenever its inputs change, and prints what is new each time.
+pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Result<ExitCode> {
+    let stop = heed_signals()?;
+    let (settings, tokenizer) = update::update(arguments, arguments.workers.unwrap_or(cores()))?;
+    let mut follow = Follow::new(settings);
+    let between = Duration::from_secs(arguments.look_seconds.get().into());
+    let mut newest = None;
+    // What was told last: the same again is no news.
+    let mut told = None;
+    while !stop.is_asked() {
+        let bar = bar();
+        let caught_up = follow.catch_up(tokenizer.as_ref(), &mut |now| show(&bar, now, &stop));
+        bar.finish_and_clear();
+        match caught_up {
+            Ok(updated) => {
+                told = None;
+                if let Some(updated) = updated.filter(|it| newest != Some(it.prepared.fingerprint))
+                {
+                    newest = Some(updated.prepared.fingerprint);
+                    update::print(&updated, output, arguments.format)?;
+                }
+            }
+            Err(PrepareError::Interrupted) if stop.is_asked() => break,
+            Err(error) if newest.is_some() && is_of_inputs(&error) => {
+                let line = one_line(&error);
+                if told.as_ref() != Some(&line) {
+                    note_line!("the version before stays for now: {line}");
+                    told = Some(line);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        wait(between, &stop);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the next change of the inputs, or time, may mend it: not what is wrong with the data set itself.
+fn is_of_inputs(error: &PrepareError) -> bool {
+    !matches!(
+        error,
+        PrepareError::NotUpdatable { .. }
+            | PrepareError::StateVersion { .. }
+            | PrepareError::StateDamaged { .. }
+            | PrepareError::OtherTokenizer { .. }
+            | PrepareError::Tokenize { .. }
+            | PrepareError::TokenizedToken { .. }
+            | PrepareError::Panic { .. }
+    )
+}
+
+/// What the first Ctrl-C (or SIGTERM) asks, which wakes this thread; the second ends the process at once.
+fn heed_signals() -> anyhow::Result<StopRequest> {
+    let stop = StopRequest::default();
+    let (asked, waiting) = (stop.clone(), thread::current());
+    on_requests_to_stop(move |requests| match requests {
+        1 => {
+            asked.request();
+            waiting.unpark();
+        }
+        _ => leave(),
+    })?;
+    Ok(stop)
+}
+
+/// Waits for as long, or until `stop` is asked.
+fn wait(time: Duration, stop: &StopRequest) {
+    let until = Instant::now() + time;
+    while !stop.is_asked()
+        && let Some(left) = until.checked_duration_since(Instant::now())
+    {
+        thread::park_timeout(left);
+    }
+}

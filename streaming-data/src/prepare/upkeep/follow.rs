@@ -1,0 +1,112 @@
+//! A data set that follows its inputs: updates for as long as it is asked, where there is something to do.
+//!
+//! Between updates no more is looked at than names, sizes and times of the inputs and of the list of exclusions.
+//! So what changes nothing costs a listing; an update reads the state, a fraction of a second for a million
+//! documents, and works on what is new alone.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use super::{UpdateReport, UpdateSettings, Verify, seen::Look, state::Version, update};
+use crate::{
+    prepare::{PrepareError, PrepareSettings, Progress, Tokenize, find::find_inputs},
+    store::{Location, RemoteFolder},
+};
+
+/// Keeps a data set up to date; see [`update()`].
+///
+/// ```no_run
+/// use std::ops::ControlFlow;
+/// use tidemill_streaming_data::prepare::{ByteTokenizer, Follow, UpdateSettings};
+///
+/// # fn wait() {}
+/// let mut follow = Follow::new(UpdateSettings::new("data".into()));
+/// loop {
+///     if let Some(updated) = follow.catch_up(&ByteTokenizer, &mut |_| ControlFlow::Continue(()))? {
+///         println!("version {}", updated.prepared.fingerprint);
+///     }
+///     wait();
+/// }
+/// # #[allow(unreachable_code)]
+/// # Ok::<(), tidemill_streaming_data::prepare::PrepareError>(())
+/// ```
+#[derive(Debug)]
+pub struct Follow {
+    settings: UpdateSettings,
+    /// What the data set was asked to be, once that was read.
+    asked: Option<PrepareSettings>,
+    /// What the newest version was made of, as far as looks tell.
+    made_of: Option<Looks>,
+}
+
+/// Paths of the inputs and what they look like.
+#[derive(Debug, PartialEq, Eq)]
+struct Looks(Vec<(PathBuf, Look)>);
+
+impl Follow {
+    /// Of a data set that was prepared with [`Layout::Updatable`](crate::prepare::Layout::Updatable).
+    pub fn new(settings: UpdateSettings) -> Follow {
+        Follow { settings, asked: None, made_of: None }
+    }
+
+    /// Makes a new version of the data set if its inputs look otherwise than when this last made one; the first time, always.
+    /// An input that was changed less than two seconds ago may change once more and keep its time: it counts as changed.
+    ///
+    /// # Errors
+    /// As [`update()`]; after an error the next call updates in any case.
+    pub fn catch_up(
+        &mut self,
+        tokenizer: &dyn Tokenize,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Option<UpdateReport>, PrepareError> {
+        let (asked, made_of) = (self.asked.take(), self.made_of.take());
+        let asked = asked.map_or_else(|| asked_of(&self.settings), Ok)?;
+        // Before the update lists them: what changes meanwhile looks otherwise the next time.
+        let looks = match self.settings.verify {
+            Verify::No => looks(&asked)?,
+            Verify::All => None,
+        };
+        let is_as_before = looks.is_some() && looks == made_of;
+        let updated = match is_as_before {
+            true => None,
+            false => Some(update(&self.settings, tokenizer, progress)?),
+        };
+        (self.asked, self.made_of) = (Some(asked), looks);
+        Ok(updated)
+    }
+}
+
+fn asked_of(settings: &UpdateSettings) -> Result<PrepareSettings, PrepareError> {
+    let output = Location::of_path(&settings.output)?;
+    let version = match output.local() {
+        Some(folder) => Version::open_local(folder)?,
+        None => Version::open_remote(&RemoteFolder::open(output, &settings.store)?)?,
+    };
+    Ok(version.state.settings.settings(settings))
+}
+
+/// What the inputs look like; none where that does not tell whether they change.
+fn looks(asked: &PrepareSettings) -> Result<Option<Looks>, PrepareError> {
+    let now = SystemTime::now();
+    let mut found = find_inputs(&asked.inputs, &asked.glob)?;
+    found.leave_out(&asked.output, &asked.inputs);
+    if !found.skipped.is_empty() {
+        return Ok(None);
+    }
+    let list = asked.exclude.as_deref().map(listed).transpose()?;
+    let inputs = found.inputs.into_iter().map(|input| (input.path, input.bytes, input.changed));
+    let looks = inputs
+        .chain(list)
+        .map(|(path, bytes, changed)| Look::of(bytes, changed, now).map(|look| (path, look)));
+    Ok(looks.collect::<Option<_>>().map(Looks))
+}
+
+/// A file's path, size and time.
+fn listed(path: &Path) -> Result<(PathBuf, u64, Option<SystemTime>), PrepareError> {
+    let metadata = fs::metadata(path).map_err(PrepareError::io("look at", path))?;
+    Ok((path.to_owned(), metadata.len(), metadata.modified().ok()))
+}
