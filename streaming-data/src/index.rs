@@ -31,8 +31,8 @@ mod versions;
 
 pub(crate) use claim::{claim_of, is_claim};
 pub use selection::{Selection, SelectionDifference};
-pub(crate) use versions::read_version;
 pub use versions::{Version, versions};
+pub(crate) use versions::{read_version, versions_in_folder, versions_in_store};
 
 /// Name of the index within the folder of a data set.
 pub const INDEX_FILE: &str = "index.json";

@@ -134,8 +134,8 @@ pub use self::{
     together::{Parted, Peers, prepare_together, update_together},
     tokenize::{Pieces, Tokenize, TokenizeError},
     upkeep::{
-        Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, update,
-        update_in_store,
+        Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, prune_in_store,
+        update, update_in_store,
     },
 };
 #[cfg(feature = "live")]

@@ -126,7 +126,7 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
     let versions: Vec<Value> = versions
         .iter()
         .map(|version| {
-            let Version { fingerprint, index } = version;
+            let Version { fingerprint, index, .. } = version;
             let (samples, shards) = (index.samples(), index.shards.len());
             json!({ "fingerprint": fingerprint.to_string(), "samples": samples, "shards": shards })
         })

@@ -13,8 +13,8 @@ use super::output::result_line;
 /// Flags of `tidemill prune`.
 #[derive(Debug, Args)]
 pub(crate) struct PruneArguments {
-    /// The folder of a data set that was prepared with --updatable.
-    #[arg(value_name = "DIR")]
+    /// The folder or URL of a data set that was prepared with --updatable.
+    #[arg(value_name = "DIR|URL")]
     folder: PathBuf,
     /// How many versions stay, the newest among them. A run that was begun with one that is removed cannot go on.
     #[arg(long, value_name = "N", default_value = "1")]

@@ -1,6 +1,6 @@
 //! The versions of a data set that is kept up to date: an index for each, by its fingerprint.
 
-use std::{fs, io::ErrorKind, path::Path, time::SystemTime};
+use std::{cmp::Reverse, fs, io::ErrorKind, path::Path, time::SystemTime};
 
 use tidemill_files::{Kind, read};
 
@@ -18,6 +18,8 @@ pub struct Version {
     pub fingerprint: ContentHash,
     /// What it is.
     pub index: Index,
+    /// When it was written, by the clock of the machine or of the store; one that was written again counts from then.
+    pub written: SystemTime,
 }
 
 /// The fingerprint that a name below the data set's folder stands for.
@@ -26,19 +28,20 @@ pub(crate) fn fingerprint_of(name: &str) -> Option<ContentHash> {
     ContentHash::of_digits(digits)
 }
 
-/// The versions of a data set. The newest, which `index.json` is, comes first; of a folder the others follow from
-/// the newest to the oldest, of a store in byte order of their fingerprints. One that has no versions has none.
+/// The versions of a data set. The newest, which `index.json` is, comes first; the others follow from the one that was
+/// written last to the oldest. One that has no versions has none.
 ///
 /// # Errors
 /// Those of reading an index, and of the store.
 pub fn versions(location: &Location, settings: &StoreSettings) -> Result<Vec<Version>, DataError> {
     match location.local() {
-        Some(folder) => local_versions(folder),
-        None => remote_versions(&RemoteFolder::open(location.clone(), settings)?),
+        Some(folder) => versions_in_folder(folder),
+        None => versions_in_store(&RemoteFolder::open(location.clone(), settings)?),
     }
 }
 
-fn local_versions(folder: &Path) -> Result<Vec<Version>, DataError> {
+/// As [`versions`], of a folder of this machine.
+pub(crate) fn versions_in_folder(folder: &Path) -> Result<Vec<Version>, DataError> {
     let newest = Index::read(folder)?;
     let versions = folder.join(VERSIONS_FOLDER);
     let entries = match fs::read_dir(&versions) {
@@ -53,15 +56,15 @@ fn local_versions(folder: &Path) -> Result<Vec<Version>, DataError> {
         let path = entry.path();
         let bytes = read(&path, Kind::Index).map_err(DataError::io("read", &path))?;
         let index = Index::from_bytes(&bytes, &path)?;
-        let time = entry.metadata().and_then(|metadata| metadata.modified());
-        let time = time.unwrap_or(SystemTime::UNIX_EPOCH);
-        found.push((time, Version { fingerprint, index }));
+        let written = entry.metadata().and_then(|metadata| metadata.modified());
+        let written = written.unwrap_or(SystemTime::UNIX_EPOCH);
+        found.push(Version { fingerprint, index, written });
     }
-    found.sort_by_key(|(time, version)| (std::cmp::Reverse(*time), version.fingerprint));
-    Ok(with_newest(newest, found.into_iter().map(|(_, version)| version)))
+    Ok(newest_first(newest, found))
 }
 
-fn remote_versions(folder: &RemoteFolder) -> Result<Vec<Version>, DataError> {
+/// As [`versions`], of a folder of a store.
+pub(crate) fn versions_in_store(folder: &RemoteFolder) -> Result<Vec<Version>, DataError> {
     let read = |name: &str| {
         let path = folder.location().join(name).to_string();
         Index::from_bytes(&folder.get(name)?, Path::new(&path))
@@ -71,21 +74,25 @@ fn remote_versions(folder: &RemoteFolder) -> Result<Vec<Version>, DataError> {
     for entry in folder.folder(VERSIONS_FOLDER).list()? {
         let name = format!("{VERSIONS_FOLDER}/{}", entry.name);
         if let Some(fingerprint) = fingerprint_of(&name) {
-            found.push(Version { fingerprint, index: read(&name)? });
+            found.push(Version { fingerprint, index: read(&name)?, written: entry.modified });
         }
     }
-    Ok(with_newest(newest, found.into_iter()))
+    Ok(newest_first(newest, found))
 }
 
-/// The versions with the newest in front; none where there are no others and it has no state.
-fn with_newest(newest: Index, versions: impl Iterator<Item = Version>) -> Vec<Version> {
+/// The versions with the newest in front; none where it has no state, as it is then no version of others.
+fn newest_first(newest: Index, mut versions: Vec<Version>) -> Vec<Version> {
     if newest.state.is_none() {
         return Vec::new();
     }
-    let first = Version { fingerprint: newest.fingerprint(), index: newest };
-    let fingerprint = first.fingerprint;
-    let others = versions.filter(|version| version.fingerprint != fingerprint);
-    [first].into_iter().chain(others).collect()
+    let fingerprint = newest.fingerprint();
+    if !versions.iter().any(|version| version.fingerprint == fingerprint) {
+        versions.push(Version { fingerprint, index: newest, written: SystemTime::UNIX_EPOCH });
+    }
+    versions.sort_by_key(|version| {
+        (version.fingerprint != fingerprint, Reverse(version.written), version.fingerprint)
+    });
+    versions
 }
 
 /// The index of a version in a folder, where there is one.

@@ -362,16 +362,20 @@ pub enum PrepareError {
         path: PathBuf,
     },
 
-    /// Another process published a version of the data set since the update began.
+    /// Another process published a version of the data set since the update began, or removed older ones.
     #[error(
-        "cannot publish the new version of data set {path}: another update was faster, and its version is untouched; \
-         update again",
+        "cannot publish the new version of data set {path}: another update was faster, or older versions were pruned \
+         meanwhile; what is there is untouched; update again",
         path = path.display()
     )]
     UpdateOvertaken {
         /// The URL of the data set.
         path: PathBuf,
     },
+
+    /// Older versions of the data set, which has this URL, are being removed, or this was broken off.
+    #[error("cannot write to data set {}: `prune` is at work there, or was killed; where none is, prune again", .0.display())]
+    PruneRunning(PathBuf),
 
     /// The tokenizer is not the one that made the tokens of a data set.
     #[error(

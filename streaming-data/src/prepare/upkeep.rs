@@ -58,11 +58,12 @@ use self::{asked::Asked, state::Version};
 pub use self::{
     build::Verify,
     follow::Follow,
-    prune::{PruneReport, prune},
+    prune::{PruneReport, prune, prune_in_store},
 };
 pub(crate) use self::{
     build::{Upkeep, build},
     former::Known,
+    prune::Unpruned,
     record::{Document, Fate, Judged, Record, RecordReader, RecordWriter},
     spool::Spool,
     state::tokenizer_identity,
@@ -204,7 +205,8 @@ impl<'a> Upkeep<'a> {
 /// # Errors
 /// - [`PrepareError::NotUpdatable`], [`PrepareError::StateVersion`], [`PrepareError::StateDamaged`],
 ///   [`PrepareError::OtherTokenizer`]: the data set cannot be updated.
-/// - [`PrepareError::UpdateRunning`], [`PrepareError::UpdateOvertaken`]: another update was there first.
+/// - [`PrepareError::UpdateRunning`], [`PrepareError::UpdateOvertaken`], [`PrepareError::PruneRunning`]: another update, or
+///   [`prune`], was there first.
 /// - [`PrepareError::Readmitted`], [`PrepareError::OtherText`], [`PrepareError::InputChanged`]: a text that is
 ///   needed cannot be read, or is another.
 /// - [`PrepareError::Interrupted`] when `progress` answered [`ControlFlow::Break`].
@@ -262,9 +264,10 @@ fn update_in(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<UpdateReport, PrepareError> {
     let version = Version::open_remote(folder)?;
+    let unpruned = Unpruned::look(folder)?;
     update_version(settings, version, tokenizer, progress, |version| {
         let found = version.found.clone().expect("what is in a store was found there");
-        Ok(Box::new(UpdatedStore::begin(folder.clone(), found, version.files())))
+        Ok(Box::new(UpdatedStore::begin(folder.clone(), (found, unpruned), version.files())))
     })
 }
 

@@ -168,8 +168,9 @@ fn parquet_files(folder: &Path) -> Result<Vec<Entry>, DataError> {
                 let kind = io::ErrorKind::InvalidFilename;
                 DataError::io("use a name that is not UTF-8:", &path)(kind.into())
             })?;
-            let bytes = path.metadata().map_err(DataError::io("look at shard", &path))?.len();
-            files.push(Entry { name: name.to_owned(), bytes, e_tag: None });
+            let looked_at = path.metadata().and_then(|it| Ok((it.len(), it.modified()?)));
+            let (bytes, modified) = looked_at.map_err(DataError::io("look at shard", &path))?;
+            files.push(Entry { name: name.to_owned(), bytes, modified, e_tag: None });
         }
     }
     files.sort_by(|one, other| one.name.cmp(&other.name));

@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -54,6 +54,8 @@ pub struct Entry {
     pub name: String,
     /// Size.
     pub bytes: u64,
+    /// When it was last written, by the store's clock; many tell whole seconds.
+    pub modified: SystemTime,
     /// What the store calls this version, where it does.
     pub e_tag: Option<String>,
 }

@@ -39,7 +39,8 @@ impl Operation {
             .into_iter()
             .filter_map(|object| {
                 let name = object.location.filename()?.to_owned();
-                Some(Entry { name, bytes: object.size, e_tag: object.e_tag })
+                let modified = object.last_modified.into();
+                Some(Entry { name, bytes: object.size, modified, e_tag: object.e_tag })
             })
             .collect();
         entries.sort_by(|one, other| one.name.cmp(&other.name));

@@ -10,7 +10,7 @@ use tidemill_streaming_data::{
     index::{Index, version_file_of},
     prepare::{
         ByteTokenizer, Dedup, DedupSettings, PrepareError, PrepareSettings, UpdateReport,
-        UpdateSettings, prepare_to_store, update_in_store,
+        UpdateSettings, prepare_to_store, prune_in_store, update_in_store,
     },
     store::{Location, RemoteFolder, StoreSettings},
 };
@@ -82,6 +82,22 @@ impl Stored {
         })
     }
 
+    fn put(&self, name: &str, content: &'static [u8]) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(self.store.put(&Path::from(name), content.into())).unwrap();
+    }
+
+    /// Until the store tells another time than it does now.
+    fn wait_for_the_clock(&self) {
+        let now = || {
+            self.put("clock", b"");
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(self.store.head(&Path::from("clock"))).unwrap().last_modified
+        };
+        let before = now();
+        while now() == before {}
+    }
+
     #[track_caller]
     fn assert_is_new(&self) {
         self.prepare("new");
@@ -150,6 +166,65 @@ fn of_two_that_update_at_once_one_alone_becomes_the_newest() {
     let newest = other.unwrap().prepared.fingerprint;
     let index = stored.objects("set")["index.json"].clone();
     assert_eq!(Index::from_bytes(&index, "index.json".as_ref()).unwrap().fingerprint(), newest);
+    stored.update().unwrap();
+    stored.assert_is_new();
+}
+
+/// What an update that is not there yet has written is safe from `prune`, or the update is refused.
+#[test]
+fn what_is_pruned_is_of_no_version() {
+    let mut stored = Stored::new();
+    let first = Index::from_bytes(&stored.objects("set")["index.json"], "index.json".as_ref());
+    let first = first.unwrap().fingerprint();
+    stored.bench.remove("in/07.txt");
+    let second = stored.update().unwrap().prepared.fingerprint;
+    // Its name is that of content, which is another.
+    let like = format!("set/shard-{:032x}.parquet", 7);
+    stored.put(&like, b"mine");
+    stored.put("set/notes", b"mine");
+    // Names of the store's clock may be equal: versions that are no older than the newest stay.
+    stored.wait_for_the_clock();
+    stored.bench.write("in/07.txt", text(107));
+    let third = stored.update().unwrap().prepared.fingerprint;
+    stored.wait_for_the_clock();
+    let report = prune_in_store(&stored.folder("set"), number(2)).unwrap();
+    assert_eq!((&report.kept[..], &report.removed[..]), (&[third, second][..], &[first][..]));
+    assert!(report.files > 2 && report.bytes > 0);
+    assert_eq!(prune_in_store(&stored.folder("set"), number(2)).unwrap().files, 0);
+    prune_in_store(&stored.folder("set"), number(1)).unwrap();
+    let mut left = stored.objects("set");
+    for mine in ["notes", &like["set/".len()..]] {
+        assert_eq!(left.remove(mine).unwrap(), b"mine");
+    }
+    assert!(left.remove("state/pruned").unwrap().starts_with(b"pruned "));
+    stored.assert_is_new();
+    stored.prepare("new");
+    let expected = stored.objects("new");
+    assert_eq!(left.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+}
+
+#[test]
+fn an_update_that_is_pruned_meanwhile_is_refused_and_one_behind_it_is_whole() {
+    let mut stored = Stored::new();
+    stored.bench.write("in/60.txt", text(60));
+    let mut pruned = false;
+    let error = stored
+        .update_while(&mut || {
+            if !std::mem::replace(&mut pruned, true) {
+                prune_in_store(&stored.folder("set"), number(1)).unwrap();
+            }
+        })
+        .unwrap_err();
+    assert!(matches!(&error, PrepareError::UpdateOvertaken { .. }), "{error}");
+    stored.update().unwrap();
+    // Its objects, as of one that is killed before it is published, are of no version.
+    stored.assert_is_new();
+    // One that was killed.
+    stored.put("set/state/pruned", b"prune at work 0123456789abcdef\n");
+    stored.bench.write("in/61.txt", text(61));
+    let error = stored.update().unwrap_err();
+    assert_line(&error, &["memory://bucket/set", "`prune`", "prune again"]);
+    prune_in_store(&stored.folder("set"), number(1)).unwrap();
     stored.update().unwrap();
     stored.assert_is_new();
 }

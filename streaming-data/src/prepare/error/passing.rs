@@ -17,6 +17,7 @@ impl PrepareError {
             | Self::Panic { .. }
             | Self::UpdateRunning { .. }
             | Self::UpdateOvertaken { .. }
+            | Self::PruneRunning(_)
             | Self::Readmitted { .. }
             | Self::Message { .. }
             | Self::Parted(_)

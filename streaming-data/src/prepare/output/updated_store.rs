@@ -3,7 +3,7 @@
 //! Objects are written under names that are of their content, so that it does not matter how many write
 //! them. `index.json` is replaced last, and only where it is still the one that the update began with: of two
 //! that update the same data set at once, one alone does, and the other learns that its version is not the
-//! newest. Nothing is ever removed.
+//! newest. Nothing is removed here; that nobody else did shows before it is replaced.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     index::{INDEX_FILE, Index, version_file},
-    prepare::PrepareError,
+    prepare::{PrepareError, upkeep::Unpruned},
     store::{Cancel, Found, RemoteFolder, Started},
 };
 
@@ -29,6 +29,8 @@ pub(crate) struct UpdatedStore {
     temporary: PathBuf,
     /// The index that is to be replaced.
     found: Found,
+    /// What was removed before it was read.
+    unpruned: Unpruned,
     /// What the version has that is to be replaced.
     there: BTreeSet<String>,
     given_up: Cancel,
@@ -39,11 +41,12 @@ impl UpdatedStore {
     /// Begins a version behind the one of an index, which has files of these names.
     pub(crate) fn begin(
         folder: RemoteFolder,
-        found: Found,
+        (found, unpruned): (Found, Unpruned),
         there: BTreeSet<String>,
     ) -> UpdatedStore {
         let (given_up, on_their_way) = (Cancel::default(), Vec::new());
-        UpdatedStore { folder, temporary: env::temp_dir(), found, there, given_up, on_their_way }
+        let temporary = env::temp_dir();
+        UpdatedStore { folder, temporary, found, unpruned, there, given_up, on_their_way }
     }
 }
 
@@ -86,6 +89,7 @@ impl Output for UpdatedStore {
             return Ok(());
         }
         self.folder.put(&version_file(index), bytes.clone().into())?;
+        self.unpruned.check(&self.folder)?;
         match self.folder.claim(INDEX_FILE, bytes.into(), Some(&self.found))? {
             Some(_) => Ok(()),
             None => {

@@ -1,24 +1,21 @@
 //! Removing what only older versions of a data set have.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    num::NonZeroUsize,
-    path::Path,
-};
+mod files;
+mod mark;
 
-use tidemill_files::{Kind, read};
+use std::{collections::BTreeSet, num::NonZeroUsize, path::Path};
 
-use super::{
-    part::PART_SUFFIX,
-    state::{STATE_SUFFIX, State},
+pub(crate) use self::mark::Unpruned;
+use self::{
+    files::{Files, named_by_content},
+    mark::Mark,
 };
+use super::state::State;
 use crate::{
-    error::DataError,
     hash::ContentHash,
-    index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of, versions},
+    index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of},
     prepare::{PrepareError, output::WriterLock},
-    store::{Location, StoreSettings},
+    store::{Location, RemoteFolder, StoreSettings},
 };
 
 /// What was removed.
@@ -34,38 +31,80 @@ pub struct PruneReport {
     pub bytes: u64,
 }
 
-/// Removes all but the newest versions of a data set in a folder, and what no version has.
+/// Removes all but the newest versions of a data set, and what no version has.
 ///
 /// Only files are removed that an update or a preparation wrote: those that a version lists, and those whose
-/// name is the hash of their content.
+/// name is the hash of their content. In a store a version that was written after the newest one stays too: an
+/// update is about to publish it. One that has not come so far is refused when it does, and has to be done again.
 ///
 /// # Errors
-/// [`PrepareError::NotUpdatable`] for a data set without versions, [`PrepareError::UpdateRunning`],
-/// what is wrong with an index or the state of a version that is kept, [`DataError::Location`] for a URL, and
-/// [`DataError::Io`] where something cannot be removed. Whatever is there is complete all the same.
+/// [`PrepareError::NotUpdatable`] for a data set without versions, [`PrepareError::UpdateRunning`] in a folder,
+/// [`PrepareError::UpdateOvertaken`] where another process prunes the same data set in a store,
+/// what is wrong with an index or the state of a version that is kept, and [`PrepareError::Data`] where something
+/// cannot be read or removed. Whatever is there is complete all the same.
 pub fn prune(data_set: &Path, keep: NonZeroUsize) -> Result<PruneReport, PrepareError> {
     let location = Location::of_path(data_set)?;
     let Some(folder) = location.local() else {
-        let (text, found) = (location.to_string(), "a URL".to_owned());
-        let expected = "a folder on this machine: of a store, versions are not removed".to_owned();
-        return Err(DataError::Location { text, found, expected }.into());
+        return prune_in_store(&RemoteFolder::open(location, &StoreSettings::default())?, keep);
     };
-    let none = || PrepareError::NotUpdatable { path: folder.to_owned() };
-    if versions(&location, &StoreSettings::default())?.is_empty() {
-        return Err(none());
-    }
+    let files = Files::Local(folder);
+    // What is no updatable data set is left as it is.
+    versions(&files)?;
     let _lock = WriterLock::take(folder)?;
-    let all = versions(&location, &StoreSettings::default())?;
-    let (kept, removed) = all.split_at(keep.get().min(all.len()));
+    remove(&files, versions(&files)?, keep, || Ok(()))
+}
+
+/// As [`prune`], in a folder of a store that the caller made.
+///
+/// # Errors
+/// As [`prune`].
+pub fn prune_in_store(
+    folder: &RemoteFolder,
+    keep: NonZeroUsize,
+) -> Result<PruneReport, PrepareError> {
+    let files = Files::Remote(folder);
+    versions(&files)?;
+    let mark = Mark::put(folder)?;
+    // Behind the mark: what an update publishes without having seen it has its version here.
+    let report = remove(&files, versions(&files)?, keep, || mark.check())?;
+    mark.end()?;
+    Ok(report)
+}
+
+/// The versions, of which there is one at least.
+fn versions(files: &Files<'_>) -> Result<Vec<Version>, PrepareError> {
+    let versions = files.versions()?;
+    match versions.is_empty() {
+        true => Err(PrepareError::NotUpdatable { path: files.path("") }),
+        false => Ok(versions),
+    }
+}
+
+/// Removes files, each after `may` has not refused.
+fn remove(
+    files: &Files<'_>,
+    all: Vec<Version>,
+    keep: NonZeroUsize,
+    may: impl Fn() -> Result<(), PrepareError>,
+) -> Result<PruneReport, PrepareError> {
+    let newest = all[0].written;
+    let (published, unpublished): (Vec<_>, Vec<_>) =
+        all.into_iter().enumerate().partition(|(place, version)| match files {
+            // The lock says that there is none.
+            Files::Local(_) => true,
+            Files::Remote(_) => *place == 0 || version.written < newest,
+        });
+    let published: Vec<Version> = published.into_iter().map(|(_, version)| version).collect();
+    let (kept, removed) = published.split_at(keep.get().min(published.len()));
     let mut wanted = BTreeSet::new();
-    for version in kept {
-        wanted.extend(files_of(folder, version)?);
+    for version in kept.iter().chain(unpublished.iter().map(|(_, version)| version)) {
+        wanted.extend(files_of(files, version)?);
     }
     let mut listed = BTreeSet::new();
     for version in removed {
         listed.insert(version_file_of(version.fingerprint));
         // What its state lists is found by content, if the state is gone or damaged.
-        listed.extend(files_of(folder, version).unwrap_or_default());
+        listed.extend(files_of(files, version).unwrap_or_default());
     }
     let mut report = PruneReport {
         kept: kept.iter().map(|version| version.fingerprint).collect(),
@@ -74,15 +113,12 @@ pub fn prune(data_set: &Path, keep: NonZeroUsize) -> Result<PruneReport, Prepare
     };
     // Indexes first: what is killed then leaves no version without its files.
     for inside in [VERSIONS_FOLDER, "", STATE_FOLDER] {
-        for (name, bytes) in named_by_content(folder, inside)? {
-            let path = folder.join(&name);
-            if wanted.contains(&name) {
+        for (name, bytes) in named_by_content(files, inside)? {
+            if wanted.contains(&name) || !(listed.contains(&name) || files.is_own(&name)?) {
                 continue;
             }
-            if !listed.contains(&name) && !is_own(&name, &path)? {
-                continue;
-            }
-            fs::remove_file(&path).map_err(PrepareError::io("remove", &path))?;
+            may()?;
+            files.remove(&name)?;
             report.files += 1;
             report.bytes += bytes;
         }
@@ -91,61 +127,14 @@ pub fn prune(data_set: &Path, keep: NonZeroUsize) -> Result<PruneReport, Prepare
 }
 
 /// The names of all files of a version, below the folder.
-fn files_of(folder: &Path, version: &Version) -> Result<BTreeSet<String>, PrepareError> {
-    let mut files = BTreeSet::from([version_file_of(version.fingerprint)]);
-    files.extend(version.index.shards.iter().map(|shard| shard.file.clone()));
+fn files_of(files: &Files<'_>, version: &Version) -> Result<BTreeSet<String>, PrepareError> {
+    let mut names = BTreeSet::from([version_file_of(version.fingerprint)]);
+    names.extend(version.index.shards.iter().map(|shard| shard.file.clone()));
     if let Some(state) = &version.index.state {
-        let path = folder.join(&state.file);
-        let bytes = read(&path, Kind::Index).map_err(PrepareError::io("read", &path))?;
-        let parts = State::parse(&bytes, &version.index, &path)?.parts;
-        files.extend(parts.into_iter().map(|part| part.file));
-        files.insert(state.file.clone());
+        let bytes = files.read(&state.file)?;
+        let parts = State::parse(&bytes, &version.index, &files.path(&state.file))?.parts;
+        names.extend(parts.into_iter().map(|part| part.file));
+        names.insert(state.file.clone());
     }
-    Ok(files)
-}
-
-/// The files in a folder of the data set whose names are those of content, and their sizes.
-fn named_by_content(folder: &Path, inside: &str) -> Result<BTreeMap<String, u64>, PrepareError> {
-    let path = folder.join(inside);
-    let mut files = BTreeMap::new();
-    for entry in fs::read_dir(&path).map_err(PrepareError::io("list folder", &path))? {
-        let entry = entry.map_err(PrepareError::io("list folder", &path))?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let name = if inside.is_empty() { name } else { format!("{inside}/{name}") };
-        let metadata = entry.metadata().map_err(PrepareError::io("look at", entry.path()))?;
-        if metadata.is_file() && hash_of_name(&name).is_some() {
-            files.insert(name, metadata.len());
-        }
-    }
-    Ok(files)
-}
-
-/// The hash that a name below the folder stands for.
-fn hash_of_name(name: &str) -> Option<ContentHash> {
-    let digits = match name.split_once('/') {
-        None => {
-            let digits = name.strip_prefix("shard-")?.strip_suffix(".parquet")?;
-            match digits.split_once('-') {
-                Some((digits, again)) if again.parse::<u64>().is_ok() => digits,
-                Some(_) => return None,
-                None => digits,
-            }
-        }
-        Some((VERSIONS_FOLDER, file)) => file.strip_suffix(".json")?,
-        Some((STATE_FOLDER, file)) => {
-            let (digits, suffix) = file.split_once('.')?;
-            [PART_SUFFIX, STATE_SUFFIX].contains(&suffix).then_some(digits)?
-        }
-        Some(_) => return None,
-    };
-    ContentHash::of_digits(digits)
-}
-
-/// Whether a file that no version lists is what its name says: an update that did not end wrote it.
-fn is_own(name: &str, path: &Path) -> Result<bool, PrepareError> {
-    match name.starts_with(VERSIONS_FOLDER) {
-        // All of these are versions.
-        true => Ok(false),
-        false => Ok(hash_of_name(name) == Some(ContentHash::of_file(path)?)),
-    }
+    Ok(names)
 }
