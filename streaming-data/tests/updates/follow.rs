@@ -105,3 +105,32 @@ fn after_an_error_it_updates_in_any_case() {
     assert_eq!(updated.former, updated.prepared.fingerprint);
     assert!(catch_up(&mut follow).unwrap().is_none());
 }
+
+/// What can be no input is no change; what could not be read is tried again for as long as it can be opened.
+#[cfg(target_os = "linux")]
+#[test]
+fn pipes_are_no_change_and_what_could_not_be_read_is_tried_again() {
+    use std::os::unix::fs::symlink;
+
+    let bench = bench();
+    let (pipe, memory) = (bench.path("in/pipe"), bench.path("in/memory.txt"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    symlink(bench.path("nothing"), bench.path("in/nowhere.txt")).unwrap();
+    let mut follow = Follow::new(UpdateSettings::new(bench.path("out")));
+    let first = catch_up(&mut follow).unwrap().expect("the first time, always");
+    assert_eq!(first.prepared.skipped.len(), 2);
+    assert!(catch_up(&mut follow).unwrap().is_none());
+    fs::remove_file(&pipe).unwrap();
+    assert!(catch_up(&mut follow).unwrap().is_some());
+    assert!(catch_up(&mut follow).unwrap().is_none());
+    // It can be opened, and nothing is mapped at its beginning.
+    symlink("/proc/self/mem", &memory).unwrap();
+    for _ in 0..2 {
+        let updated = catch_up(&mut follow).unwrap().expect("another try");
+        assert_eq!(updated.prepared.skipped.len(), 2);
+    }
+    fs::remove_file(&memory).unwrap();
+    assert!(catch_up(&mut follow).unwrap().is_some());
+    assert!(catch_up(&mut follow).unwrap().is_none());
+    assert_is_new(&bench);
+}

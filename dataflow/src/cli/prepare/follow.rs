@@ -1,8 +1,10 @@
 //! `tidemill prepare --follow`: a data set that is kept up to date until this is stopped.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::prepare::{Follow, PrepareError};
 use tidemill_streaming_data::store::Location;
 
@@ -37,7 +39,7 @@ pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Re
                 }
             }
             Err(PrepareError::Interrupted) if stop.is_asked() => break,
-            Err(error) if newest.is_some() && is_of_inputs(&error) => {
+            Err(error) if newest.is_some() && may_pass(&error, output) => {
                 let line = one_line(&error);
                 if told.as_ref() != Some(&line) {
                     note_line!("the version before stays for now: {line}");
@@ -52,17 +54,30 @@ pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Re
 }
 
 /// Whether the next change of the inputs, or time, may mend it: not what is wrong with the data set itself.
-fn is_of_inputs(error: &PrepareError) -> bool {
-    !matches!(
-        error,
-        PrepareError::NotUpdatable { .. }
-            | PrepareError::StateVersion { .. }
-            | PrepareError::StateDamaged { .. }
-            | PrepareError::OtherTokenizer { .. }
-            | PrepareError::Tokenize { .. }
-            | PrepareError::TokenizedToken { .. }
-            | PrepareError::Panic { .. }
-    )
+fn may_pass(error: &PrepareError, output: &Location) -> bool {
+    match error {
+        PrepareError::Data(error) => {
+            let is_there = |folder: &Path| DataSet::open(folder).is_ok();
+            error.may_succeed_later() && output.local().is_none_or(is_there)
+        }
+        PrepareError::NoDocuments { .. }
+        | PrepareError::TooFewTokens { .. }
+        | PrepareError::Document { .. }
+        | PrepareError::BrokenDocument { .. }
+        | PrepareError::InputColumn { .. }
+        | PrepareError::MixedInputs { .. }
+        | PrepareError::SampleLength { .. }
+        | PrepareError::ShardDigest { .. }
+        | PrepareError::DamagedMdsShard { .. }
+        | PrepareError::Sample { .. }
+        | PrepareError::SampleToken { .. }
+        | PrepareError::ExclusionKey { .. }
+        | PrepareError::InputNotUpdatable { .. }
+        | PrepareError::OtherText { .. }
+        | PrepareError::PathNotUtf8 { .. } => true,
+        PrepareError::Panic { .. } => false,
+        error => error.may_succeed_later(),
+    }
 }
 
 /// What the first Ctrl-C (or SIGTERM) asks, which wakes this thread; the second ends the process at once.

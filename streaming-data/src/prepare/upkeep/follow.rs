@@ -13,7 +13,10 @@ use std::{
 
 use super::{UpdateReport, UpdateSettings, Verify, seen::Look, state::Version, update};
 use crate::{
-    prepare::{PrepareError, PrepareSettings, Progress, Tokenize, find::find_inputs},
+    prepare::{
+        PrepareError, PrepareSettings, Progress, SkipReason, SkippedDocument, Tokenize,
+        find::find_inputs,
+    },
     store::{Location, RemoteFolder},
 };
 
@@ -41,20 +44,27 @@ pub struct Follow {
     asked: Option<PrepareSettings>,
     /// What the newest version was made of, as far as looks tell.
     made_of: Option<Looks>,
+    /// Inputs that could not be read: that one can be changes no look.
+    unreadable: Vec<PathBuf>,
 }
 
-/// Paths of the inputs and what they look like.
+/// What inputs look like, and what is in their folders but can be none.
 #[derive(Debug, PartialEq, Eq)]
-struct Looks(Vec<(PathBuf, Look)>);
+struct Looks {
+    inputs: Vec<(PathBuf, Look)>,
+    /// Paths and reasons.
+    others: Vec<String>,
+}
 
 impl Follow {
     /// Of a data set that was prepared with [`Layout::Updatable`](crate::prepare::Layout::Updatable).
     pub fn new(settings: UpdateSettings) -> Follow {
-        Follow { settings, asked: None, made_of: None }
+        Follow { settings, asked: None, made_of: None, unreadable: Vec::new() }
     }
 
     /// Makes a new version of the data set if its inputs look otherwise than when this last made one; the first time, always.
-    /// An input that was changed less than two seconds ago may change once more and keep its time: it counts as changed.
+    /// An input that was changed less than two seconds ago may change once more and keep its time: it counts as changed. So does
+    /// one that could not be read, once it can be.
     ///
     /// # Errors
     /// As [`update()`]; after an error the next call updates in any case.
@@ -70,12 +80,20 @@ impl Follow {
             Verify::No => looks(&asked)?,
             Verify::All => None,
         };
-        let is_as_before = looks.is_some() && looks == made_of;
+        let can_be_read = |path: &PathBuf| fs::File::open(path).is_ok();
+        let is_as_before =
+            looks.is_some() && looks == made_of && !self.unreadable.iter().any(can_be_read);
         let updated = match is_as_before {
             true => None,
             false => Some(update(&self.settings, tokenizer, progress)?),
         };
         (self.asked, self.made_of) = (Some(asked), looks);
+        if let Some(updated) = &updated {
+            let unreadable = updated.prepared.skipped.iter().filter(|skipped| {
+                matches!(skipped.reason, SkipReason::Unreadable { .. }) && skipped.path.is_file()
+            });
+            self.unreadable = unreadable.map(|skipped| skipped.path.clone()).collect();
+        }
         Ok(updated)
     }
 }
@@ -94,15 +112,13 @@ fn looks(asked: &PrepareSettings) -> Result<Option<Looks>, PrepareError> {
     let now = SystemTime::now();
     let mut found = find_inputs(&asked.inputs, &asked.glob)?;
     found.leave_out(&asked.output, &asked.inputs);
-    if !found.skipped.is_empty() {
-        return Ok(None);
-    }
+    let others = found.skipped.iter().map(SkippedDocument::line).collect();
     let list = asked.exclude.as_deref().map(listed).transpose()?;
     let inputs = found.inputs.into_iter().map(|input| (input.path, input.bytes, input.changed));
     let looks = inputs
         .chain(list)
         .map(|(path, bytes, changed)| Look::of(bytes, changed, now).map(|look| (path, look)));
-    Ok(looks.collect::<Option<_>>().map(Looks))
+    Ok(looks.collect::<Option<_>>().map(|inputs| Looks { inputs, others }))
 }
 
 /// A file's path, size and time.
