@@ -14,6 +14,10 @@ text=${1:?a folder of text} out=${2:?a folder for results}
 program=${PROGRAM:-target/release/tidemill} workers=${WORKERS:-8}
 read -ra gpus <<<"${GPUS:-cuda rocm}"
 model=${MODEL:-mamba-10m} steps=${STEPS:-200} seq_len=${SEQ_LEN:-512} lanes=${LANES:-8}
+if ((steps % 20 != 0)); then
+    echo "STEPS: expected a multiple of 20, found $steps" >&2
+    exit 1
+fi
 mkdir -p "$out"
 log="$out/log"
 
@@ -47,7 +51,7 @@ train() {
     local flags=(--set device.backend="${device%%-*}" -w 1) libraries=${LD_LIBRARY_PATH:-}
     case $device in
     cpu*) flags=(--set device.backend=cpu -w "$workers") ;;
-    rocm*) libraries="${HIP_LIBRARIES:+$HIP_LIBRARIES:}$libraries" ;;
+    rocm*) libraries="${HIP_LIBRARIES:+$HIP_LIBRARIES${libraries:+:}}$libraries" ;;
     esac
     LD_LIBRARY_PATH=$libraries "$program" train "$out/run.toml" "${flags[@]}" \
         --set device.precision="${device##*-}" "$@" >>"$log" 2>&1
