@@ -7,6 +7,7 @@ use serde_json::Value;
 use tidemill::metrics::{self, StepMetrics};
 use tidemill::streaming_data::DataSet;
 
+use crate::support::device::backend;
 use crate::support::outcome::files;
 use crate::support::workbench::SEQ_LEN;
 use crate::support::{Workbench, assert_same};
@@ -511,5 +512,7 @@ fn metrics_say_what_communication_took() {
         |steps: Vec<[u64; 2]>| -> Vec<_> { steps.into_iter().map(|[a, b]| [b, a]).collect() };
     assert_eq!(swapped(goes_on(&["-n", "2", "-w", "1"])), threads);
     let both = goes_on(&["-n", "2", "-w", "2"]);
-    assert!(both.iter().all(|of_step| of_step[0] > 0 && of_step[1] > 0), "{both:?}");
+    // Between GPUs of several processes each worker receives all that it needs in one way.
+    let by_memory = backend() == "cpu";
+    assert!(both.iter().all(|it| (it[0] > 0) == by_memory && it[1] > 0), "{both:?}");
 }

@@ -6,6 +6,7 @@
 use serde_json::Value;
 
 use crate::support::device::backend;
+use crate::support::program::is_of_shared_gpu;
 use crate::support::{Finished, Workbench, program};
 
 /// A step of a quick model, of two samples.
@@ -56,13 +57,11 @@ fn training_is_measured_over_processes() {
     // As many workers as there are lanes for, where nothing says how many.
     let said = tidemill(&["-n", "2"]).expect(0);
     check(&said.json(), 2);
-    // Processes that share a GPU are told what that costs.
-    let warned = |line: &str| line.contains("workers 0 and 1 share a GPU") && backend() != "cpu";
-    assert!(said.stderr.lines().all(warned), "{said:?}");
+    assert!(said.stderr.lines().all(is_of_shared_gpu), "{said:?}");
     let [first, second] = of_hosts(&bench, &TINY, [&[], &[]]).map(|process| process.expect(0));
     check(&first.json(), 2);
     assert_eq!(second.stdout, "");
-    assert!(second.stderr.lines().all(warned), "{second:?}");
+    assert!(second.stderr.lines().all(is_of_shared_gpu), "{second:?}");
     let words = bench.tidemill(&[&TINY[..12], &["-n", "2", "-w", "1"]].concat()).expect(0);
     let device = if backend() == "cpu" { "the CPU" } else { "" };
     let workers = format!("with 2 workers of 2 processes on {device}");

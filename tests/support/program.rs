@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::device::with_device;
+use super::device::{backend, with_device};
 use super::processes::{self, is_gone, wait_until};
 
 /// Longer than anything here takes on a machine that does other things too.
@@ -254,9 +254,8 @@ impl Finished {
         let Self { arguments, stdout, stderr, .. } = &failed;
         assert_eq!(stdout, "", "{arguments}");
         let is_progress = |line: &&str| {
-            ["starting: ", "resuming after step ", "note: ", "step "]
-                .iter()
-                .any(|start| line.starts_with(start))
+            let starts = ["starting: ", "resuming after step ", "note: ", "step "];
+            starts.iter().any(|start| line.starts_with(start)) || is_of_shared_gpu(line)
         };
         let rest: Vec<&str> = stderr.lines().skip_while(is_progress).collect();
         let most = if arguments.contains("-n 2") { 2 } else { 1 };
@@ -276,6 +275,11 @@ impl Finished {
         let parsed = serde_json::from_str(&self.stdout);
         parsed.unwrap_or_else(|error| panic!("{}: {error}: {:?}", self.arguments, self.stdout))
     }
+}
+
+/// Whether a line of standard error says that processes share a GPU: where these tests run on one, they do.
+pub fn is_of_shared_gpu(line: &str) -> bool {
+    line.contains("workers 0 and 1 share a GPU") && backend() != "cpu"
 }
 
 /// The lines of a hosts file: as many addresses of this machine that nobody listened on a moment ago.
