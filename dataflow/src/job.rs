@@ -8,9 +8,11 @@ pub mod config;
 pub mod data;
 mod decisions;
 mod elsewhere;
+mod epochs;
 #[cfg(test)]
 mod fixtures;
 mod journal;
+mod leg_samples;
 mod legs;
 mod mail;
 pub(crate) mod memory;

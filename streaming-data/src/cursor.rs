@@ -76,7 +76,10 @@ pub struct PartIdentity {
 pub struct Move {
     /// The first position that has a sample of it.
     pub position: u64,
-    /// The stream whose position 0 that is.
+    /// The epoch of it that begins there. Epochs are counted on over moves: each has an order of its own, and in one of a
+    /// mixture a part that is not read as a whole goes on where the epoch before it ended.
+    pub epoch: u64,
+    /// The stream.
     pub stream: StreamIdentity,
 }
 
@@ -101,6 +104,11 @@ impl Cursor {
     /// The stream that was read last, and the position at which it began.
     pub fn current(&self) -> (&StreamIdentity, u64) {
         self.moves.last().map_or((&self.stream, 0), |it| (&it.stream, it.position))
+    }
+
+    /// The epoch with which [`Cursor::current`] began.
+    pub fn first_epoch(&self) -> u64 {
+        self.moves.last().map_or(0, |it| it.epoch)
     }
 
     /// Whether the stream `now` continues the one that was read last: equal positions hold equal samples.
@@ -227,8 +235,8 @@ mod tests {
         let began = saved.stream.clone();
         assert_eq!(saved.current(), (&began, 0));
         let newer = StreamIdentity { fingerprint: ContentHash::of(b"two"), samples: 101, ..began };
-        saved.moves.push(Move { position: 1200, stream: newer.clone() });
-        assert_eq!(saved.current(), (&newer, 1200));
+        saved.moves.push(Move { position: 1200, epoch: 12, stream: newer.clone() });
+        assert_eq!((saved.current(), saved.first_epoch()), ((&newer, 1200), 12));
         saved.check_resume(&newer).unwrap();
         assert!(saved.check_resume(&saved.stream).is_err());
         let text = serde_json::to_string(&saved).unwrap();

@@ -24,6 +24,9 @@ pub const TRAINER_FILE: &str = "trainer.json";
 /// Raised when older readers could misread a checkpoint.
 const FORMAT_VERSION: u32 = 1;
 
+/// That of a run that has moved to another version of its data: a reader that knows no moves would go on with the wrong samples.
+const FORMAT_VERSION_WITH_MOVES: u32 = 2;
+
 /// Everything of a run that is neither a parameter nor optimizer state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
@@ -127,7 +130,7 @@ impl TrainerState {
     /// A state without checksums yet.
     pub fn new(step: u64, tokens: u64, cursor: Cursor) -> Self {
         Self {
-            format_version: FORMAT_VERSION,
+            format_version: format_version_for(&cursor),
             step,
             tokens,
             cursor,
@@ -135,6 +138,11 @@ impl TrainerState {
             device: BTreeMap::new(),
             checksums: BTreeMap::new(),
         }
+    }
+
+    /// Says where the stream of samples is.
+    pub fn set_cursor(&mut self, cursor: Cursor) {
+        (self.format_version, self.cursor) = (format_version_for(&cursor), cursor);
     }
 
     /// The file's bytes: sorted keys, and last a checksum of what stands before it.
@@ -179,10 +187,11 @@ impl TrainerState {
             .as_object_mut()
             .ok_or_else(|| damaged("expected a JSON object, found another value".to_owned()))?;
         let version = object.get("format_version").and_then(Value::as_u64);
-        if version != Some(FORMAT_VERSION.into()) {
+        if ![FORMAT_VERSION, FORMAT_VERSION_WITH_MOVES].map(|it| Some(it.into())).contains(&version)
+        {
             let found = version.map_or("none".to_owned(), |version| version.to_string());
             return Err(damaged(format!(
-                "expected format version {FORMAT_VERSION}, found {found}"
+                "expected format version {FORMAT_VERSION} or {FORMAT_VERSION_WITH_MOVES}, found {found}"
             )));
         }
         let sealed = object.remove("checksum").and_then(|seal| seal.as_str().map(str::to_owned));
@@ -206,6 +215,13 @@ impl TrainerState {
             return Err(damaged("damaged: not the bytes that were written".to_owned()));
         }
         Ok(state)
+    }
+}
+
+fn format_version_for(cursor: &Cursor) -> u32 {
+    match cursor.moves.is_empty() {
+        true => FORMAT_VERSION,
+        false => FORMAT_VERSION_WITH_MOVES,
     }
 }
 

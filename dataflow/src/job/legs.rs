@@ -2,38 +2,44 @@
 //!
 //! A run stays on the version of its data that it began with, or, where it [follows](DataFollow::Latest) the newest, moves to that
 //! at the end of an epoch: at the first step that begins with all samples of the epoch behind it. A leg is what is read of one
-//! version; its first position is the version's position 0. What was decided stands in every checkpoint behind it
+//! version, from the beginning of the epoch that is due. What was decided stands in every checkpoint behind it
 //! ([`Cursor::moves`]), so which sample is at a position is a function of the checkpoint alone.
 //!
 //! A decision is due when the first worker asks for a position behind the epoch. The process of worker 0 looks which version is
 //! the newest, on a thread; [`decisions`](super::decisions) tells the others, each opens that version, and what waits for it goes on. Nothing of the
-//! graph waits: a source that has no samples yet answers none.
+//! graph waits: a [source](super::leg_samples) that has no samples yet answers none. Samples of a leg are decoded once all workers of the process have
+//! those of the leg before, so that memory and cache are those of one decoder.
 
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::cursor::{Cursor, Move, StreamIdentity};
 use tidemill_streaming_data::hash::ContentHash;
-use tidemill_streaming_data::reader::{Decoder, DecoderSettings, Sample};
+use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
 use super::data::{DataFollow, DataSettings, check_follows, versions_of};
+use super::epochs::{Epoch, first_end, next_end};
 use super::resolve::ResolvedRun;
-use super::source::{DecodedSamples, origin};
+use super::source::origin;
 use super::train::{Observer, TrainEvent, lock};
 use crate::cluster::{Abort, Failure};
 use crate::error::{JobError, Result};
-use crate::operators::{SampleName, SampleSource, Wake};
+use crate::operators::{SampleName, Wake};
 
 /// What is read of one version of the data.
-struct Leg {
-    /// The position of the run's stream that is the version's position 0.
-    start: u64,
+pub(super) struct Leg {
+    /// The position of the run's stream at which it begins.
+    pub(super) start: u64,
+    /// The epoch of the version that begins there.
+    epoch: u64,
     data: Mixture,
     /// One for all workers of the process, for as long as one of them reads.
     decoder: Mutex<Weak<Decoder>>,
+    /// Workers of the process that have read all of it.
+    left: AtomicUsize,
 }
 
 /// Which version is read from an epoch's end on.
@@ -57,29 +63,32 @@ pub(super) struct Legs {
     end: u64,
     data: DataSettings,
     seed: u64,
-    vocab_size: usize,
+    pub(super) vocab_size: usize,
     place: Place,
     abort: Abort,
     observer: Observer,
 }
 
-/// Which process this is of how many.
+/// Which process this is of how many, and its workers.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub process: usize,
     pub processes: usize,
+    pub workers: usize,
 }
 
 struct State {
     /// At least one, in order.
     legs: Vec<Arc<Leg>>,
-    /// Until the first move: afterwards a decoder is kept by those who read.
+    /// Until the first move: afterwards a decoder is there for as long as it is read.
     first_decoder: Option<Arc<Decoder>>,
     /// The first position of which it is not decided what is there.
     decided: u64,
-    /// For which position a decision was asked for, and for which a version is being opened.
+    /// For which position a decision was asked for.
     asked: Option<u64>,
-    opening: Option<u64>,
+    /// Decisions that are not carried out yet: the version of one before is being opened.
+    told: VecDeque<Decision>,
+    is_opening: bool,
     /// The newest version, as this process found it.
     found: Option<Mixture>,
     /// For the other processes.
@@ -103,7 +112,7 @@ impl Legs {
         let samples_per_step = run.batch.samples_per_step() as u64;
         let cursor = run.cursor();
         let (_, start) = cursor.current();
-        let leg = Leg { start, data: run.data.clone(), decoder: Mutex::default() };
+        let leg = Leg::new(start, cursor.first_epoch(), run.data.clone());
         let decided = match run.config.data.follow {
             DataFollow::Began => u64::MAX,
             DataFollow::Latest => {
@@ -118,7 +127,8 @@ impl Legs {
                 first_decoder: None,
                 decided,
                 asked: None,
-                opening: None,
+                told: VecDeque::new(),
+                is_opening: false,
                 found: None,
                 decisions: VecDeque::new(),
                 wakes: Vec::new(),
@@ -150,7 +160,11 @@ impl Legs {
     pub(super) fn cursor(&self, position: u64) -> Cursor {
         let state = lock(&self.state);
         let moved = state.legs[1..].iter().take_while(|leg| leg.start < position);
-        let moved = moved.map(|leg| Move { position: leg.start, stream: leg.data.identity() });
+        let moved = moved.map(|leg| Move {
+            position: leg.start,
+            epoch: leg.epoch,
+            stream: leg.data.identity(),
+        });
         let moves = self.history.iter().cloned().chain(moved).collect();
         Cursor { position, stream: self.began.clone(), moves }
     }
@@ -158,7 +172,7 @@ impl Legs {
     /// What the sample at a position is called.
     pub(super) fn name(&self, position: u64) -> SampleName {
         let leg = lock(&self.state).leg_of(position);
-        let (file, row) = origin(&leg.data, position - leg.start);
+        let (file, row) = origin(&leg.data, leg.place(position));
         SampleName { file: file.display().to_string(), row }
     }
 
@@ -169,39 +183,56 @@ impl Legs {
         (decision.is_some() || !state.is_closed).then_some(decision)
     }
 
-    /// `wake` is called when there is another decision, or will be none.
+    /// `wake` is called when there is another decision, or will be none, and when the next leg may be read.
     pub(super) fn wake_for_decisions(&self, wake: Wake) {
         lock(&self.state).wakes.push(wake);
     }
 
-    /// Takes the decision of worker 0's process. Every worker may be told.
+    /// Takes the next decision of worker 0's process.
     pub(super) fn decide(self: &Arc<Self>, decision: Decision) {
+        lock(&self.state).told.push_back(decision);
+        self.carry_out();
+    }
+
+    /// Does what was told, up to a version that is to be opened first.
+    fn carry_out(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        let position = decision.position;
-        if position != state.decided || state.opening == Some(position) {
-            return;
-        }
-        let Some(versions) = decision.versions else {
-            let leg = state.leg_of(position);
-            state.decided =
-                leg.start + next_end(leg.epoch(self.samples_per_step), position - leg.start);
-            return state.wake();
-        };
-        state.opening = Some(position);
-        if let Some(data) = state.found.take() {
+        while !state.is_opening
+            && let Some(Decision { position, versions }) = state.told.pop_front()
+        {
+            assert_eq!(position, state.decided, "decisions are told in order, each once");
+            let Some(versions) = versions else {
+                let leg = state.leg_of(position);
+                state.decided =
+                    leg.start + next_end(leg.epoch(self.samples_per_step), position - leg.start);
+                state.wake();
+                continue;
+            };
+            state.is_opening = true;
+            let found = state.found.take();
             drop(state);
-            return self.move_to(data);
+            match found {
+                Some(data) => self.move_to(data),
+                None => self.open(versions),
+            }
+            state = lock(&self.state);
         }
-        drop(state);
+    }
+
+    /// Opens versions that the process of worker 0 found, on a thread, and goes on from there.
+    fn open(self: &Arc<Self>, versions: Vec<ContentHash>) {
         let legs = Arc::clone(self);
         let open = move || -> std::result::Result<(), Failure> {
             let data = legs.data.open(legs.seed, Some(&versions))?;
             if versions_of(&data) != versions {
                 let expected =
                     format!("version {} of the data, which process 0 found", versions[0]);
-                return Err(JobError::value("data.follow", expected, data.fingerprint()).into());
+                // It may not have come here yet, or be pruned, with a newer one in its place.
+                let found = data.fingerprint();
+                return Err(Failure::restart(JobError::value("data.follow", expected, found)));
             }
             legs.move_to(data);
+            legs.carry_out();
             Ok(())
         };
         // Where no thread starts, the run is aborted.
@@ -212,9 +243,12 @@ impl Legs {
     fn move_to(&self, data: Mixture) {
         let mut state = lock(&self.state);
         let start = state.decided;
-        let leg = Arc::new(Leg { start, data, decoder: Mutex::default() });
+        let last = state.legs.last().expect("at least one");
+        let epoch = last.epoch + (start - last.start) / last.data.samples().max(1);
+        let leg = Arc::new(Leg::new(start, epoch, data));
         state.decided = start + next_end(leg.epoch(self.samples_per_step), 0);
         state.first_decoder = None;
+        state.is_opening = false;
         state.legs.push(Arc::clone(&leg));
         state.wake();
         drop(state);
@@ -227,8 +261,22 @@ impl Legs {
         }
     }
 
+    /// One of this process's workers has read all of a leg, and goes on to the next.
+    pub(super) fn leave(&self, leg: &Leg) {
+        if leg.left.fetch_add(1, Ordering::AcqRel) + 1 == self.place.workers {
+            lock(&self.state).wake();
+        }
+    }
+
+    /// Whether all workers of this process have read what is before a leg.
+    pub(super) fn is_open(&self, leg: &Leg) -> bool {
+        let state = lock(&self.state);
+        let before = state.legs.partition_point(|it| it.start < leg.start).checked_sub(1);
+        before.is_none_or(|it| state.legs[it].left.load(Ordering::Acquire) == self.place.workers)
+    }
+
     /// The leg of a position; none where that is not decided yet. Then it will be, and whatever was to be woken is.
-    fn leg_of(self: &Arc<Self>, position: u64) -> Option<Arc<Leg>> {
+    pub(super) fn leg_of(self: &Arc<Self>, position: u64) -> Option<Arc<Leg>> {
         let mut state = lock(&self.state);
         if position < state.decided {
             return Some(state.leg_of(position));
@@ -278,20 +326,25 @@ impl Legs {
         }
     }
 
-    fn decoder(&self, leg: &Leg) -> Result<Arc<Decoder>> {
+    /// The decoder of a leg, of which this process has one at a time.
+    ///
+    /// # Errors
+    /// One that does not start.
+    pub(super) fn decoder(&self, leg: &Leg) -> Result<Arc<Decoder>> {
         let mut shared = lock(&leg.decoder);
         if let Some(decoder) = shared.upgrade() {
             return Ok(decoder);
         }
         // Of remote data sets no more is fetched than the run will read.
-        let positions = 0..self.end.saturating_sub(leg.start);
+        let positions = leg.place(leg.start)..leg.place(self.end.max(leg.start));
         let decoder = Decoder::of_positions(leg.data.clone(), self.decoding, positions)?;
         let decoder = Arc::new(decoder);
         *shared = Arc::downgrade(&decoder);
         Ok(decoder)
     }
 
-    fn close(&self) {
+    /// No more is decided.
+    pub(super) fn close(&self) {
         let mut state = lock(&self.state);
         state.is_closed = true;
         state.wake();
@@ -311,116 +364,21 @@ impl State {
 }
 
 impl Leg {
+    fn new(start: u64, epoch: u64, data: Mixture) -> Self {
+        Self { start, epoch, data, decoder: Mutex::default(), left: AtomicUsize::new(0) }
+    }
+
+    /// The position in the version's own stream.
+    pub(super) fn place(&self, position: u64) -> u64 {
+        position - self.start + self.first_place()
+    }
+
+    /// That of its beginning.
+    pub(super) fn first_place(&self) -> u64 {
+        self.epoch.saturating_mul(self.data.samples())
+    }
+
     fn epoch(&self, samples_per_step: u64) -> Epoch {
         Epoch { samples: self.data.samples(), samples_per_step }
-    }
-}
-
-/// Samples of an epoch, and of a step.
-#[derive(Clone, Copy)]
-struct Epoch {
-    samples: u64,
-    samples_per_step: u64,
-}
-
-impl Epoch {
-    /// The first step's beginning behind so many epochs.
-    fn end(self, epochs: u64) -> u64 {
-        let samples = epochs.saturating_mul(self.samples);
-        samples.div_ceil(self.samples_per_step).saturating_mul(self.samples_per_step)
-    }
-}
-
-/// The first end of an epoch that is not before `position`, a step's beginning, and not at 0.
-fn first_end(epoch: Epoch, position: u64) -> u64 {
-    match position {
-        0 => next_end(epoch, 0),
-        _ => next_end(epoch, position - 1),
-    }
-}
-
-/// The first end of an epoch behind `position`.
-fn next_end(epoch: Epoch, position: u64) -> u64 {
-    let mut epochs = position.saturating_sub(epoch.samples_per_step) / epoch.samples.max(1);
-    while epoch.end(epochs) <= position {
-        epochs += 1;
-    }
-    epoch.end(epochs)
-}
-
-/// Samples of a worker from the legs of a run.
-pub(super) struct LegSamples {
-    legs: Arc<Legs>,
-    /// What it reads, in order, and where each begins.
-    reading: VecDeque<(Arc<Leg>, Arc<Decoder>, DecodedSamples)>,
-    /// What was asked for and is not decided yet.
-    waiting: VecDeque<Range<u64>>,
-    wake: Option<Wake>,
-    /// Whether the decisions end with it.
-    is_last: bool,
-}
-
-impl LegSamples {
-    /// For a worker; that of index 0 reads for as long as decisions may be due.
-    pub(super) fn new(legs: &Arc<Legs>, worker: usize) -> Self {
-        Self {
-            legs: Arc::clone(legs),
-            reading: VecDeque::new(),
-            waiting: VecDeque::new(),
-            wake: None,
-            is_last: worker == 0,
-        }
-    }
-
-    /// Asks for what is decided. A range lies in one leg: it is of one step, and a leg begins with a step.
-    fn ask(&mut self) -> Result<()> {
-        while let Some(positions) = self.waiting.front() {
-            let Some(leg) = self.legs.leg_of(positions.start) else { break };
-            if self.reading.back().is_none_or(|(last, ..)| last.start != leg.start) {
-                let decoder = self.legs.decoder(&leg)?;
-                let mut samples = DecodedSamples::new((*decoder).clone(), self.legs.vocab_size);
-                if let Some(wake) = &self.wake {
-                    samples.set_wake(Arc::clone(wake));
-                }
-                self.reading.push_back((leg, decoder, samples));
-            }
-            let (leg, _, samples) = self.reading.back_mut().expect("it was pushed");
-            samples.request(positions.start - leg.start..positions.end - leg.start);
-            self.waiting.pop_front();
-        }
-        Ok(())
-    }
-}
-
-impl SampleSource for LegSamples {
-    fn request(&mut self, positions: Range<u64>) {
-        self.waiting.push_back(positions);
-    }
-
-    fn poll(&mut self) -> std::result::Result<Option<Sample>, Failure> {
-        self.ask()?;
-        while let Some((leg, _, samples)) = self.reading.front_mut() {
-            if let Some(sample) = samples.poll()? {
-                return Ok(Some(Sample { position: sample.position + leg.start, ..sample }));
-            }
-            if !samples.is_exhausted() || self.reading.len() == 1 {
-                break;
-            }
-            self.reading.pop_front();
-        }
-        Ok(None)
-    }
-
-    fn set_wake(&mut self, wake: Wake) {
-        lock(&self.legs.state).wakes.push(Arc::clone(&wake));
-        self.wake = Some(wake);
-    }
-}
-
-impl Drop for LegSamples {
-    fn drop(&mut self) {
-        if self.is_last {
-            self.legs.close();
-        }
     }
 }

@@ -92,7 +92,9 @@ impl ResolvedRun {
             }
         };
         let batch = config.batch.plan(memory)?.sharded(config.parallel.shard);
-        let steps = steps(&config, &data, &batch)?;
+        // Epochs are those of what the run began with, wherever it has moved since.
+        let began = saved_cursor.as_ref().map_or(data.samples(), |cursor| cursor.stream.samples);
+        let steps = steps(&config, (began, data.seq_len()), &batch)?;
         if let Some(horizon) = config.schedule.steps {
             config.schedule.check(horizon)?;
         }
@@ -413,18 +415,23 @@ fn resolve_model(
     Ok((config, folder))
 }
 
-fn steps(config: &RunConfig, data: &Mixture, batch: &BatchPlan) -> Result<u64> {
+/// The steps of a run by samples of an epoch, each of so many predicted tokens.
+fn steps(
+    config: &RunConfig,
+    (epoch_samples, seq_len): (u64, usize),
+    batch: &BatchPlan,
+) -> Result<u64> {
     let samples_per_step = batch.samples_per_step() as u64;
     let run = &config.run;
     let (key, found, steps) = match (run.steps, run.tokens) {
         (Some(steps), _) => ("run.steps", steps.to_string(), steps),
         (None, Some(tokens)) => {
-            let steps = tokens.div_ceil(samples_per_step * data.seq_len() as u64);
+            let steps = tokens.div_ceil(samples_per_step * seq_len as u64);
             ("run.tokens", tokens.to_string(), steps)
         }
         (None, None) => {
             let epochs = run.epochs.unwrap_or(1.0);
-            let samples = (epochs * data.samples() as f64).ceil() as u64;
+            let samples = (epochs * epoch_samples as f64).ceil() as u64;
             ("run.epochs", epochs.to_string(), samples.div_ceil(samples_per_step).max(1))
         }
     };

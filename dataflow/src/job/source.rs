@@ -28,11 +28,6 @@ impl DecodedSamples {
         Self { decoder, vocab_size, readers: VecDeque::new(), wake: Arc::default() }
     }
 
-    /// Whether all that was asked for has been answered.
-    pub(super) fn is_exhausted(&self) -> bool {
-        self.readers.is_empty()
-    }
-
     /// A data set without an index does not know its vocabulary; the model does.
     fn check(&self, sample: Sample) -> Result<Sample, JobError> {
         let outside = sample.tokens.iter().find(|&&token| token as usize >= self.vocab_size);

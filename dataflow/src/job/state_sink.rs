@@ -122,7 +122,7 @@ impl StateSink for RunCheckpoints {
         let mut state = template.clone();
         state.step = report.step;
         state.tokens = report.total_tokens;
-        state.cursor = legs.cursor(report.step * plan.batch.samples_per_step() as u64);
+        state.set_cursor(legs.cursor(report.step * plan.batch.samples_per_step() as u64));
         folder.check().map_err(not_written)?;
         let writer = CheckpointWriter::begin_share(files.clone(), folder.path(), state, *share);
         let writer = writer.map_err(|error| self.failed(error))?;

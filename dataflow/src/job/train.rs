@@ -218,7 +218,11 @@ impl WithBackend for Train {
             .map(|(data, samples)| Decoder::of_positions(data.clone(), settings, 0..*samples))
             .transpose()?;
         let abort = Abort::new();
-        let place = Place { process: cluster.process, processes: cluster.processes() };
+        let place = Place {
+            process: cluster.process,
+            processes: cluster.processes(),
+            workers: cluster.threads,
+        };
         let legs = Legs::new(&run, settings, place, &abort, &observer)?;
         if run.reads_store() {
             abort.allow(Phase::ReadingSamples, STORE_PATIENCE);
