@@ -69,7 +69,7 @@ DEVICE Walker walker() {
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Walker walker;
     if (WAITS_IN_REGISTERS) {
-        // The lanes of a channel are neighbours, who add what they have without shared memory.
+        // The lanes of a channel are neighbours, which add what they have without shared memory.
         walker.quad = lane % 4;
         walker.channel = walker.y_at = warp * WARP_CHANNELS + lane / 4;
         return walker;

@@ -44,6 +44,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
     Header { name: "scan_any.cu", text: include_str!("../../gpu/scan_any.cu") },
     Header { name: "scan_backward.cu", text: include_str!("../../gpu/scan_backward.cu") },
+    Header { name: "scan_backward.h", text: include_str!("../../gpu/scan_backward.h") },
     Header { name: "scan_forward.cu", text: include_str!("../../gpu/scan_forward.cu") },
     Header { name: "tile_product.h", text: include_str!("../../gpu/tile_product.h") },
 ];
