@@ -278,13 +278,11 @@ fn prepare_in(
         .map_err(|error| encoding_error(&settings.output.join(shard_file(0)), error))?;
     let mut output = begin_output()
         .map_err(|error| with_selection(error, &settings.output, selection.as_ref()))?;
-    let setup = Setup::new(
-        settings,
-        tokenizer,
-        (&exclusions, base),
-        (sources.contents(), vocabulary.size, cut.seq_len),
-    );
-    if let Err(error) = greet(peers, &setup) {
+    let setup = || {
+        let rows = (sources.contents(), vocabulary.size, cut.seq_len);
+        Setup::new(settings, tokenizer, (&exclusions, base), rows)
+    };
+    if let Err(error) = greet(peers, setup) {
         output.abandon();
         return Err(error);
     }

@@ -162,9 +162,12 @@ fn unseen(path: &Path, process: usize) -> impl FnOnce(io::Error) -> PrepareError
 ///
 /// # Errors
 /// [`PrepareError::Parted`].
-pub(crate) fn greet(peers: Option<&dyn Peers>, setup: &Setup) -> Result<(), PrepareError> {
+pub(crate) fn greet(
+    peers: Option<&dyn Peers>,
+    setup: impl FnOnce() -> Setup,
+) -> Result<(), PrepareError> {
     let Some(peers) = peers else { return Ok(()) };
-    give_order(peers, &Order::setup(setup), &mut || Ok(()))
+    give_order(peers, &Order::setup(&setup()), &mut || Ok(()))
 }
 
 /// The bytes of a path in a message.
