@@ -124,7 +124,8 @@ fn a_run_moves_from_the_cpu_to_amd_and_back() {
     let steps = |steps: u32| format!("run.steps={steps}");
     let on = |dir: &str, device: &str, until: u32| {
         let (backend, until) = (format!("device.backend={device}"), steps(until));
-        let run = train(bench, dir, &[], &["--set", &backend, "--set", &until]).expect(0);
+        let set = ["--set", &backend, "--set", &until, "--set", "schedule.steps=5"];
+        let run = train(bench, dir, &[], &set).expect(0);
         run.stderr.contains("note: the kind of device changed")
     };
     assert!(!on("stayed", "cpu", 5));

@@ -1,9 +1,10 @@
-//! `bench train` and `bench collective` measure workers of processes as they measure threads: of as many as are started here, and
+//! `bench train`, `bench collective` and metrics measure workers of processes as they measure threads: of as many as are started here, and
 //! of a hosts file's.
 //!
 //! Seen red: with processes that train each for itself, and with a result that every process prints.
 
 use serde_json::Value;
+use tidemill::metrics::{self, StepMetrics};
 
 use crate::support::device::backend;
 use crate::support::program::is_of_shared_gpu;
@@ -105,4 +106,43 @@ fn an_exchange_between_processes_of_a_hosts_file_is_measured() {
     let result = first.json();
     assert_eq!((&result["workers"], &result["processes"]), (&2.into(), &2.into()), "{result}");
     assert_eq!((second.stdout.as_str(), second.stderr.as_str()), ("", ""));
+}
+
+/// Each line has what came to worker 0: of the first step of a run its sums, and of the others the parameters that were gathered
+/// before it too. Lines of a worker alone do not have it, and a run that goes on reads them.
+#[test]
+fn metrics_say_what_communication_took() {
+    let bench = Workbench::new();
+    bench.tidemill(&["train", "run.toml", "-w", "1"]).expect(0);
+    let text = std::fs::read_to_string(bench.path("run/metrics.jsonl")).unwrap();
+    assert!(!text.contains("communication"), "{text}");
+    let goes_on = |workers: &[&str]| -> Vec<[u64; 2]> {
+        for step in [4, 5] {
+            let checkpoint = bench.path(&format!("run/checkpoints/step-{step:08}"));
+            std::fs::remove_dir_all(checkpoint).unwrap();
+        }
+        bench.tidemill(&[&["train", "run.toml"], workers].concat()).expect(0);
+        let lines = metrics::read::<StepMetrics>(&bench.path("run")).unwrap();
+        assert!(lines.iter().map(|line| line.step).eq(1..=5), "{lines:?}");
+        let (before, after) = lines.split_at(2);
+        assert!(before.iter().all(|line| line.communication.is_none()), "{before:?}");
+        let told = after.iter().map(|line| {
+            let told = line.communication.unwrap_or_else(|| panic!("of {workers:?}: {line:?}"));
+            assert!(told.milliseconds.is_finite() && told.milliseconds > 0.0, "{line:?}");
+            assert!((0.0..=told.milliseconds).contains(&told.exposed_milliseconds), "{line:?}");
+            [told.bytes_from_memory, told.bytes_from_processes]
+        });
+        told.collect()
+    };
+    let threads = goes_on(&["-w", "2"]);
+    assert!(threads.iter().all(|of_step| of_step[0] > 0 && of_step[1] == 0), "{threads:?}");
+    assert!(threads[0][0] < threads[1][0] && threads[1] == threads[2], "{threads:?}");
+    // As much comes, another way.
+    let swapped =
+        |steps: Vec<[u64; 2]>| -> Vec<_> { steps.into_iter().map(|[a, b]| [b, a]).collect() };
+    assert_eq!(swapped(goes_on(&["-n", "2", "-w", "1"])), threads);
+    let both = goes_on(&["-n", "2", "-w", "2"]);
+    // Between GPUs of several processes each worker receives all that it needs in one way.
+    let by_memory = backend() == "cpu";
+    assert!(both.iter().all(|it| (it[0] > 0) == by_memory && it[1] > 0), "{both:?}");
 }

@@ -16,6 +16,8 @@ use crate::operators::{SampleSource, Wake};
 pub(super) struct LegSamples {
     legs: Arc<Legs>,
     reading: Option<Reading>,
+    /// The leg that was come to last, by its start.
+    arrived: Option<u64>,
     /// What was asked for and not passed on.
     waiting: VecDeque<Range<u64>>,
     wake: Option<Wake>,
@@ -39,6 +41,7 @@ impl LegSamples {
         Self {
             legs: Arc::clone(legs),
             reading: None,
+            arrived: None,
             waiting: VecDeque::new(),
             wake: None,
             is_last: worker == 0,
@@ -54,10 +57,11 @@ impl LegSamples {
                     self.reading = Some(reading);
                     break;
                 }
-                let left = Arc::clone(&reading.leg);
                 // Its decoder ends before another begins.
                 drop(reading);
-                self.legs.leave(&left);
+            }
+            if self.arrived.replace(leg.start) != Some(leg.start) {
+                self.legs.arrive(&leg);
             }
             let reading = match &mut self.reading {
                 Some(reading) => reading,

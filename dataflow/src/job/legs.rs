@@ -38,8 +38,8 @@ pub(super) struct Leg {
     data: Mixture,
     /// One for all workers of the process, for as long as one of them reads.
     decoder: Mutex<Weak<Decoder>>,
-    /// Workers of the process that have read all of it.
-    left: AtomicUsize,
+    /// Workers of the process that have all samples before it, and ask for its own.
+    arrived: AtomicUsize,
 }
 
 /// Which version is read from an epoch's end on.
@@ -261,18 +261,17 @@ impl Legs {
         }
     }
 
-    /// One of this process's workers has read all of a leg, and goes on to the next.
-    pub(super) fn leave(&self, leg: &Leg) {
-        if leg.left.fetch_add(1, Ordering::AcqRel) + 1 == self.place.workers {
+    /// One of this process's workers has all samples before a leg, and comes to it.
+    pub(super) fn arrive(&self, leg: &Leg) {
+        if leg.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.place.workers {
             lock(&self.state).wake();
         }
     }
 
-    /// Whether all workers of this process have read what is before a leg.
+    /// Whether no worker of this process reads what is before a leg.
     pub(super) fn is_open(&self, leg: &Leg) -> bool {
-        let state = lock(&self.state);
-        let before = state.legs.partition_point(|it| it.start < leg.start).checked_sub(1);
-        before.is_none_or(|it| state.legs[it].left.load(Ordering::Acquire) == self.place.workers)
+        lock(&self.state).legs[0].start == leg.start
+            || leg.arrived.load(Ordering::Acquire) == self.place.workers
     }
 
     /// The leg of a position; none where that is not decided yet. Then it will be, and whatever was to be woken is.
@@ -365,7 +364,7 @@ impl State {
 
 impl Leg {
     fn new(start: u64, epoch: u64, data: Mixture) -> Self {
-        Self { start, epoch, data, decoder: Mutex::default(), left: AtomicUsize::new(0) }
+        Self { start, epoch, data, decoder: Mutex::default(), arrived: AtomicUsize::new(0) }
     }
 
     /// The position in the version's own stream.

@@ -113,7 +113,7 @@ fn pipes_are_no_change_and_what_could_not_be_read_is_tried_again() {
     use std::os::unix::fs::symlink;
 
     let bench = bench();
-    let (pipe, memory) = (bench.path("in/pipe"), bench.path("in/memory.txt"));
+    let (pipe, memory) = (bench.path("in/pipe.txt"), bench.path("in/memory.txt"));
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     symlink(bench.path("nothing"), bench.path("in/nowhere.txt")).unwrap();
     let mut follow = Follow::new(UpdateSettings::new(bench.path("out")));
