@@ -165,8 +165,8 @@ impl<'a> Admission<'a> {
             return known.clone();
         }
         let mut report = FilterReport::default();
+        // What is recorded is counted, of whichever texts are new.
         let left = filter::judge(self.rules.filters, text, &mut report);
-        self.left_out.filtered.add(&report);
         match (left, report.rejected.keys().next()) {
             (None, Some(rule)) => Judged::Rejected(rule.to_string().into()),
             (None, None) => unreachable!("what is rejected breaks a rule"),

@@ -26,8 +26,9 @@ mod words;
 use std::{
     borrow::Cow,
     cell::{OnceCell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
+    sync::{Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,37 @@ impl fmt::Display for Rule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}.{}", self.table, self.key)
     }
+}
+
+/// How many names of tables and keys of rules there may be, and how long they are: there are some hundred.
+const MOST_NAMES: usize = 4096;
+const LONGEST_NAME: usize = 128;
+
+impl Rule {
+    /// The rule of these names, which need not be one of this program.
+    pub(crate) fn named(table: &str, key: &str) -> Option<Rule> {
+        Some(Rule { table: kept(table)?, key: kept(key)? })
+    }
+
+    /// The rule that is written so.
+    pub(crate) fn parse(rule: &str) -> Option<Rule> {
+        rule.split_once('.').and_then(|(table, key)| Rule::named(table, key))
+    }
+}
+
+/// A name that lives as long as the process, as those of its own rules do; none where there are too many.
+fn kept(name: &str) -> Option<&'static str> {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(kept) = names.get(name) {
+        return Some(kept);
+    }
+    if names.len() >= MOST_NAMES || name.len() > LONGEST_NAME {
+        return None;
+    }
+    let kept: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    names.insert(kept);
+    Some(kept)
 }
 
 /// What filters did.

@@ -1,7 +1,7 @@
 //! From listed inputs to shards and state: the one way, for a new data set and for an update.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::HashSet,
     ops::ControlFlow,
     sync::{
         Mutex, PoisonError,
@@ -15,17 +15,16 @@ use std::{
 use super::{
     Changes,
     asked::Asked,
-    assembler::{Assembler, Step, fate},
+    assembler::{Assembler, Step},
     cut::ContentCut,
     former::{FormerInputs, FormerRecords, Known, Places, known_texts},
     former_shards::{FormerShards, Reuse},
     part::PART_SUFFIX,
-    record::{Fate, Judged, Record, WasRead},
-    recorder::{Counts, Listed, Recorder, Source},
+    record::WasRead,
+    recorder::{Counts, Listed, Past, Recorder, Source},
     seen::{Look, SEEN_FILE, Seen},
-    spool::Spool,
     state::{Methods, PartEntry, State, Version, state_file},
-    wanted::{Fetching, Wanted},
+    wanted::{Fetching, Plan, Wanted},
 };
 use crate::{
     hash::ContentHash,
@@ -34,7 +33,7 @@ use crate::{
         Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
         admit::{Pass, Rules},
         batch::Batch,
-        duplicates::{Collector, Verdicts},
+        duplicates::Collector,
         find::{Input, path_bytes},
         format::Format,
         in_order::InOrder,
@@ -115,7 +114,8 @@ pub(crate) fn build(
     let peers = work.peers.filter(|_| upkeep.dedup.dedup != Dedup::None);
     let is_compared = upkeep.dedup.dedup != Dedup::None && peers.is_none();
     let compared = is_compared.then(|| Collector::new(upkeep.dedup));
-    let mut recorder = Recorder::new(&listed, work.rules.exclusions, records, places, compared)?;
+    let past = Past { known: &known, records, places };
+    let mut recorder = Recorder::new(&listed, work.rules.exclusions, past, compared)?;
     let read: Vec<Input> = of(&listed, Source::Input).cloned().collect();
     let pass = Pass::Record(upkeep.dedup.dedup, &known);
     let recording = Work { inputs: &read, rules: Rules { pass, ..work.rules }, ..work };
@@ -125,17 +125,16 @@ pub(crate) fn build(
     };
     let (mut spool, compared, seen, counts) = recorder.finish()?;
     drop(known);
+    let bytes_total = read.iter().map(|input| input.bytes).sum();
+    let sorting = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
     let verdicts = match (compared, peers) {
-        (Some(compared), _) => {
-            let bytes_total = read.iter().map(|input| input.bytes).sum();
-            let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
-            Some(compared.finish(&mut || ask(progress, position))?)
-        }
+        (Some(compared), _) => Some(compared.finish(&mut || ask(progress, sorting))?),
         (None, Some(peers)) => Some(judge_records(peers, upkeep.dedup, &mut spool, progress)?),
         (None, None) => None,
     };
 
-    let plan = plan(&mut spool, verdicts.as_ref(), &listed)?;
+    let go_on = &mut || ask(progress, sorting);
+    let plan = Plan::new(&mut spool, verdicts.as_ref(), &listed, go_on)?;
     changes.texts_read = counts.read;
     changes.texts_tokenized = plan.wanted.documents();
     changes.rejected = plan.rejected;
@@ -200,48 +199,6 @@ fn list<'a>(
         Listed { input, look, told, source }
     };
     work.inputs.iter().map(list).collect()
-}
-
-/// What is read again for its tokens.
-struct Plan {
-    inputs: Vec<Input>,
-    wanted: Wanted,
-    /// Documents that filters rejected, by rule.
-    rejected: BTreeMap<String, u64>,
-}
-
-fn plan(
-    spool: &mut Spool,
-    verdicts: Option<&Verdicts>,
-    listed: &[Listed<'_>],
-) -> Result<Plan, PrepareError> {
-    let mut plan =
-        Plan { inputs: Vec::new(), wanted: Wanted::default(), rejected: BTreeMap::new() };
-    let (mut records, mut documents, mut inputs) = (spool.read()?, 0, listed.iter());
-    let mut wanted = Vec::new();
-    while let Some((record, origin)) = records.next()? {
-        match record {
-            Record::Begin(_) => {}
-            Record::Document(document) => {
-                if let Judged::Rejected(rule) = &document.judged {
-                    *plan.rejected.entry(rule.to_string()).or_default() += 1;
-                }
-                let fate = fate(verdicts, documents, &document);
-                documents += 1;
-                if matches!(fate, Fate::Kept { .. }) && origin.is_none() {
-                    wanted.push((document.place, document.source));
-                }
-            }
-            Record::End(_) => {
-                let input = inputs.next().expect("each input was recorded").input;
-                if !wanted.is_empty() {
-                    plan.inputs.push(input.clone());
-                    plan.wanted.push(std::mem::take(&mut wanted));
-                }
-            }
-        }
-    }
-    Ok(plan)
 }
 
 /// What was built.
@@ -491,7 +448,7 @@ impl Outcome {
         outcome.broken = recorded.broken;
         outcome.broken.count = counts.broken;
         outcome.left_out.excluded = counts.excluded;
-        outcome.left_out.filtered.rejected = recorded.left_out.filtered.rejected;
+        outcome.left_out.filtered.rejected = counts.rejected;
         outcome.state = Some(state);
         outcome.changes = changes;
         outcome

@@ -1,10 +1,13 @@
 //! The first pass: records of all documents in order, read from inputs or taken over from the version
 //! before.
 
-use std::path::PathBuf;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+};
 
 use super::{
-    former::{FormerRecords, Places},
+    former::{FormerRecords, Known, Places},
     record::{Document, Fate, InputEnd, Judged, Record, SourceDigest, WasRead},
     seen::{Look, Seen},
     spool::{Origin, Spool, SpoolWriter},
@@ -12,7 +15,7 @@ use super::{
 use crate::{
     hash::ContentHash,
     prepare::{
-        PrepareError,
+        PrepareError, Rule,
         batch::{Batch, Collect, Ended},
         duplicates::Collector,
         exclude::Exclusions,
@@ -45,8 +48,7 @@ pub(crate) struct Recorder<'a> {
     /// Those that are read, by their numbers among all.
     read: Vec<usize>,
     exclusions: &'a Exclusions,
-    former: Option<FormerRecords<'a>>,
-    places: Places,
+    past: Past<'a>,
     spool: SpoolWriter,
     compared: Option<Collector>,
     /// The first input that is not recorded to its end.
@@ -55,6 +57,14 @@ pub(crate) struct Recorder<'a> {
     begun: Option<Begun>,
     seen: Seen,
     counts: Counts,
+}
+
+/// What the version before says.
+pub(crate) struct Past<'a> {
+    /// What was found out about texts then.
+    pub known: &'a Known,
+    pub records: Option<FormerRecords<'a>>,
+    pub places: Places,
 }
 
 /// What was recorded.
@@ -67,6 +77,9 @@ pub(crate) struct Counts {
     pub broken: u64,
     /// Documents of inputs that were read.
     pub read: u64,
+    /// Those of them that filters rejected, by the first rule that each broke, but for texts of which that was known before:
+    /// a process that does not know them judges them anew.
+    pub rejected: BTreeMap<Rule, u64>,
     /// Inputs that changed although they look as before.
     pub unnoticed: Vec<PathBuf>,
 }
@@ -86,8 +99,7 @@ impl<'a> Recorder<'a> {
     pub(crate) fn new(
         listed: &'a [Listed<'a>],
         exclusions: &'a Exclusions,
-        former: Option<FormerRecords<'a>>,
-        places: Places,
+        past: Past<'a>,
         compared: Option<Collector>,
     ) -> Result<Recorder<'a>, PrepareError> {
         let is_read =
@@ -96,8 +108,7 @@ impl<'a> Recorder<'a> {
             listed,
             read: listed.iter().enumerate().filter_map(is_read).collect(),
             exclusions,
-            former,
-            places,
+            past,
             spool: SpoolWriter::new()?,
             compared,
             at: 0,
@@ -124,7 +135,7 @@ impl<'a> Recorder<'a> {
             let listed = &self.listed[self.at];
             let path = path_bytes(&listed.input.path);
             loop {
-                let record = match &mut self.former {
+                let record = match &mut self.past.records {
                     Some(former) => former.next()?,
                     None => None,
                 };
@@ -144,7 +155,7 @@ impl<'a> Recorder<'a> {
 
     fn take_over_documents(&mut self, listed: &Listed<'_>) -> Result<(), PrepareError> {
         while let Some((record, origin)) =
-            self.former.as_mut().map_or(Ok(None), FormerRecords::next)?
+            self.past.records.as_mut().map_or(Ok(None), FormerRecords::next)?
         {
             match record {
                 Record::Begin(_) => break,
@@ -216,9 +227,15 @@ impl Collect for Recorder<'_> {
         begun.broken += batch.broken;
         for document in batch.documents {
             begun.digest.update(document.place, document.source);
-            let places = self.places.get_mut(&document.source);
-            let origin = places.and_then(std::collections::VecDeque::pop_front);
+            let places = self.past.places.get_mut(&document.source);
+            let origin = places.and_then(VecDeque::pop_front);
             self.counts.read += 1;
+            if let Judged::Rejected(rule) = &document.judged
+                && !self.past.known.contains_key(&document.source)
+                && let Some(rule) = Rule::parse(rule)
+            {
+                *self.counts.rejected.entry(rule).or_default() += 1;
+            }
             self.push(document, origin)?;
         }
         self.begun = Some(begun);

@@ -1,23 +1,89 @@
 //! Which documents are read for their tokens.
 
-use std::{path::PathBuf, sync::mpsc::SyncSender};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, mpsc::SyncSender},
+};
 
+use super::{
+    assembler::fate,
+    record::{Fate, Judged, Record},
+    recorder::Listed,
+    spool::Spool,
+};
 use crate::prepare::{
     PrepareError,
     batch::{Batch, Collect, Ended},
+    duplicates::Verdicts,
     find::Input,
 };
+
+/// Documents that are planned between two questions whether to go on.
+const PLANNED_AT_ONCE: u64 = 1 << 12;
+
+/// What is read again for its tokens.
+pub(super) struct Plan {
+    pub inputs: Vec<Input>,
+    pub wanted: Wanted,
+    /// Documents that filters rejected, by rule.
+    pub rejected: BTreeMap<String, u64>,
+}
+
+impl Plan {
+    /// What is not in the version before, of what is kept; `go_on` is asked now and then.
+    ///
+    /// # Errors
+    /// That of a temporary file, or of `go_on`.
+    pub(super) fn new(
+        spool: &mut Spool,
+        verdicts: Option<&Verdicts>,
+        listed: &[Listed<'_>],
+        go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
+    ) -> Result<Plan, PrepareError> {
+        let mut plan =
+            Plan { inputs: Vec::new(), wanted: Wanted::default(), rejected: BTreeMap::new() };
+        let (mut records, mut documents, mut inputs) = (spool.read()?, 0_u64, listed.iter());
+        let mut wanted = Vec::new();
+        while let Some((record, origin)) = records.next()? {
+            match record {
+                Record::Begin(_) => {}
+                Record::Document(document) => {
+                    if let Judged::Rejected(rule) = &document.judged {
+                        *plan.rejected.entry(rule.to_string()).or_default() += 1;
+                    }
+                    let fate = fate(verdicts, documents, &document);
+                    documents += 1;
+                    if documents.is_multiple_of(PLANNED_AT_ONCE) {
+                        go_on()?;
+                    }
+                    if matches!(fate, Fate::Kept { .. }) && origin.is_none() {
+                        wanted.push((document.place, document.source));
+                    }
+                }
+                Record::End(_) => {
+                    let input = inputs.next().expect("each input was recorded").input;
+                    if !wanted.is_empty() {
+                        plan.inputs.push(input.clone());
+                        plan.wanted.push(std::mem::take(&mut wanted));
+                    }
+                }
+            }
+        }
+        Ok(plan)
+    }
+}
 
 /// Documents of inputs, by their places, and the hashes that their texts must have.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
-    by_input: Vec<Vec<(u64, u128)>>,
+    by_input: Vec<Arc<Vec<(u64, u128)>>>,
 }
 
 impl Wanted {
     /// Those of one more input, in order of their places.
     pub(crate) fn push(&mut self, documents: Vec<(u64, u128)>) {
-        self.by_input.push(documents);
+        self.by_input.push(Arc::new(documents));
     }
 
     /// The hash of a document that is wanted.
@@ -29,12 +95,23 @@ impl Wanted {
 
     /// Places and hashes of all that are wanted of an input.
     pub(crate) fn all_of(&self, input: usize) -> &[(u64, u128)] {
-        self.by_input.get(input).map_or(&[], Vec::as_slice)
+        self.by_input.get(input).map_or(&[], |documents| documents.as_slice())
+    }
+
+    /// Those of some inputs, which become the first and those behind it; they are in memory once.
+    pub(crate) fn of_inputs(&self, inputs: &[usize]) -> Wanted {
+        let of_input = |&input: &usize| self.by_input.get(input).cloned().unwrap_or_default();
+        Wanted { by_input: inputs.iter().map(of_input).collect() }
     }
 
     /// How many documents of an input are wanted.
     pub(crate) fn count(&self, input: usize) -> usize {
         self.all_of(input).len()
+    }
+
+    /// Of how many inputs documents may be wanted.
+    pub(crate) fn inputs(&self) -> usize {
+        self.by_input.len()
     }
 
     /// How many documents are wanted.
