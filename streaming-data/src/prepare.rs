@@ -62,6 +62,7 @@
 //! | `skip` | what gave no document, and why |
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
 //! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
+//! | `passes` | reading once, or twice where documents are compared |
 //! | `batch` | what came of a file or part |
 //! | `vocabulary` | what an index says of tokens |
 //! | `pack` | the stream cut into rows |
@@ -87,6 +88,7 @@ mod job;
 mod job_queue;
 mod output;
 mod pack;
+mod passes;
 mod pipeline;
 mod plan;
 mod report;
@@ -101,21 +103,21 @@ mod tokenize;
 mod upkeep;
 mod vocabulary;
 
-use std::{num::NonZeroUsize, ops::ControlFlow, path::Path};
+use std::{cell::Cell, num::NonZeroUsize, ops::ControlFlow, path::Path};
 
 use self::{
     admit::{Pass, Rules},
-    duplicates::Collector,
     exclude::Exclusions,
     find::{find_inputs, path_bytes},
     input::{Contents, Sources},
     job::{Bounds, Work},
     output::{Output, OutputFolder, RemoteOutput},
     pack::{Cut, Rows},
+    passes::run_passes,
     pipeline::Outcome,
     selection::{selection, with_selection},
     shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
-    together::{Setup, greet},
+    together::{Setup, ask, greet},
     upkeep::{Former, Upkeep, update_with},
     vocabulary::Vocabulary,
 };
@@ -287,6 +289,11 @@ fn prepare_in(
         return Err(error);
     }
     let folder = output.folder().to_owned();
+    let latest = Cell::new(Progress::default());
+    let progress = &mut |now: Progress| {
+        latest.set(now);
+        progress(now)
+    };
     let workers = settings.workers.get();
     let work = Work {
         inputs: &found.inputs,
@@ -343,6 +350,11 @@ fn prepare_in(
         state: outcome.state,
         shards: outcome.shards,
     };
+    // What stops it from here on comes too late.
+    if let Err(error) = ask(progress, latest.get()) {
+        output.abandon();
+        return Err(error);
+    }
     output.publish(&index, tokenizer_json.as_deref())?;
     Ok(PrepareReport {
         from: match sources.contents() {
@@ -382,38 +394,6 @@ fn tokenizer_file(output: &dyn Output, layout: Layout, json: &str) -> String {
         }
         name => name,
     }
-}
-
-/// Reads the inputs once, or twice where their documents are compared with each other first.
-fn run_passes(
-    work: Work<'_>,
-    dedup: DedupSettings,
-    output: &mut dyn Output,
-    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(Outcome, DedupReport), PrepareError> {
-    if work.peers.is_some() {
-        return together::run_passes(work, dedup, output, progress);
-    }
-    if dedup.dedup == Dedup::None {
-        let outcome = pipeline::run(&work, Some(output), None, progress)?;
-        return Ok((outcome, DedupReport::default()));
-    }
-    let with = |pass| Work { rules: Rules { pass, ..work.rules }, ..work };
-    let mut collector = Collector::new(dedup);
-    let signing = with(Pass::Sign(dedup.dedup));
-    let first = pipeline::run(&signing, None, Some(&mut collector), progress)?;
-    let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
-    let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
-    let verdicts = collector.finish(&mut || match progress(position) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-    })?;
-    let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
-    let mut outcome = pipeline::run(&tokenizing, Some(output), None, progress)?;
-    // The second pass looks at what is kept only.
-    outcome.left_out.excluded = first.left_out.excluded;
-    outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
-    Ok((outcome, verdicts.report()))
 }
 
 /// What was done, if it gave a row; files that were skipped then join those found before.

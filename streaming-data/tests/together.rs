@@ -511,7 +511,7 @@ const A_WHILE: Duration = Duration::from_secs(20);
 
 /// The process that fails has sent all that there is room for, and process 0 is not at its inputs yet.
 #[test]
-fn an_error_behind_what_nobody_has_taken_ends_all() {
+fn an_error_behind_what_was_not_taken_yet_ends_all() {
     let bench = Bench::new();
     let mut chance = Chance(4);
     // Process 0 has the first for long; process 1 has the others.
@@ -571,29 +571,6 @@ impl Peers for Before<'_> {
 }
 
 #[test]
-fn an_input_that_a_process_does_not_see_is_named_with_the_process() {
-    let bench = Bench::new();
-    let path = bench.write("in/b.txt", "there for process 0");
-    bench.write("in/a.txt", "a text that is long enough for a row");
-    let settings = bench.settings();
-    let failed = in_processes(2, ROOM, |peers| {
-        // Before it hears of its inputs, which it hears of second, one is gone.
-        let before = |message: usize| {
-            if peers.process() == 1 && message == 1 {
-                fs::remove_file(&path).unwrap();
-            }
-        };
-        let peers = Before { peers, receives: AtomicUsize::new(0), before: &before };
-        prepare_together(&peers, &settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()))
-    });
-    let error = failed.err().unwrap();
-    assert!(matches!(error, PrepareError::InputUnseen { process: 1, .. }), "{error}");
-    assert_line(&error, &["process 1", "b.txt", "process 0 can", "same path"]);
-    assert!(!error.may_succeed_later());
-    assert_eq!(bench.left(), ["in"]);
-}
-
-#[test]
 fn another_tokenizer_or_list_in_one_process_is_an_error() {
     let bench = Bench::new();
     bench.write("in/a.txt", "a text that is long enough for a row");
@@ -649,7 +626,7 @@ impl Tokenize for Other {
 }
 
 #[test]
-fn whoever_asks_to_stop_stops_all_at_any_moment() {
+fn any_process_that_asks_to_stop_stops_all_at_any_moment() {
     let bench = Bench::new();
     mixed(&bench, &mut Chance(2));
     let near = dedup(Dedup::Near, 0);

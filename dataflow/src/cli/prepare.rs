@@ -31,8 +31,9 @@ const PROCESSES_HELP: &str = "\
 Several processes (-n, or -p and --hosts) leave the bytes and the report of one. Inputs are dealt out by their sizes, and each process \
 reads, filters, signs and tokenizes its own, so a single large file is not shared out. All need the inputs under the same paths, and the \
 same flags. Process 0 alone writes: it receives all tokens (4 bytes each) and encodes all shards, a tenth of the work of tokenizing with the \
-fastest library, and with --updatable it takes the records of all documents. What a process has read before its turn waits in its folder for temporary files \
-(TMPDIR), at most 4 bytes for each token of its inputs.";
+fastest library, and with --updatable it takes the records of all documents, some 150 bytes each. What a process has read before its turn waits in its folder \
+for temporary files (TMPDIR): 4 bytes for each token of its inputs, those records, and with --dedup 8 bytes for each record of duplicates that is \
+not the first of its kind (with near a document has 15).";
 
 /// Flags of `tidemill prepare`.
 #[derive(Debug, Args)]

@@ -53,7 +53,7 @@ struct State {
     in_flight: Vec<u64>,
     /// By process: what of its next message has arrived.
     arriving: Vec<Vec<u8>>,
-    /// By process: messages that nobody has taken.
+    /// By process: messages that were not taken yet.
     inbox: Vec<VecDeque<Vec<u8>>>,
     /// This process sends nothing more.
     is_closed: bool,

@@ -100,7 +100,7 @@ pub enum SkipReason {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// Another of the processes that prepare together found out why.
+    /// One of several processes that prepare together found out why; where there are several, all reasons are told so.
     #[error("{words}")]
     Told {
         /// The reason with its causes.
@@ -206,7 +206,7 @@ pub enum BrokenReason {
         /// The limit.
         limit_bytes: u64,
     },
-    /// Another of the processes that prepare together found out what.
+    /// One of several processes that prepare together found out what; where there are several, all of it is told so.
     #[error("{words}")]
     Told {
         /// What is wrong.

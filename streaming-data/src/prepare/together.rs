@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! each process:   its inputs -> documents -> signatures --by bucket--> the process of the bucket
-//!                                   |                                        | who is not first in it
+//!                                   |                                        | what is not first in it
 //!                                   |            <--by input-----------------+
 //!                                   +--> tokens of the kept, or records --in order of inputs--> process 0: rows, shards, state
 //! ```
@@ -18,11 +18,13 @@
 //!   update found out about texts that it knew before is not counted by filters, in one process as in several,
 //!   but process 0 alone knows such texts.
 //! - Inputs must be readable by all processes under the same paths. One that a process cannot read although process 0 can is
-//!   an error that names both ([`PrepareError::InputUnseen`]). The output is used by process 0 alone, but for the
+//!   an error that names both ([`PrepareError::InputUnseen`]); one that process 0 cannot read either is what it is to one process.
+//!   The output is used by process 0 alone, but for the
 //!   tokenizer of an update.
 //! - The first error of any process ends the preparation: of several inputs that are wrong, another may be named
 //!   than by one process. Nothing is left of the output then, as with one process; what a process holds in its temporary
-//!   files has no name and ends with it.
+//!   files has no name and ends with it. A process learns that the work was ended as often as it asks whether to go on, the last time before
+//!   the data set is put in place.
 //!
 //! # Bounds
 //! - An input is read by one process: a single file is read by one, whatever the number of processes. (Its documents
@@ -32,9 +34,10 @@
 //!   speed of its host is the most there is, and its network carries about as many bytes as the texts have. Of an updatable data set it also receives the records of all documents,
 //!   150 bytes each, and sends entries of all to the processes of their buckets, which otherwise each process does for its own.
 //! - Memory: as of one process, in each; [`DedupSettings`](super::DedupSettings)'s is for the records in the buckets of
-//!   one process. Beside that a process holds 32 MiB of what process 0 has not asked for yet, and what is beyond that in a file without a
-//!   name in its folder for temporary files: at most 4 bytes for each token of its inputs. Messages on their way
-//!   between two processes take what [`Peers`] let them.
+//!   one process. Beside that a process holds 32 MiB of what others have not asked for yet, and what is beyond that in a file without a
+//!   name in its folder for temporary files: while it tokenizes 4 bytes for each token of its inputs, while it records (of an updatable
+//!   data set) some 150 bytes for each document and its path, and while it compares 8 bytes for each time that a document is not the first
+//!   of a bucket, of which `near` has 15 for each. Messages on their way between two processes take what [`Peers`] let them.
 //!
 //! | module | holds |
 //! |---|---|
@@ -44,6 +47,7 @@
 //! | [`setup`], [`order`] | what process 0 tells the others, once and for each pass |
 //! | [`backlog`] | messages that wait for their turn, on disk where they are many |
 //! | [`page`], [`forward`] | what was read, as messages to process 0 |
+//! | [`unseen`] | inputs that a process cannot read |
 //! | [`gather`] | what all read, in order again |
 //! | [`pack`] | its tokens to shards |
 //! | [`compare`] | duplicates: entries to the processes of their buckets, and verdicts back |
@@ -61,14 +65,16 @@ mod packet;
 mod page;
 mod peers;
 mod setup;
+mod unseen;
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, time::Duration};
 
+use self::gather::Report;
 pub use self::peers::{Parted, Peers};
 pub(crate) use self::{
-    compare::judge_records,
+    compare::{compare_together, judge_records},
     gather::{ask, gather},
-    pack::run_passes,
+    pack::pack_together,
     setup::{Setup, greet},
 };
 use super::{
@@ -89,13 +95,15 @@ pub fn prepare_together(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Option<PrepareReport>, PrepareError> {
-    if peers.process() > 0 {
-        assist::assist(peers, tokenizer, settings.workers, progress)?;
-        return Ok(None);
-    }
-    let report = prepare_with(several(peers), settings, tokenizer, progress)?;
-    order::dismiss(peers);
-    Ok(Some(report))
+    until_parted(peers, progress, |progress| {
+        if peers.process() > 0 {
+            assist::assist(peers, tokenizer, settings.workers, progress)?;
+            return Ok(None);
+        }
+        let report = prepare_with(several(peers), settings, tokenizer, progress)?;
+        order::dismiss(peers);
+        Ok(Some(report))
+    })
 }
 
 /// Makes a new version of a data set together with other processes, which all call this with the same settings. Process 0
@@ -109,13 +117,35 @@ pub fn update_together(
     tokenizer: &dyn Tokenize,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Option<UpdateReport>, PrepareError> {
-    if peers.process() > 0 {
-        assist::assist(peers, tokenizer, settings.workers, progress)?;
-        return Ok(None);
+    until_parted(peers, progress, |progress| {
+        if peers.process() > 0 {
+            assist::assist(peers, tokenizer, settings.workers, progress)?;
+            return Ok(None);
+        }
+        let report = update_with(several(peers), settings, tokenizer, progress)?;
+        order::dismiss(peers);
+        Ok(Some(report))
+    })
+}
+
+/// Does work that is broken off as soon as the work of all was ended, also where it has no messages to send or to receive.
+fn until_parted<R>(
+    peers: &dyn Peers,
+    progress: &mut Report<'_>,
+    work: impl FnOnce(&mut Report<'_>) -> Result<R, PrepareError>,
+) -> Result<R, PrepareError> {
+    let mut parted = None;
+    let done = work(&mut |now| match peers.receive(&[], Duration::ZERO) {
+        Ok(_) => progress(now),
+        Err(over) => {
+            parted = Some(over);
+            ControlFlow::Break(())
+        }
+    });
+    match (done, parted) {
+        (Err(PrepareError::Interrupted), Some(over)) => Err(over.into()),
+        (done, _) => done,
     }
-    let report = update_with(several(peers), settings, tokenizer, progress)?;
-    order::dismiss(peers);
-    Ok(Some(report))
 }
 
 /// The peers, if there are others.

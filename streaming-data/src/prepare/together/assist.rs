@@ -15,11 +15,12 @@ use super::{
     backlog::{Backlog, Popped},
     compare::{Comparing, compare, judge_for_others},
     forward::{Share, read_share},
-    gather::{EndsWithThis, Report, Signals},
+    gather::{EndsWithThis, Report, Signals, StopsAtPanic, ask, cause},
     order::{Order, PassOrder, What},
     page::PageWriter,
-    peers::{MOMENT, Peers, receive, send},
-    setup::{Setup, look_at},
+    peers::{MOMENT, Peers, receive, send, wait_for_end},
+    setup::Setup,
+    unseen::Unseen,
 };
 use crate::prepare::{
     PrepareError, Progress, Tokenize,
@@ -44,12 +45,14 @@ pub(super) fn assist(
     workers: NonZeroUsize,
     progress: &mut Report<'_>,
 ) -> Result<(), PrepareError> {
-    let next = |progress: &mut Report<'_>| {
-        let go_on = &mut || match progress(Progress::default()) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-        };
-        receive(peers, &[0], go_on).and_then(|(_, message)| Order::read(&message))
+    let next = |progress: &mut Report<'_>| -> Result<Order, PrepareError> {
+        let go_on = &mut || ask(progress, Progress::default());
+        let (_, message) = receive(peers, &[0], go_on)?;
+        let mut order = Order::read(&message, peers.processes())?;
+        if let Order::Pass(order) = &mut order {
+            order.complete(peers, go_on)?;
+        }
+        Ok(order)
     };
     let Order::Setup(setup) = next(progress)? else {
         return Err(PrepareError::Message { process: 0 });
@@ -93,11 +96,18 @@ impl Assistant<'_> {
         if let What::Judge = order.what {
             return judge_for_others(self.peers, self.setup.dedup_settings(), progress);
         }
-        look_at(order.inputs.iter(), self.peers.process())?;
         let PassOrder { what, numbers, inputs } = order;
+        let unseen = Unseen::first_of(inputs);
         let mut looked_at = inputs.clone();
-        let sources = Sources::new(&mut looked_at, self.setup.text_key.as_deref())?;
-        let sources = sources.among(self.setup.contents());
+        let sources = Sources::new(&mut looked_at, self.setup.text_key.as_deref());
+        let sources = match (sources, &unseen) {
+            (Err(PrepareError::Data(_)), Some(unseen)) => {
+                let go_on = &mut || ask(progress, Progress::default());
+                send(self.peers, 0, unseen.needed().message(), go_on)?;
+                return Err(wait_for_end(self.peers, go_on));
+            }
+            (sources, _) => sources?.among(self.setup.contents()),
+        };
         let known = Known::new();
         let dedup = self.setup.dedup;
         let pass = match what {
@@ -134,19 +144,20 @@ impl Assistant<'_> {
         let share = Share { numbers };
         match what {
             What::Sign { owners } => {
+                if let Some(unseen) = unseen {
+                    let go_on = &mut || ask(progress, Progress::default());
+                    send(self.peers, 0, unseen.message(), go_on)?;
+                }
                 let settings = self.setup.dedup_settings();
                 let comparing = Comparing { peers: self.peers, settings, owners, share };
                 let (verdicts, summary) = compare(&work, comparing, progress)?;
                 self.verdicts = Some(verdicts);
                 let mut page = PageWriter::default();
                 page.summary(&summary);
-                let go_on = &mut || match progress(Progress::default()) {
-                    ControlFlow::Continue(()) => Ok(()),
-                    ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-                };
+                let go_on = &mut || ask(progress, Progress::default());
                 send(self.peers, 0, page.take(), go_on)
             }
-            _ => forward(&work, share, self.peers, progress),
+            _ => forward(&work, share, unseen, self.peers, progress),
         }
     }
 }
@@ -155,6 +166,7 @@ impl Assistant<'_> {
 fn forward(
     work: &Work<'_>,
     share: Share<'_>,
+    unseen: Option<Unseen>,
     peers: &dyn Peers,
     progress: &mut Report<'_>,
 ) -> Result<(), PrepareError> {
@@ -162,11 +174,12 @@ fn forward(
         (Backlog::new(), Signals::default(), AtomicBool::new(false));
     thread::scope(|scope| {
         let (backlog, signals, has_failed) = (&backlog, &signals, &has_failed);
+        let _stops = StopsAtPanic(&signals.is_stopped);
         let (done, is_done) = channel();
         let sender = scope.spawn(move || {
             let sent = send_pages(peers, backlog, signals);
             has_failed.store(sent.is_err(), Ordering::Relaxed);
-            // Where nobody waits for it, nobody needs to be told.
+            // Where it is not waited for, it need not be told.
             let _ = done.send(());
             sent
         });
@@ -175,7 +188,8 @@ fn forward(
             true => ControlFlow::Break(()),
             false => progress(now),
         };
-        let read = read_share(work, share, backlog, &mut report);
+        let read = read_share(work, share, unseen, backlog, &mut report)
+            .or_else(|error| backlog.push(Unseen::of_error(error)?.message()));
         drop(ended);
         signals.is_stopped.store(read.is_err(), Ordering::Relaxed);
         while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(MOMENT) {
@@ -185,19 +199,15 @@ fn forward(
         }
         let sent = sender.join().expect("what sends does not panic");
         match (read, sent) {
-            (Err(PrepareError::Interrupted), Err(error)) => Err(error),
-            (Err(error), _) => Err(error),
-            (Ok(()), sent) => sent,
+            (Ok(()), Ok(())) => Ok(()),
+            (read, sent) => Err(cause(read.err().into_iter().chain(sent.err()))),
         }
     })
 }
 
 /// Sends process 0 what it takes, until there is no more.
 fn send_pages(peers: &dyn Peers, backlog: &Backlog, signals: &Signals) -> Result<(), PrepareError> {
-    let mut go_on = || match signals.flow() {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-    };
+    let mut go_on = || signals.go_on();
     loop {
         match backlog.pop(MOMENT)? {
             Popped::Message(page) => send(peers, 0, page, &mut go_on)?,

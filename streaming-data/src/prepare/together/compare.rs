@@ -1,8 +1,8 @@
-//! Duplicates across processes: every document's entries go to the processes of their buckets, which find out who is not first
-//! in one, and tell the process that has read it.
+//! Duplicates across processes: every document's entries go to the processes of their buckets, which find out which documents are
+//! not the first of one, and tell the processes that have read these.
 //!
 //! A document's *rank* stands for it: the number of its input, and its own number in that. Ranks are ordered as documents
-//! are, whoever read them, so that the first of a bucket is the same for any number of processes.
+//! are, in whichever processes they are read, so that the first of a bucket is the same for any number of processes.
 //!
 //! Each process has three threads at this: one reads and sends entries, waiting where the others are slower; one takes what
 //! comes, and never waits for room; and one sends verdicts, which wait in a [`Backlog`] meanwhile. So two
@@ -27,7 +27,7 @@ use super::{
     backlog::Backlog,
     deal::deal,
     forward::{Share, summary},
-    gather::{EndsWithThis, OwnShare, Report, Signals, ask},
+    gather::{EndsWithThis, OwnShare, Report, Signals, StopsAtPanic, ask, cause},
     order::{Order, give_order, give_orders},
     page::{Item, Page, Summary},
     peers::{Peers, receive},
@@ -70,7 +70,7 @@ pub(super) struct Comparing<'a> {
 ///
 /// # Errors
 /// As [`pipeline::run`], that of a temporary file, and [`PrepareError::Parted`].
-pub(super) fn compare_together(
+pub(crate) fn compare_together(
     work: &Work<'_>,
     settings: DedupSettings,
     progress: &mut Report<'_>,
@@ -110,7 +110,8 @@ pub(super) fn compare(
     progress: &mut Report<'_>,
 ) -> Result<(Verdicts, Summary), PrepareError> {
     let read = |signing: &mut Signing<'_>, progress: &mut Report<'_>| {
-        pipeline::run(work, None, Some(signing), progress)
+        let read = pipeline::run(work, None, Some(&mut *signing), progress);
+        read.map_err(|error| signing.ended_by(error))
     };
     let (verdicts, outcome) = compare_what(read, comparing, progress)?;
     let summary = summary(work, outcome, verdicts.report());
@@ -172,13 +173,14 @@ fn compare_what(
     progress: &mut Report<'_>,
 ) -> Result<(Verdicts, Outcome), PrepareError> {
     let before = vec![0; comparing.share.numbers.len()];
-    let judging = Mutex::new(Judging { before, found: Found::default() });
+    let judging = Mutex::new(Judging { before, documents: 0, found: Found::default() });
     let (verdicts_out, signals) = (Backlog::new(), Signals::default());
     let position = Mutex::new(Progress { phase: Phase::Comparing, ..Progress::default() });
     let cannot_send = AtomicBool::new(false);
     thread::scope(|scope| {
         let (judging, verdicts_out, signals) = (&judging, &verdicts_out, &signals);
         let (position, cannot_send) = (&position, &cannot_send);
+        let _stops = StopsAtPanic(&signals.is_stopped);
         let reader = scope.spawn(move || {
             let _ended = EndsWithThis(None, signals);
             let read = sign(read, comparing, judging, signals, &mut |now| {
@@ -189,6 +191,7 @@ fn compare_what(
             read
         });
         let sender = scope.spawn(move || {
+            let _stops = StopsAtPanic(cannot_send);
             let sent = send_verdicts(comparing.peers, verdicts_out, signals);
             cannot_send.store(sent.is_err(), Ordering::Relaxed);
             sent
@@ -209,13 +212,10 @@ fn compare_what(
         let sent = sender.join().expect("what sends does not panic");
         let read = reader.join().expect("what reads texts does not panic");
         let (listed, outcome) = match (received, read, sent) {
-            // It waited in vain for what the others do, who say why.
-            (Err(PrepareError::Interrupted), Err(error), _)
-            | (Err(PrepareError::Interrupted), _, Err(error)) => return Err(error),
-            (Err(error), ..) | (Ok(()), Err(error), _) | (Ok(()), Ok(_), Err(error)) => {
-                return Err(error);
-            }
             (Ok(()), Ok(read), Ok(())) => read,
+            (received, read, sent) => {
+                return Err(cause([received.err(), read.err(), sent.err()].into_iter().flatten()));
+            }
         };
         let found = std::mem::take(&mut lock(judging).found);
         Ok((listed.judged(found), outcome))
@@ -226,6 +226,8 @@ fn compare_what(
 struct Judging {
     /// Documents before each of its inputs, once that began.
     before: Vec<u64>,
+    /// Documents of all its inputs of which entries may have been sent.
+    documents: u64,
     found: Found,
 }
 

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use super::{
     backlog::Backlog,
     page::{PageWriter, Summary},
+    unseen::Unseen,
 };
 use crate::prepare::{
     DedupReport, PrepareError, Progress,
@@ -25,13 +26,15 @@ pub(super) struct Share<'a> {
     pub numbers: &'a [usize],
 }
 
-/// Reads the inputs of a process, and puts what process 0 is to have of them into the backlog.
+/// Reads the inputs of a process, and puts what process 0 is to have of them into the backlog, behind one that this process does
+/// not find.
 ///
 /// # Errors
 /// As [`pipeline::run`].
 pub(super) fn read_share(
     work: &Work<'_>,
     share: Share<'_>,
+    unseen: Option<Unseen>,
     backlog: &Backlog,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<(), PrepareError> {
@@ -46,6 +49,9 @@ pub(super) fn read_share(
         fetched: vec![0; work.inputs.len()],
         page: PageWriter::default(),
     };
+    if let Some(unseen) = unseen {
+        forward.page.unseen(&unseen);
+    }
     let outcome = pipeline::run(work, None, Some(&mut forward), progress)?;
     let mut page = forward.page;
     page.summary(&summary(work, outcome, DedupReport::default()));

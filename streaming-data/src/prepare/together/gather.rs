@@ -54,10 +54,11 @@ pub(crate) fn gather(
     let (backlog, signals) = (Backlog::new(), Signals::default());
     thread::scope(|scope| {
         let (own, backlog, signals) = (&own, &backlog, &signals);
+        let _stops = StopsAtPanic(&signals.is_stopped);
         let reader = scope.spawn(move || {
             let _ended = EndsWithThis(Some(backlog), signals);
             let share = Share { numbers: &own.numbers };
-            let read = read_share(&own.work(work), share, backlog, &mut |_| signals.flow());
+            let read = read_share(&own.work(work), share, None, backlog, &mut |_| signals.flow());
             signals.is_read.store(read.is_ok(), Ordering::Relaxed);
             read
         });
@@ -76,11 +77,21 @@ pub(crate) fn gather(
         signals.is_stopped.store(merged.is_err(), Ordering::Relaxed);
         let read = reader.join().expect("what reads texts does not panic");
         match (merged, read) {
-            // It waited in vain for what this process reads.
-            (Err(PrepareError::Interrupted), Err(error)) | (Ok(_), Err(error)) => Err(error),
-            (merged, _) => merged,
+            (Ok(outcome), Ok(())) => Ok(outcome),
+            (merged, read) => Err(cause(merged.err().into_iter().chain(read.err()))),
         }
     })
+}
+
+/// Which of the errors with which threads of a process ended says why they did: where one fails, the others are interrupted, and
+/// so are they where the work of all was ended.
+pub(super) fn cause(errors: impl IntoIterator<Item = PrepareError>) -> PrepareError {
+    let says_little = |error: &PrepareError| match error {
+        PrepareError::Interrupted => 2,
+        PrepareError::Parted(_) => 1,
+        _ => 0,
+    };
+    errors.into_iter().min_by_key(says_little).unwrap_or(PrepareError::Interrupted)
 }
 
 /// Asks the caller whether to go on.
@@ -94,7 +105,7 @@ pub(crate) fn ask(progress: &mut Report<'_>, position: Progress) -> Result<(), P
 /// What the threads of a process tell each other.
 #[derive(Debug, Default)]
 pub(super) struct Signals {
-    /// Nobody wants anything more.
+    /// Nothing more is wanted.
     pub is_stopped: AtomicBool,
     /// The thread that reads is at its end.
     pub has_ended: AtomicBool,
@@ -107,6 +118,14 @@ impl Signals {
         match self.is_stopped.load(Ordering::Relaxed) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
+        }
+    }
+
+    /// An error where nothing more is wanted.
+    pub(super) fn go_on(&self) -> Result<(), PrepareError> {
+        match self.flow() {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
         }
     }
 
@@ -130,6 +149,17 @@ impl Drop for EndsWithThis<'_> {
     }
 }
 
+/// Tells other threads of a panic of this one: a scope ends when all its threads have, and they wait for each other.
+pub(super) struct StopsAtPanic<'a>(pub &'a AtomicBool);
+
+impl Drop for StopsAtPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The inputs of process 0.
 pub(super) struct OwnShare {
     pub numbers: Vec<usize>,
@@ -142,13 +172,7 @@ impl OwnShare {
         let numbers = dealt_to(owners, 0);
         let inputs = numbers.iter().map(|&number| work.inputs[number].clone()).collect();
         let wanted = match work.rules.pass {
-            Pass::Fetch(all) => {
-                let mut wanted = Wanted::default();
-                for &number in &numbers {
-                    wanted.push(all.all_of(number).to_vec());
-                }
-                Some(wanted)
-            }
+            Pass::Fetch(all) => Some(all.of_inputs(&numbers)),
             _ => None,
         };
         OwnShare { numbers, inputs, wanted }
@@ -250,5 +274,29 @@ impl Merge<'_, '_> {
 
     fn report(&mut self) -> Result<(), PrepareError> {
         ask(self.progress, self.position)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::prepare::Parted;
+
+    #[test]
+    fn what_says_why_is_told_of_several_errors() {
+        let interrupted = || PrepareError::Interrupted;
+        let parted = || PrepareError::Parted(Parted);
+        let of_disk = || PrepareError::io("write", "a")(io::Error::other("the disk is full"));
+        for errors in [
+            vec![interrupted(), interrupted(), of_disk()],
+            vec![interrupted(), of_disk(), parted()],
+            vec![of_disk(), interrupted()],
+        ] {
+            assert!(matches!(cause(errors), PrepareError::Data(_)));
+        }
+        assert!(matches!(cause([interrupted(), parted()]), PrepareError::Parted(_)));
+        assert!(matches!(cause([interrupted(), interrupted()]), PrepareError::Interrupted));
     }
 }

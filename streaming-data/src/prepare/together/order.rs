@@ -3,7 +3,7 @@
 use super::{
     deal::dealt_to,
     packet::{Packet, Unpacked},
-    peers::{MOMENT, Peers, send},
+    peers::{GoOn, MOMENT, Peers, receive, send},
     setup::{Setup, path_of_bytes, path_to_bytes},
 };
 use crate::prepare::{
@@ -17,6 +17,14 @@ use crate::prepare::{
 const SETUP: u8 = 1;
 const PASS: u8 = 2;
 const DISMISS: u8 = 3;
+/// Documents that are wanted of the inputs of the pass before.
+const WANTED: u8 = 4;
+/// There are no more.
+const WANTED_END: u8 = 5;
+
+/// A message with documents that are wanted is sent when it has so many bytes, and takes so many documents of an input at once.
+const WANTED_BYTES: usize = 64 << 10;
+const WANTED_AT_ONCE: usize = 1 << 12;
 
 /// What a process is told.
 #[derive(Debug)]
@@ -45,7 +53,7 @@ pub(super) enum What {
     Tokenize { is_compared: bool },
     /// Records are made of them.
     Record,
-    /// Those that are wanted are tokenized, each by itself.
+    /// Those that are wanted are tokenized, each by itself; which these are comes in messages behind the order.
     Fetch(Wanted),
     /// Nothing: documents whose records process 0 has are compared.
     Judge,
@@ -90,22 +98,9 @@ impl Order {
             packet.byte(format_code(*format));
             packet.bytes(path_to_bytes(path));
         }
-        match pass {
-            Pass::Sign(_) => {
-                packet.number(owners.len() as u64);
-                owners.iter().for_each(|&owner| packet.number(owner as u64));
-            }
-            Pass::Fetch(wanted) => {
-                for &number in &own {
-                    let documents = wanted.all_of(number);
-                    packet.number(documents.len() as u64);
-                    for &(place, source) in documents {
-                        packet.number(place);
-                        packet.wide(source);
-                    }
-                }
-            }
-            _ => {}
+        if let Pass::Sign(_) = pass {
+            packet.number(owners.len() as u64);
+            owners.iter().for_each(|&owner| packet.number(owner as u64));
         }
         packet.take()
     }
@@ -118,43 +113,45 @@ impl Order {
         packet.take()
     }
 
+    /// Reads what one of so many processes was told.
+    ///
     /// # Errors
     /// [`PrepareError::Message`].
-    pub(super) fn read(message: &[u8]) -> Result<Order, PrepareError> {
+    pub(super) fn read(message: &[u8], processes: usize) -> Result<Order, PrepareError> {
         let mut unpacked = Unpacked::new(message, 0);
         match unpacked.byte()? {
             SETUP => {
                 let bytes = unpacked.bytes()?;
-                let setup: Setup = serde_json::from_slice(bytes).map_err(|_| unpacked.wrong())?;
-                // What a number of many digits is read as may be another, by its last bit.
-                match serde_json::to_vec(&setup) {
-                    Ok(again) if again == bytes => Ok(Order::Setup(Box::new(setup))),
-                    _ => Err(unpacked.wrong()),
-                }
+                let setup = serde_json::from_slice(bytes).map_err(|_| unpacked.wrong())?;
+                Ok(Order::Setup(Box::new(setup)))
             }
-            PASS => read_pass(&mut unpacked).map(Order::Pass),
+            PASS => read_pass(&mut unpacked, processes).map(Order::Pass),
             DISMISS => Ok(Order::Dismiss),
             _ => Err(unpacked.wrong()),
         }
     }
 }
 
-fn read_pass(unpacked: &mut Unpacked<'_>) -> Result<PassOrder, PrepareError> {
+fn read_pass(unpacked: &mut Unpacked<'_>, processes: usize) -> Result<PassOrder, PrepareError> {
     let (kind, own) = (unpacked.byte()?, unpacked.count()?);
     let (mut numbers, mut inputs) = (Vec::new(), Vec::new());
     for _ in 0..own {
         numbers.push(unpacked.count()?);
         let (bytes, code) = (unpacked.number()?, unpacked.byte()?);
-        let format = FORMATS.get(usize::from(code)).ok_or_else(|| unpacked.wrong())?;
+        let format = format_of_code(code).ok_or_else(|| unpacked.wrong())?;
         let path = path_of_bytes(unpacked.bytes()?);
-        inputs.push(Input { path, bytes, format: *format, changed: None });
+        inputs.push(Input { path, bytes, format, changed: None });
     }
     let what = match kind {
         SIGN => {
             let inputs = unpacked.count()?;
             let mut owners = Vec::new();
             for _ in 0..inputs {
-                owners.push(unpacked.count()?);
+                let owner = unpacked.count()?;
+                if owner >= processes {
+                    return Err(unpacked.wrong());
+                }
+                owners.push(owner);
             }
             What::Sign { owners }
         }
@@ -162,36 +159,35 @@ fn read_pass(unpacked: &mut Unpacked<'_>) -> Result<PassOrder, PrepareError> {
         TOKENIZE_KEPT => What::Tokenize { is_compared: true },
         RECORD => What::Record,
         JUDGE => What::Judge,
-        FETCH => {
-            let mut wanted = Wanted::default();
-            for _ in 0..own {
-                let mut documents = Vec::new();
-                for _ in 0..unpacked.count()? {
-                    documents.push((unpacked.number()?, unpacked.wide()?));
-                }
-                wanted.push(documents);
-            }
-            What::Fetch(wanted)
-        }
+        FETCH => What::Fetch(Wanted::default()),
         _ => return Err(unpacked.wrong()),
     };
     Ok(PassOrder { what, numbers, inputs })
 }
 
-/// Each at the place of its code.
-const FORMATS: [Format; 7] = [
-    Format::Text,
-    Format::JsonLines(Compression::None),
-    Format::JsonLines(Compression::Gzip),
-    Format::JsonLines(Compression::Zstd),
-    Format::JsonLines(Compression::Brotli),
-    Format::Parquet,
-    Format::Mds,
-];
-
 fn format_code(format: Format) -> u8 {
-    let code = FORMATS.iter().position(|known| *known == format);
-    code.expect("every format has a code") as u8
+    match format {
+        Format::Text => 0,
+        Format::JsonLines(Compression::None) => 1,
+        Format::JsonLines(Compression::Gzip) => 2,
+        Format::JsonLines(Compression::Zstd) => 3,
+        Format::JsonLines(Compression::Brotli) => 4,
+        Format::Parquet => 5,
+        Format::Mds => 6,
+    }
+}
+
+fn format_of_code(code: u8) -> Option<Format> {
+    Some(match code {
+        0 => Format::Text,
+        1 => Format::JsonLines(Compression::None),
+        2 => Format::JsonLines(Compression::Gzip),
+        3 => Format::JsonLines(Compression::Zstd),
+        4 => Format::JsonLines(Compression::Brotli),
+        5 => Format::Parquet,
+        6 => Format::Mds,
+        _ => return None,
+    })
 }
 
 /// Tells all others that all is done. One that is gone needs not be told.
@@ -217,12 +213,76 @@ pub(super) fn give_orders(
     pass: Pass<'_>,
     inputs: &[Input],
     owners: &[usize],
-    go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
+    go_on: &mut GoOn<'_>,
 ) -> Result<(), PrepareError> {
     for to in 1..peers.processes() {
         send(peers, to, Order::pass(pass, inputs, owners, to), go_on)?;
+        if let Pass::Fetch(wanted) = pass {
+            send_wanted(peers, to, &wanted.of_inputs(&dealt_to(owners, to)), go_on)?;
+        }
     }
     Ok(())
+}
+
+/// Sends a process what is wanted of its inputs: at most as many messages as there is room for wait for it.
+fn send_wanted(
+    peers: &dyn Peers,
+    to: usize,
+    wanted: &Wanted,
+    go_on: &mut GoOn<'_>,
+) -> Result<(), PrepareError> {
+    let mut page = Packet::of(WANTED);
+    for input in 0..wanted.inputs() {
+        for documents in wanted.all_of(input).chunks(WANTED_AT_ONCE) {
+            page.number(input as u64);
+            page.number(documents.len() as u64);
+            for &(place, source) in documents {
+                page.number(place);
+                page.wide(source);
+            }
+            if page.len() >= WANTED_BYTES {
+                go_on()?;
+                send(peers, to, page.take(), go_on)?;
+                page = Packet::of(WANTED);
+            }
+        }
+    }
+    send(peers, to, page.take(), go_on)?;
+    send(peers, to, vec![WANTED_END], go_on)
+}
+
+impl PassOrder {
+    /// Takes what of an order comes behind it.
+    ///
+    /// # Errors
+    /// [`PrepareError::Message`], [`PrepareError::Parted`], or that of `go_on`.
+    pub(super) fn complete(
+        &mut self,
+        peers: &dyn Peers,
+        go_on: &mut GoOn<'_>,
+    ) -> Result<(), PrepareError> {
+        let What::Fetch(wanted) = &mut self.what else { return Ok(()) };
+        let mut by_input = vec![Vec::new(); self.inputs.len()];
+        loop {
+            let (process, message) = receive(peers, &[0], go_on)?;
+            let mut unpacked = Unpacked::new(&message, process);
+            match unpacked.byte()? {
+                WANTED => {
+                    while !unpacked.is_empty() {
+                        let (input, count) = (unpacked.count()?, unpacked.count()?);
+                        let documents = by_input.get_mut(input).ok_or_else(|| unpacked.wrong())?;
+                        for _ in 0..count {
+                            documents.push((unpacked.number()?, unpacked.wide()?));
+                        }
+                    }
+                }
+                WANTED_END => break,
+                _ => return Err(unpacked.wrong()),
+            }
+        }
+        by_input.into_iter().for_each(|documents| wanted.push(documents));
+        Ok(())
+    }
 }
 
 /// Tells all others the same.
@@ -232,40 +292,112 @@ pub(super) fn give_orders(
 pub(super) fn give_order(
     peers: &dyn Peers,
     order: &[u8],
-    go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
+    go_on: &mut GoOn<'_>,
 ) -> Result<(), PrepareError> {
     (1..peers.processes()).try_for_each(|to| send(peers, to, order.to_vec(), go_on))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::VecDeque, sync::Mutex, time::Duration};
+
     use super::*;
+    use crate::prepare::{Dedup, Parted};
+
+    /// Process 1 of two: what process 0 sends it, it receives.
+    #[derive(Default)]
+    struct Pipe(Mutex<VecDeque<Vec<u8>>>);
+
+    impl Peers for Pipe {
+        fn process(&self) -> usize {
+            1
+        }
+
+        fn processes(&self) -> usize {
+            2
+        }
+
+        fn send(
+            &self,
+            to: usize,
+            message: Vec<u8>,
+            _: Duration,
+        ) -> Result<Option<Vec<u8>>, Parted> {
+            assert_eq!(to, 1);
+            self.0.lock().unwrap().push_back(message);
+            Ok(None)
+        }
+
+        fn receive(&self, _: &[usize], _: Duration) -> Result<Option<(usize, Vec<u8>)>, Parted> {
+            let message = self.0.lock().unwrap().pop_front();
+            Ok(Some((0, message.ok_or(Parted)?)))
+        }
+    }
+
+    fn inputs() -> Vec<Input> {
+        let input = |code: u8| Input {
+            path: format!("in/{code}").into(),
+            bytes: u64::from(code) * 7,
+            format: format_of_code(code).unwrap(),
+            changed: None,
+        };
+        (0..7).map(input).collect()
+    }
 
     #[test]
     fn an_order_is_read_as_it_was_given() {
-        let input = |(number, format): (usize, &Format)| Input {
-            path: format!("in/{number}").into(),
-            bytes: number as u64 * 7,
-            format: *format,
-            changed: None,
-        };
-        let inputs: Vec<Input> = FORMATS.iter().enumerate().map(input).collect();
-        let owners = [0, 1, 2, 1, 0, 1, 2];
-        let mut wanted = Wanted::default();
-        for number in 0..7_u64 {
-            wanted.push((0..number).map(|place| (place * 3, u128::from(number) << 90)).collect());
-        }
-        let message = Order::pass(Pass::Fetch(&wanted), &inputs, &owners, 1);
-        let Order::Pass(order) = Order::read(&message).unwrap() else { panic!() };
+        assert!(format_of_code(7).is_none());
+        let (inputs, owners) = (inputs(), [0, 1, 2, 1, 0, 1, 2]);
+        let message = Order::pass(Pass::Sign(Dedup::Near), &inputs, &owners, 1);
+        let Order::Pass(order) = Order::read(&message, 3).unwrap() else { panic!() };
         assert_eq!(order.numbers, [1, 3, 5]);
         let expected: Vec<Input> = [1, 3, 5].map(|number: usize| inputs[number].clone()).into();
         assert_eq!(order.inputs, expected);
-        let What::Fetch(of_process) = order.what else { panic!() };
-        assert_eq!(of_process.documents(), 9);
-        assert_eq!(of_process.of(2, 12), Some(5 << 90));
+        let What::Sign { owners: found } = order.what else { panic!() };
+        assert_eq!(found, owners);
         for length in 0..message.len() {
-            Order::read(&message[..length]).unwrap_err();
+            Order::read(&message[..length], 3).unwrap_err();
         }
-        Order::read(&[99]).unwrap_err();
+        Order::read(&[99], 3).unwrap_err();
+        let error = Order::read(&message, 2).unwrap_err();
+        assert!(matches!(error, PrepareError::Message { process: 0 }), "there is no process 2");
+    }
+
+    #[test]
+    fn what_is_wanted_comes_in_messages_of_bounded_size() {
+        const DOCUMENTS: u64 = 100_000;
+        let (pipe, inputs) = (Pipe::default(), inputs());
+        let mut wanted = Wanted::default();
+        for number in 0..7_u64 {
+            // Of the third of process 1 there is none.
+            let count = if number == 5 { 0 } else { DOCUMENTS };
+            let documents = 0..count;
+            wanted.push(documents.map(|at| (at * 3, u128::from(number) << 90)).collect());
+        }
+        let owners = [0, 1, 0, 1, 0, 1, 0];
+        let pass = Pass::Fetch(&wanted);
+        give_orders(&pipe, pass, &inputs, &owners, &mut || Ok(())).unwrap();
+        let most = pipe.0.lock().unwrap().iter().map(Vec::len).max().unwrap();
+        assert!(most <= 200 << 10, "a message of {most} bytes");
+
+        let first = pipe.receive(&[0], MOMENT).unwrap().unwrap().1;
+        let Order::Pass(mut order) = Order::read(&first, 2).unwrap() else { panic!() };
+        order.complete(&pipe, &mut || Ok(())).unwrap();
+        assert!(pipe.0.lock().unwrap().is_empty());
+        let What::Fetch(found) = order.what else { panic!() };
+        assert_eq!((found.inputs(), found.documents()), (3, 2 * DOCUMENTS));
+        assert_eq!(found.all_of(0), wanted.all_of(1));
+        assert_eq!(found.all_of(1), wanted.all_of(3));
+
+        // One of an input that is not there, and one that breaks off.
+        for page in [&[7_u64, 0][..], &[0, 1, 5][..]] {
+            let mut packet = Packet::of(WANTED);
+            page.iter().for_each(|&number| packet.number(number));
+            let pipe = Pipe::default();
+            pipe.0.lock().unwrap().extend([packet.take(), vec![WANTED_END]]);
+            let Order::Pass(mut order) = Order::read(&first, 2).unwrap() else { panic!() };
+            let error = order.complete(&pipe, &mut || Ok(())).unwrap_err();
+            assert!(matches!(error, PrepareError::Message { process: 0 }), "{error}");
+        }
     }
 }

@@ -2,20 +2,15 @@
 
 use std::{
     cell::{Cell, RefCell},
-    ops::ControlFlow,
     sync::mpsc::{Receiver, channel},
     thread,
 };
 
-use super::{
-    compare::compare_together,
-    gather::{Report, gather},
-};
+use super::gather::{Report, ask, gather};
 use crate::{
     index::ShardEntry,
     prepare::{
-        Dedup, DedupReport, DedupSettings, PrepareError, Progress,
-        admit::{Pass, Rules},
+        PrepareError, Progress,
         batch::{Batch, Collect},
         in_order::InOrder,
         job::{Done, Job, Numbered, Work, perform_all},
@@ -27,33 +22,11 @@ use crate::{
     },
 };
 
-/// As the passes of one process, over all.
+/// Gathers tokens, and writes shards of them.
 ///
 /// # Errors
 /// As [`prepare`](crate::prepare::prepare()), and [`PrepareError::Parted`].
-pub(crate) fn run_passes(
-    work: Work<'_>,
-    dedup: DedupSettings,
-    output: &mut dyn Output,
-    progress: &mut Report<'_>,
-) -> Result<(Outcome, DedupReport), PrepareError> {
-    if dedup.dedup == Dedup::None {
-        let outcome = pack(&work, output, progress)?;
-        return Ok((outcome, DedupReport::default()));
-    }
-    let with = |pass| Work { rules: Rules { pass, ..work.rules }, ..work };
-    let signing = with(Pass::Sign(dedup.dedup));
-    let (verdicts, first, report) = compare_together(&signing, dedup, progress)?;
-    let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
-    let mut outcome = pack(&tokenizing, output, progress)?;
-    // The second pass looks at what is kept only.
-    outcome.left_out.excluded = first.left_out.excluded;
-    outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
-    Ok((outcome, report))
-}
-
-/// Gathers tokens, and writes shards of them.
-fn pack(
+pub(crate) fn pack_together(
     work: &Work<'_>,
     output: &mut dyn Output,
     progress: &mut Report<'_>,
@@ -81,10 +54,7 @@ fn pack(
             encoded,
             row_groups: InOrder::new(),
             samples: &samples,
-            go_on: &|| match tell(latest.get()) {
-                ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-            },
+            go_on: &|| ask(&mut |now| tell(now), latest.get()),
         };
         let mut outcome = gather(work, &mut packing, &mut |now| tell(now))?;
         packing.finish(&mut outcome)?;

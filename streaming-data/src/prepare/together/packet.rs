@@ -94,6 +94,12 @@ impl<'a> Unpacked<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
+    /// A number of documents, bytes or the like that others are added to: none has more digits than its sum with many others.
+    pub(super) fn tally(&mut self, binary_digits: u32) -> Result<u64, PrepareError> {
+        let number = self.number()?;
+        if number >> binary_digits == 0 { Ok(number) } else { Err(self.wrong()) }
+    }
+
     pub(super) fn wide(&mut self) -> Result<u128, PrepareError> {
         Ok(u128::from_le_bytes(self.array()?))
     }
@@ -151,5 +157,9 @@ mod tests {
         let long = long.take();
         Unpacked::new(&long, 0).bytes().unwrap_err();
         Unpacked::new(&long, 0).tokens().unwrap_err();
+        Unpacked::new(&long, 0).tally(63).unwrap_err();
+        let mut short = Packet::default();
+        short.number(7);
+        assert_eq!(Unpacked::new(&short.take(), 0).tally(3).unwrap(), 7);
     }
 }

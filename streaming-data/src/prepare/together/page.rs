@@ -1,13 +1,9 @@
 //! What a process read, on its way to process 0: pages of batches and ends of inputs, and in the end a summary.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Mutex, PoisonError},
-};
-
 use super::{
     packet::{Packet, Unpacked},
-    setup::{is_unreadable_here, path_of_bytes, path_to_bytes},
+    setup::{path_of_bytes, path_to_bytes},
+    unseen::{UNSEEN, Unseen, look_at},
 };
 use crate::prepare::{
     BrokenDocument, BrokenReason, DedupReport, Place, PrepareError, Rule, SkipReason,
@@ -16,15 +12,20 @@ use crate::prepare::{
     batch::{Batch, Ended},
     pipeline::Outcome,
     skip::NAMED_BROKEN,
-    upkeep::{Record, RecordReader, RecordWriter},
+    upkeep::{Judged, Record, RecordReader, RecordWriter},
 };
 
+// Beside these there is [`UNSEEN`].
 const BATCH: u8 = 1;
 const END: u8 = 2;
 const SUMMARY: u8 = 3;
 
 /// A page is sent when it has so many bytes.
 const PAGE_BYTES: usize = 128 << 10;
+
+/// Binary digits of what a batch may count, and of what a process may in a pass: sums over all batches and processes have more.
+const BATCH_DIGITS: u32 = 40;
+const PASS_DIGITS: u32 = 52;
 
 /// A page that is being written.
 #[derive(Debug, Default)]
@@ -94,6 +95,10 @@ impl PageWriter {
         self.packet.byte(u8::from(ended == Ended::Skipped));
     }
 
+    pub(super) fn unseen(&mut self, unseen: &Unseen) {
+        unseen.write(&mut self.packet);
+    }
+
     pub(super) fn summary(&mut self, summary: &Summary) {
         let Summary { outcome, dedup, used_exclusions } = summary;
         let packet = &mut self.packet;
@@ -155,35 +160,44 @@ impl Page {
     /// The next item; none at the end of the page.
     ///
     /// # Errors
-    /// [`PrepareError::Message`], [`PrepareError::InputUnseen`].
+    /// [`PrepareError::Message`], and those of [`Unseen::look`].
     pub(super) fn next(&mut self) -> Result<Option<Item>, PrepareError> {
         let mut unpacked = Unpacked::new(&self.message[self.at..], self.process);
-        if unpacked.is_empty() {
-            return Ok(None);
-        }
-        let item = match unpacked.byte()? {
+        let item = loop {
+            if unpacked.is_empty() {
+                return Ok(None);
+            }
+            match unpacked.byte()? {
+                UNSEEN => Unseen::read(&mut unpacked)?.look(self.process)?,
+                kind => break self.read(kind, &mut unpacked)?,
+            }
+        };
+        self.at = self.message.len() - unpacked.len();
+        Ok(Some(item))
+    }
+
+    fn read(&self, kind: u8, unpacked: &mut Unpacked<'_>) -> Result<Item, PrepareError> {
+        Ok(match kind {
             BATCH => {
                 let input = unpacked.count()?;
-                Item::Batch(input, read_batch(&mut unpacked)?)
+                Item::Batch(input, read_batch(unpacked)?)
             }
             END => {
                 let (input, how) = (unpacked.count()?, unpacked.byte()?);
                 Item::End(input, if how == 0 { Ended::Whole } else { Ended::Skipped })
             }
-            SUMMARY => Item::Summary(Box::new(read_summary(&mut unpacked, self.process)?)),
+            SUMMARY => Item::Summary(Box::new(read_summary(unpacked, self.process)?)),
             _ => return Err(unpacked.wrong()),
-        };
-        self.at = self.message.len() - unpacked.len();
-        Ok(Some(item))
+        })
     }
 }
 
 fn read_batch(unpacked: &mut Unpacked<'_>) -> Result<Batch, PrepareError> {
     let mut batch = Batch {
-        tokenized: unpacked.number()?,
-        empty: unpacked.number()?,
-        nulls: unpacked.number()?,
-        broken: unpacked.number()?,
+        tokenized: unpacked.tally(BATCH_DIGITS)?,
+        empty: unpacked.tally(BATCH_DIGITS)?,
+        nulls: unpacked.tally(BATCH_DIGITS)?,
+        broken: unpacked.tally(BATCH_DIGITS)?,
         read_bytes: unpacked.number()?,
         ..Batch::default()
     };
@@ -215,61 +229,54 @@ fn read_batch(unpacked: &mut Unpacked<'_>) -> Result<Batch, PrepareError> {
     let mut reader = RecordReader::default();
     for _ in 0..documents {
         match reader.read(&mut records) {
-            Ok(Some(Record::Document(document))) => batch.documents.push(document),
+            Ok(Some(Record::Document(document))) if is_of_a_rule(&document.judged) => {
+                batch.documents.push(document);
+            }
             _ => return Err(unpacked.wrong()),
         }
     }
     Ok(batch)
 }
 
+/// Whether a document that was rejected says by which rule.
+fn is_of_a_rule(judged: &Judged) -> bool {
+    match judged {
+        Judged::Rejected(rule) => Rule::parse(rule).is_some(),
+        Judged::Excluded | Judged::Chosen(_) => true,
+    }
+}
+
 fn read_summary(unpacked: &mut Unpacked<'_>, process: usize) -> Result<Summary, PrepareError> {
     let mut summary = Summary::default();
     let outcome = &mut summary.outcome;
-    outcome.documents = unpacked.number()?;
-    outcome.empty = unpacked.number()?;
-    outcome.nulls = unpacked.number()?;
-    outcome.text_bytes = unpacked.number()?;
+    outcome.documents = unpacked.tally(PASS_DIGITS)?;
+    outcome.empty = unpacked.tally(PASS_DIGITS)?;
+    outcome.nulls = unpacked.tally(PASS_DIGITS)?;
+    outcome.text_bytes = unpacked.tally(PASS_DIGITS)?;
     outcome.largest_token = u32::try_from(unpacked.number()?).map_err(|_| unpacked.wrong())?;
-    outcome.left_out = LeftOut { excluded: unpacked.number()?, ..LeftOut::default() };
-    summary.dedup.copies = unpacked.number()?;
-    summary.dedup.near_copies = unpacked.number()?;
+    let excluded = unpacked.tally(PASS_DIGITS)?;
+    outcome.left_out = LeftOut { excluded, ..LeftOut::default() };
+    summary.dedup.copies = unpacked.tally(PASS_DIGITS)?;
+    summary.dedup.near_copies = unpacked.tally(PASS_DIGITS)?;
     let filtered = &mut outcome.left_out.filtered;
     for counts in [&mut filtered.rejected, &mut filtered.dropped_lines] {
         for _ in 0..unpacked.count()? {
-            let (table, key) = (known(unpacked.text()?), known(unpacked.text()?));
-            let (Some(table), Some(key)) = (table, key) else { return Err(unpacked.wrong()) };
-            counts.insert(Rule { table, key }, unpacked.number()?);
+            let rule = Rule::named(unpacked.text()?, unpacked.text()?);
+            let rule = rule.ok_or_else(|| unpacked.wrong())?;
+            counts.insert(rule, unpacked.tally(PASS_DIGITS)?);
         }
     }
     for _ in 0..unpacked.count()? {
         let path = path_of_bytes(unpacked.bytes()?);
         let (words, is_unreadable) = (unpacked.text()?.to_owned(), unpacked.byte()? == 1);
-        if is_unreadable {
-            is_unreadable_here(&path, process)?;
+        // What process 0 itself could not read, it may be able to by now.
+        if is_unreadable && process > 0 {
+            look_at(&path, process, &words)?;
         }
         outcome.skipped.push(SkippedDocument { path, reason: SkipReason::Told { words } });
     }
     summary.used_exclusions = unpacked.bytes()?.to_vec();
     Ok(summary)
-}
-
-/// How many names of tables and keys of rules there may be, and how long they are: there are some hundred.
-const MOST_NAMES: usize = 4096;
-const LONGEST_NAME: usize = 128;
-
-/// The name of a table or key of rules, which lives as long as the process, as those of this process do.
-fn known(name: &str) -> Option<&'static str> {
-    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(known) = names.get(name) {
-        return Some(known);
-    }
-    if names.len() >= MOST_NAMES || name.len() > LONGEST_NAME {
-        return None;
-    }
-    let known: &'static str = Box::leak(name.to_owned().into_boxed_str());
-    names.insert(known);
-    Some(known)
 }
 
 impl Summary {
@@ -360,14 +367,48 @@ mod tests {
         let mut summary = Summary::default();
         let reason = SkipReason::Unreadable { source: io::ErrorKind::PermissionDenied.into() };
         summary.outcome.skipped.push(SkippedDocument { path: path.clone(), reason });
-        let read = || {
+        let read = |process| {
             let mut writer = PageWriter::default();
             writer.summary(&summary);
-            Page::new(writer.take(), 2).next()
+            Page::new(writer.take(), process).next()
         };
-        read().unwrap();
+        read(2).unwrap();
         std::fs::write(&path, "").unwrap();
-        let error = read().unwrap_err();
+        let error = read(2).unwrap_err();
         assert!(matches!(error, PrepareError::InputUnseen { process: 2, .. }), "{error}");
+        let Some(Item::Summary(own)) = read(0).unwrap() else { panic!() };
+        assert_eq!(
+            own.outcome.skipped.len(),
+            1,
+            "one of its own that came back is skipped all the same"
+        );
+    }
+
+    #[test]
+    fn counts_that_no_sum_can_take_are_refused() {
+        let page = |change: &dyn Fn(&mut Batch, &mut Summary)| {
+            let (mut batch, mut summary) = (Batch::default(), Summary::default());
+            change(&mut batch, &mut summary);
+            let mut writer = PageWriter::default();
+            writer.batch(0, &batch);
+            writer.summary(&summary);
+            let mut page = Page::new(writer.take(), 1);
+            page.next().and_then(|_| page.next()).map(|_| ())
+        };
+        page(&|batch, summary| {
+            batch.read_bytes = u64::MAX;
+            summary.outcome.text_bytes = 1 << 50;
+        })
+        .unwrap();
+        let wrong: [&dyn Fn(&mut Batch, &mut Summary); 4] = [
+            &|batch, _| batch.tokenized = u64::MAX,
+            &|batch, _| batch.broken = 1 << 63,
+            &|_, summary| summary.outcome.documents = u64::MAX,
+            &|_, summary| summary.dedup.copies = 1 << 60,
+        ];
+        for change in wrong {
+            let error = page(change).unwrap_err();
+            assert!(matches!(error, PrepareError::Message { process: 1 }), "{error}");
+        }
     }
 }

@@ -35,7 +35,8 @@ pub trait Peers: Send + Sync {
         patience: Duration,
     ) -> Result<Option<Vec<u8>>, Parted>;
 
-    /// The next message of any of these processes, and which of them sent it; none where none comes in time.
+    /// The next message of any of these processes, and which of them sent it; none where none comes in time. Of no processes
+    /// none comes: that asks, or waits to hear, whether the work was ended.
     ///
     /// # Errors
     /// [`Parted`].
@@ -72,7 +73,17 @@ pub(super) fn send(
     Ok(())
 }
 
-/// The next message of some processes; asks now and then whether to go on.
+/// Waits until the work is ended, and asks now and then whether to go on; the error that ends it.
+pub(super) fn wait_for_end(peers: &dyn Peers, go_on: &mut GoOn<'_>) -> PrepareError {
+    loop {
+        let waited = peers.receive(&[], MOMENT).map_err(PrepareError::from);
+        if let Err(error) = waited.and_then(|_| go_on()) {
+            return error;
+        }
+    }
+}
+
+/// The next message of some processes; asks whether to go on while none comes.
 ///
 /// # Errors
 /// [`PrepareError::Parted`], or that of `go_on`.

@@ -1,10 +1,6 @@
 //! What process 0 tells the others first: how documents are read, chosen and tokenized.
 
-use std::{
-    fs::File,
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,10 +12,7 @@ use crate::{
     hash::ContentHash,
     prepare::{
         Dedup, DedupSettings, PrepareError, PrepareSettings, Strictness, Tokenize,
-        exclude::Exclusions,
-        filter::FilterSet,
-        find::{Input, path_bytes},
-        input::Contents,
+        exclude::Exclusions, filter::FilterSet, find::path_bytes, input::Contents,
         upkeep::tokenizer_identity,
     },
 };
@@ -122,40 +115,6 @@ fn other(
     expected: ContentHash,
 ) -> PrepareError {
     PrepareError::OtherProcess { process, what, found, expected }
-}
-
-/// Whether a process sees these inputs, which process 0 found.
-///
-/// # Errors
-/// [`PrepareError::InputUnseen`] for the first that it does not.
-pub(super) fn look_at<'a>(
-    inputs: impl Iterator<Item = &'a Input>,
-    process: usize,
-) -> Result<(), PrepareError> {
-    for Input { path, .. } in inputs {
-        std::fs::metadata(path).map_err(unseen(path, process))?;
-    }
-    Ok(())
-}
-
-/// Whether process 0 cannot read an input either, which `process` could not.
-///
-/// # Errors
-/// [`PrepareError::InputUnseen`] where it can.
-pub(super) fn is_unreadable_here(path: &Path, process: usize) -> Result<(), PrepareError> {
-    // Of a folder, it is one of the files in it that could not be read.
-    match File::open(path).and_then(|file| file.metadata()) {
-        Ok(metadata) if metadata.is_file() => {
-            let source = io::Error::other("it could not be opened or read there");
-            Err(unseen(path, process)(source))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn unseen(path: &Path, process: usize) -> impl FnOnce(io::Error) -> PrepareError {
-    let path = path.to_owned();
-    move |source| PrepareError::InputUnseen { path, process, source }
 }
 
 /// Tells all others what is to be done, if there are others.

@@ -1,6 +1,6 @@
 //! Entries of a process's documents, on their way to the processes of their buckets.
 
-use std::{ops::ControlFlow, sync::Mutex};
+use std::sync::Mutex;
 
 use super::{BANDS, COMPLETE, COPIES, Comparing, Judging, MESSAGE_BYTES, ORDINAL_BITS, lock};
 use crate::prepare::{
@@ -11,7 +11,8 @@ use crate::prepare::{
     together::{
         gather::{Report, Signals},
         packet::Packet,
-        peers::send,
+        peers::{send, wait_for_end},
+        unseen::Unseen,
     },
 };
 
@@ -54,11 +55,21 @@ pub(super) struct Signing<'a> {
 
 impl Signing<'_> {
     fn send(&self, to: usize, message: Vec<u8>) -> Result<(), PrepareError> {
-        let mut go_on = || match self.signals.flow() {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-        };
-        send(self.comparing.peers, to, message, &mut go_on)
+        send(self.comparing.peers, to, message, &mut || self.signals.go_on())
+    }
+
+    /// The error with which reading ends that ended with this one. Whether an input must be read that cannot be read here, process 0
+    /// says, and ends the work.
+    pub(super) fn ended_by(&self, error: PrepareError) -> PrepareError {
+        let peers = self.comparing.peers;
+        if peers.process() == 0 {
+            return error;
+        }
+        let sent = Unseen::of_error(error).and_then(|unseen| self.send(0, unseen.message()));
+        match sent {
+            Ok(()) => wait_for_end(peers, &mut || self.signals.go_on()),
+            Err(error) => error,
+        }
     }
 
     /// Takes the next document of an input, before which there were so many of others.
@@ -75,7 +86,11 @@ impl Signing<'_> {
     fn flush(&mut self, page: usize) -> Result<(), PrepareError> {
         match self.entries[page].take() {
             empty if empty.is_empty() => Ok(()),
-            message => self.send(page / 2, message),
+            message => {
+                // Verdicts on these may come as soon as it is sent.
+                lock(self.judging).documents = self.listed.documents();
+                self.send(page / 2, message)
+            }
         }
     }
 

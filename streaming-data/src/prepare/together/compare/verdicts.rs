@@ -1,6 +1,6 @@
 //! Entries of a process's own buckets, and verdicts: those that it finds, and those on its documents.
 
-use std::{ops::ControlFlow, sync::Mutex};
+use std::sync::Mutex;
 
 use super::{
     BANDS, COMPLETE, COPIES, Comparing, FOUND_COPIES, FOUND_NEAR, JUDGED, Judging, MESSAGE_BYTES,
@@ -14,6 +14,7 @@ use crate::prepare::{
         gather::Signals,
         packet::{Packet, Unpacked},
         peers::{MOMENT, Peers, receive, send},
+        unseen::{UNSEEN, Unseen},
     },
 };
 
@@ -23,17 +24,14 @@ pub(super) fn send_verdicts(
     verdicts: &Backlog,
     signals: &Signals,
 ) -> Result<(), PrepareError> {
-    let go_on = || match signals.flow() {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(PrepareError::Interrupted),
-    };
+    let mut go_on = || signals.go_on();
     loop {
         match verdicts.pop(MOMENT)? {
             Popped::Message(addressed) => {
                 let mut unpacked = Unpacked::new(&addressed, peers.process());
                 let to = unpacked.count()?;
                 let message = unpacked.some(unpacked.len())?.to_vec();
-                send(peers, to, message, &mut &go_on)?;
+                send(peers, to, message, &mut go_on)?;
             }
             Popped::Nothing => go_on()?,
             Popped::End => return Ok(()),
@@ -130,6 +128,8 @@ impl<'a> Receiver<'a> {
         let mut ends = vec![0; peers.processes()];
         while !open.is_empty() {
             let (process, message) = receive(peers, &open, go_on)?;
+            // Also where one follows the other for hours.
+            go_on()?;
             let mut unpacked = Unpacked::new(&message, process);
             let kind = unpacked.byte()?;
             match kind {
@@ -144,6 +144,7 @@ impl<'a> Receiver<'a> {
                 FOUND_COPIES => self.take_verdicts(Likeness::Copy, &mut unpacked)?,
                 FOUND_NEAR => self.take_verdicts(Likeness::NearCopy, &mut unpacked)?,
                 JUDGED => ends[process] += 1,
+                UNSEEN if peers.process() == 0 => Unseen::read(&mut unpacked)?.look(process)?,
                 _ => return Err(unpacked.wrong()),
             }
             if ends[process] == 2 {
@@ -187,14 +188,109 @@ impl<'a> Receiver<'a> {
         unpacked: &mut Unpacked<'_>,
     ) -> Result<(), PrepareError> {
         let mut judging = lock(self.judging);
-        let Judging { before, found } = &mut *judging;
+        let Judging { before, documents, found } = &mut *judging;
         while !unpacked.is_empty() {
             let rank = unpacked.number()?;
             let number = (rank >> ORDINAL_BITS) as usize;
             let own = self.comparing.share.numbers.binary_search(&number);
             let before = before[own.map_err(|_| unpacked.wrong())?];
-            found.insert(likeness, before + (rank & ((1 << ORDINAL_BITS) - 1)));
+            let document = before + (rank & ((1 << ORDINAL_BITS) - 1));
+            if document >= *documents {
+                return Err(unpacked.wrong());
+            }
+            found.insert(likeness, document);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use super::*;
+    use crate::prepare::{
+        Dedup, DedupSettings, Parted, duplicates::Found, together::forward::Share,
+    };
+
+    /// Peers of which one sends the same message again and again, and so often.
+    struct Flood {
+        message: Vec<u8>,
+        left: AtomicUsize,
+    }
+
+    impl Peers for Flood {
+        fn process(&self) -> usize {
+            0
+        }
+
+        fn processes(&self) -> usize {
+            2
+        }
+
+        fn send(&self, _: usize, _: Vec<u8>, _: Duration) -> Result<Option<Vec<u8>>, Parted> {
+            unreachable!("another thread sends")
+        }
+
+        fn receive(&self, _: &[usize], _: Duration) -> Result<Option<(usize, Vec<u8>)>, Parted> {
+            match self.left.load(Ordering::Relaxed) {
+                0 => Err(Parted),
+                left => {
+                    self.left.store(left - 1, Ordering::Relaxed);
+                    Ok(Some((1, self.message.clone())))
+                }
+            }
+        }
+    }
+
+    /// What a process with two inputs, of which it has found out about ten documents, does about such messages.
+    fn receive_flood(
+        flood: &Flood,
+        go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
+    ) -> Result<(), PrepareError> {
+        let comparing = Comparing {
+            peers: flood,
+            settings: DedupSettings { dedup: Dedup::Exact, memory_bytes: 0 },
+            owners: &[0, 1, 0],
+            share: Share { numbers: &[0, 2] },
+        };
+        let judging = Judging { before: vec![0, 6], documents: 10, found: Found::default() };
+        let (judging, out) = (Mutex::new(judging), Backlog::new());
+        Receiver::new(comparing, &out, &judging).run(go_on)
+    }
+
+    #[test]
+    fn a_request_to_stop_is_heard_while_messages_flow() {
+        let flood = Flood { message: vec![COPIES], left: AtomicUsize::new(1000) };
+        let mut asked = 0;
+        let received = receive_flood(&flood, &mut || {
+            asked += 1;
+            if asked < 5 { Ok(()) } else { Err(PrepareError::Interrupted) }
+        });
+        assert!(matches!(received, Err(PrepareError::Interrupted)), "{received:?}");
+        let taken = 1000 - flood.left.into_inner();
+        assert!(taken <= 5, "{taken} messages were taken");
+    }
+
+    #[test]
+    fn verdicts_on_documents_that_are_not_there_are_refused() {
+        let verdict = |input: u64, ordinal: u64| {
+            let mut packet = Packet::of(FOUND_COPIES);
+            packet.number(input << ORDINAL_BITS | ordinal);
+            let flood = Flood { message: packet.take(), left: AtomicUsize::new(1) };
+            receive_flood(&flood, &mut || Ok(())).unwrap_err()
+        };
+        for (input, ordinal) in [(0, 5), (2, 0), (2, 3)] {
+            let error = verdict(input, ordinal);
+            assert!(matches!(error, PrepareError::Parted(_)), "{input}, {ordinal}: {error}");
+        }
+        for (input, ordinal) in [(2, 4), (0, (1 << ORDINAL_BITS) - 1), (1, 0), (7, 0)] {
+            let error = verdict(input, ordinal);
+            let is_refused = matches!(error, PrepareError::Message { process: 1 });
+            assert!(is_refused, "{input}, {ordinal}: {error}");
+        }
     }
 }
