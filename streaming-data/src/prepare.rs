@@ -63,6 +63,7 @@
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
 //! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
 //! | `passes` | reading once, or twice where documents are compared |
+//! | `ahead` | row groups that are encoded ahead, in order |
 //! | `batch` | what came of a file or part |
 //! | `vocabulary` | what an index says of tokens |
 //! | `pack` | the stream cut into rows |
@@ -74,6 +75,7 @@
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
 
 mod admit;
+mod ahead;
 mod batch;
 mod byte_tokenizer;
 mod duplicates;

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    sync::mpsc::{Receiver, channel},
+    sync::mpsc::channel,
     thread,
 };
 
@@ -11,14 +11,14 @@ use crate::{
     index::ShardEntry,
     prepare::{
         PrepareError, Progress,
+        ahead::{Ahead, Next},
         batch::{Batch, Collect},
-        in_order::InOrder,
-        job::{Done, Job, Numbered, Work, perform_all},
+        job::{Work, perform_all},
         job_queue::JobQueue,
         output::Output,
         pack::{Packer, RowGroup},
         pipeline::Outcome,
-        shard::{EncodedRowGroup, Naming, ShardWriter},
+        shard::{Naming, ShardWriter},
     },
 };
 
@@ -50,9 +50,7 @@ pub(crate) fn pack_together(
             work,
             packer: Packer::new(work.cut),
             writer: ShardWriter::new(work.format, output, Naming::Number),
-            jobs,
-            encoded,
-            row_groups: InOrder::new(),
+            row_groups: Ahead::new(jobs, encoded),
             samples: &samples,
             go_on: &|| ask(&mut |now| tell(now), latest.get()),
         };
@@ -66,41 +64,28 @@ struct Packing<'a> {
     work: &'a Work<'a>,
     packer: Packer,
     writer: ShardWriter<'a>,
-    jobs: &'a JobQueue,
-    encoded: Receiver<Numbered<Done>>,
-    row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
+    /// Between them there is nothing.
+    row_groups: Ahead<'a, ()>,
     samples: &'a Cell<u64>,
     go_on: &'a dyn Fn() -> Result<(), PrepareError>,
 }
 
 impl Packing<'_> {
     fn encode(&mut self, row_group: RowGroup) -> Result<(), PrepareError> {
-        let number = self.row_groups.number();
-        self.jobs.push(Numbered { number, item: Job::Encode(row_group) });
+        self.row_groups.encode(row_group);
         self.write_until(2 * self.work.workers as u64)
     }
 
     /// Writes what is next, until no more than so many row groups are being encoded.
     fn write_until(&mut self, most: u64) -> Result<(), PrepareError> {
-        self.write()?;
-        while self.row_groups.outstanding() > most {
-            let Numbered { number, item } =
-                self.encoded.recv().expect("threads answer every job, also by a caught panic");
-            let Done::RowGroup(rows) = item else { unreachable!("rows alone are handed out") };
-            self.row_groups.arrived(number, rows);
-            self.write()?;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self) -> Result<(), PrepareError> {
-        while let Some(row_group) = self.row_groups.next() {
-            let row_group = row_group?;
+        while let Some(next) = self.row_groups.next(most)? {
+            let Next::Rows(row_group) = next else { unreachable!("nothing is kept here") };
             while !self.writer.has_room_for(&row_group)? {
                 (self.go_on)()?;
             }
             self.samples.set(self.samples.get() + row_group.samples as u64);
             self.writer.append(row_group)?;
+            (self.go_on)()?;
         }
         Ok(())
     }

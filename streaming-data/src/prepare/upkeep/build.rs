@@ -32,16 +32,16 @@ use crate::{
     prepare::{
         Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
         admit::{Pass, Rules},
+        ahead::{Ahead, Next},
         batch::Batch,
         duplicates::Collector,
         find::{Input, path_bytes},
         format::Format,
-        in_order::InOrder,
-        job::{Done, Job, Numbered, Work, perform_all},
+        job::{Work, perform_all},
         job_queue::JobQueue,
         output::Output,
         pipeline::Outcome,
-        shard::{EncodedRowGroup, Naming, ShardWriter},
+        shard::{Naming, ShardWriter},
         together::{ask, gather, judge_records},
     },
 };
@@ -251,9 +251,7 @@ fn assemble(
             work,
             former,
             writer: ShardWriter::new(work.format, output, Naming::Content),
-            jobs,
-            encoded,
-            items: InOrder::new(),
+            items: Ahead::new(jobs, encoded),
             batches,
             batch: Batch::default(),
             taken: (0, 0),
@@ -284,20 +282,13 @@ fn assemble(
     })
 }
 
-/// What comes next in the data set, once it is encoded.
-enum Item<'a> {
-    Rows(EncodedRowGroup),
-    Keep(&'a ShardEntry),
-}
-
 /// The calling thread's part.
 struct Assembly<'a> {
     work: &'a Work<'a>,
     former: Option<&'a Version>,
     writer: ShardWriter<'a>,
-    jobs: &'a JobQueue,
-    encoded: Receiver<Numbered<Done>>,
-    items: InOrder<Result<Item<'a>, PrepareError>>,
+    /// Between row groups there are shards of the version before.
+    items: Ahead<'a, &'a ShardEntry>,
     batches: Receiver<Batch>,
     batch: Batch,
     /// Documents and tokens of the batch that were taken.
@@ -317,20 +308,18 @@ impl<'a> Assembly<'a> {
             self.documents = assembler.totals.documents;
             match step {
                 Step::Rows(rows) => {
-                    let number = self.items.number();
-                    self.jobs.push(Numbered { number, item: Job::Encode(rows) });
-                    self.take_encoded(2 * self.work.workers as u64)?;
+                    self.items.encode(rows);
+                    self.write_until(2 * self.work.workers as u64)?;
                 }
                 Step::Keep(shard) => {
-                    let number = self.items.number();
-                    self.items.arrived(number, Ok(Item::Keep(shard)));
-                    self.write()?;
+                    self.items.keep(shard);
+                    self.write_until(u64::MAX)?;
                 }
                 Step::Part(bytes) => self.put_part(bytes)?,
                 Step::End => break,
             }
         }
-        self.take_encoded(0)?;
+        self.write_until(0)?;
         self.writer.close()?;
         while !self.writer.are_stored()? {
             self.report()?;
@@ -373,30 +362,18 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// Writes what is next, until no more than so many row groups are being encoded.
-    fn take_encoded(&mut self, most: u64) -> Result<(), PrepareError> {
-        self.write()?;
-        while self.items.outstanding() > most {
-            let Numbered { number, item } =
-                self.encoded.recv().expect("threads answer every job, also by a caught panic");
-            let Done::RowGroup(rows) = item else { unreachable!("rows alone are handed out") };
-            self.items.arrived(number, rows.map(Item::Rows));
-            self.write()?;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self) -> Result<(), PrepareError> {
-        while let Some(item) = self.items.next() {
-            match item? {
-                Item::Rows(rows) => {
+    /// Writes what is next, until no more than so many row groups are being encoded, or wait for one.
+    fn write_until(&mut self, most: u64) -> Result<(), PrepareError> {
+        while let Some(next) = self.items.next(most)? {
+            match next {
+                Next::Rows(rows) => {
                     while !self.writer.has_room_for(&rows)? {
                         self.report()?;
                     }
                     self.samples += rows.samples as u64;
                     self.writer.append(rows)?;
                 }
-                Item::Keep(shard) => self.keep(shard)?,
+                Next::Kept(shard) => self.keep(shard)?,
             }
             self.report()?;
         }
