@@ -90,12 +90,15 @@ pub(crate) fn build(
         return Err(PrepareError::InputNotUpdatable { path: input.path.clone() });
     }
     let former = upkeep.former.as_ref().map(|(version, _)| *version);
-    let inputs = former.map(FormerInputs::of).transpose()?.unwrap_or_default();
+    let listing = Progress { phase: Phase::Comparing, ..Progress::default() };
+    let go_on = &mut || ask(progress, listing);
+    let inputs = former.map(|former| FormerInputs::of(former, go_on)).transpose()?;
+    let inputs = inputs.unwrap_or_default();
     let are_known = former.is_some_and(|former| former.state.methods.agree_on_documents());
     let listed = list(&work, &upkeep, &inputs, are_known);
     let kept: HashSet<&[u8]> = of(&listed, Source::Former).map(|it| path_bytes(&it.path)).collect();
     let (known, places) = match former.filter(|_| are_known && kept.len() < inputs.inputs.len()) {
-        Some(former) => known_texts(former, |path| !kept.contains(path))?,
+        Some(former) => known_texts(former, |path| !kept.contains(path), go_on)?,
         None => (Known::new(), Places::new()),
     };
     let mut changes = Changes {

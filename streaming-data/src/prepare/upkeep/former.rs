@@ -9,6 +9,9 @@ use super::{
 };
 use crate::prepare::PrepareError;
 
+/// Records that are read between two questions whether to go on.
+const RECORDS_AT_ONCE: u64 = 1 << 12;
+
 /// What lists and filters said of texts, by the hashes of these.
 pub(crate) type Known = HashMap<u128, Judged>;
 
@@ -62,16 +65,23 @@ impl<'a> FormerRecords<'a> {
 }
 
 impl FormerInputs {
-    /// Those of a version.
+    /// Those of a version; `go_on` is asked now and then.
     ///
     /// # Errors
-    /// What is wrong with the state.
-    pub(crate) fn of(version: &Version) -> Result<FormerInputs, PrepareError> {
+    /// What is wrong with the state, or that of `go_on`.
+    pub(crate) fn of(
+        version: &Version,
+        go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
+    ) -> Result<FormerInputs, PrepareError> {
         let mut records = FormerRecords::new(version);
         let mut former = FormerInputs::default();
         former.part_tokens.resize(version.state.parts.len(), 0);
-        let (mut path, mut excluded) = (Vec::new(), Vec::new());
+        let (mut path, mut excluded, mut read) = (Vec::new(), Vec::new(), 0_u64);
         while let Some((record, origin)) = records.next()? {
+            read += 1;
+            if read.is_multiple_of(RECORDS_AT_ONCE) {
+                go_on()?;
+            }
             if let Some(Origin { part, tokens, .. }) = origin {
                 former.part_tokens[part] += tokens;
             }
@@ -92,18 +102,23 @@ impl FormerInputs {
 }
 
 /// What is known of the texts of inputs for which `is_read` holds: those that are read again, and those that
-/// are gone, whose documents may stand elsewhere now.
+/// are gone, whose documents may stand elsewhere now. `go_on` is asked now and then.
 ///
 /// # Errors
-/// What is wrong with the state.
+/// What is wrong with the state, or that of `go_on`.
 pub(crate) fn known_texts(
     version: &Version,
     is_read: impl Fn(&[u8]) -> bool,
+    go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
 ) -> Result<(Known, Places), PrepareError> {
     let (mut known, mut places) = (Known::new(), Places::new());
     let mut records = FormerRecords::new(version);
-    let mut is_wanted = false;
+    let (mut is_wanted, mut read) = (false, 0_u64);
     while let Some((record, origin)) = records.next()? {
+        read += 1;
+        if read.is_multiple_of(RECORDS_AT_ONCE) {
+            go_on()?;
+        }
         match record {
             Record::Begin(path) => is_wanted = is_read(&path),
             Record::Document(Document { source, judged, .. }) if is_wanted => {
