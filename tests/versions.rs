@@ -201,7 +201,7 @@ fn a_run_that_was_stopped_moves_as_one_that_was_not() {
         prepare(&bench, &UPDATABLE);
         let kept = format!("data.dataset={:?}", bench.path("kept"));
         let dir = format!("run.dir={:?}", bench.path("run"));
-        let set = [&kept, &dir, "run.epochs=2.5", "schedule.steps=60", "data.follow=latest"];
+        let set = [&kept, &dir, "schedule.steps=60", "data.follow=latest"];
         let set = set.map(str::to_owned);
         let train = |workers: usize, stopped: Option<u64>| {
             let (changed, stop) = (Arc::clone(&bench), StopRequest::default());
@@ -216,7 +216,8 @@ fn a_run_that_was_stopped_moves_as_one_that_was_not() {
                     }
                 }
             });
-            let config = RunConfig::parse(&config(), "run.toml", &set).unwrap();
+            let text = config().replace("steps = 5", "epochs = 2.5");
+            let config = RunConfig::parse(&text, "run.toml", &set).unwrap();
             let options = TrainOptions { observer, stop, ..TrainOptions::threads(workers) };
             tidemill::job::train(ResolvedRun::new(config, workers).unwrap(), options).unwrap()
         };
