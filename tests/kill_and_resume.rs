@@ -194,8 +194,9 @@ fn a_killed_run_leaves_nothing_outside_of_its_folder() {
     const ELSEWHERE: [&str; 2] = ["temporary", "home"];
     let bench = &LONG.bench;
     ELSEWHERE.iter().for_each(|folder| std::fs::create_dir(bench.path(folder)).unwrap());
-    // CUDA's driver keeps a folder of its own, in the home unless it is told where.
-    let shell = "unset XDG_CACHE_HOME; export TMPDIR=$PWD/temporary HOME=$PWD/home CUDA_CACHE_PATH=$PWD/driver; exec \"$@\"";
+    // Compiled kernels are kept for later runs, by CUDA's driver too: in the home, unless it is said where.
+    let shell = "unset XDG_CACHE_HOME; export TMPDIR=$PWD/temporary HOME=$PWD/home CUDA_CACHE_PATH=$PWD/driver \
+                 TIDEMILL_KERNEL_CACHE=$PWD/kernels; exec \"$@\"";
     let run_dir = format!("run.dir={DIR}");
     let arguments = ["train", "run.toml", "--set", &run_dir, "-n", "2", "-w", "2"];
     let mut run = Running::start_in_shell(bench.folder(), shell, &arguments);

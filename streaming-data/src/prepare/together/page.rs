@@ -386,7 +386,8 @@ mod tests {
 
     #[test]
     fn counts_that_no_sum_can_take_are_refused() {
-        let page = |change: &dyn Fn(&mut Batch, &mut Summary)| {
+        type Change = dyn Fn(&mut Batch, &mut Summary);
+        let page = |change: &Change| {
             let (mut batch, mut summary) = (Batch::default(), Summary::default());
             change(&mut batch, &mut summary);
             let mut writer = PageWriter::default();
@@ -400,7 +401,7 @@ mod tests {
             summary.outcome.text_bytes = 1 << 50;
         })
         .unwrap();
-        let wrong: [&dyn Fn(&mut Batch, &mut Summary); 4] = [
+        let wrong: [&Change; 4] = [
             &|batch, _| batch.tokenized = u64::MAX,
             &|batch, _| batch.broken = 1 << 63,
             &|_, summary| summary.outcome.documents = u64::MAX,
