@@ -86,11 +86,17 @@ fn feed(step: u64) -> Vec<(u64, isize)> {
     changes
 }
 
-/// The text of a document.
+/// The text of a document. Numbers would make no difference: texts with the same words but for digits are copies.
 fn text(key: u64) -> String {
     let key = if key == WITHDRAWN.2 { WITHDRAWN.0 } else { key };
-    format!("document {key} tells of mill {}, which turns with tide {}. ", key * key, key + 100)
-        .repeat(3)
+    let (mill, tide) = (name(key), name(key + 100));
+    format!("the mill of {mill} turns with the tide of {tide} and grinds. ").repeat(3)
+}
+
+/// A word for a number.
+fn name(number: u64) -> String {
+    let digits = [1, 26, 676].map(|place| number.wrapping_mul(7919) / place % 26);
+    digits.into_iter().map(|digit| char::from(b'a' + digit as u8)).collect()
 }
 
 /// The program on `workers` workers.
