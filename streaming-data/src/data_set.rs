@@ -12,6 +12,10 @@
 //! Contract: opening the same files gives the same data set wherever they lie. A data set is cheap
 //! to clone; clones share what has been verified and the footers that have been read.
 
+pub mod index;
+pub(crate) mod shards;
+pub mod table;
+
 use std::{
     ops::Range,
     path::{Path, PathBuf},
@@ -22,14 +26,16 @@ use bytes::Bytes;
 use object_store::ObjectStore;
 use tidemill_files::{Kind, read};
 
+use self::{
+    index::{Index, Selection},
+    shards::{Files, Opened, Shards},
+};
 use crate::{
-    cache::BoundedCache,
+    cache::memory::BoundedCache,
     error::DataError,
     hash::ContentHash,
-    index::{Index, Selection},
     order::{CanonicalOrder, SampleId, ShuffleSettings},
     shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
-    shards::{Files, Opened, Shards},
     store::{Location, RemoteFolder, StoreSettings},
 };
 
@@ -272,7 +278,7 @@ impl DataSet {
 
     /// The identity of the data; the path does not enter.
     ///
-    /// With an index it is [`Index::fingerprint`](crate::index::Index::fingerprint). Without one, the
+    /// With an index it is [`Index::fingerprint`](crate::data_set::index::Index::fingerprint). Without one, the
     /// hash of a shard is taken over the size of its file and the bytes of its footer, which state the place, the compressed and
     /// uncompressed sizes and (as most writers do) the statistics of every column of every row
     /// group. That tells data sets apart without reading them whole, but it does not find a few

@@ -75,10 +75,10 @@
 use std::{ops::Range, sync::Arc};
 
 use crate::{
+    data_set::shards::{Files, Shards},
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
-    shards::{Files, Shards},
 };
 
 mod crew;

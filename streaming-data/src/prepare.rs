@@ -48,108 +48,93 @@
 //!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
 //!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
+//! Modules in the order in which a document passes through them:
+//!
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
-//! | `exclude`, `duplicates` | [`PrepareSettings::exclude`], [`Dedup`]: which documents are left out, and in which order that is asked |
-//! | `admit` | which documents of a file or part enter the stream, by all of these |
-//! | `filter` | [`FilterSettings`]: which documents and lines are trained on; a file each for families of rules |
-//! | `error` | [`PrepareError`] |
-//! | `find`, `format` | which files are inputs, in which order, and what they are |
-//! | `tokenize`, `byte_tokenizer` | [`Tokenize`], [`ByteTokenizer`] |
-//! | `text` | reading UTF-8 files, whole or in pieces |
-//! | `input` | reading files of many documents, part by part; a file each for their formats |
-//! | `skip` | what gave no document, and why |
-//! | `texts` | [`read_texts`]: documents for anything else than a data set |
-//! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
-//! | `passes` | reading once, or twice where documents are compared |
-//! | `ahead` | row groups that are encoded ahead, in order |
-//! | `batch` | what came of a file or part |
-//! | `vocabulary` | what an index says of tokens |
-//! | `pack` | the stream cut into rows |
-//! | `shard` | rows to Parquet |
-//! | `selection` | what the index says of what was left out |
-//! | `report` | [`Progress`], [`PrepareReport`] |
+//! | `input` | which files are inputs, in which order, and what they are; reading them; what gave no document |
+//! | `choose` | which documents and lines enter the stream: lists, filters and duplicates |
+//! | `tokens` | [`Tokenize`], [`ByteTokenizer`]; the stream of tokens cut into rows |
+//! | `output` | rows to Parquet; the folder, local or in a store, that is a data set when it is complete |
+//! | `pipeline` | who does all this: what to read next, threads, order again; once, or twice where documents are compared |
 //! | `together` | [`prepare_together`], [`Peers`]: several processes prepare one data set |
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
-//! | `output` | the folder, local or in a store, that is a data set when it is complete |
+//! | `texts` | [`read_texts`]: documents for anything else than a data set |
+//! | `report` | [`Progress`], [`PrepareReport`] |
+//! | `error` | [`PrepareError`] |
 
-mod admit;
-mod ahead;
-mod batch;
-mod byte_tokenizer;
-mod duplicates;
+mod choose;
 mod error;
-mod exclude;
-mod filter;
-mod find;
-mod format;
-mod in_order;
 mod input;
-mod job;
-mod job_queue;
 mod output;
-mod pack;
-mod passes;
 mod pipeline;
-mod plan;
 mod report;
-mod selection;
 mod settings;
-mod shard;
-mod skip;
-mod text;
 mod texts;
 mod together;
-mod tokenize;
+mod tokens;
 mod upkeep;
-mod vocabulary;
 
 use std::{cell::Cell, num::NonZeroUsize, ops::ControlFlow, path::Path};
 
+#[cfg(feature = "live")]
+pub(crate) use self::choose::{
+    duplicates::{Signature, Signer},
+    filter::judge,
+};
 use self::{
-    admit::{Pass, Rules},
-    exclude::Exclusions,
-    find::{find_inputs, path_bytes},
-    input::{Contents, Sources},
-    job::{Bounds, Work},
-    output::{Output, OutputFolder, RemoteOutput},
-    pack::{Cut, Rows},
-    passes::run_passes,
-    pipeline::Outcome,
-    selection::{selection, with_selection},
-    shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
+    choose::{
+        admit::{Pass, Rules},
+        exclude::Exclusions,
+        selection::{selection, with_selection},
+    },
+    input::{
+        Contents, Sources,
+        find::{find_inputs, path_bytes},
+    },
+    output::{
+        Output, OutputFolder, RemoteOutput,
+        shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
+    },
+    pipeline::{
+        Outcome,
+        job::{Bounds, Work},
+        passes::run_passes,
+    },
     together::{Setup, ask, greet},
+    tokens::{
+        pack::{Cut, Rows},
+        vocabulary::Vocabulary,
+    },
     upkeep::{Former, Upkeep, update_with},
-    vocabulary::Vocabulary,
 };
 pub use self::{
-    byte_tokenizer::ByteTokenizer,
-    duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
+    choose::{
+        duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
+        filter::{FilterReport, FilterSettings, Rule},
+    },
     error::PrepareError,
-    filter::{FilterReport, FilterSettings, Rule},
+    input::skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
     report::{Phase, PrepareReport, PreparedFrom, Progress},
     settings::{
         DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, Layout, PrepareSettings, Strictness,
         TokenizedBy,
     },
-    skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
     texts::{TextSettings, TextsReport, read_texts},
     together::{Parted, Peers, prepare_together, update_together},
-    tokenize::{Pieces, Tokenize, TokenizeError},
+    tokens::{
+        byte_tokenizer::ByteTokenizer,
+        tokenize::{Pieces, Tokenize, TokenizeError},
+    },
     upkeep::{
         Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, prune_in_store,
         update, update_in_store,
     },
 };
-#[cfg(feature = "live")]
-pub(crate) use self::{
-    duplicates::{Signature, Signer},
-    filter::judge,
-};
 use crate::{
+    data_set::index::{FORMAT_VERSION, Index},
     hash::{ContentHash, HASH_ALGORITHM},
-    index::{FORMAT_VERSION, Index},
     store::{Location, RemoteFolder},
 };
 

@@ -68,7 +68,7 @@
 
 use std::{num::NonZeroUsize, ops::Range, sync::Arc, task::Poll, thread, vec};
 
-use crate::{error::DataError, mixture::Mixture};
+use crate::{error::DataError, order::mixture::Mixture};
 
 mod queue;
 mod rows;

@@ -16,10 +16,10 @@ use arrow::datatypes::SchemaRef;
 use parquet::errors::ParquetError;
 
 use crate::{
+    cache::disk::{Key, Origin},
+    data_set::index::FooterEntry,
     error::DataError,
     hash::ContentHash,
-    index::FooterEntry,
-    shard_cache::{Key, Origin},
     store::{Location, RemoteFolder, StoreFailure, Version},
 };
 

@@ -18,8 +18,8 @@ use parquet::{
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
+    data_set::index::{INDEX_FILE, ShardEntry, TOKENS_COLUMN},
     hash::ContentHash,
-    index::{INDEX_FILE, ShardEntry, TOKENS_COLUMN},
 };
 
 use crate::large::{ROW_TOKENS, VOCABULARY, index_of};

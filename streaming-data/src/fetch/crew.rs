@@ -17,12 +17,14 @@ use super::{
     wanted::{Access, Wanted},
 };
 use crate::{
-    cache::BoundedCache,
+    cache::{
+        disk::{Key, Room, ShardCache, Urgency},
+        memory::BoundedCache,
+    },
+    data_set::shards::{Files, Remote, Shards},
     error::DataError,
     order::{CanonicalOrder, SampleId},
     shard::ShardFile,
-    shard_cache::{Key, Room, ShardCache, Urgency},
-    shards::{Files, Remote, Shards},
     store::{Cancel, RemoteFolder},
 };
 

@@ -7,9 +7,9 @@ use super::{
     neighbours::{Ranks, Upcoming},
 };
 use crate::{
+    cache::disk::{Freed, Room, ShardCache, Urgency},
     error::DataError,
     shard::FETCHES,
-    shard_cache::{Freed, Room, ShardCache, Urgency},
 };
 
 impl Crew {

@@ -15,6 +15,14 @@
 //! tokenizer that needs it whole, which then is held alone, or one line, row or sample of at most
 //! [`Bounds::document_bytes`].
 
+pub(crate) mod ahead;
+pub(crate) mod batch;
+pub(crate) mod in_order;
+pub(crate) mod job;
+pub(crate) mod job_queue;
+pub(crate) mod passes;
+mod plan;
+
 use std::{
     mem,
     ops::ControlFlow,
@@ -22,26 +30,34 @@ use std::{
     thread,
 };
 
-use super::{
-    Phase, Progress, Strictness,
-    admit::{Admission, LeftOut, Pass},
+use self::{
     batch::{Batch, Collect, Ended},
     in_order::InOrder,
-    input::{More, ReadFailure, ReadParts},
     job::{
         CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work,
         perform_all,
     },
     job_queue::JobQueue,
-    output::Output,
-    pack::{Packer, RowGroup},
     plan::{Extent, Plan, Verdict},
-    shard::{EncodedRowGroup, Naming, ShardWriter},
-    skip::{Broken, SkipReason, SkippedDocument},
-    tokenize::Pieces,
+};
+use super::{
+    Phase, Progress, Strictness,
+    choose::admit::{Admission, LeftOut, Pass},
+    input::{
+        More, ReadFailure, ReadParts,
+        skip::{Broken, SkipReason, SkippedDocument},
+    },
+    output::{
+        Output,
+        shard::{EncodedRowGroup, Naming, ShardWriter},
+    },
+    tokens::{
+        pack::{Packer, RowGroup},
+        tokenize::Pieces,
+    },
 };
 use crate::{
-    index::{ShardEntry, StateEntry},
+    data_set::index::{ShardEntry, StateEntry},
     prepare::{PrepareError, upkeep::Changes},
 };
 

@@ -10,15 +10,15 @@ use std::{
 
 use super::{
     BrokenDocument, ByteTokenizer, FilterSettings, PrepareError, PrepareSettings, Progress,
-    SkippedDocument, Strictness,
-    admit::{Pass, Rules},
-    bounds, cut,
-    exclude::Exclusions,
-    find::find_inputs,
-    input::{Contents, Sources},
-    job::Work,
-    pipeline,
-    shard::{ShardFormat, encoding_error},
+    SkippedDocument, Strictness, bounds,
+    choose::{
+        admit::{Pass, Rules},
+        exclude::Exclusions,
+    },
+    cut,
+    input::{Contents, Sources, find::find_inputs},
+    output::shard::{ShardFormat, encoding_error},
+    pipeline::{self, job::Work},
 };
 
 /// Which texts are read, and how.

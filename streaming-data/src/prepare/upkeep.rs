@@ -71,7 +71,7 @@ pub(crate) use self::{
 };
 use super::{
     PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize,
-    duplicates::DEDUP_MEMORY_BYTES,
+    choose::duplicates::DEDUP_MEMORY_BYTES,
     output::{Output, UpdatedFolder, UpdatedStore, WriterLock},
     prepare_in,
     together::Peers,

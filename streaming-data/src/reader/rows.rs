@@ -19,13 +19,15 @@ use super::{
     workshop::{Bounds, Patience, Progress, Work},
 };
 use crate::{
-    cache::{BoundedCache, Weigh},
+    cache::memory::{BoundedCache, Weigh},
+    data_set::{
+        shards::Files,
+        table::{RowBatch, Table, TableSettings},
+    },
     error::DataError,
     fetch::Fetcher,
     order::{CanonicalOrder, SampleId, ShuffleSettings},
     shard::{Footer, Rows, SliceReader},
-    shards::Files,
-    table::{RowBatch, Table, TableSettings},
 };
 
 /// Row groups whose decoding is kept, to go on from where it stands.

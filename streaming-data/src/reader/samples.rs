@@ -9,12 +9,14 @@ use super::{
     workshop::{Bounds, Patience, Progress, Work},
 };
 use crate::{
-    cache::BoundedCache,
+    cache::memory::BoundedCache,
     data_set::Place,
     error::DataError,
     fetch::Fetcher,
-    mixture::{MixedSample, Mixture},
-    order::SampleId,
+    order::{
+        SampleId,
+        mixture::{MixedSample, Mixture},
+    },
     shard::{DecodedTokens, Scratch},
 };
 

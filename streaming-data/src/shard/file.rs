@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    cache::Weigh,
+    cache::memory::Weigh,
     error::DataError,
     hash::{ContentHash, ContentHasher},
     store::{RemoteFolder, Started, Version},

@@ -12,10 +12,10 @@ use parquet::{
 
 use super::{GroupHashes, RowKind, ShardFile, chunk::column_range, guarded};
 use crate::{
-    cache::Weigh,
+    cache::memory::Weigh,
+    data_set::index::{FooterEntry, TOKENS_COLUMN},
     error::DataError,
     hash::ContentHash,
-    index::{FooterEntry, TOKENS_COLUMN},
 };
 
 /// Length and magic number behind the metadata.

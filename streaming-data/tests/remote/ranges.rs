@@ -12,12 +12,12 @@ use std::{
 use arrow::datatypes::DataType;
 use tidemill_streaming_data::{
     DataError, DataSet,
+    data_set::index::{INDEX_FILE, Index},
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
     hash::ContentHash,
-    index::{INDEX_FILE, Index},
     order::{SampleId, ShuffleOrder},
     prepare::{ByteTokenizer, PrepareSettings, prepare},
     store::{Location, RemoteFolder},
-    table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{

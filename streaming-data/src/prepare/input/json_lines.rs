@@ -18,8 +18,10 @@ use super::{
 };
 use crate::prepare::{
     PrepareError,
-    format::Compression,
-    skip::{BrokenReason, Place, SkipReason},
+    input::{
+        format::Compression,
+        skip::{BrokenReason, Place, SkipReason},
+    },
 };
 
 /// How much is read before ends of lines are looked for again.

@@ -30,8 +30,10 @@ use super::{
     values::{Texts, Values},
 };
 use crate::{
-    prepare::PrepareError,
-    prepare::skip::{Place, SkipReason},
+    prepare::{
+        PrepareError,
+        input::skip::{Place, SkipReason},
+    },
     shard::panic_text,
 };
 

@@ -18,7 +18,7 @@ use tidemill_files::{durable, scratch::ScratchFolder};
 
 use super::Output;
 use crate::{
-    index::{INDEX_FILE, Index, version_file},
+    data_set::index::{INDEX_FILE, Index, version_file},
     prepare::{PrepareError, TOKENIZER_FILE},
 };
 

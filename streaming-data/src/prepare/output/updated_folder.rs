@@ -23,7 +23,7 @@ use tidemill_files::{
 
 use super::Output;
 use crate::{
-    index::{INDEX_FILE, Index, STATE_FOLDER, VERSIONS_FOLDER, version_file},
+    data_set::index::{INDEX_FILE, Index, STATE_FOLDER, VERSIONS_FOLDER, version_file},
     prepare::PrepareError,
 };
 

@@ -17,7 +17,7 @@ use super::{
     remote::{unnamed_file, wait_for_some},
 };
 use crate::{
-    index::{INDEX_FILE, Index, version_file},
+    data_set::index::{INDEX_FILE, Index, version_file},
     prepare::{PrepareError, upkeep::Unpruned},
     store::{Cancel, Found, RemoteFolder, Started},
 };

@@ -23,15 +23,16 @@ use super::{
     unseen::Unseen,
 };
 use crate::prepare::{
-    PrepareError, Progress, Tokenize,
-    admit::{Pass, Rules},
-    bounds,
-    duplicates::Verdicts,
-    exclude::Exclusions,
+    PrepareError, Progress, Tokenize, bounds,
+    choose::{
+        admit::{Pass, Rules},
+        duplicates::Verdicts,
+        exclude::Exclusions,
+    },
     input::Sources,
-    job::Work,
-    pack::{Cut, Rows},
-    shard::{ShardFormat, encoding_error},
+    output::shard::{ShardFormat, encoding_error},
+    pipeline::job::Work,
+    tokens::pack::{Cut, Rows},
     upkeep::Known,
 };
 

@@ -34,9 +34,8 @@ use super::{
 };
 use crate::prepare::{
     DedupReport, DedupSettings, Phase, PrepareError, Progress,
-    duplicates::{Found, Verdicts},
-    job::Work,
-    pipeline::{self, Outcome},
+    choose::duplicates::{Found, Verdicts},
+    pipeline::{self, Outcome, job::Work},
     upkeep::{Judged, Record, Spool},
 };
 

@@ -9,10 +9,12 @@ use super::{
 };
 use crate::prepare::{
     DedupReport, PrepareError, Progress,
-    admit::Pass,
-    batch::{Batch, Collect, Ended},
-    job::Work,
-    pipeline::{self, Outcome},
+    choose::admit::Pass,
+    pipeline::{
+        self, Outcome,
+        batch::{Batch, Collect, Ended},
+        job::Work,
+    },
     upkeep::Wanted,
 };
 

@@ -16,11 +16,9 @@ use super::{
 };
 use crate::prepare::{
     Phase, PrepareError, Progress,
-    admit::{Pass, Rules},
-    batch::Collect,
-    find::Input,
-    job::Work,
-    pipeline::{self, Outcome},
+    choose::admit::{Pass, Rules},
+    input::find::Input,
+    pipeline::{self, Outcome, batch::Collect, job::Work},
     upkeep::Wanted,
 };
 

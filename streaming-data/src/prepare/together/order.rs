@@ -8,9 +8,11 @@ use super::{
 };
 use crate::prepare::{
     PrepareError,
-    admit::Pass,
-    find::Input,
-    format::{Compression, Format},
+    choose::admit::Pass,
+    input::{
+        find::Input,
+        format::{Compression, Format},
+    },
     upkeep::Wanted,
 };
 

@@ -8,10 +8,12 @@ use super::{
 use crate::prepare::{
     BrokenDocument, BrokenReason, DedupReport, Place, PrepareError, Rule, SkipReason,
     SkippedDocument,
-    admit::LeftOut,
-    batch::{Batch, Ended},
-    pipeline::Outcome,
-    skip::NAMED_BROKEN,
+    choose::admit::LeftOut,
+    input::skip::NAMED_BROKEN,
+    pipeline::{
+        Outcome,
+        batch::{Batch, Ended},
+    },
     upkeep::{Judged, Record, RecordReader, RecordWriter},
 };
 

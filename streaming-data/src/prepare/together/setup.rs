@@ -12,7 +12,8 @@ use crate::{
     hash::ContentHash,
     prepare::{
         Dedup, DedupSettings, PrepareError, PrepareSettings, Strictness, Tokenize,
-        exclude::Exclusions, filter::FilterSet, find::path_bytes, input::Contents,
+        choose::{exclude::Exclusions, filter::FilterSet},
+        input::{Contents, find::path_bytes},
         upkeep::tokenizer_identity,
     },
 };

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::UpdateSettings;
 use crate::prepare::{
     Dedup, DedupSettings, FilterSettings, Layout, PrepareError, PrepareSettings, Strictness,
-    TokenizedBy, filter::FilterSet,
+    TokenizedBy, choose::filter::FilterSet,
 };
 
 /// Settings of a preparation, but for those that change no byte. Paths are absolute: an update may begin

@@ -14,11 +14,11 @@ use super::{
     spool::{Origin, SpoolReader},
 };
 use crate::{
-    index::ShardEntry,
+    data_set::index::ShardEntry,
     prepare::{
         PrepareError,
-        duplicates::Verdicts,
-        pack::{Cut, Packer, RowGroup},
+        choose::duplicates::Verdicts,
+        tokens::pack::{Cut, Packer, RowGroup},
     },
 };
 

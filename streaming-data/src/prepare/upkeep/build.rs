@@ -27,21 +27,29 @@ use super::{
     wanted::{Fetching, Plan, Wanted},
 };
 use crate::{
+    data_set::index::{STATE_FOLDER, ShardEntry, StateEntry},
     hash::ContentHash,
-    index::{STATE_FOLDER, ShardEntry, StateEntry},
     prepare::{
         Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
-        admit::{Pass, Rules},
-        ahead::{Ahead, Next},
-        batch::Batch,
-        duplicates::Collector,
-        find::{Input, path_bytes},
-        format::Format,
-        job::{Work, perform_all},
-        job_queue::JobQueue,
-        output::Output,
-        pipeline::Outcome,
-        shard::{Naming, ShardWriter},
+        choose::{
+            admit::{Pass, Rules},
+            duplicates::Collector,
+        },
+        input::{
+            find::{Input, path_bytes},
+            format::Format,
+        },
+        output::{
+            Output,
+            shard::{Naming, ShardWriter},
+        },
+        pipeline::{
+            Outcome,
+            ahead::{Ahead, Next},
+            batch::Batch,
+            job::{Work, perform_all},
+            job_queue::JobQueue,
+        },
         together::{ask, gather, judge_records},
     },
 };

@@ -15,7 +15,7 @@ use super::{UpdateReport, UpdateSettings, Verify, seen::Look, state::Version, up
 use crate::{
     prepare::{
         PrepareError, PrepareSettings, Progress, SkipReason, SkippedDocument, Tokenize,
-        find::find_inputs,
+        input::find::find_inputs,
     },
     store::{Location, RemoteFolder},
 };

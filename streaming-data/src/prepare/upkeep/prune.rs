@@ -12,8 +12,8 @@ use self::{
 };
 use super::state::State;
 use crate::{
+    data_set::index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of},
     hash::ContentHash,
-    index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of},
     prepare::{PrepareError, output::WriterLock},
     store::{Location, RemoteFolder, StoreSettings},
 };

@@ -16,11 +16,12 @@ use crate::{
     hash::ContentHash,
     prepare::{
         PrepareError, Rule,
-        batch::{Batch, Collect, Ended},
-        duplicates::Collector,
-        exclude::Exclusions,
-        find::{Input, path_bytes},
-        format::Format,
+        choose::{duplicates::Collector, exclude::Exclusions},
+        input::{
+            find::{Input, path_bytes},
+            format::Format,
+        },
+        pipeline::batch::{Batch, Collect, Ended},
     },
 };
 

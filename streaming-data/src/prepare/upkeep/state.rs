@@ -24,11 +24,16 @@ use super::{
 };
 use crate::{
     DataSet,
-    data_set::DataSettings,
+    data_set::{
+        DataSettings,
+        index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry},
+    },
     error::DataError,
     hash::ContentHash,
-    index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry},
-    prepare::{PrepareError, Tokenize, duplicates::SIGNATURES, filter::SPLITTER},
+    prepare::{
+        PrepareError, Tokenize,
+        choose::{duplicates::SIGNATURES, filter::SPLITTER},
+    },
     store::{Found, RemoteFolder},
 };
 

@@ -14,9 +14,9 @@ use super::{
 };
 use crate::prepare::{
     PrepareError,
-    batch::{Batch, Collect, Ended},
-    duplicates::Verdicts,
-    find::Input,
+    choose::duplicates::Verdicts,
+    input::find::Input,
+    pipeline::batch::{Batch, Collect, Ended},
 };
 
 /// Documents that are planned between two questions whether to go on.

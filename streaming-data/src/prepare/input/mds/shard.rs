@@ -19,8 +19,7 @@ use tidemill_files::Kind;
 use super::{Wanted, digest, offsets::Offsets};
 use crate::prepare::{
     PrepareError,
-    format::Compression,
-    input::{Limits, stream::Stream, values::Values},
+    input::{Limits, format::Compression, stream::Stream, values::Values},
 };
 
 /// A shard in Snappy above this is refused.

@@ -9,9 +9,9 @@ use crate::prepare::{
     PrepareError,
     input::{
         Documents, Entry, Take,
+        skip::Place,
         values::{Value, Values},
     },
-    skip::Place,
 };
 
 /// How tokens are stored.

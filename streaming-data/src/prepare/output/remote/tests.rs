@@ -15,9 +15,9 @@ use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 
 use super::*;
 use crate::{
+    data_set::index::{Column, FORMAT_VERSION, ShardEntry, TOKENS_COLUMN},
     hash::{ContentHash, HASH_ALGORITHM},
-    index::{Column, FORMAT_VERSION, ShardEntry, TOKENS_COLUMN},
-    prepare::shard::shard_file,
+    prepare::output::shard::shard_file,
     store::{Location, StoreSettings},
 };
 

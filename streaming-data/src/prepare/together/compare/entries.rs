@@ -5,9 +5,11 @@ use std::sync::Mutex;
 use super::{BANDS, COMPLETE, COPIES, Comparing, Judging, MESSAGE_BYTES, ORDINAL_BITS, lock};
 use crate::prepare::{
     PrepareError,
-    batch::{Batch, Collect},
-    duplicates::{Bucket, Listed, Signature},
-    pipeline::Outcome,
+    choose::duplicates::{Bucket, Listed, Signature},
+    pipeline::{
+        Outcome,
+        batch::{Batch, Collect},
+    },
     together::{
         gather::{Report, Signals},
         packet::Packet,

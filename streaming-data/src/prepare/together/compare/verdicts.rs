@@ -8,7 +8,7 @@ use super::{
 };
 use crate::prepare::{
     PrepareError,
-    duplicates::{Bucket, Likeness, Sorter},
+    choose::duplicates::{Bucket, Likeness, Sorter},
     together::{
         backlog::{Backlog, Popped},
         gather::Signals,
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
     use crate::prepare::{
-        Dedup, DedupSettings, Parted, duplicates::Found, together::forward::Share,
+        Dedup, DedupSettings, Parted, choose::duplicates::Found, together::forward::Share,
     };
 
     /// Peers of which one sends the same message again and again, and so often.

@@ -10,8 +10,10 @@ use tempfile::NamedTempFile;
 use tidemill_files::{Kind, read};
 
 use crate::{
+    data_set::index::{
+        STATE_FOLDER, VERSIONS_FOLDER, Version, versions_in_folder, versions_in_store,
+    },
     hash::ContentHash,
-    index::{STATE_FOLDER, VERSIONS_FOLDER, Version, versions_in_folder, versions_in_store},
     prepare::{
         PrepareError,
         upkeep::{part::PART_SUFFIX, state::STATE_SUFFIX},

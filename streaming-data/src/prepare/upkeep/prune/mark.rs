@@ -8,7 +8,7 @@
 use bytes::Bytes;
 
 use crate::{
-    index::STATE_FOLDER,
+    data_set::index::STATE_FOLDER,
     prepare::PrepareError,
     store::{Claim, Claimed, RemoteFolder, new_token},
 };

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use super::{find::Input, format::Format, input::More};
+use crate::prepare::input::{More, find::Input, format::Format};
 
 /// One thing to read, on any thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +172,7 @@ impl<'a> Plan<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prepare::format::Compression;
+    use crate::prepare::input::format::Compression;
 
     fn texts(sizes: &[u64]) -> Vec<Input> {
         let text = |&bytes: &u64| Input {

@@ -5,13 +5,13 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Dedup, PrepareSettings,
     duplicates::{SHINGLE_WORDS, SIGNATURES},
     exclude::Exclusions,
     filter::SPLITTER,
 };
+use crate::prepare::{Dedup, PrepareSettings};
 use crate::{
-    index::{Index, Selection, SelectionDifference},
+    data_set::index::{Index, Selection, SelectionDifference},
     prepare::PrepareError,
 };
 

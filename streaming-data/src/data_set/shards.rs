@@ -1,7 +1,7 @@
 //! Shards in a stored order, whatever their rows are: where they are, what is read of them for all
 //! who read them, and what every one of them must be.
 //!
-//! [`DataSet`](crate::DataSet) adds what rows of tokens are, [`Table`](crate::table::Table) what
+//! [`DataSet`](crate::DataSet) adds what rows of tokens are, [`Table`](crate::data_set::table::Table) what
 //! rows of any columns are.
 
 use std::{
@@ -10,11 +10,13 @@ use std::{
 };
 
 use crate::{
-    cache::BoundedCache,
-    data_set::DataSettings,
+    cache::memory::BoundedCache,
+    data_set::{
+        DataSettings,
+        index::{Index, ShardEntry},
+    },
     error::DataError,
     hash::ContentHash,
-    index::{Index, ShardEntry},
     order::{CanonicalOrder, ShuffleSettings},
     shard::{Footer, RowKind, Shard, ShardFile},
     store::{Location, RemoteFolder},

@@ -22,11 +22,13 @@
 use std::{fmt, ops::Range, sync::Arc};
 
 use crate::{
-    cursor::{PartIdentity, StreamIdentity},
     data_set::DataSet,
     error::DataError,
     hash::{ContentHash, ContentHasher},
-    order::{CanonicalOrder, Key, SampleId, Shares, ShuffleSettings},
+    order::{
+        CanonicalOrder, Key, SampleId, Shares, ShuffleSettings,
+        cursor::{PartIdentity, StreamIdentity},
+    },
 };
 
 /// How much of a data set a mixture has.
@@ -203,7 +205,7 @@ impl Mixture {
         hasher.finish()
     }
 
-    /// What the samples depend on, for a [`Cursor`](crate::cursor::Cursor).
+    /// What the samples depend on, for a [`Cursor`](crate::order::cursor::Cursor).
     pub fn identity(&self) -> StreamIdentity {
         let content = &self.content;
         let parts = match content.parts.len() {

@@ -8,11 +8,13 @@ use std::{borrow::Cow, path::Path};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{
-    Place, PrepareError,
-    batch::Batch,
     duplicates::{BatchVerdicts, Dedup, Digest, Signature, Signer, Verdicts},
     exclude::Exclusions,
     filter::{self, FilterReport, FilterSet},
+};
+use crate::prepare::{
+    Place, PrepareError,
+    pipeline::batch::Batch,
     texts::Visitor,
     upkeep::{Document, Fate, Judged, Known, Wanted},
 };

@@ -62,14 +62,15 @@ use arrow::{
 };
 
 use crate::{
-    cursor::StreamIdentity,
-    data_set::DataSettings,
+    data_set::{
+        DataSettings,
+        shards::{Opened, Shards},
+    },
     error::DataError,
     hash::ContentHash,
-    order::{CanonicalOrder, ShuffleSettings},
+    order::{CanonicalOrder, ShuffleSettings, cursor::StreamIdentity},
     reader::{Reader, TableOwner},
     shard::{Footer, RowKind, Shard, ShardFile},
-    shards::{Opened, Shards},
 };
 
 /// Which columns are read.
@@ -145,7 +146,7 @@ impl Table {
         self.shards.order(shuffle)
     }
 
-    /// What a stream of the rows depends on, for a [`Cursor`](crate::cursor::Cursor); the columns
+    /// What a stream of the rows depends on, for a [`Cursor`](crate::order::cursor::Cursor); the columns
     /// that are read do not enter. `seq_len` is 0.
     pub fn identity(&self, shuffle: ShuffleSettings) -> StreamIdentity {
         StreamIdentity {
@@ -281,7 +282,7 @@ impl TableDecoder {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "prepare"))]
 mod tests {
     use std::ops::ControlFlow;
 

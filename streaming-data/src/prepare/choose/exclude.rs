@@ -16,7 +16,7 @@ use std::{
 
 use tidemill_files::{Kind, read};
 
-use super::{Place, find::path_bytes};
+use crate::prepare::{Place, input::find::path_bytes};
 use crate::{
     hash::{ContentHash, ContentHasher},
     prepare::PrepareError,

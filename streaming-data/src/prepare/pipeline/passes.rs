@@ -2,13 +2,15 @@
 
 use std::ops::ControlFlow;
 
-use super::{
+use super::{Outcome, job::Work};
+use crate::prepare::{
     Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
-    admit::{Pass, Rules},
-    duplicates::{Collector, Verdicts},
-    job::Work,
+    choose::{
+        admit::{Pass, Rules},
+        duplicates::{Collector, Verdicts},
+    },
     output::Output,
-    pipeline::{self, Outcome},
+    pipeline,
     together::{ask, compare_together, pack_together},
 };
 

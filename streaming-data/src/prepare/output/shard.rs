@@ -37,13 +37,11 @@ use parquet::{
     schema::types::TypePtr,
 };
 
-use super::{
-    output::Output,
-    pack::{Cut, RowGroup},
-};
+use super::Output;
+use crate::prepare::tokens::pack::{Cut, RowGroup};
 use crate::{
+    data_set::index::{Column, FooterEntry, ShardEntry, TOKENS_COLUMN},
     hash::{ContentHash, ContentHasher},
-    index::{Column, FooterEntry, ShardEntry, TOKENS_COLUMN},
     prepare::PrepareError,
     shard::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes, footer_at_end},
 };

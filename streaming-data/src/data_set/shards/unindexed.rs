@@ -13,9 +13,9 @@ use std::{
 
 use super::{Listed, OfFirst, path_of};
 use crate::{
+    data_set::index::{INDEX_FILE, fingerprint},
     error::DataError,
     hash::{ContentHash, ContentHasher},
-    index::{INDEX_FILE, fingerprint},
     shard::{Footer, RowKind, Shard, ShardFile},
     store::{Entry, Location, RemoteFolder, StoreFailure, Version},
 };

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::prepare::{
     PrepareError,
-    batch::{Batch, Collect},
+    pipeline::batch::{Batch, Collect},
     upkeep::Fate,
 };
 

@@ -13,21 +13,27 @@ use std::{
 };
 
 use super::{
-    Strictness,
-    admit::{Admission, LeftOut, Pass, Rules},
     batch::Batch,
-    find::Input,
-    input::{Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources},
     job_queue::JobQueue,
-    pack::{Cut, RowGroup},
     plan::{Extent, Reading},
-    shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
-    skip::{Broken, BrokenDocument, Place, SkipReason},
-    text::{read_document, read_piece},
-    together::Peers,
-    tokenize::Tokenize,
 };
 use crate::prepare::PrepareError;
+use crate::prepare::{
+    Strictness,
+    choose::admit::{Admission, LeftOut, Pass, Rules},
+    input::{
+        Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources,
+        find::Input,
+        skip::{Broken, BrokenDocument, Place, SkipReason},
+        text::{read_document, read_piece},
+    },
+    output::shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
+    together::Peers,
+    tokens::{
+        pack::{Cut, RowGroup},
+        tokenize::Tokenize,
+    },
+};
 
 /// How far ahead the threads may be.
 #[derive(Debug, Clone, Copy)]

@@ -190,7 +190,7 @@ mod tests {
     use std::collections::{BTreeSet, HashSet};
 
     use super::*;
-    use crate::prepare::duplicates::shingles::mix;
+    use crate::prepare::choose::duplicates::shingles::mix;
 
     /// In which order documents come.
     #[derive(Clone, Copy, PartialEq)]

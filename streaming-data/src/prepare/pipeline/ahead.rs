@@ -4,13 +4,11 @@
 use std::sync::mpsc::Receiver;
 
 use super::{
-    PrepareError,
     in_order::InOrder,
     job::{Done, Job, Numbered},
     job_queue::JobQueue,
-    pack::RowGroup,
-    shard::EncodedRowGroup,
 };
+use crate::prepare::{PrepareError, output::shard::EncodedRowGroup, tokens::pack::RowGroup};
 
 /// What comes next in the data set.
 pub(crate) enum Next<K> {

@@ -10,10 +10,12 @@ use super::{
     unindexed::{Folder, unindexed},
 };
 use crate::{
-    data_set::DataSettings,
+    data_set::{
+        DataSettings,
+        index::{INDEX_FILE, Index, read_version, version_file_of},
+    },
     error::DataError,
     hash::ContentHash,
-    index::{INDEX_FILE, Index, read_version, version_file_of},
     shard::{RowKind, Shard},
     store::{Location, RemoteFolder},
 };

@@ -26,12 +26,13 @@ use std::{
 use globset::{GlobBuilder, GlobMatcher};
 
 use super::{
-    format::Format,
-    input::mds::is_mds_index,
-    output::is_in_the_making,
+    format::{Format, is_mds_index},
     skip::{SkipReason, SkippedDocument},
 };
-use crate::{index::INDEX_FILE, prepare::PrepareError};
+use crate::{
+    data_set::index::INDEX_FILE,
+    prepare::{PrepareError, output::is_in_the_making},
+};
 
 /// A file to read, or a folder that is read as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
