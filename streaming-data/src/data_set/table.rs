@@ -22,7 +22,7 @@
 //! use tidemill_streaming_data::{
 //!     DataSettings,
 //!     order::{ShuffleOrder, ShuffleSettings},
-//!     table::{Columns, Table, TableDecoder, TableSettings},
+//!     data_set::table::{Columns, Table, TableDecoder, TableSettings},
 //! };
 //!
 //! # let folder = tempfile::tempdir()?;

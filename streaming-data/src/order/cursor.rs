@@ -9,7 +9,7 @@
 //! ```
 //! use std::num::NonZeroU64;
 //! use tidemill_streaming_data::{
-//!     cursor::{Cursor, StreamIdentity},
+//!     order::cursor::{Cursor, StreamIdentity},
 //!     hash::ContentHash,
 //!     order::{ShuffleOrder, ShuffleSettings},
 //! };
