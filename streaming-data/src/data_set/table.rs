@@ -21,8 +21,8 @@
 //! # use arrow::array::*;
 //! use tidemill_streaming_data::{
 //!     DataSettings,
-//!     order::{ShuffleOrder, ShuffleSettings},
 //!     data_set::table::{Columns, Table, TableDecoder, TableSettings},
+//!     order::{ShuffleOrder, ShuffleSettings},
 //! };
 //!
 //! # let folder = tempfile::tempdir()?;
