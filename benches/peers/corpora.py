@@ -1,12 +1,13 @@
 """Documents to measure preparing with, as JSON lines in files of 32 MB: sources, English text, or made-up documents.
 
-    python benches/peers/corpora.py rust OUTPUT ~/.cargo/registry/src [--cut 2000] [--several]
+    python benches/peers/corpora.py rust OUTPUT ~/.cargo/registry/src [--cut 2000] [--several] [--without windows-sys]
     python benches/peers/corpora.py english OUTPUT ~/.cargo/registry/src FOLDER...
     python benches/peers/corpora.py made OUTPUT --documents 10000000
 
 The order is that of paths and nothing is drawn at random, so that the same files give the same documents. `rust` takes every
 `*.rs`; with `--cut`, a document ends at the first end of a line behind so many characters, and with `--several` it takes only
-crates of which several versions are there. `english` takes `*.md`, `*.rst`,
+crates of which several versions are there. `--without` leaves out crates by the beginnings of their names (those of `windows-sys`
+are tens of megabytes of declarations that a program made). `english` takes `*.md`, `*.rst`,
 `*.txt` of folders called `_sources` (where Sphinx keeps what it was made of), `*.pod`, and of each `*.rs` its documentation: the
 comments that begin with `///` or `//!`.
 
@@ -66,7 +67,7 @@ def texts(folders, wanted):
             if not wanted(path) or path.is_symlink() or not path.is_file():
                 continue
             try:
-                yield str(path.relative_to(folder)), path.read_text(encoding="utf-8")
+                yield str(path.relative_to(folder.parent)), path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 continue
 
@@ -90,8 +91,11 @@ def several(folders):
     return sorted(crate for crates in versions.values() if len(crates) > 1 for crate in crates)
 
 
-def rust(writer, folders, least):
-    for path, text in texts(folders, lambda path: path.suffix == ".rs"):
+def rust(writer, folders, least, without):
+    def wanted(path):
+        return path.suffix == ".rs" and not any(part.startswith(without) for part in path.parts)
+
+    for path, text in texts(folders, wanted):
         for at, part in enumerate(cut(text, least) if least else [text]):
             writer.write(part, f"{path}#{at}" if least else path)
 
@@ -164,13 +168,15 @@ def main():
     parser.add_argument("folders", type=pathlib.Path, nargs="*", help="where sources or texts are")
     parser.add_argument("--cut", type=int, help="characters behind which a document ends")
     parser.add_argument("--several", action="store_true", help="only crates of which several versions are there")
+    parser.add_argument("--without", nargs="*", default=[], help="beginnings of names of crates")
     parser.add_argument("--documents", type=int, default=10_000_000)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.kind != "made" and not arguments.folders:
         parser.error("expected folders with sources or texts")
     writer = Writer(arguments.output)
     if arguments.kind == "rust":
-        rust(writer, several(arguments.folders) if arguments.several else arguments.folders, arguments.cut)
+        rust(writer, several(arguments.folders) if arguments.several else arguments.folders, arguments.cut,
+             tuple(arguments.without))
     elif arguments.kind == "english":
         english(writer, arguments.folders)
     else:

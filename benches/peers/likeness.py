@@ -90,7 +90,8 @@ def of_state(folder):
     place = 0
     for part in state["parts"]:
         data, at = (folder / part["file"]).read_bytes(), 28
-        at += 4 * number()
+        tail = number()
+        at += 4 * tail
         while at < len(data):
             tag, at = data[at], at + 1
             if tag == 0:  # An input begins.
@@ -103,7 +104,8 @@ def of_state(folder):
                     number()
             else:
                 assert tag & 0b10100111 == 0b10100100, f"a record of another kind: {tag}"
-                place += number()
+                step = number()
+                place += step
                 at += 16 if tag & 1 << 6 else 32
                 bands, fate = struct.unpack_from(f"<{BANDS}Q", data, at), tag >> 3 & 3
                 at += 8 * BANDS

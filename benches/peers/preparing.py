@@ -1,11 +1,13 @@
 """`tidemill prepare` beside datatrove and text-dedup, step by step and by turns: text for each second of a CPU, clock, memory.
 
     python benches/peers/preparing.py DOCUMENTS [--tokenizer tokenizer.json] [--filter NAMES] [--rounds 3] [--peer-megabytes 10]
+        [--choosing EXECUTABLE]
 
 DOCUMENTS is a folder of `corpora.py`. The program gets all of it, peers the first megabytes of it, as documents in memory (the
 program's seconds include starting, reading and writing; the peers' do not). What the peers need stands in `removing.py`. Each
 round runs every arm once; the table has medians, and the ratio to the peer that does the same. Seconds are of the CPU (user and
-system, all threads), so that they mean something on a machine that others use as well; the clock's stand beside them.
+system, all threads), so that they mean something on a machine that others use as well; the clock's stand beside them. With the
+executable of `cargo bench --bench choosing`, it is run once a round, and its lines of near copies have phases of their own.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import collections
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -42,12 +45,25 @@ def tidemill(program, documents, flags):
     return found | {"kept": report["documents"], "tokens": report["tokens"]}
 
 
-def peer(step, documents, tokenizer):
+def peer(step, documents, tokenizer, names):
     script = pathlib.Path(__file__).with_name("removing.py")
     command = [sys.executable, script, step, documents]
-    _, printed = measured([*command, *(["--tokenizer", tokenizer] if tokenizer else [])])
+    _, printed = measured([*command, "--filter", names, *(["--tokenizer", tokenizer] if tokenizer else [])])
     found = json.loads(printed.splitlines()[-1])
     return found | {"kept": len(found["kept"])}
+
+
+def phases(executable, documents):
+    """Megabytes of text for each CPU second of the phases that the bench tells of near copies, and of each set of filters."""
+    _, printed = measured([executable, documents])
+    found = {}
+    for line in printed.splitlines():
+        if near := re.match(r"dedup Near: reading and comparing (\S+) MB/s, sorting (\S+) s, reading again and packing bytes (\S+)", line):
+            found["phase: reading and comparing"] = float(near[1])
+            found["phase: reading again and packing bytes"] = float(near[3])
+        elif rules := re.match(r"([a-z0-9,-]+) +(\S+) MB/s   kept", line):
+            found[f"phase: filter {rules[1]}"] = float(rules[2])
+    return found
 
 
 def first_megabytes(documents, megabytes, output):
@@ -77,6 +93,7 @@ def main():
     parser.add_argument("--filter", default=FILTER)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-megabytes", type=float, default=10)
+    parser.add_argument("--choosing", type=pathlib.Path)
     arguments = parser.parse_args()
     near, chosen, one = ["--dedup", "near"], ["--filter", arguments.filter], ["-w", "1"]
     tokens = ["--tokenizer", arguments.tokenizer] if arguments.tokenizer else []
@@ -97,14 +114,19 @@ def main():
     peers = ["datatrove-signatures", "datatrove-near", "text-dedup-near", "datatrove-filter", *(["tokenizers"] if tokens else [])]
     count, size = text_of(arguments.documents)
     print(f"{arguments.documents}: {count} documents, {size / 1e6:.1f} MB of text", flush=True)
-    runs = collections.defaultdict(list)
+    runs, rates_of_phases = collections.defaultdict(list), collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         subset = f"{folder}/first.jsonl"
         first_megabytes(arguments.documents, arguments.peer_megabytes, subset)
+        if arguments.choosing:
+            first_megabytes(arguments.documents, 1e9, f"{folder}/all.jsonl")
         for _ in range(arguments.rounds):
+            if arguments.choosing:
+                for name, found in phases(arguments.choosing, f"{folder}/all.jsonl").items():
+                    rates_of_phases[name].append(found)
             for at in range(max(len(arms), len(peers))):
                 if at < len(peers):
-                    runs[peers[at]].append(peer(peers[at], subset, arguments.tokenizer))
+                    runs[peers[at]].append(peer(peers[at], subset, arguments.tokenizer, arguments.filter))
                 if at < len(arms):
                     name, flags, _ = arms[at]
                     found = tidemill(arguments.tidemill, arguments.documents, flags)
@@ -122,14 +144,10 @@ def main():
         ratio = f"{rate(name) / rate(other[name]):.0f} x" if other.get(name) else ""
         spread = f"{rates[0]:.2f} to {rates[-1]:.2f}"
         print(f"| {name} | {rate(name):.2f} ({spread}) | {clock:.1f} | {memory / 1e6:.0f} | {found[0]['kept']} | {ratio} |")
-    # What comparing costs is the difference of two runs of the program.
-    seconds = {name: statistics.median(run["cpu"] for run in runs[name]) for name, _, _ in arms}
-    for what, name in [("filtering", "and filter"), ("comparing", "and leave out near copies")]:
-        spent = seconds[name] - seconds["read, pack bytes"]
-        print(f"{what}: {spent:.2f} CPU seconds more than without, {size / 1e6 / spent:.0f} MB for each")
-    if arguments.rounds and "datatrove-signatures" in runs:
-        spent = seconds["and leave out near copies"] - seconds["read, pack bytes"]
-        print(f"near copies beside datatrove's signatures alone: {size / 1e6 / spent / rate('datatrove-signatures'):.0f} x")
+    signatures = rate("datatrove-signatures")
+    for name, found in rates_of_phases.items():
+        ratio = f"{statistics.median(found) / signatures:.0f} x its signatures" if name.endswith("comparing") else ""
+        print(f"| {name} | {statistics.median(found):.1f} ({min(found):.1f} to {max(found):.1f}) | | | | {ratio} |")
 
 
 if __name__ == "__main__":

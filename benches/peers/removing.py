@@ -2,10 +2,9 @@
 
     pip install datatrove==0.10.1 'xxhash<4' spacy tokenizers pyarrow 'datasets<6' click click-option-group rich scipy ftfy regex
     pip install --no-deps text-dedup==0.4.0
-    python benches/peers/removing.py STEP DOCUMENTS.jsonl [--tokenizer tokenizer.json]
+    python benches/peers/removing.py STEP DOCUMENTS.jsonl [--tokenizer tokenizer.json] [--filter gopher,repetition,c4]
 
-STEP is `datatrove-signatures` (its first stage), `datatrove-near` (all four), `text-dedup-near`, `datatrove-filter` (Gopher's quality
-and repetition, then C4) or `tokenizers`. Near copies are looked for in 14 bands of 8 minima of runs of five words. Loading libraries,
+STEP is `datatrove-signatures` (its first stage), `datatrove-near` (all four), `text-dedup-near`, `datatrove-filter` or `tokenizers`. Near copies are looked for in 14 bands of 8 minima of runs of five words. Loading libraries,
 and what the first text makes, is not counted; processes that the step starts are. Prints JSON: seconds of the CPU and the clock,
 bytes of text, memory at most, and the places of the documents that are kept.
 """
@@ -76,11 +75,14 @@ def text_dedup_near(path, folder):
     return list(datasets.load_from_disk(output)["place"])
 
 
-def datatrove_filter(texts):
+def datatrove_filter(texts, names):
     from datatrove.data import Document
-    from datatrove.pipeline.filters import C4QualityFilter, GopherQualityFilter, GopherRepetitionFilter
+    from datatrove.pipeline.filters import C4QualityFilter, FineWebQualityFilter
+    from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
-    rules = [GopherQualityFilter(), GopherRepetitionFilter(), C4QualityFilter()]
+    known = {"gopher": GopherQualityFilter, "repetition": GopherRepetitionFilter, "c4": C4QualityFilter,
+             "fineweb": FineWebQualityFilter}
+    rules = [known[name]() for name in names.split(",")]
     kept = []
     for at, text in enumerate(texts):
         document = Document(text=text, id=str(at))
@@ -103,6 +105,7 @@ def main():
     parser.add_argument("step")
     parser.add_argument("documents")
     parser.add_argument("--tokenizer")
+    parser.add_argument("--filter", default="gopher,repetition,c4")
     arguments = parser.parse_args()
     # One core, as the program's arms have one worker.
     os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", OMP_NUM_THREADS="1")
@@ -112,7 +115,7 @@ def main():
         steps = {
             "datatrove-signatures": lambda texts, at: datatrove_near(texts, f"{folder}/{at}", stages=1),
             "datatrove-near": lambda texts, at: datatrove_near(texts, f"{folder}/{at}"),
-            "datatrove-filter": lambda texts, at: datatrove_filter(texts),
+            "datatrove-filter": lambda texts, at: datatrove_filter(texts, arguments.filter),
             "tokenizers": lambda texts, at: tokenize(texts, arguments.tokenizer),
         }
         if arguments.step == "text-dedup-near":
