@@ -60,7 +60,9 @@ fn main() {
     let tokens = read_tokens(Path::new(folder), (millions * 1e6) as usize);
     let count = tokens.values.len() as f64;
     println!("{:.1} million tokens in rows of {}", count / 1e6, tokens.row);
-    println!("\n| encoding | compression | bits a token | M tokens/s written | read here | read by parquet |");
+    println!(
+        "\n| encoding | compression | bits a token | M tokens/s written | read here | read by parquet |"
+    );
     println!("|---|---|---|---|---|---|");
     for encoding in [
         Some(Encoding::PLAIN),
@@ -68,8 +70,10 @@ fn main() {
         Some(Encoding::DELTA_BINARY_PACKED),
         None,
     ] {
-        let zstd = LEVELS.map(|level| Compression::ZSTD(ZstdLevel::try_new(level).expect("a level")));
-        for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY].into_iter().chain(zstd) {
+        let zstd =
+            LEVELS.map(|level| Compression::ZSTD(ZstdLevel::try_new(level).expect("a level")));
+        for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY].into_iter().chain(zstd)
+        {
             of_files(&tokens, encoding, compression);
         }
     }
@@ -172,7 +176,9 @@ fn of_files(tokens: &Tokens, encoding: Option<Encoding>, compression: Compressio
     });
     let encoding = encoding.map_or("dictionary".to_owned(), |encoding| encoding.to_string());
     let bits = bytes.len() as f64 * 8.0 / count;
-    println!("| {encoding} | {compression} | {bits:.2} | {written:.0} | {here:.0} | {by_parquet:.0} |");
+    println!(
+        "| {encoding} | {compression} | {bits:.2} | {written:.0} | {here:.0} | {by_parquet:.0} |"
+    );
 }
 
 /// How the values of a page are laid out before they are compressed.
