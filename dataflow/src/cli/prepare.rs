@@ -107,7 +107,8 @@ pub(crate) struct PrepareArguments {
     updatable: bool,
     /// Make a new version of an updatable data set, of its inputs as they are now: --output is the data set, and all other settings
     /// stand in it. Only what changed, by size and time, is read, and the new version is what a preparation from nothing
-    /// would make. Older ones stay until `tidemill prune`.
+    /// would make. Older ones stay until `tidemill prune`. What is known of documents of inputs that are read again, or gone, is held
+    /// in memory meanwhile: some 400 bytes for each with --dedup near.
     #[arg(long, requires = "output", conflicts_with_all = [
         "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
         "shard_samples", "strict", "updatable", "print_filter",
@@ -133,7 +134,7 @@ pub(crate) struct PrepareArguments {
     strict: bool,
     /// Threads of each process that read and tokenize; neither they nor processes change a byte. By default one per core. What is on its way takes 32 MiB of
     /// memory for each of them, and a larger document is on its way alone, with up to 32 times its size: a line, row or sample
-    /// may have 64 MiB, a text file any size. Beside that are held: of Parquet a page of the text and a dictionary (each of 1 GiB
+    /// may have 64 MiB, a text file any size. Beside that are held: the tokenizer (one of 50,000 entries, some 200 MB), of Parquet a page of the text and a dictionary (each of 1 GiB
     /// at most; most writers make them of 1 MiB), of Zstandard its window (128 MiB at most), of an MDS shard in Snappy all of it
     /// (1 GiB at most).
     #[arg(short = 'w', long, value_name = "N")]

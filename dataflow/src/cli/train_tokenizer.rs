@@ -57,7 +57,7 @@ pub(crate) struct TokenizerArguments {
     #[arg(long)]
     strict: bool,
     /// Threads that read and count; they change no byte. By default one per core. Documents take 32 MiB of memory for each, or
-    /// what the largest takes; beside that, each different word takes about 100 bytes, and about 100 more when pairs are merged.
+    /// what the largest takes; beside that, each different word takes about 100 bytes, and about 300 more when pairs are merged.
     #[arg(short = 'w', long, value_name = "N")]
     workers: Option<NonZeroUsize>,
     /// How the report is printed.
