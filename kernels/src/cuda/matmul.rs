@@ -89,9 +89,8 @@ impl ProductLibrary for CublasLt {
         product: &MatrixProduct,
     ) -> Answered<impl Iterator<Item = Candidate<cublasLtMatmulAlgo_t>>> {
         let asked = canonical(product);
-        let candidates = Plan::new(&asked).and_then(|plan| {
-            plan.candidates(self.handle, &asked, Self::WORKSPACE_BYTES)
-        });
+        let candidates = Plan::new(&asked)
+            .and_then(|plan| plan.candidates(self.handle, &asked, Self::WORKSPACE_BYTES));
         let candidates = candidates.map_err(answer)?.into_iter();
         let own = [asked.m];
         let probed: &[usize] = match product.rows {
@@ -103,7 +102,8 @@ impl ProductLibrary for CublasLt {
         let handle = self.handle;
         Ok(candidates.filter_map(move |candidate| {
             // What it needs for any of them.
-            let bytes = probes.iter().map(|plan| plan.workspace_bytes(handle, &candidate.algorithm));
+            let bytes =
+                probes.iter().map(|plan| plan.workspace_bytes(handle, &candidate.algorithm));
             let workspace_bytes = bytes.collect::<Option<Vec<_>>>()?.into_iter().max()?;
             Some(Candidate { workspace_bytes, ..candidate })
         }))

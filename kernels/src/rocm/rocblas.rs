@@ -17,11 +17,11 @@ use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
 use crate::gpu::inventory::FoundLibrary;
+use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
 use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::key::{PROBED_ROWS, pinned_rows};
 use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
-use crate::gpu::vendor::Queue;
 use crate::gpu::{Candidate, Terms};
 
 type Operation = c_int;
@@ -255,9 +255,9 @@ impl RocBlas {
             device: device.to_owned(),
             answer: format!("rocBLAS: {words}"),
         };
-        let version = functions.version().map_err(|status| {
-            failed("asking for rocBLAS's version", &functions.words(status))
-        })?;
+        let version = functions
+            .version()
+            .map_err(|status| failed("asking for rocBLAS's version", &functions.words(status)))?;
         let handles = Handles::new(context, functions.destroy);
         let library = Self { functions, version, handles };
         library.handle(None).map_err(|answer| failed("opening rocBLAS", answer.words()))?;
@@ -381,8 +381,7 @@ impl ProductLibrary for RocBlas {
         let handle = self.handle(Some(queue))?;
         let call = Call::of(product);
         // SAFETY: the caller vouches for the operands; handle and stream are alive; factors are read during the call.
-        let enqueued =
-            done(unsafe { call!(self.functions.multiply, handle, call, *solution, 0) });
+        let enqueued = done(unsafe { call!(self.functions.multiply, handle, call, *solution, 0) });
         enqueued.map_err(|status| self.answer(status))
     }
 }

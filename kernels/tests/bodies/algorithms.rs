@@ -6,12 +6,12 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use tidemill_kernels::KernelError;
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::gpu::{
     Address, Candidate, Driver, ElementKind, Gpu, MatrixProduct, Operand, Precision, Rows, Terms,
     choose_algorithm,
 };
-use tidemill_kernels::KernelError;
 
 use crate::bodies::arm::Arm;
 
@@ -229,10 +229,8 @@ pub fn ineligible_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D,
     let driver = arm.backend.driver();
     let candidate =
         |algorithm, workspace_bytes, terms| Candidate { algorithm, workspace_bytes, terms };
-    let wrong = [
-        candidate(Fails, WORKSPACE_BYTES + 1, Terms::Whole),
-        candidate(Fails, 0, Terms::Split),
-    ];
+    let wrong =
+        [candidate(Fails, WORKSPACE_BYTES + 1, Terms::Whole), candidate(Fails, 0, Terms::Split)];
     let right = candidate(Whole, WORKSPACE_BYTES, Terms::Whole);
     for product in products::<P>().into_iter().chain([gradient::<P>()]) {
         for wrong in wrong {

@@ -1,9 +1,9 @@
 // libhipblaslt for tests: products on the CPU, in the order of a stream of the runtime beside it.
 //
 // It proposes six algorithms, of which the program must pass over the first five: one that needs a workspace though there is none, one
-// that refuses a single row when it is launched, one whose bits depend on where a row stands, one that gives other bits every second
-// time, and one that rounds a sum twice: where that is of bf16, or added to what is there; to fp32 alone it is an order like any other. The last adds one term after the other, from the last to the first: rocBLAS beside it
-// adds them from the first, so that their bits differ.
+// that refuses a single row when it is launched, and operands that are not aligned to 16 bytes, one whose bits depend on where a row
+// stands, one that gives other bits every second time, and one that rounds a sum twice, where it is of bf16 or added to what is there. The last adds one term after the other, from
+// the last to the first: rocBLAS beside it adds them from the first, so that their bits differ.
 //
 // It makes handles for waves of 64 alone, and none where EMULATED_HIPBLASLT_REFUSES is "handles"; where that is "products", it has no
 // algorithm for any. A handle serves one stream.
@@ -70,6 +70,8 @@ bool refuses(const char* what) {
     return said && said == std::string(what);
 }
 
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
 bool is_operation(int operation) { return operation == AS_IT_IS || operation == TRANSPOSED; }
 
 // What is wrong with a product, whatever is to become of it.
@@ -92,11 +94,11 @@ Status check(const Handle* handle, const Operation* operation, const Layout* a, 
     return is_of_fp32 || is_of_bf16 ? Success : NotSupported;
 }
 
-Order order_of(int number, unsigned run) {
+Order order_of(int number, unsigned run, bool has_roundings) {
     switch (number) {
         case ROW_DEPENDENT: return LATE_ROWS_BACKWARDS;
         case UNREPEATABLE: return run % 2 ? FORWARDS : BACKWARDS;
-        case ROUNDS_TWICE: return IN_PARTS;
+        case ROUNDS_TWICE: return has_roundings ? IN_PARTS : BACKWARDS;
         default: return BACKWARDS;
     }
 }
@@ -200,9 +202,10 @@ EXPORTED Status hipblasLtMatmul(Handle* handle, Operation* operation, const floa
     if (number == WITH_WORKSPACE && (!workspace || workspace_bytes < NEEDED_BYTES)) return InvalidValue;
     const bool left = operation->left == TRANSPOSED, right = operation->right == TRANSPOSED;
     const int64_t m = of_d->rows, n = of_d->columns, k = left ? of_a->rows : of_a->columns;
-    if (number == OF_MANY_ROWS && n == 1) return InternalError;
+    if (number == OF_MANY_ROWS && (n == 1 || !is_aligned(a) || !is_aligned(b) || !is_aligned(d))) return InternalError;
+    const Order order = order_of(number, handle->runs++, of_d->type == BF16 || *beta != 0);
     const Product product{m, n, k, {a, of_a->type == BF16, left, of_a->stride}, {b, of_b->type == BF16, right, of_b->stride},
-                          *beta, d, of_d->type == BF16, of_d->stride, order_of(number, handle->runs++)};
+                          *beta, d, of_d->type == BF16, of_d->stride, order};
     const std::function<void()> work = [product] { product.compute(); };
     return emulated_hip_enqueue(stream, &work) == 0 ? Success : InternalError;
 }

@@ -218,9 +218,12 @@ fn encoded(element: ElementKind, bits: &[u32]) -> Vec<u8> {
 pub(super) fn decoded(element: ElementKind, bytes: &[u8], place: usize) -> f32 {
     let at = place * element.bytes();
     match element {
-        ElementKind::F32 => f32::from_bits(u32::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))),
+        ElementKind::F32 => {
+            f32::from_bits(u32::from_ne_bytes(std::array::from_fn(|i| bytes[at + i])))
+        }
         ElementKind::Bf16 => {
-            half::bf16::from_bits(u16::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))).to_f32()
+            half::bf16::from_bits(u16::from_ne_bytes(std::array::from_fn(|i| bytes[at + i])))
+                .to_f32()
         }
     }
 }
@@ -282,7 +285,8 @@ mod tests {
                 let (mut chains, mut differing) = (0, 0);
                 for (row, column) in (0..PERIOD).flat_map(|row| (0..n).map(move |c| (row, c))) {
                     let term = |term: usize| {
-                        f64::from(lefts[at(&a, row, term)]) * f64::from(rights[at(&b, column, term)])
+                        f64::from(lefts[at(&a, row, term)])
+                            * f64::from(rights[at(&b, column, term)])
                     };
                     assert_eq!((0..k / 2).map(|at| term(at) + term(k / 2 + at)).sum::<f64>(), 0.0);
                     let chain = |sum: f32, at| (f64::from(sum) + term(at)) as f32;
@@ -293,7 +297,10 @@ mod tests {
                         half::bf16::from_f32(forwards) != half::bf16::from_f32(backwards),
                     );
                 }
-                assert!(differing > chains / 2, "{differing} of {chains}: {element:?} {left} {right}");
+                assert!(
+                    differing > chains / 2,
+                    "{differing} of {chains}: {element:?} {left} {right}"
+                );
             }
         }
     }

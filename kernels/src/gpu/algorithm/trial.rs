@@ -99,11 +99,7 @@ pub(super) struct Trial<D: Driver> {
 type Multiply<'a, D> = dyn FnMut(&mut <D as Driver>::Queue, MatrixProduct) -> Result<()> + 'a;
 
 impl<D: Driver> Trial<D> {
-    pub(super) fn new(
-        driver: &D,
-        queue: &mut D::Queue,
-        product: &MatrixProduct,
-    ) -> Result<Self> {
+    pub(super) fn new(driver: &D, queue: &mut D::Queue, product: &MatrixProduct) -> Result<Self> {
         let bytes_of = |operand: Operand| operand.stride.saturating_mul(operand.element.bytes());
         let [a_bytes, row_bytes] = [product.a, product.out].map(bytes_of);
         let (rows, k) = match product.rows {
@@ -228,11 +224,13 @@ impl<D: Driver> Trial<D> {
             driver.download(queue, &mut found, &self.out.memory, start)?;
             for column in spread(n, COMPARED[1]) {
                 let term = |term| {
-                    let [a, b] = [self.layouts[0].place(row, term), self.layouts[1].place(column, term)];
+                    let [a, b] =
+                        [self.layouts[0].place(row, term), self.layouts[1].place(column, term)];
                     f64::from(left[a]) * f64::from(right[b])
                 };
                 let sum: f64 = (0..k).map(term).sum();
-                let before = before.as_ref().map(|before| f64::from(before[row * out.stride + column]));
+                let before =
+                    before.as_ref().map(|before| f64::from(before[row * out.stride + column]));
                 let found = decoded(out.element, &found, column);
                 if !is_rounded_once(out.element, found, sum, before) {
                     return Ok(false);
