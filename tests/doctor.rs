@@ -76,7 +76,12 @@ fn gpus_that_work_are_checked_through() {
         assert_check(&page, "rocm", device, "works", &["emulated AMD GPU", name, "of 16.0 GiB"]);
     }
     assert_check(&page, "rocm", "compiler", "works", &["hiprtc 7.", "libhiprtc.so.7"]);
-    assert_check(&page, "rocm", "matrix library", "works", &["rocBLAS 5.0.0.emulated"]);
+    let libraries = [
+        "on GPU 0, 1 hipBLASLt 1.2.3; ",
+        "on GPU 2 rocBLAS 5.0.0.emulated (hipBLASLt is not used: libhipblaslt.so.1 makes no handle: architecture mismatch)",
+        "/libhipblaslt.so.1",
+    ];
+    assert_check(&page, "rocm", "matrix library", "works", &libraries);
     assert_check(&page, "rocm", "together", "works", &["2 of 3 are of one kind"]);
     for precision in ["fp32", "bf16"] {
         assert_check(&page, "rocm", &format!("kernels, {precision}"), "works", &["agree with"]);
@@ -100,13 +105,19 @@ fn kernels_that_do_not_compile_are_named() {
     assert_check(&page, "rocm", "kernels, fp32", "fails", &parts);
 }
 
-#[test]
-fn a_library_that_is_broken_is_named() {
+/// The runtime and its compiler, without matrix libraries.
+fn without_matrix_libraries() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for library in ["libamdhip64.so.7", "libhiprtc.so.7"] {
         let from = hip_runtime::folder().join(library);
         std::os::unix::fs::symlink(from, folder.path().join(library)).unwrap();
     }
+    folder
+}
+
+#[test]
+fn a_library_that_is_broken_is_named() {
+    let folder = without_matrix_libraries();
     std::fs::write(folder.path().join("librocblas.so.5"), "no library").unwrap();
     for more in [&["--backend", "rocm"][..], &[]] {
         let done = doctor(folder.path(), &[NO_NVIDIA], more).expect(1);
@@ -115,6 +126,43 @@ fn a_library_that_is_broken_is_named() {
         assert_check(&page, "rocm", "matrix library", "fails", &parts);
         assert_check(&page, "rocm", "compiler", "works", &[]);
         assert_eq!(section(&page, "rocm")["is_here"], true);
+    }
+}
+
+/// Without either matrix library; and with a hipBLASLt that cannot be used, which is said whether or not rocBLAS takes its place.
+#[test]
+fn a_matrix_library_that_cannot_be_used_is_named() {
+    let folder = without_matrix_libraries();
+    let place = |library: &str| folder.path().join(library);
+    let variables = [NO_NVIDIA, ("HIP_VISIBLE_DEVICES", "0")];
+    let page = |code, more: &[(&str, &str)]| {
+        let variables = [&variables[..], more].concat();
+        doctor(folder.path(), &variables, &["--backend", "rocm"]).expect(code).json()
+    };
+    let install = "install the package hipblaslt or rocblas";
+    let absent = "librocblas.so.5 was not found";
+    assert_check(&page(1, &[]), "rocm", "matrix library", "missing", &[absent, install]);
+
+    let lacking = hip_runtime::folder().join("librocblas.so.5");
+    std::os::unix::fs::symlink(&lacking, place("libhipblaslt.so.1")).unwrap();
+    let lacks =
+        "hipBLASLt is not used: the matrix library libhipblaslt.so.1 has no hipblasLtCreate";
+    assert_check(&page(1, &[]), "rocm", "matrix library", "fails", &[absent, lacks]);
+
+    std::os::unix::fs::symlink(&lacking, place("librocblas.so.5")).unwrap();
+    let works = ["rocBLAS 5.0.0.emulated", lacks];
+    assert_check(&page(0, &[]), "rocm", "matrix library", "works", &works);
+
+    std::fs::remove_file(place("libhipblaslt.so.1")).unwrap();
+    let whole = hip_runtime::folder().join("libhipblaslt.so.1");
+    std::os::unix::fs::symlink(whole, place("libhipblaslt.so.1")).unwrap();
+    for (refused, why) in [
+        ("handles", "libhipblaslt.so.1 makes no handle: architecture mismatch"),
+        ("products", "hipBLASLt 1.2.3 proposes no algorithm for GPU 0"),
+    ] {
+        let page = page(0, &[("EMULATED_HIPBLASLT_REFUSES", refused)]);
+        let works = ["rocBLAS 5.0.0.emulated", why];
+        assert_check(&page, "rocm", "matrix library", "works", &works);
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! ROCm is that of `kernels/tests/hip_runtime`, with the CPU below: three GPUs, of which the first two are of one kind.
 
-use std::path::Path;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use serde_json::Value;
@@ -203,7 +204,7 @@ fn a_gpu_that_is_not_there_or_has_no_kernels_is_one_line() {
     let cases: [(Variables<'_>, &[&str]); 3] = [
         (&[("HIP_VISIBLE_DEVICES", "-1")], &["AMD's HIP runtime answers: no ROCm-capable device"]),
         (&[("EMULATED_HIP_DEVICES", "gfx1100")], &["\"gfx1100\", expected one of gfx90a, gfx942"]),
-        (&[("EMULATED_HIP_BYTES", "50000000")], &["does not fit", "out of memory"]),
+        (&[("EMULATED_HIP_BYTES", "5000000")], &["does not fit", "out of memory"]),
     ];
     for (variables, parts) in cases {
         let refused = train(bench, "refused", variables, &["-w", "1"]);
@@ -211,6 +212,57 @@ fn a_gpu_that_is_not_there_or_has_no_kernels_is_one_line() {
         for part in parts {
             assert!(refused.stderr.contains(part), "{part:?}: {refused:?}");
         }
+    }
+}
+
+/// ROCm of this machine, but for one library.
+fn without(bench: &Workbench, missing: &str) -> PathBuf {
+    let folder = bench.path("rocm-without");
+    std::fs::create_dir(&folder).unwrap();
+    for (library, ..) in hip_runtime::LIBRARIES {
+        if !library.starts_with(missing) {
+            symlink(hip_runtime::folder().join(library), folder.join(library)).unwrap();
+        }
+    }
+    folder
+}
+
+/// Its checkpoint is that of any device; which library multiplies matrices is part of the kind of device, so that the run says that
+/// bits may differ from there on.
+#[test]
+fn a_run_goes_on_where_hipblaslt_is_not() {
+    let bench = Workbench::new();
+    bench.write("rocm.toml", format!("{CONFIG}{DEVICE}"));
+    let without = without(&bench, "libhipblaslt");
+    let train = |dir: &str, libraries: &Path, steps: u32| {
+        let (dir, steps) = (format!("run.dir={dir}"), format!("run.steps={steps}"));
+        let set = ["--set", &dir, "--set", &steps, "--set", "schedule.steps=5", "-w", "1"];
+        let arguments = [&["train", "rocm.toml"], &SMALL[..], &set].concat();
+        tidemill_with(&bench, libraries, &[], &arguments).expect(0)
+    };
+    let library = |dir: &str| {
+        let kind = devices(&bench, dir)["kind"]["matrix_library"].clone();
+        kind.as_str().unwrap().to_owned()
+    };
+    train("stayed", hip_runtime::folder(), 5);
+    train("moved", hip_runtime::folder(), 2);
+    assert!(library("moved").starts_with("hipBLASLt 1.2.3, solutions "), "{}", library("moved"));
+    let moved = train("moved", &without, 5);
+    assert!(library("moved").starts_with("rocBLAS 5.0.0.emulated, "), "{}", library("moved"));
+    for part in [
+        "resuming after step 2",
+        "the kind of device changed (matrix_library was \"hipBLASLt 1.2.3, ",
+    ] {
+        assert!(moved.stderr.contains(part), "{part:?}: {moved:?}");
+    }
+    let (stayed, moved) = (bench.outcome("stayed"), bench.outcome("moved"));
+    assert_eq!(moved.steps.len(), 5);
+    for step in 0..2 {
+        assert_eq!(moved.loss(step).to_bits(), stayed.loss(step).to_bits(), "step {step}");
+    }
+    for step in 2..5 {
+        let (expected, found) = (stayed.loss(step), moved.loss(step));
+        assert!((found - expected).abs() < 1e-5 * expected, "step {step}: {found}, {expected}");
     }
 }
 

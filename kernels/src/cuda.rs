@@ -9,7 +9,7 @@ mod matmul;
 use std::ffi::c_int;
 use std::sync::{Arc, OnceLock};
 
-use self::matmul::MatrixLibrary;
+use self::matmul::CublasLt;
 use crate::error::{KernelError, Result};
 use crate::gpu::collectives::NCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
@@ -18,6 +18,7 @@ use crate::gpu::source::{Source, SourceOptions};
 use crate::gpu::vendor::compiler::Compiler;
 use crate::gpu::vendor::context::{self, Context};
 use crate::gpu::vendor::library::{OpenLibrary, once};
+use crate::gpu::vendor::product::{ProductLibrary, Products};
 use crate::gpu::vendor::table::{Code, Device, ErrorText, Interface, Table};
 use crate::gpu::vendor::{ALL_DEVICES, Queue, Vendor, VendorDriver};
 
@@ -114,8 +115,8 @@ impl Vendor for Nvidia {
     const BACKEND: &'static str = BACKEND;
     const DRIVER: &'static str = "the NVIDIA driver";
     const COLLECTIVES: &'static str = NCCL;
-    const WORKSPACE_BYTES: usize = matmul::WORKSPACE_BYTES;
-    type MatrixLibrary = MatrixLibrary;
+    const WORKSPACE_BYTES: usize = CublasLt::WORKSPACE_BYTES;
+    type MatrixLibrary = Products<CublasLt>;
 
     fn table() -> Result<&'static Table> {
         Ok(&NvidiaDriver::get()?.table)
@@ -157,24 +158,25 @@ impl Vendor for Nvidia {
         matmul::found()
     }
 
-    fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<MatrixLibrary> {
-        MatrixLibrary::open(context, name)
+    fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<Products<CublasLt>> {
+        Ok(Products::new(CublasLt::open(context, name)?, name))
     }
 
     fn properties(
         context: &Context,
         name: String,
         architecture: String,
-        library: &MatrixLibrary,
+        library: &Products<CublasLt>,
     ) -> Result<DeviceProperties> {
         let attribute = |attribute| context.attribute(&name, attribute);
+        let digest = library.digest()?.value;
         Ok(DeviceProperties {
             backend: BACKEND,
             architecture,
             warp: 32,
             multiprocessors: attribute(MULTIPROCESSORS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
-            matrix_library: format!("{}, algorithms {:016x}", library.version(), library.digest()?),
+            matrix_library: format!("{}, algorithms {digest:016x}", CublasLt::version()),
             collective_library: Some(Self::COLLECTIVES),
             name,
         })
@@ -189,7 +191,7 @@ impl Vendor for Nvidia {
     }
 
     unsafe fn multiply(
-        library: &MatrixLibrary,
+        library: &Products<CublasLt>,
         driver: &Cuda,
         queue: &mut Queue,
         product: MatrixProduct,

@@ -7,7 +7,7 @@
 //!
 //! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of
 //! rows; grains are cut from their own first row; a matrix product's algorithm is pinned to what its rows have in
-//! common ([`MatrixProduct`]), after it has been seen to treat all rows alike ([`first_row_independent`]).
+//! common ([`MatrixProduct`]), after it has been seen to keep to what is promised of products ([`choose_algorithm`]).
 //!
 //! To add a vendor, implement [`Driver`].
 
@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
 
-pub use self::algorithm::first_row_independent;
+pub use self::algorithm::{Candidate, Terms, choose_algorithm};
 pub use self::buffer::GpuBuffer;
 pub use self::driver::{
     Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand, Rows,

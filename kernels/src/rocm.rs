@@ -1,4 +1,4 @@
-//! AMD GPUs: what HIP, hiprtc and rocBLAS have of their own.
+//! AMD GPUs: what HIP, hiprtc, hipBLASLt and rocBLAS have of their own.
 //!
 //! The libraries of ROCm 5 to 7 are opened when they are first needed, so a program built with this module runs where none of them
 //! is; what is missing is then an ordinary error. Nothing of ROCm is needed to build. The width of a wave is the device's, and is asked
@@ -6,11 +6,15 @@
 
 mod architecture;
 mod compile;
+mod handles;
+mod hipblaslt;
+mod matrices;
 mod rocblas;
 
 use std::ffi::{CStr, c_int};
 use std::sync::{Arc, OnceLock};
 
+use self::matrices::Matrices;
 use self::rocblas::RocBlas;
 use crate::error::{KernelError, Result};
 use crate::gpu::collectives::RCCL;
@@ -20,6 +24,7 @@ use crate::gpu::source::{Source, SourceOptions};
 use crate::gpu::vendor::compiler::Compiler;
 use crate::gpu::vendor::context::{self, Context};
 use crate::gpu::vendor::library::{OpenLibrary, once};
+use crate::gpu::vendor::product::ProductLibrary;
 use crate::gpu::vendor::table::{Code, Device, Interface, Table};
 use crate::gpu::vendor::{ALL_DEVICES, Queue, Vendor, VendorDriver};
 
@@ -136,8 +141,8 @@ impl Vendor for Amd {
     const BACKEND: &'static str = BACKEND;
     const DRIVER: &'static str = "AMD's HIP runtime";
     const COLLECTIVES: &'static str = RCCL;
-    const WORKSPACE_BYTES: usize = 32 << 20;
-    type MatrixLibrary = RocBlas;
+    const WORKSPACE_BYTES: usize = RocBlas::WORKSPACE_BYTES;
+    type MatrixLibrary = Matrices;
 
     fn table() -> Result<&'static Table> {
         Ok(&Hip::get()?.table)
@@ -170,18 +175,18 @@ impl Vendor for Amd {
     }
 
     fn matrix_library() -> Result<FoundLibrary> {
-        Ok(rocblas::Functions::get()?.found())
+        Matrices::found()
     }
 
-    fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<RocBlas> {
-        RocBlas::open(context, name)
+    fn open_matrix_library(context: &Arc<Context>, name: &str) -> Result<Matrices> {
+        Matrices::open(context, name)
     }
 
     fn properties(
         context: &Context,
         name: String,
         architecture: String,
-        library: &RocBlas,
+        library: &Matrices,
     ) -> Result<DeviceProperties> {
         let attribute = |attribute| context.attribute(&name, attribute);
         let warp = attribute(WAVE)?;
@@ -195,7 +200,7 @@ impl Vendor for Amd {
             warp: warp as u32,
             multiprocessors: attribute(COMPUTE_UNITS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
-            matrix_library: format!("{}, solutions {:016x}", library.version(), library.digest()?),
+            matrix_library: library.name(),
             collective_library: Some(Self::COLLECTIVES),
             name,
         })
@@ -210,7 +215,7 @@ impl Vendor for Amd {
     }
 
     unsafe fn multiply(
-        library: &RocBlas,
+        library: &Matrices,
         driver: &Rocm,
         queue: &mut Queue,
         product: MatrixProduct,
@@ -306,6 +311,7 @@ mod tests {
         let hip = Hip::find(open("libamdhip64.so.7")).unwrap();
         assert_eq!(hip.version(), (7, 0));
         compile::find(open("libhiprtc.so.7")).unwrap();
+        hipblaslt::Functions::find(open("libhipblaslt.so.1")).unwrap();
         rocblas::Functions::find(open("librocblas.so.5")).unwrap();
         if let Err(code) = context::device_count(&hip.table) {
             assert!(Amd::is_missing(code), "{code:?}");

@@ -33,21 +33,33 @@ macro_rules! tests {
     ) => {
         /// A body runs twice where it must find the same bits again.
         fn tests<P: Precision<Activation: Number>>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
-            vec![
+            let mut all: Vec<Test<Arm<Gpu<Cuda, P>>>> = vec![
                 ("every_source_compiles", |arm| arm.backend.compile_all().unwrap()),
                 ("a_device_that_is_opened_again_is_of_the_same_kind", is_of_the_same_kind),
-                ("row_dependent_algorithms_are_passed_over", algorithms::row_dependent_ones_are_passed_over),
                 ("devices_wait_for_each_other", devices_wait_for_each_other),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
                 $((stringify!($of_attention), |arm| agree(&[arm, arm], $attention)),)*
                 $((stringify!($of_one_attention), $one_attention),)*
-            ]
+            ];
+            all.extend(rules());
+            all
         }
     };
 }
 
 every_body!(tests);
+
+macro_rules! rules {
+    ($($rule:ident)*) => {
+        /// What may not be pinned to a product is passed over.
+        fn rules<P: Precision>() -> Vec<Test<Arm<Gpu<Cuda, P>>>> {
+            vec![$((stringify!($rule), algorithms::$rule),)*]
+        }
+    };
+}
+
+algorithms::every_rule!(rules);
 
 /// The digest of the library's choices is the same whenever it is formed, and says which library it was formed of.
 fn is_of_the_same_kind<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {

@@ -113,10 +113,23 @@ fn devices_wait_for_each_other() {
     assert!(lucky < 20, "a missing wait must show in some order");
 }
 
-#[test]
-fn algorithms_that_treat_rows_differently_are_passed_over() {
-    algorithms::row_dependent_ones_are_passed_over(&arm::<Fp32>(32, SEEDS[0]));
-    algorithms::row_dependent_ones_are_passed_over(&arm::<Bf16>(32, SEEDS[0]));
+/// What may not be pinned to a product is passed over.
+mod algorithms_of_a_library {
+    use super::*;
+
+    macro_rules! rules {
+        ($($rule:ident)*) => {
+            $(
+                #[test]
+                fn $rule() {
+                    algorithms::$rule(&arm::<Fp32>(32, SEEDS[0]));
+                    algorithms::$rule(&arm::<Bf16>(32, SEEDS[0]));
+                }
+            )*
+        };
+    }
+
+    algorithms::every_rule!(rules);
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! other's memory, and one in waves of 32. So the product's own way to a GPU is what is tested: modules and launches, streams, events,
 //! graphs, pools, pinned memory, peers and the matrix library. `TIDEMILL_TEST_BACKEND=rocm` asks for the machine's own: then its
 //! first device runs the bodies, each twice, and the tests in [`of_emulated_devices`] fail (`--skip of_emulated_devices`).
+//!
+//! The emulated hipBLASLt makes handles for waves of 64 alone: in waves of 32 the products are rocBLAS's.
 
 #[path = "bodies/algorithms.rs"]
 mod algorithms;
@@ -133,15 +135,40 @@ fn memory_that_a_device_does_not_have_is_refused() {
     backend.allocate::<f32>(&mut stream, 1000).unwrap();
 }
 
-#[test]
-fn solutions_that_treat_rows_differently_are_passed_over() {
-    algorithms::row_dependent_ones_are_passed_over(&arm::<Fp32>(IN_WAVES_OF_64));
-    algorithms::row_dependent_ones_are_passed_over(&arm::<Bf16>(IN_WAVES_OF_32));
+/// What may not be pinned to a product is passed over.
+mod algorithms_of_a_library {
+    use super::*;
+
+    macro_rules! rules {
+        ($($rule:ident)*) => {
+            $(
+                #[test]
+                fn $rule() {
+                    algorithms::$rule(&arm::<Fp32>(IN_WAVES_OF_64));
+                    algorithms::$rule(&arm::<Bf16>(IN_WAVES_OF_32));
+                }
+            )*
+        };
+    }
+
+    algorithms::every_rule!(rules);
 }
 
 /// What holds of the emulated devices alone.
 mod of_emulated_devices {
     use super::*;
+
+    /// hipBLASLt where it makes a handle, else rocBLAS.
+    #[test]
+    fn the_matrix_library_is_the_one_that_works() {
+        let library = |ordinal| open::<Fp32>(ordinal).driver().properties().matrix_library.clone();
+        for ordinal in [IN_WAVES_OF_64, ITS_PEER] {
+            let name = library(ordinal);
+            assert!(name.starts_with("hipBLASLt 1.2.3, solutions "), "{name}");
+        }
+        let name = library(IN_WAVES_OF_32);
+        assert!(name.starts_with("rocBLAS 5.0.0.emulated, solutions "), "{name}");
+    }
 
     #[test]
     fn a_device_says_what_it_is() {

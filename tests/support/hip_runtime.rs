@@ -1,4 +1,5 @@
-//! ROCm for tests, on machines without AMD GPUs: libraries that stand for HIP's runtime, hiprtc and rocBLAS, with the CPU below.
+//! ROCm for tests, on machines without AMD GPUs: libraries that stand for HIP's runtime, hiprtc, hipBLASLt and rocBLAS, with the CPU
+//! below.
 //!
 //! They are built from `kernels/tests/hip_runtime` by the host's `g++`, once for a change of their sources. The product opens them as
 //! it opens AMD's, by their names. Where the environment asks for `rocm`, tests use what the machine has instead.
@@ -9,9 +10,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// The libraries in the order in which they need each other: name, source, and the library that it is linked to.
-pub const LIBRARIES: [(&str, &str, Option<&str>); 3] = [
+pub const LIBRARIES: [(&str, &str, Option<&str>); 4] = [
     ("libamdhip64.so.7", "runtime.cpp", None),
     ("libhiprtc.so.7", "hiprtc.cpp", None),
+    ("libhipblaslt.so.1", "hipblaslt.cpp", Some("libamdhip64.so.7")),
     ("librocblas.so.5", "rocblas.cpp", Some("libamdhip64.so.7")),
 ];
 

@@ -9,7 +9,6 @@
 
 pub mod compiler;
 pub mod context;
-pub mod digest;
 mod driver;
 mod event;
 mod failure;

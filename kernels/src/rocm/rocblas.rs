@@ -1,29 +1,29 @@
-//! Matrix products by rocBLAS, the solution pinned.
+//! rocBLAS: its solutions, and how a product is given to it.
 //!
-//! The library would choose a solution for each number of rows, and other solutions round otherwise. So its solutions are asked for
-//! once for the canonical rows, those that cannot form the product of few rows or of many are left out, and the first whose rows
-//! are found to agree ([`first_row_independent`]) is used for any number. Solutions that add by atomics are not allowed.
+//! Solutions that cannot form the product of few rows or of many are left out. None may split k: the library is given no workspace to
+//! keep parts of sums in, and may not add by atomics; what a solution does none the less is tried before it is used
+//! ([`choose_algorithm`](crate::gpu::choose_algorithm)).
 //!
 //! The declarations are our own, after AMD's documentation of rocBLAS 3 to 5. Its list of solutions is of what it calls its beta
 //! interface.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
 
-use super::{BACKEND, Hip, Rocm};
+use super::handles::{Handles, RawHandle};
+use super::{BACKEND, Hip};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
-use crate::gpu::first_row_independent;
 use crate::gpu::inventory::FoundLibrary;
+use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
 use crate::gpu::vendor::library::{OpenLibrary, once};
-use crate::gpu::vendor::product::{Key, PROBED_ROWS, pinned_rows, sizes};
-use crate::gpu::vendor::{Queue, Vendor, digest};
+use crate::gpu::vendor::product::key::{PROBED_ROWS, pinned_rows};
+use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
+use crate::gpu::{Candidate, Terms};
 
-type RawHandle = *mut c_void;
 type Operation = c_int;
 type DataType = c_int;
 
@@ -33,6 +33,8 @@ type DataType = c_int;
 struct Status(c_int);
 
 const SUCCESS: Status = Status(0);
+/// Too little workspace, and what the library does not tell: other answers to a solution that it cannot run.
+const UNCLEAR: [Status; 2] = [Status(5), Status(6)];
 /// The answers to what the library would refuse again.
 const LASTING: [Status; 5] = [
     // not implemented, invalid size, invalid value, not built with it, another architecture
@@ -89,7 +91,7 @@ macro_rules! product_function {
 /// The functions of the library.
 pub(super) struct Functions {
     create: unsafe extern "C" fn(*mut RawHandle) -> Status,
-    destroy: unsafe extern "C" fn(RawHandle) -> Status,
+    destroy: unsafe extern "C" fn(RawHandle) -> c_int,
     set_stream: unsafe extern "C" fn(RawHandle, *mut c_void) -> Status,
     set_workspace: unsafe extern "C" fn(RawHandle, *mut c_void, usize) -> Status,
     set_atomics_mode: unsafe extern "C" fn(RawHandle, c_int) -> Status,
@@ -238,117 +240,80 @@ fn done(status: Status) -> std::result::Result<(), Status> {
     if status == SUCCESS { Ok(()) } else { Err(status) }
 }
 
-/// What the library keeps for one queue.
-struct Handle(RawHandle);
-
-// SAFETY: a handle may be used by any thread, one at a time.
-unsafe impl Send for Handle {}
-
 /// rocBLAS on one device.
 pub struct RocBlas {
     functions: &'static Functions,
-    context: Arc<Context>,
-    device: String,
     version: String,
-    /// By stream and workspace; that of none serves what only asks.
-    handles: Mutex<HashMap<(usize, u64), Handle>>,
-    solutions: Mutex<HashMap<Key, Solution>>,
+    handles: Handles,
 }
 
 impl RocBlas {
     pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
         let functions = Functions::get()?;
-        let failed = |attempted| {
-            move |status| KernelError::Device {
-                attempted,
-                device: device.to_owned(),
-                answer: format!("rocBLAS: {}", functions.words(status)),
-            }
-        };
-        let version = functions.version().map_err(failed("asking for rocBLAS's version"))?;
-        let library = Self {
-            functions,
-            context: Arc::clone(context),
+        let failed = |attempted, words: &str| KernelError::Device {
+            attempted,
             device: device.to_owned(),
-            version,
-            handles: Mutex::default(),
-            solutions: Mutex::default(),
+            answer: format!("rocBLAS: {words}"),
         };
-        library.handle(None).map_err(failed("opening rocBLAS"))?;
+        let version = functions
+            .version()
+            .map_err(|status| failed("asking for rocBLAS's version", &functions.words(status)))?;
+        let handles = Handles::new(context, functions.destroy);
+        let library = Self { functions, version, handles };
+        library.handle(None).map_err(|answer| failed("opening rocBLAS", answer.words()))?;
         Ok(library)
+    }
+
+    /// What is told of it.
+    pub(super) fn found(&self) -> FoundLibrary {
+        self.functions.found()
     }
 
     pub(super) fn version(&self) -> String {
         format!("rocBLAS {}", self.version)
     }
 
-    /// What tells this library's choices from another's.
-    ///
-    /// # Errors
-    /// What made the library fail.
-    pub(super) fn digest(&self) -> Result<u64> {
-        let start = Instant::now();
-        let first = |product: &MatrixProduct| {
-            let first = self.accepted(product)?.first().copied();
-            Ok(first.map(|solution| vec![Some(solution as u32)]))
-        };
-        let digest = digest::of(first)?;
-        let milliseconds = start.elapsed().as_millis();
-        tracing::debug!(digest, milliseconds, "the matrix library's solutions are known");
-        Ok(digest)
-    }
-
-    fn failed(&self, product: &MatrixProduct, status: Status) -> KernelError {
-        let answer = self.functions.words(status);
-        if LASTING.contains(&status) {
-            return self.unsupported(product, &answer);
-        }
-        KernelError::Device {
-            attempted: "a matrix product",
-            device: self.device.clone(),
-            answer: format!("rocBLAS: {answer} for {}", sizes(product)),
+    fn answer(&self, status: Status) -> Answer {
+        let words = self.functions.words(status);
+        match status {
+            status if LASTING.contains(&status) => Answer::Refuses(words),
+            status if UNCLEAR.contains(&status) => Answer::Unclear(words),
+            _ => Answer::Fails(words),
         }
     }
 
-    fn unsupported(&self, product: &MatrixProduct, answer: &str) -> KernelError {
-        KernelError::Unsupported {
-            what: format!("form a matrix product of {}", sizes(product)),
-            device: self.device.clone(),
-            answer: format!("rocBLAS: {answer}"),
-        }
-    }
-
-    /// The handle of a queue, or of none. Handles stay until the library goes: those of queues that are gone serve new ones of
-    /// the same stream and workspace.
-    fn handle(&self, queue: Option<&Queue>) -> std::result::Result<RawHandle, Status> {
-        let place = queue.map_or((0, 0), |queue| (queue.stream() as usize, queue.workspace().0));
-        let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(handle) = handles.get(&place) {
-            return Ok(handle.0);
-        }
-        let mut handle = std::ptr::null_mut();
-        let Functions { create, set_stream, set_workspace, set_atomics_mode, .. } = self.functions;
-        // SAFETY: the device is this thread's own, the first call writes one handle, and the queue's stream and workspace are there for
-        // as long as it is.
-        unsafe {
-            done(create(&raw mut handle))?;
-            handles.insert(place, Handle(handle));
-            done(set_atomics_mode(handle, WITHOUT_ATOMICS))?;
-            if let Some(queue) = queue {
-                done(set_stream(handle, queue.stream()))?;
-                let workspace = queue.workspace().0 as *mut c_void;
-                done(set_workspace(handle, workspace, super::Amd::WORKSPACE_BYTES))?;
-            }
-        }
-        Ok(handle)
+    /// The handle of a queue, or of none.
+    fn handle(&self, queue: Option<&Queue>) -> Answered<RawHandle> {
+        let Functions { create, destroy, set_stream, set_workspace, set_atomics_mode, .. } =
+            self.functions;
+        self.handles.get(queue, || {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the device is this thread's own, the first call writes one handle, and the queue's stream and workspace are
+            // there for as long as it is. A handle that cannot be used is destroyed once.
+            let made = unsafe {
+                done(create(&raw mut handle)).map_err(|status| self.answer(status))?;
+                let set = || {
+                    done(set_atomics_mode(handle, WITHOUT_ATOMICS))?;
+                    let Some(queue) = queue else { return Ok(()) };
+                    done(set_stream(handle, queue.stream()))?;
+                    let workspace = queue.workspace().0 as *mut c_void;
+                    done(set_workspace(handle, workspace, Self::WORKSPACE_BYTES))
+                };
+                set().inspect_err(|_| {
+                    destroy(handle);
+                })
+            };
+            made.map_err(|status| self.answer(status))?;
+            Ok(handle)
+        })
     }
 
     /// The library's list of solutions for a product of `rows` rows; empty where it has none.
-    fn listed(&self, product: &MatrixProduct, rows: usize) -> Result<Vec<Solution>> {
+    fn listed(&self, product: &MatrixProduct, rows: usize) -> Answered<Vec<Solution>> {
         /// Where nothing lies: the library refuses no place at all, also where it only looks at sizes.
         const SOMEWHERE: usize = 4096;
         let product = MatrixProduct { m: rows, ..*product };
-        let handle = self.handle(None).map_err(|status| self.failed(&product, status))?;
+        let handle = self.handle(None)?;
         // As aligned as the operands are: what a library makes of addresses holds for theirs too.
         let addresses = [product.b, product.a, product.out]
             .map(|operand| (SOMEWHERE + operand.alignment) as u64);
@@ -368,12 +333,22 @@ impl RocBlas {
         match asked {
             Ok(solutions) => Ok(solutions),
             Err(status) if LASTING.contains(&status) => Ok(Vec::new()),
-            Err(status) => Err(self.failed(&product, status)),
+            Err(status) => Err(self.answer(status)),
         }
     }
+}
 
-    /// The library's order of solutions for a product, those that can form it for every number of rows.
-    fn accepted(&self, product: &MatrixProduct) -> Result<Vec<Solution>> {
+impl ProductLibrary for RocBlas {
+    const NAME: &'static str = "rocBLAS";
+    /// Too little for parts of sums, and more than none, for which the library would make its own.
+    const WORKSPACE_BYTES: usize = 256;
+    type Algorithm = Solution;
+    type Plan = Solution;
+
+    fn candidates(
+        &self,
+        product: &MatrixProduct,
+    ) -> Answered<impl Iterator<Item = Candidate<Solution>>> {
         let mut accepted = self.listed(product, pinned_rows(product))?;
         if product.rows == Rows::Free {
             for rows in PROBED_ROWS {
@@ -381,98 +356,32 @@ impl RocBlas {
                 accepted.retain(|solution| able.contains(solution));
             }
         }
-        Ok(accepted)
+        // The library does not tell what a solution needs: one that needs more than it is given is refused.
+        Ok(accepted.into_iter().map(|algorithm| Candidate {
+            algorithm,
+            workspace_bytes: 0,
+            terms: Terms::Whole,
+        }))
     }
 
-    /// The solution of a product; the same for any m where rows are free.
-    fn solution(
-        &self,
-        driver: &Rocm,
-        queue: &mut Queue,
-        product: &MatrixProduct,
-    ) -> Result<Solution> {
-        let mut solutions = self.solutions.lock().unwrap_or_else(PoisonError::into_inner);
-        let pin = Key::of(product, pinned_rows(product));
-        if let Some(solution) = solutions.get(&pin) {
-            return Ok(*solution);
-        }
-        let solution = self.choose(driver, queue, product)?;
-        solutions.insert(pin, solution);
-        Ok(solution)
+    fn parts(solution: &Solution) -> Vec<Option<u32>> {
+        vec![Some(*solution as u32)]
     }
 
-    /// The first solution that can form the product, for any number of rows where they are free; those then are tried first.
-    fn choose(
-        &self,
-        driver: &Rocm,
-        queue: &mut Queue,
-        product: &MatrixProduct,
-    ) -> Result<Solution> {
-        if queue.is_recording() {
-            let attempted = "choosing the solution of a matrix product";
-            return Err(KernelError::NotRecordable { attempted });
-        }
-        let accepted = self.accepted(product)?;
-        let chosen = match product.rows {
-            Rows::Fixed => accepted.first().copied(),
-            Rows::Free => {
-                let multiply = |queue: &mut Queue, solution: &_, tried: MatrixProduct| {
-                    // SAFETY: the operands lie in memory that is there while a solution is tried, each in its own.
-                    unsafe { self.enqueue(queue, *solution, &tried) }
-                };
-                first_row_independent(driver, queue, product, accepted, multiply)?
-            }
-        };
-        chosen.ok_or_else(|| {
-            let wanted = match product.rows {
-                Rows::Fixed => "no solution",
-                Rows::Free => "no solution that treats all rows alike",
-            };
-            self.unsupported(product, wanted)
-        })
+    fn plan(&self, _: &MatrixProduct, solution: &Solution) -> Answered<Solution> {
+        Ok(*solution)
     }
 
-    /// Enqueues a product.
-    ///
-    /// # Safety
-    /// The operands must lie inside memory of the device, and `out` must overlap neither `a` nor `b`.
-    pub(super) unsafe fn matmul(
-        &self,
-        driver: &Rocm,
-        queue: &mut Queue,
-        product: MatrixProduct,
-    ) -> Result<()> {
-        let solution = self.solution(driver, queue, &product)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.enqueue(queue, solution, &product) }
-    }
-
-    /// # Safety
-    /// As for [`matmul`](Self::matmul).
     unsafe fn enqueue(
         &self,
         queue: &Queue,
-        solution: Solution,
+        solution: &Solution,
         product: &MatrixProduct,
-    ) -> Result<()> {
-        let enqueued = self.handle(Some(queue)).and_then(|handle| {
-            let call = Call::of(product);
-            // SAFETY: the caller vouches for the operands; handle and stream are alive; factors are read during the call.
-            done(unsafe { call!(self.functions.multiply, handle, call, solution, 0) })
-        });
-        enqueued.map_err(|status| self.failed(product, status))
-    }
-}
-
-impl Drop for RocBlas {
-    fn drop(&mut self) {
-        if self.context.bind().is_err() {
-            return;
-        }
-        let handles = self.handles.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (_, Handle(handle)) in handles.drain() {
-            // SAFETY: the handle is alive and not used again, and so is the device that it was made for.
-            unsafe { (self.functions.destroy)(handle) };
-        }
+    ) -> Answered<()> {
+        let handle = self.handle(Some(queue))?;
+        let call = Call::of(product);
+        // SAFETY: the caller vouches for the operands; handle and stream are alive; factors are read during the call.
+        let enqueued = done(unsafe { call!(self.functions.multiply, handle, call, *solution, 0) });
+        enqueued.map_err(|status| self.answer(status))
     }
 }

@@ -1,20 +1,27 @@
-//! Algorithms of a matrix library that treat rows differently are not pinned.
+//! Algorithms of a matrix library that do not keep to what is promised of products are not pinned.
+//!
+//! The library is made up: a candidate forms products by the driver's own, otherwise than it should. Each test of a rule holds a
+//! candidate that breaks this rule alone.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
 
 use tidemill_kernels::KernelError;
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::gpu::{
-    Address, Driver, ElementKind, Gpu, MatrixProduct, Operand, Precision, Rows,
-    first_row_independent,
+    Address, Candidate, Driver, ElementKind, Gpu, MatrixProduct, Operand, Precision, Rows, Terms,
+    choose_algorithm,
 };
 
 use crate::bodies::arm::Arm;
 
 const COLUMNS: usize = 16;
 const TERMS: usize = 32;
+const WORKSPACE_BYTES: usize = 1024;
 
 /// What a candidate does; where it is none, the library's own product is formed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Candidate {
+enum Way {
     /// The sums of a single row are formed in two parts.
     SplitsOneRow,
     /// The sums of all rows are formed in two parts where there are many.
@@ -24,100 +31,241 @@ enum Candidate {
     SplitsLastRows,
     /// Writes nothing where there are many rows.
     ForgetsManyRows,
-    /// Sums of all rows, always, are formed in two parts: of another order, and none the less the same for all.
+    /// Sums of all rows, always, are formed in two parts, each of which is added to the output: which is rounded twice, unless it is
+    /// of fp32 and held nothing.
     SplitsAll,
+    /// The second product of so many rows, and no other, is formed in two parts.
+    SplitsSecondRun,
+    /// Is refused where there are many rows.
+    IsRefused,
+    /// Does not end well where there are many rows.
+    Fails,
     /// The library's.
     Whole,
+}
+
+use Way::*;
+
+fn element(operand: Operand, row: usize, column: usize) -> Operand {
+    let elements = match operand.transposed {
+        true => column * operand.stride + row,
+        false => row * operand.stride + column,
+    };
+    Operand { address: operand.address.offset(elements * operand.element.bytes()), ..operand }
 }
 
 fn multiply<D: Driver>(
     driver: &D,
     queue: &mut D::Queue,
-    candidate: Candidate,
+    way: Way,
+    runs: &RefCell<HashMap<usize, usize>>,
     product: MatrixProduct,
 ) -> Result<(), KernelError> {
     // SAFETY: the operands are given by the choice, or parts of what it gives, each in memory of its own.
     let mut form = |product| unsafe { driver.matmul(queue, product) };
-    let MatrixProduct { out, a, b, m, .. } = product;
-    let element = |operand: Operand, row: usize, column: usize| {
-        let elements = if operand.transposed {
-            column * operand.stride + row
-        } else {
-            row * operand.stride + column
-        };
-        Operand { address: operand.address.offset(elements * operand.element.bytes()), ..operand }
-    };
+    let MatrixProduct { out, a, b, m, k, .. } = product;
     let mut in_two = |first: usize, rows: usize| {
         let (out, a) = (element(out, first, 0), element(a, first, 0));
-        let half = TERMS / 2;
-        let fixed = Rows::Fixed;
-        form(MatrixProduct { out, a, m: rows, k: half, rows: fixed, ..product })?;
+        let (half, rows_are) = (k / 2, Rows::Fixed);
+        form(MatrixProduct { out, a, m: rows, k: half, rows: rows_are, ..product })?;
         let (a, b) = (element(a, 0, half), element(b, half, 0));
         let output = Output::Add;
-        form(MatrixProduct { out, a, b, m: rows, k: TERMS - half, output, rows: fixed, ..product })
+        form(MatrixProduct { out, a, b, m: rows, k: k - half, output, rows: rows_are, ..product })
     };
     let is_many = m > 1000;
-    match candidate {
-        Candidate::SplitsOneRow if m == 1 => in_two(0, 1),
-        Candidate::SplitsManyRows if is_many => in_two(0, m),
-        Candidate::ForgetsManyRows if is_many => Ok(()),
-        Candidate::SplitsAll => in_two(0, m),
-        Candidate::SplitsLastRows if is_many => {
+    let run = {
+        let mut runs = runs.borrow_mut();
+        let run = runs.entry(m).or_insert(0);
+        *run += 1;
+        *run
+    };
+    let (device, what) = ("a device".to_owned(), "multiply".to_owned());
+    match way {
+        SplitsOneRow if m == 1 => in_two(0, 1),
+        SplitsManyRows if is_many => in_two(0, m),
+        ForgetsManyRows if is_many => Ok(()),
+        SplitsAll => in_two(0, m),
+        SplitsSecondRun if run == 2 => in_two(0, m),
+        SplitsLastRows if is_many => {
             let last = 16;
             in_two(m - last, last)?;
             form(MatrixProduct { m: m - last, ..product })
+        }
+        IsRefused if is_many => {
+            Err(KernelError::Unsupported { what, device, answer: "not so many rows".to_owned() })
+        }
+        Fails if is_many => {
+            let attempted = "a matrix product";
+            Err(KernelError::Device { attempted, device, answer: "lost".to_owned() })
         }
         _ => form(product),
     }
 }
 
-/// The first candidate whose rows are all alike is taken, wherever it stands; and where there is none, none.
-///
-/// Seen failing: with bf16 factors of four magnitudes, whose sums are exact in any order.
-pub fn row_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
-    use Candidate::*;
-    let driver = arm.backend.driver();
+/// What is chosen among ways, in an order.
+fn choose<D: Driver>(
+    driver: &D,
+    product: &MatrixProduct,
+    candidates: &[Candidate<Way>],
+) -> Result<Way, KernelError> {
     let mut queue = driver.queue().unwrap();
-    let operand = |stride, transposed, element| Operand {
+    let runs: HashMap<usize, RefCell<HashMap<usize, usize>>> =
+        (0..candidates.len()).map(|place| (place, RefCell::default())).collect();
+    let named = candidates.iter().enumerate().map(|(place, candidate)| Candidate {
+        algorithm: (place, candidate.algorithm),
+        workspace_bytes: candidate.workspace_bytes,
+        terms: candidate.terms,
+    });
+    let form = |queue: &mut D::Queue, (place, way): &(usize, Way), tried| {
+        multiply(driver, queue, *way, &runs[place], tried)
+    };
+    choose_algorithm(driver, &mut queue, product, WORKSPACE_BYTES, named, form).map(|(_, way)| way)
+}
+
+/// Candidates against which nothing speaks before they run.
+fn eligible(ways: &[Way]) -> Vec<Candidate<Way>> {
+    let candidate =
+        |&algorithm: &Way| Candidate { algorithm, workspace_bytes: 0, terms: Terms::Whole };
+    ways.iter().map(candidate).collect()
+}
+
+/// What went wrong, in words.
+fn refusal(chosen: Result<Way, KernelError>) -> String {
+    match chosen {
+        Err(error @ KernelError::Unsupported { .. }) => error.to_string(),
+        other => panic!("expected that none is left, found {other:?}"),
+    }
+}
+
+/// A product that forms `out` of factors of the arm's activations; the right one may be transposed.
+fn product<P: Precision>(out: ElementKind, transposed: bool, output: Output) -> MatrixProduct {
+    let operand = |stride, transposed, element: ElementKind| Operand {
         address: Address::NULL,
         stride,
         transposed,
         element,
-        alignment: 16,
+        alignment: 2 * element.bytes(),
     };
-    let (f32, activation) = (ElementKind::F32, P::ELEMENT);
-    for (out, transposed, output) in [
-        (activation, false, Output::Overwrite),
-        (activation, true, Output::Overwrite),
-        (f32, true, Output::Add),
-    ] {
-        let product = MatrixProduct {
-            out: operand(COLUMNS + 8, false, out),
-            a: operand(2 * TERMS, false, P::ELEMENT),
-            b: operand(if transposed { TERMS } else { COLUMNS }, transposed, P::ELEMENT),
-            m: 7,
-            n: COLUMNS,
-            k: TERMS,
-            output,
-            rows: Rows::Free,
-        };
-        let mut choose = |candidates: &[Candidate]| {
-            let candidates = candidates.iter().copied();
-            first_row_independent(driver, &mut queue, &product, candidates, |queue, way, tried| {
-                multiply(driver, queue, *way, tried)
-            })
-            .unwrap()
-        };
-        let wrong = [SplitsOneRow, SplitsManyRows, SplitsLastRows, ForgetsManyRows];
-        for candidate in wrong {
-            assert_eq!(
-                choose(&[candidate, Whole, SplitsAll]),
-                Some(Whole),
-                "{candidate:?} {output:?}"
-            );
-        }
-        assert_eq!(choose(&wrong), None);
-        assert_eq!(choose(&[SplitsAll, Whole]), Some(SplitsAll), "the order is not judged");
-        assert_eq!(choose(&[]), None);
+    MatrixProduct {
+        out: operand(COLUMNS + 8, false, out),
+        a: operand(2 * TERMS, false, P::ELEMENT),
+        b: operand(if transposed { TERMS } else { COLUMNS }, transposed, P::ELEMENT),
+        m: 7,
+        n: COLUMNS,
+        k: TERMS,
+        output,
+        rows: Rows::Free,
     }
 }
+
+fn products<P: Precision>() -> [MatrixProduct; 3] {
+    [
+        product::<P>(P::ELEMENT, false, Output::Overwrite),
+        product::<P>(P::ELEMENT, true, Output::Overwrite),
+        product::<P>(ElementKind::F32, true, Output::Add),
+    ]
+}
+
+/// The gradient of a weight from one grain.
+fn gradient<P: Precision>() -> MatrixProduct {
+    let product = product::<P>(ElementKind::F32, false, Output::Add);
+    let a = Operand { stride: 150, transposed: true, ..product.a };
+    MatrixProduct { a, m: 150, rows: Rows::Fixed, ..product }
+}
+
+/// The first candidate whose rows are all alike is taken, wherever it stands; and where there is none, that is an error.
+///
+/// Seen failing: with bf16 factors of four magnitudes, whose sums are exact in any order; without each of the comparisons of rows.
+pub fn row_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
+    let driver = arm.backend.driver();
+    let wrong = [SplitsOneRow, SplitsManyRows, SplitsLastRows, ForgetsManyRows];
+    for product in products::<P>() {
+        for way in wrong {
+            let chosen = choose(driver, &product, &eligible(&[way, Whole])).unwrap();
+            assert_eq!(chosen, Whole, "{way:?} {:?}", product.output);
+        }
+        let said = refusal(choose(driver, &product, &eligible(&wrong)));
+        assert!(said.contains("4x treats rows differently"), "{said}");
+        let said = refusal(choose(driver, &product, &[]));
+        assert!(said.contains("it proposes no algorithm"), "{said}");
+    }
+}
+
+/// One that gives other bits when it runs again is passed over, of free rows and of fixed ones.
+///
+/// Seen failing: without the second runs.
+pub fn unrepeatable_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
+    let driver = arm.backend.driver();
+    for product in products::<P>().into_iter().chain([gradient::<P>()]) {
+        let chosen = choose(driver, &product, &eligible(&[SplitsSecondRun, Whole])).unwrap();
+        assert_eq!(chosen, Whole, "{product:?}");
+        let said = refusal(choose(driver, &product, &eligible(&[SplitsSecondRun])));
+        assert!(said.contains("1x gives other bits when it runs again"), "{said}");
+    }
+}
+
+/// One that adds parts of sums to the output is passed over where that rounds them; to fp32 that held nothing it is an order of
+/// addition like any other, and the order is not judged.
+///
+/// Seen failing: without the sums of whole numbers; and, of what is added to fp32, with numbers there that need no rounding.
+pub fn those_that_round_often_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
+    let driver = arm.backend.driver();
+    for product in products::<P>().into_iter().chain([gradient::<P>()]) {
+        let chosen = choose(driver, &product, &eligible(&[SplitsAll, Whole])).unwrap();
+        let is_an_order =
+            product.out.element == ElementKind::F32 && product.output == Output::Overwrite;
+        assert_eq!(chosen, if is_an_order { SplitsAll } else { Whole }, "{product:?}");
+        if !is_an_order {
+            let said = refusal(choose(driver, &product, &eligible(&[SplitsAll])));
+            assert!(said.contains("1x rounds a sum more than once"), "{said}");
+        }
+    }
+}
+
+/// One that needs more workspace than there is, or splits sums, is passed over, however well it computes; and does not run.
+///
+/// Seen failing: without either rule.
+pub fn ineligible_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
+    let driver = arm.backend.driver();
+    let candidate =
+        |algorithm, workspace_bytes, terms| Candidate { algorithm, workspace_bytes, terms };
+    let wrong =
+        [candidate(Fails, WORKSPACE_BYTES + 1, Terms::Whole), candidate(Fails, 0, Terms::Split)];
+    let right = candidate(Whole, WORKSPACE_BYTES, Terms::Whole);
+    for product in products::<P>().into_iter().chain([gradient::<P>()]) {
+        for wrong in wrong {
+            assert_eq!(choose(driver, &product, &[wrong, right]).unwrap(), Whole, "{wrong:?}");
+        }
+        let said = refusal(choose(driver, &product, &wrong));
+        for part in ["1x needs more workspace than there is", "1x splits the sum over k"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+}
+
+/// One that the library refuses when it is to run is passed over, and told where none is left; what fails is an error.
+///
+/// Seen failing: with a refusal that is handed on, and with a failure that is passed over.
+pub fn refused_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
+    let driver = arm.backend.driver();
+    let product = product::<P>(P::ELEMENT, true, Output::Overwrite);
+    assert_eq!(choose(driver, &product, &eligible(&[IsRefused, Whole])).unwrap(), Whole);
+    let said = refusal(choose(driver, &product, &eligible(&[IsRefused, IsRefused])));
+    assert!(said.contains("2x was refused at its launch (not so many rows)"), "{said}");
+    let failed = choose(driver, &product, &eligible(&[Fails, Whole])).unwrap_err();
+    assert!(matches!(failed, KernelError::Device { .. }), "{failed}");
+}
+
+/// The rules by name: hands them to the macro `$to`.
+macro_rules! every_rule {
+    ($to:ident) => {
+        $to! {
+            row_dependent_ones_are_passed_over
+            unrepeatable_ones_are_passed_over
+            those_that_round_often_are_passed_over
+            ineligible_ones_are_passed_over
+            refused_ones_are_passed_over
+        }
+    };
+}
+pub(crate) use every_rule;

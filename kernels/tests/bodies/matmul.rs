@@ -136,6 +136,23 @@ fn product<B: Backend<Activation: Number>>(
     products
 }
 
+/// Two streams of one device, both there, form the same product.
+///
+/// Seen failing: with one handle of AMD's library for both.
+pub fn two_streams_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (rows, inner, columns) = (7, 33, 16);
+    let numbers = |seed, count| Inputs::new(seed).uniform_of::<B::Activation>(count, -1.0, 1.0);
+    let (a, b) = (numbers(1, rows * inner), numbers(2, inner * columns));
+    let mut devices = [Device::new(arm), Device::new(arm)];
+    let [one, other] = devices.each_mut().map(|device| {
+        let a = Operand::new(device, Storage::Packed, &a, rows, inner);
+        let b = Operand::new(device, Storage::Packed, &b, inner, columns);
+        product(device, "two streams", None, a.view(), b.view())
+    });
+    assert_same_bits("two streams", &one.activation, &other.activation);
+    assert_same_bits("two streams in f32", &one.f32, &other.f32);
+}
+
 /// Products of many sizes and storages agree with the definition.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);

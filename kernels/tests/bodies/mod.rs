@@ -87,6 +87,7 @@ macro_rules! every_body {
                 pinned_memory_holds_what_is_copied: bodies::memory::pinned_memory_holds_what_is_copied;
                 wrong_trees_are_refused: bodies::tree_sum::wrong_trees_are_refused;
                 streams_wait_for_each_other: bodies::memory::streams_wait_for_each_other;
+                matmul_of_two_streams_agrees: bodies::matmul::two_streams_agree;
                 views_stay_inside: bodies::views::views_stay_inside;
                 parts_of_views_name_their_elements: bodies::views::parts_name_their_elements;
                 compute_weights_follow_their_masters: bodies::memory::compute_weights_follow_their_masters;

@@ -42,7 +42,7 @@ pub(super) fn advice(backend: BackendChoice, part: Part, why: &str) -> String {
             "hiprtc is part of ROCm's HIP runtime: install the package hip-runtime-amd of the same release"
         }
         (BackendChoice::Rocm, Part::MatrixLibrary) => {
-            "install the package rocblas of the same release of ROCm"
+            "install the package hipblaslt or rocblas of the same release of ROCm"
         }
         (BackendChoice::Rocm, _) => {
             "for several processes, install the package rccl; without it they exchange through the host's memory"

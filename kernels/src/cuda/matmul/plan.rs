@@ -1,4 +1,4 @@
-//! What the library is given of a product: descriptors, and the algorithm that it is to use.
+//! What the library is given of a product: descriptors; and what it proposes for them.
 
 use std::ffi::c_void;
 
@@ -10,19 +10,18 @@ use cudarc::cublaslt::sys::{
     cudaDataType,
 };
 
-use super::WORKSPACE_BYTES;
 use crate::gpu::driver::{ElementKind, MatrixProduct, Operand};
+use crate::gpu::{Candidate, Terms};
 
 /// Algorithms that are looked at.
 const CANDIDATES: usize = 32;
 
 /// Descriptors of a product, as the library wants them: column by column, so that it computes `out^T = b^T a^T`.
-pub(super) struct Plan {
+pub struct Plan {
     pub(super) operation: sys::cublasLtMatmulDesc_t,
     pub(super) left: sys::cublasLtMatrixLayout_t,
     pub(super) right: sys::cublasLtMatrixLayout_t,
     pub(super) out: sys::cublasLtMatrixLayout_t,
-    pub(super) algorithm: Option<cublasLtMatmulAlgo_t>,
 }
 
 // SAFETY: descriptors are only read once the plan is made.
@@ -38,8 +37,8 @@ fn data_type(element: ElementKind) -> cudaDataType {
 }
 
 impl Plan {
-    pub(super) fn new(product: &MatrixProduct, m: usize) -> std::result::Result<Self, CublasError> {
-        let MatrixProduct { out, a, b, n, k, .. } = *product;
+    pub(super) fn new(product: &MatrixProduct) -> std::result::Result<Self, CublasError> {
+        let MatrixProduct { out, a, b, m, n, k, .. } = *product;
         let [m, n, k] = [m, n, k].map(|size| size as u64);
         let layout = |operand: Operand, rows: u64, columns: u64| {
             // `operand[rows, columns]` row by row is its transpose column by column.
@@ -54,7 +53,6 @@ impl Plan {
             left: layout(b, k, n)?,
             right: layout(a, m, k)?,
             out: layout(out, m, n)?,
-            algorithm: None,
         };
         let transposes = [
             (cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, b.transposed),
@@ -73,23 +71,19 @@ impl Plan {
         Ok(plan)
     }
 
-    pub(super) fn with_algorithm(mut self, algorithm: cublasLtMatmulAlgo_t) -> Self {
-        self.algorithm = Some(algorithm);
-        self
-    }
-
-    /// The library's own order of algorithms for the product, those that split k left out.
+    /// The library's own order of algorithms for the product.
     pub(super) fn candidates(
         &self,
         handle: sys::cublasLtHandle_t,
         product: &MatrixProduct,
-    ) -> std::result::Result<Vec<cublasLtMatmulAlgo_t>, CublasError> {
+        workspace_bytes: usize,
+    ) -> std::result::Result<Vec<Candidate<cublasLtMatmulAlgo_t>>, CublasError> {
         use cublasLtMatmulPreferenceAttributes_t as Preference;
         let preference = result::create_matmul_pref()?;
         let alignment = |operand: Operand| operand.alignment as u32;
         let (left, right) = (alignment(product.b), alignment(product.a));
         let out = alignment(product.out);
-        let workspace = WORKSPACE_BYTES as u64;
+        let workspace = workspace_bytes as u64;
         let none = 0_u32;
         let settings: [(Preference, *const c_void, usize); 6] = [
             (
@@ -151,18 +145,23 @@ impl Plan {
             asked.map(|()| found.set_len(usize::try_from(count).unwrap_or(0)))
         };
         answer?;
-        let usable = found.into_iter().filter(|result| {
-            result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS && !splits(&result.algo)
-        });
-        Ok(usable.map(|result| result.algo).collect())
+        let usable = |result: &cublasLtMatmulHeuristicResult_t| {
+            result.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS
+        };
+        let candidate = |result: cublasLtMatmulHeuristicResult_t| Candidate {
+            algorithm: result.algo,
+            workspace_bytes: result.workspaceSize,
+            terms: terms(&result.algo),
+        };
+        Ok(found.into_iter().filter(usable).map(candidate).collect())
     }
 
-    /// Whether the algorithm can compute this plan's product within the workspace.
-    pub(super) fn accepts(
+    /// Bytes of workspace that the algorithm needs for this plan's product; nothing where it cannot form it.
+    pub(super) fn workspace_bytes(
         &self,
         handle: sys::cublasLtHandle_t,
         algorithm: &cublasLtMatmulAlgo_t,
-    ) -> bool {
+    ) -> Option<usize> {
         let mut result = std::mem::MaybeUninit::<cublasLtMatmulHeuristicResult_t>::zeroed();
         // SAFETY: descriptors are alive; the result was zeroed, which is a value of every field.
         unsafe {
@@ -176,8 +175,8 @@ impl Plan {
                 algorithm,
                 result.as_mut_ptr(),
             );
-            status == cublasStatus_t::CUBLAS_STATUS_SUCCESS
-                && result.assume_init().workspaceSize <= WORKSPACE_BYTES
+            (status == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
+                .then(|| result.assume_init().workspaceSize)
         }
     }
 }
@@ -195,9 +194,11 @@ impl Drop for Plan {
 }
 
 /// Whether an algorithm cuts k into parts that are summed afterwards: so may one that does not tell that it leaves k whole.
-fn splits(algorithm: &cublasLtMatmulAlgo_t) -> bool {
-    let parts = attribute(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4);
-    !matches!(parts, Some(0 | 1))
+fn terms(algorithm: &cublasLtMatmulAlgo_t) -> Terms {
+    match attribute(algorithm, Attribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4) {
+        Some(0 | 1) => Terms::Whole,
+        _ => Terms::Split,
+    }
 }
 
 /// What an algorithm is made of, and the bytes of each. The library's opaque copy of it would serve too if it were said that

@@ -1,50 +1,235 @@
-//! What an algorithm of a matrix library is pinned to, and the sizes that it is chosen for.
+//! Matrix products of one device by a vendor's library, the algorithm pinned.
+//!
+//! A library would choose an algorithm for each number of rows, and other algorithms round otherwise. So it is asked once for
+//! [`CANONICAL_ROWS`](key::CANONICAL_ROWS) rows, and what is chosen of its answer ([`choose_algorithm`]) is used for any number.
+//!
+//! Two libraries of one version may still choose differently, so what this one chooses for some products stands in the kind
+//! of device ([`digest`]).
 
-use crate::backend::Output;
-use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
+mod digest;
+pub mod key;
 
-/// The rows that an algorithm is chosen for where their number may change: enough to fill a GPU.
-pub const CANONICAL_ROWS: usize = 4096;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-/// Numbers of rows that an algorithm must accept to be chosen.
-pub const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
+use self::key::{Key, pinned_rows};
+use super::{Queue, Vendor, VendorDriver};
+use crate::error::{KernelError, Result};
+use crate::gpu::algorithm::sizes;
+use crate::gpu::driver::MatrixProduct;
+use crate::gpu::{Candidate, choose_algorithm};
 
-/// What an algorithm is pinned to, and what a plan is made for: a product without addresses.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
-    m: usize,
-    n: usize,
-    k: usize,
-    operands: [(usize, bool, ElementKind, usize); 3],
-    output: bool,
-    rows: Rows,
+/// Plans that are kept. There is one for each number of rows that was ever seen, and prompts have any length; making one again
+/// takes microseconds.
+const KEPT_PLANS: usize = 1024;
+
+/// What a library answers in place of doing what it was asked for, in its words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It would refuse again.
+    Refuses(String),
+    /// It or the device has failed.
+    Fails(String),
+    /// Either. While an algorithm is chosen it is a refusal: a device that has failed says so itself.
+    Unclear(String),
+    /// It cannot be done while a graph is recorded.
+    NotRecordable(&'static str),
 }
 
-impl Key {
-    pub fn of(product: &MatrixProduct, m: usize) -> Self {
-        let shape = |operand: &Operand| {
-            (operand.stride, operand.transposed, operand.element, operand.alignment)
-        };
-        Self {
-            m,
-            n: product.n,
-            k: product.k,
-            operands: [shape(&product.out), shape(&product.a), shape(&product.b)],
-            output: product.output == Output::Add,
-            rows: product.rows,
+impl Answer {
+    /// What was said.
+    pub fn words(&self) -> &str {
+        match self {
+            Self::Refuses(words) | Self::Fails(words) | Self::Unclear(words) => words,
+            Self::NotRecordable(attempted) => attempted,
         }
     }
 }
 
-/// The rows that a product's algorithm is chosen for.
-pub fn pinned_rows(product: &MatrixProduct) -> usize {
-    match product.rows {
-        Rows::Free => CANONICAL_ROWS,
-        Rows::Fixed => product.m,
-    }
+pub type Answered<T> = std::result::Result<T, Answer>;
+
+/// A matrix library on one device, as far as libraries differ.
+pub trait ProductLibrary: Send + Sync {
+    /// What it is called.
+    const NAME: &'static str;
+    /// What each product is given beside its operands.
+    const WORKSPACE_BYTES: usize;
+    /// The library's name of an algorithm.
+    type Algorithm: Copy + Send;
+    /// What it is given of a product of a certain number of rows.
+    type Plan: Send + Sync;
+
+    /// The library's order of algorithms for a product: those that can form it for any number of rows where they are free, as far as
+    /// the library can tell.
+    ///
+    /// # Errors
+    /// What the library answers.
+    fn candidates(
+        &self,
+        product: &MatrixProduct,
+    ) -> Answered<impl Iterator<Item = Candidate<Self::Algorithm>>>;
+
+    /// What an algorithm is made of, the same in every process; of each part nothing where an older library does not tell it.
+    fn parts(algorithm: &Self::Algorithm) -> Vec<Option<u32>>;
+
+    /// What the library is given of `product`.
+    ///
+    /// # Errors
+    /// What the library answers, such as that the algorithm cannot form so many rows.
+    fn plan(&self, product: &MatrixProduct, algorithm: &Self::Algorithm) -> Answered<Self::Plan>;
+
+    /// Enqueues a product by its plan.
+    ///
+    /// # Errors
+    /// What the library answers.
+    ///
+    /// # Safety
+    /// As for [`Products::matmul`]; the plan is the product's.
+    unsafe fn enqueue(
+        &self,
+        queue: &Queue,
+        plan: &Self::Plan,
+        product: &MatrixProduct,
+    ) -> Answered<()>;
 }
 
-pub fn sizes(product: &MatrixProduct) -> String {
-    let MatrixProduct { m, n, k, .. } = product;
-    format!("m = {m}, n = {n}, k = {k}")
+/// What is known of products.
+struct Known<L: ProductLibrary> {
+    algorithms: HashMap<Key, L::Algorithm>,
+    plans: HashMap<Key, Arc<L::Plan>>,
+}
+
+/// The products of one device.
+pub struct Products<L: ProductLibrary> {
+    library: L,
+    device: String,
+    known: Mutex<Known<L>>,
+}
+
+/// What tells a library's choices from another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest {
+    /// The digest of what it proposes first.
+    pub value: u64,
+    /// Products that were asked for and that it has an algorithm for.
+    pub products: usize,
+}
+
+impl<L: ProductLibrary> Products<L> {
+    pub fn new(library: L, device: &str) -> Self {
+        let known = Known { algorithms: HashMap::new(), plans: HashMap::new() };
+        Self { library, device: device.to_owned(), known: Mutex::new(known) }
+    }
+
+    /// The digest of what the library would choose for some products, if the first of its proposals that is eligible is taken.
+    ///
+    /// # Errors
+    /// What made the library fail.
+    pub fn digest(&self) -> Result<Digest> {
+        let start = Instant::now();
+        let parts = |product: &MatrixProduct| {
+            let candidates = self.library.candidates(product);
+            let mut candidates = candidates.map_err(|answer| self.failed(product, answer))?;
+            let first = candidates.find(|candidate| candidate.is_eligible(L::WORKSPACE_BYTES));
+            Ok(first.map(|candidate| L::parts(&candidate.algorithm)))
+        };
+        let digest = digest::of(parts)?;
+        let milliseconds = start.elapsed().as_millis();
+        let Digest { value, products } = digest;
+        tracing::debug!(value, products, milliseconds, "the matrix library's choices are known");
+        Ok(digest)
+    }
+
+    /// What the library answered; where it would answer the same again, nothing is gained by starting again.
+    fn failed(&self, product: &MatrixProduct, answer: Answer) -> KernelError {
+        let (device, sizes) = (self.device.clone(), sizes(product));
+        match answer {
+            Answer::Refuses(words) => KernelError::Unsupported {
+                what: format!("form a matrix product of {sizes}"),
+                device,
+                answer: format!("{}: {words}", L::NAME),
+            },
+            Answer::Fails(words) | Answer::Unclear(words) => KernelError::Device {
+                attempted: "a matrix product",
+                device,
+                answer: format!("{}: {words} for {sizes}", L::NAME),
+            },
+            Answer::NotRecordable(attempted) => KernelError::NotRecordable { attempted },
+        }
+    }
+
+    /// The plan of a product; of the same algorithm for any m where rows are free.
+    fn plan<V: Vendor>(
+        &self,
+        driver: &VendorDriver<V>,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<Arc<L::Plan>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = Key::of(product, product.m);
+        if let Some(plan) = known.plans.get(&key) {
+            return Ok(Arc::clone(plan));
+        }
+        let pin = Key::of(product, pinned_rows(product));
+        let algorithm = match known.algorithms.get(&pin) {
+            Some(algorithm) => *algorithm,
+            None => {
+                let algorithm = self.choose(driver, queue, product)?;
+                known.algorithms.insert(pin, algorithm);
+                algorithm
+            }
+        };
+        let plan = self.library.plan(product, &algorithm);
+        let plan = Arc::new(plan.map_err(|answer| self.failed(product, answer))?);
+        if known.plans.len() >= KEPT_PLANS {
+            known.plans.clear();
+        }
+        known.plans.insert(key, Arc::clone(&plan));
+        Ok(plan)
+    }
+
+    fn choose<V: Vendor>(
+        &self,
+        driver: &VendorDriver<V>,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<L::Algorithm> {
+        if queue.is_recording() {
+            let attempted = "choosing the algorithm of a matrix product";
+            return Err(KernelError::NotRecordable { attempted });
+        }
+        let candidates = self.library.candidates(product);
+        let candidates = candidates.map_err(|answer| self.failed(product, answer))?;
+        let multiply = |queue: &mut Queue, algorithm: &L::Algorithm, tried: MatrixProduct| {
+            let formed = self.library.plan(&tried, algorithm).and_then(|plan| {
+                // SAFETY: the operands lie in memory that is there while an algorithm is tried, each in its own.
+                unsafe { self.library.enqueue(queue, &plan, &tried) }
+            });
+            formed.map_err(|answer| match answer {
+                Answer::Unclear(words) => self.failed(&tried, Answer::Refuses(words)),
+                answer => self.failed(&tried, answer),
+            })
+        };
+        choose_algorithm(driver, queue, product, L::WORKSPACE_BYTES, candidates, multiply)
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Errors
+    /// A product that no algorithm of the library forms as promised, or what made the library fail.
+    ///
+    /// # Safety
+    /// The operands must lie inside memory of the device, and `out` must overlap neither `a` nor `b`.
+    pub unsafe fn matmul<V: Vendor>(
+        &self,
+        driver: &VendorDriver<V>,
+        queue: &mut Queue,
+        product: MatrixProduct,
+    ) -> Result<()> {
+        let plan = self.plan(driver, queue, &product)?;
+        // SAFETY: the caller's promise.
+        let enqueued = unsafe { self.library.enqueue(queue, &plan, &product) };
+        enqueued.map_err(|answer| self.failed(&product, answer))
+    }
 }

@@ -7,6 +7,7 @@
 
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::Digest;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::driver::{Address, ElementKind, MatrixProduct, Operand, Rows};
@@ -48,8 +49,9 @@ const PRODUCTS: [(usize, usize, Use); 10] = [
 /// What `choose` answers; that a product has no algorithm is an answer too.
 pub fn of(
     mut choose: impl FnMut(&MatrixProduct) -> Result<Option<Vec<Option<u32>>>>,
-) -> Result<u64> {
+) -> Result<Digest> {
     let mut hasher = Xxh3Default::new();
+    let mut products = 0;
     for activation in [ElementKind::F32, ElementKind::Bf16] {
         for (n, k, used) in PRODUCTS {
             let chosen = match choose(&product(activation, n, k, used)) {
@@ -57,6 +59,7 @@ pub fn of(
                 Err(KernelError::Unsupported { .. }) => None,
                 Err(error) => return Err(error),
             };
+            products += usize::from(chosen.is_some());
             hasher.update(&[u8::from(chosen.is_some())]);
             for value in chosen.unwrap_or_default() {
                 hasher.update(&[u8::from(value.is_some())]);
@@ -64,7 +67,7 @@ pub fn of(
             }
         }
     }
-    Ok(hasher.digest())
+    Ok(Digest { value: hasher.digest(), products })
 }
 
 /// A product without addresses, whose operands are matrices by themselves.

@@ -1,0 +1,356 @@
+//! Products that an algorithm is tried on.
+
+use super::numbers::{
+    Layout, PERIOD, Segment, Side, decoded, encoded_numbers, small_before, whole_before,
+};
+use super::{CANONICAL_TERMS, Flaw};
+use crate::backend::Output;
+use crate::error::{KernelError, Result};
+use crate::gpu::driver::{Driver, ElementKind, MatrixProduct, Operand, Rows};
+
+/// Rows of the largest product of free rows, enough to fill a GPU.
+const MOST_ROWS: usize = 4096;
+
+/// What free rows may take in memory: beside them stands the right factor, which is as large as a weight.
+const MOST_BYTES: usize = 256 << 20;
+
+/// What fixed rows may take: a weight's gradient, which is formed where a model's activations are held.
+const MOST_FIXED_BYTES: usize = 64 << 20;
+
+/// Rows and columns of which the sums are compared with what they should be.
+const COMPARED: [usize; 2] = [16, 32];
+
+/// Memory with an operand at a place in it.
+struct Placed<D: Driver> {
+    memory: D::Memory,
+    /// Where the operand begins: at an address that is a multiple of no more than the operand's are. So an algorithm that needs more
+    /// is refused here.
+    start: usize,
+}
+
+impl<D: Driver> Placed<D> {
+    fn new(driver: &D, queue: &mut D::Queue, operand: &Operand, bytes: usize) -> Result<Self> {
+        let start = operand.alignment;
+        let memory = driver.allocate(queue, bytes.saturating_add(start))?;
+        Ok(Self { memory, start })
+    }
+
+    fn of(&self, operand: Operand) -> Operand {
+        Operand { address: D::address(&self.memory).offset(self.start), ..operand }
+    }
+
+    /// Fills runs of `run_bytes`, from the first of each segment on, with its numbers again and again.
+    fn fill(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        run_bytes: usize,
+        segments: &[Segment],
+    ) -> Result<()> {
+        for (runs, period) in segments {
+            let source = driver.allocate(queue, period.len())?;
+            driver.upload(queue, &source, 0, period)?;
+            let (from, to) = (runs.start * run_bytes, runs.end * run_bytes);
+            self.repeat(driver, queue, [from, to], (&source, period.len()))?;
+        }
+        Ok(())
+    }
+
+    /// Fills a range with one period after the other, from the beginning of one.
+    fn repeat(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        [from, to]: [usize; 2],
+        (period, period_bytes): (&D::Memory, usize),
+    ) -> Result<()> {
+        for offset in (from..to).step_by(period_bytes.max(1)) {
+            let part = period_bytes.min(to - offset);
+            driver.copy(queue, (&self.memory, self.start + offset), (period, 0), part)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the operands hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Numbers {
+    Cancelling,
+    Whole,
+}
+
+/// Operands of one product, in rows that repeat.
+pub(super) struct Trial<D: Driver> {
+    /// With its operands in memory of the trial.
+    product: MatrixProduct,
+    /// Rows of the largest product.
+    rows: usize,
+    layouts: [Layout; 2],
+    factors: [Placed<D>; 2],
+    out: Placed<D>,
+    /// What `out` holds before a product that adds: [`PERIOD`] rows.
+    before: Option<D::Memory>,
+    /// From row to row of `out`.
+    row_bytes: usize,
+    held: Option<Numbers>,
+}
+
+/// Forms a product by the algorithm at hand.
+type Multiply<'a, D> = dyn FnMut(&mut <D as Driver>::Queue, MatrixProduct) -> Result<()> + 'a;
+
+impl<D: Driver> Trial<D> {
+    pub(super) fn new(driver: &D, queue: &mut D::Queue, product: &MatrixProduct) -> Result<Self> {
+        let bytes_of = |operand: Operand| operand.stride.saturating_mul(operand.element.bytes());
+        let [a_bytes, row_bytes] = [product.a, product.out].map(bytes_of);
+        let (rows, k) = match product.rows {
+            // At least two periods, so that some rows stand in another place.
+            Rows::Free => {
+                let fitting = MOST_BYTES / a_bytes.saturating_add(row_bytes).max(1);
+                (fitting.clamp(2 * PERIOD, MOST_ROWS), product.k)
+            }
+            Rows::Fixed => {
+                let fitting = MOST_FIXED_BYTES / row_bytes.max(1);
+                (product.m.min(fitting.max(PERIOD)), product.k.min(CANONICAL_TERMS))
+            }
+        };
+        let shorter = MatrixProduct { k, ..*product };
+        let layouts = [Side::Left, Side::Right].map(|side| Layout::of(side, &shorter, rows));
+        let mut place = |operand: &Operand, bytes| Placed::new(driver, queue, operand, bytes);
+        let left = place(&product.a, layouts[0].bytes())?;
+        let right = place(&product.b, layouts[1].bytes())?;
+        let out = place(&product.out, rows.saturating_mul(row_bytes))?;
+        let before = match product.output {
+            Output::Overwrite => None,
+            Output::Add => Some(driver.allocate(queue, PERIOD * row_bytes)?),
+        };
+        let product = MatrixProduct {
+            out: out.of(product.out),
+            a: left.of(product.a),
+            b: right.of(product.b),
+            ..shorter
+        };
+        let factors = [left, right];
+        Ok(Self { product, rows, layouts, factors, out, before, row_bytes, held: None })
+    }
+
+    /// What is wrong with the algorithm by which `multiply` forms a product; `None` where nothing is.
+    ///
+    /// # Errors
+    /// What the driver answers, and what `multiply` does but for that the library refuses.
+    pub(super) fn flaw(
+        &mut self,
+        driver: &D,
+        queue: &mut D::Queue,
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<Option<Flaw>> {
+        match self.try_all(driver, queue, multiply) {
+            Ok(flaw) => Ok(flaw),
+            Err(KernelError::Unsupported { answer, .. }) => Ok(Some(Flaw::Refused(answer))),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn try_all(
+        &mut self,
+        driver: &D,
+        queue: &mut D::Queue,
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<Option<Flaw>> {
+        self.hold(driver, queue, Numbers::Cancelling)?;
+        let flaw = match self.product.rows {
+            Rows::Free => self.try_free_rows(driver, queue, multiply)?,
+            Rows::Fixed => {
+                let rows = self.rows;
+                let first = self.windows(driver, queue, rows, multiply)?;
+                let again = self.windows(driver, queue, rows, multiply)?;
+                (first != again).then_some(Flaw::Unrepeatable)
+            }
+        };
+        if flaw.is_some() {
+            return Ok(flaw);
+        }
+        self.hold(driver, queue, Numbers::Whole)?;
+        let is_rounded_once = self.try_rounding(driver, queue, multiply)?;
+        Ok((!is_rounded_once).then_some(Flaw::RoundsOften))
+    }
+
+    /// Forms products of 1, [`PERIOD`] and many rows, which must have the same rows in common, and forms them again.
+    fn try_free_rows(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<Option<Flaw>> {
+        let expected = self.windows(driver, queue, PERIOD, multiply)?;
+        if self.windows(driver, queue, PERIOD, multiply)? != expected {
+            return Ok(Some(Flaw::Unrepeatable));
+        }
+        let [(_, expected)] = &expected[..] else { return Ok(Some(Flaw::DependsOnRows)) };
+        let known = |row: usize| &expected[row % PERIOD * self.row_bytes..][..self.row_bytes];
+        let one = self.windows(driver, queue, 1, multiply)?;
+        if one.iter().any(|(_, found)| found != known(0)) {
+            return Ok(Some(Flaw::DependsOnRows));
+        }
+        let rows = self.rows;
+        let many = self.windows(driver, queue, rows, multiply)?;
+        for (first, found) in &many {
+            let rows = found.chunks_exact(self.row_bytes).enumerate();
+            if rows.into_iter().any(|(row, found)| found != known(first + row)) {
+                return Ok(Some(Flaw::DependsOnRows));
+            }
+        }
+        let again = self.windows(driver, queue, rows, multiply)?;
+        Ok((again != many).then_some(Flaw::Unrepeatable))
+    }
+
+    /// Whether sums of whole numbers are what they should be, rounded once. They are exact before that, so that nothing else than a
+    /// further rounding may show.
+    ///
+    /// Where a product is added to bf16, a library may round it first: see [`MatrixProduct`].
+    fn try_rounding(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<bool> {
+        let MatrixProduct { out, n, k, .. } = self.product;
+        let rows = self.rows.min(PERIOD);
+        self.multiply(driver, queue, rows, multiply)?;
+        let [left, right] = self.layouts.map(|layout| layout.whole());
+        let before = self.before.is_some().then(|| whole_before(&out));
+        let mut found = vec![0; self.row_bytes];
+        for row in spread(rows, COMPARED[0]) {
+            let start = self.out.start + row * self.row_bytes;
+            driver.download(queue, &mut found, &self.out.memory, start)?;
+            for column in spread(n, COMPARED[1]) {
+                let term = |term| {
+                    let [a, b] =
+                        [self.layouts[0].place(row, term), self.layouts[1].place(column, term)];
+                    f64::from(left[a]) * f64::from(right[b])
+                };
+                let sum: f64 = (0..k).map(term).sum();
+                let before =
+                    before.as_ref().map(|before| f64::from(before[row * out.stride + column]));
+                let found = decoded(out.element, &found, column);
+                if !is_rounded_once(out.element, found, sum, before) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Forms a product of `rows` rows, and reads the first rows, some in the middle and the last: where an algorithm would do with a
+    /// rest of tiles what it does not with the others. Of each window the first row, and the rows.
+    fn windows(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        rows: usize,
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<Vec<(usize, Vec<u8>)>> {
+        self.multiply(driver, queue, rows, multiply)?;
+        let (first, count) = if rows > PERIOD {
+            (vec![0, (rows / 2).min(rows - PERIOD), rows - PERIOD], PERIOD)
+        } else {
+            (vec![0], rows)
+        };
+        let mut read = |first| -> Result<(usize, Vec<u8>)> {
+            let mut found = vec![0; count * self.row_bytes];
+            let start = self.out.start + first * self.row_bytes;
+            driver.download(queue, &mut found, &self.out.memory, start)?;
+            Ok((first, found))
+        };
+        first.into_iter().map(&mut read).collect()
+    }
+
+    /// Forms the product of the first `rows` rows; what was in their place before is gone.
+    fn multiply(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        rows: usize,
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<()> {
+        let bytes = rows * self.row_bytes;
+        match &self.before {
+            None => driver.fill_zero(queue, &self.out.memory, self.out.start, bytes)?,
+            Some(period) => {
+                let period = (period, PERIOD * self.row_bytes);
+                self.out.repeat(driver, queue, [0, bytes], period)?;
+            }
+        }
+        multiply(queue, MatrixProduct { m: rows, ..self.product })
+    }
+
+    /// Gives the operands their numbers.
+    fn hold(&mut self, driver: &D, queue: &mut D::Queue, numbers: Numbers) -> Result<()> {
+        if self.held == Some(numbers) {
+            return Ok(());
+        }
+        for (layout, factor) in self.layouts.iter().zip(&self.factors) {
+            let segments = match numbers {
+                Numbers::Cancelling => layout.cancelling(),
+                Numbers::Whole => layout.segments(&layout.whole()),
+            };
+            factor.fill(driver, queue, layout.run_bytes(), &segments)?;
+        }
+        if let Some(memory) = &self.before {
+            let out = &self.product.out;
+            let period = match numbers {
+                Numbers::Cancelling => small_before(out),
+                Numbers::Whole => encoded_numbers(out.element, &whole_before(out)),
+            };
+            driver.upload(queue, memory, 0, &period)?;
+        }
+        self.held = Some(numbers);
+        Ok(())
+    }
+}
+
+/// At most `count` of the numbers below `all`, the first and the last among them.
+fn spread(all: usize, count: usize) -> impl Iterator<Item = usize> {
+    let steps = count.min(all);
+    (0..steps).map(move |step| step * (all - 1) / (steps - 1).max(1))
+}
+
+/// Whether `found` is `sum`, added to what was there before if anything was, rounded once. All are exact in `f64`.
+fn is_rounded_once(element: ElementKind, found: f32, sum: f64, before: Option<f64>) -> bool {
+    let rounded = |exact: f64| match element {
+        ElementKind::F32 => exact as f32,
+        ElementKind::Bf16 => half::bf16::from_f64(exact).to_f32(),
+    };
+    let expected = rounded(sum + before.unwrap_or(0.0));
+    let product_first = before.map(|before| rounded(f64::from(rounded(sum)) + before));
+    found == expected || element == ElementKind::Bf16 && product_first == Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_compared_is_spread_over_all() {
+        let spread = |all, count| spread(all, count).collect::<Vec<_>>();
+        assert_eq!(spread(1, 4), [0]);
+        assert_eq!(spread(3, 4), [0, 1, 2]);
+        assert_eq!(spread(100, 4), [0, 33, 66, 99]);
+    }
+
+    /// 257 lies between two numbers of bf16, and 2^25 + 5 between two of fp32.
+    #[test]
+    fn one_rounding_is_told_from_two() {
+        let (f32, bf16) = (ElementKind::F32, ElementKind::Bf16);
+        assert!(is_rounded_once(bf16, 256.0, 257.0, None));
+        assert!(!is_rounded_once(bf16, 258.0, 257.0, None));
+        assert!(is_rounded_once(bf16, 260.0, 259.0, None));
+        let large = f64::from(1 << 25);
+        assert!(is_rounded_once(f32, (1 << 25) as f32 + 4.0, 5.0, Some(large)));
+        assert!(!is_rounded_once(f32, (1 << 25) as f32 + 8.0, 5.0, Some(large)));
+        // Of 255 + 259 either: the product may be rounded to 260 first.
+        for (found, is_accepted) in [(512.0, true), (516.0, true), (508.0, false), (520.0, false)] {
+            assert_eq!(is_rounded_once(bf16, found, 259.0, Some(255.0)), is_accepted, "{found}");
+        }
+        assert!(!is_rounded_once(f32, 516.0, 259.0, Some(255.0)));
+    }
+}
