@@ -288,12 +288,14 @@ fn a_byte_of_an_index_that_is_another_is_noticed() {
     let shard = &index.shards[0].file;
     let other_shard = shard.replacen("shard-", "shard-0", 1);
     let footer = index.shards[0].footer.unwrap().hash.to_string();
+    let last = if footer.ends_with('0') { "1" } else { "0" };
+    let other_footer = footer[..footer.len() - 1].to_owned() + last;
     let samples = format!("\"samples\": {}", index.shards[0].samples);
     let changes = [
         with("\"row_group_samples\": ", "\"row_group_samples\": 1"),
         with(&samples, &format!("{samples}0")),
         with(shard, &other_shard),
-        with(&footer, &footer.replacen(|digit| "89abcdef".contains(digit), "7", 1)),
+        with(&footer, &other_footer),
     ];
     let newest = lasting(&inputs.expected());
     for (at, change) in changes.iter().enumerate() {
