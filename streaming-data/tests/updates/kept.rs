@@ -129,6 +129,47 @@ fn what_another_program_made_is_used_as_far_as_this_one_would_make_it() {
     assert_is_new(&bench);
 }
 
+/// A part is whole by its own hash, and still another than the one that the state names.
+#[test]
+fn a_part_in_the_place_of_another_is_not_believed() {
+    let mut bench = equal_shards();
+    let state = Index::read(&bench.path("out")).unwrap().state.unwrap().file;
+    let state: serde_json::Value =
+        serde_json::from_slice(&fs::read(bench.path("out").join(state)).unwrap()).unwrap();
+    let part = |at: usize| state["parts"][at]["file"].as_str().unwrap();
+    fs::copy(bench.path("out").join(part(0)), bench.path("out").join(part(2))).unwrap();
+    let before = files(&bench.path("out"));
+    bench.write("in/0.txt", text(3, 5));
+    let error = bench.update("out").unwrap_err();
+    assert!(matches!(&error, PrepareError::StateDamaged { .. }), "{error}");
+    assert_line(&error, &[part(2), "found hash", "as the state says"]);
+    assert!(files(&bench.path("out")) == before);
+}
+
+/// How inputs look is noted before the index is there: where a kill comes in between, that is no look of the version before.
+#[test]
+fn a_look_of_a_version_that_was_not_published_tells_nothing() {
+    let mut bench = Bench::new();
+    for at in 0..30 {
+        bench.write(&format!("in/{at:02}.txt"), text(at, 40));
+    }
+    prepared(&settings(&bench, "out"));
+    let before = files(&bench.path("out"));
+    bench.write("in/07.txt", text(107, 40));
+    bench.update("out").unwrap();
+    let seen = fs::read(bench.path("out/state/seen")).unwrap();
+    fs::remove_dir_all(bench.path("out")).unwrap();
+    for (name, content) in before {
+        let path = bench.path("out").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    fs::write(bench.path("out/state/seen"), seen).unwrap();
+    let changes = bench.update("out").unwrap().prepared.changes;
+    assert_eq!((changes.inputs_read, changes.texts_tokenized), (1, 1));
+    assert_is_new(&bench);
+}
+
 /// Between the pass that records and the one that reads tokens, what was new is gone again.
 #[test]
 fn an_input_that_changes_under_an_update_is_named() {
