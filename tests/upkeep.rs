@@ -4,8 +4,8 @@
 //! The recorder of [`durability`](crate::durability) kills it, at an operation on the data set's files that is counted: the same
 //! moment each time, however busy the machine is.
 //!
-//! Seen red: an index that is replaced before its shards are in place, hidden folders and locks that a kill leaves and nothing
-//! removes, and files beside an index that no version lists.
+//! Seen red: an index that is replaced before its shards are in place, and hidden folders that stay behind a kill where `prune`
+//! comes next.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -128,11 +128,12 @@ impl Followed {
     }
 }
 
-/// Moments are spread over all that two updates in a row do to files, the first and the last among them; and between the two
-/// it is killed where it waits.
+/// Moments are spread over all that two updates in a row do to files, the first and the last among them, and lie close where the
+/// first puts files in place. It is killed where it waits, too.
 #[test]
 fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
-    const MOMENTS: usize = 14;
+    const SPREAD: usize = 14;
+    const CLOSE: usize = 24;
     let mut followed = Followed::new();
     let record = tempfile::NamedTempFile::new().unwrap();
     let lines = || fs::read_to_string(record.path()).unwrap().lines().count();
@@ -149,9 +150,9 @@ fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
     let both = lines();
     assert!(first > 30 && both > first + 30, "{first} and {both} operations");
 
+    let spread = (0..=SPREAD).map(|moment| (both * moment / SPREAD).max(1));
     let mut killed = 0;
-    for moment in 0..=MOMENTS {
-        let killed_at = (both * moment / MOMENTS).max(1);
+    for killed_at in spread.chain(first - CLOSE..first) {
         let what = format!("operation {killed_at} of {both}");
         followed.change();
         let mut follow = followed.follow(record.path(), killed_at);
@@ -166,7 +167,7 @@ fn following_that_is_killed_at_any_moment_leaves_a_version_and_goes_on() {
         assert_eq!(followed.told(), "", "{what}");
         followed.assert_is_whole(&what);
     }
-    assert_eq!(killed, MOMENTS + 1);
+    assert_eq!(killed, SPREAD + 1 + CLOSE);
 
     // The last change needs nothing but another start, which takes away what the kills left.
     let mut follow = followed.follow(record.path(), usize::MAX >> 1);

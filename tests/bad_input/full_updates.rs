@@ -1,7 +1,10 @@
 //! Updates for which there is no room: one line that names the path, the version before as it was, and nothing beside it; with
 //! room the same update ends with the bytes of a preparation from nothing.
+//!
+//! Seen red: indexes that are written beside those in place, files that are put in place before all have room, hidden folders that
+//! stay, temporary files in another folder than the one that is asked for, and a note that comes twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -99,7 +102,7 @@ fn an_update_whose_files_may_not_grow() {
     let outdated = Outdated::new();
     let kept = outdated.bench.path("kept");
     let before = names(&kept);
-    let mut lines = std::collections::BTreeSet::new();
+    let mut places = BTreeSet::new();
     for blocks in 0.. {
         let what = format!("{blocks} blocks of 512 bytes");
         let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
@@ -108,12 +111,13 @@ fn an_update_whose_files_may_not_grow() {
             break;
         }
         let refused = updated.refused(75, &["tidemill: cannot ", "File too large"]);
-        lines.insert(refused.stderr.split(':').nth(1).unwrap().trim().to_owned());
+        // The folder's name holds the number of a process.
+        let path = refused.stderr.split(':').nth(1).unwrap();
+        places.insert(path.rsplit('/').next().unwrap().to_owned());
         assert!(files(&kept) == outdated.before, "{what}");
         assert_eq!(names(&kept), before, "{what}");
     }
-    println!("{lines:#?}");
-    assert!(lines.len() > 2, "{lines:#?}");
+    assert!(places.len() > 2, "{places:?}");
     assert_holds(&kept, &outdated.anew, "with room");
 }
 

@@ -1,9 +1,8 @@
 //! Updates of a data set in a store that fails as networks do: the bytes of a preparation from nothing, or one clear line and
 //! the version before.
 //!
-//! Seen red: an index that is replaced without its condition, or before its shards; answers that are lost and taken for
-//! another's update; an index, and parts of the state, that are taken as they arrive; parts that stay behind a kill; and
-//! `prune` by an index of which a byte is another.
+//! Seen red: an index that is replaced without its condition, or before that of its version; answers that are lost and taken for
+//! another's update or for a failure; an index, and names in it, that are believed as they arrive.
 
 use std::{
     collections::BTreeMap,
@@ -201,7 +200,6 @@ fn an_update_in_a_faulty_store_is_whole_or_leaves_the_version_before() {
             }
         }
     }
-    println!("{done} updates, {failed} failed");
     assert!(done > 40 && failed > 40, "{done} done, {failed} failed");
     let expected = inputs.expected();
     for (seed, store) in stores.iter().enumerate() {
