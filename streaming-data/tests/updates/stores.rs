@@ -206,7 +206,7 @@ fn what_is_pruned_is_of_no_version() {
 /// An update puts the index of its version, and then the one of the data set: what it has stays where `prune` comes in between.
 #[test]
 fn a_version_that_is_about_to_be_published_is_not_pruned() {
-    let mut stored = Stored::new();
+    let stored = Stored::new();
     let first = stored.objects("set")["index.json"].clone();
     // That it is later is told by the store's clock.
     stored.wait_for_the_clock();
