@@ -7,6 +7,7 @@
 
 mod damage;
 mod full_disk;
+mod full_updates;
 mod inputs;
 mod losses;
 mod models;

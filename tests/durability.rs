@@ -5,8 +5,8 @@
 //!
 //! Seen red: logs that are not synced before a checkpoint's rename, a checkpoint whose tensors are not synced, folders of a
 //! checkpoint, of checkpoints and of a run whose names are not synced, a run.toml that is renamed before it is synced, a
-//! prepared data set whose shards, or whose folder's name, are not synced, and files of a shared checkpoint that process 0
-//! writes alone.
+//! prepared data set whose shards, or whose folder's name, are not synced, an update whose files, or whose names, are not
+//! synced before an index lists them, and files of a shared checkpoint that process 0 writes alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use tempfile::TempDir;
+use tidemill::streaming_data::data_set::index::{INDEX_FILE, Index, version_file};
 
 use crate::support::{Running, Workbench};
 
@@ -59,18 +60,24 @@ impl Operation {
     }
 }
 
-/// Runs the program in the workbench's folder; what its processes did to files there.
-fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<(u32, Operation)> {
+/// The environment in which the recorder writes down what is done in a folder.
+pub fn recording(folder: &Path, record: &Path) -> [(String, String); 3] {
     // Where temporary folders are may be a link, and the recorder sees through it.
-    let folder = bench.folder().canonicalize().unwrap();
-    let record = tempfile::NamedTempFile::new().unwrap();
+    let folder = folder.canonicalize().unwrap();
     let path_of = |path: &Path| path.to_str().unwrap().to_owned();
     let environment = [
         ("LD_PRELOAD", path_of(&RECORDER.path().join(LIBRARY))),
         ("RECORDED_FOLDER", path_of(&folder)),
-        ("RECORD", path_of(record.path())),
+        ("RECORD", path_of(record)),
     ];
-    let environment = environment.map(|(name, value)| (name.to_owned(), value));
+    environment.map(|(name, value)| (name.to_owned(), value))
+}
+
+/// Runs the program in the workbench's folder; what its processes did to files there.
+fn recorded(bench: &Workbench, arguments: &[&str]) -> Vec<(u32, Operation)> {
+    let folder = bench.folder().canonicalize().unwrap();
+    let record = tempfile::NamedTempFile::new().unwrap();
+    let environment = recording(&folder, record.path());
     Running::start_with(&environment, &folder, arguments).finish().expect(0);
     std::fs::read_to_string(record.path()).unwrap().lines().map(Operation::parse).collect()
 }
@@ -248,4 +255,56 @@ fn a_prepared_data_set_is_kept_before_it_has_its_name() {
     assert_eq!(renames, 1);
     assert!(disk.below(&output).count() > 2, "the recorder saw the shards and their index");
     disk.assert_named(&output);
+}
+
+/// A power cut leaves the version before or the new one, and all that its index lists: an index gets its name once what it
+/// lists, shards and state alike, is sure to be there.
+#[test]
+fn what_an_update_writes_is_kept_before_an_index_lists_it() {
+    let bench = Workbench::new();
+    let kept = bench.folder().canonicalize().unwrap().join("kept");
+    let arguments = ["prepare", "--input", "data-text", "--output", "kept", "--updatable"];
+    let small = ["--seq-len", "16", "--shard-samples", "40"];
+    bench.tidemill(&[&arguments[..], &small].concat()).expect(0);
+    let before = Index::read(&kept).unwrap();
+    bench.write("data-text/new.txt", "a text that is new ".repeat(90));
+    let operations = recorded(&bench, &["prepare", "--output", "kept", "--update"]);
+    let index = Index::read(&kept).unwrap();
+    let (state, version) = (index.state.clone().unwrap(), kept.join(version_file(&index)));
+    let parts: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(kept.join(&state.file)).unwrap()).unwrap();
+    let parts =
+        parts["parts"].as_array().unwrap().iter().map(|part| part["file"].as_str().unwrap());
+    let files = index.shards.iter().map(|shard| shard.file.as_str());
+    let files: Vec<_> =
+        files.chain(parts).chain([state.file.as_str()]).map(|file| kept.join(file)).collect();
+
+    let (mut disk, mut named) = (Disk::default(), Vec::new());
+    for (_, operation) in &operations {
+        if let Operation::Rename(from, to) = operation
+            && (*to == version || *to == kept.join(INDEX_FILE))
+        {
+            assert!(disk.0[from].content, "{} is not synced", from.display());
+            let lists = if *to == version {
+                &files[..]
+            } else {
+                &[&files[..], &[version.clone()]].concat()
+            };
+            for path in lists {
+                disk.assert_named(path);
+                assert!(
+                    disk.0.get(path).is_none_or(|kept| kept.content),
+                    "{} is not synced",
+                    path.display()
+                );
+            }
+            named.push(to.clone());
+        }
+        disk.apply(operation);
+    }
+    assert_eq!(named, [version, kept.join(INDEX_FILE)]);
+    named.iter().for_each(|path| disk.assert_named(path));
+    assert_ne!(index.fingerprint(), before.fingerprint());
+    let is_new = |path: &&PathBuf| disk.0.contains_key(*path);
+    assert!(files.iter().filter(is_new).count() > 2, "the recorder saw new shards and their state");
 }

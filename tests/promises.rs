@@ -13,6 +13,7 @@
 //! | [`mixing`] | several data sets in exact shares are as elastic as one |
 //! | [`resume_rules`] | what a resumed run may change, and what it may not |
 //! | [`versions`] | a data set may change under a run, which stays on the version that it began with |
+//! | [`upkeep`] | whatever ends an update, the newest version is whole, and of the other nothing stays |
 //! | [`stores`] | samples may come from a store and checkpoints go there, with the same bits, whatever is killed |
 //! | [`reading`] | `bench data` reads folders and URLs, samples and rows, and says what bounds them |
 //! | [`streaming`] | a data set streams into any timely program, elastically and boundedly |
@@ -55,4 +56,5 @@ mod scaling;
 mod stores;
 mod streaming;
 mod support;
+mod upkeep;
 mod versions;

@@ -95,8 +95,9 @@ fn lock_path(folder: &Path) -> PathBuf {
     name.into()
 }
 
-/// Removes folders of this prefix that nobody holds; what cannot be removed is in nobody's way.
-fn remove_dead(parent: &Path, prefix: &OsStr) {
+/// Removes the folders in `parent` whose name begins with `prefix` and that killed processes left. One that cannot be
+/// removed stays, and is in no other's way.
+pub fn remove_dead(parent: &Path, prefix: &OsStr) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

@@ -9,7 +9,8 @@
 //   rename PATH PATH   said before it is done
 //   remove PATH        said before it is done
 //
-// RECORDED_FOLDER names the folder, RECORD the file that the lines are appended to.
+// RECORDED_FOLDER names the folder, RECORD the file that the lines are appended to. A process that has written as many lines as
+// KILLED_AT says is killed, so that a test can do it at any moment, and at the same one again.
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -17,6 +18,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +29,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 
 namespace {
@@ -52,6 +55,8 @@ void record(const char* operation, const std::string& path, const std::string& m
     line += '\n';
     // One append of a line is whole, whatever other threads and processes append.
     if (syscall(SYS_write, record, line.data(), line.size()) != ssize_t(line.size())) abort();
+    static std::atomic<long> left{getenv("KILLED_AT") ? atol(getenv("KILLED_AT")) : LONG_MAX};
+    if (--left == 0) kill(getpid(), SIGKILL);
 }
 
 std::string of_descriptor(int descriptor) {

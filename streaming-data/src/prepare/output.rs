@@ -16,7 +16,7 @@ use std::{fs::File, path::Path};
 pub(crate) use self::{
     folder::{OutputFolder, is_in_the_making},
     remote::RemoteOutput,
-    updated_folder::{UpdatedFolder, WriterLock},
+    updated_folder::{UpdatedFolder, WriterLock, remove_unfinished},
     updated_store::UpdatedStore,
 };
 use crate::{data_set::index::Index, prepare::PrepareError};

@@ -22,7 +22,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`asked`] | the settings, as the state has them |
-//! | [`record`], [`part`], [`state`] | what is known of documents; its files; all of a version |
+//! | [`record`], [`part`], [`state`], [`copies`] | what is known of documents; its files; all of a version; what a store has of it |
 //! | [`seen`] | what inputs looked like |
 //! | [`former`], [`former_shards`] | what the version before says, and tokens out of its shards |
 //! | [`recorder`], [`spool`] | the first pass: records of all documents |
@@ -34,6 +34,7 @@
 mod asked;
 mod assembler;
 mod build;
+mod copies;
 mod cut;
 mod follow;
 mod former;
@@ -213,7 +214,8 @@ impl<'a> Upkeep<'a> {
 /// - As [`prepare`](super::prepare()) for inputs and documents, and [`PrepareError::Data`] where something
 ///   cannot be read or written.
 ///
-/// After an error the version before is still the newest.
+/// After an error the version before is still the newest. Where it is the store whose last answer did not come, the new one
+/// may be: it is complete then, and the next update finds it.
 pub fn update(
     settings: &UpdateSettings,
     tokenizer: &dyn Tokenize,

@@ -43,6 +43,10 @@ pub enum Fault {
     Flip,
     /// There is no such object.
     Missing,
+    /// The credentials do not allow it.
+    Refused,
+    /// What is to be written is written, and no answer says so; what is to be read is read.
+    Lost,
 }
 
 /// What the store makes of a put that is to depend on what is there.
@@ -105,6 +109,9 @@ pub struct Faulty {
     /// Only what writes fails.
     only_puts: bool,
     conditions: Conditions,
+    /// What becomes of the first write of an object that may fail, and of all requests for such objects behind it.
+    first_and_then: Option<(Option<Fault>, Fault)>,
+    was_first: AtomicBool,
     /// Shards are written while this is true.
     pub gate: Arc<watch::Sender<bool>>,
     /// While it is set, nothing fails.
@@ -126,6 +133,8 @@ impl Faulty {
             only: String::new(),
             only_puts: false,
             conditions: Conditions::Kept,
+            first_and_then: None,
+            was_first: AtomicBool::default(),
             gate: Arc::new(watch::Sender::new(true)),
             is_calm: AtomicBool::default(),
         }
@@ -152,6 +161,12 @@ impl Faulty {
         Faulty { only_puts: true, in_a_row: usize::MAX, ..self }
     }
 
+    /// What may fail does not until such an object is written; that goes wrong as `first` says, and every request for one of
+    /// them, or every one that writes, as `then` does.
+    pub fn first_and_then(self, first: Option<Fault>, then: Fault) -> Faulty {
+        Faulty { first_and_then: Some((first, then)), ..self }
+    }
+
     /// Conditions of puts are treated so.
     pub fn conditions(self, conditions: Conditions) -> Faulty {
         Faulty { conditions, ..self }
@@ -164,6 +179,9 @@ impl Faulty {
         if is_calm || !path.as_ref().contains(&self.only) {
             return None;
         }
+        if let Some((_, then)) = self.first_and_then {
+            return self.was_first.load(Ordering::SeqCst).then_some((then, 0));
+        }
         let random = xxh3_64_with_seed(path.as_ref().as_bytes(), self.seed ^ (number << 20));
         let mut failed = self.failed.lock().unwrap();
         let in_a_row = failed.entry(path.to_string()).or_default();
@@ -174,6 +192,13 @@ impl Faulty {
         *in_a_row += 1;
         let fault = self.faults[(random >> 32) as usize % self.faults.len()];
         Some((fault, (random >> 7) as usize & 0xff_ffff))
+    }
+
+    /// Whether nothing that may fail was written before.
+    fn is_first(&self, path: &Path) -> bool {
+        let is_calm = self.is_calm.load(Ordering::SeqCst);
+        let may_fail = !is_calm && path.as_ref().contains(&self.only);
+        may_fail && !self.was_first.swap(true, Ordering::SeqCst)
     }
 
     /// Whoever asks for the same again, all of it or what is left of it, gets it right at last.
@@ -219,6 +244,11 @@ impl Drop for Under {
     }
 }
 
+fn refused(location: &Path) -> Error {
+    let source = "403 Forbidden".into();
+    Error::PermissionDenied { path: location.to_string(), source }
+}
+
 fn broken() -> Error {
     Error::Generic { store: "Faulty", source: "the connection broke".into() }
 }
@@ -238,6 +268,7 @@ impl ObjectStore for Faulty {
                 let path = location.to_string();
                 return Err(Error::NotFound { path, source: "no such key".into() });
             }
+            Some(Fault::Refused) => return Err(refused(location)),
             _ => {}
         }
         let result = self.inner.get_opts(location, options).await?;
@@ -295,10 +326,20 @@ impl ObjectStore for Faulty {
         if location.as_ref().ends_with(".parquet") {
             let _ = self.gate.subscribe().wait_for(|&is_open| is_open).await;
         }
-        match self.fault(location).map(|(fault, _)| fault) {
+        let fault = match self.first_and_then {
+            Some((first, _)) if self.is_first(location) => first,
+            _ => self.fault(location).map(|(fault, _)| fault),
+        };
+        match fault {
             Some(Fault::Silence | Fault::Stall) => pending().await,
+            Some(Fault::Refused) => Err(refused(location)),
+            Some(Fault::Lost) => {
+                self.inner.put_opts(location, payload, options).await?;
+                Err(broken())
+            }
+            // Bytes are others on their way back.
+            None | Some(Fault::Flip) => self.inner.put_opts(location, payload, options).await,
             Some(_) => Err(broken()),
-            None => self.inner.put_opts(location, payload, options).await,
         }
     }
 

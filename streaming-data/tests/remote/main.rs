@@ -17,6 +17,7 @@ mod strangers;
 #[path = "../support/mod.rs"]
 mod support;
 mod unindexed;
+mod updates;
 mod web;
 mod web_server;
 

@@ -104,6 +104,16 @@ fn after_an_error_it_updates_in_any_case() {
     let updated = catch_up(&mut follow).unwrap().expect("an update");
     assert_eq!(updated.former, updated.prepared.fingerprint);
     assert!(catch_up(&mut follow).unwrap().is_none());
+
+    // One that is found, and fails then.
+    let mut bench = bench;
+    bench.write("in/50.txt", text(50));
+    let broken_off = follow.catch_up(&ByteTokenizer, &mut |_| ControlFlow::Break(()));
+    assert!(matches!(broken_off, Err(PrepareError::Interrupted)));
+    assert!(files(&bench.path("out")) == before);
+    let updated = catch_up(&mut follow).unwrap().expect("an update");
+    assert_ne!(updated.former, updated.prepared.fingerprint);
+    assert_is_new(&bench);
 }
 
 /// What can be no input is no change; what could not be read is tried again for as long as it can be opened.

@@ -9,4 +9,5 @@ mod support;
 mod changes;
 mod follow;
 mod histories;
+mod kept;
 mod stores;

@@ -203,6 +203,24 @@ fn what_is_pruned_is_of_no_version() {
     assert_eq!(left.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
 }
 
+/// An update puts the index of its version, and then the one of the data set: what it has stays where `prune` comes in between.
+#[test]
+fn a_version_that_is_about_to_be_published_is_not_pruned() {
+    let stored = Stored::new();
+    let first = stored.objects("set")["index.json"].clone();
+    // That it is later is told by the store's clock.
+    stored.wait_for_the_clock();
+    stored.bench.remove("in/07.txt");
+    let second = stored.update().unwrap().prepared.fingerprint;
+    let put = |content: Vec<u8>| stored.folder("set").put("index.json", content.into()).unwrap();
+    let published = stored.objects("set");
+    put(first);
+    let report = prune_in_store(&stored.folder("set"), number(1)).unwrap();
+    assert!(!report.kept.contains(&second) && report.removed.is_empty(), "{report:?}");
+    put(published["index.json"].clone());
+    stored.assert_is_new();
+}
+
 #[test]
 fn an_update_that_is_pruned_meanwhile_is_refused_and_one_behind_it_is_whole() {
     let mut stored = Stored::new();

@@ -171,8 +171,13 @@ pub(crate) enum Naming {
 
 /// The file name of a shard by its content; `before` are the shards before it.
 pub(crate) fn content_name(hash: ContentHash, before: &[ShardEntry]) -> String {
+    repeated_content_name(hash, before.iter().filter(|shard| shard.hash == hash).count())
+}
+
+/// As [`content_name`], of a shard before which so many have the same content.
+pub(crate) fn repeated_content_name(hash: ContentHash, before: usize) -> String {
     let digits = hash.digits();
-    match before.iter().filter(|shard| shard.hash == hash).count() {
+    match before {
         0 => format!("shard-{digits}.parquet"),
         same => format!("shard-{digits}-{same}.parquet"),
     }

@@ -4,7 +4,8 @@
 //! the content: what another version has under such a name is the same. The version's own index comes then,
 //! and `index.json` last, each in one step. So whatever happens, `index.json` is that of a version of which
 //! everything is there; files that a killed process put in place are of no version, until an update writes
-//! the same again or `prune` removes them.
+//! the same again or `prune` removes them. The hidden folder goes with the process that wrote it, or, where
+//! that was killed, with the next update or `prune`.
 //!
 //! One process at a time writes: it holds a lock, which ends with it.
 
@@ -18,7 +19,7 @@ use std::{
 use tidemill_files::{
     durable,
     lock::{Attempt, Lock},
-    scratch::ScratchFolder,
+    scratch::{self, ScratchFolder},
 };
 
 use super::Output;
@@ -78,6 +79,11 @@ pub(crate) struct UpdatedFolder {
     _lock: WriterLock,
 }
 
+/// Removes the hidden folders of updates that were killed.
+pub(crate) fn remove_unfinished(folder: &Path) {
+    scratch::remove_dead(folder, OsStr::new(UPDATING));
+}
+
 impl UpdatedFolder {
     /// Begins a version of the data set in a folder, behind one that has files of these names.
     ///
@@ -99,33 +105,29 @@ impl UpdatedFolder {
         self.aside.path().join(name.replace('/', "-"))
     }
 
-    /// Puts all files in place.
-    fn put_in_place(&self) -> Result<(), PrepareError> {
-        for name in &self.ready {
-            let path = self.aside(name);
-            durable::sync(&path).map_err(PrepareError::io("write", &path))?;
-        }
-        for name in [STATE_FOLDER, VERSIONS_FOLDER] {
-            let path = self.folder.join(name);
-            durable::make_folders(&path).map_err(PrepareError::io("create folder", path))?;
-        }
-        for name in &self.ready {
-            let path = self.folder.join(name);
-            step()
-                .and_then(|()| fs::rename(self.aside(name), &path))
-                .map_err(PrepareError::io("put in place", path))?;
-        }
-        for path in [self.folder.join(STATE_FOLDER), self.folder.clone()] {
-            durable::sync_folder(&path).map_err(PrepareError::io("write", path))?;
-        }
-        Ok(())
+    /// Writes a file into the hidden folder.
+    fn write_aside(&self, name: &str, content: &[u8]) -> Result<(), PrepareError> {
+        let path = self.aside(name);
+        step().and_then(|()| fs::write(&path, content)).map_err(PrepareError::io("write", path))
     }
 
-    fn replace(&self, name: &str, content: &[u8]) -> Result<(), PrepareError> {
+    /// Keeps the bytes of a file in the hidden folder.
+    fn sync_aside(&self, name: &str) -> Result<(), PrepareError> {
+        let path = self.aside(name);
+        durable::sync(&path).map_err(PrepareError::io("write", path))
+    }
+
+    fn put_in_place(&self, name: &str) -> Result<(), PrepareError> {
         let path = self.folder.join(name);
         step()
-            .and_then(|()| durable::replace(&path, content))
-            .map_err(PrepareError::io("write", path))
+            .and_then(|()| fs::rename(self.aside(name), &path))
+            .map_err(PrepareError::io("put in place", path))
+    }
+
+    /// Keeps the names in a folder of the data set, or in itself.
+    fn keep_names(&self, folder: &str) -> Result<(), PrepareError> {
+        let path = if folder.is_empty() { self.folder.clone() } else { self.folder.join(folder) };
+        durable::sync_folder(&path).map_err(PrepareError::io("write", path))
     }
 }
 
@@ -156,8 +158,7 @@ impl Output for UpdatedFolder {
         if self.there.contains(name) {
             return Ok(());
         }
-        let path = self.aside(name);
-        step().and_then(|()| fs::write(&path, content)).map_err(PrepareError::io("write", path))?;
+        self.write_aside(name, &content)?;
         self.ready.insert(name.to_owned());
         Ok(())
     }
@@ -167,9 +168,24 @@ impl Output for UpdatedFolder {
     }
 
     fn publish(self: Box<Self>, index: &Index, _: Option<&str>) -> Result<(), PrepareError> {
-        self.put_in_place()?;
-        self.replace(&version_file(index), &index.to_bytes())?;
-        self.replace(INDEX_FILE, &index.to_bytes())
+        // All bytes are on the disk before the first name changes: one that is full stays as it was.
+        let (version, bytes) = (version_file(index), index.to_bytes());
+        for name in [&version, INDEX_FILE] {
+            self.write_aside(name, &bytes)?;
+            self.sync_aside(name)?;
+        }
+        self.ready.iter().try_for_each(|name| self.sync_aside(name))?;
+        for name in [STATE_FOLDER, VERSIONS_FOLDER] {
+            let path = self.folder.join(name);
+            durable::make_folders(&path).map_err(PrepareError::io("create folder", path))?;
+        }
+        self.ready.iter().try_for_each(|name| self.put_in_place(name))?;
+        [STATE_FOLDER, ""].into_iter().try_for_each(|folder| self.keep_names(folder))?;
+        // An index has its name once all that it lists is sure to keep its own.
+        self.put_in_place(&version)?;
+        self.keep_names(VERSIONS_FOLDER)?;
+        self.put_in_place(INDEX_FILE)?;
+        self.keep_names("")
     }
 
     fn abandon(self: Box<Self>) {}

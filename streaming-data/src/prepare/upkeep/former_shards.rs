@@ -114,7 +114,7 @@ impl<'a> FormerShards<'a> {
 
     fn too_few(&self, part: usize) -> PrepareError {
         PrepareError::StateDamaged {
-            path: self.version.data_set.path().join(&self.version.state.parts[part].file),
+            path: self.version.path_of(&self.version.state.parts[part].file),
             found: "fewer tokens behind the rows".to_owned(),
             expected: "those of its documents".to_owned(),
         }

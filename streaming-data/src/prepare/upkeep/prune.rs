@@ -3,18 +3,25 @@
 mod files;
 mod mark;
 
-use std::{collections::BTreeSet, num::NonZeroUsize, path::Path};
+use std::{
+    collections::{BTreeSet, HashMap},
+    num::NonZeroUsize,
+    path::Path,
+};
 
 pub(crate) use self::mark::Unpruned;
 use self::{
     files::{Files, named_by_content},
     mark::Mark,
 };
-use super::state::State;
+use super::state::{STATE_SUFFIX, State, state_file};
 use crate::{
-    data_set::index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of},
+    data_set::index::{Index, STATE_FOLDER, ShardEntry, VERSIONS_FOLDER, Version, version_file_of},
     hash::ContentHash,
-    prepare::{PrepareError, output::WriterLock},
+    prepare::{
+        PrepareError,
+        output::{WriterLock, remove_unfinished, shard::repeated_content_name},
+    },
     store::{Location, RemoteFolder, StoreSettings},
 };
 
@@ -51,6 +58,7 @@ pub fn prune(data_set: &Path, keep: NonZeroUsize) -> Result<PruneReport, Prepare
     // What is no updatable data set is left as it is.
     versions(&files)?;
     let _lock = WriterLock::take(folder)?;
+    remove_unfinished(folder);
     remove(&files, versions(&files)?, keep, || Ok(()))
 }
 
@@ -71,13 +79,45 @@ pub fn prune_in_store(
     Ok(report)
 }
 
-/// The versions, of which there is one at least.
+/// The versions, of which there is one at least. What they say of files is what decides which are removed: an index of which a
+/// byte is another would cost a version its files.
 fn versions(files: &Files<'_>) -> Result<Vec<Version>, PrepareError> {
     let versions = files.versions()?;
-    match versions.is_empty() {
-        true => Err(PrepareError::NotUpdatable { path: files.path("") }),
-        false => Ok(versions),
+    let Some(newest) = versions.first() else {
+        return Err(PrepareError::NotUpdatable { path: files.path("") });
+    };
+    let damaged = |name: &str, found: &str, expected: &str| PrepareError::StateDamaged {
+        path: files.path(name),
+        found: found.to_owned(),
+        expected: expected.to_owned(),
+    };
+    let newest = version_file_of(newest.fingerprint);
+    if !named_by_content(files, VERSIONS_FOLDER)?.contains_key(&newest) {
+        return Err(damaged(&newest, "nothing", "the index of the newest version"));
     }
+    for Version { fingerprint, index, .. } in &versions {
+        let name = version_file_of(*fingerprint);
+        if index.fingerprint() != *fingerprint {
+            return Err(damaged(&name, "another version", "that of its name"));
+        }
+        if !has_names_of_content(index) {
+            return Err(damaged(&name, "other names", "those of the content of its files"));
+        }
+    }
+    Ok(versions)
+}
+
+/// Whether all files that an index lists have the names that follow from their hashes.
+fn has_names_of_content(index: &Index) -> bool {
+    let mut before: HashMap<ContentHash, usize> = HashMap::new();
+    let mut is_named = |shard: &ShardEntry| {
+        let before = before.entry(shard.hash).or_default();
+        *before += 1;
+        shard.file == repeated_content_name(shard.hash, *before - 1)
+    };
+    let state = index.state.as_ref();
+    index.shards.iter().all(&mut is_named)
+        && state.is_none_or(|state| state.file == state_file(state.hash, STATE_SUFFIX))
 }
 
 /// Removes files, each after `may` has not refused.

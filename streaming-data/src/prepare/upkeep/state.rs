@@ -6,17 +6,16 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
     path::{Path, PathBuf},
 };
 
 use parquet::file::properties::DEFAULT_CREATED_BY;
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 use tidemill_files::{Kind, read};
 
 use super::{
     asked::Asked,
+    copies::Copies,
     cut::CUT,
     part::{Part, STATE_VERSION, check_version},
     record::{Record, RecordReader},
@@ -26,7 +25,7 @@ use crate::{
     DataSet,
     data_set::{
         DataSettings,
-        index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry},
+        index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry, version_file},
     },
     error::DataError,
     hash::ContentHash,
@@ -165,12 +164,14 @@ pub(crate) struct Version {
     pub found: Option<Found>,
     pub state: State,
     pub data_set: DataSet,
-    /// Where it is in a store.
-    remote: Option<RemoteFolder>,
-    /// Where the folder `state` is on this machine.
-    folder: PathBuf,
-    /// Where it was copied to from a store.
-    _copy: Option<TempDir>,
+    place: Place,
+}
+
+/// Where the files of a version are.
+enum Place {
+    Folder(PathBuf),
+    /// The parts of the state were copied to this machine.
+    Store(RemoteFolder, Copies),
 }
 
 impl Version {
@@ -183,39 +184,48 @@ impl Version {
         let data_set = DataSet::open(folder)?;
         let index = Index::read(folder)?;
         let entry = state_entry(&index, folder)?;
-        let path = folder.join(&entry.file);
-        let bytes = read(&path, Kind::Index).map_err(|error| unreadable(&path, error))?;
-        let state = State::parse(&bytes, &index, &path)?;
-        let folder = folder.to_owned();
-        Ok(Version { index, found: None, state, data_set, remote: None, folder, _copy: None })
+        let read_state = |name: &str| {
+            let path = folder.join(name);
+            read(&path, Kind::Index).map_err(|error| unreadable(&path, error))
+        };
+        let state = State::parse(&read_state(&entry.file)?, &index, &folder.join(&entry.file))?;
+        let own = version_file(&index);
+        check_index(&index, &read_state(&own)?, &folder.join(own))?;
+        Ok(Version { index, found: None, state, data_set, place: Place::Folder(folder.to_owned()) })
     }
 
-    /// Opens the newest version in a store. Its state is copied to the folder for temporary files.
+    /// Opens the newest version in a store. The parts of its state are copied to the folder for temporary files, where a
+    /// kill leaves nothing of them.
     ///
     /// # Errors
     /// As [`Version::open_local`], and those of the store.
     pub(crate) fn open_remote(remote: &RemoteFolder) -> Result<Version, PrepareError> {
-        let location = remote.location();
-        let name: PathBuf = location.to_string().into();
-        let path = PathBuf::from(location.join(INDEX_FILE).to_string());
+        let path_of = |name: &str| PathBuf::from(remote.location().join(name).to_string());
+        let name: PathBuf = remote.location().to_string().into();
         let found = remote.find(INDEX_FILE)?;
         let found = found.ok_or_else(|| PrepareError::NotUpdatable { path: name.clone() })?;
-        let index = Index::from_bytes(&found.content, &path)?;
+        let index = Index::from_bytes(&found.content, &path_of(INDEX_FILE))?;
         let entry = state_entry(&index, &name)?;
-        let path = PathBuf::from(location.join(&entry.file).to_string());
-        let state = State::parse(&remote.get(&entry.file)?, &index, &path)?;
+        let state = State::parse(&remote.get(&entry.file)?, &index, &path_of(&entry.file))?;
+        let own = version_file(&index);
+        let content = remote.get_if_there(&own)?.ok_or_else(|| missing(&path_of(&own)))?;
+        check_index(&index, &content, &path_of(&own))?;
         let settings = DataSettings { store: remote.settings().clone(), ..DataSettings::default() };
         let data_set = DataSet::of_folder(remote.clone(), &index, &settings)?;
-        let failed = PrepareError::io("create a folder in", std::env::temp_dir());
-        let copy = TempDir::new().map_err(failed)?;
-        let folder = copy.path().to_owned();
-        let states = folder.join(STATE_FOLDER);
-        fs::create_dir(&states).map_err(PrepareError::io("create folder", states))?;
+        let mut copies = Copies::new()?;
         for part in &state.parts {
-            remote.get_file(&part.file, &folder.join(&part.file))?;
+            copies.add(remote, &part.file)?;
         }
-        let (found, remote, copy) = (Some(found), Some(remote.clone()), Some(copy));
-        Ok(Version { index, found, state, data_set, remote, folder, _copy: copy })
+        let place = Place::Store(remote.clone(), copies);
+        Ok(Version { index, found: Some(found), state, data_set, place })
+    }
+
+    /// What errors call a file.
+    pub(crate) fn path_of(&self, file: &str) -> PathBuf {
+        match &self.place {
+            Place::Folder(folder) => folder.join(file),
+            Place::Store(remote, _) => remote.location().join(file).to_string().into(),
+        }
     }
 
     /// A part of the state.
@@ -224,8 +234,13 @@ impl Version {
     /// [`PrepareError::StateDamaged`], [`PrepareError::StateVersion`].
     pub(crate) fn part(&self, part: usize) -> Result<Part, PrepareError> {
         let PartEntry { file, hash, .. } = &self.state.parts[part];
-        let path = self.folder.join(file);
-        let bytes = read(&path, Kind::Other).map_err(|error| unreadable(&path, error))?;
+        let path = self.path_of(file);
+        let bytes = match &self.place {
+            Place::Folder(_) => {
+                read(&path, Kind::Other).map_err(|error| unreadable(&path, error))?
+            }
+            Place::Store(_, copies) => copies.read(part)?,
+        };
         let found = ContentHash::of(&bytes);
         let part = Part::open(bytes, &path)?;
         match found == *hash {
@@ -243,16 +258,12 @@ impl Version {
     /// # Errors
     /// Those of reading it, and [`DataError::ShardHash`] for another.
     pub(crate) fn read_shard(&self, shard: &ShardEntry) -> Result<Vec<u8>, PrepareError> {
-        let (path, content) = match &self.remote {
-            Some(remote) => {
-                let path = remote.location().join(&shard.file).to_string().into();
-                (path, remote.get(&shard.file)?.into())
+        let path = self.path_of(&shard.file);
+        let content = match &self.place {
+            Place::Folder(_) => {
+                read(&path, Kind::Other).map_err(PrepareError::io("read", &path))?
             }
-            None => {
-                let path = self.folder.join(&shard.file);
-                let content = read(&path, Kind::Other).map_err(PrepareError::io("read", &path))?;
-                (path, content)
-            }
+            Place::Store(remote, _) => remote.get(&shard.file)?.into(),
         };
         let found = ContentHash::of(&content);
         match found == shard.hash {
@@ -278,10 +289,10 @@ impl Version {
     /// Those of reading it.
     pub(crate) fn seen(&self) -> Result<Seen, PrepareError> {
         let name = format!("{STATE_FOLDER}/{SEEN_FILE}");
-        let path = self.folder.join(&name);
-        let bytes = match &self.remote {
-            Some(remote) => remote.get_if_there(&name)?.map(Vec::from),
-            None => match read(&path, Kind::Other) {
+        let path = self.path_of(&name);
+        let bytes = match &self.place {
+            Place::Store(remote, _) => remote.get_if_there(&name)?.map(Vec::from),
+            Place::Folder(_) => match read(&path, Kind::Other) {
                 Ok(bytes) => Some(bytes),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(error) => return Err(PrepareError::io("read", &path)(error)),
@@ -301,14 +312,34 @@ fn state_entry<'a>(index: &'a Index, path: &Path) -> Result<&'a StateEntry, Prep
     index.state.as_ref().ok_or_else(none)
 }
 
+/// Fails unless the newest index is what the version's own index says: what no hash covers, such as the length of rows, goes
+/// into what is built on it. The state is told by its own hash, and may be that of another version of the same shards, where
+/// one that was killed left that.
+fn check_index(newest: &Index, own: &[u8], path: &Path) -> Result<(), PrepareError> {
+    let without_state = |index: &Index| Index { state: None, ..index.clone() };
+    let own = Index::from_bytes(own, path)?;
+    match without_state(&own) == without_state(newest) {
+        true => Ok(()),
+        false => Err(PrepareError::StateDamaged {
+            path: path.to_owned(),
+            found: "another index".to_owned(),
+            expected: format!("what {INDEX_FILE} says"),
+        }),
+    }
+}
+
 fn unreadable(path: &Path, error: std::io::Error) -> PrepareError {
     match error.kind() {
-        std::io::ErrorKind::NotFound => PrepareError::StateDamaged {
-            path: path.to_owned(),
-            found: "nothing".to_owned(),
-            expected: "a file of the state".to_owned(),
-        },
+        std::io::ErrorKind::NotFound => missing(path),
         _ => PrepareError::io("read", path)(error),
+    }
+}
+
+fn missing(path: &Path) -> PrepareError {
+    PrepareError::StateDamaged {
+        path: path.to_owned(),
+        found: "nothing".to_owned(),
+        expected: "a file of the state".to_owned(),
     }
 }
 
@@ -339,7 +370,7 @@ impl Records<'_> {
                     Err(error) => {
                         let file = &self.version.state.parts[self.next - 1].file;
                         return Err(PrepareError::StateDamaged {
-                            path: self.version.folder.join(file),
+                            path: self.version.path_of(file),
                             found: error.to_string(),
                             expected: "records".to_owned(),
                         });

@@ -8,6 +8,7 @@ use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
     rc::Rc,
+    time::{Duration, SystemTime},
 };
 
 use super::*;
@@ -54,11 +55,18 @@ fn write_inputs(folder: &Path, moment: usize) {
         let path = folder.join(format!("{at:02}.txt"));
         match (moment, at % 9) {
             (1, 4) => fs::remove_file(path).unwrap(),
-            (1, 7) => fs::write(path, format!("changed {at} ").repeat(20)).unwrap(),
-            (0, _) => fs::write(path, format!("text {} ", at % 31).repeat(25)).unwrap(),
+            (1, 7) => write_input(&path, moment, &format!("changed {at} ").repeat(20)),
+            (0, _) => write_input(&path, moment, &format!("text {} ", at % 31).repeat(25)),
             _ => {}
         }
     }
+}
+
+/// At a time that is long ago and tells the moments apart: how the file looks is noted, before the index is there.
+fn write_input(path: &Path, moment: usize, text: &str) {
+    fs::write(path, text).unwrap();
+    let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000 + moment as u64);
+    fs::File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
 }
 
 fn settings(inputs: &Path, output: PathBuf) -> PrepareSettings {
