@@ -70,6 +70,7 @@
 //! | `shard` | rows to Parquet |
 //! | `selection` | what the index says of what was left out |
 //! | `report` | [`Progress`], [`PrepareReport`] |
+//! | `data_report` | [`DataReport`]: what a data set was made of, for people |
 //! | `together` | [`prepare_together`], [`Peers`]: several processes prepare one data set |
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
@@ -78,6 +79,7 @@ mod admit;
 mod ahead;
 mod batch;
 mod byte_tokenizer;
+pub mod data_report;
 mod duplicates;
 mod error;
 mod exclude;
@@ -105,10 +107,11 @@ mod tokenize;
 mod upkeep;
 mod vocabulary;
 
-use std::{cell::Cell, num::NonZeroUsize, ops::ControlFlow, path::Path};
+use std::{cell::Cell, mem, num::NonZeroUsize, ops::ControlFlow, path::Path};
 
 use self::{
     admit::{Pass, Rules},
+    data_report::{Difference, DuplicateGroups, EXAMPLES, Findings, Verdict},
     exclude::Exclusions,
     find::{find_inputs, path_bytes},
     input::{Contents, Sources},
@@ -125,6 +128,7 @@ use self::{
 };
 pub use self::{
     byte_tokenizer::ByteTokenizer,
+    data_report::{DataReport, Reporting},
     duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
     error::PrepareError,
     filter::{FilterReport, FilterSettings, Rule},
@@ -293,7 +297,10 @@ fn prepare_in(
     let folder = output.folder().to_owned();
     let latest = Cell::new(Progress::default());
     let progress = &mut |now: Progress| {
-        latest.set(now);
+        // Where it was when all was read, whatever comes behind.
+        if now.phase == Phase::Tokenizing {
+            latest.set(now);
+        }
         progress(now)
     };
     let workers = settings.workers.get();
@@ -304,6 +311,7 @@ fn prepare_in(
             exclusions: &exclusions,
             filters: settings.filters.sets(),
             pass: Pass::Tokenize(None),
+            reporting: settings.reporting,
         },
         tokenizer,
         vocab_size: vocabulary.size,
@@ -322,7 +330,7 @@ fn prepare_in(
     let outcome = outcome.and_then(|(outcome, dedup)| {
         Ok((with_a_row(outcome, dedup, &mut found.skipped, cut)?, dedup))
     });
-    let (outcome, dedup) = match outcome {
+    let (mut outcome, dedup) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             output.abandon();
@@ -349,20 +357,35 @@ fn prepare_in(
         row_group_samples: cut.row_group_samples as u64,
         columns: vec![format.column()],
         selection,
-        state: outcome.state,
-        shards: outcome.shards,
+        state: outcome.state.take(),
+        shards: mem::take(&mut outcome.shards),
+    };
+    let from = match sources.contents() {
+        Contents::Documents => PreparedFrom::Documents,
+        Contents::Samples { .. } => PreparedFrom::TokenizedSamples,
+    };
+    let report = match settings.reporting {
+        Reporting::None => Vec::new(),
+        Reporting::Files => {
+            let (skipped, reached_again) = (found.skipped.len() as u64, found.duplicates);
+            let (index, outcome, inputs) = (&index, &outcome, &found.inputs[..]);
+            let findings = Findings { index, outcome, inputs, from, skipped, reached_again };
+            DataReport::new(&findings).files()
+        }
     };
     // What stops it from here on comes too late.
-    if let Err(error) = ask(progress, latest.get()) {
+    let publishing = Progress { phase: Phase::Publishing, ..latest.get() };
+    let put = || {
+        ask(progress, publishing)?;
+        report.into_iter().try_for_each(|(name, content)| output.put(&name, content))
+    };
+    if let Err(error) = put() {
         output.abandon();
         return Err(error);
     }
     output.publish(&index, tokenizer_json.as_deref())?;
     Ok(PrepareReport {
-        from: match sources.contents() {
-            Contents::Documents => PreparedFrom::Documents,
-            Contents::Samples { .. } => PreparedFrom::TokenizedSamples,
-        },
+        from,
         documents: outcome.documents,
         empty: outcome.empty,
         nulls: outcome.nulls,

@@ -23,9 +23,10 @@ use std::{
 };
 
 use super::{
-    Phase, Progress, Strictness,
-    admit::{Admission, LeftOut, Pass},
+    Difference, DuplicateGroups, Phase, Progress, Reporting, Strictness, Verdict,
+    admit::{Admission, LeftOut, Pass, Rules},
     batch::{Batch, Collect, Ended},
+    data_report::tally::{Counted, Example},
     in_order::InOrder,
     input::{More, ReadFailure, ReadParts},
     job::{
@@ -35,7 +36,7 @@ use super::{
     job_queue::JobQueue,
     output::Output,
     pack::{Packer, RowGroup},
-    plan::{Extent, Plan, Verdict},
+    plan::{self, Extent, Plan},
     shard::{EncodedRowGroup, Naming, ShardWriter},
     skip::{Broken, SkipReason, SkippedDocument},
     tokenize::Pieces,
@@ -73,7 +74,7 @@ pub(crate) struct Outcome {
     pub skipped: Vec<SkippedDocument>,
     /// Lines, rows and samples that are no documents.
     pub broken: Broken,
-    /// What was left out.
+    /// What was left out, and what became of all, where a report is asked for.
     pub left_out: LeftOut,
     /// The largest token of the parts.
     pub largest_token: u32,
@@ -86,6 +87,9 @@ pub(crate) struct Outcome {
     /// What is known of the documents, and what changed, where that is kept.
     pub state: Option<StateEntry>,
     pub changes: Changes,
+    /// For a report: groups of duplicates, and what an update changed.
+    pub groups: Option<DuplicateGroups>,
+    pub difference: Option<Difference>,
 }
 
 /// Does the work, and hands its shards to the output, or what it read to the collector; `progress` is asked whether to go on after each text and row group, and while shards are
@@ -145,10 +149,14 @@ struct Conductor<'a> {
     read_bytes: u64,
     /// Bytes of the input at hand in the stream.
     input_done: u64,
+    /// What was read of a text that is read in pieces.
+    pieces: PiecesDone,
     row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
     held_bytes: u64,
     /// Texts and parts that were taken.
     batches: u64,
+    /// Documents in these, in a pass that compares.
+    looked_at: u64,
     outcome: Outcome,
     position: Progress,
     collector: Option<&'a mut dyn Collect>,
@@ -180,9 +188,11 @@ impl<'a> Conductor<'a> {
             cutting: false,
             read_bytes: 0,
             input_done: 0,
+            pieces: PiecesDone::default(),
             row_groups: InOrder::new(),
             held_bytes: 0,
             batches: 0,
+            looked_at: 0,
             outcome: Outcome::default(),
             position: Progress {
                 phase: match work.rules.pass {
@@ -365,13 +375,13 @@ impl<'a> Conductor<'a> {
         let input = &self.work.inputs[reading.input];
         match (&reading.extent, found) {
             (Extent::Check(_), Found::Skipped(reason)) => {
-                if self.plan.checked(Verdict::Bad) {
+                if self.plan.checked(plan::Verdict::Bad) {
                     self.skip(reading.input, reason)?;
                     ended = Some(Ended::Skipped);
                 }
             }
             (Extent::Check(_), _) => {
-                self.plan.checked(Verdict::Good);
+                self.plan.checked(plan::Verdict::Good);
             }
             (_, Found::Skipped(reason)) => {
                 self.skip(reading.input, reason)?;
@@ -382,14 +392,18 @@ impl<'a> Conductor<'a> {
                 self.end_input(reading.input);
                 return Ok((reading.input, batch, Some(Ended::Whole)));
             }
-            (_, Found::Piece { tokens, text_bytes }) => {
+            (_, Found::Piece { tokens, text_bytes, example }) => {
                 self.outcome.text_bytes += text_bytes;
+                self.pieces.take(tokens.len(), text_bytes, example);
+                self.position.tokens += tokens.len() as u64;
                 self.position.bytes_done += reading.bytes;
                 self.input_done += reading.bytes;
                 let ends_document =
                     matches!(&reading.extent, Extent::Piece(piece) if piece.end == input.bytes);
                 if ends_document {
                     self.outcome.documents += 1;
+                    let pieces = mem::take(&mut self.pieces);
+                    pieces.count(&self.work.rules, reading.input, &mut self.outcome.left_out);
                     self.end_input(reading.input);
                     ended = Some(Ended::Whole);
                 }
@@ -409,6 +423,8 @@ impl<'a> Conductor<'a> {
         self.held_bytes -= part.held_bytes;
         let mut batch = part.batch;
         (batch.empty, batch.nulls, batch.broken) = (part.empty, part.nulls, part.broken.count);
+        self.looked_at += (batch.signatures.len() + batch.documents.len()) as u64;
+        self.position.tokens += part.tokens.len() as u64;
         if self.collector.is_some() {
             (batch.tokens, batch.lengths) = (part.tokens, part.lengths);
             (batch.tokenized, batch.read_bytes) = (part.documents, part.read_bytes);
@@ -476,11 +492,45 @@ impl<'a> Conductor<'a> {
     }
 
     fn report(&mut self) -> Result<(), PrepareError> {
-        self.position.documents = self.outcome.documents;
+        self.position.documents = match self.position.phase {
+            Phase::Comparing => self.looked_at,
+            _ => self.outcome.documents,
+        };
         match (self.progress)(self.position) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(PrepareError::Interrupted),
         }
+    }
+}
+
+/// What became of a text that is read in pieces, so far.
+#[derive(Default)]
+struct PiecesDone {
+    tokens: u64,
+    bytes: u64,
+    /// How it begins.
+    example: Option<Example>,
+}
+
+impl PiecesDone {
+    fn take(&mut self, tokens: usize, bytes: u64, example: Option<Example>) {
+        self.tokens += tokens as u64;
+        self.bytes += bytes;
+        self.example = self.example.take().or(example);
+    }
+
+    /// Counts the text as one document, where a report is asked for. Its hash is known of its beginning only.
+    fn count(mut self, rules: &Rules<'_>, input: usize, left_out: &mut LeftOut) {
+        if rules.reporting == Reporting::None {
+            return;
+        }
+        if let Some(example) = &mut self.example {
+            example.source = None;
+            example.excerpt.iter_mut().for_each(|excerpt| excerpt.document_bytes = self.bytes);
+        }
+        let example = &|| self.example.clone();
+        let (bytes, tokens) = (Some(self.bytes), self.tokens);
+        left_out.tally.count(Verdict::Kept, &Counted { input, bytes, tokens, example });
     }
 }
 

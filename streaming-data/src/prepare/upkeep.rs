@@ -54,20 +54,21 @@ use std::{
     collections::BTreeMap, num::NonZeroUsize, ops::ControlFlow, path::PathBuf, time::SystemTime,
 };
 
-use self::{asked::Asked, state::Version};
+use self::asked::Asked;
+pub(crate) use self::{
+    assembler::fate,
+    build::{Upkeep, build},
+    former::{FormerRecords, Known},
+    prune::Unpruned,
+    record::{Document, Fate, Judged, Record, RecordReader, RecordWriter},
+    spool::{Spool, SpoolReader},
+    state::{Version, tokenizer_identity},
+    wanted::Wanted,
+};
 pub use self::{
     build::Verify,
     follow::Follow,
     prune::{PruneReport, prune, prune_in_store},
-};
-pub(crate) use self::{
-    build::{Upkeep, build},
-    former::Known,
-    prune::Unpruned,
-    record::{Document, Fate, Judged, Record, RecordReader, RecordWriter},
-    spool::Spool,
-    state::tokenizer_identity,
-    wanted::Wanted,
 };
 use super::{
     PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize,

@@ -9,4 +9,5 @@ mod support;
 mod changes;
 mod follow;
 mod histories;
+mod reports;
 mod stores;

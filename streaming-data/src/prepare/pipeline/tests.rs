@@ -74,6 +74,7 @@ fn run_with(
         inputs: &inputs,
         sources: &sources,
         rules: Rules {
+            reporting: Reporting::None,
             exclusions: &Exclusions::default(),
             filters: &[],
             pass: Pass::Tokenize(None),

@@ -30,10 +30,11 @@ use crate::{
     hash::ContentHash,
     index::{STATE_FOLDER, ShardEntry, StateEntry},
     prepare::{
-        Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
-        admit::{Pass, Rules},
+        Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting,
+        admit::{LeftOut, Pass, Rules},
         ahead::{Ahead, Next},
         batch::Batch,
+        data_report::{difference::difference, show::show},
         duplicates::Collector,
         find::{Input, path_bytes},
         format::Format,
@@ -116,7 +117,8 @@ pub(crate) fn build(
     // Several processes compare the records once all are there.
     let peers = work.peers.filter(|_| upkeep.dedup.dedup != Dedup::None);
     let is_compared = upkeep.dedup.dedup != Dedup::None && peers.is_none();
-    let compared = is_compared.then(|| Collector::new(upkeep.dedup));
+    let reporting = work.rules.reporting;
+    let compared = is_compared.then(|| Collector::new(upkeep.dedup, reporting));
     let past = Past { known: &known, records, places };
     let mut recorder = Recorder::new(&listed, work.rules.exclusions, past, compared)?;
     let read: Vec<Input> = of(&listed, Source::Input).cloned().collect();
@@ -130,11 +132,15 @@ pub(crate) fn build(
     drop(known);
     let bytes_total = read.iter().map(|input| input.bytes).sum();
     let sorting = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
-    let verdicts = match (compared, peers) {
+    let mut verdicts = match (compared, peers) {
         (Some(compared), _) => Some(compared.finish(&mut || ask(progress, sorting))?),
-        (None, Some(peers)) => Some(judge_records(peers, upkeep.dedup, &mut spool, progress)?),
+        (None, Some(peers)) => {
+            let how = (upkeep.dedup, reporting);
+            Some(judge_records(peers, how, &mut spool, progress)?)
+        }
         (None, None) => None,
     };
+    let groups = verdicts.as_mut().and_then(|verdicts| verdicts.groups.take());
 
     let go_on = &mut || ask(progress, sorting);
     let plan = Plan::new(&mut spool, verdicts.as_ref(), &listed, go_on)?;
@@ -154,9 +160,21 @@ pub(crate) fn build(
     let least = work.cut.seq_len as u64 + 1;
     let target = work.cut.shard_samples as u64 * work.cut.seq_len as u64;
     let cuts = (work.cut, ContentCut::new(target, least));
-    let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts);
-    let built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
+    let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts, reporting);
+    let mut built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
     (changes.shards_kept, changes.shards_read) = (built.kept_shards, built.read_shards);
+    if reporting == Reporting::Files {
+        let at_end = Progress { phase: Phase::Reporting, ..Progress::default() };
+        let go_on = &mut || ask(progress, at_end);
+        let tally = &mut built.outcome.left_out.tally;
+        show(&work, tally, former.map(Version::report).transpose()?.flatten(), go_on)?;
+        let compared = tally.compared();
+        built.outcome.groups = groups.map(|groups| groups.report(compared));
+        let of_former = |former| {
+            difference(former, &mut spool, verdicts.as_ref(), &built.outcome.shards, go_on)
+        };
+        built.outcome.difference = former.map(of_former).transpose()?;
+    }
 
     let state = State::new(upkeep.asked, upkeep.tokenizer, built.parts);
     let bytes = state.to_bytes();
@@ -279,6 +297,7 @@ fn assemble(
                 outcome.tokens = built.outcome.tokens;
                 outcome.dropped_tokens = built.outcome.dropped_tokens;
                 outcome.shards = built.outcome.shards;
+                outcome.left_out.tally = built.outcome.left_out.tally;
                 Ok(Built { outcome, ..built })
             }
         }
@@ -329,7 +348,10 @@ impl<'a> Assembly<'a> {
         }
         self.report()?;
         let totals = assembler.totals;
+        let left_out =
+            LeftOut { tally: assembler.tally.take().unwrap_or_default(), ..LeftOut::default() };
         let outcome = Outcome {
+            left_out,
             documents: totals.documents,
             tokens: totals.tokens,
             dropped_tokens: totals.dropped_tokens,

@@ -14,7 +14,7 @@ use super::state::State;
 use crate::{
     hash::ContentHash,
     index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of},
-    prepare::{PrepareError, output::WriterLock},
+    prepare::{PrepareError, data_report::report_files, output::WriterLock},
     store::{Location, RemoteFolder, StoreSettings},
 };
 
@@ -99,6 +99,9 @@ fn remove(
     let mut wanted = BTreeSet::new();
     for version in kept.iter().chain(unpublished.iter().map(|(_, version)| version)) {
         wanted.extend(files_of(files, version)?);
+    }
+    for version in kept.iter().chain(unpublished.iter().map(|(_, version)| version)) {
+        wanted.extend(report_files(version.fingerprint));
     }
     let mut listed = BTreeSet::new();
     for version in removed {

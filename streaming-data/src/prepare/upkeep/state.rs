@@ -28,7 +28,10 @@ use crate::{
     error::DataError,
     hash::ContentHash,
     index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry},
-    prepare::{PrepareError, Tokenize, duplicates::SIGNATURES, filter::SPLITTER},
+    prepare::{
+        DataReport, PrepareError, Tokenize, data_report::report_files, duplicates::SIGNATURES,
+        filter::SPLITTER,
+    },
     store::{Found, RemoteFolder},
 };
 
@@ -274,15 +277,30 @@ impl Version {
     pub(crate) fn seen(&self) -> Result<Seen, PrepareError> {
         let name = format!("{STATE_FOLDER}/{SEEN_FILE}");
         let path = self.folder.join(&name);
-        let bytes = match &self.remote {
-            Some(remote) => remote.get_if_there(&name)?.map(Vec::from),
+        let bytes = self.file_if_there(&name)?;
+        Ok(bytes.map_or_else(Seen::default, |bytes| Seen::from_bytes(&bytes, &path)))
+    }
+
+    /// The report on the version, where there is one.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub(crate) fn report(&self) -> Result<Option<DataReport>, PrepareError> {
+        let [name, _] = report_files(self.index.fingerprint());
+        let report = self.file_if_there(&name)?.and_then(|bytes| DataReport::from_bytes(&bytes));
+        Ok(report.filter(|report| report.is_of(&self.index)))
+    }
+
+    fn file_if_there(&self, name: &str) -> Result<Option<Vec<u8>>, PrepareError> {
+        let path = self.folder.join(name);
+        Ok(match &self.remote {
+            Some(remote) => remote.get_if_there(name)?.map(Vec::from),
             None => match read(&path, Kind::Other) {
                 Ok(bytes) => Some(bytes),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(error) => return Err(PrepareError::io("read", &path)(error)),
             },
-        };
-        Ok(bytes.map_or_else(Seen::default, |bytes| Seen::from_bytes(&bytes, &path)))
+        })
     }
 
     /// All records in order.
