@@ -72,7 +72,7 @@ impl Phases {
         self.shown = Some(time);
         let words = words(now, time.duration_since(began));
         if self.to == To::Log {
-            note_line!("{words}");
+            note_line!("note: {words}");
             return;
         }
         // Where no total is known, the bar is as long as what was done.

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use self::{
     chart::histogram,
-    markup::{bytes, escaped, escaped_lines, number, percent, width},
+    markup::{bytes, count, escaped, escaped_lines, number, percent, width},
 };
 use super::{
     DataReport, DuplicateGroups, EXAMPLES, EXCERPT_CHARACTERS, Histogram, OfVerdict, ShownDocument,
@@ -122,10 +122,10 @@ fn verdicts(html: &mut String, report: &DataReport) {
     let documents = &report.documents;
     _ = writeln!(
         html,
-        "<p class=\"note\">No documents: {} empty texts, {} nulls, {} broken lines or rows.</p>",
-        number(documents.empty),
-        number(documents.nulls),
-        number(documents.broken)
+        "<p class=\"note\">Beside these there were {}, {}, and {} or rows, which are no documents.</p>",
+        count(documents.empty, "empty text"),
+        count(documents.nulls, "null"),
+        count(documents.broken, "broken line")
     );
     if let Some(lines) = report.dropped_lines.as_ref().filter(|lines| !lines.is_empty()) {
         let told: Vec<String> = lines
@@ -202,8 +202,8 @@ fn lengths(html: &mut String, report: &DataReport) {
 fn about(lengths: &Histogram, unit: &str) -> String {
     let mean = lengths.total.checked_div(lengths.count).unwrap_or(0);
     format!(
-        "{} documents, {} {unit}; mean {}, longest {}",
-        number(lengths.count),
+        "{}, {} {unit} in all; mean {}, longest {}",
+        count(lengths.count, "document"),
         number(lengths.total),
         number(mean),
         number(lengths.largest)
@@ -215,13 +215,13 @@ fn duplicates(html: &mut String, groups: &DuplicateGroups) {
     _ = writeln!(
         html,
         "<section aria-labelledby=\"duplicates\">\n<h2 id=\"duplicates\">Groups of duplicates</h2>\n\
-         <p class=\"soft\">Of {} documents that were compared, {} are like no other, and {} are in {} groups of documents that are \
-         alike, one like the next. The largest group has {}.</p>",
-        number(groups.compared),
+         <p class=\"soft\">{} were compared. {} are like no other; {} are in {}, in which one is like the next. \
+         The largest group has {}.</p>",
+        count(groups.compared, "document"),
         number(alone),
         number(groups.documents),
-        number(groups.groups),
-        number(groups.sizes.largest)
+        count(groups.groups, "group"),
+        count(groups.sizes.largest, "document")
     );
     let of_several: Vec<_> =
         groups.sizes.buckets.iter().copied().filter(|bucket| bucket.from > 1).collect();

@@ -7,11 +7,13 @@ use crate::prepare::data_report::Bucket;
 
 const WIDTH: u64 = 560;
 const HEIGHT: u64 = 170;
+/// Room beside the bars for the unit of sizes.
+const MARGIN: u64 = 60;
 /// Room above the bars for counts, and below for sizes.
 const ABOVE: u64 = 18;
 const BELOW: u64 = 22;
 /// The narrowest bar that has its own label, and the widest that there is.
-const LABELLED: u64 = 30;
+const LABELLED: u64 = 28;
 const WIDEST: u64 = 56;
 
 /// A chart of counts by size. `name` says what is counted, `unit` what a size is.
@@ -32,7 +34,7 @@ pub(super) fn histogram(
         html.push_str("<p class=\"soft\">None.</p></figure>\n");
         return html;
     }
-    let step = (WIDTH / buckets.len() as u64).clamp(1, WIDEST);
+    let step = ((WIDTH - MARGIN) / buckets.len() as u64).clamp(1, WIDEST);
     let every = LABELLED.div_ceil(step);
     let base = ABOVE + HEIGHT;
     _ = writeln!(
@@ -77,6 +79,12 @@ pub(super) fn histogram(
             );
         }
     }
+    _ = writeln!(
+        html,
+        "<text x=\"{WIDTH}\" y=\"{}\" text-anchor=\"end\">{}</text>",
+        base - 6,
+        escaped(unit)
+    );
     html.push_str(
         "</svg>\n<details><summary class=\"note\">As a table</summary><table><thead><tr>",
     );

@@ -49,6 +49,11 @@ pub(super) fn number(number: u64) -> String {
     grouped
 }
 
+/// A number of things, of which one is called `thing`.
+pub(super) fn count(count: u64, thing: &str) -> String {
+    format!("{} {thing}{}", number(count), if count == 1 { "" } else { "s" })
+}
+
 /// A number in at most four characters and a letter: 999, 1.2k, 34M.
 pub(super) fn short(number: u64) -> String {
     scaled(number, 1000, ["", "k", "M", "G", "T", "P", "E"])
