@@ -48,6 +48,8 @@
 //!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
 //!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
+//! - With [`Reporting::Files`] two files more say what the data set is made of ([`data_report`]).
+//!
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
@@ -61,7 +63,7 @@
 //! | `input` | reading files of many documents, part by part; a file each for their formats |
 //! | `skip` | what gave no document, and why |
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
-//! | `plan`, `job`, `job_queue`, `in_order`, `pipeline` | what to read next; threads; and order again |
+//! | `plan`, `job`, `job_queue`, `in_order`, `pipeline`, `outcome` | what to read next; threads; order again; and what was done |
 //! | `passes` | reading once, or twice where documents are compared |
 //! | `ahead` | row groups that are encoded ahead, in order |
 //! | `batch` | what came of a file or part |
@@ -70,7 +72,7 @@
 //! | `shard` | rows to Parquet |
 //! | `selection` | what the index says of what was left out |
 //! | `report` | [`Progress`], [`PrepareReport`] |
-//! | `data_report` | [`DataReport`]: what a data set was made of, for people |
+//! | [`data_report`] | [`DataReport`]: what a data set was made of, for people |
 //! | `together` | [`prepare_together`], [`Peers`]: several processes prepare one data set |
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `output` | the folder, local or in a store, that is a data set when it is complete |
@@ -90,6 +92,7 @@ mod in_order;
 mod input;
 mod job;
 mod job_queue;
+mod outcome;
 mod output;
 mod pack;
 mod passes;

@@ -22,11 +22,11 @@ use std::{
     thread,
 };
 
+pub(crate) use super::outcome::Outcome;
 use super::{
-    Difference, DuplicateGroups, Phase, Progress, Reporting, Strictness, Verdict,
-    admit::{Admission, LeftOut, Pass, Rules},
+    Phase, Progress, Strictness,
+    admit::{Admission, Pass},
     batch::{Batch, Collect, Ended},
-    data_report::tally::{Counted, Example},
     in_order::InOrder,
     input::{More, ReadFailure, ReadParts},
     job::{
@@ -34,17 +34,15 @@ use super::{
         perform_all,
     },
     job_queue::JobQueue,
+    outcome::PiecesDone,
     output::Output,
     pack::{Packer, RowGroup},
-    plan::{self, Extent, Plan},
+    plan::{Extent, Plan, Verdict},
     shard::{EncodedRowGroup, Naming, ShardWriter},
-    skip::{Broken, SkipReason, SkippedDocument},
+    skip::{SkipReason, SkippedDocument},
     tokenize::Pieces,
 };
-use crate::{
-    index::{ShardEntry, StateEntry},
-    prepare::{PrepareError, upkeep::Changes},
-};
+use crate::prepare::PrepareError;
 
 /// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two
 /// levels while it is encoded (4), and at worst its place in the page (4).
@@ -56,41 +54,6 @@ const HELD_BYTES_PER_TOKEN: u64 = 16;
 
 /// What the smallest text is charged: it bounds how many are handed out at once.
 const HELD_BYTES_AT_LEAST: u64 = 4096;
-
-/// What was done.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    /// What an index says of each shard.
-    pub shards: Vec<ShardEntry>,
-    /// Documents that were neither empty nor skipped.
-    pub documents: u64,
-    /// Documents without a byte.
-    pub empty: u64,
-    /// Nulls in the place of documents.
-    pub nulls: u64,
-    /// Bytes of text of the documents.
-    pub text_bytes: u64,
-    /// Inputs that could not be read, or not to their end, in order.
-    pub skipped: Vec<SkippedDocument>,
-    /// Lines, rows and samples that are no documents.
-    pub broken: Broken,
-    /// What was left out, and what became of all, where a report is asked for.
-    pub left_out: LeftOut,
-    /// The largest token of the parts.
-    pub largest_token: u32,
-    /// Tokens of the stream.
-    pub tokens: u64,
-    /// Tokens at its end that are in no row.
-    pub dropped_tokens: u64,
-    /// The most memory that was charged at once.
-    pub peak_held_bytes: u64,
-    /// What is known of the documents, and what changed, where that is kept.
-    pub state: Option<StateEntry>,
-    pub changes: Changes,
-    /// For a report: groups of duplicates, and what an update changed.
-    pub groups: Option<DuplicateGroups>,
-    pub difference: Option<Difference>,
-}
 
 /// Does the work, and hands its shards to the output, or what it read to the collector; `progress` is asked whether to go on after each text and row group, and while shards are
 /// waited for.
@@ -375,13 +338,13 @@ impl<'a> Conductor<'a> {
         let input = &self.work.inputs[reading.input];
         match (&reading.extent, found) {
             (Extent::Check(_), Found::Skipped(reason)) => {
-                if self.plan.checked(plan::Verdict::Bad) {
+                if self.plan.checked(Verdict::Bad) {
                     self.skip(reading.input, reason)?;
                     ended = Some(Ended::Skipped);
                 }
             }
             (Extent::Check(_), _) => {
-                self.plan.checked(plan::Verdict::Good);
+                self.plan.checked(Verdict::Good);
             }
             (_, Found::Skipped(reason)) => {
                 self.skip(reading.input, reason)?;
@@ -500,37 +463,6 @@ impl<'a> Conductor<'a> {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(PrepareError::Interrupted),
         }
-    }
-}
-
-/// What became of a text that is read in pieces, so far.
-#[derive(Default)]
-struct PiecesDone {
-    tokens: u64,
-    bytes: u64,
-    /// How it begins.
-    example: Option<Example>,
-}
-
-impl PiecesDone {
-    fn take(&mut self, tokens: usize, bytes: u64, example: Option<Example>) {
-        self.tokens += tokens as u64;
-        self.bytes += bytes;
-        self.example = self.example.take().or(example);
-    }
-
-    /// Counts the text as one document, where a report is asked for. Its hash is known of its beginning only.
-    fn count(mut self, rules: &Rules<'_>, input: usize, left_out: &mut LeftOut) {
-        if rules.reporting == Reporting::None {
-            return;
-        }
-        if let Some(example) = &mut self.example {
-            example.source = None;
-            example.excerpt.iter_mut().for_each(|excerpt| excerpt.document_bytes = self.bytes);
-        }
-        let example = &|| self.example.clone();
-        let (bytes, tokens) = (Some(self.bytes), self.tokens);
-        left_out.tally.count(Verdict::Kept, &Counted { input, bytes, tokens, example });
     }
 }
 

@@ -83,6 +83,22 @@ fn class(verdict: &Verdict) -> &'static str {
     }
 }
 
+/// Verdicts as they are listed: of rules, the one that left out most comes first.
+fn in_order(verdicts: &[OfVerdict]) -> Vec<&OfVerdict> {
+    let mut verdicts: Vec<&OfVerdict> = verdicts.iter().collect();
+    verdicts.sort_by_key(|of| {
+        let place = match of.verdict {
+            Verdict::Kept => 0,
+            Verdict::Excluded => 1,
+            Verdict::Rejected(_) => 2,
+            Verdict::Copy => 3,
+            Verdict::NearCopy => 4,
+        };
+        (place, std::cmp::Reverse(of.documents))
+    });
+    verdicts
+}
+
 fn verdicts(html: &mut String, report: &DataReport) {
     let all = report.documents.read;
     html.push_str(
@@ -90,14 +106,17 @@ fn verdicts(html: &mut String, report: &DataReport) {
          <p class=\"soft\">Lists are asked first, then filters, then duplicates; what one leaves out is seen by none behind it.</p>\n\
          <div class=\"stack\" aria-hidden=\"true\">",
     );
-    for of in report.verdicts.iter().filter(|of| of.documents > 0) {
-        _ = write!(
-            html,
-            "<span class=\"{}\" style=\"flex:{} 1 0\" title=\"{}\"></span>",
-            class(&of.verdict),
-            of.documents,
-            escaped(&of.verdict.to_string())
-        );
+    // All rules together are one piece of the bar.
+    let mut pieces: Vec<(&str, u64)> = Vec::new();
+    for of in &report.verdicts {
+        let class = class(&of.verdict);
+        match pieces.last_mut().filter(|piece| piece.0 == class) {
+            Some(piece) => piece.1 = piece.1.saturating_add(of.documents),
+            None => pieces.push((class, of.documents)),
+        }
+    }
+    for (class, documents) in pieces {
+        _ = write!(html, "<span class=\"{class}\" style=\"flex:{documents} 1 0\"></span>");
     }
     html.push_str(
         "</div>\n<div class=\"scroll\"><table><thead><tr><th scope=\"col\">Verdict</th>\
@@ -105,7 +124,7 @@ fn verdicts(html: &mut String, report: &DataReport) {
          <th scope=\"col\" class=\"n\">Text</th><th scope=\"col\"><span aria-hidden=\"true\"></span></th></tr></thead>\n<tbody>\n",
     );
     let most = report.verdicts.iter().map(|of| of.documents).max().unwrap_or(0);
-    for of in &report.verdicts {
+    for of in in_order(&report.verdicts) {
         let class = class(&of.verdict);
         _ = writeln!(
             html,
@@ -148,9 +167,11 @@ fn examples(html: &mut String, verdicts: &[OfVerdict]) {
          <p class=\"soft\">The first {EXAMPLES} documents of each verdict as they were read, up to {EXCERPT_CHARACTERS} characters. \
          Characters that would not be seen are told by their symbols or numbers. A hash is a key for <code>--exclude</code>.</p>"
     );
+    let verdicts = in_order(verdicts);
+    // What is left out is what is looked for.
+    let first = verdicts.iter().find(|of| of.verdict != Verdict::Kept).map(|of| &of.verdict);
     for of in verdicts.iter().filter(|of| !of.examples.is_empty()) {
-        // What is left out is what is looked for.
-        let open = if of.verdict == Verdict::Kept { "" } else { " open" };
+        let open = if first == Some(&of.verdict) { " open" } else { "" };
         _ = writeln!(
             html,
             "<details{open}><summary><span class=\"dot {}\"></span><strong>{}</strong> \

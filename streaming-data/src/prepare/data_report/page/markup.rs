@@ -15,9 +15,9 @@ pub(super) fn escaped(text: &str) -> String {
 pub(super) fn escaped_lines(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for character in text.chars() {
-        push(&mut html, character);
-        if character == '\n' {
-            html.push('\n');
+        match character {
+            '\n' => html.push_str("<mark class=\"end\">↵</mark>\n"),
+            character => push(&mut html, character),
         }
     }
     html
@@ -111,7 +111,7 @@ mod tests {
             "&lt;/script&gt;&lt;img src=x onerror=&#39;alert(&quot;1&quot;)&#39;&gt;&amp;lt;\
              <mark>␀</mark><mark>[U+202E]</mark><mark>[U+2028]</mark>"
         );
-        assert_eq!(escaped_lines("a\r\nb"), "a<mark>␍</mark><mark>␊</mark>\nb");
+        assert_eq!(escaped_lines("a\r\nb"), "a<mark>␍</mark><mark class=\"end\">↵</mark>\nb");
     }
 
     #[test]
