@@ -95,6 +95,12 @@ pub fn without_reports(files: Files) -> Files {
     files.into_iter().filter(|(name, _)| !name.contains("report.")).collect()
 }
 
+/// The files of reports.
+pub fn reports(files: &Files) -> Files {
+    let files = files.iter().filter(|(name, _)| name.contains("report."));
+    files.map(|(name, content)| (name.clone(), content.clone())).collect()
+}
+
 /// The page without what an update changed.
 fn without_changes(page: &[u8]) -> String {
     let page = String::from_utf8(page.to_vec()).unwrap();
@@ -172,6 +178,10 @@ fn verdicts_that_change_are_told() {
     assert_eq!((update.inputs, update.documents), (changed, changed));
     assert!(update.shards.kept > 0 && update.shards.written > 0);
     assert_eq!(update.former, report.fingerprint);
+    // What changes nothing leaves the version with what made it.
+    bench.touch("in/c.txt");
+    bench.update("out").unwrap();
+    assert_eq!(report_of(&bench).unwrap().update, Some(update));
 }
 
 /// An update reads no input for its report but where a document comes to be an example.

@@ -163,22 +163,28 @@ pub(crate) fn build(
     let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts, reporting);
     let mut built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
     (changes.shards_kept, changes.shards_read) = (built.kept_shards, built.read_shards);
-    if reporting == Reporting::Files {
-        let at_end = Progress { phase: Phase::Reporting, ..Progress::default() };
-        let go_on = &mut || ask(progress, at_end);
-        let tally = &mut built.outcome.left_out.tally;
-        show(&work, tally, former.map(Version::report).transpose()?.flatten(), go_on)?;
-        let compared = tally.compared();
-        built.outcome.groups = groups.map(|groups| groups.report(compared));
-        let of_former = |former| {
-            difference(former, &mut spool, verdicts.as_ref(), &built.outcome.shards, go_on)
-        };
-        built.outcome.difference = former.map(of_former).transpose()?;
-    }
-
     let state = State::new(upkeep.asked, upkeep.tokenizer, built.parts);
     let bytes = state.to_bytes();
     let state = State::entry(&bytes);
+    if reporting == Reporting::Files {
+        let at_end = Progress { phase: Phase::Reporting, ..Progress::default() };
+        let go_on = &mut || ask(progress, at_end);
+        let report = former.map(Version::report).transpose()?.flatten();
+        let change_before = report.as_ref().and_then(|report| report.update.clone());
+        let outcome = &mut built.outcome;
+        show(&work, &mut outcome.left_out.tally, report, go_on)?;
+        let compared = outcome.left_out.tally.compared();
+        outcome.groups = groups.map(|groups| groups.report(compared));
+        outcome.difference = match former {
+            None => None,
+            // It is the same version, which says what the update changed that made it.
+            Some(former) if former.is_of(&state, &outcome.shards) => change_before,
+            Some(former) => {
+                let verdicts = verdicts.as_ref();
+                Some(difference(former, &mut spool, verdicts, &outcome.shards, go_on)?)
+            }
+        };
+    }
     output.put(&state.file, bytes)?;
     output.put(&format!("{STATE_FOLDER}/{SEEN_FILE}"), seen.to_bytes())?;
     let dedup = verdicts.map_or_else(DedupReport::default, |verdicts| verdicts.report());

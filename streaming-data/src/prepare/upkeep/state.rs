@@ -291,6 +291,11 @@ impl Version {
         Ok(report.filter(|report| report.is_of(&self.index)))
     }
 
+    /// Whether it has this state and these shards.
+    pub(crate) fn is_of(&self, state: &StateEntry, shards: &[ShardEntry]) -> bool {
+        self.index.state.as_ref() == Some(state) && self.index.shards == shards
+    }
+
     fn file_if_there(&self, name: &str) -> Result<Option<Vec<u8>>, PrepareError> {
         let path = self.folder.join(name);
         Ok(match &self.remote {
