@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 use crate::prepare::{
-    ByteTokenizer, Tokenize, TokenizeError,
+    ByteTokenizer, Reporting, Tokenize, TokenizeError,
     admit::Rules,
     exclude::Exclusions,
     find::find_inputs,
