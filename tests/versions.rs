@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidemill::job::{Observer, ResolvedRun, RunConfig, StopRequest, TrainEvent, TrainOptions};
-use tidemill::streaming_data::index::Index;
+use tidemill::streaming_data::data_set::index::Index;
 use tidemill::streaming_data::prepare::{ByteTokenizer, UpdateSettings, update};
 
 use crate::support::outcome::files;

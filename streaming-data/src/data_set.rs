@@ -22,16 +22,8 @@ use bytes::Bytes;
 use object_store::ObjectStore;
 use tidemill_files::{Kind, read};
 
-use crate::{
-    cache::BoundedCache,
-    error::DataError,
-    hash::ContentHash,
-    index::{Index, Selection},
-    order::{CanonicalOrder, SampleId, ShuffleSettings},
-    shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
-    shards::{Files, Opened, Shards},
-    store::{Location, RemoteFolder, StoreSettings},
-};
+use self::{index::{Index, Selection}, shards::{Files, Opened, Shards}};
+use crate::{cache::memory::BoundedCache, error::DataError, hash::ContentHash, order::{CanonicalOrder, SampleId, ShuffleSettings}, shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile}, store::{Location, RemoteFolder, StoreSettings}};
 
 /// Memory for the places of pages, and for dictionaries, of which one may take 256 KiB.
 const PIECES_BYTES: usize = 32 << 20;
@@ -272,7 +264,7 @@ impl DataSet {
 
     /// The identity of the data; the path does not enter.
     ///
-    /// With an index it is [`Index::fingerprint`](crate::index::Index::fingerprint). Without one, the
+    /// With an index it is [`Index::fingerprint`](crate::data_set::index::Index::fingerprint). Without one, the
     /// hash of a shard is taken over the size of its file and the bytes of its footer, which state the place, the compressed and
     /// uncompressed sizes and (as most writers do) the statistics of every column of every row
     /// group. That tells data sets apart without reading them whole, but it does not find a few

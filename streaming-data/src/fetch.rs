@@ -74,12 +74,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::{
-    error::DataError,
-    order::{CanonicalOrder, SampleId},
-    shard::ShardFile,
-    shards::{Files, Shards},
-};
+use crate::{data_set::shards::{Files, Shards}, error::DataError, order::{CanonicalOrder, SampleId}, shard::ShardFile};
 
 mod crew;
 mod download;

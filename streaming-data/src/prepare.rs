@@ -112,53 +112,11 @@ mod vocabulary;
 
 use std::{cell::Cell, mem, num::NonZeroUsize, ops::ControlFlow, path::Path};
 
-use self::{
-    admit::{Pass, Rules},
-    data_report::{Difference, DuplicateGroups, EXAMPLES, Findings, Verdict},
-    exclude::Exclusions,
-    find::{find_inputs, path_bytes},
-    input::{Contents, Sources},
-    job::{Bounds, Work},
-    output::{Output, OutputFolder, RemoteOutput},
-    pack::{Cut, Rows},
-    passes::run_passes,
-    pipeline::Outcome,
-    selection::{selection, with_selection},
-    shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
-    together::{Setup, ask, greet},
-    upkeep::{Former, Upkeep, update_with},
-    vocabulary::Vocabulary,
-};
-pub use self::{
-    byte_tokenizer::ByteTokenizer,
-    data_report::{DataReport, Reporting},
-    duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
-    error::PrepareError,
-    filter::{FilterReport, FilterSettings, Rule},
-    report::{Phase, PrepareReport, PreparedFrom, Progress},
-    settings::{
-        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, Layout, PrepareSettings, Strictness,
-        TokenizedBy,
-    },
-    skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
-    texts::{TextSettings, TextsReport, read_texts},
-    together::{Parted, Peers, prepare_together, update_together},
-    tokenize::{Pieces, Tokenize, TokenizeError},
-    upkeep::{
-        Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, prune_in_store,
-        update, update_in_store,
-    },
-};
+use self::{choose::{admit::{Pass, Rules}, exclude::Exclusions, selection::{selection, with_selection}}, data_report::{Difference, DuplicateGroups, EXAMPLES, Findings, Verdict}, input::{Contents, Sources, find::{find_inputs, path_bytes}}, output::{Output, OutputFolder, RemoteOutput, shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file}}, pipeline::{Outcome, job::{Bounds, Work}, passes::run_passes}, together::{Setup, ask, greet}, tokens::{pack::{Cut, Rows}, vocabulary::Vocabulary}, upkeep::{Former, Upkeep, update_with}};
+pub use self::{choose::{duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings}, filter::{FilterReport, FilterSettings, Rule}}, data_report::{DataReport, Reporting}, error::PrepareError, input::skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument}, report::{Phase, PrepareReport, PreparedFrom, Progress}, settings::{DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, Layout, PrepareSettings, Strictness, TokenizedBy}, texts::{TextSettings, TextsReport, read_texts}, together::{Parted, Peers, prepare_together, update_together}, tokens::{byte_tokenizer::ByteTokenizer, tokenize::{Pieces, Tokenize, TokenizeError}}, upkeep::{Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, prune_in_store, update, update_in_store}};
 #[cfg(feature = "live")]
-pub(crate) use self::{
-    duplicates::{Signature, Signer},
-    filter::judge,
-};
-use crate::{
-    hash::{ContentHash, HASH_ALGORITHM},
-    index::{FORMAT_VERSION, Index},
-    store::{Location, RemoteFolder},
-};
+pub(crate) use self::choose::{duplicates::{Signature, Signer}, filter::judge};
+use crate::{data_set::index::{FORMAT_VERSION, Index}, hash::{ContentHash, HASH_ALGORITHM}, store::{Location, RemoteFolder}};
 
 /// Name of the tokenizer's file beside the index.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";

@@ -68,7 +68,7 @@
 
 use std::{num::NonZeroUsize, ops::Range, sync::Arc, task::Poll, thread, vec};
 
-use crate::{error::DataError, mixture::Mixture};
+use crate::{error::DataError, order::mixture::Mixture};
 
 mod queue;
 mod rows;
@@ -317,10 +317,7 @@ mod tests {
     use parquet::arrow::ArrowWriter;
 
     use super::*;
-    use crate::{
-        data_set::DataSet,
-        order::{ShuffleOrder, ShuffleSettings},
-    };
+    use crate::{data_set::DataSet, order::{ShuffleOrder, ShuffleSettings}};
 
     #[test]
     fn threads_end_with_the_last_decoder_and_reader() {

@@ -15,13 +15,7 @@ use std::{
 use arrow::datatypes::SchemaRef;
 use parquet::errors::ParquetError;
 
-use crate::{
-    error::DataError,
-    hash::ContentHash,
-    index::FooterEntry,
-    shard_cache::{Key, Origin},
-    store::{Location, RemoteFolder, StoreFailure, Version},
-};
+use crate::{cache::disk::{Key, Origin}, data_set::index::FooterEntry, error::DataError, hash::ContentHash, store::{Location, RemoteFolder, StoreFailure, Version}};
 
 mod chunk;
 mod columns;

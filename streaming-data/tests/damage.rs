@@ -24,10 +24,10 @@ use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataError, DataSet, DataSettings, Mixture,
     hash::ContentHash,
-    index::{FooterEntry, INDEX_FILE, Index},
+    data_set::index::{FooterEntry, INDEX_FILE, Index},
     order::{SampleId, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings, Sample},
-    table::{Columns, Table, TableDecoder, TableSettings},
+    data_set::table::{Columns, Table, TableDecoder, TableSettings},
 };
 
 const SAMPLES: [u64; 3] = [7, 12, 5];

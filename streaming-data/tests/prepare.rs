@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataSet,
     hash::ContentHash,
-    index::{FooterEntry, Index},
+    data_set::index::{FooterEntry, Index},
     order::SampleId,
     prepare::{
         ByteTokenizer, Phase, PrepareError, PrepareReport, PrepareSettings, Progress, SkipReason,

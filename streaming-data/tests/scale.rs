@@ -28,10 +28,10 @@ use tempfile::TempDir;
 use tidemill_streaming_data::{
     CacheSettings, DataSet, DataSettings, Mixture,
     hash::ContentHash,
-    index::{Column, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    data_set::index::{Column, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
     order::{SampleId, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
-    table::{Columns, Table, TableDecoder, TableSettings},
+    data_set::table::{Columns, Table, TableDecoder, TableSettings},
 };
 
 #[path = "support/large.rs"]

@@ -21,9 +21,9 @@ use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataError, DataSettings,
-    cursor::Cursor,
+    order::cursor::Cursor,
     order::{ShuffleOrder, ShuffleSettings},
-    table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 const ROWS: [usize; 4] = [70, 1, 130, 44];

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidemill_files::Kind;
 use tidemill_kernels::DeviceKind;
-use tidemill_streaming_data::cursor::Cursor;
+use tidemill_streaming_data::order::cursor::Cursor;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::folder::step_of;
@@ -227,7 +227,7 @@ fn format_version_for(cursor: &Cursor) -> u32 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use tidemill_streaming_data::cursor::StreamIdentity;
+    use tidemill_streaming_data::order::cursor::StreamIdentity;
     use tidemill_streaming_data::hash::ContentHash;
     use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 

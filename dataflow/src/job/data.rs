@@ -4,9 +4,9 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tidemill_streaming_data::cursor::Cursor;
+use tidemill_streaming_data::order::cursor::Cursor;
 use tidemill_streaming_data::hash::ContentHash;
-use tidemill_streaming_data::mixture::{Amount, Part};
+use tidemill_streaming_data::order::mixture::{Amount, Part};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::Location;
 use tidemill_streaming_data::{CacheSettings, DataSet, DataSettings as RemoteSettings, Mixture};

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::Mixture;
-use tidemill_streaming_data::cursor::{Cursor, Move, StreamIdentity};
+use tidemill_streaming_data::order::cursor::{Cursor, Move, StreamIdentity};
 use tidemill_streaming_data::hash::ContentHash;
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 

@@ -10,7 +10,7 @@ use tidemill_kernels::{DeviceKind, FloatEnvironment};
 use tidemill_model::hugging_face::FILE_BYTES;
 use tidemill_model::{Family, Model, ModelConfig, ModelSettings, ResolvedModel, SpecialTokens};
 use tidemill_streaming_data::Mixture;
-use tidemill_streaming_data::cursor::Cursor;
+use tidemill_streaming_data::order::cursor::Cursor;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::{Cancel, Location};
 

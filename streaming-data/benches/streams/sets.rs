@@ -19,7 +19,7 @@ use parquet::{
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     hash::ContentHash,
-    index::{INDEX_FILE, ShardEntry, TOKENS_COLUMN},
+    data_set::index::{INDEX_FILE, ShardEntry, TOKENS_COLUMN},
 };
 
 use crate::large::{ROW_TOKENS, VOCABULARY, index_of};

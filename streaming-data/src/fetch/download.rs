@@ -6,11 +6,7 @@ use super::{
     crew::{Crew, Fetched},
     neighbours::{Ranks, Upcoming},
 };
-use crate::{
-    error::DataError,
-    shard::FETCHES,
-    shard_cache::{Freed, Room, ShardCache, Urgency},
-};
+use crate::{cache::disk::{Freed, Room, ShardCache, Urgency}, error::DataError, shard::FETCHES};
 
 impl Crew {
     /// Makes room for a shard in the cache.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::crew::Crew;
-use crate::shard_cache::{Future, Key};
+use crate::cache::disk::{Future, Key};
 
 static CREWS: Mutex<Vec<Weak<Crew>>> = Mutex::new(Vec::new());
 

@@ -34,12 +34,8 @@ use self::{
     mds::{MdsReader, MdsSet, first_sample_tokens},
     parquet::TextColumn,
 };
-use super::{
-    find::Input,
-    format::Format,
-    settings::DEFAULT_TEXT_KEY,
-    skip::{BrokenReason, Place, SkipReason},
-};
+use self::{find::Input, format::Format, skip::{BrokenReason, Place, SkipReason}};
+use super::settings::DEFAULT_TEXT_KEY;
 use crate::prepare::PrepareError;
 
 /// How large a part and a document in it may be.

@@ -18,7 +18,7 @@ pub(crate) use self::{
     updated_folder::{UpdatedFolder, WriterLock},
     updated_store::UpdatedStore,
 };
-use crate::{index::Index, prepare::PrepareError};
+use crate::{data_set::index::Index, prepare::PrepareError};
 
 /// A data set in the making. What is neither published nor abandoned, because the process was
 /// killed say, is not taken for a data set.

@@ -22,26 +22,9 @@ use std::{
     thread,
 };
 
-pub(crate) use super::outcome::Outcome;
-use super::{
-    Phase, Progress, Strictness,
-    admit::{Admission, Pass},
-    batch::{Batch, Collect, Ended},
-    in_order::InOrder,
-    input::{More, ReadFailure, ReadParts},
-    job::{
-        CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work,
-        perform_all,
-    },
-    job_queue::JobQueue,
-    outcome::PiecesDone,
-    output::Output,
-    pack::{Packer, RowGroup},
-    plan::{Extent, Plan, Verdict},
-    shard::{EncodedRowGroup, Naming, ShardWriter},
-    skip::{SkipReason, SkippedDocument},
-    tokenize::Pieces,
-};
+pub(crate) use self::outcome::Outcome;
+use self::{batch::{Batch, Collect, Ended}, in_order::InOrder, job::{CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work, perform_all}, job_queue::JobQueue, outcome::PiecesDone, plan::{Extent, Plan, Verdict}};
+use super::{Phase, Progress, Strictness, choose::admit::{Admission, Pass}, input::{More, ReadFailure, ReadParts, skip::{SkipReason, SkippedDocument}}, output::{Output, shard::{EncodedRowGroup, Naming, ShardWriter}}, tokens::{pack::{Packer, RowGroup}, tokenize::Pieces}};
 use crate::prepare::PrepareError;
 
 /// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two

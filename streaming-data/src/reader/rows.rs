@@ -18,15 +18,7 @@ use super::{
     queue::{BatchRule, Plan},
     workshop::{Bounds, Patience, Progress, Work},
 };
-use crate::{
-    cache::{BoundedCache, Weigh},
-    error::DataError,
-    fetch::Fetcher,
-    order::{CanonicalOrder, SampleId, ShuffleSettings},
-    shard::{Footer, Rows, SliceReader},
-    shards::Files,
-    table::{RowBatch, Table, TableSettings},
-};
+use crate::{cache::memory::{BoundedCache, Weigh}, data_set::{shards::Files, table::{RowBatch, Table, TableSettings}}, error::DataError, fetch::Fetcher, order::{CanonicalOrder, SampleId, ShuffleSettings}, shard::{Footer, Rows, SliceReader}};
 
 /// Row groups whose decoding is kept, to go on from where it stands.
 const OPEN_GROUPS: usize = 8;

@@ -8,15 +8,7 @@ use super::{
     queue::BatchRule,
     workshop::{Bounds, Patience, Progress, Work},
 };
-use crate::{
-    cache::BoundedCache,
-    data_set::Place,
-    error::DataError,
-    fetch::Fetcher,
-    mixture::{MixedSample, Mixture},
-    order::SampleId,
-    shard::{DecodedTokens, Scratch},
-};
+use crate::{cache::memory::BoundedCache, data_set::Place, error::DataError, fetch::Fetcher, order::{SampleId, mixture::{MixedSample, Mixture}}, shard::{DecodedTokens, Scratch}};
 
 /// Samples are handed over in batches of about this size.
 const BATCH_BYTES: usize = 128 << 10;

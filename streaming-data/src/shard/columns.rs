@@ -20,7 +20,7 @@ use parquet::{
 };
 
 use super::{Footer, RowKind, ShardFile, chunk::Chunks, guarded};
-use crate::{cache::Weigh, error::DataError};
+use crate::{cache::memory::Weigh, error::DataError};
 
 /// Decoded bytes of a slice, as far as the footer tells them.
 const SLICE_BYTES: u64 = 4 << 20;

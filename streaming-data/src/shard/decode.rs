@@ -26,7 +26,7 @@ use super::{
     pages::{self, PageDirectory, Scratch},
     tokens::{DecodedTokens, Outside, TokenElement},
 };
-use crate::{cache::Weigh, error::DataError, index::TOKENS_COLUMN};
+use crate::{cache::memory::Weigh, data_set::index::TOKENS_COLUMN, error::DataError};
 
 /// How much of a row group is read at first to find out how long its first row is.
 const FIRST_BYTES: u64 = 2 << 20;

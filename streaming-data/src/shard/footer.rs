@@ -11,12 +11,7 @@ use parquet::{
 };
 
 use super::{GroupHashes, RowKind, ShardFile, chunk::column_range, guarded};
-use crate::{
-    cache::Weigh,
-    error::DataError,
-    hash::ContentHash,
-    index::{FooterEntry, TOKENS_COLUMN},
-};
+use crate::{cache::memory::Weigh, data_set::index::{FooterEntry, TOKENS_COLUMN}, error::DataError, hash::ContentHash};
 
 /// Length and magic number behind the metadata.
 const TAIL_BYTES: u64 = 8;

@@ -22,7 +22,7 @@ use arrow::datatypes::DataType;
 use parquet::{basic::Type as PhysicalType, file::metadata::ColumnChunkMetaData};
 
 use super::{RowRule, chunk::column_range, tokens::DecodedTokens};
-use crate::{cache::Weigh, error::DataError};
+use crate::{cache::memory::Weigh, error::DataError};
 
 mod decompress;
 mod header;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::RowRule;
-use crate::cache::Weigh;
+use crate::cache::memory::Weigh;
 
 /// The largest token of the narrow form.
 const NARROW_LAST: u32 = u16::MAX as u32;

@@ -27,7 +27,7 @@ use super::{
     operation::{Operation, Sink, pieces},
     runtime::{self, Cancel, NotRun},
 };
-use crate::{error::DataError, shard_cache::Origin};
+use crate::{cache::disk::Origin, error::DataError};
 
 /// How often a part of a large object is tried again before the whole is.
 const PART_RETRIES: usize = 10;

@@ -8,11 +8,11 @@ use std::{
 
 use tidemill_streaming_data::{
     DataError, DataSet, DataSettings, Mixture,
-    mixture::{Amount, Part},
+    order::mixture::{Amount, Part},
     order::{SampleId, ShuffleOrder},
     reader::{Decoder, DecoderSettings, Sample},
     store::{Location, RemoteFolder},
-    table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{

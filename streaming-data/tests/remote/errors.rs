@@ -11,7 +11,7 @@ use std::{
 use object_store::{ObjectStore, ObjectStoreExt, path::Path};
 use tidemill_streaming_data::{
     DataError, DataSet,
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     order::ShuffleOrder,
     store::{Location, RemoteFolder, StoreSettings},
 };

@@ -17,7 +17,7 @@ use object_store::path::Path;
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataSet,
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     prepare::{
         ByteTokenizer, PrepareError, PrepareReport, PrepareSettings, Tokenize, TokenizeError,
         prepare, prepare_to_store,

@@ -13,11 +13,11 @@ use arrow::datatypes::DataType;
 use tidemill_streaming_data::{
     DataError, DataSet,
     hash::ContentHash,
-    index::{INDEX_FILE, Index},
+    data_set::index::{INDEX_FILE, Index},
     order::{SampleId, ShuffleOrder},
     prepare::{ByteTokenizer, PrepareSettings, prepare},
     store::{Location, RemoteFolder},
-    table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use tidemill_streaming_data::{
     DataSet, DataSettings,
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     order::{SampleId, ShuffleOrder},
     store::{Location, RemoteFolder},
 };

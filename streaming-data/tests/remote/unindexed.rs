@@ -9,7 +9,7 @@ use std::{
 
 use tidemill_streaming_data::{
     DataSet,
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     order::{SampleId, ShuffleOrder},
 };
 

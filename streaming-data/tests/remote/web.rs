@@ -4,7 +4,7 @@ use std::{fs, net::SocketAddr};
 
 use tidemill_streaming_data::{
     DataSet,
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     store::{Claimed, Location, RemoteFolder, StoreSettings},
 };
 

@@ -10,7 +10,7 @@ use object_store::{ObjectStoreExt, memory::InMemory};
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     hash::{ContentHash, HASH_ALGORITHM},
-    index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    data_set::index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
 };
 
 pub const SHARDS: usize = 5_000;

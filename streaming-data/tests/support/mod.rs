@@ -23,7 +23,7 @@ use parquet::{
 };
 use tidemill_streaming_data::{
     hash::{ContentHash, HASH_ALGORITHM},
-    index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    data_set::index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
 };
 
 /// How a column of tokens is typed.

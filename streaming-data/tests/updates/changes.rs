@@ -4,7 +4,7 @@ use std::{fs, ops::ControlFlow};
 
 use tidemill_streaming_data::{
     DataSet,
-    index::Index,
+    data_set::index::Index,
     prepare::{
         ByteTokenizer, Dedup, DedupSettings, Layout, Phase, PrepareError, PrepareSettings,
         Strictness, Tokenize, TokenizeError, UpdateSettings, Verify, prepare, prune, update,

@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 use tidemill_streaming_data::{
     DataSet, DataSettings,
-    index::{Index, version_file_of},
+    data_set::index::{Index, version_file_of},
     prepare::{
         ByteTokenizer, Dedup, DedupSettings, PrepareError, PrepareSettings, UpdateReport,
         UpdateSettings, prepare_to_store, prune_in_store, update_in_store,

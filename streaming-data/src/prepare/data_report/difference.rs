@@ -9,15 +9,7 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use serde::{Deserialize, Serialize};
 
 use super::tally::Verdict;
-use crate::{
-    hash::ContentHash,
-    index::ShardEntry,
-    prepare::{
-        PrepareError,
-        duplicates::Verdicts,
-        upkeep::{Document, FormerRecords, Record, Spool, SpoolReader, Version, fate},
-    },
-};
+use crate::{data_set::index::ShardEntry, hash::ContentHash, prepare::{PrepareError, choose::duplicates::Verdicts, upkeep::{Document, FormerRecords, Record, Spool, SpoolReader, Version, fate}}};
 
 /// What an update changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

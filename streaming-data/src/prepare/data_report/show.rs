@@ -13,18 +13,7 @@ use super::{
     excerpt::Excerpt,
     tally::{Example, Tally},
 };
-use crate::{
-    hash::ContentHash,
-    prepare::{
-        PrepareError,
-        find::Input,
-        format::Format,
-        input::{Entry, Limits, More, ReadFailure},
-        job::Work,
-        skip::Place,
-        text::read_document,
-    },
-};
+use crate::{hash::ContentHash, prepare::{PrepareError, input::{Entry, Limits, More, ReadFailure, find::Input, format::Format, skip::Place, text::read_document}, pipeline::job::Work}};
 
 /// Places and hashes of documents of an input, and what they begin with, once that is known.
 type Wanted = BTreeMap<u64, (u128, Option<Excerpt>)>;

@@ -7,7 +7,7 @@ use std::{borrow::Cow, fmt};
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::prepare::skip::BrokenReason;
+use crate::prepare::input::skip::BrokenReason;
 
 /// The text at `key` of the object that `line` is. Dots go into nested objects; where a key itself
 /// has dots, the longest that is there counts, and of equal keys the last.

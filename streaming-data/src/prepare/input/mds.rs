@@ -34,7 +34,7 @@ use super::{
     Documents, Limits, More, Next, Part, ReadFailure, ReadParts,
     values::{Texts, Values},
 };
-use crate::prepare::{DOCUMENT_BYTES_LIMIT, PrepareError, skip::Place};
+use crate::prepare::{DOCUMENT_BYTES_LIMIT, PrepareError, input::skip::Place};
 
 /// Samples of a part, however short.
 const PART_SAMPLES: usize = 1 << 16;

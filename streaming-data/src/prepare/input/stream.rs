@@ -12,7 +12,7 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 
-use crate::prepare::format::Compression;
+use crate::prepare::input::format::Compression;
 
 /// How much of a file is asked for at once.
 const FILE_BUFFER_BYTES: usize = 256 << 10;

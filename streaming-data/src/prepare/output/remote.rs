@@ -1,7 +1,7 @@
 //! A data set that is written to a store.
 //!
 //! A store has no rename, and shards without an index would be taken for a data set. So the first
-//! object that is written is a [claim](crate::index) in the place of the index, and the index is the
+//! object that is written is a [claim](crate::data_set::index) in the place of the index, and the index is the
 //! last: it takes the claim's place. In between nothing there is a data set. A claim that was left by a
 //! process that was killed is taken over.
 //!
@@ -30,12 +30,7 @@ use std::{
 use bytes::Bytes;
 
 use super::Output;
-use crate::{
-    error::DataError,
-    index::{INDEX_FILE, Index, claim_of, is_claim, version_file},
-    prepare::{PrepareError, TOKENIZER_FILE, shard::is_shard_file},
-    store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token},
-};
+use crate::{data_set::index::{INDEX_FILE, Index, claim_of, is_claim, version_file}, error::DataError, prepare::{PrepareError, TOKENIZER_FILE, output::shard::is_shard_file}, store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token}};
 
 /// How long a shard on its way is waited for before the caller may look at something else.
 const MOMENT: Duration = Duration::from_millis(50);

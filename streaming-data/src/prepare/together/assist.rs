@@ -22,18 +22,7 @@ use super::{
     setup::Setup,
     unseen::Unseen,
 };
-use crate::prepare::{
-    PrepareError, Progress, Tokenize,
-    admit::{Pass, Rules},
-    bounds,
-    duplicates::Verdicts,
-    exclude::Exclusions,
-    input::Sources,
-    job::Work,
-    pack::{Cut, Rows},
-    shard::{ShardFormat, encoding_error},
-    upkeep::Known,
-};
+use crate::prepare::{PrepareError, Progress, Tokenize, bounds, choose::{admit::{Pass, Rules}, duplicates::Verdicts, exclude::Exclusions}, input::Sources, output::shard::{ShardFormat, encoding_error}, pipeline::job::Work, tokens::pack::{Cut, Rows}, upkeep::Known};
 
 /// Takes part until process 0 says that all is done.
 ///

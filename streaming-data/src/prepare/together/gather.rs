@@ -14,15 +14,7 @@ use super::{
     page::{Item, Page, Summary},
     peers::{MOMENT, Peers},
 };
-use crate::prepare::{
-    Phase, PrepareError, Progress,
-    admit::{Pass, Rules},
-    batch::Collect,
-    find::Input,
-    job::Work,
-    pipeline::{self, Outcome},
-    upkeep::Wanted,
-};
+use crate::prepare::{Phase, PrepareError, Progress, choose::admit::{Pass, Rules}, input::find::Input, pipeline::{self, Outcome, batch::Collect, job::Work}, upkeep::Wanted};
 
 pub(crate) type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 

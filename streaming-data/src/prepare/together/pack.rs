@@ -7,20 +7,7 @@ use std::{
 };
 
 use super::gather::{Report, ask, gather};
-use crate::{
-    index::ShardEntry,
-    prepare::{
-        PrepareError, Progress,
-        ahead::{Ahead, Next},
-        batch::{Batch, Collect},
-        job::{Work, perform_all},
-        job_queue::JobQueue,
-        output::Output,
-        pack::{Packer, RowGroup},
-        pipeline::Outcome,
-        shard::{Naming, ShardWriter},
-    },
-};
+use crate::{data_set::index::ShardEntry, prepare::{PrepareError, Progress, output::{Output, shard::{Naming, ShardWriter}}, pipeline::{Outcome, ahead::{Ahead, Next}, batch::{Batch, Collect}, job::{Work, perform_all}, job_queue::JobQueue}, tokens::pack::{Packer, RowGroup}}};
 
 /// Gathers tokens, and writes shards of them.
 ///

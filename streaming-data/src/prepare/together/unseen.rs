@@ -11,7 +11,7 @@ use super::{
     packet::{Packet, Unpacked},
     setup::{path_of_bytes, path_to_bytes},
 };
-use crate::prepare::{PrepareError, SkipReason, find::Input};
+use crate::prepare::{PrepareError, SkipReason, input::find::Input};
 
 /// What a message or page, or an item of one, begins with that is an [`Unseen`].
 pub(super) const UNSEEN: u8 = 4;

@@ -13,15 +13,7 @@ use super::{
     record::{Document, Fate, Judged, Record, RecordWriter},
     spool::{Origin, SpoolReader},
 };
-use crate::{
-    index::ShardEntry,
-    prepare::{
-        PrepareError, Reporting,
-        data_report::tally::Tally,
-        duplicates::Verdicts,
-        pack::{Cut, Packer, RowGroup},
-    },
-};
+use crate::{data_set::index::ShardEntry, prepare::{PrepareError, Reporting, choose::duplicates::Verdicts, data_report::tally::Tally, tokens::pack::{Cut, Packer, RowGroup}}};
 
 /// What comes next.
 pub(crate) enum Step<'a> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::state::Version;
-use crate::{index::ShardEntry, prepare::PrepareError};
+use crate::{data_set::index::ShardEntry, prepare::PrepareError};
 
 /// The shards of a version, part by part.
 pub(crate) struct FormerShards<'a> {

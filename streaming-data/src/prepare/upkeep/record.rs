@@ -11,7 +11,7 @@ use std::{
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::prepare::duplicates::{BANDS, Signature};
+use crate::prepare::choose::duplicates::{BANDS, Signature};
 
 /// One thing in the order of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,17 +12,7 @@ use super::{
     seen::{Look, Seen},
     spool::{Origin, Spool, SpoolWriter},
 };
-use crate::{
-    hash::ContentHash,
-    prepare::{
-        PrepareError, Rule,
-        batch::{Batch, Collect, Ended},
-        duplicates::Collector,
-        exclude::Exclusions,
-        find::{Input, path_bytes},
-        format::Format,
-    },
-};
+use crate::{hash::ContentHash, prepare::{PrepareError, Rule, choose::{duplicates::Collector, exclude::Exclusions}, input::{find::{Input, path_bytes}, format::Format}, pipeline::batch::{Batch, Collect, Ended}}};
 
 /// An input, and where its records come from.
 pub(crate) struct Listed<'a> {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::*;
-use crate::cache::{BoundedCache, Weigh};
+use crate::cache::memory::{BoundedCache, Weigh};
 
 /// Positions of a batch.
 const BATCH: usize = 3;

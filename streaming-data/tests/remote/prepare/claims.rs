@@ -19,7 +19,7 @@ use std::{
 
 use tidemill_streaming_data::{
     DataSet, DataSettings,
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     prepare::{ByteTokenizer, PrepareError, PrepareSettings, prepare, prepare_to_store},
     store::{Location, RemoteFolder},
 };

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tidemill_streaming_data::{
-    index::INDEX_FILE,
+    data_set::index::INDEX_FILE,
     prepare::{PrepareError, PrepareSettings, TOKENIZER_FILE, prepare},
     store::{Location, RemoteFolder},
 };

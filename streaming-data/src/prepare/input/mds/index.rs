@@ -13,11 +13,7 @@ use super::{
     shard::{ShardCompression, ShardEntry},
     tokens::TokenEncoding,
 };
-use crate::{
-    error::DataError,
-    index::{INDEX_FILE, TOKENS_COLUMN},
-    prepare::{PrepareError, settings::DEFAULT_TEXT_KEY, skip::SkipReason},
-};
+use crate::{data_set::index::{INDEX_FILE, TOKENS_COLUMN}, error::DataError, prepare::{PrepareError, input::skip::SkipReason, settings::DEFAULT_TEXT_KEY}};
 
 /// The format and the version of indexes and shards that are known.
 const FORMAT: &str = "mds";

@@ -5,14 +5,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use crate::prepare::{
-    PrepareError,
-    input::{
-        Documents, Entry, Take,
-        values::{Value, Values},
-    },
-    skip::Place,
-};
+use crate::prepare::{PrepareError, input::{Documents, Entry, Take, skip::Place, values::{Value, Values}}};
 
 /// How tokens are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

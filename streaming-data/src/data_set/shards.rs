@@ -1,0 +1,184 @@
+//! Shards in a stored order, whatever their rows are: where they are, what is read of them for all
+//! who read them, and what every one of them must be.
+//!
+//! [`DataSet`](crate::DataSet) adds what rows of tokens are, [`Table`](crate::data_set::table::Table) what
+//! rows of any columns are.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use crate::{cache::memory::BoundedCache, data_set::{DataSettings, index::{Index, ShardEntry}}, error::DataError, hash::ContentHash, order::{CanonicalOrder, ShuffleSettings}, shard::{Footer, RowKind, Shard, ShardFile}, store::{Location, RemoteFolder}};
+
+mod opening;
+mod unindexed;
+
+pub(crate) use opening::Opened;
+
+/// Memory for footers that may be needed again; one takes about 1 KB per row group.
+const FOOTERS_BYTES: usize = 32 << 20;
+
+/// Files that are open because they may be needed again.
+const OPEN_FILES: usize = 256;
+
+/// See the [module](self). Clones share everything.
+#[derive(Clone)]
+pub(crate) struct Shards {
+    content: Arc<Content>,
+}
+
+struct Content {
+    /// The folder's path, or the text of its URL.
+    path: PathBuf,
+    location: Location,
+    /// Where it is remote.
+    remote: Option<Remote>,
+    rows: RowKind,
+    fingerprint: ContentHash,
+    samples: u64,
+    shards: Vec<Shard>,
+    footers: BoundedCache<usize, Footer>,
+    files: BoundedCache<usize, ShardFile>,
+}
+
+/// What a remote folder is read with.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    pub(crate) folder: RemoteFolder,
+    pub(crate) settings: DataSettings,
+}
+
+/// Where shards are read from.
+pub(crate) trait Files {
+    /// A shard to read from. It is held while it is read, and not longer.
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError>;
+}
+
+/// The shards of a folder, and what tells them from others.
+struct Listed {
+    rows: RowKind,
+    fingerprint: ContentHash,
+    shards: Vec<Shard>,
+}
+
+impl Listed {
+    /// What an index says, of rows that are these.
+    fn of_index(index: &Index, shards: Vec<Shard>, rows: RowKind) -> Listed {
+        Listed { rows, fingerprint: index.fingerprint(), shards }
+    }
+}
+
+/// The shards of an index.
+fn shards_of(index: &Index, location: &Location) -> Vec<Shard> {
+    let shard = |entry: &ShardEntry| {
+        Shard::new(location, entry.file.clone(), entry.samples, entry.bytes, Some(entry.hash))
+            .with_footer(entry.footer)
+    };
+    index.shards.iter().map(shard).collect()
+}
+
+/// What the first shard says of all, and something else for the caller.
+pub(crate) type OfFirst<'a, T> =
+    dyn Fn(&Footer, &ShardFile) -> Result<(RowKind, T), DataError> + 'a;
+
+impl Shards {
+    fn new(listed: Listed, location: Location, remote: Option<Remote>) -> Shards {
+        let Listed { rows, fingerprint, shards } = listed;
+        let content = Content {
+            path: path_of(&location),
+            location,
+            remote,
+            rows,
+            fingerprint,
+            samples: shards.iter().map(Shard::samples).sum(),
+            shards,
+            footers: BoundedCache::new(FOOTERS_BYTES),
+            files: BoundedCache::new(OPEN_FILES),
+        };
+        Shards { content: Arc::new(content) }
+    }
+
+    /// Keeps what was read of the first shard before it was known what its rows are.
+    fn with_first(self, file: ShardFile, footer: Footer) -> Shards {
+        self.content.files.put(0, file);
+        self.content.footers.put(0, footer);
+        self
+    }
+
+    /// The folder, or the text of its URL.
+    pub(crate) fn path(&self) -> &Path {
+        &self.content.path
+    }
+
+    /// Where the folder is.
+    pub(crate) fn location(&self) -> &Location {
+        &self.content.location
+    }
+
+    /// What it is read with, where it is remote.
+    pub(crate) fn remote(&self) -> Option<&Remote> {
+        self.content.remote.as_ref()
+    }
+
+    /// What every row must be.
+    pub(crate) fn rows(&self) -> &RowKind {
+        &self.content.rows
+    }
+
+    /// The identity of the data; the path does not enter.
+    pub(crate) fn fingerprint(&self) -> ContentHash {
+        self.content.fingerprint
+    }
+
+    /// Rows of all shards.
+    pub(crate) fn samples(&self) -> u64 {
+        self.content.samples
+    }
+
+    /// The shards in stored order.
+    pub(crate) fn shards(&self) -> &[Shard] {
+        &self.content.shards
+    }
+
+    /// The order of all rows under some settings.
+    pub(crate) fn order(&self, settings: ShuffleSettings) -> Result<CanonicalOrder, DataError> {
+        let samples: Vec<u64> = self.shards().iter().map(Shard::samples).collect();
+        CanonicalOrder::new(&samples, settings)
+    }
+
+    /// The footer of a shard, verified where its hash is known. A local shard whose hash is known
+    /// and whose footer does not say what its row groups should be is verified as a whole before.
+    pub(crate) fn footer(&self, shard: usize, files: &dyn Files) -> Result<Arc<Footer>, DataError> {
+        self.content.footers.get_or_load(shard, || {
+            let file = files.file(shard)?;
+            self.shards()[shard].footer(&file, self.rows())
+        })
+    }
+
+    /// Whether the footer of a shard is in memory.
+    pub(crate) fn has_footer(&self, shard: usize) -> bool {
+        self.content.footers.holds(&shard)
+    }
+}
+
+impl Files for Shards {
+    /// The file; of a remote shard, ranges.
+    fn file(&self, shard: usize) -> Result<Arc<ShardFile>, DataError> {
+        let entry = &self.shards()[shard];
+        self.content.files.get_or_load(shard, || open(entry, self.content.remote.as_ref()))
+    }
+}
+
+/// The file of a shard; of a remote one, ranges.
+fn open(shard: &Shard, remote: Option<&Remote>) -> Result<ShardFile, DataError> {
+    match remote {
+        Some(remote) => Ok(shard.ranges(&remote.folder)),
+        None => shard.open_local(),
+    }
+}
+
+/// The path, or the text of the URL, for what works with paths.
+fn path_of(location: &Location) -> PathBuf {
+    location.local().map_or_else(|| location.to_string().into(), Path::to_owned)
+}

@@ -1,0 +1,59 @@
+//! Row groups that threads encode ahead, given back in the order in which they come in the data set, with what stands between
+//! them and needs no thread.
+
+use std::sync::mpsc::Receiver;
+
+use super::{in_order::InOrder, job::{Done, Job, Numbered}, job_queue::JobQueue};
+use crate::prepare::{PrepareError, output::shard::EncodedRowGroup, tokens::pack::RowGroup};
+
+/// What comes next in the data set.
+pub(crate) enum Next<K> {
+    Rows(EncodedRowGroup),
+    /// What was put between them.
+    Kept(K),
+}
+
+/// See the [module](self).
+pub(crate) struct Ahead<'a, K> {
+    jobs: &'a JobQueue,
+    encoded: Receiver<Numbered<Done>>,
+    items: InOrder<Result<Next<K>, PrepareError>>,
+}
+
+impl<'a, K> Ahead<'a, K> {
+    /// For threads that do these jobs, of which there are no others, and send what came of them.
+    pub(crate) fn new(jobs: &'a JobQueue, encoded: Receiver<Numbered<Done>>) -> Ahead<'a, K> {
+        Ahead { jobs, encoded, items: InOrder::new() }
+    }
+
+    /// Hands out the row group that comes next.
+    pub(crate) fn encode(&mut self, row_group: RowGroup) {
+        let number = self.items.number();
+        self.jobs.push(Numbered { number, item: Job::Encode(row_group) });
+    }
+
+    /// Puts something behind all that came before.
+    pub(crate) fn keep(&mut self, kept: K) {
+        let number = self.items.number();
+        self.items.arrived(number, Ok(Next::Kept(kept)));
+    }
+
+    /// What is next; nothing where that is not there yet, and no more than so many are behind.
+    ///
+    /// # Errors
+    /// That of a row group that cannot be encoded.
+    pub(crate) fn next(&mut self, most: u64) -> Result<Option<Next<K>>, PrepareError> {
+        loop {
+            if let Some(next) = self.items.next() {
+                return next.map(Some);
+            }
+            if self.items.outstanding() <= most {
+                return Ok(None);
+            }
+            let Numbered { number, item } =
+                self.encoded.recv().expect("threads answer every job, also by a caught panic");
+            let Done::RowGroup(rows) = item else { unreachable!("rows alone are handed out") };
+            self.items.arrived(number, rows.map(Next::Rows));
+        }
+    }
+}
