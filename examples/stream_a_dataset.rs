@@ -26,9 +26,11 @@ use arrow::datatypes::DataType;
 use parquet::arrow::ArrowWriter;
 use tidemill::operators::{StreamData, StreamPlan};
 use tidemill::streaming_data::DataSettings;
+use tidemill::streaming_data::data_set::table::{
+    Columns, RowBatch, Table, TableDecoder, TableSettings,
+};
 use tidemill::streaming_data::order::cursor::Cursor;
 use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
-use tidemill::streaming_data::data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Exchange;
 use timely::dataflow::operators::generic::operator::Operator;

@@ -15,9 +15,14 @@ use std::sync::Arc;
 use arrow::array::AsArray;
 use arrow::datatypes::Int32Type;
 use tidemill::operators::{Positioned, StreamData, StreamPlan, WorkerPositions};
+use tidemill::streaming_data::data_set::table::{
+    Columns, RowBatch, Table, TableDecoder, TableSettings,
+};
+use tidemill::streaming_data::data_set::table::{
+    Columns, RowBatch, Table, TableDecoder, TableSettings,
+};
 use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill::streaming_data::reader::{Decoder, DecoderSettings, Reader, Sample};
-use tidemill::streaming_data::data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings};
 use tidemill::streaming_data::{DataSet, DataSettings, Mixture};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;

@@ -10,6 +10,7 @@ mod choice;
 mod communicators;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpus;
+mod local_workers;
 mod maker;
 
 use std::num::NonZeroUsize;
@@ -20,14 +21,12 @@ use tidemill_kernels::{Backend, Cpu, DeviceKind, MemoryPlace};
 use tidemill_model::ModelError;
 
 use crate::checkpoint::device_keys;
-use crate::cluster::ClusterSettings;
 use crate::error::{JobError, Result};
 use choice::{Gpus, Platform, choose};
 #[cfg(feature = "cli")]
 pub(crate) use communicators::group;
 pub use communicators::{Communicators, Connection};
-#[cfg(feature = "cli")]
-pub(crate) use maker::Inventoried;
+pub use local_workers::LocalWorkers;
 use maker::Maker;
 
 /// `[device]`.
@@ -75,9 +74,11 @@ impl BackendChoice {
         }
     }
 
-    /// What there is of the maker whose GPUs it names; none where it names no maker.
+    /// What there is of the maker whose GPUs it names, or why this build cannot tell; none where it names no maker.
     #[cfg(feature = "cli")]
-    pub(crate) fn inventory(self) -> Option<Inventoried> {
+    pub(crate) fn inventory(
+        self,
+    ) -> Option<std::result::Result<Box<tidemill_kernels::gpu::Inventory>, String>> {
         match self {
             Self::Auto | Self::Cpu => None,
             Self::Cuda => Some(Maker::Nvidia.inventory()),
@@ -106,52 +107,6 @@ impl Precision {
             Self::Bf16 => "bf16",
         }
     }
-}
-
-/// Which of its machine's workers those of this process are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LocalWorkers {
-    /// Workers of earlier processes on the same machine.
-    pub first: usize,
-    /// Workers of this process.
-    pub count: usize,
-    /// Workers of all processes on the same machine.
-    pub here: usize,
-}
-
-impl LocalWorkers {
-    /// `count` workers of the only process of its machine.
-    pub fn alone(count: usize) -> Self {
-        Self { first: 0, count, here: count }
-    }
-
-    /// `count` workers of the first of several processes, all on this machine.
-    pub fn of_each(count: usize, processes: NonZeroUsize) -> Self {
-        Self { first: 0, count, here: count.saturating_mul(processes.get()) }
-    }
-
-    /// Those of one process of a cluster. Processes are on one machine where their addresses name the same host.
-    pub fn of(cluster: &ClusterSettings) -> Self {
-        let earlier = processes_here(cluster, cluster.process);
-        let here = Self::processes_here(cluster).saturating_mul(cluster.threads);
-        Self { first: earlier.saturating_mul(cluster.threads), count: cluster.threads, here }
-    }
-
-    /// How many processes of a cluster are on this machine, this one among them.
-    pub fn processes_here(cluster: &ClusterSettings) -> usize {
-        processes_here(cluster, cluster.addresses.len()).max(1)
-    }
-}
-
-/// Of the first `processes` of a cluster, those on the machine of this one.
-fn processes_here(cluster: &ClusterSettings, processes: usize) -> usize {
-    let host = |address: &String| {
-        let (host, _port) = address.rsplit_once(':')?;
-        let is_this_machine = ["localhost", "127.0.0.1", "::1", "[::1]"].contains(&host);
-        Some(if is_this_machine { "localhost".to_owned() } else { host.to_owned() })
-    };
-    let own = cluster.addresses.get(cluster.process).and_then(host);
-    cluster.addresses.iter().take(processes).filter(|other| host(other) == own).count()
 }
 
 /// Code that is written once for all backends, and is given one.
@@ -429,34 +384,6 @@ mod tests {
         assert_eq!(cpu.default_workers(1, 1), 1);
         assert_eq!(cpu.default_workers(usize::MAX, 1), cores().get());
         assert_eq!(cpu.default_workers(8, 1 << 20), 1);
-    }
-
-    fn cluster(process: usize, addresses: &[&str]) -> ClusterSettings {
-        let addresses = addresses.iter().map(|&address| address.to_owned()).collect();
-        ClusterSettings::process(3, process, addresses)
-    }
-
-    #[test]
-    fn processes_of_one_host_take_turns() {
-        assert_eq!(LocalWorkers::of(&ClusterSettings::threads(2)), LocalWorkers::alone(2));
-        let hosts = ["a:1", "b:1", "a:2", "[::1]:9", "b:2", "a:3"];
-        let first = |process| LocalWorkers::of(&cluster(process, &hosts)).first;
-        assert_eq!([0, 1, 2, 3, 4, 5].map(first), [0, 0, 3, 0, 3, 6]);
-        let here = |process| LocalWorkers::processes_here(&cluster(process, &hosts));
-        assert_eq!([0, 1, 2, 3, 4, 5].map(here), [3, 2, 3, 1, 2, 3]);
-        assert_eq!(LocalWorkers::processes_here(&ClusterSettings::threads(2)), 1);
-        let workers = LocalWorkers::of(&cluster(2, &hosts));
-        assert_eq!(workers, LocalWorkers { first: 3, count: 3, here: 9 });
-        let three = NonZeroUsize::new(3).unwrap();
-        assert_eq!(LocalWorkers::of(&cluster(0, &hosts)), LocalWorkers::of_each(3, three));
-    }
-
-    #[test]
-    fn one_machine_has_several_names_of_its_own() {
-        let hosts = ["localhost:1", "127.0.0.1:2", "[::1]:3", "::1:4", "a:5"];
-        let workers = |process| LocalWorkers::of(&cluster(process, &hosts));
-        assert_eq!([0, 1, 2, 3, 4].map(|process| workers(process).first), [0, 3, 6, 9, 0]);
-        assert_eq!([0, 1, 2, 3, 4].map(|process| workers(process).here), [12, 12, 12, 12, 3]);
     }
 
     struct Describe;

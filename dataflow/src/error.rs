@@ -10,6 +10,7 @@ use tidemill_collective::communicator::CommunicatorError;
 use tidemill_kernels::KernelError;
 use tidemill_model::ModelError;
 use tidemill_streaming_data::DataError;
+#[cfg(feature = "prepare")]
 use tidemill_streaming_data::prepare::PrepareError;
 
 use crate::cluster::{Classified, ClusterError, ExitClass, SharedError};
@@ -333,6 +334,7 @@ impl Classified for DataError {
     }
 }
 
+#[cfg(feature = "prepare")]
 impl Classified for PrepareError {
     fn exit_class(&self) -> ExitClass {
         class(self, self.may_succeed_later())

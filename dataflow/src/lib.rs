@@ -45,6 +45,7 @@ mod memory;
 pub mod metrics;
 pub mod operators;
 pub mod parallel;
+#[cfg(feature = "prepare")]
 pub mod prepare;
 mod printable;
 mod refusal;

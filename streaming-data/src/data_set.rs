@@ -12,6 +12,10 @@
 //! Contract: opening the same files gives the same data set wherever they lie. A data set is cheap
 //! to clone; clones share what has been verified and the footers that have been read.
 
+pub mod index;
+pub(crate) mod shards;
+pub mod table;
+
 use std::{
     ops::Range,
     path::{Path, PathBuf},
@@ -22,8 +26,18 @@ use bytes::Bytes;
 use object_store::ObjectStore;
 use tidemill_files::{Kind, read};
 
-use self::{index::{Index, Selection}, shards::{Files, Opened, Shards}};
-use crate::{cache::memory::BoundedCache, error::DataError, hash::ContentHash, order::{CanonicalOrder, SampleId, ShuffleSettings}, shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile}, store::{Location, RemoteFolder, StoreSettings}};
+use self::{
+    index::{Index, Selection},
+    shards::{Files, Opened, Shards},
+};
+use crate::{
+    cache::memory::BoundedCache,
+    error::DataError,
+    hash::ContentHash,
+    order::{CanonicalOrder, SampleId, ShuffleSettings},
+    shard::{DecodedTokens, Footer, Pieces, RowKind, RowRule, Scratch, Shard, ShardFile},
+    store::{Location, RemoteFolder, StoreSettings},
+};
 
 /// Memory for the places of pages, and for dictionaries, of which one may take 256 KiB.
 const PIECES_BYTES: usize = 32 << 20;

@@ -74,7 +74,12 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::{data_set::shards::{Files, Shards}, error::DataError, order::{CanonicalOrder, SampleId}, shard::ShardFile};
+use crate::{
+    data_set::shards::{Files, Shards},
+    error::DataError,
+    order::{CanonicalOrder, SampleId},
+    shard::ShardFile,
+};
 
 mod crew;
 mod download;

@@ -6,51 +6,50 @@
 //! reader that decodes ahead of its consumer. It knows nothing of dataflows or devices and can be
 //! used alone.
 //!
+//! Modules in the order in which bytes flow, from a store to a sample and from documents to shards:
+//!
 //! | module | holds |
 //! |---|---|
-//! | [`data_set`] | a folder or URL of shards, with or without an index, opened |
-//! | [`order`] | the canonical order: position -> sample, computed for any position at once |
-//! | [`mixture`] | what is read: one data set, or several mixed in exact shares |
-//! | [`reader`] | samples of planned positions, decoded ahead on threads under a memory bound |
 //! | [`store`] | paths and URLs, and remote stores behind them |
-//! | [`fetch`] | remote shards on their way, ahead of the reader, and the cache on disk |
-//! | [`cursor`] | where a stream is, and whether another stream may go on from there |
-//! | [`table`] | rows of any columns, streamed in the same order as Arrow record batches |
-//! | [`survey`] | how well an order mixes, and what reading it costs |
+//! | [`fetch`] | remote shards on their way, ahead of the reader |
+//! | `cache` | downloaded shards on disk, and decoded pieces of them in memory |
+//! | `shard` | one shard: its footer, its pages, its rows |
+//! | [`data_set`] | a folder or URL of shards, opened: [`index`](data_set::index) is `index.json`; [`table`](data_set::table) streams rows of any columns |
+//! | [`order`] | the canonical order: position -> sample, computed for any position at once; [`mixture`](order::mixture) mixes several data sets in exact shares, [`cursor`](order::cursor) is where a stream is, [`survey`](order::survey) says how well an order mixes |
+//! | [`reader`] | samples of planned positions, decoded ahead on threads under a memory bound |
 //! | [`prepare`] | documents to shards |
-//! | `live` (a feature) | documents that come and go in a dataflow of one's own: verdicts and counts as differences |
 //! | [`tokenizer`] | byte-level byte pairs, trained on exact counts |
-//! | [`index`] | `index.json`: seq_len, vocabulary, and samples, size and hash of every shard |
+//! | `live` | documents that come and go in a dataflow of one's own: verdicts and counts as differences |
 //! | [`hash`] | content hashes, `xxh3-128:...` |
 //! | [`error`] | [`DataError`], the error of all but `prepare`, which has one of its own |
 //!
-//! Start here: the example of [`reader`], or of [`table`] for rows that are not tokens; then [`order`].
+//! Features, all on but `live`: `remote` (stores behind a network), `prepare`, `mds` (MosaicML's data sets as inputs of `prepare`), `live`.
+//! Without them a crate that trains on local shards needs no TLS, no HTTP and no tokenizer.
+//!
+//! Start here: the example of [`reader`], or of [`table`](data_set::table) for rows that are not tokens; then [`order`].
 
 #![forbid(unsafe_code)]
+// What reading and preparing share is made for both.
+#![cfg_attr(not(feature = "prepare"), allow(dead_code, unused_imports))]
 
 mod cache;
-pub mod cursor;
 pub mod data_set;
 pub mod error;
 pub mod fetch;
 pub mod hash;
-pub mod index;
 #[cfg(feature = "live")]
 pub mod live;
-pub mod mixture;
 pub mod order;
+#[cfg(feature = "prepare")]
 pub mod prepare;
 pub mod reader;
 mod shard;
-mod shard_cache;
-mod shards;
 pub mod store;
-pub mod survey;
-pub mod table;
+#[cfg(feature = "prepare")]
 pub mod tokenizer;
 
 pub use data_set::{CacheSettings, DataSet, DataSettings};
 pub use error::DataError;
-pub use mixture::Mixture;
+pub use order::mixture::Mixture;
 pub use reader::Sample;
 pub use shard::Shard;

@@ -48,8 +48,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::DataError;
 
+pub mod cursor;
+pub mod mixture;
 mod permutation;
 mod shares;
+pub mod survey;
 mod upcoming;
 
 pub use permutation::{Key, Permutation};

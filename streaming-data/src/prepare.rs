@@ -50,73 +50,99 @@
 //!
 //! - With [`Reporting::Files`] two files more say what the data set is made of ([`data_report`]).
 //!
+//! Modules in the order in which a document passes through them:
+//!
 //! | module | holds |
 //! |---|---|
 //! | `settings` | [`PrepareSettings`] |
-//! | `exclude`, `duplicates` | [`PrepareSettings::exclude`], [`Dedup`]: which documents are left out, and in which order that is asked |
-//! | `admit` | which documents of a file or part enter the stream, by all of these |
-//! | `filter` | [`FilterSettings`]: which documents and lines are trained on; a file each for families of rules |
-//! | `error` | [`PrepareError`] |
-//! | `find`, `format` | which files are inputs, in which order, and what they are |
-//! | `tokenize`, `byte_tokenizer` | [`Tokenize`], [`ByteTokenizer`] |
-//! | `text` | reading UTF-8 files, whole or in pieces |
-//! | `input` | reading files of many documents, part by part; a file each for their formats |
-//! | `skip` | what gave no document, and why |
-//! | `texts` | [`read_texts`]: documents for anything else than a data set |
-//! | `plan`, `job`, `job_queue`, `in_order`, `pipeline`, `outcome` | what to read next; threads; order again; and what was done |
-//! | `passes` | reading once, or twice where documents are compared |
-//! | `ahead` | row groups that are encoded ahead, in order |
-//! | `batch` | what came of a file or part |
-//! | `vocabulary` | what an index says of tokens |
-//! | `pack` | the stream cut into rows |
-//! | `shard` | rows to Parquet |
-//! | `selection` | what the index says of what was left out |
-//! | `report` | [`Progress`], [`PrepareReport`] |
-//! | [`data_report`] | [`DataReport`]: what a data set was made of, for people |
+//! | `input` | which files are inputs, in which order, and what they are; reading them; what gave no document |
+//! | `choose` | which documents and lines enter the stream: lists, filters and duplicates |
+//! | `tokens` | [`Tokenize`], [`ByteTokenizer`]; the stream of tokens cut into rows |
+//! | `output` | rows to Parquet; the folder, local or in a store, that is a data set when it is complete |
+//! | `pipeline` | who does all this: what to read next, threads, order again; once, or twice where documents are compared |
 //! | `together` | [`prepare_together`], [`Peers`]: several processes prepare one data set |
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
-//! | `output` | the folder, local or in a store, that is a data set when it is complete |
+//! | `texts` | [`read_texts`]: documents for anything else than a data set |
+//! | `report` | [`Progress`], [`PrepareReport`] |
+//! | [`data_report`] | [`DataReport`]: what a data set was made of, for people |
+//! | `error` | [`PrepareError`] |
 
-mod admit;
-mod ahead;
-mod batch;
-mod byte_tokenizer;
+mod choose;
 pub mod data_report;
-mod duplicates;
 mod error;
-mod exclude;
-mod filter;
-mod find;
-mod format;
-mod in_order;
 mod input;
-mod job;
-mod job_queue;
-mod outcome;
 mod output;
-mod pack;
-mod passes;
 mod pipeline;
-mod plan;
 mod report;
-mod selection;
 mod settings;
-mod shard;
-mod skip;
-mod text;
 mod texts;
 mod together;
-mod tokenize;
+mod tokens;
 mod upkeep;
-mod vocabulary;
 
 use std::{cell::Cell, mem, num::NonZeroUsize, ops::ControlFlow, path::Path};
 
-use self::{choose::{admit::{Pass, Rules}, exclude::Exclusions, selection::{selection, with_selection}}, data_report::{Difference, DuplicateGroups, EXAMPLES, Findings, Verdict}, input::{Contents, Sources, find::{find_inputs, path_bytes}}, output::{Output, OutputFolder, RemoteOutput, shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file}}, pipeline::{Outcome, job::{Bounds, Work}, passes::run_passes}, together::{Setup, ask, greet}, tokens::{pack::{Cut, Rows}, vocabulary::Vocabulary}, upkeep::{Former, Upkeep, update_with}};
-pub use self::{choose::{duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings}, filter::{FilterReport, FilterSettings, Rule}}, data_report::{DataReport, Reporting}, error::PrepareError, input::skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument}, report::{Phase, PrepareReport, PreparedFrom, Progress}, settings::{DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, Layout, PrepareSettings, Strictness, TokenizedBy}, texts::{TextSettings, TextsReport, read_texts}, together::{Parted, Peers, prepare_together, update_together}, tokens::{byte_tokenizer::ByteTokenizer, tokenize::{Pieces, Tokenize, TokenizeError}}, upkeep::{Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, prune_in_store, update, update_in_store}};
 #[cfg(feature = "live")]
-pub(crate) use self::choose::{duplicates::{Signature, Signer}, filter::judge};
-use crate::{data_set::index::{FORMAT_VERSION, Index}, hash::{ContentHash, HASH_ALGORITHM}, store::{Location, RemoteFolder}};
+pub(crate) use self::choose::{
+    duplicates::{Signature, Signer},
+    filter::judge,
+};
+use self::{
+    choose::{
+        admit::{Pass, Rules},
+        exclude::Exclusions,
+        selection::{selection, with_selection},
+    },
+    data_report::{Difference, DuplicateGroups, EXAMPLES, Findings, Verdict},
+    input::{
+        Contents, Sources,
+        find::{find_inputs, path_bytes},
+    },
+    output::{
+        Output, OutputFolder, RemoteOutput,
+        shard::{ShardFormat, TOKEN_BYTES, encoding_error, shard_file},
+    },
+    pipeline::{
+        Outcome,
+        job::{Bounds, Work},
+        passes::run_passes,
+    },
+    together::{Setup, ask, greet},
+    tokens::{
+        pack::{Cut, Rows},
+        vocabulary::Vocabulary,
+    },
+    upkeep::{Former, Upkeep, update_with},
+};
+pub use self::{
+    choose::{
+        duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
+        filter::{FilterReport, FilterSettings, Rule},
+    },
+    data_report::{DataReport, Reporting},
+    error::PrepareError,
+    input::skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
+    report::{Phase, PrepareReport, PreparedFrom, Progress},
+    settings::{
+        DEFAULT_GLOB, DEFAULT_SEQ_LEN, DEFAULT_TEXT_KEY, Layout, PrepareSettings, Strictness,
+        TokenizedBy,
+    },
+    texts::{TextSettings, TextsReport, read_texts},
+    together::{Parted, Peers, prepare_together, update_together},
+    tokens::{
+        byte_tokenizer::ByteTokenizer,
+        tokenize::{Pieces, Tokenize, TokenizeError},
+    },
+    upkeep::{
+        Changes, Follow, PruneReport, UpdateReport, UpdateSettings, Verify, prune, prune_in_store,
+        update, update_in_store,
+    },
+};
+use crate::{
+    data_set::index::{FORMAT_VERSION, Index},
+    hash::{ContentHash, HASH_ALGORITHM},
+    store::{Location, RemoteFolder},
+};
 
 /// Name of the tokenizer's file beside the index.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";

@@ -317,7 +317,10 @@ mod tests {
     use parquet::arrow::ArrowWriter;
 
     use super::*;
-    use crate::{data_set::DataSet, order::{ShuffleOrder, ShuffleSettings}};
+    use crate::{
+        data_set::DataSet,
+        order::{ShuffleOrder, ShuffleSettings},
+    };
 
     #[test]
     fn threads_end_with_the_last_decoder_and_reader() {

@@ -15,7 +15,13 @@ use std::{
 use arrow::datatypes::SchemaRef;
 use parquet::errors::ParquetError;
 
-use crate::{cache::disk::{Key, Origin}, data_set::index::FooterEntry, error::DataError, hash::ContentHash, store::{Location, RemoteFolder, StoreFailure, Version}};
+use crate::{
+    cache::disk::{Key, Origin},
+    data_set::index::FooterEntry,
+    error::DataError,
+    hash::ContentHash,
+    store::{Location, RemoteFolder, StoreFailure, Version},
+};
 
 mod chunk;
 mod columns;

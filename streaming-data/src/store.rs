@@ -14,6 +14,8 @@
 //! | `memory://name/prefix` | the memory of this process | |
 //! | `file:///folder` | the folder | |
 //!
+//! All but `memory` and `file` need the feature `remote`.
+//!
 //! Contract: messages never hold a password, a key or the query of a URL. Threads of callers wait
 //! for a runtime of this crate's own, so that everything here may be called inside of another one.
 //! What an operation needs (bytes, etag) is checked against what the store says and sends. Of several that
@@ -22,8 +24,11 @@
 
 mod backoff;
 mod claim;
+#[cfg(feature = "remote")]
+mod clouds;
 mod conditional;
 mod failure;
+#[cfg(feature = "remote")]
 mod http;
 mod location;
 mod open;

@@ -23,11 +23,11 @@ use support::{
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataError, DataSet, DataSettings, Mixture,
-    hash::ContentHash,
     data_set::index::{FooterEntry, INDEX_FILE, Index},
+    data_set::table::{Columns, Table, TableDecoder, TableSettings},
+    hash::ContentHash,
     order::{SampleId, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings, Sample},
-    data_set::table::{Columns, Table, TableDecoder, TableSettings},
 };
 
 const SAMPLES: [u64; 3] = [7, 12, 5];

@@ -13,12 +13,12 @@ use support::{EXAMPLE_VOCABULARY, Form, example_row, write_example, write_index}
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataSet, Mixture,
-    order::cursor::Cursor,
     data_set::index::{INDEX_FILE, Index},
+    order::cursor::Cursor,
     order::mixture::{Amount, Part},
+    order::survey::Survey,
     order::{ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
-    order::survey::Survey,
 };
 
 const ROW_TOKENS: usize = 11;

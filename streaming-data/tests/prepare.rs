@@ -21,8 +21,8 @@ use parquet::{
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataSet,
-    hash::ContentHash,
     data_set::index::{FooterEntry, Index},
+    hash::ContentHash,
     order::SampleId,
     prepare::{
         ByteTokenizer, Phase, PrepareError, PrepareReport, PrepareSettings, Progress, SkipReason,

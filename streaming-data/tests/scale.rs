@@ -27,11 +27,11 @@ use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     CacheSettings, DataSet, DataSettings, Mixture,
-    hash::ContentHash,
     data_set::index::{Column, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
+    data_set::table::{Columns, Table, TableDecoder, TableSettings},
+    hash::ContentHash,
     order::{SampleId, ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
-    data_set::table::{Columns, Table, TableDecoder, TableSettings},
 };
 
 #[path = "support/large.rs"]

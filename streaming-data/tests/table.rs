@@ -21,9 +21,9 @@ use parquet::{arrow::ArrowWriter, file::properties::WriterProperties};
 use tempfile::TempDir;
 use tidemill_streaming_data::{
     DataError, DataSettings,
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
     order::cursor::Cursor,
     order::{ShuffleOrder, ShuffleSettings},
-    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 const ROWS: [usize; 4] = [70, 1, 130, 44];

@@ -19,7 +19,7 @@ use self::page::{Check, Page, Section, State};
 use super::Format;
 use super::exit::ExitCode;
 use super::output::{note_line, result_line};
-use crate::device::{BackendChoice, Inventoried};
+use crate::device::BackendChoice;
 
 /// Flags of `tidemill doctor`.
 #[derive(Debug, Args)]
@@ -56,11 +56,11 @@ fn section(backend: BackendChoice) -> Section {
             section.add(Check::works("processor", processor()));
             true
         }
-        Some(Inventoried::LeftOut(why)) => {
+        Some(Err(why)) => {
             section.add(Check::missing("driver", why, "use a program that was built with it"));
             false
         }
-        Some(Inventoried::Found(inventory)) => parts::add(&mut section, backend, &inventory),
+        Some(Ok(inventory)) => parts::add(&mut section, backend, &inventory),
     };
     if is_ready {
         computing::add(&mut section, backend);

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tidemill_model::hugging_face::CONFIG_FILE;
 use tidemill_model::{Family, Model, ModelConfig};
 use tidemill_streaming_data::data_set::index::{INDEX_FILE, Selection, Version, versions};
+use tidemill_streaming_data::order::survey::Survey;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::prepare::DataReport;
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
-use tidemill_streaming_data::order::survey::Survey;
 use tidemill_streaming_data::{DataSet, Mixture};
 
 use super::Format;

@@ -25,14 +25,6 @@ pub(super) enum Maker {
     Amd,
 }
 
-/// What there is of a maker's, or why this build cannot tell.
-#[cfg(feature = "cli")]
-pub(crate) enum Inventoried {
-    Found(Box<Inventory>),
-    #[cfg_attr(all(feature = "cuda", feature = "rocm"), allow(dead_code))]
-    LeftOut(String),
-}
-
 impl Maker {
     /// In the order in which `auto` looks for their GPUs.
     pub(super) const ALL: [Self; 2] = [Self::Nvidia, Self::Amd];
@@ -57,16 +49,16 @@ impl Maker {
         }
     }
 
-    /// What there is of the maker's, part by part.
+    /// What there is of the maker's, part by part, or why this build cannot tell.
     #[cfg(feature = "cli")]
-    pub(super) fn inventory(self) -> Inventoried {
+    pub(super) fn inventory(self) -> std::result::Result<Box<Inventory>, String> {
         match self {
             #[cfg(feature = "cuda")]
-            Self::Nvidia => Inventoried::Found(Box::new(Cuda::inventory())),
+            Self::Nvidia => Ok(Box::new(Cuda::inventory())),
             #[cfg(feature = "rocm")]
-            Self::Amd => Inventoried::Found(Box::new(Rocm::inventory())),
+            Self::Amd => Ok(Box::new(Rocm::inventory())),
             #[cfg(not(all(feature = "cuda", feature = "rocm")))]
-            left_out => Inventoried::LeftOut(left_out.is_left_out()),
+            left_out => Err(left_out.is_left_out()),
         }
     }
 

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tidemill_streaming_data::order::cursor::Cursor;
 use tidemill_streaming_data::hash::ContentHash;
+use tidemill_streaming_data::order::cursor::Cursor;
 use tidemill_streaming_data::order::mixture::{Amount, Part};
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill_streaming_data::store::Location;

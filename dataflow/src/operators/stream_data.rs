@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tidemill_streaming_data::DataError;
-use tidemill_streaming_data::reader::{Reader, Sample};
 use tidemill_streaming_data::data_set::table::RowBatch;
+use tidemill_streaming_data::data_set::table::RowBatch;
+use tidemill_streaming_data::reader::{Reader, Sample};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::OutputBuilder;

@@ -18,8 +18,8 @@ use parquet::{
 };
 use tempfile::TempDir;
 use tidemill_streaming_data::{
-    hash::ContentHash,
     data_set::index::{INDEX_FILE, ShardEntry, TOKENS_COLUMN},
+    hash::ContentHash,
 };
 
 use crate::large::{ROW_TOKENS, VOCABULARY, index_of};

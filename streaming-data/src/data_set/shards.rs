@@ -9,7 +9,18 @@ use std::{
     sync::Arc,
 };
 
-use crate::{cache::memory::BoundedCache, data_set::{DataSettings, index::{Index, ShardEntry}}, error::DataError, hash::ContentHash, order::{CanonicalOrder, ShuffleSettings}, shard::{Footer, RowKind, Shard, ShardFile}, store::{Location, RemoteFolder}};
+use crate::{
+    cache::memory::BoundedCache,
+    data_set::{
+        DataSettings,
+        index::{Index, ShardEntry},
+    },
+    error::DataError,
+    hash::ContentHash,
+    order::{CanonicalOrder, ShuffleSettings},
+    shard::{Footer, RowKind, Shard, ShardFile},
+    store::{Location, RemoteFolder},
+};
 
 mod opening;
 mod unindexed;

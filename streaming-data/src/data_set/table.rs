@@ -21,8 +21,8 @@
 //! # use arrow::array::*;
 //! use tidemill_streaming_data::{
 //!     DataSettings,
+//!     data_set::table::{Columns, Table, TableDecoder, TableSettings},
 //!     order::{ShuffleOrder, ShuffleSettings},
-//!     table::{Columns, Table, TableDecoder, TableSettings},
 //! };
 //!
 //! # let folder = tempfile::tempdir()?;
@@ -61,7 +61,17 @@ use arrow::{
     datatypes::{Field, Schema, SchemaRef},
 };
 
-use crate::{data_set::{DataSettings, shards::{Opened, Shards}}, error::DataError, hash::ContentHash, order::{CanonicalOrder, ShuffleSettings, cursor::StreamIdentity}, reader::{Reader, TableOwner}, shard::{Footer, RowKind, Shard, ShardFile}};
+use crate::{
+    data_set::{
+        DataSettings,
+        shards::{Opened, Shards},
+    },
+    error::DataError,
+    hash::ContentHash,
+    order::{CanonicalOrder, ShuffleSettings, cursor::StreamIdentity},
+    reader::{Reader, TableOwner},
+    shard::{Footer, RowKind, Shard, ShardFile},
+};
 
 /// Which columns are read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -272,7 +282,7 @@ impl TableDecoder {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "prepare"))]
 mod tests {
     use std::ops::ControlFlow;
 

@@ -16,7 +16,17 @@ use super::{
     Fetcher, limit, neighbours,
     wanted::{Access, Wanted},
 };
-use crate::{cache::{disk::{Key, Room, ShardCache, Urgency}, memory::BoundedCache}, data_set::shards::{Files, Remote, Shards}, error::DataError, order::{CanonicalOrder, SampleId}, shard::ShardFile, store::{Cancel, RemoteFolder}};
+use crate::{
+    cache::{
+        disk::{Key, Room, ShardCache, Urgency},
+        memory::BoundedCache,
+    },
+    data_set::shards::{Files, Remote, Shards},
+    error::DataError,
+    order::{CanonicalOrder, SampleId},
+    shard::ShardFile,
+    store::{Cancel, RemoteFolder},
+};
 
 /// How long to wait before looking again at what another process does.
 const OTHERS: Duration = Duration::from_millis(20);

@@ -6,7 +6,11 @@ use super::{
     crew::{Crew, Fetched},
     neighbours::{Ranks, Upcoming},
 };
-use crate::{cache::disk::{Freed, Room, ShardCache, Urgency}, error::DataError, shard::FETCHES};
+use crate::{
+    cache::disk::{Freed, Room, ShardCache, Urgency},
+    error::DataError,
+    shard::FETCHES,
+};
 
 impl Crew {
     /// Makes room for a shard in the cache.

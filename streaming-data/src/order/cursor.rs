@@ -9,9 +9,11 @@
 //! ```
 //! use std::num::NonZeroU64;
 //! use tidemill_streaming_data::{
-//!     cursor::{Cursor, StreamIdentity},
 //!     hash::ContentHash,
-//!     order::{ShuffleOrder, ShuffleSettings},
+//!     order::{
+//!         ShuffleOrder, ShuffleSettings,
+//!         cursor::{Cursor, StreamIdentity},
+//!     },
 //! };
 //!
 //! let shuffle = ShuffleSettings {

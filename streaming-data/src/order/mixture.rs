@@ -21,7 +21,15 @@
 
 use std::{fmt, ops::Range, sync::Arc};
 
-use crate::{data_set::DataSet, error::DataError, hash::{ContentHash, ContentHasher}, order::{CanonicalOrder, Key, SampleId, Shares, ShuffleSettings, cursor::{PartIdentity, StreamIdentity}}};
+use crate::{
+    data_set::DataSet,
+    error::DataError,
+    hash::{ContentHash, ContentHasher},
+    order::{
+        CanonicalOrder, Key, SampleId, Shares, ShuffleSettings,
+        cursor::{PartIdentity, StreamIdentity},
+    },
+};
 
 /// How much of a data set a mixture has.
 #[derive(Debug, Clone, Copy, PartialEq)]

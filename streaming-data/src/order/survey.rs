@@ -15,7 +15,10 @@
 
 use std::{collections::BTreeSet, num::NonZeroU64};
 
-use crate::{fetch, order::{ShuffleOrder, mixture::Mixture}};
+use crate::{
+    fetch,
+    order::{ShuffleOrder, mixture::Mixture},
+};
 
 /// What is known of an order; see the [module](self).
 #[derive(Debug, Clone, Copy, PartialEq)]

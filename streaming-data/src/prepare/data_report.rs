@@ -52,8 +52,17 @@ use self::{
     sources::sources,
     tally::{Example, OfInput},
 };
-use super::{PrepareError, PreparedFrom, input::{find::Input, format::Format, skip::Place}, pipeline::Outcome};
-use crate::{data_set::index::{INDEX_FILE, Index, VERSIONS_FOLDER}, error::DataError, hash::ContentHash, store::{Location, RemoteFolder, StoreSettings}};
+use super::{
+    PrepareError, PreparedFrom,
+    input::{find::Input, format::Format, skip::Place},
+    pipeline::Outcome,
+};
+use crate::{
+    data_set::index::{INDEX_FILE, Index, VERSIONS_FOLDER},
+    error::DataError,
+    hash::ContentHash,
+    store::{Location, RemoteFolder, StoreSettings},
+};
 
 /// Name of the report that programs read.
 pub const REPORT_FILE: &str = "report.json";

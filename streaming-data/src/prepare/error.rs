@@ -158,6 +158,18 @@ pub enum PrepareError {
         found: String,
     },
 
+    /// What this build cannot read.
+    #[error(
+        "{path} is read by the feature `{feature}` of tidemill-streaming-data, expected a build with it",
+        path = path.display()
+    )]
+    LeftOut {
+        /// The input.
+        path: PathBuf,
+        /// The feature.
+        feature: &'static str,
+    },
+
     /// The layout of an MDS shard cannot be.
     #[error("shard {path} is damaged: found {found}, expected {expected}", path = path.display())]
     DamagedMdsShard {

@@ -13,14 +13,26 @@
 //! | [`json_lines`], [`json_text`] | lines of JSON, and the text in one |
 //! | [`parquet`] | a column of text |
 //! | [`mds`] | MosaicML's shards: text, or tokens |
+//! | [`text`] | UTF-8 files, whole or in pieces |
 //! | [`stream`] | bytes of a file, decompressed |
 //! | [`values`] | values of a column, as parts carry them |
+//!
+//! Which files are read, and in which order, is [`find`]'s, by their names ([`format`](mod@format)); what gave no document is
+//! [`skip`]'s.
 
+pub(crate) mod find;
+pub(crate) mod format;
 pub(crate) mod json_lines;
 pub(crate) mod json_text;
+#[cfg(feature = "mds")]
 pub(crate) mod mds;
+#[cfg(not(feature = "mds"))]
+#[path = "input/mds_left_out.rs"]
+mod mds;
 pub(crate) mod parquet;
+pub(crate) mod skip;
 pub(crate) mod stream;
+pub(crate) mod text;
 pub(crate) mod values;
 
 use std::{
@@ -30,11 +42,17 @@ use std::{
 };
 
 use self::{
+    find::Input,
+    format::Format,
     json_lines::JsonLines,
     mds::{MdsReader, MdsSet, first_sample_tokens},
     parquet::TextColumn,
 };
-use self::{find::Input, format::Format, skip::{BrokenReason, Place, SkipReason}};
+use self::{
+    find::Input,
+    format::Format,
+    skip::{BrokenReason, Place, SkipReason},
+};
 use super::settings::DEFAULT_TEXT_KEY;
 use crate::prepare::PrepareError;
 
@@ -118,6 +136,10 @@ pub(crate) enum Entry<'a> {
     /// Its text, which may be empty.
     Text(&'a str),
     /// A sample that somebody else tokenized.
+    #[cfg_attr(
+        not(feature = "mds"),
+        expect(dead_code, reason = "only data sets of MosaicML's hold tokens")
+    )]
     Tokens(&'a [u32]),
     /// A null where a null may be.
     Null,

@@ -7,6 +7,7 @@
 
 mod folder;
 mod remote;
+pub(crate) mod shard;
 pub(crate) mod updated_folder;
 mod updated_store;
 

@@ -15,6 +15,15 @@
 //! tokenizer that needs it whole, which then is held alone, or one line, row or sample of at most
 //! [`Bounds::document_bytes`].
 
+pub(crate) mod ahead;
+pub(crate) mod batch;
+pub(crate) mod in_order;
+pub(crate) mod job;
+pub(crate) mod job_queue;
+pub(crate) mod outcome;
+pub(crate) mod passes;
+mod plan;
+
 use std::{
     mem,
     ops::ControlFlow,
@@ -23,8 +32,33 @@ use std::{
 };
 
 pub(crate) use self::outcome::Outcome;
-use self::{batch::{Batch, Collect, Ended}, in_order::InOrder, job::{CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work, perform_all}, job_queue::JobQueue, outcome::PiecesDone, plan::{Extent, Plan, Verdict}};
-use super::{Phase, Progress, Strictness, choose::admit::{Admission, Pass}, input::{More, ReadFailure, ReadParts, skip::{SkipReason, SkippedDocument}}, output::{Output, shard::{EncodedRowGroup, Naming, ShardWriter}}, tokens::{pack::{Packer, RowGroup}, tokenize::Pieces}};
+use self::{
+    batch::{Batch, Collect, Ended},
+    in_order::InOrder,
+    job::{
+        CutDone, Cutting, Done, Found, Job, Numbered, PartAtHand, PartDone, Taken, TextDone, Work,
+        perform_all,
+    },
+    job_queue::JobQueue,
+    outcome::PiecesDone,
+    plan::{Extent, Plan, Verdict},
+};
+use super::{
+    Phase, Progress, Strictness,
+    choose::admit::{Admission, Pass},
+    input::{
+        More, ReadFailure, ReadParts,
+        skip::{SkipReason, SkippedDocument},
+    },
+    output::{
+        Output,
+        shard::{EncodedRowGroup, Naming, ShardWriter},
+    },
+    tokens::{
+        pack::{Packer, RowGroup},
+        tokenize::Pieces,
+    },
+};
 use crate::prepare::PrepareError;
 
 /// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two

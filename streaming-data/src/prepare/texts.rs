@@ -8,7 +8,18 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::{BrokenDocument, ByteTokenizer, FilterSettings, PrepareError, PrepareSettings, Progress, Reporting, SkippedDocument, Strictness, bounds, choose::{admit::{Pass, Rules}, exclude::Exclusions}, cut, input::{Contents, Sources, find::find_inputs}, output::shard::{ShardFormat, encoding_error}, pipeline::{self, job::Work}};
+use super::{
+    BrokenDocument, ByteTokenizer, FilterSettings, PrepareError, PrepareSettings, Progress,
+    Reporting, SkippedDocument, Strictness, bounds,
+    choose::{
+        admit::{Pass, Rules},
+        exclude::Exclusions,
+    },
+    cut,
+    input::{Contents, Sources, find::find_inputs},
+    output::shard::{ShardFormat, encoding_error},
+    pipeline::{self, job::Work},
+};
 
 /// Which texts are read, and how.
 #[derive(Debug, Clone)]

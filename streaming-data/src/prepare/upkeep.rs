@@ -72,7 +72,13 @@ pub use self::{
     follow::Follow,
     prune::{PruneReport, prune, prune_in_store},
 };
-use super::{PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize, choose::duplicates::DEDUP_MEMORY_BYTES, output::{Output, UpdatedFolder, UpdatedStore, WriterLock}, prepare_in, together::Peers};
+use super::{
+    PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize,
+    choose::duplicates::DEDUP_MEMORY_BYTES,
+    output::{Output, UpdatedFolder, UpdatedStore, WriterLock},
+    prepare_in,
+    together::Peers,
+};
 use crate::{
     hash::ContentHash,
     store::{Location, RemoteFolder, StoreSettings},

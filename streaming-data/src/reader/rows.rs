@@ -18,7 +18,17 @@ use super::{
     queue::{BatchRule, Plan},
     workshop::{Bounds, Patience, Progress, Work},
 };
-use crate::{cache::memory::{BoundedCache, Weigh}, data_set::{shards::Files, table::{RowBatch, Table, TableSettings}}, error::DataError, fetch::Fetcher, order::{CanonicalOrder, SampleId, ShuffleSettings}, shard::{Footer, Rows, SliceReader}};
+use crate::{
+    cache::memory::{BoundedCache, Weigh},
+    data_set::{
+        shards::Files,
+        table::{RowBatch, Table, TableSettings},
+    },
+    error::DataError,
+    fetch::Fetcher,
+    order::{CanonicalOrder, SampleId, ShuffleSettings},
+    shard::{Footer, Rows, SliceReader},
+};
 
 /// Row groups whose decoding is kept, to go on from where it stands.
 const OPEN_GROUPS: usize = 8;

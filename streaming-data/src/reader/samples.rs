@@ -8,7 +8,17 @@ use super::{
     queue::BatchRule,
     workshop::{Bounds, Patience, Progress, Work},
 };
-use crate::{cache::memory::BoundedCache, data_set::Place, error::DataError, fetch::Fetcher, order::{SampleId, mixture::{MixedSample, Mixture}}, shard::{DecodedTokens, Scratch}};
+use crate::{
+    cache::memory::BoundedCache,
+    data_set::Place,
+    error::DataError,
+    fetch::Fetcher,
+    order::{
+        SampleId,
+        mixture::{MixedSample, Mixture},
+    },
+    shard::{DecodedTokens, Scratch},
+};
 
 /// Samples are handed over in batches of about this size.
 const BATCH_BYTES: usize = 128 << 10;

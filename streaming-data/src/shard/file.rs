@@ -15,7 +15,12 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{cache::memory::Weigh, error::DataError, hash::{ContentHash, ContentHasher}, store::{RemoteFolder, Started, Version}};
+use crate::{
+    cache::memory::Weigh,
+    error::DataError,
+    hash::{ContentHash, ContentHasher},
+    store::{RemoteFolder, Started, Version},
+};
 
 /// How much is read at once when a file is hashed.
 const BLOCK_BYTES: u64 = 1 << 20;

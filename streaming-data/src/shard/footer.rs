@@ -11,7 +11,12 @@ use parquet::{
 };
 
 use super::{GroupHashes, RowKind, ShardFile, chunk::column_range, guarded};
-use crate::{cache::memory::Weigh, data_set::index::{FooterEntry, TOKENS_COLUMN}, error::DataError, hash::ContentHash};
+use crate::{
+    cache::memory::Weigh,
+    data_set::index::{FooterEntry, TOKENS_COLUMN},
+    error::DataError,
+    hash::ContentHash,
+};
 
 /// Length and magic number behind the metadata.
 const TAIL_BYTES: u64 = 8;

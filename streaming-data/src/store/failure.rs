@@ -2,6 +2,7 @@
 
 use std::{error::Error, time::Duration};
 
+#[cfg(feature = "remote")]
 use super::http::RefusedAnswer;
 
 /// Longer answers of servers are cut.
@@ -108,6 +109,7 @@ impl From<object_store::Error> for StoreFailure {
         if said.contains(MACHINE_SERVICE) {
             said = format!("the environment has no credentials, nor has the machine: {said}");
         }
+        #[cfg(feature = "remote")]
         if cause::<RefusedAnswer>(&error).is_some() {
             return StoreFailure::Unsupported { said };
         }
@@ -141,6 +143,7 @@ impl From<object_store::Error> for StoreFailure {
 }
 
 /// The first of an error and its causes that is of a type.
+#[cfg(feature = "remote")]
 fn cause<'a, T: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a T> {
     let mut link = Some(error);
     while let Some(error) = link {

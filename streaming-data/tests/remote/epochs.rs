@@ -8,11 +8,11 @@ use std::{
 
 use tidemill_streaming_data::{
     DataError, DataSet, DataSettings, Mixture,
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
     order::mixture::{Amount, Part},
     order::{SampleId, ShuffleOrder},
     reader::{Decoder, DecoderSettings, Sample},
     store::{Location, RemoteFolder},
-    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{

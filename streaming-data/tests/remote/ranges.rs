@@ -12,12 +12,12 @@ use std::{
 use arrow::datatypes::DataType;
 use tidemill_streaming_data::{
     DataError, DataSet,
-    hash::ContentHash,
     data_set::index::{INDEX_FILE, Index},
+    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
+    hash::ContentHash,
     order::{SampleId, ShuffleOrder},
     prepare::{ByteTokenizer, PrepareSettings, prepare},
     store::{Location, RemoteFolder},
-    data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings},
 };
 
 use crate::{

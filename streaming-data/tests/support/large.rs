@@ -9,8 +9,10 @@ use std::{
 use object_store::{ObjectStoreExt, memory::InMemory};
 use tempfile::TempDir;
 use tidemill_streaming_data::{
+    data_set::index::{
+        Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN,
+    },
     hash::{ContentHash, HASH_ALGORITHM},
-    data_set::index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
 };
 
 pub const SHARDS: usize = 5_000;

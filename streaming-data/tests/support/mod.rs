@@ -22,8 +22,10 @@ use parquet::{
     },
 };
 use tidemill_streaming_data::{
+    data_set::index::{
+        Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN,
+    },
     hash::{ContentHash, HASH_ALGORITHM},
-    data_set::index::{Column, FORMAT_VERSION, FooterEntry, INDEX_FILE, Index, ShardEntry, TOKENS_COLUMN},
 };
 
 /// How a column of tokens is typed.

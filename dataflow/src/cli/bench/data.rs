@@ -6,9 +6,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde_json::{Value, json};
+use tidemill_streaming_data::data_set::table::{
+    Columns, RowBatch, Table, TableDecoder, TableSettings,
+};
+use tidemill_streaming_data::data_set::table::{
+    Columns, RowBatch, Table, TableDecoder, TableSettings,
+};
 use tidemill_streaming_data::order::ShuffleSettings;
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings, Sample};
-use tidemill_streaming_data::data_set::table::{Columns, RowBatch, Table, TableDecoder, TableSettings};
 use tidemill_streaming_data::{CacheSettings, DataSet, DataSettings, Mixture};
 
 use self::pace::{Pace, Read};

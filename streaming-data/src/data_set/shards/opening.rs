@@ -5,8 +5,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Listed, OfFirst, Remote, Shards, open, path_of, shards_of, unindexed::{Folder, unindexed}};
-use crate::{data_set::{DataSettings, index::{INDEX_FILE, Index, read_version, version_file_of}}, error::DataError, hash::ContentHash, shard::{RowKind, Shard}, store::{Location, RemoteFolder}};
+use super::{
+    Listed, OfFirst, Remote, Shards, open, path_of, shards_of,
+    unindexed::{Folder, unindexed},
+};
+use crate::{
+    data_set::{
+        DataSettings,
+        index::{INDEX_FILE, Index, read_version, version_file_of},
+    },
+    error::DataError,
+    hash::ContentHash,
+    shard::{RowKind, Shard},
+    store::{Location, RemoteFolder},
+};
 
 /// See the [module](self).
 pub(crate) struct Opened {

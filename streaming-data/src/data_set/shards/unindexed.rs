@@ -12,7 +12,13 @@ use std::{
 };
 
 use super::{Listed, OfFirst, path_of};
-use crate::{data_set::index::{INDEX_FILE, fingerprint}, error::DataError, hash::{ContentHash, ContentHasher}, shard::{Footer, RowKind, Shard, ShardFile}, store::{Entry, Location, RemoteFolder, StoreFailure, Version}};
+use crate::{
+    data_set::index::{INDEX_FILE, fingerprint},
+    error::DataError,
+    hash::{ContentHash, ContentHasher},
+    shard::{Footer, RowKind, Shard, ShardFile},
+    store::{Entry, Location, RemoteFolder, StoreFailure, Version},
+};
 
 /// Where the files are.
 pub(super) enum Folder<'a> {

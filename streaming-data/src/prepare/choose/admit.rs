@@ -7,8 +7,18 @@ use std::{borrow::Cow, path::Path};
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::{duplicates::{BatchVerdicts, Dedup, Digest, Signature, Signer, Verdicts}, exclude::Exclusions, filter::{self, FilterReport, FilterSet}};
-use crate::prepare::{Place, PrepareError, Reporting, Verdict, data_report::tally::{Counted, Example, Tally}, pipeline::batch::Batch, texts::Visitor, upkeep::{Document, Fate, Judged, Known, Wanted}};
+use super::{
+    duplicates::{BatchVerdicts, Dedup, Digest, Signature, Signer, Verdicts},
+    exclude::Exclusions,
+    filter::{self, FilterReport, FilterSet},
+};
+use crate::prepare::{
+    Place, PrepareError, Reporting, Verdict,
+    data_report::tally::{Counted, Example, Tally},
+    pipeline::batch::Batch,
+    texts::Visitor,
+    upkeep::{Document, Fate, Judged, Known, Wanted},
+};
 
 /// What is done with documents.
 #[derive(Debug, Clone, Copy)]

@@ -32,7 +32,13 @@ mod sketch;
 mod sorter;
 mod verdicts;
 
-pub(crate) use self::{shingles::SHINGLE_WORDS, signature::{SIGNATURES, Signature, Signer}, sketch::BANDS, sorter::{Bucket, Likeness, Sorter}, verdicts::{BatchVerdicts, Collector, Digest, Found, Listed, Verdicts}};
+pub(crate) use self::{
+    shingles::SHINGLE_WORDS,
+    signature::{SIGNATURES, Signature, Signer},
+    sketch::BANDS,
+    sorter::{Bucket, Likeness, Sorter},
+    verdicts::{BatchVerdicts, Collector, Digest, Found, Listed, Verdicts},
+};
 
 /// Memory that records of documents may take where nothing else is said: 1 GiB, which holds 4.3 million
 /// documents for near copies.

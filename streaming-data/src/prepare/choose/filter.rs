@@ -35,7 +35,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::settings::FilterSettings;
 pub(crate) use self::words::SPLITTER;
-use self::{c4::C4, fineweb::FineWeb, gopher::Gopher, nemo::NemoEnglish, refinedweb::RefinedWeb, repetition::Repetition};
+use self::{
+    c4::C4, fineweb::FineWeb, gopher::Gopher, nemo::NemoEnglish, refinedweb::RefinedWeb,
+    repetition::Repetition,
+};
 
 /// A rule that a document or line broke, as `table.key`; the key is `empty` where nothing was left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

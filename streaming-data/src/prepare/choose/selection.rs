@@ -4,9 +4,16 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{duplicates::{SHINGLE_WORDS, SIGNATURES}, exclude::Exclusions, filter::SPLITTER};
+use super::{
+    duplicates::{SHINGLE_WORDS, SIGNATURES},
+    exclude::Exclusions,
+    filter::SPLITTER,
+};
 use crate::prepare::{Dedup, PrepareSettings};
-use crate::{data_set::index::{Index, Selection, SelectionDifference}, prepare::PrepareError};
+use crate::{
+    data_set::index::{Index, Selection, SelectionDifference},
+    prepare::PrepareError,
+};
 
 /// What was asked for; nothing where all is to be kept.
 pub(crate) fn selection(settings: &PrepareSettings, exclusions: &Exclusions) -> Option<Selection> {

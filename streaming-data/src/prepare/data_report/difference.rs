@@ -9,7 +9,15 @@ use std::{cmp::Ordering, collections::BTreeMap};
 use serde::{Deserialize, Serialize};
 
 use super::tally::Verdict;
-use crate::{data_set::index::ShardEntry, hash::ContentHash, prepare::{PrepareError, choose::duplicates::Verdicts, upkeep::{Document, FormerRecords, Record, Spool, SpoolReader, Version, fate}}};
+use crate::{
+    data_set::index::ShardEntry,
+    hash::ContentHash,
+    prepare::{
+        PrepareError,
+        choose::duplicates::Verdicts,
+        upkeep::{Document, FormerRecords, Record, Spool, SpoolReader, Version, fate},
+    },
+};
 
 /// What an update changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,7 +13,17 @@ use super::{
     excerpt::Excerpt,
     tally::{Example, Tally},
 };
-use crate::{hash::ContentHash, prepare::{PrepareError, input::{Entry, Limits, More, ReadFailure, find::Input, format::Format, skip::Place, text::read_document}, pipeline::job::Work}};
+use crate::{
+    hash::ContentHash,
+    prepare::{
+        PrepareError,
+        input::{
+            Entry, Limits, More, ReadFailure, find::Input, format::Format, skip::Place,
+            text::read_document,
+        },
+        pipeline::job::Work,
+    },
+};
 
 /// Places and hashes of documents of an input, and what they begin with, once that is known.
 type Wanted = BTreeMap<u64, (u128, Option<Excerpt>)>;

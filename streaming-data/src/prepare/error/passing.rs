@@ -35,6 +35,7 @@ impl PrepareError {
             | Self::MixedInputs { .. }
             | Self::SampleLength { .. }
             | Self::ShardDigest { .. }
+            | Self::LeftOut { .. }
             | Self::DamagedMdsShard { .. }
             | Self::Sample { .. }
             | Self::SampleToken { .. }

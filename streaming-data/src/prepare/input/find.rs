@@ -25,7 +25,11 @@ use std::{
 
 use globset::{GlobBuilder, GlobMatcher};
 
-use super::{format::Format, mds::is_mds_index, skip::{SkipReason, SkippedDocument}};
+use super::{
+    format::Format,
+    mds::is_mds_index,
+    skip::{SkipReason, SkippedDocument},
+};
 use crate::prepare::output::is_in_the_making;
 use crate::{data_set::index::INDEX_FILE, prepare::PrepareError};
 

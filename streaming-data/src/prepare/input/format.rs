@@ -1,6 +1,9 @@
-//! What an input is, by its name.
+//! What an input is, by its name; and whether a folder is an MDS data set, by its index.
 
 use std::path::Path;
+
+use serde::Deserialize;
+use tidemill_files::{Kind, read};
 
 use super::skip::SkipReason;
 
@@ -65,6 +68,29 @@ impl Format {
             _ if is_json_lines(&name) => Ok(Format::JsonLines(Compression::None)),
             _ => Ok(Format::Text),
         }
+    }
+}
+
+/// What the index of an MDS data set says of its shards.
+pub(crate) const MDS_FORMAT: &str = "mds";
+
+/// Whether this is the index of an MDS data set, and not of something else.
+///
+/// # Errors
+/// [`SkipReason`] when it cannot be read or is no JSON at all.
+pub(crate) fn is_mds_index(path: &Path) -> Result<bool, SkipReason> {
+    #[derive(Deserialize)]
+    struct Probe {
+        shards: Vec<ProbeShard>,
+    }
+    #[derive(Deserialize)]
+    struct ProbeShard {
+        format: String,
+    }
+    match serde_json::from_slice::<Probe>(&read(path, Kind::Index)?) {
+        Ok(probe) => Ok(probe.shards.iter().any(|shard| shard.format == MDS_FORMAT)),
+        Err(error) if error.is_data() => Ok(false),
+        Err(source) => Err(SkipReason::Index { source }),
     }
 }
 

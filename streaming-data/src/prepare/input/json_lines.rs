@@ -16,7 +16,13 @@ use super::{
     Documents, Entry, Limits, More, Next, Part, ReadFailure, ReadParts, Refused, Take,
     json_text::text_of, stream::Stream,
 };
-use crate::prepare::{PrepareError, input::{format::Compression, skip::{BrokenReason, Place, SkipReason}}};
+use crate::prepare::{
+    PrepareError,
+    input::{
+        format::Compression,
+        skip::{BrokenReason, Place, SkipReason},
+    },
+};
 
 /// How much is read before ends of lines are looked for again.
 const CHUNK_BYTES: usize = 128 << 10;

@@ -24,7 +24,7 @@ mod tokens;
 
 use std::sync::Arc;
 
-pub(crate) use self::index::{MdsSet, is_mds_index};
+pub(crate) use self::index::MdsSet;
 use self::{
     index::Wanted,
     shard::{OpenShard, ShardEntry},

@@ -29,7 +29,13 @@ use super::{
     Limits, More, Next, Part, ReadFailure, ReadParts,
     values::{Texts, Values},
 };
-use crate::{prepare::{PrepareError, input::skip::{Place, SkipReason}}, shard::panic_text};
+use crate::{
+    prepare::{
+        PrepareError,
+        input::skip::{Place, SkipReason},
+    },
+    shard::panic_text,
+};
 
 /// Rows of a part, however short their texts.
 const PART_ROWS: usize = 1 << 16;

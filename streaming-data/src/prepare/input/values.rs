@@ -1,7 +1,10 @@
 //! Values of a column one behind the other, as parts of Parquet and MDS carry them.
 
 use super::{Documents, Entry, Limits, Take};
-use crate::prepare::{PrepareError, input::skip::{BrokenReason, Place}};
+use crate::prepare::{
+    PrepareError,
+    input::skip::{BrokenReason, Place},
+};
 
 /// Consecutive values of a column.
 pub(crate) struct Values {

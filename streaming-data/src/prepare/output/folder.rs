@@ -17,7 +17,10 @@ use std::{
 use tidemill_files::{durable, scratch::ScratchFolder};
 
 use super::Output;
-use crate::{data_set::index::{INDEX_FILE, Index, version_file}, prepare::{PrepareError, TOKENIZER_FILE}};
+use crate::{
+    data_set::index::{INDEX_FILE, Index, version_file},
+    prepare::{PrepareError, TOKENIZER_FILE},
+};
 
 /// In the names of hidden folders, between the output's and what tells them from each other.
 const PREPARING: &str = ".preparing-";

@@ -30,7 +30,12 @@ use std::{
 use bytes::Bytes;
 
 use super::Output;
-use crate::{data_set::index::{INDEX_FILE, Index, claim_of, is_claim, version_file}, error::DataError, prepare::{PrepareError, TOKENIZER_FILE, output::shard::is_shard_file}, store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token}};
+use crate::{
+    data_set::index::{INDEX_FILE, Index, claim_of, is_claim, version_file},
+    error::DataError,
+    prepare::{PrepareError, TOKENIZER_FILE, output::shard::is_shard_file},
+    store::{Cancel, Claim, Claimed, Entry, RemoteFolder, Started, TOKEN_DIGITS, new_token},
+};
 
 /// How long a shard on its way is waited for before the caller may look at something else.
 const MOMENT: Duration = Duration::from_millis(50);

@@ -39,7 +39,12 @@ use parquet::{
 
 use super::Output;
 use crate::prepare::tokens::pack::{Cut, RowGroup};
-use crate::{data_set::index::{Column, FooterEntry, ShardEntry, TOKENS_COLUMN}, hash::{ContentHash, ContentHasher}, prepare::PrepareError, shard::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes, footer_at_end}};
+use crate::{
+    data_set::index::{Column, FooterEntry, ShardEntry, TOKENS_COLUMN},
+    hash::{ContentHash, ContentHasher},
+    prepare::PrepareError,
+    shard::{CREATED_BY, GROUP_HASHES_KEY, GroupHashes, footer_at_end},
+};
 
 /// Bytes of a token, decoded and before compression.
 pub(crate) const TOKEN_BYTES: usize = size_of::<i32>();

@@ -22,7 +22,10 @@ use tidemill_files::{
 };
 
 use super::Output;
-use crate::{data_set::index::{INDEX_FILE, Index, STATE_FOLDER, VERSIONS_FOLDER, version_file}, prepare::PrepareError};
+use crate::{
+    data_set::index::{INDEX_FILE, Index, STATE_FOLDER, VERSIONS_FOLDER, version_file},
+    prepare::PrepareError,
+};
 
 /// What the names of hidden folders begin with.
 const UPDATING: &str = ".updating-";

@@ -16,7 +16,11 @@ use super::{
     Output,
     remote::{unnamed_file, wait_for_some},
 };
-use crate::{data_set::index::{INDEX_FILE, Index, version_file}, prepare::{PrepareError, upkeep::Unpruned}, store::{Cancel, Found, RemoteFolder, Started}};
+use crate::{
+    data_set::index::{INDEX_FILE, Index, version_file},
+    prepare::{PrepareError, upkeep::Unpruned},
+    store::{Cancel, Found, RemoteFolder, Started},
+};
 
 /// See the [module](self).
 pub(crate) struct UpdatedStore {

@@ -3,7 +3,11 @@
 
 use std::sync::mpsc::Receiver;
 
-use super::{in_order::InOrder, job::{Done, Job, Numbered}, job_queue::JobQueue};
+use super::{
+    in_order::InOrder,
+    job::{Done, Job, Numbered},
+    job_queue::JobQueue,
+};
 use crate::prepare::{PrepareError, output::shard::EncodedRowGroup, tokens::pack::RowGroup};
 
 /// What comes next in the data set.

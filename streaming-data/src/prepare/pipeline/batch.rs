@@ -1,6 +1,8 @@
 //! What became of the documents of a file or part, for what comes behind reading.
 
-use crate::prepare::{BrokenDocument, PrepareError, choose::duplicates::Signature, upkeep::Document};
+use crate::prepare::{
+    BrokenDocument, PrepareError, choose::duplicates::Signature, upkeep::Document,
+};
 
 /// A file or part that was read.
 #[derive(Debug, Default)]

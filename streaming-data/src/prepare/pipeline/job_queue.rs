@@ -75,7 +75,10 @@ impl Drop for CloseAtEnd<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use super::{job::Cutting, plan::{Extent, Reading}};
+    use super::{
+        job::Cutting,
+        plan::{Extent, Reading},
+    };
 
     #[test]
     fn cutting_goes_first_and_a_closed_queue_lets_everybody_go() {

@@ -1,7 +1,13 @@
 //! What was done, all in all, and what became of a text that is read in pieces.
 
-use crate::prepare::{Difference, DuplicateGroups, Reporting, Verdict, choose::admit::{LeftOut, Rules}, data_report::tally::{Counted, Example}, input::skip::{Broken, SkippedDocument}, upkeep::Changes};
 use crate::data_set::index::{ShardEntry, StateEntry};
+use crate::prepare::{
+    Difference, DuplicateGroups, Reporting, Verdict,
+    choose::admit::{LeftOut, Rules},
+    data_report::tally::{Counted, Example},
+    input::skip::{Broken, SkippedDocument},
+    upkeep::Changes,
+};
 
 /// What was done.
 #[derive(Debug, Default)]

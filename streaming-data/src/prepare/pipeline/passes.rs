@@ -3,7 +3,16 @@
 use std::ops::ControlFlow;
 
 use super::{Outcome, job::Work};
-use crate::prepare::{Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress, choose::{admit::{Pass, Rules}, duplicates::{Collector, Verdicts}}, output::Output, pipeline, together::{ask, compare_together, pack_together}};
+use crate::prepare::{
+    Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
+    choose::{
+        admit::{Pass, Rules},
+        duplicates::{Collector, Verdicts},
+    },
+    output::Output,
+    pipeline,
+    together::{ask, compare_together, pack_together},
+};
 
 type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 

@@ -6,7 +6,14 @@ use std::{
 };
 
 use super::*;
-use crate::prepare::{ByteTokenizer, Reporting, Tokenize, TokenizeError, choose::{admit::Rules, exclude::Exclusions}, input::{Sources, find::find_inputs}, output::{OutputFolder, shard::ShardFormat}, pipeline::job::Bounds, tokens::pack::{Cut, Rows}};
+use crate::prepare::{
+    ByteTokenizer, Reporting, Tokenize, TokenizeError,
+    choose::{admit::Rules, exclude::Exclusions},
+    input::{Sources, find::find_inputs},
+    output::{OutputFolder, shard::ShardFormat},
+    pipeline::job::Bounds,
+    tokens::pack::{Cut, Rows},
+};
 
 /// A tokenizer that may do harm, and needs documents whole or not.
 struct Harmful {

@@ -22,7 +22,19 @@ use super::{
     setup::Setup,
     unseen::Unseen,
 };
-use crate::prepare::{PrepareError, Progress, Tokenize, bounds, choose::{admit::{Pass, Rules}, duplicates::Verdicts, exclude::Exclusions}, input::Sources, output::shard::{ShardFormat, encoding_error}, pipeline::job::Work, tokens::pack::{Cut, Rows}, upkeep::Known};
+use crate::prepare::{
+    PrepareError, Progress, Tokenize, bounds,
+    choose::{
+        admit::{Pass, Rules},
+        duplicates::Verdicts,
+        exclude::Exclusions,
+    },
+    input::Sources,
+    output::shard::{ShardFormat, encoding_error},
+    pipeline::job::Work,
+    tokens::pack::{Cut, Rows},
+    upkeep::Known,
+};
 
 /// Takes part until process 0 says that all is done.
 ///

@@ -35,7 +35,12 @@ use super::{
     page::{Item, Page, Summary},
     peers::{Peers, receive},
 };
-use crate::prepare::{DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting, choose::duplicates::{Found, Verdicts}, pipeline::{self, Outcome, job::Work}, upkeep::{Judged, Record, Spool}};
+use crate::prepare::{
+    DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting,
+    choose::duplicates::{Found, Verdicts},
+    pipeline::{self, Outcome, job::Work},
+    upkeep::{Judged, Record, Spool},
+};
 
 const COPIES: u8 = 11;
 const BANDS: u8 = 12;

@@ -7,7 +7,16 @@ use super::{
     page::{PageWriter, Summary},
     unseen::Unseen,
 };
-use crate::prepare::{DedupReport, PrepareError, Progress, choose::admit::Pass, pipeline::{self, Outcome, batch::{Batch, Collect, Ended}, job::Work}, upkeep::Wanted};
+use crate::prepare::{
+    DedupReport, PrepareError, Progress,
+    choose::admit::Pass,
+    pipeline::{
+        self, Outcome,
+        batch::{Batch, Collect, Ended},
+        job::Work,
+    },
+    upkeep::Wanted,
+};
 
 /// Tokens of a document that go in one message: a text file may have any number.
 const MESSAGE_TOKENS: usize = 256 << 10;

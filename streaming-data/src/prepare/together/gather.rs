@@ -14,7 +14,13 @@ use super::{
     page::{Item, Page, Summary},
     peers::{MOMENT, Peers},
 };
-use crate::prepare::{Phase, PrepareError, Progress, choose::admit::{Pass, Rules}, input::find::Input, pipeline::{self, Outcome, batch::Collect, job::Work}, upkeep::Wanted};
+use crate::prepare::{
+    Phase, PrepareError, Progress,
+    choose::admit::{Pass, Rules},
+    input::find::Input,
+    pipeline::{self, Outcome, batch::Collect, job::Work},
+    upkeep::Wanted,
+};
 
 pub(crate) type Report<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 

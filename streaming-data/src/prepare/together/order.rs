@@ -6,7 +6,15 @@ use super::{
     peers::{GoOn, MOMENT, Peers, receive, send},
     setup::{Setup, path_of_bytes, path_to_bytes},
 };
-use crate::prepare::{PrepareError, choose::admit::Pass, input::{find::Input, format::{Compression, Format}}, upkeep::Wanted};
+use crate::prepare::{
+    PrepareError,
+    choose::admit::Pass,
+    input::{
+        find::Input,
+        format::{Compression, Format},
+    },
+    upkeep::Wanted,
+};
 
 const SETUP: u8 = 1;
 const PASS: u8 = 2;

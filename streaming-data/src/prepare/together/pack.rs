@@ -7,7 +7,24 @@ use std::{
 };
 
 use super::gather::{Report, ask, gather};
-use crate::{data_set::index::ShardEntry, prepare::{PrepareError, Progress, output::{Output, shard::{Naming, ShardWriter}}, pipeline::{Outcome, ahead::{Ahead, Next}, batch::{Batch, Collect}, job::{Work, perform_all}, job_queue::JobQueue}, tokens::pack::{Packer, RowGroup}}};
+use crate::{
+    data_set::index::ShardEntry,
+    prepare::{
+        PrepareError, Progress,
+        output::{
+            Output,
+            shard::{Naming, ShardWriter},
+        },
+        pipeline::{
+            Outcome,
+            ahead::{Ahead, Next},
+            batch::{Batch, Collect},
+            job::{Work, perform_all},
+            job_queue::JobQueue,
+        },
+        tokens::pack::{Packer, RowGroup},
+    },
+};
 
 /// Gathers tokens, and writes shards of them.
 ///

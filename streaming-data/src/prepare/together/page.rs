@@ -6,7 +6,17 @@ use super::{
     setup::{path_of_bytes, path_to_bytes},
     unseen::{UNSEEN, Unseen, look_at},
 };
-use crate::prepare::{BrokenDocument, BrokenReason, DedupReport, Place, PrepareError, Rule, SkipReason, SkippedDocument, choose::admit::LeftOut, input::skip::NAMED_BROKEN, pipeline::{Outcome, batch::{Batch, Ended}}, upkeep::{Judged, Record, RecordReader, RecordWriter}};
+use crate::prepare::{
+    BrokenDocument, BrokenReason, DedupReport, Place, PrepareError, Rule, SkipReason,
+    SkippedDocument,
+    choose::admit::LeftOut,
+    input::skip::NAMED_BROKEN,
+    pipeline::{
+        Outcome,
+        batch::{Batch, Ended},
+    },
+    upkeep::{Judged, Record, RecordReader, RecordWriter},
+};
 
 // Beside these there is [`UNSEEN`].
 const BATCH: u8 = 1;

@@ -8,7 +8,15 @@ use super::{
     order::{Order, give_order},
     peers::Peers,
 };
-use crate::{hash::ContentHash, prepare::{Dedup, DedupSettings, PrepareError, PrepareSettings, Reporting, Strictness, Tokenize, choose::{exclude::Exclusions, filter::FilterSet}, input::{Contents, find::path_bytes}, upkeep::tokenizer_identity}};
+use crate::{
+    hash::ContentHash,
+    prepare::{
+        Dedup, DedupSettings, PrepareError, PrepareSettings, Reporting, Strictness, Tokenize,
+        choose::{exclude::Exclusions, filter::FilterSet},
+        input::{Contents, find::path_bytes},
+        upkeep::tokenizer_identity,
+    },
+};
 
 /// See the [module](self).
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use crate::prepare::{PrepareError, PrepareSettings, Tokenize, TokenizedBy, input::Contents};
 
 /// What an index says of tokens.
-pub(super) struct Vocabulary<'a> {
+pub(crate) struct Vocabulary<'a> {
     /// Its size; none where that is found out from the samples.
     pub size: Option<u32>,
     /// The tokenizer that makes or made the tokens, where it is known.
@@ -15,7 +15,7 @@ impl<'a> Vocabulary<'a> {
     ///
     /// # Errors
     /// [`PrepareError::Setting`].
-    pub(super) fn new(
+    pub(crate) fn new(
         settings: &PrepareSettings,
         contents: Contents,
         tokenizer: &'a dyn Tokenize,

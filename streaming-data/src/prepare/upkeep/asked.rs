@@ -9,7 +9,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::UpdateSettings;
-use crate::prepare::{Dedup, DedupSettings, FilterSettings, Layout, PrepareError, PrepareSettings, Reporting, Strictness, TokenizedBy, choose::filter::FilterSet};
+use crate::prepare::{
+    Dedup, DedupSettings, FilterSettings, Layout, PrepareError, PrepareSettings, Reporting,
+    Strictness, TokenizedBy, choose::filter::FilterSet,
+};
 
 /// Settings of a preparation, but for those that change no byte. Paths are absolute: an update may begin
 /// in another folder.

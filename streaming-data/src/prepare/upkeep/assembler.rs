@@ -13,7 +13,15 @@ use super::{
     record::{Document, Fate, Judged, Record, RecordWriter},
     spool::{Origin, SpoolReader},
 };
-use crate::{data_set::index::ShardEntry, prepare::{PrepareError, Reporting, choose::duplicates::Verdicts, data_report::tally::Tally, tokens::pack::{Cut, Packer, RowGroup}}};
+use crate::{
+    data_set::index::ShardEntry,
+    prepare::{
+        PrepareError, Reporting,
+        choose::duplicates::Verdicts,
+        data_report::tally::Tally,
+        tokens::pack::{Cut, Packer, RowGroup},
+    },
+};
 
 /// What comes next.
 pub(crate) enum Step<'a> {

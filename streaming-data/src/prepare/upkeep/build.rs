@@ -26,7 +26,34 @@ use super::{
     state::{Methods, PartEntry, State, Version, state_file},
     wanted::{Fetching, Plan, Wanted},
 };
-use crate::{data_set::index::{STATE_FOLDER, ShardEntry, StateEntry}, hash::ContentHash, prepare::{Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting, choose::{admit::{LeftOut, Pass, Rules}, duplicates::Collector}, data_report::{difference::difference, show::show}, input::{find::{Input, path_bytes}, format::Format}, output::{Output, shard::{Naming, ShardWriter}}, pipeline::{Outcome, ahead::{Ahead, Next}, batch::Batch, job::{Work, perform_all}, job_queue::JobQueue}, together::{ask, gather, judge_records}}};
+use crate::{
+    data_set::index::{STATE_FOLDER, ShardEntry, StateEntry},
+    hash::ContentHash,
+    prepare::{
+        Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting,
+        choose::{
+            admit::{LeftOut, Pass, Rules},
+            duplicates::Collector,
+        },
+        data_report::{difference::difference, show::show},
+        input::{
+            find::{Input, path_bytes},
+            format::Format,
+        },
+        output::{
+            Output,
+            shard::{Naming, ShardWriter},
+        },
+        pipeline::{
+            Outcome,
+            ahead::{Ahead, Next},
+            batch::Batch,
+            job::{Work, perform_all},
+            job_queue::JobQueue,
+        },
+        together::{ask, gather, judge_records},
+    },
+};
 
 /// Whether an input that looks as before is read all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -12,7 +12,13 @@ use std::{
 };
 
 use super::{UpdateReport, UpdateSettings, Verify, seen::Look, state::Version, update};
-use crate::{prepare::{PrepareError, PrepareSettings, Progress, SkipReason, SkippedDocument, Tokenize, input::find::find_inputs}, store::{Location, RemoteFolder}};
+use crate::{
+    prepare::{
+        PrepareError, PrepareSettings, Progress, SkipReason, SkippedDocument, Tokenize,
+        input::find::find_inputs,
+    },
+    store::{Location, RemoteFolder},
+};
 
 /// Keeps a data set up to date; see [`update()`].
 ///

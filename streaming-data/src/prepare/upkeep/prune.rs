@@ -11,7 +11,12 @@ use self::{
     mark::Mark,
 };
 use super::state::State;
-use crate::{data_set::index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of}, hash::ContentHash, prepare::{PrepareError, data_report::report_files, output::WriterLock}, store::{Location, RemoteFolder, StoreSettings}};
+use crate::{
+    data_set::index::{STATE_FOLDER, VERSIONS_FOLDER, Version, version_file_of},
+    hash::ContentHash,
+    prepare::{PrepareError, data_report::report_files, output::WriterLock},
+    store::{Location, RemoteFolder, StoreSettings},
+};
 
 /// What was removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

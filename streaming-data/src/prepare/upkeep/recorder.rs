@@ -12,7 +12,18 @@ use super::{
     seen::{Look, Seen},
     spool::{Origin, Spool, SpoolWriter},
 };
-use crate::{hash::ContentHash, prepare::{PrepareError, Rule, choose::{duplicates::Collector, exclude::Exclusions}, input::{find::{Input, path_bytes}, format::Format}, pipeline::batch::{Batch, Collect, Ended}}};
+use crate::{
+    hash::ContentHash,
+    prepare::{
+        PrepareError, Rule,
+        choose::{duplicates::Collector, exclude::Exclusions},
+        input::{
+            find::{Input, path_bytes},
+            format::Format,
+        },
+        pipeline::batch::{Batch, Collect, Ended},
+    },
+};
 
 /// An input, and where its records come from.
 pub(crate) struct Listed<'a> {

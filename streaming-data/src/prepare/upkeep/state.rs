@@ -22,7 +22,21 @@ use super::{
     record::{Record, RecordReader},
     seen::{SEEN_FILE, Seen},
 };
-use crate::{DataSet, data_set::{DataSettings, index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry}}, error::DataError, hash::ContentHash, prepare::{DataReport, PrepareError, Tokenize, choose::{duplicates::SIGNATURES, filter::SPLITTER}, data_report::report_files}, store::{Found, RemoteFolder}};
+use crate::{
+    DataSet,
+    data_set::{
+        DataSettings,
+        index::{INDEX_FILE, Index, STATE_FOLDER, ShardEntry, StateEntry},
+    },
+    error::DataError,
+    hash::ContentHash,
+    prepare::{
+        DataReport, PrepareError, Tokenize,
+        choose::{duplicates::SIGNATURES, filter::SPLITTER},
+        data_report::report_files,
+    },
+    store::{Found, RemoteFolder},
+};
 
 /// What the name of the JSON ends in.
 pub(crate) const STATE_SUFFIX: &str = "json";

@@ -12,7 +12,12 @@ use super::{
     recorder::Listed,
     spool::Spool,
 };
-use crate::prepare::{PrepareError, choose::duplicates::Verdicts, input::find::Input, pipeline::batch::{Batch, Collect, Ended}};
+use crate::prepare::{
+    PrepareError,
+    choose::duplicates::Verdicts,
+    input::find::Input,
+    pipeline::batch::{Batch, Collect, Ended},
+};
 
 /// Documents that are planned between two questions whether to go on.
 const PLANNED_AT_ONCE: u64 = 1 << 12;

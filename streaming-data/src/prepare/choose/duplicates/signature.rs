@@ -2,7 +2,11 @@
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::{Dedup, shingles::{mix, shingles, words}, sketch::{BANDS, bands, minima}};
+use super::{
+    Dedup,
+    shingles::{mix, shingles, words},
+    sketch::{BANDS, bands, minima},
+};
 
 /// Name and version of how signatures are made: it stands in the index of what was compared by them.
 pub(crate) const SIGNATURES: &str = "shingles-1";

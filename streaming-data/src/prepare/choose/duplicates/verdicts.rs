@@ -2,8 +2,16 @@
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{DedupReport, DedupSettings, Signature, sorter::{Likeness, Sorter}};
-use crate::prepare::{PrepareError, data_report::{Reporting, groups::Groups}, pipeline::batch::{Batch, Collect}, upkeep::Fate};
+use super::{
+    DedupReport, DedupSettings, Signature,
+    sorter::{Likeness, Sorter},
+};
+use crate::prepare::{
+    PrepareError,
+    data_report::{Reporting, groups::Groups},
+    pipeline::batch::{Batch, Collect},
+    upkeep::Fate,
+};
 
 /// What the first pass saw of a file or part: the second must see the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

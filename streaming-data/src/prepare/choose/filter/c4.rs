@@ -6,7 +6,12 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Judge, Judged, Measured, Rule, settings::lower_case, symbols::{characters, lines, split_at_space, strip}, words::sentences};
+use super::{
+    Judge, Judged, Measured, Rule,
+    settings::lower_case,
+    symbols::{characters, lines, split_at_space, strip},
+    words::sentences,
+};
 
 /// The table `[c4]`: a rule whose key is left out is not applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

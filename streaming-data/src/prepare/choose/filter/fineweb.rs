@@ -2,7 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Judge, Judged, Measured, Rule, repetition::Duplicates, settings::{Amount, Share}, symbols::{characters, is_space, is_terminal}};
+use super::{
+    Judge, Judged, Measured, Rule,
+    repetition::Duplicates,
+    settings::{Amount, Share},
+    symbols::{characters, is_space, is_terminal},
+};
 
 /// The table `[fineweb]`: a rule whose key is left out is not applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

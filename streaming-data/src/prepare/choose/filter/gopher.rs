@@ -2,7 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Judge, Judged, Measured, Rule, settings::{Amount, Share}, symbols::{characters, is_space, lines}, words::is_all_symbols};
+use super::{
+    Judge, Judged, Measured, Rule,
+    settings::{Amount, Share},
+    symbols::{characters, is_space, lines},
+    words::is_all_symbols,
+};
 
 /// The table `[gopher]`: a rule whose key is left out is not applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Judge, Judged, Measured, Rule, grams::{Equality, Grams, duplicate_runs, top_runs}, repetition::Duplicates, settings::{Amount, Share, lower_case}, symbols::{characters, is_space, split_at_space, strip}};
+use super::{
+    Judge, Judged, Measured, Rule,
+    grams::{Equality, Grams, duplicate_runs, top_runs},
+    repetition::Duplicates,
+    settings::{Amount, Share, lower_case},
+    symbols::{characters, is_space, split_at_space, strip},
+};
 
 /// The table `[nemo-english]`: a rule whose key is left out is not applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

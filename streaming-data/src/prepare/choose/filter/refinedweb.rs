@@ -5,7 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Judge, Judged, Measured, Rule, settings::{Share, lower_case}, symbols::{characters, is_space, split_at_space, strip}};
+use super::{
+    Judge, Judged, Measured, Rule,
+    settings::{Share, lower_case},
+    symbols::{characters, is_space, split_at_space, strip},
+};
 
 /// The table `[refinedweb]`: a rule whose key is left out is not applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

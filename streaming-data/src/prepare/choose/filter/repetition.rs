@@ -7,7 +7,12 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Judge, Judged, Measured, Rule, grams::{Equality, Grams, duplicate_runs, top_runs}, settings::Share, symbols::{characters, strip}};
+use super::{
+    Judge, Judged, Measured, Rule,
+    grams::{Equality, Grams, duplicate_runs, top_runs},
+    settings::Share,
+    symbols::{characters, strip},
+};
 
 /// The table `[repetition]`: a rule whose key is left out is not applied.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

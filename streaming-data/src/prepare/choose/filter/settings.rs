@@ -14,7 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use tidemill_files::{Kind, read};
 use toml::Spanned;
 
-use super::{FilterReport, FilterSet, c4::C4, fineweb::FineWeb, gopher::Gopher, judge, nemo::NemoEnglish, refinedweb::RefinedWeb, repetition::Repetition};
+use super::{
+    FilterReport, FilterSet, c4::C4, fineweb::FineWeb, gopher::Gopher, judge, nemo::NemoEnglish,
+    refinedweb::RefinedWeb, repetition::Repetition,
+};
 use crate::prepare::PrepareError;
 
 /// The named sets, and the TOML that they are.

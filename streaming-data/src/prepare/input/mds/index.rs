@@ -13,31 +13,14 @@ use super::{
     shard::{ShardCompression, ShardEntry},
     tokens::TokenEncoding,
 };
-use crate::{data_set::index::{INDEX_FILE, TOKENS_COLUMN}, error::DataError, prepare::{PrepareError, input::skip::SkipReason, settings::DEFAULT_TEXT_KEY}};
+use crate::{
+    data_set::index::{INDEX_FILE, TOKENS_COLUMN},
+    error::DataError,
+    prepare::{PrepareError, input::skip::SkipReason, settings::DEFAULT_TEXT_KEY},
+};
 
-/// The format and the version of indexes and shards that are known.
-const FORMAT: &str = "mds";
+/// The version of indexes and shards that is known.
 const VERSION: u64 = 2;
-
-/// Whether this is the index of an MDS data set, and not of something else.
-///
-/// # Errors
-/// [`SkipReason`] when it cannot be read or is no JSON at all.
-pub(crate) fn is_mds_index(path: &Path) -> Result<bool, SkipReason> {
-    #[derive(Deserialize)]
-    struct Probe {
-        shards: Vec<ProbeShard>,
-    }
-    #[derive(Deserialize)]
-    struct ProbeShard {
-        format: String,
-    }
-    match serde_json::from_slice::<Probe>(&read(path, Kind::Index)?) {
-        Ok(probe) => Ok(probe.shards.iter().any(|shard| shard.format == FORMAT)),
-        Err(error) if error.is_data() => Ok(false),
-        Err(source) => Err(SkipReason::Index { source }),
-    }
-}
 
 /// An MDS data set whose files are there, with the sizes that the index states.
 #[derive(Debug)]
@@ -150,7 +133,7 @@ fn shard_entry(
     text_key: Option<&str>,
 ) -> Result<ShardEntry, PrepareError> {
     let key = |key: &str| format!("shards[{at}].{key}");
-    if shard.format != FORMAT {
+    if shard.format != MDS_FORMAT {
         return Err(wrong.value(key("format"), format!("{:?}", shard.format), "\"mds\""));
     }
     if shard.version != VERSION {

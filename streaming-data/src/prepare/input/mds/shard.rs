@@ -17,7 +17,10 @@ use bytes::{Buf, Bytes};
 use tidemill_files::Kind;
 
 use super::{Wanted, digest, offsets::Offsets};
-use crate::prepare::{PrepareError, input::{Limits, format::Compression, stream::Stream, values::Values}};
+use crate::prepare::{
+    PrepareError,
+    input::{Limits, format::Compression, stream::Stream, values::Values},
+};
 
 /// A shard in Snappy above this is refused.
 const SNAPPY_BYTES_LIMIT: u64 = 1 << 30;

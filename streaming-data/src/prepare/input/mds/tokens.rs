@@ -5,7 +5,14 @@
 
 use std::{path::Path, sync::Arc};
 
-use crate::prepare::{PrepareError, input::{Documents, Entry, Take, skip::Place, values::{Value, Values}}};
+use crate::prepare::{
+    PrepareError,
+    input::{
+        Documents, Entry, Take,
+        skip::Place,
+        values::{Value, Values},
+    },
+};
 
 /// How tokens are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,12 @@ use std::{
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 
 use super::*;
-use crate::{data_set::index::{Column, FORMAT_VERSION, ShardEntry, TOKENS_COLUMN}, hash::{ContentHash, HASH_ALGORITHM}, prepare::output::shard::shard_file, store::{Location, StoreSettings}};
+use crate::{
+    data_set::index::{Column, FORMAT_VERSION, ShardEntry, TOKENS_COLUMN},
+    hash::{ContentHash, HASH_ALGORITHM},
+    prepare::output::shard::shard_file,
+    store::{Location, StoreSettings},
+};
 
 #[path = "../../../../tests/support/interleaved.rs"]
 mod interleaved;

@@ -3,7 +3,20 @@
 use std::sync::Mutex;
 
 use super::{BANDS, COMPLETE, COPIES, Comparing, Judging, MESSAGE_BYTES, ORDINAL_BITS, lock};
-use crate::prepare::{PrepareError, choose::duplicates::{Bucket, Listed, Signature}, pipeline::{Outcome, batch::{Batch, Collect}}, together::{gather::{Report, Signals}, packet::Packet, peers::{send, wait_for_end}, unseen::Unseen}};
+use crate::prepare::{
+    PrepareError,
+    choose::duplicates::{Bucket, Listed, Signature},
+    pipeline::{
+        Outcome,
+        batch::{Batch, Collect},
+    },
+    together::{
+        gather::{Report, Signals},
+        packet::Packet,
+        peers::{send, wait_for_end},
+        unseen::Unseen,
+    },
+};
 
 /// Reads, and sends entries.
 pub(super) fn sign(

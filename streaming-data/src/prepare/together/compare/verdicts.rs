@@ -6,7 +6,18 @@ use super::{
     BANDS, COMPLETE, COPIES, Comparing, FOUND_COPIES, FOUND_NEAR, JUDGED, Judging, MESSAGE_BYTES,
     ORDINAL_BITS, lock,
 };
-use crate::prepare::{PrepareError, choose::duplicates::{Bucket, Likeness, Sorter}, data_report::groups::Groups, together::{backlog::{Backlog, Popped}, gather::Signals, packet::{Packet, Unpacked}, peers::{MOMENT, Peers, receive, send}, unseen::{UNSEEN, Unseen}}};
+use crate::prepare::{
+    PrepareError,
+    choose::duplicates::{Bucket, Likeness, Sorter},
+    data_report::groups::Groups,
+    together::{
+        backlog::{Backlog, Popped},
+        gather::Signals,
+        packet::{Packet, Unpacked},
+        peers::{MOMENT, Peers, receive, send},
+        unseen::{UNSEEN, Unseen},
+    },
+};
 
 /// Sends verdicts until there are no more.
 pub(super) fn send_verdicts(
@@ -212,7 +223,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::prepare::{Dedup, DedupSettings, Parted, Reporting, choose::duplicates::Found, together::forward::Share};
+    use crate::prepare::{
+        Dedup, DedupSettings, Parted, Reporting, choose::duplicates::Found,
+        together::forward::Share,
+    };
 
     /// Peers of which one sends the same message again and again, and so often.
     struct Flood {

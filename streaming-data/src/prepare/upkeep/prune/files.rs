@@ -9,7 +9,18 @@ use std::{
 use tempfile::NamedTempFile;
 use tidemill_files::{Kind, read};
 
-use crate::{data_set::index::{STATE_FOLDER, VERSIONS_FOLDER, Version, versions_in_folder, versions_in_store}, hash::ContentHash, prepare::{PrepareError, data_report::REPORT_SUFFIXES, upkeep::{part::PART_SUFFIX, state::STATE_SUFFIX}}, store::RemoteFolder};
+use crate::{
+    data_set::index::{
+        STATE_FOLDER, VERSIONS_FOLDER, Version, versions_in_folder, versions_in_store,
+    },
+    hash::ContentHash,
+    prepare::{
+        PrepareError,
+        data_report::REPORT_SUFFIXES,
+        upkeep::{part::PART_SUFFIX, state::STATE_SUFFIX},
+    },
+    store::RemoteFolder,
+};
 
 /// Where they are. Names are those below the folder.
 pub(super) enum Files<'a> {

@@ -7,7 +7,11 @@
 
 use bytes::Bytes;
 
-use crate::{data_set::index::STATE_FOLDER, prepare::PrepareError, store::{Claim, Claimed, RemoteFolder, new_token}};
+use crate::{
+    data_set::index::STATE_FOLDER,
+    prepare::PrepareError,
+    store::{Claim, Claimed, RemoteFolder, new_token},
+};
 
 const MARK_FILE: &str = "pruned";
 const AT_WORK: &str = "prune at work";

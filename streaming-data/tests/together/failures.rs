@@ -1,16 +1,10 @@
 //! How the work of several processes ends where something fails in one of them, and what it leaves. The processes are threads.
 
-#[path = "support/outcome.rs"]
-mod outcome;
-#[path = "support/peers.rs"]
-mod peers;
-
 use std::{
     fs,
-    num::NonZeroUsize,
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -20,64 +14,27 @@ use std::{
     time::Duration,
 };
 
-use tempfile::TempDir;
 use tidemill_streaming_data::prepare::{
     ByteTokenizer, Dedup, DedupSettings, FilterSettings, Layout, Parted, Peers, Phase, Pieces,
     PrepareError, PrepareSettings, Strictness, Tokenize, TokenizeError, UpdateSettings, Verify,
     prepare, prepare_together, update, update_together,
 };
 
-use outcome::{assert_line, names};
-use peers::in_processes;
-
-/// What two processes usually have on their way.
-const ROOM: usize = 4 << 20;
+use crate::{
+    bench::{Bench, ROOM},
+    outcome::assert_line,
+    peers::in_processes,
+};
 
 /// Longer than anything here takes.
 const A_WHILE: Duration = Duration::from_secs(60);
 
 const LAYOUTS: [Layout; 2] = [Layout::Stream, Layout::Updatable];
 
-/// A folder to work in, in memory where there is one.
-struct Bench {
-    folder: TempDir,
-}
-
-impl Bench {
-    fn new() -> Bench {
-        let memory = Path::new("/dev/shm");
-        let folder = match memory.is_dir() {
-            true => tempfile::tempdir_in(memory).unwrap(),
-            false => tempfile::tempdir().unwrap(),
-        };
-        fs::create_dir(folder.path().join("in")).unwrap();
-        Bench { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.path(name);
-        fs::write(&path, content).unwrap();
-        path
-    }
-
-    fn settings(&self, dedup: Dedup, layout: Layout) -> PrepareSettings {
-        let settings = PrepareSettings::new(vec![self.path("in")], self.path("out"), number(16));
-        let dedup = DedupSettings { dedup, memory_bytes: 1 << 20 };
-        PrepareSettings { shard_samples: Some(number(60)), dedup, layout, ..settings }
-    }
-
-    /// Whatever is in the folder, hidden or not.
-    fn left(&self) -> Vec<String> {
-        names(self.folder.path())
-    }
-}
-
-fn number(number: usize) -> NonZeroUsize {
-    NonZeroUsize::new(number).unwrap()
+/// Settings of which nothing but these two differs from one test to the next.
+fn settings(bench: &Bench, dedup: Dedup, layout: Layout) -> PrepareSettings {
+    let dedup = DedupSettings { dedup, memory_bytes: 1 << 20 };
+    PrepareSettings { dedup, layout, ..bench.settings() }
 }
 
 /// A text of its own for a number, of so many words.
@@ -141,7 +98,7 @@ fn process_0_ends_with_the_others_while_it_reads_a_file_of_its_own() {
     let bench = Bench::new();
     bench.write("in/a.txt", format!("waits {}", text(1, 40).repeat(4 << 20 >> 8)));
     bench.write("in/b.txt", "fails");
-    let settings = bench.settings(Dedup::None, Layout::Stream);
+    let settings = settings(&bench, Dedup::None, Layout::Stream);
     let after_the_end = AtomicUsize::new(0);
     let failed = in_processes(2, ROOM, |peers| {
         let go_on = &mut |_| {
@@ -169,7 +126,7 @@ fn what_ends_at_the_last_moment_is_not_put_in_place() {
                 let texts = (0..30).map(|at| text(at * 3 + file, 20));
                 bench.write(&format!("in/{file}.jsonl"), lines(texts));
             }
-            let settings = bench.settings(dedup, layout);
+            let settings = settings(&bench, dedup, layout);
             let alone = prepare(&settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()));
             let samples = alone.unwrap().samples;
             fs::remove_dir_all(bench.path("out")).unwrap();
@@ -208,7 +165,7 @@ fn a_panic_in_one_process_ends_all() {
             for name in ["a", "b", "c", "d"] {
                 bench.write(&format!("in/{name}.jsonl"), lines((0..40).map(|at| text(at, 20))));
             }
-            let settings = bench.settings(Dedup::Near, layout);
+            let settings = settings(&bench, Dedup::Near, layout);
             let ended = within_a_while(move || {
                 let ended = in_processes(2, ROOM, |peers| {
                     let prepared = catch_unwind(AssertUnwindSafe(|| {
@@ -295,7 +252,7 @@ fn first_passes(bench: &Bench) -> Vec<PrepareSettings> {
     for layout in LAYOUTS {
         for dedup in [Dedup::None, Dedup::Near] {
             for strictness in [Strictness::Lenient, Strictness::Strict] {
-                all.push(PrepareSettings { strictness, ..bench.settings(dedup, layout) });
+                all.push(PrepareSettings { strictness, ..settings(&bench, dedup, layout) });
             }
         }
     }
@@ -402,7 +359,7 @@ fn an_update_counts_what_filters_do_to_new_texts_in_any_number_of_processes() {
     }
     let mut filters = FilterSettings::default();
     filters.append_toml("[gopher]\nmin_words = 5\n", "test.toml".as_ref()).unwrap();
-    let settings = bench.settings(Dedup::Near, Layout::Updatable);
+    let settings = settings(&bench, Dedup::Near, Layout::Updatable);
     let settings = PrepareSettings { filters, ..settings };
     let first = prepare(&settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(first.filtered.rejected_documents(), 40);

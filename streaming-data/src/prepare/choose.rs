@@ -1,0 +1,8 @@
+//! Which documents, and which of their lines, enter the stream: lists of what is left out, filters, and duplicates, asked in this
+//! order ([`admit`]).
+
+pub(crate) mod admit;
+pub(crate) mod duplicates;
+pub(crate) mod exclude;
+pub(crate) mod filter;
+pub(crate) mod selection;
