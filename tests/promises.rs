@@ -48,6 +48,7 @@ mod mixing;
 mod preparing;
 mod program;
 mod reading;
+mod reports;
 mod resume_rules;
 mod rocm;
 #[path = "../streaming-data/tests/remote/s3_server.rs"]

@@ -48,6 +48,8 @@
 //!   names there: nothing of them outlives the process. Three are sent at a time, each with at most
 //!   32 MiB of it in memory, or all of it to a store that takes no parts (a web server).
 //!
+//! - With [`Reporting::Files`] two files more say what the data set is made of ([`data_report`]).
+//!
 //! Modules in the order in which a document passes through them:
 //!
 //! | module | holds |
@@ -62,9 +64,11 @@
 //! | `upkeep` | data sets that are kept up to date: [`Layout::Updatable`], [`update()`] |
 //! | `texts` | [`read_texts`]: documents for anything else than a data set |
 //! | `report` | [`Progress`], [`PrepareReport`] |
+//! | [`data_report`] | [`DataReport`]: what a data set was made of, for people |
 //! | `error` | [`PrepareError`] |
 
 mod choose;
+pub mod data_report;
 mod error;
 mod input;
 mod output;
@@ -76,7 +80,7 @@ mod together;
 mod tokens;
 mod upkeep;
 
-use std::{cell::Cell, num::NonZeroUsize, ops::ControlFlow, path::Path};
+use std::{cell::Cell, mem, num::NonZeroUsize, ops::ControlFlow, path::Path};
 
 #[cfg(feature = "live")]
 pub(crate) use self::choose::{
@@ -89,6 +93,7 @@ use self::{
         exclude::Exclusions,
         selection::{selection, with_selection},
     },
+    data_report::{Difference, DuplicateGroups, EXAMPLES, Findings, Verdict},
     input::{
         Contents, Sources,
         find::{find_inputs, path_bytes},
@@ -114,6 +119,7 @@ pub use self::{
         duplicates::{DEDUP_MEMORY_BYTES, Dedup, DedupReport, DedupSettings},
         filter::{FilterReport, FilterSettings, Rule},
     },
+    data_report::{DataReport, Reporting},
     error::PrepareError,
     input::skip::{BrokenDocument, BrokenReason, NAMED_BROKEN, Place, SkipReason, SkippedDocument},
     report::{Phase, PrepareReport, PreparedFrom, Progress},
@@ -278,7 +284,10 @@ fn prepare_in(
     let folder = output.folder().to_owned();
     let latest = Cell::new(Progress::default());
     let progress = &mut |now: Progress| {
-        latest.set(now);
+        // Where it was when all was read, whatever comes behind.
+        if now.phase == Phase::Tokenizing {
+            latest.set(now);
+        }
         progress(now)
     };
     let workers = settings.workers.get();
@@ -289,6 +298,7 @@ fn prepare_in(
             exclusions: &exclusions,
             filters: settings.filters.sets(),
             pass: Pass::Tokenize(None),
+            reporting: settings.reporting,
         },
         tokenizer,
         vocab_size: vocabulary.size,
@@ -307,7 +317,7 @@ fn prepare_in(
     let outcome = outcome.and_then(|(outcome, dedup)| {
         Ok((with_a_row(outcome, dedup, &mut found.skipped, cut)?, dedup))
     });
-    let (outcome, dedup) = match outcome {
+    let (mut outcome, dedup) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             output.abandon();
@@ -334,20 +344,35 @@ fn prepare_in(
         row_group_samples: cut.row_group_samples as u64,
         columns: vec![format.column()],
         selection,
-        state: outcome.state,
-        shards: outcome.shards,
+        state: outcome.state.take(),
+        shards: mem::take(&mut outcome.shards),
+    };
+    let from = match sources.contents() {
+        Contents::Documents => PreparedFrom::Documents,
+        Contents::Samples { .. } => PreparedFrom::TokenizedSamples,
+    };
+    let report = match settings.reporting {
+        Reporting::None => Vec::new(),
+        Reporting::Files => {
+            let (skipped, reached_again) = (found.skipped.len() as u64, found.duplicates);
+            let (index, outcome, inputs) = (&index, &outcome, &found.inputs[..]);
+            let findings = Findings { index, outcome, inputs, from, skipped, reached_again };
+            DataReport::new(&findings).files()
+        }
     };
     // What stops it from here on comes too late.
-    if let Err(error) = ask(progress, latest.get()) {
+    let publishing = Progress { phase: Phase::Publishing, ..latest.get() };
+    let put = || {
+        ask(progress, publishing)?;
+        report.into_iter().try_for_each(|(name, content)| output.put(&name, content))
+    };
+    if let Err(error) = put() {
         output.abandon();
         return Err(error);
     }
     output.publish(&index, tokenizer_json.as_deref())?;
     Ok(PrepareReport {
-        from: match sources.contents() {
-            Contents::Documents => PreparedFrom::Documents,
-            Contents::Samples { .. } => PreparedFrom::TokenizedSamples,
-        },
+        from,
         documents: outcome.documents,
         empty: outcome.empty,
         nulls: outcome.nulls,

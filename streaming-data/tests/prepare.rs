@@ -401,10 +401,11 @@ fn progress_ends_at_the_total_and_can_break_it_off() {
     assert_eq!(
         seen.last(),
         Some(&Progress {
-            phase: Phase::Tokenizing,
+            phase: Phase::Publishing,
             bytes_done: total,
             bytes_total: total,
             documents: 2,
+            tokens: report.tokens,
             samples: report.samples
         })
     );

@@ -1,5 +1,7 @@
 //! `tidemill inspect`: what a folder is, in words or JSON.
 
+mod report;
+
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +13,7 @@ use tidemill_model::{Family, Model, ModelConfig};
 use tidemill_streaming_data::data_set::index::{INDEX_FILE, Selection, Version, versions};
 use tidemill_streaming_data::order::survey::Survey;
 use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
+use tidemill_streaming_data::prepare::DataReport;
 use tidemill_streaming_data::store::{Location, RemoteFolder, StoreSettings};
 use tidemill_streaming_data::{DataSet, Mixture};
 
@@ -24,6 +27,9 @@ use crate::cli::exit::ExitCode;
 use crate::error::JobError;
 use crate::metrics::{self, StepMetrics};
 use crate::run_folder::{self, RUN_CONFIG_FILE};
+
+/// The key of what a data set was made of, null where it has no report.
+const REPORT: &str = "report";
 
 /// Flags of `tidemill inspect`.
 #[derive(Debug, Args)]
@@ -54,14 +60,20 @@ pub(crate) fn run(arguments: &InspectArguments) -> anyhow::Result<ExitCode> {
         let what = "expected a folder".to_owned();
         return Err(JobError::Config { origin: location.to_string(), what }.into());
     }
-    let facts = match location.local() {
+    let mut facts = match location.local() {
         _ if arguments.order.is_some() => order_facts(arguments)?,
         Some(folder) => facts(folder)?,
         None => remote_facts(location)?,
     };
     match arguments.format {
         Format::Json => result_line!("{facts}")?,
-        Format::Text => print_words(&facts, 0)?,
+        Format::Text => {
+            let report = facts.as_object_mut().and_then(|facts| facts.remove(REPORT));
+            print_words(&facts, 0)?;
+            if let Some(report) = report {
+                report::print(serde_json::from_value(report).ok().as_ref())?;
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -145,6 +157,7 @@ fn data_set_facts(folder: &Path) -> anyhow::Result<Value> {
         "selection": data_set.selection().map(Selection::settings),
         "versions": (!versions.is_empty()).then_some(versions),
         "shards": shards,
+        REPORT: DataReport::read(data_set.location(), &settings)?,
     }))
 }
 

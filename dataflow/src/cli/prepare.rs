@@ -2,6 +2,7 @@
 
 mod document_tokenizer;
 mod follow;
+mod phases;
 mod places;
 mod report;
 mod update;
@@ -12,8 +13,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tidemill_streaming_data::prepare::{
     BrokenDocument, ByteTokenizer, DEFAULT_GLOB, DEFAULT_SEQ_LEN, Dedup, DedupSettings,
-    FilterSettings, Layout, PrepareReport, PrepareSettings, SkippedDocument, Strictness, Tokenize,
-    TokenizedBy,
+    FilterSettings, Layout, PrepareReport, PrepareSettings, Reporting, SkippedDocument, Strictness,
+    Tokenize, TokenizedBy, data_report::REPORT_PAGE,
 };
 use tidemill_streaming_data::store::Location;
 
@@ -105,20 +106,26 @@ pub(crate) struct PrepareArguments {
     /// in it are absolute. The inputs are read twice, documents as a whole.
     #[arg(long)]
     updatable: bool,
+    /// Write what the data set is made of: report.html, a page that needs nothing but a browser, and report.json, beside the shards.
+    /// Documents by verdict and rule with the first three of each, as they were read and up to 240 characters; lengths; groups of duplicates;
+    /// tokens by source; and of a data set with --updatable, what an update changed: each version has its report then, and each record
+    /// the length of its document. No time stands in it, and it is the same for any number of workers and processes. `inspect` says it in words.
+    #[arg(long, conflicts_with = "print_filter")]
+    report: bool,
     /// Make a new version of an updatable data set, of its inputs as they are now: --output is the data set, and all other settings
     /// stand in it. Only what changed, by size and time, is read, and the new version is what a preparation from nothing
     /// would make. Older ones stay until `tidemill prune`. What is known of documents of inputs that are read again, or gone, is held
     /// in memory meanwhile: some 400 bytes for each with --dedup near.
     #[arg(long, requires = "output", conflicts_with_all = [
         "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
-        "shard_samples", "strict", "updatable", "print_filter",
+        "shard_samples", "strict", "updatable", "report", "print_filter",
     ])]
     update: bool,
     /// Update the data set, and again whenever its inputs change, until this is stopped (Ctrl-C or SIGTERM). A line tells of
     /// each new version. What is wrong with inputs after the first version is told, and tried again.
     #[arg(long, requires = "output", conflicts_with_all = [
         "input", "glob", "text_key", "tokenizer", "seq_len", "filter", "dedup", "exclude", "eos_token", "vocab_size",
-        "shard_samples", "strict", "updatable", "print_filter", "update", "verify", "processes", "process",
+        "shard_samples", "strict", "updatable", "report", "print_filter", "update", "verify", "processes", "process",
     ])]
     follow: bool,
     /// With --follow: seconds between two looks at names, sizes and times of the inputs.
@@ -188,6 +195,9 @@ pub(crate) fn run(arguments: &PrepareArguments) -> anyhow::Result<ExitCode> {
         Done::Prepared(report) => {
             note_left_out(&report)?;
             report::print(&report, &output, arguments)?;
+            if arguments.report && arguments.format == Format::Text {
+                result_line!("what it is made of: {}", output.join(REPORT_PAGE))?;
+            }
         }
         Done::Updated(updated) => update::print(&updated, &output, arguments.format)?,
     }
@@ -224,6 +234,7 @@ fn task(arguments: &PrepareArguments, workers: NonZeroUsize) -> anyhow::Result<T
         strictness: if arguments.strict { Strictness::Strict } else { Strictness::Lenient },
         shard_samples: arguments.shard_samples,
         layout: if arguments.updatable { Layout::Updatable } else { Layout::Stream },
+        reporting: if arguments.report { Reporting::Files } else { Reporting::None },
         ..PrepareSettings::new(arguments.input.clone(), output_path, DEFAULT_SEQ_LEN)
     };
     let eos_token = arguments.eos_token.as_deref();

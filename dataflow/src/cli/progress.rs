@@ -10,7 +10,7 @@ use super::output::note_line;
 use crate::job::{ResolvedRun, TrainEvent};
 
 /// How often a log that is no terminal gets a line.
-const LINE_INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A bar over `total`, drawn with `template`, hidden where standard error is no terminal.
 pub(crate) fn bar(total: u64, template: &str) -> ProgressBar {

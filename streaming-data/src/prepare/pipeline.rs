@@ -20,6 +20,7 @@ pub(crate) mod batch;
 pub(crate) mod in_order;
 pub(crate) mod job;
 pub(crate) mod job_queue;
+pub(crate) mod outcome;
 pub(crate) mod passes;
 mod plan;
 
@@ -30,6 +31,7 @@ use std::{
     thread,
 };
 
+pub(crate) use self::outcome::Outcome;
 use self::{
     batch::{Batch, Collect, Ended},
     in_order::InOrder,
@@ -38,14 +40,15 @@ use self::{
         perform_all,
     },
     job_queue::JobQueue,
+    outcome::PiecesDone,
     plan::{Extent, Plan, Verdict},
 };
 use super::{
     Phase, Progress, Strictness,
-    choose::admit::{Admission, LeftOut, Pass},
+    choose::admit::{Admission, Pass},
     input::{
         More, ReadFailure, ReadParts,
-        skip::{Broken, SkipReason, SkippedDocument},
+        skip::{SkipReason, SkippedDocument},
     },
     output::{
         Output,
@@ -56,10 +59,7 @@ use super::{
         tokenize::Pieces,
     },
 };
-use crate::{
-    data_set::index::{ShardEntry, StateEntry},
-    prepare::{PrepareError, upkeep::Changes},
-};
+use crate::prepare::PrepareError;
 
 /// What a byte of text is charged: itself, its token (4 bytes), the token in its row (4), its two
 /// levels while it is encoded (4), and at worst its place in the page (4).
@@ -71,38 +71,6 @@ const HELD_BYTES_PER_TOKEN: u64 = 16;
 
 /// What the smallest text is charged: it bounds how many are handed out at once.
 const HELD_BYTES_AT_LEAST: u64 = 4096;
-
-/// What was done.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    /// What an index says of each shard.
-    pub shards: Vec<ShardEntry>,
-    /// Documents that were neither empty nor skipped.
-    pub documents: u64,
-    /// Documents without a byte.
-    pub empty: u64,
-    /// Nulls in the place of documents.
-    pub nulls: u64,
-    /// Bytes of text of the documents.
-    pub text_bytes: u64,
-    /// Inputs that could not be read, or not to their end, in order.
-    pub skipped: Vec<SkippedDocument>,
-    /// Lines, rows and samples that are no documents.
-    pub broken: Broken,
-    /// What was left out.
-    pub left_out: LeftOut,
-    /// The largest token of the parts.
-    pub largest_token: u32,
-    /// Tokens of the stream.
-    pub tokens: u64,
-    /// Tokens at its end that are in no row.
-    pub dropped_tokens: u64,
-    /// The most memory that was charged at once.
-    pub peak_held_bytes: u64,
-    /// What is known of the documents, and what changed, where that is kept.
-    pub state: Option<StateEntry>,
-    pub changes: Changes,
-}
 
 /// Does the work, and hands its shards to the output, or what it read to the collector; `progress` is asked whether to go on after each text and row group, and while shards are
 /// waited for.
@@ -161,10 +129,14 @@ struct Conductor<'a> {
     read_bytes: u64,
     /// Bytes of the input at hand in the stream.
     input_done: u64,
+    /// What was read of a text that is read in pieces.
+    pieces: PiecesDone,
     row_groups: InOrder<Result<EncodedRowGroup, PrepareError>>,
     held_bytes: u64,
     /// Texts and parts that were taken.
     batches: u64,
+    /// Documents in these, in a pass that compares.
+    looked_at: u64,
     outcome: Outcome,
     position: Progress,
     collector: Option<&'a mut dyn Collect>,
@@ -196,9 +168,11 @@ impl<'a> Conductor<'a> {
             cutting: false,
             read_bytes: 0,
             input_done: 0,
+            pieces: PiecesDone::default(),
             row_groups: InOrder::new(),
             held_bytes: 0,
             batches: 0,
+            looked_at: 0,
             outcome: Outcome::default(),
             position: Progress {
                 phase: match work.rules.pass {
@@ -398,14 +372,18 @@ impl<'a> Conductor<'a> {
                 self.end_input(reading.input);
                 return Ok((reading.input, batch, Some(Ended::Whole)));
             }
-            (_, Found::Piece { tokens, text_bytes }) => {
+            (_, Found::Piece { tokens, text_bytes, example }) => {
                 self.outcome.text_bytes += text_bytes;
+                self.pieces.take(tokens.len(), text_bytes, example);
+                self.position.tokens += tokens.len() as u64;
                 self.position.bytes_done += reading.bytes;
                 self.input_done += reading.bytes;
                 let ends_document =
                     matches!(&reading.extent, Extent::Piece(piece) if piece.end == input.bytes);
                 if ends_document {
                     self.outcome.documents += 1;
+                    let pieces = mem::take(&mut self.pieces);
+                    pieces.count(&self.work.rules, reading.input, &mut self.outcome.left_out);
                     self.end_input(reading.input);
                     ended = Some(Ended::Whole);
                 }
@@ -425,6 +403,8 @@ impl<'a> Conductor<'a> {
         self.held_bytes -= part.held_bytes;
         let mut batch = part.batch;
         (batch.empty, batch.nulls, batch.broken) = (part.empty, part.nulls, part.broken.count);
+        self.looked_at += (batch.signatures.len() + batch.documents.len()) as u64;
+        self.position.tokens += part.tokens.len() as u64;
         if self.collector.is_some() {
             (batch.tokens, batch.lengths) = (part.tokens, part.lengths);
             (batch.tokenized, batch.read_bytes) = (part.documents, part.read_bytes);
@@ -492,7 +472,10 @@ impl<'a> Conductor<'a> {
     }
 
     fn report(&mut self) -> Result<(), PrepareError> {
-        self.position.documents = self.outcome.documents;
+        self.position.documents = match self.position.phase {
+            Phase::Comparing => self.looked_at,
+            _ => self.outcome.documents,
+        };
         match (self.progress)(self.position) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(PrepareError::Interrupted),

@@ -13,6 +13,10 @@ pub enum Phase {
     /// Reading the inputs, tokenizing and writing.
     #[default]
     Tokenizing,
+    /// Reading examples for a report, and comparing versions: only where a data set that can be kept up to date has one.
+    Reporting,
+    /// Putting the data set in place.
+    Publishing,
 }
 
 /// How far `prepare` is in a phase.
@@ -24,8 +28,10 @@ pub struct Progress {
     pub bytes_done: u64,
     /// Bytes of all files that were found.
     pub bytes_total: u64,
-    /// Documents in the stream.
+    /// Documents in the stream; while documents are compared, those that were read.
     pub documents: u64,
+    /// Tokens that were made of texts.
+    pub tokens: u64,
     /// Rows written.
     pub samples: u64,
 }

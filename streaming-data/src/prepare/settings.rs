@@ -4,7 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{DedupSettings, FilterSettings};
+use super::{DedupSettings, FilterSettings, Reporting};
 use crate::store::StoreSettings;
 
 /// What below an input folder is an input, where nothing else is said: texts, JSON lines, Parquet
@@ -68,6 +68,8 @@ pub struct PrepareSettings {
     pub shard_samples: Option<NonZeroUsize>,
     /// Where shards end, and whether the data set can be kept up to date.
     pub layout: Layout,
+    /// Whether a report for people is written beside the shards.
+    pub reporting: Reporting,
 }
 
 impl PrepareSettings {
@@ -90,6 +92,7 @@ impl PrepareSettings {
             strictness: Strictness::Lenient,
             shard_samples: None,
             layout: Layout::Stream,
+            reporting: Reporting::None,
         }
     }
 }

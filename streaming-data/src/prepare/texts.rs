@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     BrokenDocument, ByteTokenizer, FilterSettings, PrepareError, PrepareSettings, Progress,
-    SkippedDocument, Strictness, bounds,
+    Reporting, SkippedDocument, Strictness, bounds,
     choose::{
         admit::{Pass, Rules},
         exclude::Exclusions,
@@ -105,6 +105,7 @@ pub fn read_texts(
         inputs: &found.inputs,
         sources: &sources,
         rules: Rules {
+            reporting: Reporting::None,
             exclusions: &exclusions,
             filters: settings.filters.sets(),
             pass: Pass::Visit(Visitor(&counted)),

@@ -46,7 +46,7 @@
 //! | [`deal`] | which process reads which input |
 //! | [`setup`], [`order`] | what process 0 tells the others, once and for each pass |
 //! | [`backlog`] | messages that wait for their turn, on disk where they are many |
-//! | [`page`], [`forward`] | what was read, as messages to process 0 |
+//! | [`page`], [`counts`], [`forward`] | what was read, as messages to process 0 |
 //! | [`unseen`] | inputs that a process cannot read |
 //! | [`gather`] | what all read, in order again |
 //! | [`pack`] | its tokens to shards |
@@ -56,6 +56,7 @@
 mod assist;
 mod backlog;
 mod compare;
+mod counts;
 mod deal;
 mod forward;
 mod gather;

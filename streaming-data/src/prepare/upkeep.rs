@@ -16,6 +16,8 @@
 //! - An input is taken for unchanged if its size and time are what they were; [`Verify::All`] reads it. A file
 //!   that was changed less than two seconds before it was listed is read again by the next update, as is one
 //!   that could not be read to its end.
+//! - With [`Reporting::Files`](super::Reporting::Files) records have the length of each document, and each version has its report
+//!   ([`data_report`](super::data_report)).
 //! - Memory: as of [`prepare`](super::prepare()), and about 300 bytes for each document of the inputs that are
 //!   read, 40 for each that is tokenized, and 200 for each input.
 //!
@@ -55,20 +57,21 @@ use std::{
     collections::BTreeMap, num::NonZeroUsize, ops::ControlFlow, path::PathBuf, time::SystemTime,
 };
 
-use self::{asked::Asked, state::Version};
+use self::asked::Asked;
+pub(crate) use self::{
+    assembler::fate,
+    build::{Upkeep, build},
+    former::{FormerRecords, Known},
+    prune::Unpruned,
+    record::{Document, Fate, Judged, Record, RecordReader, RecordWriter},
+    spool::{Spool, SpoolReader},
+    state::{Version, tokenizer_identity},
+    wanted::Wanted,
+};
 pub use self::{
     build::Verify,
     follow::Follow,
     prune::{PruneReport, prune, prune_in_store},
-};
-pub(crate) use self::{
-    build::{Upkeep, build},
-    former::Known,
-    prune::Unpruned,
-    record::{Document, Fate, Judged, Record, RecordReader, RecordWriter},
-    spool::Spool,
-    state::tokenizer_identity,
-    wanted::Wanted,
 };
 use super::{
     PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize,

@@ -64,7 +64,7 @@ impl Bench {
                 ControlFlow::Continue(())
             })?;
             if let Some(report) = &report {
-                assert_eq!(phases.last(), Some(&Phase::Tokenizing));
+                assert_eq!(phases.last(), Some(&Phase::Publishing));
                 assert_eq!(last.samples, report.samples);
                 // Where texts are read beside what is told, the last words of the one may come behind those of the other.
                 if settings.layout == Layout::Stream {

@@ -8,12 +8,13 @@ use tidemill_streaming_data::{
     DataSet,
     order::SampleId,
     prepare::{
-        ByteTokenizer, Dedup, DedupSettings, FilterSettings, Layout, PrepareSettings,
+        ByteTokenizer, Dedup, DedupSettings, FilterSettings, Layout, PrepareSettings, Reporting,
         UpdateSettings, Verify, update_together,
     },
 };
 
 use crate::peers::in_processes;
+use crate::reports::{Changes, assert_same_report, documents_of, reports, without_reports};
 use crate::support::{Bench, assert_holds, files, number, prepared, word};
 
 const HISTORIES: u64 = 40;
@@ -211,6 +212,11 @@ impl World {
     }
 }
 
+/// Whether data sets of a seed have reports.
+fn is_reported(seed: u64) -> bool {
+    !seed.is_multiple_of(4)
+}
+
 /// What a seed stands for.
 fn settings(seed: u64, bench: &Bench, output: &str) -> PrepareSettings {
     let dedup = [Dedup::Near, Dedup::None, Dedup::Exact, Dedup::Near][seed as usize % 4];
@@ -228,6 +234,7 @@ fn settings(seed: u64, bench: &Bench, output: &str) -> PrepareSettings {
         filters,
         exclude: (seed % 5 > 1).then(|| bench.path("keys.txt")),
         shard_samples: Some(number([20, 44, 90][seed as usize % 3])),
+        reporting: if is_reported(seed) { Reporting::Files } else { Reporting::None },
         ..bench.settings(output)
     }
 }
@@ -254,9 +261,12 @@ fn any_history_leaves_what_a_preparation_from_nothing_does() {
         let mut world = World::new(seed);
         prepared(&settings(seed, &world.bench, "out"));
         for step in 0..5 {
+            let before = documents_of(&world.bench.path("in"));
             for _ in 0..1 + world.chance.below(3) {
                 world.change();
             }
+            let after = documents_of(&world.bench.path("in"));
+            let former = files(&world.bench.path("out"));
             let update = UpdateSettings {
                 workers: number(1 + (seed + step) as usize % 4),
                 verify: if world.chance.below(4) == 0 { Verify::All } else { Verify::No },
@@ -277,7 +287,17 @@ fn any_history_leaves_what_a_preparation_from_nothing_does() {
             let settings = settings(seed, &world.bench, "new");
             let expected = prepared(&settings);
             let updated = report.prepared;
-            assert_holds(&files(&world.bench.path("out")), &files(&world.bench.path("new")));
+            let (out, new) = (files(&world.bench.path("out")), files(&world.bench.path("new")));
+            assert_holds(&out, &without_reports(new.clone()));
+            if is_reported(seed) {
+                match former["index.json"] == out["index.json"] {
+                    // It is no new version.
+                    true => assert_eq!(reports(&former), reports(&out)),
+                    false => {
+                        assert_same_report(&out, &new, &Changes::between(&before, &after));
+                    }
+                }
+            }
             assert_eq!(
                 (
                     updated.documents,

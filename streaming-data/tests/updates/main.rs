@@ -10,4 +10,5 @@ mod changes;
 mod follow;
 mod histories;
 mod kept;
+mod reports;
 mod stores;

@@ -8,7 +8,8 @@ use tidemill_streaming_data::DataSet;
 use tidemill_streaming_data::prepare::{Follow, PrepareError};
 use tidemill_streaming_data::store::Location;
 
-use super::places::{bar, cores, show};
+use super::phases::Phases;
+use super::places::cores;
 use super::{PrepareArguments, update};
 use crate::cli::exit::{ExitCode, one_line};
 use crate::cli::output::note_line;
@@ -26,9 +27,9 @@ pub(super) fn run(arguments: &PrepareArguments, output: &Location) -> anyhow::Re
     // What was told last: the same again is no news.
     let mut told = None;
     while !stop.is_asked() {
-        let bar = bar();
-        let caught_up = follow.catch_up(tokenizer.as_ref(), &mut |now| show(&bar, now, &stop));
-        bar.finish_and_clear();
+        let mut phases = Phases::new();
+        let caught_up = follow.catch_up(tokenizer.as_ref(), &mut |now| phases.show(now, &stop));
+        phases.finish();
         match caught_up {
             Ok(updated) => {
                 told = None;

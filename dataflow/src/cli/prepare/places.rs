@@ -5,17 +5,16 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::available_parallelism;
 
-use indicatif::ProgressBar;
 use tidemill_streaming_data::hash::ContentHash;
 use tidemill_streaming_data::prepare::{
-    Peers, Phase, PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize, UpdateReport,
+    Peers, PrepareError, PrepareReport, PrepareSettings, Progress, Tokenize, UpdateReport,
     UpdateSettings, prepare, prepare_together, update, update_together,
 };
 
 use super::PrepareArguments;
+use super::phases::Phases;
 use crate::cli::exit::ExitCode;
 use crate::cli::processes::{Member, Place, answer, is_supervised, leave, quiet_worker_panics};
-use crate::cli::progress;
 use crate::cli::signals::on_requests_to_stop;
 use crate::cli::supervise;
 use crate::cluster::{ClusterError, ClusterSettings, Lifeline, SupervisorSettings};
@@ -99,6 +98,7 @@ impl Task {
                 ("--strict", format!("{:?}", settings.strictness)),
                 ("--shard-samples", format!("{:?}", settings.shard_samples)),
                 ("--updatable", format!("{:?}", settings.layout)),
+                ("--report", format!("{:?}", settings.reporting)),
             ]),
             What::Update(settings) => identity.extend([
                 ("--update", format!("{:?}", settings.output)),
@@ -138,9 +138,9 @@ pub(super) fn run(
         return as_member(member, task, &stop);
     }
     heed_signals(&stop)?;
-    let bar = bar();
-    let done = task.alone(&mut |now| show(&bar, now, &stop));
-    bar.finish_and_clear();
+    let mut phases = Phases::new();
+    let done = task.alone(&mut |now| phases.show(now, &stop));
+    phases.finish();
     Ok(Ended::Done(Box::new(done?), None))
 }
 
@@ -167,11 +167,11 @@ fn as_member(member: Member, task: Task, stop: &StopRequest) -> anyhow::Result<E
     let (done, asked) = (Arc::new(Mutex::new(None)), stop.clone());
     let slot = Arc::clone(&done);
     let ended = together(cluster, stop, move |peers| {
-        let bar = if process == 0 { bar() } else { ProgressBar::hidden() };
+        let mut phases = if process == 0 { Phases::new() } else { Phases::silent() };
         let never = StopRequest::default();
         let asked = if heeds { &asked } else { &never };
-        let did = task.together(peers, &mut |now| show(&bar, now, asked));
-        bar.finish_and_clear();
+        let did = task.together(peers, &mut |now| phases.show(now, asked));
+        phases.finish();
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = did?;
         Ok(())
     });
@@ -225,23 +225,4 @@ fn heed_signals(stop: &StopRequest) -> anyhow::Result<()> {
         1 => stop.request(),
         _ => leave(),
     })
-}
-
-pub(super) fn bar() -> ProgressBar {
-    progress::bar(0, "{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} eta {eta} {msg}")
-}
-
-/// Shows how far it is, and says whether to go on.
-pub(super) fn show(bar: &ProgressBar, now: Progress, stop: &StopRequest) -> ControlFlow<()> {
-    bar.set_length(now.bytes_total);
-    bar.set_position(now.bytes_done);
-    bar.set_message(match now.phase {
-        Phase::Comparing => "comparing documents".to_owned(),
-        Phase::Sorting => "sorting records of documents".to_owned(),
-        Phase::Tokenizing => format!("{} documents, {} samples", now.documents, now.samples),
-    });
-    match stop.is_asked() {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    }
 }

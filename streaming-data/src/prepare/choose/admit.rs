@@ -13,7 +13,8 @@ use super::{
     filter::{self, FilterReport, FilterSet},
 };
 use crate::prepare::{
-    Place, PrepareError,
+    Place, PrepareError, Reporting, Verdict,
+    data_report::tally::{Counted, Example, Tally},
     pipeline::batch::Batch,
     texts::Visitor,
     upkeep::{Document, Fate, Judged, Known, Wanted},
@@ -41,6 +42,8 @@ pub(crate) struct Rules<'a> {
     pub exclusions: &'a Exclusions,
     pub filters: &'a [FilterSet],
     pub pass: Pass<'a>,
+    /// Whether documents are counted for a report.
+    pub reporting: Reporting,
 }
 
 impl Rules<'_> {
@@ -51,13 +54,15 @@ impl Rules<'_> {
     }
 }
 
-/// What was left out of a file or part.
+/// What was left out of a file or part, or of many.
 #[derive(Debug, Default)]
 pub(crate) struct LeftOut {
     /// Documents that are on a list.
     pub excluded: u64,
     /// What the filters did.
     pub filtered: FilterReport,
+    /// What became of all documents, where a report is asked for.
+    pub tally: Tally,
 }
 
 impl LeftOut {
@@ -65,6 +70,7 @@ impl LeftOut {
     pub(crate) fn add(&mut self, other: &LeftOut) {
         self.excluded += other.excluded;
         self.filtered.add(&other.filtered);
+        self.tally.add(&other.tally);
     }
 }
 
@@ -114,10 +120,18 @@ impl<'a> Admission<'a> {
         if let Some(verdicts) = &mut self.verdicts {
             // The first pass asked lists and filters; what is kept is judged again for the text that is left.
             self.digest.update(text);
-            return Ok(match verdicts.keeps_next() {
-                true => filter::judge(self.rules.filters, text, &mut self.left_out.filtered),
-                false => None,
-            });
+            let verdict = match verdicts.next_fate() {
+                Some(Fate::Copy) => Verdict::Copy,
+                Some(Fate::NearCopy) => Verdict::NearCopy,
+                Some(Fate::Kept { .. } | Fate::Open) => {
+                    let filtered = &mut self.left_out.filtered;
+                    return Ok(filter::judge(self.rules.filters, text, filtered));
+                }
+                // The first pass counted it.
+                None => return Ok(None),
+            };
+            self.count(verdict, (path, place), text, 0);
+            return Ok(None);
         }
         let number = place.map_or(0, Place::number);
         match self.rules.pass {
@@ -138,7 +152,9 @@ impl<'a> Admission<'a> {
             Pass::Record(dedup, known) => {
                 let source = xxh3_128(text.as_bytes());
                 let judged = self.judge(path, place, text, (dedup, known.get(&source)));
-                self.documents.push(Document { place: number, source, judged, fate: Fate::Open });
+                let bytes = self.is_reported().then_some(text.len() as u64);
+                let fate = Fate::Open;
+                self.documents.push(Document { place: number, source, judged, fate, bytes });
                 Ok(None)
             }
             Pass::Fetch(wanted) => match wanted.of(self.input, number) {
@@ -186,9 +202,56 @@ impl<'a> Admission<'a> {
     ) -> Option<Cow<'t, str>> {
         if self.rules.exclusions.exclude(path, place, text) {
             self.left_out.excluded += 1;
+            self.count(Verdict::Excluded, (path, place), text, 0);
             return None;
         }
-        filter::judge(self.rules.filters, text, &mut self.left_out.filtered)
+        let mut filtered = FilterReport::default();
+        let left = filter::judge(self.rules.filters, text, &mut filtered);
+        if left.is_none()
+            && let Some(rule) = filtered.rejected.keys().next()
+        {
+            self.count(Verdict::Rejected(rule.to_string()), (path, place), text, 0);
+        }
+        self.left_out.filtered.add(&filtered);
+        left
+    }
+
+    fn is_reported(&self) -> bool {
+        self.rules.reporting == Reporting::Files
+    }
+
+    /// Counts a document that is in the stream with so many tokens, by its text as it was read.
+    pub(crate) fn keep(&mut self, at: (&Path, Option<Place>), text: &str, tokens: usize) {
+        // What is fetched or shown is counted elsewhere.
+        if let Pass::Tokenize(_) = self.rules.pass {
+            self.count(Verdict::Kept, at, text, tokens as u64);
+        }
+    }
+
+    /// Counts a sample that was tokenized already.
+    pub(crate) fn keep_sample(&mut self, tokens: usize) {
+        if self.is_reported() {
+            let (input, tokens) = (self.input, tokens as u64);
+            let counted = Counted { input, bytes: None, tokens, example: &|| None };
+            self.left_out.tally.count(Verdict::Kept, &counted);
+        }
+    }
+
+    /// Counts a document.
+    fn count(
+        &mut self,
+        verdict: Verdict,
+        (path, place): (&Path, Option<Place>),
+        text: &str,
+        tokens: u64,
+    ) {
+        if !self.is_reported() {
+            return;
+        }
+        let input = self.input;
+        let example = &|| Some(Example::of_text(input, path, place, text));
+        let counted = Counted { input, bytes: Some(text.len() as u64), tokens, example };
+        self.left_out.tally.count(verdict, &counted);
     }
 
     /// What was left out, and signatures; `None` if the documents are others than in the first pass.

@@ -19,6 +19,23 @@ use super::{
 };
 use crate::prepare::PrepareError;
 use crate::prepare::{
+    Reporting, Strictness,
+    choose::admit::{Admission, LeftOut, Pass, Rules},
+    data_report::tally::Example,
+    input::{
+        Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources,
+        find::Input,
+        skip::{Broken, BrokenDocument, Place, SkipReason},
+        text::{read_document, read_piece},
+    },
+    output::shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
+    together::Peers,
+    tokens::{
+        pack::{Cut, RowGroup},
+        tokenize::Tokenize,
+    },
+};
+use crate::prepare::{
     Strictness,
     choose::admit::{Admission, LeftOut, Pass, Rules},
     input::{
@@ -167,7 +184,7 @@ pub(crate) struct TextDone {
 /// What a text held.
 pub(crate) enum Found {
     /// Tokens of a piece, the one that ends the document included where the piece ends it.
-    Piece { tokens: Vec<u32>, text_bytes: u64 },
+    Piece { tokens: Vec<u32>, text_bytes: u64, example: Option<Example> },
     /// A whole document, which may be empty or left out.
     Whole(Box<PartDone>),
     /// UTF-8, which was all that was to be found out.
@@ -258,12 +275,15 @@ fn read(work: &Work<'_>, reading: &Reading, number: u64) -> Result<TextDone, Pre
             return done(Found::Whole(Box::new(whole)));
         }
     };
+    let begins_document = matches!(&reading.extent, Extent::Piece(piece) if piece.start == 0);
+    let is_shown = begins_document && work.rules.reporting == Reporting::Files;
+    let example = is_shown.then(|| Example::of_text(reading.input, path, None, &text));
     let mut tokens = Vec::with_capacity(text.len() + 1);
     tokenize(work, path, &text, &mut tokens)?;
     if ends_document {
         tokens.push(work.tokenizer.eos_token_id());
     }
-    done(Found::Piece { tokens, text_bytes: text.len() as u64 })
+    done(Found::Piece { tokens, text_bytes: text.len() as u64, example })
 }
 
 /// Puts a text into the stream, as far as it is to be there.
@@ -279,14 +299,17 @@ fn take_text(
         done.empty += 1;
         return Ok(());
     }
-    let Some(text) = admission.admit(path, place, text)? else { return Ok(()) };
+    let source = text;
+    let Some(text) = admission.admit(path, place, source)? else { return Ok(()) };
     let before = done.tokens.len();
     done.tokens.reserve(text.len() + 1);
     tokenize(work, path, &text, &mut done.tokens)?;
     done.tokens.push(work.tokenizer.eos_token_id());
+    let length = done.tokens.len() - before;
     if let Pass::Fetch(_) = work.rules.pass {
-        done.lengths.push(done.tokens.len() - before);
+        done.lengths.push(length);
     }
+    admission.keep((path, place), source, length);
     done.documents += 1;
     done.text_bytes += text.len() as u64;
     Ok(())
@@ -355,6 +378,7 @@ fn take(work: &Work<'_>, at_hand: PartAtHand, number: u64) -> Result<PartDone, P
             }
             Entry::Tokens(tokens) => {
                 check_sample(work, path, place, tokens)?;
+                admission.keep_sample(tokens.len());
                 done.tokens.extend_from_slice(tokens);
                 done.documents += 1;
             }

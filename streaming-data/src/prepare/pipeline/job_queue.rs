@@ -75,7 +75,7 @@ impl Drop for CloseAtEnd<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prepare::pipeline::{
+    use super::{
         job::Cutting,
         plan::{Extent, Reading},
     };

@@ -32,12 +32,16 @@ pub(crate) fn run_passes(
     }
     let with = |pass| Work { rules: Rules { pass, ..work.rules }, ..work };
     let signing = with(Pass::Sign(dedup.dedup));
-    let (verdicts, first, report) = find_duplicates(&signing, dedup, progress)?;
+    let (mut verdicts, first, report) = find_duplicates(&signing, dedup, progress)?;
+    let groups = verdicts.groups.take();
     let tokenizing = with(Pass::Tokenize(Some(&verdicts)));
     let mut outcome = make_shards(&tokenizing, output, progress)?;
     // The second pass looks at what is kept only.
     outcome.left_out.excluded = first.left_out.excluded;
     outcome.left_out.filtered.rejected = first.left_out.filtered.rejected;
+    outcome.left_out.tally.add(&first.left_out.tally);
+    let compared = outcome.left_out.tally.compared();
+    outcome.groups = groups.map(|groups| groups.report(compared));
     Ok((outcome, report))
 }
 
@@ -50,7 +54,7 @@ fn find_duplicates(
     if work.peers.is_some() {
         return compare_together(work, dedup, progress);
     }
-    let mut collector = Collector::new(dedup);
+    let mut collector = Collector::new(dedup, work.rules.reporting);
     let first = pipeline::run(work, None, Some(&mut collector), progress)?;
     let bytes_total = work.inputs.iter().map(|input| input.bytes).sum();
     let position = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };

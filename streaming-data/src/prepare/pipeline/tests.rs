@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 use crate::prepare::{
-    ByteTokenizer, Tokenize, TokenizeError,
+    ByteTokenizer, Reporting, Tokenize, TokenizeError,
     choose::{admit::Rules, exclude::Exclusions},
     input::{Sources, find::find_inputs},
     output::{OutputFolder, shard::ShardFormat},
@@ -71,6 +71,7 @@ fn run_with(
         inputs: &inputs,
         sources: &sources,
         rules: Rules {
+            reporting: Reporting::None,
             exclusions: &Exclusions::default(),
             filters: &[],
             pass: Pass::Tokenize(None),

@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     backlog::{Backlog, Popped},
-    compare::{Comparing, compare, judge_for_others},
+    compare::{Comparing, compare, judge_for_others, send_groups},
     forward::{Share, read_share},
     gather::{EndsWithThis, Report, Signals, StopsAtPanic, ask, cause},
     order::{Order, PassOrder, What},
@@ -95,7 +95,8 @@ struct Assistant<'a> {
 impl Assistant<'_> {
     fn pass(&mut self, order: &PassOrder, progress: &mut Report<'_>) -> Result<(), PrepareError> {
         if let What::Judge = order.what {
-            return judge_for_others(self.peers, self.setup.dedup_settings(), progress);
+            let settings = (self.setup.dedup_settings(), self.setup.reporting);
+            return judge_for_others(self.peers, settings, progress);
         }
         let PassOrder { what, numbers, inputs } = order;
         let unseen = Unseen::first_of(inputs);
@@ -122,7 +123,12 @@ impl Assistant<'_> {
             What::Fetch(wanted) => Pass::Fetch(wanted),
             What::Judge => unreachable!("it reads nothing"),
         };
-        let rules = Rules { exclusions: &self.exclusions, filters: &self.setup.filters, pass };
+        let rules = Rules {
+            exclusions: &self.exclusions,
+            filters: &self.setup.filters,
+            pass,
+            reporting: self.setup.reporting,
+        };
         let work = Work {
             inputs: &looked_at,
             sources: &sources,
@@ -150,12 +156,14 @@ impl Assistant<'_> {
                     send(self.peers, 0, unseen.message(), go_on)?;
                 }
                 let settings = self.setup.dedup_settings();
-                let comparing = Comparing { peers: self.peers, settings, owners, share };
-                let (verdicts, summary) = compare(&work, comparing, progress)?;
+                let reporting = self.setup.reporting;
+                let comparing = Comparing { peers: self.peers, settings, reporting, owners, share };
+                let (mut verdicts, summary) = compare(&work, comparing, progress)?;
+                let go_on = &mut || ask(progress, Progress::default());
+                send_groups(self.peers, verdicts.groups.take(), go_on)?;
                 self.verdicts = Some(verdicts);
                 let mut page = PageWriter::default();
                 page.summary(&summary);
-                let go_on = &mut || ask(progress, Progress::default());
                 send(self.peers, 0, page.take(), go_on)
             }
             _ => forward(&work, share, unseen, self.peers, progress),

@@ -9,6 +9,7 @@
 //! processes that send each other more than there is room for both go on.
 
 mod entries;
+mod groups;
 mod verdicts;
 
 use std::{
@@ -19,8 +20,10 @@ use std::{
     thread,
 };
 
+pub(super) use self::groups::send_groups;
 use self::{
     entries::{Signing, sign},
+    groups::receive_groups,
     verdicts::{Receiver, send_verdicts},
 };
 use super::{
@@ -33,7 +36,7 @@ use super::{
     peers::{Peers, receive},
 };
 use crate::prepare::{
-    DedupReport, DedupSettings, Phase, PrepareError, Progress,
+    DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting,
     choose::duplicates::{Found, Verdicts},
     pipeline::{self, Outcome, job::Work},
     upkeep::{Judged, Record, Spool},
@@ -47,6 +50,10 @@ const FOUND_COPIES: u8 = 14;
 const FOUND_NEAR: u8 = 15;
 /// No verdicts follow.
 const JUDGED: u8 = 16;
+/// Links between documents of a group.
+const GROUPS: u8 = 17;
+/// No links follow.
+const GROUPS_END: u8 = 18;
 
 /// Bytes of a message with entries or verdicts.
 const MESSAGE_BYTES: usize = 64 << 10;
@@ -59,6 +66,7 @@ const ORDINAL_BITS: u32 = 36;
 pub(super) struct Comparing<'a> {
     pub peers: &'a dyn Peers,
     pub settings: DedupSettings,
+    pub reporting: Reporting,
     /// The process of each input of the pass.
     pub owners: &'a [usize],
     /// The inputs of this process.
@@ -82,14 +90,19 @@ pub(crate) fn compare_together(
     give_orders(peers, work.rules.pass, work.inputs, &owners, go_on)?;
     let own = OwnShare::new(work, &owners);
     let share = Share { numbers: &own.numbers };
-    let comparing = Comparing { peers, settings, owners: &owners, share };
-    let (verdicts, own_summary) = compare(&own.work(work), comparing, progress)?;
+    let reporting = work.rules.reporting;
+    let comparing = Comparing { peers, settings, reporting, owners: &owners, share };
+    let (mut verdicts, own_summary) = compare(&own.work(work), comparing, progress)?;
     let mut summary = own_summary;
     for process in 1..peers.processes() {
         let position = Progress { phase: Phase::Sorting, ..position };
-        let (_, message) = receive(peers, &[process], &mut || ask(progress, position))?;
+        let go_on = &mut || ask(progress, position);
+        if let Some(groups) = &mut verdicts.groups {
+            receive_groups(comparing, process, groups, go_on)?;
+        }
+        let (_, message) = receive(peers, &[process], go_on)?;
         match Page::new(message, process).next()? {
-            Some(Item::Summary(other)) => {
+            Some(Item::Summary(other)) if other.is_of_inputs(owners.len()) => {
                 work.rules.exclusions.note_used(&other.used_exclusions);
                 summary.add(*other);
             }
@@ -113,7 +126,7 @@ pub(super) fn compare(
         read.map_err(|error| signing.ended_by(error))
     };
     let (verdicts, outcome) = compare_what(read, comparing, progress)?;
-    let summary = summary(work, outcome, verdicts.report());
+    let summary = summary(work, comparing.share, outcome, verdicts.report());
     Ok((verdicts, summary))
 }
 
@@ -123,7 +136,7 @@ pub(super) fn compare(
 /// That of a temporary file, and [`PrepareError::Parted`].
 pub(crate) fn judge_records(
     peers: &dyn Peers,
-    settings: DedupSettings,
+    (settings, reporting): (DedupSettings, Reporting),
     records: &mut Spool,
     progress: &mut Report<'_>,
 ) -> Result<Verdicts, PrepareError> {
@@ -147,9 +160,17 @@ pub(crate) fn judge_records(
         }
         Ok(Outcome::default())
     };
-    let comparing = Comparing { peers, settings, owners: &[0], share: Share { numbers: &[0] } };
+    let share = Share { numbers: &[0] };
+    let comparing = Comparing { peers, settings, reporting, owners: &[0], share };
     let mut sorting = |now: Progress| progress(Progress { phase: Phase::Sorting, ..now });
-    Ok(compare_what(read, comparing, &mut sorting)?.0)
+    let (mut verdicts, _) = compare_what(read, comparing, &mut sorting)?;
+    if let Some(groups) = &mut verdicts.groups {
+        let go_on = &mut || ask(&mut sorting, position);
+        for process in 1..peers.processes() {
+            receive_groups(comparing, process, groups, go_on)?;
+        }
+    }
+    Ok(verdicts)
 }
 
 /// The same pass of another process, which has no documents in it.
@@ -158,11 +179,13 @@ pub(crate) fn judge_records(
 /// As [`judge_records`].
 pub(super) fn judge_for_others(
     peers: &dyn Peers,
-    settings: DedupSettings,
+    (settings, reporting): (DedupSettings, Reporting),
     progress: &mut Report<'_>,
 ) -> Result<(), PrepareError> {
-    let comparing = Comparing { peers, settings, owners: &[0], share: Share { numbers: &[] } };
-    compare_what(|_, _| Ok(Outcome::default()), comparing, progress).map(|_| ())
+    let share = Share { numbers: &[] };
+    let comparing = Comparing { peers, settings, reporting, owners: &[0], share };
+    let (verdicts, _) = compare_what(|_, _| Ok(Outcome::default()), comparing, progress)?;
+    send_groups(peers, verdicts.groups, &mut || ask(progress, Progress::default()))
 }
 
 /// Compares what `read` gives to what it is handed, on a thread of its own.
@@ -205,7 +228,7 @@ fn compare_what(
             ask(progress, now)
         };
         let received = receiver.run(&mut go_on);
-        drop(receiver);
+        let groups = receiver.into_groups();
         verdicts_out.end();
         signals.is_stopped.store(received.is_err(), Ordering::Relaxed);
         let sent = sender.join().expect("what sends does not panic");
@@ -217,7 +240,9 @@ fn compare_what(
             }
         };
         let found = std::mem::take(&mut lock(judging).found);
-        Ok((listed.judged(found), outcome))
+        let mut verdicts = listed.judged(found);
+        verdicts.groups = groups;
+        Ok((verdicts, outcome))
     })
 }
 

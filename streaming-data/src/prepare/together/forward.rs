@@ -56,12 +56,18 @@ pub(super) fn read_share(
     }
     let outcome = pipeline::run(work, None, Some(&mut forward), progress)?;
     let mut page = forward.page;
-    page.summary(&summary(work, outcome, DedupReport::default()));
+    page.summary(&summary(work, share, outcome, DedupReport::default()));
     backlog.push(page.take())
 }
 
 /// What a process did in a pass.
-pub(super) fn summary(work: &Work<'_>, outcome: Outcome, dedup: DedupReport) -> Summary {
+pub(super) fn summary(
+    work: &Work<'_>,
+    share: Share<'_>,
+    mut outcome: Outcome,
+    dedup: DedupReport,
+) -> Summary {
+    outcome.left_out.tally.renumber(share.numbers);
     Summary { outcome, dedup, used_exclusions: work.rules.exclusions.used() }
 }
 

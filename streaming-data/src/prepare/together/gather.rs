@@ -209,7 +209,9 @@ impl Merge<'_, '_> {
             loop {
                 match self.next(owner)? {
                     Item::Batch(input, mut batch) if input == number => {
-                        self.position.documents += batch.tokenized;
+                        // Records are made of those that are not tokenized.
+                        self.position.documents += batch.tokenized + batch.documents.len() as u64;
+                        self.position.tokens += batch.tokens.len() as u64;
                         self.advance(number, batch.read_bytes);
                         let named = std::mem::take(&mut batch.named_broken);
                         self.summary.outcome.broken.take(batch.broken, named);
@@ -228,7 +230,7 @@ impl Merge<'_, '_> {
         }
         for process in 0..self.peers.processes() {
             match self.next(process)? {
-                Item::Summary(summary) => {
+                Item::Summary(summary) if summary.is_of_inputs(owners.len()) => {
                     self.work.rules.exclusions.note_used(&summary.used_exclusions);
                     self.summary.add(*summary);
                 }

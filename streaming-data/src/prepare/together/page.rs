@@ -1,6 +1,7 @@
 //! What a process read, on its way to process 0: pages of batches and ends of inputs, and in the end a summary.
 
 use super::{
+    counts::{read_tally, write_tally},
     packet::{Packet, Unpacked},
     setup::{path_of_bytes, path_to_bytes},
     unseen::{UNSEEN, Unseen, look_at},
@@ -133,6 +134,7 @@ impl PageWriter {
             packet.byte(u8::from(matches!(reason, SkipReason::Unreadable { .. })));
         }
         packet.bytes(used_exclusions);
+        write_tally(packet, &outcome.left_out.tally);
     }
 
     /// The page, if it is full enough to be sent.
@@ -231,7 +233,10 @@ fn read_batch(unpacked: &mut Unpacked<'_>) -> Result<Batch, PrepareError> {
     let mut reader = RecordReader::default();
     for _ in 0..documents {
         match reader.read(&mut records) {
-            Ok(Some(Record::Document(document))) if is_of_a_rule(&document.judged) => {
+            Ok(Some(Record::Document(document)))
+                if is_of_a_rule(&document.judged)
+                    && document.bytes.is_none_or(|bytes| bytes >> BATCH_DIGITS == 0) =>
+            {
                 batch.documents.push(document);
             }
             _ => return Err(unpacked.wrong()),
@@ -278,10 +283,16 @@ fn read_summary(unpacked: &mut Unpacked<'_>, process: usize) -> Result<Summary, 
         outcome.skipped.push(SkippedDocument { path, reason: SkipReason::Told { words } });
     }
     summary.used_exclusions = unpacked.bytes()?.to_vec();
+    summary.outcome.left_out.tally = read_tally(unpacked)?;
     Ok(summary)
 }
 
 impl Summary {
+    /// Whether what it counts is of so many inputs.
+    pub(super) fn is_of_inputs(&self, inputs: usize) -> bool {
+        self.outcome.left_out.tally.is_of_inputs(inputs)
+    }
+
     /// Adds what another process did. Its files that were skipped come behind.
     pub(super) fn add(&mut self, other: Summary) {
         let (own, outcome) = (&mut self.outcome, other.outcome);
@@ -316,6 +327,7 @@ mod tests {
             source: u128::from(place) << 70,
             judged: Judged::Chosen(None),
             fate: Fate::Open,
+            bytes: (place % 2 == 0).then_some(1000 * place),
         };
         let mut batch = Batch {
             tokens: vec![7; 30],

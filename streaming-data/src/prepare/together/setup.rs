@@ -11,7 +11,7 @@ use super::{
 use crate::{
     hash::ContentHash,
     prepare::{
-        Dedup, DedupSettings, PrepareError, PrepareSettings, Strictness, Tokenize,
+        Dedup, DedupSettings, PrepareError, PrepareSettings, Reporting, Strictness, Tokenize,
         choose::{exclude::Exclusions, filter::FilterSet},
         input::{Contents, find::path_bytes},
         upkeep::tokenizer_identity,
@@ -27,6 +27,7 @@ pub(crate) struct Setup {
     pub text_key: Option<String>,
     pub dedup: Dedup,
     pub dedup_memory_bytes: u64,
+    pub reporting: Reporting,
     /// The list of what is left out, the folder in which its paths begin, and its identity.
     exclude: Option<(Vec<u8>, Option<Vec<u8>>, ContentHash)>,
     /// Tokens of a row; none of documents, and within it none where no row is known.
@@ -51,6 +52,7 @@ impl Setup {
             text_key: settings.text_key.clone(),
             dedup: settings.dedup.dedup,
             dedup_memory_bytes: settings.dedup.memory_bytes,
+            reporting: settings.reporting,
             exclude: settings.exclude.clone().zip(identity).map(|(path, identity)| {
                 let bytes = |path: &Path| path_to_bytes(path).to_vec();
                 (bytes(&path), base.map(bytes), identity)

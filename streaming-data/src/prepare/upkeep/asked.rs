@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::UpdateSettings;
 use crate::prepare::{
-    Dedup, DedupSettings, FilterSettings, Layout, PrepareError, PrepareSettings, Strictness,
-    TokenizedBy, choose::filter::FilterSet,
+    Dedup, DedupSettings, FilterSettings, Layout, PrepareError, PrepareSettings, Reporting,
+    Strictness, TokenizedBy, choose::filter::FilterSet,
 };
 
 /// Settings of a preparation, but for those that change no byte. Paths are absolute: an update may begin
@@ -28,6 +28,9 @@ pub(crate) struct Asked {
     dedup: Dedup,
     exclude: Option<String>,
     strictness: Strictness,
+    /// Data sets without reports say nothing of them.
+    #[serde(default, skip_serializing_if = "is_without")]
+    reporting: Reporting,
     /// The folder in which paths began that were not absolute.
     pub base: String,
 }
@@ -54,6 +57,7 @@ impl Asked {
             dedup: settings.dedup.dedup,
             exclude: settings.exclude.as_ref().map(absolute).transpose()?,
             strictness: settings.strictness,
+            reporting: settings.reporting,
             base: text(&base)?,
         })
     }
@@ -81,8 +85,13 @@ impl Asked {
             strictness: self.strictness,
             shard_samples: self.shard_samples,
             layout: Layout::Updatable,
+            reporting: self.reporting,
         }
     }
+}
+
+fn is_without(reporting: &Reporting) -> bool {
+    *reporting == Reporting::None
 }
 
 fn text(path: &Path) -> Result<String, PrepareError> {

@@ -16,8 +16,9 @@ use super::{
 use crate::{
     data_set::index::ShardEntry,
     prepare::{
-        PrepareError,
+        PrepareError, Reporting,
         choose::duplicates::Verdicts,
+        data_report::tally::Tally,
         tokens::pack::{Cut, Packer, RowGroup},
     },
 };
@@ -60,6 +61,9 @@ pub(crate) struct Assembler<'a> {
     out: VecDeque<Step<'a>>,
     is_over: bool,
     pub totals: Totals,
+    /// What became of all documents, where a report is asked for, and how many inputs began.
+    pub tally: Option<Tally>,
+    inputs: usize,
 }
 
 /// What was assembled.
@@ -79,6 +83,7 @@ impl<'a> Assembler<'a> {
         verdicts: Option<&'a Verdicts>,
         former: Option<FormerShards<'a>>,
         (cut, content_cut): (Cut, ContentCut),
+        reporting: Reporting,
     ) -> Assembler<'a> {
         Assembler {
             records,
@@ -96,6 +101,8 @@ impl<'a> Assembler<'a> {
             out: VecDeque::new(),
             is_over: false,
             totals: Totals::default(),
+            tally: (reporting == Reporting::Files).then(Tally::default),
+            inputs: 0,
         }
     }
 
@@ -136,10 +143,14 @@ impl<'a> Assembler<'a> {
             Record::Begin(_) => {
                 self.seal_part();
                 self.part.write(&record);
+                self.inputs += 1;
             }
             Record::Document(document) => {
                 self.seal_part();
                 let document = self.take_document(document, origin, fetch)?;
+                if let Some(tally) = &mut self.tally {
+                    tally.count_record(self.inputs - 1, &document);
+                }
                 self.part.write(&Record::Document(document));
             }
         }

@@ -30,11 +30,12 @@ use crate::{
     data_set::index::{STATE_FOLDER, ShardEntry, StateEntry},
     hash::ContentHash,
     prepare::{
-        Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress,
+        Dedup, DedupReport, DedupSettings, Phase, PrepareError, Progress, Reporting,
         choose::{
-            admit::{Pass, Rules},
+            admit::{LeftOut, Pass, Rules},
             duplicates::Collector,
         },
+        data_report::{difference::difference, show::show},
         input::{
             find::{Input, path_bytes},
             format::Format,
@@ -124,7 +125,8 @@ pub(crate) fn build(
     // Several processes compare the records once all are there.
     let peers = work.peers.filter(|_| upkeep.dedup.dedup != Dedup::None);
     let is_compared = upkeep.dedup.dedup != Dedup::None && peers.is_none();
-    let compared = is_compared.then(|| Collector::new(upkeep.dedup));
+    let reporting = work.rules.reporting;
+    let compared = is_compared.then(|| Collector::new(upkeep.dedup, reporting));
     let past = Past { known: &known, records, places };
     let mut recorder = Recorder::new(&listed, work.rules.exclusions, past, compared)?;
     let read: Vec<Input> = of(&listed, Source::Input).cloned().collect();
@@ -138,11 +140,15 @@ pub(crate) fn build(
     drop(known);
     let bytes_total = read.iter().map(|input| input.bytes).sum();
     let sorting = Progress { phase: Phase::Sorting, bytes_total, ..Progress::default() };
-    let verdicts = match (compared, peers) {
+    let mut verdicts = match (compared, peers) {
         (Some(compared), _) => Some(compared.finish(&mut || ask(progress, sorting))?),
-        (None, Some(peers)) => Some(judge_records(peers, upkeep.dedup, &mut spool, progress)?),
+        (None, Some(peers)) => {
+            let how = (upkeep.dedup, reporting);
+            Some(judge_records(peers, how, &mut spool, progress)?)
+        }
         (None, None) => None,
     };
+    let groups = verdicts.as_mut().and_then(|verdicts| verdicts.groups.take());
 
     let go_on = &mut || ask(progress, sorting);
     let plan = Plan::new(&mut spool, verdicts.as_ref(), &listed, go_on)?;
@@ -162,13 +168,31 @@ pub(crate) fn build(
     let least = work.cut.seq_len as u64 + 1;
     let target = work.cut.shard_samples as u64 * work.cut.seq_len as u64;
     let cuts = (work.cut, ContentCut::new(target, least));
-    let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts);
-    let built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
+    let assembler = Assembler::new(spool.read()?, verdicts.as_ref(), shards, cuts, reporting);
+    let mut built = assemble(fetching, &plan.wanted, assembler, former, output, progress)?;
     (changes.shards_kept, changes.shards_read) = (built.kept_shards, built.read_shards);
-
     let state = State::new(upkeep.asked, upkeep.tokenizer, built.parts);
     let bytes = state.to_bytes();
     let state = State::entry(&bytes);
+    if reporting == Reporting::Files {
+        let at_end = Progress { phase: Phase::Reporting, ..Progress::default() };
+        let go_on = &mut || ask(progress, at_end);
+        let report = former.map(Version::report).transpose()?.flatten();
+        let change_before = report.as_ref().and_then(|report| report.update.clone());
+        let outcome = &mut built.outcome;
+        show(&work, &mut outcome.left_out.tally, report, go_on)?;
+        let compared = outcome.left_out.tally.compared();
+        outcome.groups = groups.map(|groups| groups.report(compared));
+        outcome.difference = match former {
+            None => None,
+            // It is the same version, which says what the update changed that made it.
+            Some(former) if former.is_of(&state, &outcome.shards) => change_before,
+            Some(former) => {
+                let verdicts = verdicts.as_ref();
+                Some(difference(former, &mut spool, verdicts, &outcome.shards, go_on)?)
+            }
+        };
+    }
     output.put(&state.file, bytes)?;
     output.put(&format!("{STATE_FOLDER}/{SEEN_FILE}"), seen.to_bytes())?;
     let dedup = verdicts.map_or_else(DedupReport::default, |verdicts| verdicts.report());
@@ -287,6 +311,7 @@ fn assemble(
                 outcome.tokens = built.outcome.tokens;
                 outcome.dropped_tokens = built.outcome.dropped_tokens;
                 outcome.shards = built.outcome.shards;
+                outcome.left_out.tally = built.outcome.left_out.tally;
                 Ok(Built { outcome, ..built })
             }
         }
@@ -337,7 +362,10 @@ impl<'a> Assembly<'a> {
         }
         self.report()?;
         let totals = assembler.totals;
+        let left_out =
+            LeftOut { tally: assembler.tally.take().unwrap_or_default(), ..LeftOut::default() };
         let outcome = Outcome {
+            left_out,
             documents: totals.documents,
             tokens: totals.tokens,
             dropped_tokens: totals.dropped_tokens,

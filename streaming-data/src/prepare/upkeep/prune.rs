@@ -20,6 +20,7 @@ use crate::{
     hash::ContentHash,
     prepare::{
         PrepareError,
+        data_report::report_files,
         output::{WriterLock, remove_unfinished, shard::repeated_content_name},
     },
     store::{Location, RemoteFolder, StoreSettings},
@@ -139,6 +140,9 @@ fn remove(
     let mut wanted = BTreeSet::new();
     for version in kept.iter().chain(unpublished.iter().map(|(_, version)| version)) {
         wanted.extend(files_of(files, version)?);
+    }
+    for version in kept.iter().chain(unpublished.iter().map(|(_, version)| version)) {
+        wanted.extend(report_files(version.fingerprint));
     }
     let mut listed = BTreeSet::new();
     for version in removed {

@@ -31,6 +31,8 @@ pub(crate) struct Document {
     pub source: u128,
     pub judged: Judged,
     pub fate: Fate,
+    /// Bytes of its text as it was read, where they are noted for a report.
+    pub bytes: Option<u64>,
 }
 
 /// What lists and filters say of a document, whatever other documents there are.
@@ -109,6 +111,10 @@ const END: u8 = 1;
 const EXCLUDED: u8 = 2;
 const REJECTED: u8 = 3;
 const CHOSEN: u8 = 4;
+/// Added to these three where a document's length follows its hash.
+const WITH_BYTES: u8 = 3;
+/// The bits of all kinds.
+const KIND_BITS: u8 = 7;
 
 /// Bits beside [`CHOSEN`]: the fate, and what there is of a signature.
 const FATE_SHIFT: u8 = 3;
@@ -191,10 +197,12 @@ impl RecordWriter {
                 CHOSEN | fate << FATE_SHIFT | parts
             }
         };
-        self.bytes.push(tag);
+        let with_bytes = if document.bytes.is_some() { WITH_BYTES } else { 0 };
+        self.bytes.push(tag + with_bytes);
         self.number(document.place.wrapping_sub(self.context.place));
         self.context.place = document.place;
         self.bytes.extend_from_slice(&document.source.to_le_bytes());
+        document.bytes.into_iter().for_each(|bytes| self.number(bytes));
         match &document.judged {
             Judged::Excluded => {}
             Judged::Rejected(rule) => {
@@ -307,6 +315,11 @@ impl RecordReader {
         let place = self.context.place.wrapping_add(number(bytes)?);
         self.context.place = place;
         let source = wide(bytes)?;
+        let has_bytes = tag & KIND_BITS > CHOSEN;
+        let (tag, length) = match has_bytes {
+            true => (tag - WITH_BYTES, Some(number(bytes)?)),
+            false => (tag, None),
+        };
         let (mut judged, mut fate) = (Judged::Excluded, Fate::Open);
         match tag {
             EXCLUDED => {}
@@ -337,7 +350,7 @@ impl RecordReader {
             }
             _ => return Err(wrong("a record of no kind")),
         }
-        Ok(Document { place, source, judged, fate })
+        Ok(Document { place, source, judged, fate, bytes: length })
     }
 }
 
@@ -391,7 +404,9 @@ mod tests {
 
     fn records() -> Vec<Record> {
         let document = |place, source, judged, fate| {
-            Record::Document(Document { place, source, judged, fate })
+            // Of each kind some have a length.
+            let bytes = (place % 2 == 0 || place == 3).then_some(place << 9);
+            Record::Document(Document { place, source, judged, fate, bytes })
         };
         let near = Some(std::array::from_fn(|at| 1 << at));
         let signature = |copies, near| Judged::Chosen(Some(Signature { copies, near }));
@@ -445,7 +460,8 @@ mod tests {
             for &place in places {
                 let judged = Judged::Chosen(None);
                 let fate = Fate::Kept { tokens: 5 };
-                writer.write(&Record::Document(Document { place, source: 1, judged, fate }));
+                let document = Document { place, source: 1, judged, fate, bytes: Some(9) };
+                writer.write(&Record::Document(document));
                 bytes.push(writer.take_bytes());
             }
             bytes

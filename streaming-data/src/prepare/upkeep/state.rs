@@ -30,8 +30,10 @@ use crate::{
     error::DataError,
     hash::ContentHash,
     prepare::{
-        PrepareError, Tokenize,
+        DataReport, PrepareError, Tokenize,
         choose::{duplicates::SIGNATURES, filter::SPLITTER},
+        data_report::report_files,
+        output::shard::ZSTD_LEVEL,
     },
     store::{Found, RemoteFolder},
 };
@@ -78,7 +80,7 @@ impl Methods {
             words: SPLITTER.to_owned(),
             signatures: SIGNATURES.to_owned(),
             cut: CUT.to_owned(),
-            encoder: format!("{DEFAULT_CREATED_BY}, zstd {zstd}"),
+            encoder: format!("{DEFAULT_CREATED_BY}, zstd {zstd}, level {ZSTD_LEVEL}"),
         }
     }
 }
@@ -289,16 +291,35 @@ impl Version {
     /// Those of reading it.
     pub(crate) fn seen(&self) -> Result<Seen, PrepareError> {
         let name = format!("{STATE_FOLDER}/{SEEN_FILE}");
-        let path = self.path_of(&name);
-        let bytes = match &self.place {
-            Place::Store(remote, _) => remote.get_if_there(&name)?.map(Vec::from),
+        let bytes = self.file_if_there(&name)?;
+        Ok(bytes.map_or_else(Seen::default, |bytes| Seen::from_bytes(&bytes, &self.path_of(&name))))
+    }
+
+    /// The report on the version, where there is one.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub(crate) fn report(&self) -> Result<Option<DataReport>, PrepareError> {
+        let [name, _] = report_files(self.index.fingerprint());
+        let report = self.file_if_there(&name)?.and_then(|bytes| DataReport::from_bytes(&bytes));
+        Ok(report.filter(|report| report.is_of(&self.index)))
+    }
+
+    /// Whether it has this state and these shards.
+    pub(crate) fn is_of(&self, state: &StateEntry, shards: &[ShardEntry]) -> bool {
+        self.index.state.as_ref() == Some(state) && self.index.shards == shards
+    }
+
+    fn file_if_there(&self, name: &str) -> Result<Option<Vec<u8>>, PrepareError> {
+        let path = self.path_of(name);
+        Ok(match &self.place {
+            Place::Store(remote, _) => remote.get_if_there(name)?.map(Vec::from),
             Place::Folder(_) => match read(&path, Kind::Other) {
                 Ok(bytes) => Some(bytes),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
                 Err(error) => return Err(PrepareError::io("read", &path)(error)),
             },
-        };
-        Ok(bytes.map_or_else(Seen::default, |bytes| Seen::from_bytes(&bytes, &path)))
+        })
     }
 
     /// All records in order.

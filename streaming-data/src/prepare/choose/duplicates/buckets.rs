@@ -73,7 +73,8 @@ impl<K: Key> Buckets<K> {
     }
 
     /// Puts a document into a bucket. `not_first` is told of documents that turn out
-    /// not to be the first of a bucket, of this or an earlier call, in any order and perhaps twice.
+    /// not to be the first of a bucket, of this or an earlier call, in any order and perhaps twice, each with one
+    /// that is before it in the bucket. All of a bucket are connected by these, once it was finished.
     ///
     /// # Errors
     /// That of a file which cannot be written.
@@ -81,7 +82,7 @@ impl<K: Key> Buckets<K> {
         &mut self,
         bucket: K,
         document: u64,
-        not_first: &mut dyn FnMut(u64),
+        not_first: &mut dyn FnMut(u64, u64),
     ) -> io::Result<()> {
         if self.entries.len() >= self.bound {
             let firsts = self.firsts(not_first);
@@ -105,7 +106,7 @@ impl<K: Key> Buckets<K> {
     /// That of a file which cannot be written or read, or of `go_on`.
     pub(super) fn finish<E: From<io::Error>>(
         mut self,
-        not_first: &mut dyn FnMut(u64),
+        not_first: &mut dyn FnMut(u64, u64),
         go_on: &mut dyn FnMut() -> Result<(), E>,
     ) -> Result<(), E> {
         let firsts = self.firsts(not_first);
@@ -131,7 +132,7 @@ impl<K: Key> Buckets<K> {
             match last {
                 Some((same, first)) if same == bucket => {
                     if first != document {
-                        not_first(document);
+                        not_first(document, first);
                     }
                 }
                 _ => last = Some((bucket, document)),
@@ -146,13 +147,13 @@ impl<K: Key> Buckets<K> {
     }
 
     /// Takes the entries, sorted, and of each bucket the first; tells of the others.
-    fn firsts(&mut self, not_first: &mut dyn FnMut(u64)) -> Vec<Entry<K>> {
+    fn firsts(&mut self, not_first: &mut dyn FnMut(u64, u64)) -> Vec<Entry<K>> {
         let mut entries = mem::take(&mut self.entries);
         entries.sort_unstable();
         entries.dedup_by(|later, first| {
             let is_same = later.0 == first.0;
             if is_same && later.1 != first.1 {
-                not_first(later.1);
+                not_first(later.1, first.1);
             }
             is_same
         });
@@ -189,8 +190,8 @@ fn read_entry<K: Key>(file: &mut BufReader<File>) -> io::Result<Option<Entry<K>>
 mod tests {
     use std::collections::{BTreeSet, HashSet};
 
+    use super::shingles::mix;
     use super::*;
-    use crate::prepare::choose::duplicates::shingles::mix;
 
     /// In which order documents come.
     #[derive(Clone, Copy, PartialEq)]
@@ -210,13 +211,15 @@ mod tests {
         for document in order.filter(|_| !is_ordered).chain(in_order) {
             for &key in &documents[document] {
                 let document = document as u64;
-                buckets.insert(key, document, &mut |document| _ = found.insert(document)).unwrap();
+                buckets
+                    .insert(key, document, &mut |document, _| _ = found.insert(document))
+                    .unwrap();
                 assert!(buckets.entries.len() <= bound.max(64));
             }
         }
         let mut found_last = Vec::new();
         let go_on = &mut || Ok::<_, io::Error>(());
-        buckets.finish(&mut |document| found_last.push(document), go_on).unwrap();
+        buckets.finish(&mut |document, _| found_last.push(document), go_on).unwrap();
         found.extend(found_last);
         found
     }

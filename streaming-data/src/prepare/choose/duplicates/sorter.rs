@@ -29,8 +29,8 @@ impl Signature {
     }
 }
 
-/// Is told of a document that is not the first in a bucket.
-pub(crate) type Tell<'a> = dyn FnMut(Likeness, u64) + 'a;
+/// Is told of a document that is not the first in a bucket, and of one before it in that bucket.
+pub(crate) type Tell<'a> = dyn FnMut(Likeness, u64, u64) + 'a;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -64,11 +64,11 @@ impl Sorter {
         let inserted = match bucket {
             Bucket::Copies(copies) => {
                 let key = [(copies >> 64) as u64, copies as u64];
-                let tell = &mut |document| tell(Likeness::Copy, document);
+                let tell = &mut |document, first| tell(Likeness::Copy, document, first);
                 self.copies.insert(key, document, tell)
             }
             Bucket::Band(band) => {
-                let tell = &mut |document| tell(Likeness::NearCopy, document);
+                let tell = &mut |document, first| tell(Likeness::NearCopy, document, first);
                 self.bands.insert(band, document, tell)
             }
         };
@@ -90,12 +90,10 @@ impl Sorter {
             Stopped::Asked(error) => error,
             Stopped::Io(error) => sorting_failed(error),
         };
-        let finished =
-            self.copies.finish(&mut |document| tell(Likeness::Copy, document), &mut go_on);
-        finished.map_err(stopped)?;
-        let finished =
-            self.bands.finish(&mut |document| tell(Likeness::NearCopy, document), &mut go_on);
-        finished.map_err(stopped)
+        let of_copies = &mut |document, first| tell(Likeness::Copy, document, first);
+        self.copies.finish(of_copies, &mut go_on).map_err(stopped)?;
+        let of_bands = &mut |document, first| tell(Likeness::NearCopy, document, first);
+        self.bands.finish(of_bands, &mut go_on).map_err(stopped)
     }
 }
 

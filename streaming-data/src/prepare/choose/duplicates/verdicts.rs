@@ -8,6 +8,7 @@ use super::{
 };
 use crate::prepare::{
     PrepareError,
+    data_report::{Reporting, groups::Groups},
     pipeline::batch::{Batch, Collect},
     upkeep::Fate,
 };
@@ -117,7 +118,7 @@ impl Listed {
         let both: u64 = both.map(|(a, b)| u64::from((a & b).count_ones())).sum();
         let report = DedupReport { copies: copies.len(), near_copies: near.len() - both };
         let Listed { seen, documents, left_out } = self;
-        Verdicts { seen, documents, left_out, copies, near, report }
+        Verdicts { seen, documents, left_out, copies, near, report, groups: None }
     }
 }
 
@@ -127,15 +128,18 @@ pub(crate) struct Collector {
     listed: Listed,
     found: Found,
     sorter: Sorter,
+    /// Where they are reported.
+    groups: Option<Groups>,
 }
 
 impl Collector {
     /// For so much memory; see [`Sorter::new`].
-    pub(crate) fn new(settings: DedupSettings) -> Collector {
+    pub(crate) fn new(settings: DedupSettings, reporting: Reporting) -> Collector {
         Collector {
             listed: Listed::default(),
             found: Found::default(),
             sorter: Sorter::new(settings),
+            groups: Groups::asked(reporting),
         }
     }
 
@@ -145,8 +149,11 @@ impl Collector {
     /// That of a temporary file.
     pub(crate) fn sign(&mut self, signature: Option<Signature>) -> Result<(), PrepareError> {
         let document = self.listed.push(signature.as_ref());
-        let found = &mut self.found;
-        let tell = &mut |likeness, document| found.insert(likeness, document);
+        let (found, groups) = (&mut self.found, &mut self.groups);
+        let tell = &mut |likeness, document, first| {
+            found.insert(likeness, document);
+            groups.iter_mut().for_each(|groups| groups.link(document, first));
+        };
         let mut buckets = signature.iter().flat_map(Signature::buckets);
         buckets.try_for_each(|bucket| self.sorter.insert(bucket, document, tell))
     }
@@ -159,9 +166,13 @@ impl Collector {
         self,
         go_on: &mut dyn FnMut() -> Result<(), PrepareError>,
     ) -> Result<Verdicts, PrepareError> {
-        let Collector { listed, mut found, sorter } = self;
-        sorter.finish(&mut |likeness, document| found.insert(likeness, document), go_on)?;
-        Ok(listed.judged(found))
+        let Collector { listed, mut found, sorter, mut groups } = self;
+        let tell = &mut |likeness, document, first| {
+            found.insert(likeness, document);
+            groups.iter_mut().for_each(|groups| groups.link(document, first));
+        };
+        sorter.finish(tell, go_on)?;
+        Ok(Verdicts { groups, ..listed.judged(found) })
     }
 }
 
@@ -181,6 +192,8 @@ pub(crate) struct Verdicts {
     copies: Documents,
     near: Documents,
     report: DedupReport,
+    /// Groups of duplicates, where they are reported.
+    pub groups: Option<Groups>,
 }
 
 impl Verdicts {
@@ -192,10 +205,6 @@ impl Verdicts {
             (false, true) => Fate::NearCopy,
             (false, false) => Fate::Kept { tokens: 0 },
         }
-    }
-
-    fn is_kept(&self, document: u64) -> bool {
-        !self.left_out.contains(document) && matches!(self.fate(document), Fate::Kept { .. })
     }
 
     /// Those of a batch, whose documents are asked for one after the other.
@@ -232,10 +241,12 @@ pub(crate) struct BatchVerdicts<'a> {
 }
 
 impl BatchVerdicts<'_> {
-    /// Whether the next document is kept.
-    pub(crate) fn keeps_next(&mut self) -> bool {
+    /// What became of the next document; nothing of one that was left out whatever else there is.
+    pub(crate) fn next_fate(&mut self) -> Option<Fate> {
+        let document = self.document;
         self.document += 1;
-        self.document <= self.end && self.verdicts.is_kept(self.document - 1)
+        let is_judged = document < self.end && !self.verdicts.left_out.contains(document);
+        is_judged.then(|| self.verdicts.fate(document))
     }
 
     /// Whether the batch, which ends here with this digest, is what it was in the first pass.

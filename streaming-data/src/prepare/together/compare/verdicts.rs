@@ -9,6 +9,7 @@ use super::{
 use crate::prepare::{
     PrepareError,
     choose::duplicates::{Bucket, Likeness, Sorter},
+    data_report::groups::Groups,
     together::{
         backlog::{Backlog, Popped},
         gather::Signals,
@@ -45,10 +46,13 @@ struct Telling<'a> {
     owners: &'a [usize],
     out: &'a Backlog,
     failed: Option<PrepareError>,
+    /// Of documents in these buckets, where they are reported.
+    groups: Option<Groups>,
 }
 
 impl Telling<'_> {
-    fn tell(&mut self, likeness: Likeness, rank: u64) {
+    fn tell(&mut self, likeness: Likeness, rank: u64, first: u64) {
+        self.groups.iter_mut().for_each(|groups| groups.link(rank, first));
         // An entry whose input there is not was refused.
         let to = self.owners[(rank >> ORDINAL_BITS) as usize];
         let (which, kind) = match likeness {
@@ -112,9 +116,15 @@ impl<'a> Receiver<'a> {
         judging: &'a Mutex<Judging>,
     ) -> Receiver<'a> {
         let pages = (0..comparing.peers.processes()).map(|_| Default::default()).collect();
-        let telling = Telling { pages, owners: comparing.owners, out, failed: None };
+        let groups = Groups::asked(comparing.reporting);
+        let telling = Telling { pages, owners: comparing.owners, out, failed: None, groups };
         let sorter = Some(Sorter::new(comparing.settings));
         Receiver { comparing, sorter, complete: 0, telling, judging }
+    }
+
+    /// Groups of the documents in this process's buckets, by their ranks.
+    pub(super) fn into_groups(self) -> Option<Groups> {
+        self.telling.groups
     }
 
     pub(super) fn run(
@@ -166,7 +176,8 @@ impl<'a> Receiver<'a> {
             if (rank >> ORDINAL_BITS) as usize >= telling.owners.len() {
                 return Err(unpacked.wrong());
             }
-            sorter.insert(bucket, rank, &mut |likeness, rank| telling.tell(likeness, rank))?;
+            let tell = &mut |likeness, rank, first| telling.tell(likeness, rank, first);
+            sorter.insert(bucket, rank, tell)?;
         }
         telling.check()
     }
@@ -177,7 +188,7 @@ impl<'a> Receiver<'a> {
     ) -> Result<(), PrepareError> {
         let sorter = self.sorter.take().expect("entries are complete once");
         let telling = &mut self.telling;
-        sorter.finish(&mut |likeness, rank| telling.tell(likeness, rank), go_on)?;
+        sorter.finish(&mut |likeness, rank, first| telling.tell(likeness, rank, first), go_on)?;
         telling.finish();
         telling.check()
     }
@@ -213,7 +224,8 @@ mod tests {
 
     use super::*;
     use crate::prepare::{
-        Dedup, DedupSettings, Parted, choose::duplicates::Found, together::forward::Share,
+        Dedup, DedupSettings, Parted, Reporting, choose::duplicates::Found,
+        together::forward::Share,
     };
 
     /// Peers of which one sends the same message again and again, and so often.
@@ -254,6 +266,7 @@ mod tests {
         let comparing = Comparing {
             peers: flood,
             settings: DedupSettings { dedup: Dedup::Exact, memory_bytes: 0 },
+            reporting: Reporting::None,
             owners: &[0, 1, 0],
             share: Share { numbers: &[0, 2] },
         };

@@ -16,6 +16,7 @@ use crate::{
     hash::ContentHash,
     prepare::{
         PrepareError,
+        data_report::REPORT_SUFFIXES,
         upkeep::{part::PART_SUFFIX, state::STATE_SUFFIX},
     },
     store::RemoteFolder,
@@ -68,8 +69,8 @@ impl Files<'_> {
     /// Whether a file that no version lists is what its name says: an update that did not end wrote it.
     pub fn is_own(&self, name: &str) -> Result<bool, PrepareError> {
         if name.starts_with(VERSIONS_FOLDER) {
-            // All of these are versions.
-            return Ok(false);
+            // All of these are versions, or reports on them: one on no version is of an update that did not end.
+            return Ok(is_report(name));
         }
         let content = match self {
             Files::Local(_) => ContentHash::of_file(&self.path(name))?,
@@ -120,6 +121,11 @@ pub(super) fn named_by_content(
     Ok(named.filter(|(name, _)| hash_of_name(name).is_some()).collect())
 }
 
+/// Whether a name below the folder is that of a report on a version.
+fn is_report(name: &str) -> bool {
+    REPORT_SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+}
+
 /// The hash that a name below the folder stands for.
 fn hash_of_name(name: &str) -> Option<ContentHash> {
     let digits = match name.split_once('/') {
@@ -131,7 +137,10 @@ fn hash_of_name(name: &str) -> Option<ContentHash> {
                 None => digits,
             }
         }
-        Some((VERSIONS_FOLDER, file)) => file.strip_suffix(".json")?,
+        Some((VERSIONS_FOLDER, file)) => {
+            let of_report = REPORT_SUFFIXES.iter().find_map(|suffix| file.strip_suffix(suffix));
+            of_report.or_else(|| file.strip_suffix(".json"))?
+        }
         Some((STATE_FOLDER, file)) => {
             let (digits, suffix) = file.split_once('.')?;
             [PART_SUFFIX, STATE_SUFFIX].contains(&suffix).then_some(digits)?

@@ -1,0 +1,76 @@
+//! What was done, all in all, and what became of a text that is read in pieces.
+
+use crate::data_set::index::{ShardEntry, StateEntry};
+use crate::prepare::{
+    Difference, DuplicateGroups, Reporting, Verdict,
+    choose::admit::{LeftOut, Rules},
+    data_report::tally::{Counted, Example},
+    input::skip::{Broken, SkippedDocument},
+    upkeep::Changes,
+};
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// What an index says of each shard.
+    pub shards: Vec<ShardEntry>,
+    /// Documents that were neither empty nor skipped.
+    pub documents: u64,
+    /// Documents without a byte.
+    pub empty: u64,
+    /// Nulls in the place of documents.
+    pub nulls: u64,
+    /// Bytes of text of the documents.
+    pub text_bytes: u64,
+    /// Inputs that could not be read, or not to their end, in order.
+    pub skipped: Vec<SkippedDocument>,
+    /// Lines, rows and samples that are no documents.
+    pub broken: Broken,
+    /// What was left out, and what became of all, where a report is asked for.
+    pub left_out: LeftOut,
+    /// The largest token of the parts.
+    pub largest_token: u32,
+    /// Tokens of the stream.
+    pub tokens: u64,
+    /// Tokens at its end that are in no row.
+    pub dropped_tokens: u64,
+    /// The most memory that was charged at once.
+    pub peak_held_bytes: u64,
+    /// What is known of the documents, and what changed, where that is kept.
+    pub state: Option<StateEntry>,
+    pub changes: Changes,
+    /// For a report: groups of duplicates, and what an update changed.
+    pub groups: Option<DuplicateGroups>,
+    pub difference: Option<Difference>,
+}
+
+/// What became of a text that is read in pieces, so far.
+#[derive(Default)]
+pub(super) struct PiecesDone {
+    tokens: u64,
+    bytes: u64,
+    /// How it begins.
+    example: Option<Example>,
+}
+
+impl PiecesDone {
+    pub(super) fn take(&mut self, tokens: usize, bytes: u64, example: Option<Example>) {
+        self.tokens += tokens as u64;
+        self.bytes += bytes;
+        self.example = self.example.take().or(example);
+    }
+
+    /// Counts the text as one document, where a report is asked for. Its hash is known of its beginning only.
+    pub(super) fn count(mut self, rules: &Rules<'_>, input: usize, left_out: &mut LeftOut) {
+        if rules.reporting == Reporting::None {
+            return;
+        }
+        if let Some(example) = &mut self.example {
+            example.source = None;
+            example.excerpt.iter_mut().for_each(|excerpt| excerpt.document_bytes = self.bytes);
+        }
+        let example = &|| self.example.clone();
+        let (bytes, tokens) = (Some(self.bytes), self.tokens);
+        left_out.tally.count(Verdict::Kept, &Counted { input, bytes, tokens, example });
+    }
+}
