@@ -18,9 +18,6 @@ use tidemill::operators::{Positioned, StreamData, StreamPlan, WorkerPositions};
 use tidemill::streaming_data::data_set::table::{
     Columns, RowBatch, Table, TableDecoder, TableSettings,
 };
-use tidemill::streaming_data::data_set::table::{
-    Columns, RowBatch, Table, TableDecoder, TableSettings,
-};
 use tidemill::streaming_data::order::{ShuffleOrder, ShuffleSettings};
 use tidemill::streaming_data::reader::{Decoder, DecoderSettings, Reader, Sample};
 use tidemill::streaming_data::{DataSet, DataSettings, Mixture};

@@ -27,7 +27,7 @@ use parquet::{
 };
 use tidemill_streaming_data::{
     DataSet, Mixture,
-    index::TOKENS_COLUMN,
+    data_set::index::TOKENS_COLUMN,
     order::{ShuffleOrder, ShuffleSettings},
     reader::{Decoder, DecoderSettings},
 };

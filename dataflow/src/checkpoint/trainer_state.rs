@@ -229,7 +229,6 @@ fn format_version_for(cursor: &Cursor) -> u32 {
 pub(super) mod tests {
     use tidemill_streaming_data::hash::ContentHash;
     use tidemill_streaming_data::order::cursor::StreamIdentity;
-    use tidemill_streaming_data::order::cursor::StreamIdentity;
     use tidemill_streaming_data::order::{ShuffleOrder, ShuffleSettings};
 
     use super::*;

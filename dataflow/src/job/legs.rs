@@ -18,7 +18,6 @@ use serde::{Deserialize, Serialize};
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::hash::ContentHash;
 use tidemill_streaming_data::order::cursor::{Cursor, Move, StreamIdentity};
-use tidemill_streaming_data::order::cursor::{Cursor, Move, StreamIdentity};
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings};
 
 use super::data::{DataFollow, DataSettings, check_follows, versions_of};

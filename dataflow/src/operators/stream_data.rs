@@ -12,7 +12,6 @@ use std::task::Poll;
 
 use tidemill_streaming_data::DataError;
 use tidemill_streaming_data::data_set::table::RowBatch;
-use tidemill_streaming_data::data_set::table::RowBatch;
 use tidemill_streaming_data::reader::{Reader, Sample};
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;

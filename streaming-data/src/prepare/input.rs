@@ -47,10 +47,6 @@ use self::{
     json_lines::JsonLines,
     mds::{MdsReader, MdsSet, first_sample_tokens},
     parquet::TextColumn,
-};
-use self::{
-    find::Input,
-    format::Format,
     skip::{BrokenReason, Place, SkipReason},
 };
 use super::settings::DEFAULT_TEXT_KEY;

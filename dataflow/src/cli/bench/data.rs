@@ -9,9 +9,6 @@ use serde_json::{Value, json};
 use tidemill_streaming_data::data_set::table::{
     Columns, RowBatch, Table, TableDecoder, TableSettings,
 };
-use tidemill_streaming_data::data_set::table::{
-    Columns, RowBatch, Table, TableDecoder, TableSettings,
-};
 use tidemill_streaming_data::order::ShuffleSettings;
 use tidemill_streaming_data::reader::{Decoder, DecoderSettings, Sample};
 use tidemill_streaming_data::{CacheSettings, DataSet, DataSettings, Mixture};

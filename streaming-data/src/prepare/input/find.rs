@@ -26,12 +26,13 @@ use std::{
 use globset::{GlobBuilder, GlobMatcher};
 
 use super::{
-    format::Format,
-    mds::is_mds_index,
+    format::{Format, is_mds_index},
     skip::{SkipReason, SkippedDocument},
 };
-use crate::prepare::output::is_in_the_making;
-use crate::{data_set::index::INDEX_FILE, prepare::PrepareError};
+use crate::{
+    data_set::index::INDEX_FILE,
+    prepare::{PrepareError, output::is_in_the_making},
+};
 
 /// A file to read, or a folder that is read as one.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,9 +17,8 @@ use super::{
     job_queue::JobQueue,
     plan::{Extent, Reading},
 };
-use crate::prepare::PrepareError;
 use crate::prepare::{
-    Reporting, Strictness,
+    PrepareError, Reporting, Strictness,
     choose::admit::{Admission, LeftOut, Pass, Rules},
     data_report::tally::Example,
     input::{
@@ -35,23 +34,6 @@ use crate::prepare::{
         tokenize::Tokenize,
     },
 };
-use crate::prepare::{
-    Strictness,
-    choose::admit::{Admission, LeftOut, Pass, Rules},
-    input::{
-        Entry, Limits, Next, Part, ReadFailure, ReadParts, Sources,
-        find::Input,
-        skip::{Broken, BrokenDocument, Place, SkipReason},
-        text::{read_document, read_piece},
-    },
-    output::shard::{EncodedRowGroup, ShardFormat, encoding_error, shard_file},
-    together::Peers,
-    tokens::{
-        pack::{Cut, RowGroup},
-        tokenize::Tokenize,
-    },
-};
-
 /// How far ahead the threads may be.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {

@@ -75,7 +75,7 @@ impl Drop for CloseAtEnd<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use super::{
+    use crate::prepare::pipeline::{
         job::Cutting,
         plan::{Extent, Reading},
     };

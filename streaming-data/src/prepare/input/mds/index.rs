@@ -16,7 +16,7 @@ use super::{
 use crate::{
     data_set::index::{INDEX_FILE, TOKENS_COLUMN},
     error::DataError,
-    prepare::{PrepareError, input::skip::SkipReason, settings::DEFAULT_TEXT_KEY},
+    prepare::{PrepareError, input::format::MDS_FORMAT, settings::DEFAULT_TEXT_KEY},
 };
 
 /// The version of indexes and shards that is known.
