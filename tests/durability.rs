@@ -285,12 +285,8 @@ fn what_an_update_writes_is_kept_before_an_index_lists_it() {
             && (*to == version || *to == kept.join(INDEX_FILE))
         {
             assert!(disk.0[from].content, "{} is not synced", from.display());
-            let lists = if *to == version {
-                &files[..]
-            } else {
-                &[&files[..], &[version.clone()]].concat()
-            };
-            for path in lists {
+            let own = (*to != version).then_some(&version);
+            for path in files.iter().chain(own) {
                 disk.assert_named(path);
                 assert!(
                     disk.0.get(path).is_none_or(|kept| kept.content),

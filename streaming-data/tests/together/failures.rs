@@ -252,7 +252,7 @@ fn first_passes(bench: &Bench) -> Vec<PrepareSettings> {
     for layout in LAYOUTS {
         for dedup in [Dedup::None, Dedup::Near] {
             for strictness in [Strictness::Lenient, Strictness::Strict] {
-                all.push(PrepareSettings { strictness, ..settings(&bench, dedup, layout) });
+                all.push(PrepareSettings { strictness, ..settings(bench, dedup, layout) });
             }
         }
     }
