@@ -397,13 +397,13 @@ fn whatever_a_document_holds_it_is_only_shown() {
     }
     bench.write("in/z.txt", "something of sixteen bytes and more ".repeat(20));
     for layout in [Layout::Stream, Layout::Updatable] {
-        for at in 0..hostile.len() {
+        for (at, hostile) in hostile.iter().enumerate() {
             let hostile_name = format!("in/<img onerror=x>&\u{202e}{at}.txt");
             let inputs = vec![bench.path(&hostile_name), bench.path("in/z.txt")];
             let settings = PrepareSettings { layout, inputs, ..bench.settings() };
             let (report, page, _) = bench.prepare(&settings);
             let example = &report.verdicts[0].examples[0];
-            let text = hostile[at].repeat(at + 1);
+            let text = hostile.repeat(at + 1);
             let begins: String = text.chars().take(EXCERPT_CHARACTERS).collect();
             assert_eq!(example.excerpt.text, begins);
             assert_eq!(example.excerpt.document_bytes, text.len() as u64);
