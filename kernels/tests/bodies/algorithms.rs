@@ -66,7 +66,9 @@ fn multiply<D: Driver>(
     let MatrixProduct { out, a, b, m, k, .. } = product;
     let mut in_two = |first: usize, rows: usize| {
         let (out, a) = (element(out, first, 0), element(a, first, 0));
-        let (half, rows_are) = (k / 2, Rows::Fixed);
+        // All of them alike, where all are split: another rule is not to be broken as well.
+        let rows_are = if way == SplitsAll { product.rows } else { Rows::Fixed };
+        let half = k / 2;
         form(MatrixProduct { out, a, m: rows, k: half, rows: rows_are, ..product })?;
         let (a, b) = (element(a, 0, half), element(b, half, 0));
         let output = Output::Add;

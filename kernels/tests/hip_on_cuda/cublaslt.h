@@ -234,7 +234,7 @@ int ask(const Handle& handle, const Product& product, const Alignments& aligned,
 }
 
 // The solutions of a product, for whatever rows it is chosen.
-int solutions_of(const Handle& handle, const Product& chosen, const Alignments& aligned, std::vector<int>& out) {
+[[maybe_unused]] int solutions_of(const Handle& handle, const Product& chosen, const Alignments& aligned, std::vector<int>& out) {
     std::lock_guard<std::mutex> held(lock);
     auto known = proposed.find({chosen, aligned});
     if (known == proposed.end()) {
@@ -251,14 +251,19 @@ int solutions_of(const Handle& handle, const Product& chosen, const Alignments& 
     return 0;
 }
 
-std::shared_ptr<Plan> plan_of(const Product& product, int solution) {
+// The plan of an algorithm for a product, whatever product it was proposed for.
+std::shared_ptr<Plan> plan_by(const Product& product, const Algorithm& algorithm) {
+    return std::shared_ptr<Plan>(new Plan{Descriptors(product), algorithm});
+}
+
+[[maybe_unused]] std::shared_ptr<Plan> plan_of(const Product& product, int solution) {
     std::lock_guard<std::mutex> held(lock);
     auto known = plans.find({product, solution});
     if (known != plans.end()) return known->second;
     auto algorithm = algorithms.find({product.canonical(), solution});
     if (algorithm == algorithms.end()) return nullptr;
     if (plans.size() >= KEPT_PLANS) plans.clear();
-    std::shared_ptr<Plan> plan(new Plan{Descriptors(product), algorithm->second});
+    std::shared_ptr<Plan> plan = plan_by(product, algorithm->second);
     return plans[{product, solution}] = plan;
 }
 

@@ -1,8 +1,9 @@
 // libhipblaslt over cuBLASLt: what the program calls of it, with the algorithms among which it chooses on NVIDIA's GPUs. A test tool.
 //
-// An algorithm is one of cuBLASLt, by its number. The interface does not say how operands are aligned, so cuBLASLt is asked for the best
-// first, and an algorithm refuses operands that are less aligned than those that it was proposed for.
+// An algorithm is one of cuBLASLt, which serves any product. The interface does not say how operands will be aligned, so cuBLASLt is
+// asked for the best first, and an algorithm refuses operands that are less aligned than those that it was proposed for.
 #include <cstring>
+#include <deque>
 
 #include "cublaslt.h"
 
@@ -23,12 +24,22 @@ constexpr int COMPUTE_FP32 = 2, LEFT_OPERATION = 0, RIGHT_OPERATION = 1, MOST_WO
 constexpr uint32_t ALIGNMENTS[] = {16, 8, 4, 2};
 
 struct ProposedAlgorithm {
+    // The same in every process.
     int number;
-    // The least alignment that it was proposed for.
+    // What it was proposed for.
     uint32_t alignment;
-    uint8_t rest[8];
+    // Among those that this process has proposed.
+    uint64_t place;
     size_t most_workspace_bytes;
 };
+
+std::mutex proposing;
+// Algorithms of cuBLASLt, which stay where they are, and the plans that were made with each.
+struct Proposed {
+    Algorithm algorithm;
+    std::map<Product, std::shared_ptr<Plan>> plans;
+};
+std::deque<Proposed> all_proposed;
 
 struct HipProposal {
     ProposedAlgorithm algorithm;
@@ -151,21 +162,16 @@ EXPORTED Status hipblasLtMatmulAlgoGetHeuristic(Handle* handle, Operation* opera
     const Product product = product_of(*handle, *operation, *a, *b, *d).canonical();
     *count = 0;
     int wrong = 0;
+    std::lock_guard<std::mutex> held(proposing);
     for (uint32_t aligned : ALIGNMENTS) {
-        std::vector<int> numbers;
-        wrong = solutions_of(*handle, product, {aligned, aligned, aligned}, numbers);
+        std::vector<Algorithm> found;
+        wrong = ask(*handle, product, {aligned, aligned, aligned}, found);
         if (wrong) break;
-        for (int number : numbers) {
-            HipProposal* const end = proposals + *count;
-            HipProposal* const known = std::find_if(proposals, end, [&](auto& one) { return one.algorithm.number == number; });
-            if (known == proposals + room) continue;
-            if (known == end) {
-                *known = HipProposal{};
-                known->algorithm.number = number;
-                known->algorithm.most_workspace_bytes = *preference;
-                ++*count;
-            }
-            known->algorithm.alignment = aligned;
+        for (const Algorithm& algorithm : found) {
+            if (*count == room) break;
+            proposals[*count] = HipProposal{};
+            proposals[(*count)++].algorithm = {number(algorithm), aligned, all_proposed.size(), *preference};
+            all_proposed.push_back({algorithm, {}});
         }
     }
     return *count ? Success : status(wrong);
@@ -179,7 +185,15 @@ EXPORTED Status hipblasLtMatmul(Handle* handle, Operation* operation, const floa
     for (const void* address : {a, b, static_cast<const void*>(d)}) {
         if (alignment(address) < algorithm->alignment) return NotSupported;
     }
-    const auto plan = plan_of(product_of(*handle, *operation, *of_a, *of_b, *of_d), algorithm->number);
-    if (!plan) return InvalidValue;
+    const Product product = product_of(*handle, *operation, *of_a, *of_b, *of_d);
+    std::shared_ptr<Plan> plan;
+    {
+        std::lock_guard<std::mutex> held(proposing);
+        if (algorithm->place >= all_proposed.size()) return InvalidValue;
+        Proposed& proposed = all_proposed[algorithm->place];
+        std::shared_ptr<Plan>& known = proposed.plans[product];
+        if (!known) known = plan_by(product, proposed.algorithm);
+        plan = known;
+    }
     return status(multiply(*handle, *plan, alpha, a, b, beta, c, d, stream));
 }

@@ -15,7 +15,7 @@ use std::{
 use object_store::{ObjectStore, memory::InMemory, path::Path as StorePath};
 use tidemill_streaming_data::{
     DataSet,
-    index::version_file_of,
+    data_set::index::version_file_of,
     prepare::{
         ByteTokenizer, DataReport, Dedup, DedupSettings, PrepareSettings, Reporting,
         UpdateSettings,

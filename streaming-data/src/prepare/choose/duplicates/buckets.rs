@@ -190,8 +190,8 @@ fn read_entry<K: Key>(file: &mut BufReader<File>) -> io::Result<Option<Entry<K>>
 mod tests {
     use std::collections::{BTreeSet, HashSet};
 
-    use super::shingles::mix;
     use super::*;
+    use crate::prepare::choose::duplicates::shingles::mix;
 
     /// In which order documents come.
     #[derive(Clone, Copy, PartialEq)]
