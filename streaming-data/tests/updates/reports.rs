@@ -1,7 +1,7 @@
 //! Reports on data sets that are kept up to date: what a preparation from nothing would say, and what changed.
 //!
-//! Seen red: with documents counted whose verdict was not the last; with examples that an update takes from the version before although
-//! others come first now; with transitions of verdicts paired by place; with reports that `prune` removes of versions that it keeps.
+//! Seen red: with examples that are read again although the version before shows them; with documents of that version that are compared
+//! in no order; with reports that `prune` leaves of no version, or removes of versions that it keeps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
