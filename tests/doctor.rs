@@ -58,7 +58,8 @@ fn a_machine_without_gpus_computes_on_its_cpu() {
         assert!(page.to_string().contains("install "), "{page:#}");
     }
     assert_check(&page, "cpu", "kernels, fp32", "works", &["agree with their definitions"]);
-    let same = "2 workers and 2 processes leave the same bytes as one";
+    // As many workers as there are cores, up to four.
+    let same = " workers and 2 processes leave the same bytes as one";
     assert_check(&page, "cpu", "training, fp32", "works", &[same]);
 
     let asked = doctor(nothing.path(), &[NO_NVIDIA, NO_AMD], &["--backend", "cuda"]).expect(1);

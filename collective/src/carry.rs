@@ -4,6 +4,7 @@
 //! handed what arrives, and the operators bring it across as credit allows: credit comes back when what arrived was used.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 
@@ -49,19 +50,32 @@ impl Outgoing {
 
 /// What [`Carry::carry`] needs of a communicator, whose bytes it moves.
 pub struct Courier {
-    outgoing: Receiver<Vec<Chunk>>,
-    wake: Wake,
-    deliver: Box<dyn Fn(Result<Arrived, CollectiveError>) + Send>,
+    lines: Vec<Line>,
+    deliver: Box<Deliver>,
 }
 
-/// The two ends between a communicator and its operators, which `deliver` what arrives.
+/// Takes what arrives.
+type Deliver = dyn Fn(Result<Arrived, CollectiveError>) + Send;
+
+/// What waits in one line for credit.
+struct Line {
+    outgoing: Receiver<Vec<Chunk>>,
+    wake: Wake,
+}
+
+/// The ends between a communicator and its operators, which `deliver` what arrives. What is handed over at one of the `lines` does not
+/// wait for credit of another.
 pub(crate) fn courier(
+    lines: usize,
     deliver: impl Fn(Result<Arrived, CollectiveError>) + Send + 'static,
-) -> (Outgoing, Courier) {
-    let (chunks, outgoing) = mpsc::channel();
-    let wake = Wake::default();
-    let outgoing_end = Outgoing { chunks, wake: Arc::clone(&wake) };
-    (outgoing_end, Courier { outgoing, wake, deliver: Box::new(deliver) })
+) -> (Vec<Outgoing>, Courier) {
+    let line = |_| {
+        let (chunks, outgoing) = mpsc::channel();
+        let wake = Wake::default();
+        (Outgoing { chunks, wake: Arc::clone(&wake) }, Line { outgoing, wake })
+    };
+    let (outgoing, lines) = (0..lines).map(line).unzip();
+    (outgoing, Courier { lines, deliver: Box::new(deliver) })
 }
 
 /// A chunk of another process. Its sender gets credit back when its last reader has dropped it.
@@ -104,19 +118,24 @@ pub trait Carry<'scope> {
     /// # Contract
     /// - Input: any stream whose frontier stays at a time for as long as this worker's communicator may send at it: what is in
     ///   it is dropped. The communicators of all workers have to be carried, in the same dataflow.
-    /// - Memory: at most `window_bytes` of chunks on their way from each worker; what waits for credit waits here.
+    /// - Memory: at most `window_bytes` of chunks on their way from each worker, and as many that it passes on for others; what waits
+    ///   for credit waits here.
     /// - Progress: credit comes back when what arrived was used. Communicators use it in one order that all have in common, and
-    ///   send in that order too, so that what one waits for never waits behind what comes later: any window makes progress.
+    ///   send in that order too, so that what one waits for never waits behind what comes later: any window makes progress. What
+    ///   is passed on leaves when it has come, which is later than a worker's own: it has a line, and a window, of its own.
     /// - Failure: what is no chunk, or another worker's, is an error of the communicator.
     fn carry(self, courier: Courier, window_bytes: usize);
 }
 
 impl<'scope, D: Clone + 'static> Carry<'scope> for StreamVec<'scope, u64, D> {
     fn carry(self, courier: Courier, window_bytes: usize) {
-        let Courier { outgoing, wake, deliver } = courier;
-        let (credit_loop, credits) = self.scope().feedback::<Vec<Credit>>(1);
-        let chunks = send(self, credits, outgoing, &wake, window_bytes);
-        receive(chunks, deliver).connect_loop(credit_loop);
+        let Courier { lines, deliver } = courier;
+        let deliver: Rc<Deliver> = deliver.into();
+        for Line { outgoing, wake } in lines {
+            let (credit_loop, credits) = self.scope().feedback::<Vec<Credit>>(1);
+            let chunks = send(self.clone(), credits, outgoing, &wake, window_bytes);
+            receive(chunks, Rc::clone(&deliver)).connect_loop(credit_loop);
+        }
     }
 }
 
@@ -171,7 +190,7 @@ fn send<'scope, D: Clone + 'static>(
 /// Delivers what arrives, and gives credit back once it was used.
 fn receive<'scope>(
     chunks: Stream<'scope, u64, Chunk>,
-    deliver: Box<dyn Fn(Result<Arrived, CollectiveError>) + Send>,
+    deliver: Rc<Deliver>,
 ) -> StreamVec<'scope, u64, Credit> {
     let scope = chunks.scope();
     let worker = scope.index();

@@ -33,6 +33,8 @@ pub enum Part {
         bucket: u32,
         /// The use, of those of the bucket.
         use_index: u16,
+        /// The worker that owns it: the destination, or for whom that sums on.
+        owner: u32,
     },
     /// Parameters that a worker owns of a bucket, after their update.
     Update {
@@ -40,6 +42,8 @@ pub enum Part {
         bucket: u32,
         /// Whether it is the other precision of one that is gathered in two.
         beside: bool,
+        /// The worker that owns it: the source, or whose update that passes on.
+        owner: u32,
     },
     /// A part of the training state.
     State(StatePart),
@@ -62,23 +66,27 @@ impl StatePart {
 }
 
 impl Part {
-    fn encode(self) -> [u32; 2] {
+    fn encode(self) -> [u32; 3] {
         match self {
-            Self::Gradient { bucket, use_index } => [1 | u32::from(use_index) << 16, bucket],
-            Self::State(part) => [2, part as u32],
-            Self::Update { bucket, beside } => [3 | u32::from(beside) << 16, bucket],
+            Self::Gradient { bucket, use_index, owner } => {
+                [1 | u32::from(use_index) << 16, bucket, owner]
+            }
+            Self::State(part) => [2, part as u32, 0],
+            Self::Update { bucket, beside, owner } => [3 | u32::from(beside) << 16, bucket, owner],
         }
     }
 
-    fn decode(code: [u32; 2]) -> Option<Self> {
-        let [kind, of] = code;
+    fn decode(code: [u32; 3]) -> Option<Self> {
+        let [kind, of, owner] = code;
         match (kind & 0xffff, kind >> 16) {
-            (1, use_index) => Some(Self::Gradient { bucket: of, use_index: use_index as u16 }),
-            (2, 0) => {
+            (1, use_index) => {
+                Some(Self::Gradient { bucket: of, use_index: use_index as u16, owner })
+            }
+            (2, 0) if owner == 0 => {
                 let mut parts = StatePart::ALL.into_iter();
                 parts.find(|&known| known as u32 == of).map(Self::State)
             }
-            (3, beside @ 0..=1) => Some(Self::Update { bucket: of, beside: beside == 1 }),
+            (3, beside @ 0..=1) => Some(Self::Update { bucket: of, beside: beside == 1, owner }),
             _ => None,
         }
     }
@@ -104,16 +112,18 @@ pub struct ChunkHeader {
 
 const MAGIC: u32 = 0x746d_636b;
 
-/// The header as it is written: 48 bytes, then the elements, then zeros up to a multiple of 8.
+/// The header as it is written: 56 bytes, then the elements, then zeros up to a multiple of 8.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Wire {
     magic: u32,
     destination: u32,
     source: u32,
-    part: [u32; 2],
+    part: [u32; 3],
     chunk: u32,
     node: [u32; 2],
+    /// 0, so that what follows is aligned.
+    unused: u32,
     step: u64,
     elements: u64,
 }
@@ -230,6 +240,7 @@ impl Chunk {
             part: header.part.encode(),
             chunk: header.chunk,
             node: [header.node.lo, header.node.hi],
+            unused: 0,
             step: header.step,
             elements: values.len() as u64,
         };
@@ -338,7 +349,7 @@ mod tests {
         ChunkHeader {
             destination: 3,
             source: 1,
-            part: Part::Gradient { bucket: 90_000, use_index: 7 },
+            part: Part::Gradient { bucket: 90_000, use_index: 7, owner: 5 },
             chunk: 11,
             node: Node { lo: 4, hi: 8 },
             step: 1 << 40,
@@ -361,7 +372,7 @@ mod tests {
         for elements in [0, 1, 2, 3, 1_000] {
             let values: Vec<f32> = (0..elements).map(|i| i as f32 - 0.1).collect();
             let state = StatePart::ALL.map(Part::State);
-            let updates = [false, true].map(|beside| Part::Update { bucket: 3, beside });
+            let updates = [false, true].map(|beside| Part::Update { bucket: 3, beside, owner: 6 });
             for part in state.into_iter().chain([header().part]).chain(updates) {
                 let header = ChunkHeader { part, ..header() };
                 let chunk = decode(encode(&Chunk::new(header, values.clone())));
@@ -395,7 +406,7 @@ mod tests {
         part[12] = 77;
         assert!(decode(part).header().is_err());
         let mut long = good;
-        long[40..48].copy_from_slice(&u64::MAX.to_le_bytes());
+        long[48..56].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(decode(long).header().is_err());
         let malformed = decode(vec![1; 64]);
         assert_eq!(malformed.record_count(), 1, "progress counts what arrived");

@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | [`Threads`] | the workers of a process | an owner's kernel reads the memory of its peers and adds in tree order |
 //! | [`Nccl`] | workers of several processes | the vendor's library moves parts, and a kernel of the owner adds in tree order |
-//! | [`Host`] | workers of several processes | groups of workers that read each other's memory sum before anything leaves them; timely carries chunks |
+//! | [`Host`] | workers of several processes | groups of workers that read each other's memory sum before anything leaves them, and the groups of a host before anything leaves it ([`Topology`]); timely carries chunks |
 
 mod along_tree;
 mod holders;
@@ -19,6 +19,7 @@ mod nccl;
 mod post;
 mod spent;
 mod threads;
+mod topology;
 mod values;
 
 use std::ops::Range;
@@ -31,6 +32,7 @@ pub use self::nccl::Nccl;
 pub use self::post::{Key, Post, Reading};
 pub use self::spent::{Interval, Spent, Traffic};
 pub use self::threads::{Threads, check_reach};
+pub use self::topology::Topology;
 pub use self::values::{Values, ValuesMut};
 use crate::carry::Courier;
 use crate::error::CollectiveError;

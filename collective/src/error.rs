@@ -55,6 +55,12 @@ pub enum CollectiveError {
         /// The number of workers.
         found: usize,
     },
+    /// Ranks or groups that do not follow each other from the first on: fix the input.
+    #[error("{what} must be ranges that are not empty and follow each other from 0 to the last")]
+    Topology {
+        /// What they are.
+        what: &'static str,
+    },
     /// A round that the schedule of lanes does not have: a peer runs something else.
     #[error("round {round} of a step of {rounds}", round = .round + 1)]
     Unscheduled {
@@ -83,6 +89,12 @@ impl CollectiveError {
     /// Whether the same run may succeed another time though nothing is changed: all but numbers that no run can have is the
     /// doing of a damaged connection, of a peer that runs something else, or of this code.
     pub fn may_succeed_later(&self) -> bool {
-        !matches!(self, Self::Lanes { .. } | Self::Workers { .. } | Self::ForeignSchedule { .. })
+        !matches!(
+            self,
+            Self::Lanes { .. }
+                | Self::Workers { .. }
+                | Self::ForeignSchedule { .. }
+                | Self::Topology { .. }
+        )
     }
 }

@@ -84,8 +84,9 @@ fn measure<M: Trainable<Cpu>>(
     let no_library = || Err(KernelError::shape("bench", "library", "none", "one"));
     let lanes = LaneSchedule::at_once(4, workers)?;
     let (cpus, sharding) = (vec![&cpu; workers], Sharding::Optimizer);
-    let communicators = Communicators::new(&cpus, 0, lanes, sharding, no_library)?;
-    execute(ClusterSettings::threads(workers), move |context| {
+    let cluster = ClusterSettings::threads(workers);
+    let communicators = Communicators::new(&cpus, &cluster, lanes, sharding, no_library)?;
+    execute(cluster, move |context| {
         let model = Arc::new(model());
         let memory = MicrobatchMemory { sample_bytes: 1, workspace_bytes: 1 };
         let settings =

@@ -73,6 +73,7 @@ pub use execute::{Cluster, WorkerContext, execute};
 pub use exit_class::ExitClass;
 pub use failure::{Aborted, Failure};
 pub use hosts::read_hosts;
+pub(crate) use hosts::{by_host, host};
 pub use lifeline::{Invitation, Lifeline, Siblings, join_supervised};
 pub use secret::Secret;
 pub use supervisor::{

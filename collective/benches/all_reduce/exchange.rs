@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Holders, Host, Key, Threads, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Holders, Host, Key, Threads, Topology, Values, ValuesMut,
 };
 use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, Carry, LaneSchedule, Node};
 use tidemill_kernels::{Cpu, Runtime, Slice, SliceMut};
@@ -36,7 +36,8 @@ impl Ends {
         } else {
             let groups: Vec<_> =
                 (0..processes).map(|group| group * threads..(group + 1) * threads).collect();
-            let ends = Host::group(&cpus, &groups, process, &schedule, Holders::EACH).unwrap();
+            let topology = Topology::of_groups(groups).unwrap();
+            let ends = Host::group(&cpus, &topology, process, &schedule, Holders::EACH).unwrap();
             ends.into_iter().map(|end| Some(Box::new(end) as Box<_>)).collect()
         };
         Self(Mutex::new(boxed))

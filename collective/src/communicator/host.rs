@@ -5,20 +5,32 @@
 //! what 2 workers in 2 processes send. Within a group each worker deals with as many of the others' workers as it can be one
 //! of: the worker whose place in its group is the same. Where the workers of a process hold the parameters together, what is updated
 //! goes from each to its counterparts alone.
+//!
+//! The groups of a *host* do the same once more, so that the network carries what it would carry for one process a host
+//! ([`Topology`]):
+//!
+//! | | of this host | of another host |
+//! |---|---|---|
+//! | sums of a group go | to their owner | to the owner's relay on this host, which sums them and sends one part a node of the host's lanes |
+//! | an update goes | to each group | to the owner's relay there, which passes it on to each other group of its host |
+//!
+//! A relay passes on while it sums or gathers the same bucket itself. All ranks go through the buckets in one order, so what it
+//! passes on is in that order too; as it leaves later than what the relay sends for itself, it waits in a line of its own.
 
+mod sums;
 mod updates;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidemill_kernels::backend::TermValues;
-use tidemill_kernels::{Backend, HostView, MemoryPlace, Shared, Slice, SliceMut};
+use tidemill_kernels::{Backend, HostView, Shared, SliceMut};
 
 use super::along_tree::AlongTree;
-use super::post::{Inbox, Key, Post, Read, Sums, What, members};
-use super::threads::{check_reach, read_sums, sum_uses, within};
+use super::post::{Inbox, Key, Post, Read, What, members};
+use super::threads::check_reach;
 use super::{
-    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, room,
+    Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Topology, Values,
+    ValuesMut,
 };
 use crate::carry::{Courier, Outgoing, courier};
 use crate::chunk::{Chunk, ChunkHeader, Part};
@@ -36,16 +48,18 @@ pub struct Host<B: Backend> {
     rank: usize,
     ranks: usize,
     schedule: Arc<LaneSchedule>,
-    /// The ranks of each group, in order, and which of them is this one's.
-    groups: Vec<Range<usize>>,
+    topology: Topology,
+    /// The group of this rank, and its host.
     group: usize,
+    host: usize,
     holders: Holders,
     post: Post<B>,
     inbox: Inbox<B>,
-    outgoing: Outgoing,
+    /// The line of this rank's own, and that of what it passes on where there is one.
+    outgoing: Vec<Outgoing>,
     courier: Option<Courier>,
     along_tree: AlongTree<B>,
-    /// Room for sums of this group before they leave, and for those of the others.
+    /// Room for sums before they leave, and for those that come.
     leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
     read: Read<B>,
@@ -53,39 +67,37 @@ pub struct Host<B: Backend> {
 }
 
 impl<B: Backend> Host<B> {
-    /// The ends of the ranks of group `group` of `groups`, whose devices are `backends`; they sum over the lanes of
+    /// The ends of the ranks of group `group` of `topology`, whose devices are `backends`; they sum over the lanes of
     /// `schedule`, and `holders` hold the parameters: each worker, or those of a process, be they a group or several.
     ///
     /// # Errors
-    /// Groups that are not all ranks once, in order, or other than the backends or the schedule's workers, devices of a group that do
-    /// not read each other's memory, or a device that fails.
+    /// A topology of other ranks than the backends or the schedule's workers, devices of a group that do not read each other's
+    /// memory, or a device that fails.
     pub fn group(
         backends: &[&B],
-        groups: &[Range<usize>],
+        topology: &Topology,
         group: usize,
         schedule: &Arc<LaneSchedule>,
         holders: Holders,
     ) -> Result<Vec<Self>> {
-        let ranks = groups.last().map_or(0, |last| last.end);
-        let own = groups.get(group).filter(|own| own.len() == backends.len());
-        let starts = groups.iter().map(|group| group.start);
-        let ends = std::iter::once(0).chain(groups.iter().map(|group| group.end));
-        let is_whole = starts.zip(ends).all(|(start, before)| start == before);
-        let (Some(own), true) = (own, is_whole) else {
-            let lanes = schedule.tree().lanes();
-            return Err(CollectiveError::Workers { workers: ranks, lanes }.into());
-        };
+        let ranks = topology.ranks();
         schedule.check_workers(ranks)?;
+        let own = topology.groups().get(group).filter(|own| own.len() == backends.len());
+        let other = CollectiveError::Topology { what: "the ranks of groups" };
+        let own = own.ok_or(other)?.clone();
         check_reach(backends, own.start)?;
         let end = |(member, (post, inbox)): (usize, (Post<B>, Inbox<B>))| {
             let delivering = post.clone();
-            let (outgoing, courier) = courier(move |arrived| delivering.deliver(arrived, holders));
+            let lines = if topology.has_relays() { 2 } else { 1 };
+            let (outgoing, courier) =
+                courier(lines, move |arrived| delivering.deliver(arrived, holders));
             Self {
                 rank: own.start + member,
                 ranks,
                 schedule: Arc::clone(schedule),
-                groups: groups.to_vec(),
+                topology: topology.clone(),
                 group,
+                host: topology.host_of(own.start),
                 holders,
                 post,
                 inbox,
@@ -101,31 +113,38 @@ impl<B: Backend> Host<B> {
         Ok(members(own.start, own.len(), schedule).into_iter().enumerate().map(end).collect())
     }
 
-    /// This worker's place in its group.
-    fn member(&self) -> usize {
-        self.rank - self.groups[self.group].start
-    }
-
-    /// The nodes of the lanes of group `group` in a round.
-    fn nodes(&self, round: u32, group: usize) -> Result<Vec<Node>> {
-        Ok(self.schedule.nodes(round as usize, self.groups[group].clone())?)
-    }
-
-    /// The other groups.
-    fn others(&self) -> impl Iterator<Item = usize> + use<B> {
+    /// The other groups of this worker's host.
+    fn neighbours(&self) -> impl Iterator<Item = usize> + use<B> {
         let own = self.group;
-        (0..self.groups.len()).filter(move |&group| group != own)
+        self.topology.groups_of(self.host).filter(move |&group| group != own)
     }
 
-    /// The rank of `group` that deals with a worker whose place in its own group is `member`.
-    fn counterpart(&self, group: usize, member: usize) -> usize {
-        let group = &self.groups[group];
-        group.start + member % group.len()
+    /// The other hosts.
+    fn other_hosts(&self) -> impl Iterator<Item = usize> + use<B> {
+        let own = self.host;
+        (0..self.topology.hosts()).filter(move |&host| host != own)
+    }
+
+    /// The ranks of this worker's group.
+    fn members(&self) -> Range<usize> {
+        self.topology.ranks_in(self.group)
+    }
+
+    /// Notes that `bytes` came from `source`, which is of another process.
+    fn note_came(&mut self, source: usize, bytes: usize) {
+        match self.topology.host_of(source) == self.host {
+            true => self.spent.traffic.came(bytes),
+            false => self.spent.traffic.came_from_host(bytes),
+        }
     }
 
     fn send(&self, chunks: Vec<Chunk>) -> Result<()> {
-        let sent = chunks.is_empty() || self.outgoing.send(chunks);
-        sent.then_some(()).ok_or(CommunicatorError::Closed)
+        send(self.outgoing.first(), chunks)
+    }
+
+    /// Sends what others have sent, or sums of it.
+    fn pass_on(&self, chunks: Vec<Chunk>) -> Result<()> {
+        send(self.outgoing.last(), chunks)
     }
 
     /// Sends `values` to each of `destinations`, in pieces.
@@ -150,64 +169,19 @@ impl<B: Backend> Host<B> {
         self.send(chunks)
     }
 
-    /// Sends the sums of this group to those owners in other groups with which this worker deals.
-    fn send_sums(
-        &mut self,
-        (backend, stream): (&B, &mut B::DeviceStream),
-        Key { step, round, bucket }: Key,
-        cut: &Cut,
-        sums: &[&Sums<B>],
-    ) -> Result<()> {
-        let members = self.groups[self.group].len();
-        let mut leaving = self.leaving.take();
-        let nodes = self.nodes(round, self.group)?;
-        let owners = self.others().flat_map(|group| self.groups[group].clone().enumerate());
-        let owners: Vec<(usize, usize)> = owners.collect();
-        for (place, owner) in owners {
-            let own = cut.of_rank(owner);
-            if own.is_empty() || place % members != self.member() {
-                continue;
-            }
-            for &node in &nodes {
-                let parts = within(sums, node);
-                let uses = parts.first().map_or(0, |part| part.uses.len());
-                if parts.len() != 1 {
-                    let room = room(&mut leaving, (backend, stream), uses * own.len())?;
-                    let out = SliceMut::new(room, 0, uses * own.len())?;
-                    sum_uses(&mut self.along_tree, (backend, stream), node, &parts, &own, out)?;
-                }
-                for index in 0..uses {
-                    let values = match (&parts[..], &leaving) {
-                        ([part], _) => on_host((backend, stream), &part.uses[index], own.clone())?,
-                        (_, Some(room)) => {
-                            let sum = Slice::new(room, index * own.len(), own.len())?;
-                            let sum = backend.share(stream, sum)?;
-                            on_host((backend, stream), &sum, 0..own.len())?
-                        }
-                        (_, None) => return Err(CommunicatorError::Closed),
-                    };
-                    let part = Part::Gradient { bucket, use_index: index as u16 };
-                    self.send_values(&values, self.header(part, node, step), &[owner])?;
-                }
-            }
-        }
-        self.leaving = leaving;
-        Ok(())
-    }
-
     fn header(&self, part: Part, node: Node, step: u64) -> ChunkHeader {
         ChunkHeader { destination: 0, source: self.rank as u32, part, chunk: 0, node, step }
     }
 
-    /// Takes the pieces of `expected` as they come, each once: which of these it is of, where it begins in it, and its elements.
-    fn receive(
+    /// Takes the pieces of `expected` as they come, each once: which of these it is of, where it begins in it, and the piece.
+    fn receive<P>(
         &mut self,
         key: Key,
         what: What,
-        expected: &[Expected],
-        mut write: impl FnMut(usize, usize, &[f32]) -> Result<()>,
+        expected: &[Expected<P>],
+        mut take: impl FnMut(&Self, usize, usize, &Chunk) -> Result<()>,
     ) -> Result<()> {
-        let pieces = |expected: &Expected| expected.elements.div_ceil(CHUNK_ELEMENTS);
+        let pieces = |expected: &Expected<P>| expected.elements.div_ceil(CHUNK_ELEMENTS);
         let mut missing: Vec<Vec<bool>> =
             expected.iter().map(|expected| vec![true; pieces(expected)]).collect();
         let mut left: usize = missing.iter().map(Vec::len).sum();
@@ -217,7 +191,7 @@ impl<B: Backend> Host<B> {
             let header = *chunk.header()?;
             let rank = header.source as usize;
             let wrong = |wrong| what.wrong(rank, key, wrong);
-            let is_of = |expected: &Expected| {
+            let is_of = |expected: &Expected<P>| {
                 (expected.source, expected.part) == (rank, header.part)
                     && expected.node == header.node
             };
@@ -231,11 +205,16 @@ impl<B: Backend> Host<B> {
                 Some(false) => return Err(wrong("twice")),
                 _ => return Err(wrong("of another length")),
             }
-            write(index, start, &chunk.values()?)?;
+            take(self, index, start, chunk)?;
             left -= 1;
         }
         self.inbox.close(key, what)
     }
+}
+
+fn send(line: Option<&Outgoing>, chunks: Vec<Chunk>) -> Result<()> {
+    let sent = chunks.is_empty() || line.is_some_and(|line| line.send(chunks));
+    sent.then_some(()).ok_or(CommunicatorError::Closed)
 }
 
 /// Elements `range` of what is shared, where the host reads them.
@@ -251,13 +230,13 @@ fn on_host<B: Backend>(
 }
 
 /// What comes from a rank of another group.
-struct Expected {
+struct Expected<P> {
     source: usize,
     part: Part,
     node: Node,
     elements: usize,
-    /// Where it is written.
-    start: usize,
+    /// What becomes of it.
+    place: P,
 }
 
 impl<B: Backend> Communicator<B> for Host<B> {
@@ -295,95 +274,9 @@ impl<B: Backend> Communicator<B> for Host<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        mut out: SliceMut<'_, B, f32>,
+        out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let Key { round, bucket, .. } = key;
-        let told = self.inbox.sums(key)?;
-        let own = cut.of_rank(self.rank);
-        let place = (self.member(), own.len());
-        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
-        let from = backend.record(stream)?;
-        self.send_sums((backend, stream), key, cut, &sums)?;
-        if own.is_empty() {
-            self.inbox.close(key, What::Sums)?;
-            let read = self.spent.summed((backend, stream), from)?;
-            self.read.keep_sums(backend, &read, bucket, told);
-            return Ok(());
-        }
-        let nodes = self.schedule.sums(round as usize)?;
-        let uses = (out.elements() / (nodes.len() * own.len())).max(1);
-        let mut expected = Vec::new();
-        for group in self.others() {
-            let source = self.counterpart(group, self.member());
-            for node in self.nodes(round, group)? {
-                for index in 0..uses {
-                    let part = Part::Gradient { bucket, use_index: index as u16 };
-                    let start = expected.len() * own.len();
-                    expected.push(Expected { source, part, node, elements: own.len(), start });
-                }
-            }
-        }
-        self.spent.traffic.came(expected.len() * own.len() * size_of::<f32>());
-        let along_tree = &mut self.along_tree;
-        let mut awaited = Vec::with_capacity(nodes.len());
-        for (place, &node) in nodes.iter().enumerate() {
-            let terms = expected.iter().filter(|from| node.holds(from.node)).count();
-            // Of a node whose lanes are all of this group nothing comes.
-            if terms == 0 {
-                let out = out.reborrow().sub(place * uses * own.len(), uses * own.len())?;
-                let told = within(&sums, node);
-                sum_uses(along_tree, (backend, stream), node, &told, &own, out)?;
-            }
-            // By use and piece: how many of its terms have not come.
-            let pieces = vec![terms / uses; own.len().div_ceil(CHUNK_ELEMENTS)];
-            awaited.push(vec![pieces; uses]);
-        }
-        // A chunk is used when it comes, so that its sender gets credit back: where others are missing, it is copied.
-        let is_alone =
-            |node: &Node| expected.iter().filter(|from| node.holds(from.node)).count() <= uses;
-        let is_read_in_place = nodes.iter().all(is_alone) && backend.memory() == MemoryPlace::Host;
-        let elements = if is_read_in_place { 0 } else { expected.len() * own.len() };
-        let mut received = self.received.take();
-        let into = room(&mut received, (backend, stream), elements)?;
-        let mut along_tree = std::mem::replace(&mut self.along_tree, AlongTree::new());
-        self.receive(key, What::Sums, &expected, |arrived, start, values| {
-            let (of, elements) = (expected[arrived].node, values.len());
-            let index = arrived % uses;
-            if !is_read_in_place {
-                let at = expected[arrived].start + start;
-                backend.write(stream, SliceMut::new(into, at, elements)?, values)?;
-            }
-            let place = nodes.partition_point(|node| node.hi <= of.lo);
-            let node = nodes[place];
-            let left = &mut awaited[place][index][start / CHUNK_ELEMENTS];
-            *left -= 1;
-            if *left > 0 {
-                return Ok(());
-            }
-            // At once, while its terms are in the cache.
-            let mut terms = Vec::with_capacity(sums.len() + expected.len() / uses);
-            for sums in sums.iter().filter(|sums| node.holds(sums.node)) {
-                let values = sums.uses[index].slice(own.start + start, elements)?;
-                terms.push((sums.node, TermValues::Buffer(values)));
-            }
-            let of_use = expected.iter().skip(index).step_by(uses);
-            for from in of_use.filter(|from| node.holds(from.node)) {
-                let values = match is_read_in_place {
-                    true => TermValues::Host(values),
-                    false => TermValues::Buffer(Slice::new(into, from.start + start, elements)?),
-                };
-                terms.push((from.node, values));
-            }
-            terms.sort_by_key(|(node, _)| *node);
-            let at = (place * uses + index) * own.len() + start;
-            let out = out.reborrow().sub(at, elements)?;
-            along_tree.sum(backend, stream, node, &terms, out)
-        })?;
-        self.along_tree = along_tree;
-        self.received = received;
-        let read = self.spent.summed((backend, stream), from)?;
-        self.read.keep_sums(backend, &read, bucket, told);
-        Ok(())
+        self.sum((backend, stream), key, cut, out)
     }
 
     fn updated(

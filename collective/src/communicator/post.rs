@@ -18,12 +18,14 @@ use crate::tree::Node;
 /// The sums of a worker's lanes, and what it is told once they were read.
 pub(super) struct Told<B: Backend> {
     pub(super) sums: Vec<Sums<B>>,
+    /// The number of uses of the bucket, which a worker without lanes in a round tells too.
+    pub(super) uses: usize,
     read: Option<Sender<B::Event>>,
 }
 
 impl<B: Backend> Clone for Told<B> {
     fn clone(&self) -> Self {
-        Self { sums: self.sums.clone(), read: self.read.clone() }
+        Self { sums: self.sums.clone(), uses: self.uses, read: self.read.clone() }
     }
 }
 
@@ -230,7 +232,7 @@ impl<B: Backend> Post<B> {
             });
         }
         let ready = backend.record(stream)?;
-        let (member, told) = (self.member, Told { sums, read: read.cloned() });
+        let (member, told) = (self.member, Told { sums, uses: uses.len(), read: read.cloned() });
         self.tell(|| Message::Sums { member, key, told: told.clone(), ready: ready.clone() })
     }
 
@@ -402,7 +404,7 @@ impl<B: Backend> Inbox<B> {
                     (Part::Gradient { bucket, .. }, Some(round)) => {
                         (Key { step: header.step, round: round as u32, bucket }, What::Sums)
                     }
-                    (Part::Update { bucket, beside }, _) => {
+                    (Part::Update { bucket, beside, .. }, _) => {
                         let key = Key::new(header.step, bucket);
                         (if beside { key.beside() } else { key }, What::Update)
                     }

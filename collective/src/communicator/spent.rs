@@ -11,6 +11,8 @@ pub struct Traffic {
     pub from_memory: u64,
     /// From other processes.
     pub from_processes: u64,
+    /// Of these, what [`Host`](super::Host) has received from other hosts.
+    pub from_hosts: u64,
 }
 
 impl Traffic {
@@ -22,6 +24,12 @@ impl Traffic {
     /// Notes `bytes` that came from other processes.
     pub(super) fn came(&mut self, bytes: usize) {
         self.from_processes += bytes as u64;
+    }
+
+    /// Notes `bytes` that came from another host.
+    pub(super) fn came_from_host(&mut self, bytes: usize) {
+        self.came(bytes);
+        self.from_hosts += bytes as u64;
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ranks of several groups whose bytes timely carries: the same weights, and no more bytes than two of them would send.
+//! Ranks of several groups and hosts whose bytes timely carries: the same weights, and no more bytes than two of them would send.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::rank::{Buckets, Care, LANES, Rank, Rounds, SMALL, STEPS, alone, bits, cuts, elements};
 use tidemill_collective::carry::Carry;
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Holders, Host, Key, Traffic, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Holders, Host, Key, Topology, Traffic, Values, ValuesMut,
 };
 use tidemill_collective::{CHUNK_ELEMENTS, LaneSchedule};
 use tidemill_kernels::emulator::{EmulatorSettings, Schedule};
@@ -22,9 +22,28 @@ const LARGE: Buckets = &[3 * CHUNK_ELEMENTS + 5, 2 * CHUNK_ELEMENTS, 100];
 
 const EACH: Holders = Holders::EACH;
 
-/// `ranks` in `groups` groups, as even as that goes.
-fn groups(ranks: usize, groups: usize) -> Vec<Range<usize>> {
-    (0..groups).map(|group| group * ranks / groups..(group + 1) * ranks / groups).collect()
+/// `count` in `parts` parts, as even as that goes.
+fn parts(count: usize, parts: usize) -> Vec<Range<usize>> {
+    (0..parts).map(|part| part * count / parts..(part + 1) * count / parts).collect()
+}
+
+/// `ranks` in `groups` groups, each on a host of its own.
+fn groups(ranks: usize, groups: usize) -> Topology {
+    Topology::of_groups(parts(ranks, groups)).unwrap()
+}
+
+/// `ranks` in `groups` groups on `hosts` hosts.
+fn hosts(ranks: usize, groups: usize, hosts: usize) -> Topology {
+    Topology::new(parts(ranks, groups), parts(groups, hosts)).unwrap()
+}
+
+/// Ranges of so many each, one after the other.
+fn ranges(lengths: &[usize]) -> Vec<Range<usize>> {
+    let ends = lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end - length..*end)
+    });
+    ends.collect()
 }
 
 /// What a rank had in the end, and received.
@@ -38,16 +57,16 @@ type Run<B> =
 /// exchange is written to bytes and read again.
 fn carried<B: Backend>(
     devices: Vec<B>,
-    groups: &[Range<usize>],
+    topology: &Topology,
     (schedule, holders): (&Arc<LaneSchedule>, Holders),
     window_bytes: usize,
     run: Arc<Run<B>>,
 ) -> Vec<Result<Ended, CommunicatorError>> {
     let ranks = devices.len();
     let mut ends = Vec::new();
-    for (index, group) in groups.iter().enumerate() {
+    for (index, group) in topology.groups().iter().enumerate() {
         let backends: Vec<_> = devices[group.clone()].iter().collect();
-        let of_group = Host::group(&backends, groups, index, schedule, holders).unwrap();
+        let of_group = Host::group(&backends, topology, index, schedule, holders).unwrap();
         ends.extend(of_group.into_iter().map(Some));
     }
     let (ends, devices) = (Mutex::new(ends), Arc::new(devices));
@@ -99,7 +118,7 @@ fn carried<B: Backend>(
 fn trained<B: Backend>(
     devices: Vec<B>,
     buckets: Buckets,
-    groups: &[Range<usize>],
+    topology: &Topology,
     rounds: Rounds,
     window_bytes: usize,
 ) -> Vec<Result<Ended, CommunicatorError>> {
@@ -115,7 +134,7 @@ fn trained<B: Backend>(
         }
         Ok((rank.replica(), rank.end.spent().traffic))
     };
-    carried(devices, groups, (&schedule, EACH), window_bytes, Arc::new(run))
+    carried(devices, topology, (&schedule, EACH), window_bytes, Arc::new(run))
 }
 
 fn cpus(count: usize) -> Vec<Cpu> {
@@ -163,22 +182,98 @@ fn devices_without_a_library_train_the_same_to_the_bit() {
     }
 }
 
+/// Hosts that are as large as others and not, of groups that are and are not, of which one has all ranks but one too.
+///
+/// Seen failing: with zeros passed on in place of an update, with terms that wait for others and are not copied, and, where they wait
+/// forever, with one line for what a rank sends and what it passes on, and with a relay that counts uses by its own lanes.
+#[test]
+fn any_ranks_on_any_hosts_train_the_same_to_the_bit() {
+    let shapes: [(&[usize], &[usize]); 10] = [
+        (&[1, 1, 1], &[2, 1]),
+        (&[1, 1, 1], &[1, 2]),
+        (&[1, 1, 1, 1], &[2, 2]),
+        (&[1, 1, 1, 1, 1], &[3, 2]),
+        (&[2, 1, 1, 2], &[1, 3]),
+        (&[1, 2, 3, 1], &[2, 1, 1]),
+        (&[2, 2, 2, 2], &[2, 2]),
+        (&[1; 8], &[4, 4]),
+        (&[1; 8], &[1, 7]),
+        (&[1; 8], &[3, 3, 2]),
+    ];
+    for (buckets, window_bytes) in [(SMALL, 0), (SMALL, 4 << 20), (LARGE, 0), (LARGE, 1 << 20)] {
+        let expected = bits(&alone(buckets));
+        for (of_groups, of_hosts) in shapes {
+            let topology = Topology::new(ranges(of_groups), ranges(of_hosts)).unwrap();
+            for rounds in Rounds::BOTH {
+                let devices = cpus(topology.ranks());
+                for ended in trained(devices, buckets, &topology, rounds, window_bytes) {
+                    let (replica, _) = ended.unwrap();
+                    let is_same = bits(&replica) == expected;
+                    assert!(is_same, "{topology:?}, {rounds:?}, window {window_bytes}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_on_several_hosts_train_the_same_to_the_bit() {
+    let expected = bits(&alone(SMALL));
+    for (ranks, of_groups, of_hosts) in [(3, 3, 2), (4, 4, 2), (5, 4, 2)] {
+        for rounds in Rounds::BOTH {
+            let topology = hosts(ranks, of_groups, of_hosts);
+            for window_bytes in [0, 4 << 20] {
+                for ended in trained(emulators(ranks), SMALL, &topology, rounds, window_bytes) {
+                    let (replica, _) = ended.unwrap();
+                    assert!(bits(&replica) == expected, "{topology:?}, {rounds:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What all ranks have received.
+fn received(topology: &Topology) -> Traffic {
+    let ended = trained(cpus(topology.ranks()), LARGE, topology, Rounds::One, 4 << 20);
+    let of_ranks = ended.into_iter().map(|ended| ended.unwrap().1);
+    of_ranks.fold(Traffic::default(), |sum, traffic| Traffic {
+        from_memory: sum.from_memory + traffic.from_memory,
+        from_processes: sum.from_processes + traffic.from_processes,
+        from_hosts: sum.from_hosts + traffic.from_hosts,
+    })
+}
+
+/// Bytes of all buckets in all steps.
+fn bytes_of_all() -> u64 {
+    STEPS * (elements(LARGE) * size_of::<f32>()) as u64
+}
+
 /// All that crosses between two processes: half of the sums one way and half the other, and as much of what was updated.
 #[test]
 fn a_group_sends_what_one_worker_would() {
-    let crossed = |ranks| -> Traffic {
-        let ended = trained(cpus(ranks), LARGE, &groups(ranks, 2), Rounds::One, 4 << 20);
-        let of_ranks = ended.into_iter().map(|ended| ended.unwrap().1);
-        of_ranks.fold(Traffic::default(), |sum, traffic| Traffic {
-            from_memory: sum.from_memory + traffic.from_memory,
-            from_processes: sum.from_processes + traffic.from_processes,
-        })
-    };
-    let bytes = STEPS * (elements(LARGE) * size_of::<f32>()) as u64;
     for ranks in [2, 4, 8] {
-        let Traffic { from_memory, from_processes } = crossed(ranks);
-        assert_eq!(from_processes, 2 * bytes, "{ranks} ranks in 2 processes");
-        assert_eq!(from_memory == 0, ranks == 2);
+        let Traffic { from_memory, from_processes, from_hosts } = received(&groups(ranks, 2));
+        assert_eq!(from_processes, 2 * bytes_of_all(), "{ranks} ranks in 2 processes");
+        assert_eq!((from_hosts, from_memory == 0), (from_processes, ranks == 2));
+    }
+}
+
+/// Between hosts crosses what crosses between processes, whatever their numbers of processes; within them each process
+/// receives the sums of the others once, and what was updated once.
+///
+/// Seen failing: with each group on a host of its own.
+#[test]
+fn a_host_sends_what_one_process_would() {
+    for (ranks, of_groups, of_hosts) in
+        [(2, 2, 2), (4, 4, 2), (8, 4, 2), (8, 8, 2), (8, 8, 4), (4, 4, 1)]
+    {
+        let Traffic { from_processes, from_hosts, .. } =
+            received(&hosts(ranks, of_groups, of_hosts));
+        let (others, others_here) = (of_hosts as u64 - 1, (of_groups / of_hosts) as u64 - 1);
+        let what = format!("{ranks} ranks in {of_groups} processes on {of_hosts} hosts");
+        assert_eq!(from_hosts, 2 * others * bytes_of_all(), "{what}");
+        let here = from_processes - from_hosts;
+        assert_eq!(here, 2 * of_hosts as u64 * others_here * bytes_of_all(), "{what}");
     }
 }
 
@@ -187,12 +282,24 @@ fn a_group_sends_what_one_worker_would() {
 #[test]
 fn counterparts_have_what_they_have_updated() {
     const OWNED: [usize; 3] = [2 * CHUNK_ELEMENTS + 3, 0, 17];
-    for (members, processes, is_group) in
-        [(2, 2, true), (3, 2, true), (2, 3, false), (3, 1, true), (1, 3, true)]
-    {
+    for (members, processes, is_group, of_hosts) in [
+        (2, 2, true, 2),
+        (3, 2, true, 2),
+        (2, 3, false, 3),
+        (3, 1, true, 1),
+        (1, 3, true, 3),
+        (2, 4, true, 2),
+        (2, 3, false, 2),
+        (1, 4, true, 2),
+    ] {
         let ranks = members * processes;
         let holders = Holders::together(NonZeroUsize::new(members).unwrap());
-        let groups = groups(ranks, if is_group { processes } else { ranks });
+        let by_process = ranges(&vec![members; processes]);
+        let of_each = if is_group { 1 } else { members };
+        let on_hosts = parts(processes, of_hosts).into_iter();
+        let on_hosts = on_hosts.map(|of| of.start * of_each..of.end * of_each).collect();
+        let of_groups = if is_group { by_process } else { parts(ranks, ranks) };
+        let topology = Topology::new(of_groups, on_hosts).unwrap();
         let value = |step: u64, rank: usize, index: usize| {
             (step as usize * 1_000_000 + rank * 100_000 + index % 90_000) as f32
         };
@@ -224,21 +331,20 @@ fn counterparts_have_what_they_have_updated() {
             }
             Ok((values.as_slice().to_vec(), end.spent().traffic))
         };
-        let ended = carried(cpus(ranks), &groups, (&schedule, holders), 1 << 20, Arc::new(run));
-        let mut came = 0;
+        let ended = carried(cpus(ranks), &topology, (&schedule, holders), 1 << 20, Arc::new(run));
+        let (mut came, mut came_from_hosts) = (0, 0);
         for (rank, ended) in ended.into_iter().enumerate() {
             let (found, traffic) = ended.unwrap();
             assert!(found == held(STEPS - 1, rank));
             came += traffic.from_processes;
+            came_from_hosts += traffic.from_hosts;
             assert!(members == 1 || traffic.from_memory == 0, "{traffic:?}");
         }
         let all: usize = (0..ranks).map(owned).sum();
-        let to_others = STEPS as usize * (processes - 1) * size_of::<f32>();
-        assert_eq!(
-            came,
-            (to_others * all) as u64,
-            "{members} of {ranks}, each part once a process"
-        );
+        let once = STEPS as usize * all * size_of::<f32>();
+        let to_others = [(processes - 1) * once, (of_hosts - 1) * once].map(|bytes| bytes as u64);
+        let found = [came, came_from_hosts];
+        assert_eq!(found, to_others, "{members} of {ranks}: once a process, and once a host");
     }
 }
 
@@ -260,7 +366,8 @@ fn ranks_that_wait_for_their_group_or_another_are_ended() {
     for missing in [Missing::OfGroup, Missing::OfOthers] {
         for is_gathered in [false, true] {
             let schedule = Rounds::One.schedule(4, 3);
-            let mut ends = Host::group(&[cpu, cpu], &[0..2, 2..3], 0, &schedule, EACH).unwrap();
+            let topology = Topology::of_groups(vec![0..2, 2..3]).unwrap();
+            let mut ends = Host::group(&[cpu, cpu], &topology, 0, &schedule, EACH).unwrap();
             let mut stream = cpu.device_stream().unwrap();
             let buffer = cpu.allocate::<f32>(&mut stream, 12).unwrap();
             let waiting = if let Missing::OfGroup = missing { 1 } else { 2 };
@@ -306,15 +413,15 @@ fn ranks_that_wait_for_their_group_or_another_are_ended() {
 }
 
 #[test]
-fn groups_that_are_not_all_ranks_are_refused() {
+fn groups_of_other_ranks_are_refused() {
     let cpu = &cpus(1)[0];
     let schedule = Rounds::One.schedule(LANES, 3);
-    let refused = |groups: &[Range<usize>], group| {
-        let error = Host::group(&[cpu], groups, group, &schedule, EACH).err();
-        assert!(error.is_some(), "{groups:?} {group}");
+    let refused = |topology: &Topology, group| {
+        let error = Host::group(&[cpu], topology, group, &schedule, EACH).err();
+        assert!(error.is_some(), "{topology:?} {group}");
     };
-    refused(&[0..1, 2..3], 0);
-    refused(&[0..1, 1..2], 2);
-    refused(&[0..2, 2..3], 0);
+    refused(&groups(2, 2), 0);
+    refused(&groups(3, 3), 3);
+    refused(&groups(3, 2), 1);
     refused(&groups(8, 8), 3);
 }

@@ -1,8 +1,11 @@
 //! The hosts file: one `host:port` a line, in the order of process indices.
 //!
 //! Blank lines and what follows a `#` are ignored. Errors name the file and the line.
+//!
+//! Addresses also say which processes share a host.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,6 +61,34 @@ fn parse_hosts(text: &str, path: &Path) -> Result<Vec<String>, ClusterError> {
     Ok(addresses.into_iter().map(|(_, address)| address).collect())
 }
 
+/// The host that an address names, by one name where it is this machine.
+pub(crate) fn host(address: &str) -> Option<&str> {
+    let (host, _port) = address.rsplit_once(':')?;
+    let is_this_machine = ["localhost", "127.0.0.1", "::1", "[::1]"].contains(&host);
+    Some(if is_this_machine { "localhost" } else { host })
+}
+
+/// The processes whose addresses are `addresses` by host, in order; one process where there are none. Processes of one host that do
+/// not follow each other count as of several.
+pub(crate) fn by_host(addresses: &[String]) -> Vec<Range<usize>> {
+    let mut hosts: Vec<Range<usize>> = Vec::new();
+    for process in 0..addresses.len().max(1) {
+        let of = |process: usize| addresses.get(process).and_then(|address| host(address));
+        match hosts.last_mut() {
+            Some(last) if of(last.start) == of(process) => last.end = process + 1,
+            _ => hosts.push(process..process + 1),
+        }
+    }
+    hosts
+}
+
+/// How many processes are on each host, in order, as processes that meet compare it.
+pub(super) fn by_host_in_words(addresses: &[String]) -> String {
+    let lengths: Vec<usize> = by_host(addresses).into_iter().map(|host| host.len()).collect();
+    let in_words = |alike: &[usize]| format!("{} each on {}", alike[0], alike.len());
+    lengths.chunk_by(|a, b| a == b).map(in_words).collect::<Vec<_>>().join(", ")
+}
+
 fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let bracketed = host.starts_with('[') && host.ends_with(']');
@@ -77,6 +108,18 @@ mod tests {
     fn addresses_comments_and_blank_lines() {
         let text = "# the cluster\n\n a.example:2101 # first\n10.0.0.2:2101\r\n[::1]:7\n";
         assert_eq!(parse(text).unwrap(), ["a.example:2101", "10.0.0.2:2101", "[::1]:7"]);
+    }
+
+    #[test]
+    fn processes_that_follow_each_other_share_a_host() {
+        let addresses = |of: &[&str]| of.iter().map(|of| (*of).to_owned()).collect::<Vec<_>>();
+        let found = |of: &[&str]| by_host(&addresses(of));
+        assert_eq!(found(&["a:1", "a:2", "b:1", "b:2", "b:3"]), [0..2, 2..5]);
+        assert_eq!(found(&["a:1", "b:1", "a:2"]), [0..1, 1..2, 2..3]);
+        assert_eq!(found(&["localhost:1", "127.0.0.1:2", "[::1]:3", "127.0.0.2:3"]), [0..3, 3..4]);
+        assert_eq!(found(&[]).len(), 1);
+        let words = by_host_in_words(&addresses(&["a:1", "a:2", "b:1", "b:2", "c:1"]));
+        assert_eq!(words, "2 each on 2, 1 each on 1");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::control::Control;
 use super::error::{ClusterError, Peer};
 use super::greetings::{Greeting, Greetings};
 use super::hello::{CallerSays, Hello, Purpose, Reply, compare};
+use super::hosts::by_host_in_words;
 use super::reach::listen;
 use super::sealed::{DataKey, DataKeys};
 use super::secret::{Secret, random};
@@ -121,6 +122,9 @@ pub(super) fn meet(
     });
     let mut identity = settings.identity.clone();
     identity.insert("number of processes".into(), processes.to_string());
+    // Each process goes by its own list of addresses: what crosses the network together has to be the same everywhere.
+    let by_host = by_host_in_words(&settings.addresses);
+    identity.insert("processes on hosts".into(), by_host);
     identity.insert("workers per process".into(), settings.threads.to_string());
     let secret = match &settings.admission {
         Admission::Secret(secret) => secret.clone(),

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tidemill_collective::LaneSchedule;
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Holders, Host, Nccl, Threads, check_reach,
+    Communicator, CommunicatorError, Holders, Host, Nccl, Threads, Topology, check_reach,
 };
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
@@ -20,7 +21,7 @@ use timely::dataflow::operators::Operator;
 
 use crate::batch::BatchPlan;
 use crate::cluster::progress::{self, Phase};
-use crate::cluster::{ClusterSettings, Failure, WorkerContext};
+use crate::cluster::{ClusterSettings, Failure, WorkerContext, by_host};
 use crate::error::Result;
 use crate::operators::lending::{Lending, circle};
 use crate::parallel::Sharding;
@@ -102,16 +103,19 @@ impl<C> Ends<C> {
 }
 
 impl<B: Backend> Communicators<B> {
-    /// What connects the workers of `schedule`, which sum over its lanes; those of this process, number `process`, compute on
+    /// What connects the workers of `schedule`, which sum over its lanes; those of this process of `cluster` compute on
     /// `backends`, and every process has as many; those of a process share out what `sharding` says. `library` opens what connects
     /// devices of several processes.
     ///
+    /// Where bytes go through the host's memory, the processes whose addresses name one host, and follow each other, cross the
+    /// network together: what is summed and what is updated once for all of them ([`Topology`]).
+    ///
     /// # Errors
-    /// A schedule of other workers, devices of a process that are to hold the parameters together and do not read each other's
-    /// memory while there are other processes, or a device that fails.
+    /// A schedule of other workers than the cluster's, devices of a process that are to hold the parameters together and do not read
+    /// each other's memory while there are other processes, or a device that fails.
     pub fn new(
         backends: &[&B],
-        process: usize,
+        cluster: &ClusterSettings,
         schedule: LaneSchedule,
         sharding: Sharding,
         library: impl FnOnce() -> tidemill_kernels::Result<CollectiveLibrary>,
@@ -121,7 +125,8 @@ impl<B: Backend> Communicators<B> {
             return Ok(Self::None);
         }
         let schedule = Arc::new(schedule);
-        let of_process = backends.len().max(1);
+        let (process, of_process) = (cluster.process, backends.len().max(1));
+        let hosts = by_host(&cluster.addresses);
         if workers == of_process {
             return match Threads::group(backends, &schedule) {
                 Ok(ends) => {
@@ -129,7 +134,7 @@ impl<B: Backend> Communicators<B> {
                 }
                 Err(error @ CommunicatorError::OutOfReach { .. }) => {
                     tracing::warn!("{error}: {SLOW}");
-                    let ends = alone(backends, process, &schedule, Holders::EACH)?;
+                    let ends = alone(backends, process, &schedule, (Holders::EACH, &hosts))?;
                     Ok(Self::Host(ends, Together::none()))
                 }
                 Err(error) => Err(error.into()),
@@ -141,11 +146,12 @@ impl<B: Backend> Communicators<B> {
             let groups: Vec<_> = (0..workers / of_process)
                 .map(|process| process * of_process..(process + 1) * of_process)
                 .collect();
-            let ends = Host::group(backends, &groups, process, &schedule, holders)?;
+            let topology = Topology::new(groups, hosts).map_err(CommunicatorError::from)?;
+            let ends = Host::group(backends, &topology, process, &schedule, holders)?;
             return Ok(Self::Host(Ends::new(ends), together));
         }
         // What devices of another process reach is not known here.
-        let otherwise = alone(backends, process, &schedule, holders)?;
+        let otherwise = alone(backends, process, &schedule, (holders, &hosts))?;
         Ok(match library() {
             Ok(library) => Self::Library { library, schedule, otherwise, together },
             Err(error) => {
@@ -167,7 +173,7 @@ impl<B: Backend> Communicators<B> {
     ) -> Result<Self> {
         let schedule = batch.lane_schedule(cluster.threads * cluster.processes())?;
         let none = || CollectiveLibrary::open("none");
-        Self::new(backends, cluster.process, schedule, batch.sharding(), none)
+        Self::new(backends, cluster, schedule, batch.sharding(), none)
     }
 
     /// What connects the worker of `context`, which computes on `backend`; `None` where it is alone. To be called by
@@ -217,17 +223,21 @@ impl<B: Backend> Communicators<B> {
 
 const SLOW: &str = "gradients go through the host, which is slow";
 
-/// The ends of workers of which none reads the memory of another.
+/// The ends of workers of which none reads the memory of another; `hosts` are those of their processes.
 fn alone<B: Backend>(
     backends: &[&B],
     process: usize,
     schedule: &Arc<LaneSchedule>,
-    holders: Holders,
+    (holders, hosts): (Holders, &[Range<usize>]),
 ) -> Result<Ends<Host<B>>> {
     let groups: Vec<_> = (0..schedule.workers()).map(|worker| worker..worker + 1).collect();
-    let first = process * backends.len();
+    let of_process = backends.len();
+    let workers = |of: &Range<usize>| of.start * of_process..of.end * of_process;
+    let hosts = hosts.iter().map(workers).collect();
+    let topology = Topology::new(groups, hosts).map_err(CommunicatorError::from)?;
+    let first = process * of_process;
     let ends = backends.iter().enumerate().map(|(local, &backend)| {
-        Ok(Host::group(&[backend], &groups, first + local, schedule, holders)?.remove(0))
+        Ok(Host::group(&[backend], &topology, first + local, schedule, holders)?.remove(0))
     });
     Ok(Ends::new(ends.collect::<Result<Vec<_>>>()?))
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use crate::cluster::ClusterSettings;
+use crate::cluster::{ClusterSettings, host};
 
 /// Which of its machine's workers those of this process are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,13 +41,9 @@ impl LocalWorkers {
 
 /// Of the first `processes` of a cluster, those on the machine of this one.
 fn processes_here(cluster: &ClusterSettings, processes: usize) -> usize {
-    let host = |address: &String| {
-        let (host, _port) = address.rsplit_once(':')?;
-        let is_this_machine = ["localhost", "127.0.0.1", "::1", "[::1]"].contains(&host);
-        Some(if is_this_machine { "localhost".to_owned() } else { host.to_owned() })
-    };
-    let own = cluster.addresses.get(cluster.process).and_then(host);
-    cluster.addresses.iter().take(processes).filter(|other| host(other) == own).count()
+    let of = |address: &String| host(address).map(str::to_owned);
+    let own = cluster.addresses.get(cluster.process).and_then(of);
+    cluster.addresses.iter().take(processes).filter(|other| of(other) == own).count()
 }
 
 #[cfg(test)]

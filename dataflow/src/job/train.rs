@@ -229,13 +229,8 @@ impl WithBackend for Train {
         }
         let (backends, schedule) = (devices.backends(), run.batch.lane_schedule(workers)?);
         let library = || devices.first().collective_library();
-        let communicators = Communicators::new(
-            &backends,
-            cluster.process,
-            schedule,
-            run.batch.sharding(),
-            library,
-        )?;
+        let sharding = run.batch.sharding();
+        let communicators = Communicators::new(&backends, &cluster, schedule, sharding, library)?;
         let shared = Shared { run, devices, communicators, legs, evaluation_data, stop, observer };
         let cluster = shared.stop.connect(cluster, abort)?;
         let summaries = cluster.execute(move |context| run_worker(context, &shared))?;

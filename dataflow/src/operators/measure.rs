@@ -15,6 +15,9 @@ pub struct Communication {
     pub bytes_from_memory: u64,
     /// Bytes that came to it from other processes.
     pub bytes_from_processes: u64,
+    /// Of these, bytes that came through the host's memory from processes of other hosts; a line of metrics does not have them.
+    #[serde(skip)]
+    pub bytes_from_hosts: u64,
     /// How long it took, as the device counts: of each sum, from where the sums of the workers that it reads were ready to the result,
     /// in which time it waits for what other processes send; of parameters, from where the worker had come to them to where they
     /// were all there, in which time it waits for workers that had not updated them yet.

@@ -46,6 +46,20 @@ fn different_numbers_of_workers_and_missing_keys_are_named() {
     }
 }
 
+/// What crosses the network together goes by the addresses, and each process has its own list.
+#[test]
+fn processes_of_one_host_for_some_and_of_two_for_others_are_an_error() {
+    let mut unequal = settings(2, 1);
+    let other_name = unequal[0].addresses[1].replace("127.0.0.1", "127.0.0.2");
+    unequal[0].addresses[1] = other_name;
+    for result in soon(|| cluster(unequal, |_| Ok(()))) {
+        let text = result.unwrap_err().with_causes();
+        let expected =
+            "on processes on hosts: process 0 has 1 each on 2, process 1 has 2 each on 1";
+        assert!(text.ends_with(expected), "{text}");
+    }
+}
+
 #[test]
 fn missing_peers_are_named_at_the_deadline() {
     let mut all = settings(3, 1);

@@ -7,8 +7,8 @@ use tidemill::collective::Tree;
 use tidemill::operators::{Communication, TrainingPlan};
 use tidemill::parallel::Sharding;
 
-use crate::bigram;
 use crate::harness::Run;
+use crate::{bigram, same};
 
 /// By worker and step; every worker tells every step once.
 fn told(run: &Run) -> BTreeMap<(usize, u64), Communication> {
@@ -158,6 +158,39 @@ fn processes_of_many_workers_send_each_other_what_those_of_one_do() {
         for (step, crossed) in crossed {
             let [_, expected] = bytes([0, if step == 1 { sums } else { sums + updates }]);
             assert_eq!(crossed, expected, "{workers} workers, step {step}");
+        }
+    }
+}
+
+/// Hosts of several processes train to the same bits, and send each other what hosts of one process do.
+///
+/// Seen failing: with each process on a host of its own.
+#[test]
+fn hosts_of_many_processes_send_each_other_what_those_of_one_do() {
+    let paper = Paper::of(&Run::default());
+    let buckets = paper.plan.buckets.buckets().iter();
+    let [sums, updates] = buckets.fold([0, 0], |[sums, updates], bucket| {
+        [sums + bucket.slots.len() * bucket.range.len(), updates + bucket.range.len()]
+    });
+    for (workers, processes, window_bytes) in
+        [(2, 2, 4 << 20), (4, 4, 4 << 20), (8, 4, 80), (8, 8, 0)]
+    {
+        let run = Run { workers, processes, hosts: 2, window_bytes, ..Run::default() };
+        same(&run);
+        let (mut crossed, mut came) = (BTreeMap::new(), 0);
+        for ((_, step), communication) in told(&run) {
+            *crossed.entry(step).or_insert(0) += communication.bytes_from_hosts;
+            came += communication.bytes_from_processes;
+        }
+        for (&step, &crossed) in &crossed {
+            let [_, expected] = bytes([0, if step == 1 { sums } else { sums + updates }]);
+            assert_eq!(crossed, expected, "{workers} workers of {processes}, step {step}");
+        }
+        assert_eq!(came == crossed.values().sum::<u64>(), processes == 2);
+    }
+    for sharding in [Sharding::Gradients, Sharding::Parameters] {
+        for (workers, processes, hosts) in [(4, 4, 2), (8, 4, 2), (6, 6, 2), (3, 3, 2)] {
+            same(&Run { sharding, workers, processes, hosts, window_bytes: 0, ..Run::default() });
         }
     }
 }

@@ -76,6 +76,8 @@ impl<B, M> Clone for Subject<B, M> {
 pub struct Run {
     pub workers: usize,
     pub processes: usize,
+    /// On how many hosts they are, as their addresses say: all are of this machine.
+    pub hosts: usize,
     pub samples: u64,
     pub lanes: usize,
     pub sharding: Sharding,
@@ -154,6 +156,7 @@ impl Default for Run {
         Self {
             workers: 1,
             processes: 1,
+            hosts: 1,
             samples: 27,
             lanes: 8,
             sharding: Sharding::Optimizer,
@@ -298,8 +301,9 @@ impl Run {
         subject: &Subject<B, M>,
         complete: &Arc<Mutex<BTreeMap<u64, State>>>,
     ) -> Result<Vec<Outcome>, ClusterError> {
-        let listeners: Vec<_> =
-            (0..self.processes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let host = |process| process * self.hosts / self.processes;
+        let listener = |process| TcpListener::bind(format!("127.0.0.{}:0", 1 + host(process)));
+        let listeners: Vec<_> = (0..self.processes).map(|of| listener(of).unwrap()).collect();
         let addresses: Vec<_> =
             listeners.iter().map(|l| l.local_addr().unwrap().to_string()).collect();
         let mut threads = Vec::new();
@@ -317,7 +321,7 @@ impl Run {
             let local: Vec<&B> = (0..local_workers)
                 .map(|worker| &**subject.device(process * local_workers + worker))
                 .collect();
-            let ends = self.communicators(&local, process);
+            let ends = self.communicators(&local, &settings);
             let work = move |context: &mut WorkerContext<'_>| {
                 let local = context.index() % local_workers;
                 let end = ends.take(context, subject.device(process * local_workers + local))?;
@@ -337,7 +341,11 @@ impl Run {
     }
 
     /// What connects the workers of a process on `backends` with all.
-    fn communicators<B: Backend>(&self, backends: &[&B], process: usize) -> Communicators<B> {
+    fn communicators<B: Backend>(
+        &self,
+        backends: &[&B],
+        cluster: &ClusterSettings,
+    ) -> Communicators<B> {
         let (library, missing) = match self.library {
             Some(library) => (Some(library()), None),
             None => (None, Some(KernelError::shape("run", "library", "one", "none"))),
@@ -347,7 +355,7 @@ impl Run {
         let Ok(schedule) = self.batch().lane_schedule(self.workers) else {
             return Communicators::None;
         };
-        Communicators::new(backends, process, schedule, self.sharding, library).unwrap()
+        Communicators::new(backends, cluster, schedule, self.sharding, library).unwrap()
     }
 
     /// The gate at which `what` gets stuck.

@@ -107,6 +107,7 @@ pub fn workers_without_a_library<B: Backend>(arm: &Arm<B>) {
     for sharding in Sharding::ALL {
         arm.same(&Run { workers: 2, processes: 2, sharding, ..run() });
         arm.same(&Run { workers: 4, processes: 2, window_bytes: 80, sharding, ..run() });
+        arm.same(&Run { workers: 4, processes: 2, hosts: 2, window_bytes: 80, sharding, ..run() });
     }
 }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tidemill_kernels::{Cpu, Runtime};
+use tidemill_kernels::{Cpu, Runtime, Slice};
 use timely::bytes::arc::BytesMut;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::InputHandle;
@@ -54,8 +54,19 @@ fn exchange(mut end: Host<Cpu>, cpu: &Cpu, what: What) -> Result<()> {
     Ok(())
 }
 
-/// What rank 0 says where rank 1 sends `chunks`, and nothing else comes.
+/// What rank 0 says where rank 1 sends `chunks`, and nothing else comes; each is on a host of its own.
 fn said(what: What, chunks: Vec<Chunk>) -> String {
+    said_on(&Topology::of_groups(processes()).unwrap(), what, chunks)
+}
+
+/// Three ranks, each a process.
+fn processes() -> Vec<Range<usize>> {
+    (0..3).map(|rank| rank..rank + 1).collect()
+}
+
+/// The same on the hosts of `topology`.
+fn said_on(topology: &Topology, what: What, chunks: Vec<Chunk>) -> String {
+    let topology = topology.clone();
     let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
     let schedule = Arc::new(LaneSchedule::one_by_one(4, 3).unwrap());
     let (answer, answered) = mpsc::channel();
@@ -67,16 +78,16 @@ fn said(what: What, chunks: Vec<Chunk>) -> String {
         let workers = timely::execute(config, move |worker| {
             let mut until = InputHandle::<u64, CapacityContainerBuilder<Vec<()>>>::new();
             let mut end = (worker.index() == 0).then(|| {
-                let groups: Vec<_> = (0..3).map(|rank| rank..rank + 1).collect();
-                Host::group(&[&cpu], &groups, 0, &schedule, Holders::EACH).unwrap().remove(0)
+                Host::group(&[&cpu], &topology, 0, &schedule, Holders::EACH).unwrap().remove(0)
             });
-            let (outgoing, others) = courier(|_arrived| ());
+            let (outgoing, others) =
+                courier(if topology.has_relays() { 2 } else { 1 }, |_arrived| ());
             let carried = end.as_mut().map_or(Some(others), |end| end.courier()).unwrap();
             worker.dataflow::<u64, _, _>(|scope| {
                 until.to_stream(scope).carry(carried, 1 << 20);
             });
             if worker.index() == 1 {
-                assert!(outgoing.send(chunks.clone()));
+                assert!(outgoing[0].send(chunks.clone()));
             }
             if let Some(end) = end {
                 let (cpu, answer, waker) = (cpu.clone(), answer.clone(), std::thread::current());
@@ -101,8 +112,11 @@ fn said(what: What, chunks: Vec<Chunk>) -> String {
 /// Piece `piece` of what `source` has to send, of so many elements.
 fn chunk(what: What, source: u32, piece: u32, elements: usize) -> Chunk {
     let (part, node) = match what {
-        What::Sums => (Part::Gradient { bucket: KEY.bucket, use_index: 0 }, Node::leaf(source)),
-        What::Update => (part_of_update(KEY), Node { lo: 0, hi: 4 }),
+        What::Sums => {
+            let part = Part::Gradient { bucket: KEY.bucket, use_index: 0, owner: 0 };
+            (part, Node::leaf(source))
+        }
+        What::Update => (part_of_update(KEY, source as usize), Node { lo: 0, hi: 4 }),
     };
     let (destination, step) = (0, KEY.step);
     let header = ChunkHeader { destination, source, part, chunk: piece, node, step };
@@ -181,7 +195,45 @@ fn a_chunk_of_a_rank_that_has_nothing_to_send_is_named() {
     let other_lanes = with(&other_lanes, |header| header.node = Node::leaf(2));
     assert_eq!(said(What::Sums, vec![other_lanes]), posted(1, "the sums", wrong));
     let other_use = chunk(What::Sums, 1, 0, CHUNK_ELEMENTS);
-    let part = Part::Gradient { bucket: KEY.bucket, use_index: 1 };
+    let part = Part::Gradient { bucket: KEY.bucket, use_index: 1, owner: 0 };
     let other_use = with(&other_use, |header| header.part = part);
     assert_eq!(said(What::Sums, vec![other_use]), posted(1, "the sums", wrong));
+}
+
+/// Rank 0 and rank 1 are of one host: rank 0 sums for rank 2, which is of another, and passes on what that has updated.
+#[test]
+fn a_chunk_that_a_relay_has_not_to_get_is_named() {
+    let topology = Topology::new(processes(), vec![0..2, 2..3]).unwrap();
+    let said = |what, chunks| said_on(&topology, what, chunks);
+    let for_owner = |owner, source, elements| {
+        let part = Part::Gradient { bucket: KEY.bucket, use_index: 0, owner };
+        with(&chunk(What::Sums, source, 0, elements), |header| header.part = part)
+    };
+    let (sums, update) = ("the sums", "the update");
+    let good = for_owner(2, 1, 100);
+    let found = said(What::Sums, vec![good.clone(), good.clone()]);
+    assert_eq!(found, posted(1, sums, "twice"));
+    for elements in [0, 99, 101] {
+        let found = said(What::Sums, vec![for_owner(2, 1, elements)]);
+        assert_eq!(found, posted(1, sums, "of another length"), "{elements} elements");
+    }
+    let foreign = "that this worker has not to get from it";
+    for (owner, source) in [(1, 1), (2, 2), (3, 1)] {
+        let found = said(What::Sums, vec![for_owner(owner, source, 100)]);
+        assert_eq!(found, posted(source, sums, foreign), "of rank {source} for rank {owner}");
+    }
+    let mut all: Vec<_> = [1, 2]
+        .into_iter()
+        .flat_map(|source| {
+            [(0, CHUNK_ELEMENTS), (1, 8)].map(|(piece, of)| chunk(What::Sums, source, piece, of))
+        })
+        .collect();
+    all.extend([good.clone(), good]);
+    assert_eq!(said(What::Sums, all), posted(1, sums, "after all of it had come"));
+    // What rank 2 has updated comes from rank 2 alone.
+    let passed_on = with(&chunk(What::Update, 2, 0, 100), |header| header.source = 1);
+    assert_eq!(said(What::Update, vec![passed_on]), posted(1, update, foreign));
+    let whole = chunk(What::Update, 2, 0, 100);
+    let found = said(What::Update, vec![whole.clone(), whole]);
+    assert_eq!(found, posted(2, update, "after all of it had come"));
 }

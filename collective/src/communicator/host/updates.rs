@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use tidemill_kernels::backend::Element;
-use tidemill_kernels::{Backend, SliceMut};
+use tidemill_kernels::{Backend, HostView, SliceMut};
 
 use super::{Expected, Host, on_host};
-use crate::chunk::Part;
+use crate::chunk::{Chunk, ChunkHeader, Part};
 use crate::communicator::post::{Key, What};
 use crate::communicator::threads::copy_updates;
 use crate::communicator::values::{SharedValues, words};
@@ -25,7 +25,7 @@ impl<B: Backend> Host<B> {
         if self.holders == Holders::EACH {
             self.post.updated(backend, stream, key, &values)?;
         }
-        let readers = self.readers();
+        let readers: Vec<_> = self.relays().chain(self.readers_here()).collect();
         if elements == 0 || readers.is_empty() {
             return Ok(());
         }
@@ -35,8 +35,8 @@ impl<B: Backend> Host<B> {
                 words(&backend.to_vec(stream, values.slice(0, elements)?)?).into()
             }
         };
-        let root = self.schedule.tree().root();
-        self.send_values(&words, self.header(part_of_update(key), root, key.step), &readers)
+        let (root, part) = (self.schedule.tree().root(), part_of_update(key, self.rank));
+        self.send_values(&words, self.header(part, root, key.step), &readers)
     }
 
     /// Brings what other workers have updated to `out`.
@@ -50,15 +50,15 @@ impl<B: Backend> Host<B> {
         let bytes = out.element_bytes();
         if self.holders == Holders::EACH {
             let told = self.inbox.updates(key)?;
-            let ranks = (self.groups[self.group].start, self.rank);
+            let ranks = (self.members().start, self.rank);
             let (into, traffic) = (out.reborrow(), &mut self.spent.traffic);
             copy_updates((backend, stream), &told, ranks, cut, into, traffic)?;
             self.read.keep_updates(backend, key, told);
         }
-        for source in self.sources() {
-            let bytes = cut.of_rank(self.holders.place(source)).len() * bytes;
-            match self.is_read_here(source) {
-                true => self.spent.traffic.came(bytes),
+        for Source { owner, rank } in self.sources() {
+            let bytes = cut.of_rank(self.holders.place(owner)).len() * bytes;
+            match self.reader(rank) == self.rank {
+                true => self.note_came(rank, bytes),
                 false => self.spent.traffic.read(bytes),
             }
         }
@@ -79,53 +79,112 @@ impl<B: Backend> Host<B> {
         // Chunks hold words.
         let of_word = size_of::<f32>() / size_of::<T>();
         let (node, holders) = (self.schedule.tree().root(), self.holders);
-        let expected = self.sources().into_iter().map(|source| {
-            let Range { start, end } = cut.of_rank(holders.place(source));
-            let elements = (end - start).div_ceil(of_word);
-            Expected { source, part: part_of_update(key), node, elements, start }
+        let expected = self.sources().into_iter().map(|Source { owner, rank: source }| {
+            let place = cut.of_rank(holders.place(owner));
+            let part = part_of_update(key, owner);
+            Expected { source, part, node, elements: place.len().div_ceil(of_word), place }
         });
         let expected: Vec<_> = expected.filter(|expected| expected.elements > 0).collect();
-        self.receive(key, What::Update, &expected, |index, start, words| {
-            let from = &expected[index];
-            let end = cut.of_rank(holders.place(from.source)).end;
-            let at = from.start + start * of_word;
-            let values: &[T] = bytemuck::cast_slice(words);
+        self.receive(key, What::Update, &expected, |host, index, start, chunk| {
+            host.pass_on_update(chunk)?;
+            let Range { start: first, end } = expected[index].place;
+            let (at, words) = (first + start * of_word, chunk.values()?);
+            let values: &[T] = bytemuck::cast_slice(&words);
             let values = &values[..values.len().min(end - at)];
             Ok(backend.write(stream, out.reborrow().sub(at, values.len())?, values)?)
         })
     }
 
-    /// To which workers this one sends what it has updated.
-    fn readers(&self) -> Vec<usize> {
+    /// Passes what another host has sent to this worker, for its host, on to the others of the host that read it.
+    fn pass_on_update(&self, chunk: &Chunk) -> Result<()> {
+        let header = *chunk.header()?;
+        let is_for_host = self.topology.host_of(header.source as usize) != self.host;
+        // Where the members of a group read what one of them receives, that one passes it on.
+        if !is_for_host || header.destination as usize != self.rank {
+            return Ok(());
+        }
+        let mut readers = self.readers_here().peekable();
+        if readers.peek().is_none() {
+            return Ok(());
+        }
+        // A copy: the chunk is a part of what the network wants back.
+        let words = HostView::from(chunk.values()?.into_owned());
+        let chunks = readers.map(|reader| {
+            let (destination, source) = (reader as u32, self.rank as u32);
+            Chunk::new(ChunkHeader { destination, source, ..header }, words.clone())
+        });
+        self.pass_on(chunks.collect())
+    }
+
+    /// The workers of other groups of this host that are sent what this one has updated, or passes on.
+    fn readers_here(&self) -> Box<dyn Iterator<Item = usize> + '_> {
         match self.holders {
             Holders::EACH => {
-                self.others().map(|group| self.counterpart(group, self.member())).collect()
+                let counterpart = |group| self.topology.counterpart(group, self.rank);
+                Box::new(self.neighbours().map(counterpart))
             }
-            holders => self.other_counterparts(holders).collect(),
+            _ => Box::new(self.counterparts(self.host).filter(|&rank| rank != self.rank)),
         }
     }
 
-    /// From which workers of other groups what they have updated comes here, or to another of this group that reads it for all.
-    fn sources(&self) -> Vec<usize> {
-        match self.holders {
-            Holders::EACH => self.others().flat_map(|group| self.groups[group].clone()).collect(),
-            holders => self.other_counterparts(holders).collect(),
+    /// The workers of other hosts that are sent what this one has updated.
+    fn relays(&self) -> impl Iterator<Item = usize> + '_ {
+        self.other_hosts().filter_map(|host| self.relay(host, self.rank))
+    }
+
+    /// The worker of `host` that is sent what `owner` of another host has updated; `None` where none there reads it.
+    fn relay(&self, host: usize, owner: usize) -> Option<usize> {
+        if self.holders == Holders::EACH {
+            return Some(self.topology.relay(host, owner));
         }
+        let of_owner = self.counterparts(self.topology.host_of(owner));
+        let place = of_owner.take_while(|&rank| rank != owner).count();
+        let readers: Vec<_> = self.counterparts(host).collect();
+        readers.get(place.checked_rem(readers.len())?).copied()
     }
 
-    /// Whether what `source` has updated comes to this worker of its group.
-    fn is_read_here(&self, source: usize) -> bool {
-        let place = |group: &Range<usize>| group.contains(&source).then(|| source - group.start);
-        let place = self.groups.iter().find_map(place).unwrap_or(0);
-        self.holders != Holders::EACH || self.counterpart(self.group, place) == self.rank
+    /// The ranks of `host` that hold what this one holds.
+    fn counterparts(&self, host: usize) -> impl Iterator<Item = usize> + use<B> {
+        let of_host = self.topology.ranks_of(host);
+        let all = self.holders.counterparts(self.rank, self.ranks);
+        all.filter(move |rank| of_host.contains(rank))
     }
 
-    fn other_counterparts(&self, holders: Holders) -> impl Iterator<Item = usize> + use<B> {
-        let own = self.rank;
-        holders.counterparts(own, self.ranks).filter(move |&rank| rank != own)
+    /// What comes to this worker, or to another of its group that receives it for all.
+    fn sources(&self) -> Vec<Source> {
+        let own = match self.holders {
+            Holders::EACH => self.members(),
+            _ => self.rank..self.rank + 1,
+        };
+        let others = self.holders.counterparts(self.rank, self.ranks);
+        let source = |owner| {
+            let relay = match self.topology.host_of(owner) == self.host {
+                true => None,
+                false => self.relay(self.host, owner),
+            };
+            Source { owner, rank: relay.filter(|relay| !own.contains(relay)).unwrap_or(owner) }
+        };
+        others.filter(|owner| !own.contains(owner)).map(source).collect()
+    }
+
+    /// The worker of this group that receives what `source`, of another group, sends of updates.
+    fn reader(&self, source: usize) -> usize {
+        match self.topology.host_of(source) == self.host {
+            _ if self.holders != Holders::EACH => self.rank,
+            true => self.topology.counterpart(self.group, source),
+            false => self.topology.relay(self.host, source),
+        }
     }
 }
 
-pub(super) fn part_of_update(key: Key) -> Part {
-    Part::Update { bucket: key.bucket, beside: key == key.beside() }
+/// From where an update comes.
+struct Source {
+    /// Whose it is.
+    owner: usize,
+    /// What sends it: its owner, or the relay.
+    rank: usize,
+}
+
+pub(super) fn part_of_update(key: Key, owner: usize) -> Part {
+    Part::Update { bucket: key.bucket, beside: key == key.beside(), owner: owner as u32 }
 }

@@ -245,8 +245,8 @@ impl Measuring<'_> {
         let lanes = LaneSchedule::at_once(workers.next_power_of_two(), workers);
         let lanes = lanes.map_err(|error| JobError::Communicator(error.into()))?;
         let backends = devices.backends();
-        let (process, sharding) = (cluster.process, Sharding::Optimizer);
-        let communicators = Communicators::new(&backends, process, lanes, sharding, &library)?;
+        let sharding = Sharding::Optimizer;
+        let communicators = Communicators::new(&backends, &cluster, lanes, sharding, &library)?;
         let asks = devices.first().memory() == MemoryPlace::Device && !bench.no_peer;
         let peer = asks.then(&library).transpose().unwrap_or_else(|error| {
             if cluster.process == 0 {

@@ -267,7 +267,7 @@ fn measure<B: Backend>(
     let library = || devices.first().collective_library();
     let (backends, lanes) = (devices.backends(), batch.lane_schedule(workers)?);
     let sharding = batch.sharding();
-    let communicators = Communicators::new(&backends, cluster.process, lanes, sharding, library)?;
+    let communicators = Communicators::new(&backends, &cluster, lanes, sharding, library)?;
     let results = execute(cluster, move |context| {
         let local_index = context.index() % devices.workers().len();
         let backend = Arc::clone(&devices.workers()[local_index].backend);

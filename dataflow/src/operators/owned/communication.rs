@@ -33,10 +33,10 @@ impl<B: Backend> OfStep<B> {
         });
         sums.chain(gathers).try_for_each(|span| time.add(backend, &span))?;
         let SpentTime { milliseconds, exposed_milliseconds } = time;
-        let bytes_from_processes = traffic.from_processes;
         Ok(Communication {
             bytes_from_memory,
-            bytes_from_processes,
+            bytes_from_processes: traffic.from_processes,
+            bytes_from_hosts: traffic.from_hosts,
             milliseconds,
             exposed_milliseconds,
         })
