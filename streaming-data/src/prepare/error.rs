@@ -158,15 +158,12 @@ pub enum PrepareError {
         found: String,
     },
 
-    /// What this build cannot read.
-    #[error(
-        "{path} is read by the feature `{feature}` of tidemill-streaming-data, expected a build with it",
-        path = path.display()
-    )]
+    /// An input that this build cannot read.
+    #[error("{path} is read by the feature `{feature}`, expected a build with it", path = path.display())]
     LeftOut {
         /// The input.
         path: PathBuf,
-        /// The feature.
+        /// The feature, of `tidemill-streaming-data`.
         feature: &'static str,
     },
 
