@@ -58,7 +58,7 @@ impl Bench {
         &self,
         settings: &PrepareSettings,
     ) -> Result<(PrepareReport, Files), PrepareError> {
-        self.prepare_as(settings, &[Phase::Tokenizing])
+        self.prepare_as(settings, &[Phase::Tokenizing, Phase::Publishing])
     }
 
     /// Prepares in two passes, and takes away what was written.
@@ -66,7 +66,10 @@ impl Bench {
         &self,
         settings: &PrepareSettings,
     ) -> Result<(PrepareReport, Files), PrepareError> {
-        self.prepare_as(settings, &[Phase::Comparing, Phase::Sorting, Phase::Tokenizing])
+        self.prepare_as(
+            settings,
+            &[Phase::Comparing, Phase::Sorting, Phase::Tokenizing, Phase::Publishing],
+        )
     }
 
     fn prepare_as(
