@@ -4,10 +4,14 @@ use std::{
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
 };
 
 use tempfile::TempDir;
-use tidemill_streaming_data::prepare::PrepareSettings;
+use tidemill_streaming_data::prepare::{
+    ByteTokenizer, Parted, Peers, Pieces, PrepareSettings, Tokenize, TokenizeError,
+};
 
 use crate::outcome::names;
 
@@ -55,4 +59,87 @@ impl Bench {
 
 pub fn number(number: usize) -> NonZeroUsize {
     NonZeroUsize::new(number).unwrap()
+}
+
+/// The tokenizer `bytes`, but for what happens before it encodes a text.
+pub struct Encodes<F> {
+    pub encoding: F,
+    pub pieces: Pieces,
+}
+
+impl<F: Fn(&str) -> Result<(), TokenizeError> + Send + Sync> Tokenize for Encodes<F> {
+    fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+        (self.encoding)(text)?;
+        ByteTokenizer.encode(text, tokens)
+    }
+
+    fn vocab_size(&self) -> u32 {
+        ByteTokenizer.vocab_size()
+    }
+
+    fn bos_token_id(&self) -> Option<u32> {
+        ByteTokenizer.bos_token_id()
+    }
+
+    fn eos_token_id(&self) -> u32 {
+        ByteTokenizer.eos_token_id()
+    }
+
+    fn pad_token_id(&self) -> Option<u32> {
+        ByteTokenizer.pad_token_id()
+    }
+
+    fn tokenizer_json(&self) -> Option<String> {
+        ByteTokenizer.tokenizer_json()
+    }
+
+    fn pieces(&self) -> Pieces {
+        self.pieces
+    }
+}
+
+/// Peers of which one does something before its messages: it is told which process sent one, and how many that had sent before.
+pub struct Before<'a> {
+    peers: &'a dyn Peers,
+    received: Mutex<Vec<usize>>,
+    before: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+impl<'a> Before<'a> {
+    pub fn new(peers: &'a dyn Peers, before: &'a (dyn Fn(usize, usize) + Sync)) -> Before<'a> {
+        Before { peers, received: Mutex::new(vec![0; peers.processes()]), before }
+    }
+}
+
+impl Peers for Before<'_> {
+    fn process(&self) -> usize {
+        self.peers.process()
+    }
+
+    fn processes(&self) -> usize {
+        self.peers.processes()
+    }
+
+    fn send(
+        &self,
+        to: usize,
+        message: Vec<u8>,
+        patience: Duration,
+    ) -> Result<Option<Vec<u8>>, Parted> {
+        self.peers.send(to, message, patience)
+    }
+
+    fn receive(
+        &self,
+        from: &[usize],
+        patience: Duration,
+    ) -> Result<Option<(usize, Vec<u8>)>, Parted> {
+        let received = self.peers.receive(from, patience)?;
+        if let Some((from, _)) = received {
+            let mut numbers = self.received.lock().unwrap();
+            (self.before)(from, numbers[from]);
+            numbers[from] += 1;
+        }
+        Ok(received)
+    }
 }

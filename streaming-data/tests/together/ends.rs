@@ -3,21 +3,18 @@
 use std::{
     fs,
     ops::ControlFlow,
-    sync::{
-        Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Condvar, Mutex},
     time::Duration,
 };
 
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, Dedup, Layout, Parted, Peers, Pieces, PrepareError, PrepareSettings, Strictness,
-    Tokenize, TokenizeError, prepare, prepare_together,
+    ByteTokenizer, Dedup, Layout, Pieces, PrepareError, PrepareSettings, Strictness, Tokenize,
+    TokenizeError, prepare, prepare_together,
 };
 
 use crate::{
     Chance,
-    bench::{Bench, NO_ROOM, ROOM, number},
+    bench::{Before, Bench, Encodes, NO_ROOM, ROOM, number},
     dedup, mixed,
     outcome::{assert_line, line},
     peers::in_processes,
@@ -59,15 +56,15 @@ fn what_is_wrong_in_one_process_is_the_error_of_all() {
     }
 }
 
-/// A tokenizer of which one text waits until another has failed.
+/// One text waits until another has failed.
 #[derive(Default)]
 struct Waits {
     has_failed: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Tokenize for Waits {
-    fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
+impl Waits {
+    fn before(&self, text: &str) -> Result<(), TokenizeError> {
         if text.starts_with("fails") {
             return Err("it failed".into());
         }
@@ -77,31 +74,7 @@ impl Tokenize for Waits {
             let waited = self.changed.wait_timeout_while(has_failed, A_WHILE, not_yet).unwrap();
             assert!(!waited.1.timed_out(), "the error came only when its turn came");
         }
-        ByteTokenizer.encode(text, tokens)
-    }
-
-    fn vocab_size(&self) -> u32 {
-        ByteTokenizer.vocab_size()
-    }
-
-    fn bos_token_id(&self) -> Option<u32> {
-        ByteTokenizer.bos_token_id()
-    }
-
-    fn eos_token_id(&self) -> u32 {
-        ByteTokenizer.eos_token_id()
-    }
-
-    fn pad_token_id(&self) -> Option<u32> {
-        ByteTokenizer.pad_token_id()
-    }
-
-    fn tokenizer_json(&self) -> Option<String> {
-        ByteTokenizer.tokenizer_json()
-    }
-
-    fn pieces(&self) -> Pieces {
-        Pieces::Whole
+        Ok(())
     }
 }
 
@@ -119,54 +92,18 @@ fn an_error_behind_what_was_not_taken_yet_ends_all() {
         bench.write(&format!("in/b{at:02}.txt"), chance.text().repeat(90));
     }
     bench.write("in/c.txt", "fails");
-    let (settings, tokenizer) = (bench.settings(), Waits::default());
+    let (settings, waits) = (bench.settings(), Waits::default());
+    let encoding = |text: &str| waits.before(text);
+    let tokenizer = Encodes { encoding, pieces: Pieces::Whole };
     let failed = in_processes(2, NO_ROOM, |peers| {
         let go_on = &mut |_| ControlFlow::Continue(());
         let done = prepare_together(peers, &settings, &tokenizer, go_on);
-        *tokenizer.has_failed.lock().unwrap() = true;
-        tokenizer.changed.notify_all();
+        *waits.has_failed.lock().unwrap() = true;
+        waits.changed.notify_all();
         done
     });
     assert_line(&failed.err().unwrap(), &["c.txt", "it failed"]);
     assert_eq!(bench.left(), ["in"]);
-}
-
-/// Peers of which one does something before its messages.
-struct Before<'a> {
-    peers: &'a dyn Peers,
-    receives: AtomicUsize,
-    before: &'a (dyn Fn(usize) + Sync),
-}
-
-impl Peers for Before<'_> {
-    fn process(&self) -> usize {
-        self.peers.process()
-    }
-
-    fn processes(&self) -> usize {
-        self.peers.processes()
-    }
-
-    fn send(
-        &self,
-        to: usize,
-        message: Vec<u8>,
-        patience: Duration,
-    ) -> Result<Option<Vec<u8>>, Parted> {
-        self.peers.send(to, message, patience)
-    }
-
-    fn receive(
-        &self,
-        from: &[usize],
-        patience: Duration,
-    ) -> Result<Option<(usize, Vec<u8>)>, Parted> {
-        let received = self.peers.receive(from, patience)?;
-        if received.is_some() {
-            (self.before)(self.receives.fetch_add(1, Ordering::Relaxed));
-        }
-        Ok(received)
-    }
 }
 
 #[test]
@@ -176,12 +113,12 @@ fn another_tokenizer_or_list_in_one_process_is_an_error() {
     let list = bench.write("list.txt", "in/nowhere\n");
     let settings = PrepareSettings { exclude: Some(list.clone()), ..bench.settings() };
     let failed = in_processes(2, ROOM, |peers| {
-        let before = |message: usize| {
+        let before = |_from: usize, message: usize| {
             if peers.process() == 1 && message == 0 {
                 fs::write(&list, "in/elsewhere\n").unwrap();
             }
         };
-        let peers = Before { peers, receives: AtomicUsize::new(0), before: &before };
+        let peers = Before::new(peers, &before);
         prepare_together(&peers, &settings, &ByteTokenizer, &mut |_| ControlFlow::Continue(()))
     });
     assert_line(&failed.err().unwrap(), &["process 1 has a list", "as process 0 has it"]);

@@ -6,7 +6,6 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::{
-        Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::channel,
     },
@@ -15,13 +14,13 @@ use std::{
 };
 
 use tidemill_streaming_data::prepare::{
-    ByteTokenizer, Dedup, DedupSettings, FilterSettings, Layout, Parted, Peers, Phase, Pieces,
-    PrepareError, PrepareSettings, Strictness, Tokenize, TokenizeError, UpdateSettings, Verify,
-    prepare, prepare_together, update, update_together,
+    ByteTokenizer, Dedup, DedupSettings, FilterSettings, Layout, Peers, Phase, Pieces,
+    PrepareError, PrepareSettings, Strictness, TokenizeError, UpdateSettings, Verify, prepare,
+    prepare_together, update, update_together,
 };
 
 use crate::{
-    bench::{Bench, ROOM},
+    bench::{Before, Bench, Encodes, ROOM},
     outcome::assert_line,
     peers::in_processes,
 };
@@ -51,45 +50,15 @@ fn lines(texts: impl Iterator<Item = String>) -> String {
     texts.map(|text| format!("{}\n", serde_json::json!({ "text": text }))).collect()
 }
 
-/// A tokenizer that fails at one text, and at another waits for the end of all.
-struct Fails<'a> {
-    peers: &'a dyn Peers,
-}
-
-impl Tokenize for Fails<'_> {
-    fn encode(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizeError> {
-        if text.starts_with("fails") {
-            return Err("it failed".into());
-        }
-        if text.starts_with("waits") {
-            assert!(self.peers.receive(&[], A_WHILE).is_err(), "the work was not ended");
-        }
-        ByteTokenizer.encode(text, tokens)
+/// Fails at one text, and at another waits for the end of all.
+fn fails(peers: &dyn Peers, text: &str) -> Result<(), TokenizeError> {
+    if text.starts_with("fails") {
+        return Err("it failed".into());
     }
-
-    fn vocab_size(&self) -> u32 {
-        ByteTokenizer.vocab_size()
+    if text.starts_with("waits") {
+        assert!(peers.receive(&[], A_WHILE).is_err(), "the work was not ended");
     }
-
-    fn bos_token_id(&self) -> Option<u32> {
-        ByteTokenizer.bos_token_id()
-    }
-
-    fn eos_token_id(&self) -> u32 {
-        ByteTokenizer.eos_token_id()
-    }
-
-    fn pad_token_id(&self) -> Option<u32> {
-        ByteTokenizer.pad_token_id()
-    }
-
-    fn tokenizer_json(&self) -> Option<String> {
-        ByteTokenizer.tokenizer_json()
-    }
-
-    fn pieces(&self) -> Pieces {
-        Pieces::AtCharacters
-    }
+    Ok(())
 }
 
 /// Process 0 has a large file, and sends and receives nothing for long; process 1 fails meanwhile.
@@ -107,7 +76,9 @@ fn process_0_ends_with_the_others_while_it_reads_a_file_of_its_own() {
             }
             ControlFlow::Continue(())
         };
-        prepare_together(peers, &settings, &Fails { peers }, go_on)
+        let encoding = |text: &str| fails(peers, text);
+        let tokenizer = Encodes { encoding, pieces: Pieces::AtCharacters };
+        prepare_together(peers, &settings, &tokenizer, go_on)
     });
     assert_line(&failed.err().unwrap(), &["b.txt", "it failed"]);
     // It may have ended between the two questions.
@@ -185,52 +156,6 @@ fn a_panic_in_one_process_ends_all() {
             assert!(is_of_panic, "{layout:?}, process {panicking}: {ended:?}");
             assert_eq!(bench.left(), ["in"], "{layout:?}, process {panicking}");
         }
-    }
-}
-
-/// Peers of which one does something before its messages: it is told which process sent one, and how many that had sent before.
-struct Before<'a> {
-    peers: &'a dyn Peers,
-    received: Mutex<Vec<usize>>,
-    before: &'a (dyn Fn(usize, usize) + Sync),
-}
-
-impl<'a> Before<'a> {
-    fn new(peers: &'a dyn Peers, before: &'a (dyn Fn(usize, usize) + Sync)) -> Before<'a> {
-        Before { peers, received: Mutex::new(vec![0; peers.processes()]), before }
-    }
-}
-
-impl Peers for Before<'_> {
-    fn process(&self) -> usize {
-        self.peers.process()
-    }
-
-    fn processes(&self) -> usize {
-        self.peers.processes()
-    }
-
-    fn send(
-        &self,
-        to: usize,
-        message: Vec<u8>,
-        patience: Duration,
-    ) -> Result<Option<Vec<u8>>, Parted> {
-        self.peers.send(to, message, patience)
-    }
-
-    fn receive(
-        &self,
-        from: &[usize],
-        patience: Duration,
-    ) -> Result<Option<(usize, Vec<u8>)>, Parted> {
-        let received = self.peers.receive(from, patience)?;
-        if let Some((from, _)) = received {
-            let mut numbers = self.received.lock().unwrap();
-            (self.before)(from, numbers[from]);
-            numbers[from] += 1;
-        }
-        Ok(received)
     }
 }
 
