@@ -61,8 +61,7 @@ pub enum PrepareError {
 
     /// Documents were to be left out, and the inputs are tokenized already.
     #[error(
-        "cannot filter, compare or exclude documents of {path}: found samples of tokens, expected documents",
-        path = path.display()
+        "cannot filter, compare or exclude documents of {path}: found samples of tokens, expected documents"
     )]
     ChosenTokens {
         /// The first input.
@@ -118,10 +117,7 @@ pub enum PrepareError {
 
     /// Some inputs are documents, others are tokenized already.
     #[error(
-        "found samples of tokens in {tokens} and documents in {documents}, expected the one or the \
-         other",
-        tokens = tokens.display(),
-        documents = documents.display()
+        "found samples of tokens in {tokens} and documents in {documents}, expected the one or the other"
     )]
     MixedInputs {
         /// The first input of tokens.
@@ -144,8 +140,7 @@ pub enum PrepareError {
 
     /// The content of an MDS shard is not that of its index.
     #[error(
-        "shard {path} is damaged: its {algorithm} is {found}, expected {expected} as the index says",
-        path = path.display()
+        "shard {path} is damaged: its {algorithm} is {found}, expected {expected} as the index says"
     )]
     ShardDigest {
         /// The shard.
@@ -194,7 +189,6 @@ pub enum PrepareError {
     /// A sample that was tokenized elsewhere has a token that is not in the vocabulary.
     #[error(
         "{path}, {place}: found token {token}, expected 0 to {last} (vocabulary of {vocab_size})",
-        path = path.display(),
         last = vocab_size.saturating_sub(1)
     )]
     SampleToken {
@@ -252,7 +246,6 @@ pub enum PrepareError {
     #[error(
         "document {path}: the tokenizer gave token {token}, expected 0 to {last} \
          (its vocabulary of {vocab_size})",
-        path = path.display(),
         last = vocab_size.saturating_sub(1)
     )]
     TokenizedToken {
@@ -285,10 +278,7 @@ pub enum PrepareError {
     },
 
     /// There is something where the data set was to be written.
-    #[error(
-        "cannot write data set {path}: found {found}, expected nothing or an empty folder",
-        path = path.display()
-    )]
+    #[error("cannot write data set {path}: found {found}, expected nothing or an empty folder")]
     OutputExists {
         /// The output.
         path: PathBuf,
@@ -299,8 +289,7 @@ pub enum PrepareError {
     /// There is a data set where one was to be written, and other documents or lines were left out of it.
     #[error(
         "cannot go on with data set {path}: {key} is {found} in it, expected {asked} as it was asked for now; \
-         prepare to another folder, or ask for the same",
-        path = path.display()
+         prepare to another folder, or ask for the same"
     )]
     OtherSelection {
         /// The output.
@@ -316,8 +305,7 @@ pub enum PrepareError {
     /// Another `prepare` began to write the same data set to a store.
     #[error(
         "cannot write data set {path}: found the claim of another `prepare`, which took it over, or its \
-         data set, expected the claim of this one; what the other wrote is untouched",
-        path = path.display()
+         data set, expected the claim of this one; what the other wrote is untouched"
     )]
     OutputTaken {
         /// The URL of the output.
@@ -327,8 +315,7 @@ pub enum PrepareError {
     /// What is known of the documents of a data set is not there.
     #[error(
         "cannot update data set {path}: found no state of its documents, expected one that was prepared with \
-         --updatable; prepare it anew",
-        path = path.display()
+         --updatable; prepare it anew"
     )]
     NotUpdatable {
         /// The data set.
@@ -338,8 +325,7 @@ pub enum PrepareError {
     /// The state of a data set is of another version of this program.
     #[error(
         "cannot update by state {path}: found version {found}, expected {supported}; prepare the data set anew, or use \
-         the program that wrote it",
-        path = path.display()
+         the program that wrote it"
     )]
     StateVersion {
         /// The file.
@@ -352,8 +338,7 @@ pub enum PrepareError {
 
     /// The state of a data set is not what it should be.
     #[error(
-        "state {path} is damaged: found {found}, expected {expected}; the shards are untouched, prepare the data set anew",
-        path = path.display()
+        "state {path} is damaged: found {found}, expected {expected}; the shards are untouched, prepare the data set anew"
     )]
     StateDamaged {
         /// The file.
@@ -374,8 +359,7 @@ pub enum PrepareError {
     /// Another process published a version of the data set since the update began, or removed older ones.
     #[error(
         "cannot publish the new version of data set {path}: another update was faster, or older versions were pruned \
-         meanwhile; what is there is untouched; update again",
-        path = path.display()
+         meanwhile; what is there is untouched; update again"
     )]
     UpdateOvertaken {
         /// The URL of the data set.
@@ -388,8 +372,7 @@ pub enum PrepareError {
 
     /// The tokenizer is not the one that made the tokens of a data set.
     #[error(
-        "cannot update data set {path}: found a tokenizer with {found}, expected the one that made its tokens, with {expected}",
-        path = path.display()
+        "cannot update data set {path}: found a tokenizer with {found}, expected the one that made its tokens, with {expected}"
     )]
     OtherTokenizer {
         /// The data set.
@@ -403,8 +386,7 @@ pub enum PrepareError {
     /// An input that did not change, by its size and time, has another text.
     #[error(
         "document {number} of input {path} is another than when it was last read, though size and time of the input are the \
-         same; update with --verify",
-        path = path.display()
+         same; update with --verify"
     )]
     OtherText {
         /// The input.
@@ -415,8 +397,7 @@ pub enum PrepareError {
 
     /// A document that was left out before is kept now, and cannot be read.
     #[error(
-        "cannot read input {path}, which has documents that were left out before and are wanted now",
-        path = path.display()
+        "cannot read input {path}, which has documents that were left out before and are wanted now"
     )]
     Readmitted {
         /// The input.
@@ -462,8 +443,7 @@ pub enum PrepareError {
     /// A process cannot read an input that process 0 found.
     #[error(
         "process {process} cannot read input {path}, which process 0 can: expected inputs that all processes reach by the same \
-         path, such as a folder that their hosts share",
-        path = path.display()
+         path, such as a folder that their hosts share"
     )]
     InputUnseen {
         /// The input.
