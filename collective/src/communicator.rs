@@ -9,7 +9,7 @@
 //! | communicator | whose ranks | how bytes move |
 //! |---|---|---|
 //! | [`Threads`] | the workers of a process | an owner's kernel reads the memory of its peers and adds in tree order |
-//! | [`Nccl`] | workers of several processes | the vendor's library moves parts, and a kernel of the owner adds in tree order |
+//! | [`Nccl`] | workers of several processes | those of a process sum first as [`Threads`] do; between processes the vendor's library moves parts, and a kernel of the owner adds in tree order |
 //! | [`Host`] | workers of several processes | groups of workers that read each other's memory sum before anything leaves them, and the groups of a host before anything leaves it ([`Topology`]); timely carries chunks |
 
 mod along_tree;
@@ -28,7 +28,7 @@ use tidemill_kernels::{Backend, KernelError, SliceMut};
 
 pub use self::holders::Holders;
 pub use self::host::Host;
-pub use self::nccl::Nccl;
+pub use self::nccl::{LocalRank, Nccl};
 pub use self::post::{Key, Post, Reading};
 pub use self::spent::{Interval, Spent, Traffic};
 pub use self::threads::{Threads, check_reach};

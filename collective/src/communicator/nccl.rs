@@ -1,7 +1,11 @@
 //! Ranks of several processes, whose devices a library of the vendor connects: NCCL, or RCCL.
 //!
-//! The library moves bytes and adds nothing: each rank sends an owner the parts of its lanes that the owner needs, and the
-//! owner's kernel adds them along the tree. So the sums are those of any other communicator, to the bit.
+//! The library moves bytes and adds nothing: an owner is sent the parts that it needs, and its kernel adds them along the tree. So the
+//! sums are those of any other communicator, to the bit.
+//!
+//! The workers of a process read each other's memory ([`LocalRank`]). Their lanes are summed before anything leaves the process, and
+//! what was updated elsewhere comes to it once: each rank deals with those at its place in the other processes, and the ranks of a
+//! process read from each other what came to one of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,25 +14,62 @@ use tidemill_kernels::backend::{Element, TermValues};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
 use tidemill_kernels::{Backend, Shared, Slice, SliceMut};
 
-use super::along_tree::AlongTree;
-use super::post::{Inbox, Key, Post, Read, members};
+use super::along_tree::{AlongTree, Term};
+use super::post::{Inbox, Key, OfMembers, Post, Read, Sums, Told, members};
+use super::threads::{check_reach, read_sums, sum_uses, within};
 use super::values::SharedValues;
 use super::{
     Abort, Communicator, CommunicatorError, Cut, Holders, Result, Spent, Values, ValuesMut, room,
 };
+use crate::error::CollectiveError;
 use crate::lane_schedule::LaneSchedule;
 use crate::tree::Node;
 
-/// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
-pub struct Nccl<B: Backend> {
-    /// At which this rank's thread that computes tells the one that sums.
+/// A worker's end between those of its process, which read each other's memory: what it has before its device joins those of
+/// other processes.
+pub struct LocalRank<B: Backend> {
+    /// The ranks of the process, and which of them this is.
+    ranks: Range<usize>,
+    member: usize,
     post: Post<B>,
     inbox: Inbox<B>,
+}
+
+impl<B: Backend> LocalRank<B> {
+    /// The ranks from `first_rank` on, whose devices are `backends`, of a process, which sum over the lanes of `schedule`.
+    ///
+    /// # Errors
+    /// [`CommunicatorError::OutOfReach`], or a device that fails.
+    pub fn of_process(
+        backends: &[&B],
+        first_rank: usize,
+        schedule: &Arc<LaneSchedule>,
+    ) -> Result<Vec<Self>> {
+        check_reach(backends, first_rank)?;
+        let ranks = first_rank..first_rank + backends.len();
+        let ends = members(first_rank, backends.len(), schedule).into_iter().enumerate();
+        Ok(ends
+            .map(|(member, (post, inbox))| Self { ranks: ranks.clone(), member, post, inbox })
+            .collect())
+    }
+
+    /// A rank that reads nobody's memory: it is sent what those of its process have too.
+    pub fn alone(rank: usize, schedule: &Arc<LaneSchedule>) -> Self {
+        let (post, inbox) = members(rank, 1, schedule).remove(0);
+        Self { ranks: rank..rank + 1, member: 0, post, inbox }
+    }
+}
+
+/// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
+pub struct Nccl<B: Backend> {
+    /// At which this rank's thread that computes tells the one that sums, and those of its process.
+    local: LocalRank<B>,
     member: Arc<GroupMember>,
     schedule: Arc<LaneSchedule>,
     holders: Holders,
     along_tree: AlongTree<B>,
-    /// Room for what the other ranks send of a bucket.
+    /// Room for this process's sums of a bucket before they leave, and for what other processes send of it.
+    leaving: Option<B::Buffer<f32>>,
     received: Option<B::Buffer<f32>>,
     /// What this rank has updated and not sent.
     updates: Vec<(Key, SharedValues<B>)>,
@@ -37,43 +78,86 @@ pub struct Nccl<B: Backend> {
 }
 
 impl<B: Backend> Nccl<B> {
-    /// The end of `rank` of `ranks`, whose device is `backend`, in the group `id`; they sum over the lanes of `schedule`, and `holders`
-    /// hold the parameters.
+    /// The end of `local` among `ranks`, whose device is `backend`, in the group `id`; they sum over the lanes of `schedule`, and
+    /// `holders` hold the parameters. Every process has as many ranks.
     /// Begins to join: the first sum waits until all have.
     ///
     /// # Errors
-    /// A schedule of another number of workers, a device whose memory is not its own, or what the library answers.
+    /// A schedule of another number of workers, ranks that processes of this one's size do not make up, a device whose memory is not
+    /// its own, or what the library answers.
     pub fn join(
         backend: &B,
-        library: &CollectiveLibrary,
-        id: GroupId,
-        (rank, ranks): (usize, usize),
+        (library, id): (&CollectiveLibrary, GroupId),
+        (local, ranks): (LocalRank<B>, usize),
         schedule: &Arc<LaneSchedule>,
         holders: Holders,
     ) -> Result<Self> {
         schedule.check_workers(ranks)?;
-        let (post, inbox) = members(rank, 1, schedule).remove(0);
+        let of_process = local.ranks.len();
+        if !ranks.is_multiple_of(of_process) || !local.ranks.start.is_multiple_of(of_process) {
+            return Err(CollectiveError::Topology { what: "the ranks of processes" }.into());
+        }
+        let rank = local.ranks.start + local.member;
         let member = Arc::new(backend.join_group(library, id, (rank, ranks))?);
         Ok(Self {
-            post,
-            inbox,
+            local,
             member,
             schedule: Arc::clone(schedule),
             holders,
             along_tree: AlongTree::new(),
+            leaving: None,
             received: None,
             updates: Vec::new(),
             read: Read::new(),
             spent: Spent::default(),
         })
     }
+
+    /// The ranks at the place of `rank` in the other processes.
+    fn across(&self, rank: usize) -> impl Iterator<Item = usize> + use<B> {
+        let of_process = self.local.ranks.len();
+        let all = (rank % of_process..self.member.ranks()).step_by(of_process);
+        all.filter(move |&peer| peer != rank)
+    }
+
+    /// The fewest nodes that make up the lanes of the process of `rank` in a round: what leaves it.
+    fn nodes_of_process(&self, round: usize, rank: usize) -> Result<Vec<Node>> {
+        let of_process = self.local.ranks.len();
+        let first = rank / of_process * of_process;
+        Ok(self.schedule.nodes(round, first..first + of_process)?)
+    }
+
+    /// Sees to it that the ranks of this process have told of their own lanes.
+    fn check(&self, key: Key, told: &OfMembers<Told<B>, B::Event>) -> Result<()> {
+        let Key { step, round, bucket } = key;
+        for (rank, (of_rank, _)) in self.local.ranks.clone().zip(told) {
+            let posted = of_rank.sums.iter().map(|sums| sums.node);
+            if !posted.eq(self.schedule.nodes(round as usize, rank..rank + 1)?) {
+                let (what, wrong) = ("the sums", "over other lanes than its own");
+                return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
+            }
+        }
+        Ok(())
+    }
 }
 
-/// A range of what a rank was sent: the use, the node, and where it is.
-struct Place {
-    index: usize,
+/// What leaves a process for the rank at the same place in another: its sums over a node of what that rank owns.
+struct Leaving<'a, B: Backend> {
+    peer: usize,
+    own: Range<usize>,
+    /// Where it lies: in the memory of the rank that sends, or for each use behind the other in room for it.
+    lies: Lies<'a, B>,
+}
+
+enum Lies<'a, B: Backend> {
+    Here(&'a Sums<B>),
+    InRoom { start: usize, node: Node },
+}
+
+/// What a rank was sent over a node: for each use behind the other.
+struct Came {
     node: Node,
-    range: Range<usize>,
+    start: usize,
 }
 
 impl<B: Backend> Communicator<B> for Nccl<B> {
@@ -90,11 +174,12 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
     }
 
     fn post(&self) -> Post<B> {
-        self.post.clone()
+        self.local.post.clone()
     }
 
     fn abort_handle(&self) -> Abort {
-        let (own, member) = (self.post.abort_handle(), GroupMember::abort_handle(&self.member));
+        let own = self.local.post.abort_handle();
+        let member = GroupMember::abort_handle(&self.member);
         Box::new(move || {
             own();
             member();
@@ -113,71 +198,90 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         cut: &Cut,
         mut out: SliceMut<'_, B, f32>,
     ) -> Result<()> {
-        let (rank, ranks) = (self.member.rank(), self.member.ranks());
-        let Key { step, round, bucket } = key;
-        let round = round as usize;
-        let told = self.inbox.sums(key)?;
-        let Some((of_rank, ready)) = told.first() else { return Err(CommunicatorError::Closed) };
-        let parts = &of_rank.sums;
-        let posted = parts.iter().map(|part| part.node);
-        if !posted.eq(self.schedule.nodes(round, rank..rank + 1)?) {
-            let (what, wrong) = ("the sums", "over other lanes than its own");
-            return Err(CommunicatorError::Posted { rank, what, bucket, step, wrong });
-        }
-        backend.wait_for(stream, ready)?;
+        let (rank, round) = (self.member.rank(), key.round as usize);
+        let told = self.local.inbox.sums(key)?;
+        self.check(key, &told)?;
+        let (of_rank, _) = &told[self.local.member];
+        let (uses, own) = (of_rank.uses, cut.of_rank(rank));
+        let peers: Vec<(usize, Range<usize>)> =
+            self.across(rank).map(|peer| (peer, cut.of_rank(peer))).collect();
+        let reads = own.len() + peers.iter().map(|(_, of_peer)| of_peer.len()).sum::<usize>();
+        let place = (self.local.member, reads);
+        let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
         let from = backend.record(stream)?;
-        let mut sends = Vec::new();
-        for peer in (0..ranks).filter(|&peer| peer != rank) {
-            let range = cut.of_rank(peer);
-            if range.is_empty() {
-                continue;
-            }
-            for index in 0..parts.first().map_or(0, |part| part.uses.len()) {
-                for part in parts {
-                    sends.push((peer, part.uses[index].slice(range.start, range.len())?));
-                }
+
+        let (mut leaving, mut end) = (Vec::new(), 0);
+        let nodes = self.nodes_of_process(round, rank)?;
+        for (peer, of_peer) in peers.iter().filter(|(_, of_peer)| !of_peer.is_empty()) {
+            for &node in &nodes {
+                let lies = match of_rank.sums.iter().find(|sums| sums.node == node) {
+                    Some(sums) => Lies::Here(sums),
+                    None => {
+                        let start = end;
+                        end += uses * of_peer.len();
+                        Lies::InRoom { start, node }
+                    }
+                };
+                leaving.push(Leaving { peer: *peer, own: of_peer.clone(), lies });
             }
         }
-        let (own, nodes) = (cut.of_rank(rank), self.schedule.sums(round)?);
         // Where nothing is owned, nothing comes.
-        let uses = out.elements() / (nodes.len() * own.len()).max(1);
-        let (mut places, mut receives, mut end) = (Vec::new(), Vec::new(), 0);
-        for peer in (0..ranks).filter(|&peer| peer != rank) {
-            let of_peer = self.schedule.nodes(round, peer..peer + 1)?;
-            for index in (0..uses).filter(|_| !own.is_empty()) {
-                for &node in &of_peer {
-                    let range = end..end + own.len();
-                    end = range.end;
-                    receives.push((peer, range.clone()));
-                    places.push(Place { index, node, range });
+        let (mut came, mut receives, mut coming) = (Vec::new(), Vec::new(), 0);
+        for &(peer, _) in peers.iter().filter(|_| !own.is_empty()) {
+            for node in self.nodes_of_process(round, peer)? {
+                came.push(Came { node, start: coming });
+                for _ in 0..uses {
+                    receives.push((peer, coming..coming + own.len()));
+                    coming += own.len();
                 }
             }
         }
-        self.spent.traffic.came(end * size_of::<f32>());
-        let received = room(&mut self.received, (backend, stream), end)?;
+        let summed = room(&mut self.leaving, (backend, stream), end)?;
+        for Leaving { own, lies, .. } in &leaving {
+            if let Lies::InRoom { start, node } = *lies {
+                let into = SliceMut::new(summed, start, uses * own.len())?;
+                let told = within(&sums, node);
+                sum_uses(&mut self.along_tree, (backend, stream), node, &told, own, into)?;
+            }
+        }
+        let mut sends = Vec::with_capacity(leaving.len() * uses);
+        for Leaving { peer, own, lies } in &leaving {
+            for index in 0..uses {
+                let values = match lies {
+                    Lies::Here(sums) => sums.uses[index].slice(own.start, own.len())?,
+                    Lies::InRoom { start, .. } => {
+                        Slice::new(&*summed, start + index * own.len(), own.len())?
+                    }
+                };
+                sends.push((*peer, values));
+            }
+        }
+
+        self.spent.traffic.came(coming * size_of::<f32>());
+        let received = room(&mut self.received, (backend, stream), coming)?;
         if !sends.is_empty() || !receives.is_empty() {
-            let into = SliceMut::new(received, 0, end)?;
+            let into = SliceMut::new(received, 0, coming)?;
             backend.exchange(stream, &self.member, &sends, into, &receives)?;
         }
-        let sums = nodes.iter().flat_map(|&node| (0..uses).map(move |index| (node, index)));
-        for (place, (node, index)) in sums.enumerate().filter(|_| !own.is_empty()) {
-            let mut terms = Vec::new();
-            for part in parts.iter().filter(|part| node.holds(part.node)) {
-                let values = part.uses[index].slice(own.start, own.len())?;
-                terms.push((part.node, TermValues::Buffer(values)));
+        let over = self.schedule.sums(round)?;
+        let over = over.iter().flat_map(|&node| (0..uses).map(move |index| (node, index)));
+        for (place, (node, index)) in over.enumerate().filter(|_| !own.is_empty()) {
+            let mut terms: Vec<Term<'_, B>> = Vec::new();
+            for sums in within(&sums, node) {
+                let values = sums.uses[index].slice(own.start, own.len())?;
+                terms.push((sums.node, TermValues::Buffer(values)));
             }
-            for place in
-                places.iter().filter(|place| place.index == index && node.holds(place.node))
-            {
-                let from = Slice::new(&*received, place.range.start, place.range.len())?;
-                terms.push((place.node, TermValues::Buffer(from)));
+            for came in came.iter().filter(|came| node.holds(came.node)) {
+                let start = came.start + index * own.len();
+                let values = Slice::new(&*received, start, own.len())?;
+                terms.push((came.node, TermValues::Buffer(values)));
             }
             terms.sort_by_key(|(node, _)| *node);
             let out = out.reborrow().sub(place * own.len(), own.len())?;
             self.along_tree.sum(backend, stream, node, &terms, out)?;
         }
         let read = self.spent.summed((backend, stream), from)?;
-        self.read.keep_sums(backend, &read, bucket, told);
+        self.read.keep_sums(backend, &read, key.bucket, told);
         Ok(())
     }
 
@@ -200,7 +304,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         stream: &mut B::DeviceStream,
         key: Key,
         cut: &Cut,
-        out: ValuesMut<'_, B>,
+        mut out: ValuesMut<'_, B>,
     ) -> Result<()> {
         let from = backend.record(stream)?;
         let rank = self.member.rank();
@@ -212,42 +316,77 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         };
         let (_, update) = self.updates.swap_remove(place);
         let bytes = out.element_bytes();
-        let (member, holders) = (&*self.member, self.holders);
-        let came = match (out, &update) {
+        // Where each rank holds all parameters, what comes to one of a process the others read there.
+        let is_of_process = self.holders == Holders::EACH && self.local.ranks.len() > 1;
+        let peers: Vec<usize> = match is_of_process {
+            true => self.across(rank).collect(),
+            false => self.holders.counterparts(rank, self.member.ranks()).collect(),
+        };
+        let place_of = |rank| cut.of_rank(self.holders.place(rank));
+        let own = place_of(rank);
+        let receives = peers.iter().filter(|&&peer| peer != rank);
+        let receives: Vec<_> = receives.map(|&peer| (peer, place_of(peer))).collect();
+        let (member, through) = (&*self.member, (backend, &mut *stream));
+        let came = match (out.reborrow(), &update) {
             (ValuesMut::Rounded(out), SharedValues::Rounded(update)) => {
-                between_counterparts((member, holders), (backend, stream), cut, update, out)?
+                exchange_updates(member, through, (&own, update), out, receives)?
             }
             (ValuesMut::Fp32(out), SharedValues::Fp32(update)) => {
-                between_counterparts((member, holders), (backend, stream), cut, update, out)?
+                exchange_updates(member, through, (&own, update), out, receives)?
             }
             _ => return Err(CommunicatorError::OtherKind),
         };
         self.spent.traffic.came(came * bytes);
+        if is_of_process {
+            self.gather_here((backend, stream), key, cut, out)?;
+        }
         self.spent.gathered((backend, stream), from)
     }
 }
 
-/// Sends `update` to all counterparts and receives theirs; answers how many elements came.
-fn between_counterparts<B: Backend, T: Element>(
-    (member, holders): (&GroupMember, Holders),
-    (backend, stream): (&B, &mut B::DeviceStream),
-    cut: &Cut,
-    update: &Shared<B, T>,
-    out: SliceMut<'_, B, T>,
-) -> Result<usize> {
-    let rank = member.rank();
-    let own = cut.of_rank(holders.place(rank));
-    let peers = holders.counterparts(rank, member.ranks()).filter(|&peer| peer != rank);
-    let (mut sends, mut receives) = (Vec::new(), Vec::new());
-    for peer in peers {
-        if !own.is_empty() {
-            sends.push((peer, update.slice(0, own.len())?));
+impl<B: Backend> Nccl<B> {
+    /// Copies to `out` what the others of this process have of a bucket in theirs: what each has updated, and what came to it.
+    fn gather_here(
+        &mut self,
+        (backend, stream): (&B, &mut B::DeviceStream),
+        key: Key,
+        cut: &Cut,
+        mut out: ValuesMut<'_, B>,
+    ) -> Result<()> {
+        // It stays until the next update of this bucket, which all of this process wait for each other before.
+        let all = out.share(backend, stream)?;
+        self.local.post.updated(backend, stream, key, &all)?;
+        let told = self.local.inbox.updates(key)?;
+        for (peer, (values, ready)) in self.local.ranks.clone().zip(&told) {
+            if peer == self.member.rank() {
+                continue;
+            }
+            backend.wait_for(stream, ready)?;
+            for owner in self.across(peer).chain([peer]) {
+                let range = cut.of_rank(owner);
+                self.spent.traffic.read(range.len() * out.element_bytes());
+                let from = range.start;
+                out.reborrow().copy(backend, stream, range, (values, from))?;
+            }
         }
-        let range = cut.of_rank(holders.place(peer));
-        if !range.is_empty() {
-            receives.push((peer, range));
-        }
+        self.read.keep_updates(backend, key, told);
+        Ok(())
     }
+}
+
+/// Sends `update`, which is `own` of a bucket, to all of `receives` and receives what these have; answers how many elements came.
+fn exchange_updates<B: Backend, T: Element>(
+    member: &GroupMember,
+    (backend, stream): (&B, &mut B::DeviceStream),
+    (own, update): (&Range<usize>, &Shared<B, T>),
+    out: SliceMut<'_, B, T>,
+    mut receives: Vec<(usize, Range<usize>)>,
+) -> Result<usize> {
+    let mut sends = Vec::new();
+    for &(peer, _) in receives.iter().filter(|_| !own.is_empty()) {
+        sends.push((peer, update.slice(0, own.len())?));
+    }
+    receives.retain(|(_, range)| !range.is_empty());
     if !sends.is_empty() || !receives.is_empty() {
         backend.exchange(stream, member, &sends, out, &receives)?;
     }

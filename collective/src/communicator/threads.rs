@@ -130,7 +130,7 @@ pub(super) fn copy_updates<B: Backend>(
         }
         backend.wait_for(stream, ready)?;
         traffic.read(range.len() * out.element_bytes());
-        out.reborrow().copy(backend, stream, range, values)?;
+        out.reborrow().copy(backend, stream, range, (values, 0))?;
     }
     Ok(())
 }

@@ -76,23 +76,35 @@ impl<B: Backend> ValuesMut<'_, B> {
         }
     }
 
-    /// Elements `range` become `values`, which are of the same kind.
+    /// These values, as others read them where they are.
+    pub(super) fn share(
+        &self,
+        backend: &B,
+        stream: &mut B::DeviceStream,
+    ) -> Result<SharedValues<B>> {
+        match self {
+            Self::Rounded(out) => Values::Rounded(out.as_slice()).share(backend, stream),
+            Self::Fp32(out) => Values::Fp32(out.as_slice()).share(backend, stream),
+        }
+    }
+
+    /// Elements `range` become as many of `values` from `from` on, which are of the same kind.
     pub(super) fn copy(
         self,
         backend: &B,
         stream: &mut B::DeviceStream,
         range: Range<usize>,
-        values: &SharedValues<B>,
+        (values, from): (&SharedValues<B>, usize),
     ) -> Result<()> {
         let (start, elements) = (range.start, range.len());
         match (self, values) {
             (Self::Rounded(out), SharedValues::Rounded(values)) => {
                 let out = out.sub(start, elements)?;
-                backend.copy(stream, out, values.slice(0, elements)?)?;
+                backend.copy(stream, out, values.slice(from, elements)?)?;
             }
             (Self::Fp32(out), SharedValues::Fp32(values)) => {
                 let out = out.sub(start, elements)?;
-                backend.copy(stream, out, values.slice(0, elements)?)?;
+                backend.copy(stream, out, values.slice(from, elements)?)?;
             }
             _ => return Err(super::CommunicatorError::OtherKind),
         }

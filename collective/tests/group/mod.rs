@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Cut, Holders, Key, Nccl, Values, ValuesMut,
+    Communicator, CommunicatorError, Cut, Holders, Key, LocalRank, Nccl, Traffic, Values, ValuesMut,
 };
 use tidemill_collective::{LaneSchedule, Node};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, LibraryCollective};
@@ -16,6 +16,8 @@ macro_rules! every_body {
     () => {
         group::every_body!(
             any_number_of_ranks_sums_along_the_tree
+            a_process_is_sent_what_one_rank_would_be
+            processes_of_other_sizes_do_not_join
             what_the_library_does_alone_is_done_to_all_ranks
             a_rank_whose_peer_never_comes_can_be_ended
             what_the_library_refuses_is_an_error_with_its_words
@@ -68,21 +70,24 @@ const ARENA: usize = SLOTS[1] + ELEMENTS;
 /// What a rank has summed of both uses and gathered in two steps, beside what it should have.
 fn run_rank<B: Backend>(
     backend: &B,
-    library: &CollectiveLibrary,
-    id: GroupId,
-    rank: usize,
+    group: (&CollectiveLibrary, GroupId),
+    (local, rank): (LocalRank<B>, usize),
     (schedule, holders): (&Arc<LaneSchedule>, Holders),
-) -> Result<(), CommunicatorError> {
+) -> Result<Traffic, CommunicatorError> {
     let ranks = schedule.workers();
-    let mut end = Nccl::join(backend, library, id, (rank, ranks), schedule, holders)?;
+    let mut end = Nccl::join(backend, group, (local, ranks), schedule, holders)?;
     assert_eq!((end.rank(), end.ranks()), (rank, ranks));
+    let mut traffic = Traffic::default();
     let mut stream = backend.device_stream()?;
     let cut = Cut::new(ELEMENTS, ranks, GRANULE, 1);
     let uses = SLOTS.map(|slot| slot..slot + ELEMENTS);
     let Range { start, end: last } = cut.of_rank(rank);
     let owned = SLOTS.map(|slot| slot + start..slot + last);
     let elements = cut.of_rank(rank).len();
+    // What the others of the process read stays.
+    let mut stay = Vec::new();
     for step in 0..2 {
+        let mut gradients = Vec::new();
         for round in 0..schedule.rounds() {
             let mut sums_of = Vec::new();
             for node in schedule.nodes(round, rank..rank + 1)? {
@@ -108,6 +113,7 @@ fn run_rank<B: Backend>(
             let bits =
                 |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&found), bits(&expected), "rank {rank} of {ranks}, step {step}");
+            gradients.push(sums_of);
         }
 
         // Every rank writes its own, and has what its counterparts wrote: side by side what they hold.
@@ -130,24 +136,91 @@ fn run_rank<B: Backend>(
         end.gather(backend, &mut stream, Key::new(step, 0), &held, ValuesMut::Fp32(whole))?;
         let found = backend.to_vec(&mut stream, Slice::all(&masters))?;
         assert_eq!(found, expected, "rank {rank} of {ranks}, {holders:?}");
+        traffic = end.spent().traffic;
+        stay.push((masters, gradients));
     }
-    Ok(())
+    Ok(traffic)
 }
 
+/// Runs all ranks, those of a process side by side, and answers what came to each process in the last step.
+fn run_ranks<B: Backend>(
+    arm: &Arm<B>,
+    (ranks, of_process): (usize, usize),
+    (schedule, holders): (LaneSchedule, Holders),
+) -> Vec<Traffic> {
+    let (library, schedule) = ((arm.library)(), Arc::new(schedule));
+    let group = (&library, library.group_id().unwrap());
+    let devices: Vec<B> = (0..ranks).map(|_| (arm.device)()).collect();
+    let mut locals = Vec::new();
+    for (process, devices) in devices.chunks(of_process).enumerate() {
+        let devices: Vec<&B> = devices.iter().collect();
+        let first = process * of_process;
+        locals.extend(LocalRank::of_process(&devices, first, &schedule).unwrap());
+    }
+    let of_ranks: Vec<Traffic> = std::thread::scope(|scope| {
+        let start = |(rank, (device, local))| {
+            let of_ranks = (&schedule, holders);
+            scope.spawn(move || run_rank(device, group, (local, rank), of_ranks).unwrap())
+        };
+        let running: Vec<_> = devices.iter().zip(locals).enumerate().map(start).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let sum = |of_process: &[Traffic]| Traffic {
+        from_memory: of_process.iter().map(|traffic| traffic.from_memory).sum(),
+        from_processes: of_process.iter().map(|traffic| traffic.from_processes).sum(),
+        from_hosts: 0,
+    };
+    of_ranks.chunks(of_process).map(sum).collect()
+}
+
+/// In processes of one rank and of several, which hold the parameters each or together.
 pub fn any_number_of_ranks_sums_along_the_tree<B: Backend>(arm: &Arm<B>) {
-    let library = (arm.library)();
-    for (ranks, members) in [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (4, 2), (6, 3)] {
+    for (ranks, of_process, members) in [
+        (1, 1, 1),
+        (2, 1, 1),
+        (2, 2, 1),
+        (3, 1, 1),
+        (5, 1, 1),
+        (8, 1, 1),
+        (4, 2, 1),
+        (4, 2, 2),
+        (6, 2, 1),
+        (6, 3, 1),
+        (6, 3, 3),
+        (8, 4, 1),
+    ] {
         let holders = Holders::together(NonZeroUsize::new(members).unwrap());
         for schedule in [LaneSchedule::at_once, LaneSchedule::one_by_one] {
-            let (id, schedule) = (library.group_id().unwrap(), schedule(LANES, ranks).unwrap());
-            let (library, of_ranks) = (&library, (&Arc::new(schedule), holders));
-            std::thread::scope(|scope| {
-                for rank in 0..ranks {
-                    let device = arm.device;
-                    scope.spawn(move || run_rank(&device(), library, id, rank, of_ranks).unwrap());
-                }
-            });
+            let schedule = schedule(LANES, ranks).unwrap();
+            run_ranks(arm, (ranks, of_process), (schedule, holders));
         }
+    }
+}
+
+/// What crosses between processes does not depend on how many ranks they have.
+pub fn a_process_is_sent_what_one_rank_would_be<B: Backend>(arm: &Arm<B>) {
+    let bytes = |elements: usize| (elements * size_of::<f32>()) as u64;
+    for ranks in [2, 4, 8] {
+        let schedule = LaneSchedule::at_once(LANES, ranks).unwrap();
+        let of_processes = run_ranks(arm, (ranks, ranks / 2), (schedule, Holders::EACH));
+        let came: u64 = of_processes.iter().map(|traffic| traffic.from_processes).sum();
+        // The sums of all uses come to their owners once, and every parameter to the process that does not own it.
+        assert_eq!(came, bytes(SLOTS.len() * ELEMENTS) + bytes(ELEMENTS), "{ranks} ranks");
+        let is_read = of_processes.iter().all(|traffic| traffic.from_memory > 0);
+        assert_eq!(is_read, ranks > 2);
+    }
+}
+
+pub fn processes_of_other_sizes_do_not_join<B: Backend>(arm: &Arm<B>) {
+    let library = (arm.library)();
+    let devices = [(arm.device)(), (arm.device)()];
+    let schedule = Arc::new(LaneSchedule::at_once(8, 3).unwrap());
+    let ends = LocalRank::of_process(&[&devices[0], &devices[1]], 0, &schedule).unwrap();
+    let group = (&library, library.group_id().unwrap());
+    for (local, device) in ends.into_iter().zip(&devices) {
+        let joined = Nccl::join(device, group, (local, 3), &schedule, Holders::EACH);
+        let error = joined.err().expect("three ranks are no processes of two").to_string();
+        assert!(error.contains("the ranks of processes"), "{error}");
     }
 }
 
@@ -206,7 +279,9 @@ pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
     let (library, backend) = ((arm.library)(), (arm.device)());
     let id = library.group_id().unwrap();
     let schedule = Arc::new(LaneSchedule::at_once(2, 2).unwrap());
-    let mut end = Nccl::join(&backend, &library, id, (0, 2), &schedule, Holders::EACH).unwrap();
+    let local = (LocalRank::alone(0, &schedule), 2);
+    let mut end =
+        Nccl::join(&backend, (&library, id), local, &schedule, Holders::EACH).unwrap();
     let mut stream = backend.device_stream().unwrap();
     let sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
     let (nodes, bucket) = ([(Node::leaf(0), &sums)], 0..8);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use tidemill_collective::LaneSchedule;
 use tidemill_collective::communicator::{
-    Communicator, CommunicatorError, Holders, Host, Nccl, Threads, Topology, check_reach,
+    Communicator, CommunicatorError, Holders, Host, LocalRank, Nccl, Threads, Topology, check_reach,
 };
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId};
 use tidemill_kernels::{Backend, MemoryPlace};
@@ -38,6 +38,8 @@ pub enum Communicators<B: Backend> {
         library: CollectiveLibrary,
         /// The lanes of a step.
         schedule: Arc<LaneSchedule>,
+        /// The workers of this process between themselves, and how many read each other's memory.
+        local: (Ends<LocalRank<B>>, usize),
         /// Where one of them lacks it.
         otherwise: Ends<Host<B>>,
         /// Who holds the parameters.
@@ -153,7 +155,10 @@ impl<B: Backend> Communicators<B> {
         // What devices of another process reach is not known here.
         let otherwise = alone(backends, process, &schedule, (holders, &hosts))?;
         Ok(match library() {
-            Ok(library) => Self::Library { library, schedule, otherwise, together },
+            Ok(library) => {
+                let local = of_process_by_reach(backends, process, &schedule)?;
+                Self::Library { library, schedule, local, otherwise, together }
+            }
             Err(error) => {
                 tracing::warn!("{error}: {SLOW}");
                 Self::Host(otherwise, together)
@@ -199,12 +204,12 @@ impl<B: Backend> Communicators<B> {
             Self::Host(ends, together) => {
                 if context.processes() > 1 && backend.memory() == MemoryPlace::Device {
                     // Others may have the library, and ask.
-                    _ = group(context, backend, None)?;
+                    _ = group(context, backend, None, 1)?;
                 }
                 Ok(by_host(ends, together))
             }
-            Self::Library { library, schedule, otherwise, together } => {
-                let id = match group(context, backend, Some(library))? {
+            Self::Library { library, schedule, local: (ends, of_process), otherwise, together } => {
+                let id = match group(context, backend, Some(library), *of_process)? {
                     Ok(id) => id,
                     Err(why) => {
                         if rank == 0 {
@@ -213,8 +218,9 @@ impl<B: Backend> Communicators<B> {
                         return Ok(by_host(otherwise, together));
                     }
                 };
-                let holders = together.holders();
-                let end = Nccl::join(backend, library, id, (rank, ranks), schedule, holders)?;
+                let Some(own) = ends.take(local) else { return Ok(None) };
+                let (of_library, holders) = ((library, id), together.holders());
+                let end = Nccl::join(backend, of_library, (own, ranks), schedule, holders)?;
                 Ok(Some(Connection { lending: together.0.take(local), ..Connection::by(end) }))
             }
         }
@@ -222,6 +228,23 @@ impl<B: Backend> Communicators<B> {
 }
 
 const SLOW: &str = "gradients go through the host, which is slow";
+
+/// The ends between the workers of a process, whose devices are `backends`: each by itself where one does not read another's memory.
+fn of_process_by_reach<B: Backend>(
+    backends: &[&B],
+    process: usize,
+    schedule: &Arc<LaneSchedule>,
+) -> Result<(Ends<LocalRank<B>>, usize)> {
+    let first = process * backends.len();
+    match LocalRank::of_process(backends, first, schedule) {
+        Err(CommunicatorError::OutOfReach { .. }) => {
+            let ranks = first..first + backends.len();
+            let alone = ranks.map(|rank| LocalRank::alone(rank, schedule)).collect();
+            Ok((Ends::new(alone), 1))
+        }
+        ends => Ok((Ends::new(ends?), backends.len())),
+    }
+}
 
 /// The ends of workers of which none reads the memory of another; `hosts` are those of their processes.
 fn alone<B: Backend>(
@@ -243,7 +266,7 @@ fn alone<B: Backend>(
 }
 
 /// The group of all workers' devices by `library`, of which the one of `context` is `backend`, or why there can be none. To be
-/// called by every worker: it waits for what the others have.
+/// called by every worker: it waits for what the others have. `reading` workers of this process read each other's memory.
 ///
 /// # Errors
 /// A run that was aborted.
@@ -251,6 +274,7 @@ pub(crate) fn group<B: Backend>(
     context: &mut WorkerContext<'_>,
     backend: &B,
     library: Option<&CollectiveLibrary>,
+    reading: usize,
 ) -> std::result::Result<std::result::Result<GroupId, NoGroup>, Failure> {
     let is_first = context.index() == 0;
     let offer = library.and_then(|library| {
@@ -260,6 +284,7 @@ pub(crate) fn group<B: Backend>(
             id: id.map(|id| id.to_bytes().to_vec()),
             library: library.found().version,
             device: backend.identity(),
+            reading,
         })
     });
     Ok(join(exchange(context, offer)?))
@@ -275,6 +300,8 @@ pub(crate) enum NoGroup {
     OtherLibrary([(usize, String); 2]),
     #[error("workers {} and {} share a GPU", .0[0], .0[1])]
     SharedDevice([usize; 2]),
+    #[error("worker {} is one of {} that read each other's memory and worker {} one of {}", .0[0].0, .0[0].1, .0[1].0, .0[1].1)]
+    OtherReach([(usize, usize); 2]),
 }
 
 /// What a worker with a library tells the others: worker 0 the group that all join.
@@ -285,6 +312,8 @@ struct Offer {
     library: String,
     /// What tells its device from others.
     device: Option<String>,
+    /// How many workers of its process read each other's memory.
+    reading: usize,
 }
 
 /// What each worker offers, in the order of the workers.
@@ -322,13 +351,17 @@ fn exchange(
 /// The group of worker 0, where every worker has the same library, and a device of its own.
 fn join(offers: Vec<Option<Offer>>) -> std::result::Result<GroupId, NoGroup> {
     let mut group = None;
-    let mut first_library = None;
+    let (mut first_library, mut first_reading) = (None, None);
     let mut devices = BTreeMap::new();
     for (worker, offer) in offers.into_iter().enumerate() {
         let offer = offer.ok_or(NoGroup::Lacking { worker })?;
         let library = first_library.get_or_insert_with(|| offer.library.clone());
         if *library != offer.library {
             return Err(NoGroup::OtherLibrary([(0, library.clone()), (worker, offer.library)]));
+        }
+        let reading = *first_reading.get_or_insert(offer.reading);
+        if reading != offer.reading {
+            return Err(NoGroup::OtherReach([(0, reading), (worker, offer.reading)]));
         }
         if let Some(other) = offer.device.and_then(|device| devices.insert(device, worker)) {
             return Err(NoGroup::SharedDevice([other, worker]));
@@ -347,6 +380,7 @@ mod tests {
             id: (worker == 0).then(|| vec![7; GroupId::BYTES]),
             library: library.to_owned(),
             device: Some(device.to_owned()),
+            reading: 1,
         })
     }
 
@@ -361,6 +395,11 @@ mod tests {
         assert_eq!(and(offer(2, "libnccl 2.28", "b")), Err(NoGroup::SharedDevice([1, 2])));
         let said = and(offer(2, "libnccl 2.27", "c")).unwrap_err().to_string();
         let words = "worker 0 has libnccl 2.28 and worker 2 has libnccl 2.27, which do not join";
+        assert_eq!(said, words);
+
+        let of_two = offer(2, "libnccl 2.28", "c").map(|offer| Offer { reading: 2, ..offer });
+        let said = and(of_two).unwrap_err().to_string();
+        let words = "worker 0 is one of 1 that read each other's memory and worker 2 one of 2";
         assert_eq!(said, words);
     }
 }

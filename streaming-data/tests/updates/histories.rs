@@ -15,7 +15,7 @@ use tidemill_streaming_data::{
 
 use crate::peers::in_processes;
 use crate::reports::{Changes, assert_same_report, documents_of, reports, without_reports};
-use crate::support::{Bench, assert_holds, files, number, prepared, word};
+use crate::support::{Bench, Files, assert_holds, files, number, prepared, word};
 
 const HISTORIES: u64 = 40;
 
@@ -239,6 +239,12 @@ fn settings(seed: u64, bench: &Bench, output: &str) -> PrepareSettings {
     }
 }
 
+/// What tells versions apart: shards and state.
+fn made_of(files: &Files) -> [serde_json::Value; 2] {
+    let index: serde_json::Value = serde_json::from_slice(&files["index.json"]).unwrap();
+    ["shards", "state"].map(|part| index.get(part).expect("every version has it").clone())
+}
+
 /// All tokens of a data set, shard after shard, and how many shards there are.
 fn stream(data_set: &DataSet) -> (Vec<u32>, usize) {
     let mut tokens = Vec::new();
@@ -290,8 +296,8 @@ fn any_history_leaves_what_a_preparation_from_nothing_does() {
             let (out, new) = (files(&world.bench.path("out")), files(&world.bench.path("new")));
             assert_holds(&out, &without_reports(new.clone()));
             if is_reported(seed) {
-                match former["index.json"] == out["index.json"] {
-                    // It is no new version.
+                match made_of(&former) == made_of(&out) {
+                    // It is no new version, though its index may name another list that leaves out the same documents.
                     true => assert_eq!(reports(&former), reports(&out)),
                     false => {
                         assert_same_report(&out, &new, &Changes::between(&before, &after));

@@ -292,7 +292,7 @@ impl Measuring<'_> {
             let (local_backend, end) = (Arc::clone(&backend), end.communicator);
             let worker = Worker::new(context, local_backend, end, elements, way)?;
             // Every worker says whether it has the library, though this one may not.
-            let id = asks.then(|| group(context, &*backend, peer.as_ref())).transpose()?;
+            let id = asks.then(|| group(context, &*backend, peer.as_ref(), 1)).transpose()?;
             let library_alone: Option<Box<dyn Arm>> = match (&peer, id) {
                 (Some(library), Some(Ok(id))) => {
                     let rank = library::Rank::join(context, backend, library, id, elements)?;
