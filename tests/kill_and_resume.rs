@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::sync::LazyLock;
 
 use crate::support::processes::{is_gone, signal, wait_until};
+use crate::support::program::program;
 use crate::support::workbench::random;
 use crate::support::{Outcome, Running, Workbench, assert_same};
 
@@ -202,9 +203,10 @@ fn a_killed_run_leaves_nothing_outside_of_its_folder() {
     let mut run = Running::start_in_shell(bench.folder(), shell, &arguments);
     let children = run.children(2);
     LONG.wait_for_steps(&mut run, DIR, 8);
+    let program = std::fs::canonicalize(program()).unwrap();
     for &process in &children {
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-        assert!(maps.contains("tidemill"), "{maps}");
+        assert!(maps.contains(program.to_str().unwrap()), "{maps}");
         let shared = maps.lines().find(|line| line.contains("/dev/shm") || line.contains("/SYSV"));
         assert_eq!(shared, None);
     }

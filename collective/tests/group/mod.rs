@@ -280,8 +280,7 @@ pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
     let id = library.group_id().unwrap();
     let schedule = Arc::new(LaneSchedule::at_once(2, 2).unwrap());
     let local = (LocalRank::alone(0, &schedule), 2);
-    let mut end =
-        Nccl::join(&backend, (&library, id), local, &schedule, Holders::EACH).unwrap();
+    let mut end = Nccl::join(&backend, (&library, id), local, &schedule, Holders::EACH).unwrap();
     let mut stream = backend.device_stream().unwrap();
     let sums = backend.allocate::<f32>(&mut stream, 8).unwrap();
     let (nodes, bucket) = ([(Node::leaf(0), &sums)], 0..8);

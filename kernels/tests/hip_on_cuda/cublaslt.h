@@ -114,6 +114,12 @@ struct Product {
         return all(*this) < all(other);
     }
 
+    // Whether it is of the same kind, and of other sizes perhaps.
+    bool is_like(const Product& other) const {
+        const auto kind = [](const Product& of) { return std::tie(of.device, of.left, of.right, of.types); };
+        return kind(*this) == kind(other);
+    }
+
     // For what an algorithm is chosen.
     Product canonical() const {
         Product chosen = *this;
@@ -261,6 +267,9 @@ std::shared_ptr<Plan> plan_by(const Product& product, const Algorithm& algorithm
     auto known = plans.find({product, solution});
     if (known != plans.end()) return known->second;
     auto algorithm = algorithms.find({product.canonical(), solution});
+    // A solution serves any product of its kind, whatever sizes it was proposed for.
+    const auto serves = [&](const auto& known) { return known.first.second == solution && known.first.first.is_like(product); };
+    if (algorithm == algorithms.end()) algorithm = std::find_if(algorithms.begin(), algorithms.end(), serves);
     if (algorithm == algorithms.end()) return nullptr;
     if (plans.size() >= KEPT_PLANS) plans.clear();
     std::shared_ptr<Plan> plan = plan_by(product, algorithm->second);

@@ -74,7 +74,7 @@ impl<B: Backend> Worker<B> {
         }
         // Buckets take turns on two: while one of them ends or begins, the other keeps the link busy. A library orders what it
         // moves by one.
-        let streams = if way == Way::Devices { std::env::var("TIDEMILL_STREAMS").map_or(2, |n| n.parse().unwrap()) } else { 1 };
+        let streams = if way == Way::Devices { 2 } else { 1 };
         let memory = DeviceArena::new(backend, elements, streams)?;
         Ok(Self { rank: Rank { memory, end, round: 0 }, way, _until: until })
     }
