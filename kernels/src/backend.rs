@@ -24,6 +24,7 @@ mod arguments;
 mod attention;
 mod causal_conv1d;
 mod element;
+mod kernel_group;
 mod runtime;
 mod selective_scan;
 
@@ -35,6 +36,7 @@ pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
 pub use self::element::{ActivationElement, Element};
+pub use self::kernel_group::KernelGroup;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
 pub use self::selective_scan::SelectiveScan;
 use crate::error::Result;

@@ -13,7 +13,7 @@ mod rows;
 mod sequences;
 
 use self::checker::Checker;
-use crate::backend::Backend;
+use crate::backend::{Backend, KernelGroup};
 use crate::error::{KernelError, Result};
 
 /// What became of the check of some kernels.
@@ -64,8 +64,27 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 14] {
     ]
 }
 
+/// What is compiled side by side before: most of what checks launch.
+const KERNELS: [KernelGroup; 13] = [
+    KernelGroup::Embedding,
+    KernelGroup::CrossEntropy,
+    KernelGroup::RmsNorm,
+    KernelGroup::LayerNorm,
+    KernelGroup::Bias,
+    KernelGroup::Gelu,
+    KernelGroup::CausalConv1d,
+    KernelGroup::SelectiveScan { channels: 64, states: 16 },
+    KernelGroup::SelectiveScan { channels: 1, states: 1 },
+    KernelGroup::Attention,
+    KernelGroup::GradientSums,
+    KernelGroup::Optimizer,
+    KernelGroup::TreeSum,
+];
+
 /// Checks every kernel of `backend`, one after the other, whatever becomes of those before it.
 pub fn run<B: Backend>(backend: &B) -> Vec<Checked> {
+    // What does not compile is told by the check that launches it.
+    let _ = backend.prepare(&KERNELS);
     let check = |(kernels, check): (&'static str, Check<B>)| {
         let outcome = Checker::new(backend).and_then(|mut checker| {
             check(&mut checker)?;

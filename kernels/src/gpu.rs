@@ -2,8 +2,8 @@
 //!
 //! [`Gpu`] runs the kernels of `kernels/gpu/*.cu` through a [`Driver`], which knows one vendor's interface and no
 //! kernel. Launchers (`launch`) are written once over the driver; they check views against shapes, choose a kernel by
-//! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed
-//! ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
+//! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed, or
+//! side by side when somebody says so before ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
 //!
 //! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of
 //! rows; grains are cut from their own first row; a matrix product's algorithm is pinned to what its rows have in
@@ -31,6 +31,7 @@ mod stream;
 pub(crate) mod vendor;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::Pod;
@@ -61,9 +62,12 @@ pub struct Gpu<D: Driver, P: Precision> {
 
 /// What has been compiled and loaded.
 struct Kernels<D: Driver> {
-    modules: HashMap<&'static str, Arc<D::Module>>,
+    modules: HashMap<&'static str, Slot<D>>,
     kernels: HashMap<&'static str, D::Kernel>,
 }
+
+/// Where a module is once it is loaded. Whoever loads it holds the lock meanwhile: others wait for that one alone.
+type Slot<D> = Arc<Mutex<Option<Arc<<D as Driver>::Module>>>>;
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// A backend on the device that `driver` has opened.
@@ -87,17 +91,60 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     /// # Errors
     /// A source that does not compile.
     pub fn compile_all(&self) -> Result<()> {
-        source::ALL.iter().try_for_each(|source| self.module(source).map(drop))
+        self.compile(source::ALL.to_vec())
+    }
+
+    /// The sources whose kernels are loaded, by name.
+    pub fn loaded_sources(&self) -> Vec<&'static str> {
+        let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_loaded =
+            |slot: &Slot<D>| slot.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+        let loaded = kernels.modules.iter().filter(|(_, slot)| is_loaded(slot));
+        let mut names: Vec<_> = loaded.map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Compiles and loads `sources` side by side.
+    ///
+    /// # Errors
+    /// The first of them that does not compile.
+    pub(crate) fn compile(&self, mut sources: Vec<&'static Source>) -> Result<()> {
+        // What takes longest begins first.
+        sources.sort_by_key(|source| std::cmp::Reverse(source.text.len()));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut compiled = Vec::new();
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                compiled.push((source.name, self.module(source).map(drop)));
+            }
+            compiled
+        };
+        let mut compiled: Vec<_> = std::thread::scope(|scope| {
+            let others: Vec<_> = (1..cores.min(sources.len())).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let joined = others.into_iter().flat_map(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            });
+            own.into_iter().chain(joined).collect()
+        });
+        compiled.sort_by_key(|(name, _)| *name);
+        compiled.into_iter().try_for_each(|(_, compiled)| compiled)
     }
 
     fn module(&self, source: &'static Source) -> Result<Arc<D::Module>> {
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = kernels.modules.get(source.name) {
+        let slot = {
+            let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(kernels.modules.entry(source.name).or_default())
+        };
+        let mut loaded = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = &*loaded {
             return Ok(Arc::clone(module));
         }
         let options = SourceOptions { activation: P::ELEMENT };
         let module = Arc::new(self.driver.load(source, options)?);
-        kernels.modules.insert(source.name, Arc::clone(&module));
+        *loaded = Some(Arc::clone(&module));
         Ok(module)
     }
 

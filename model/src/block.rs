@@ -5,6 +5,7 @@
 //! backward is the block's [`Saved`](Block::Saved), one for each block; what it needs only while it runs is
 //! [`Scratch`](Block::Scratch), which all blocks of a model use one after the other.
 
+use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::error::Result;
@@ -59,6 +60,11 @@ pub trait Block<B: Backend>: Send + Sync + 'static {
     /// Whether what forward leaves of `other` fits into memory planned for `self`, microbatch by microbatch: models that
     /// run forward again before backward keep that memory once.
     fn shares_saved(&self, other: &Self) -> bool;
+
+    /// What its passes launch, as far as it is known before: devices that compile kernels compile these side by side. It is speed alone.
+    fn kernels(&self) -> Vec<KernelGroup> {
+        Vec::new()
+    }
 
     /// Writes `out[b t, d]`, the residual stream as it leaves the block.
     ///

@@ -22,7 +22,7 @@ pub use positions::Positions;
 pub use saved::Recompute;
 use serde_json::Value;
 use tidemill_kernels::Backend;
-use tidemill_kernels::backend::Output;
+use tidemill_kernels::backend::{KernelGroup, Output};
 
 use crate::block::{Block, BlockPass, ResidualGradient};
 use crate::embedding::Embedding;
@@ -335,6 +335,15 @@ impl<B: Backend, Body: Block<B>> Trainable<B> for LanguageModel<Body> {
     }
 
     fn plan(&self, device: &mut Device<'_, B>, shape: MicrobatchShape) -> Result<Self::Workspace> {
+        let of_bodies = self.bodies.iter().flat_map(|body| Block::<B>::kernels(body));
+        let of_all = [
+            KernelGroup::Embedding,
+            self.head.norm.kernels(),
+            KernelGroup::CrossEntropy,
+            KernelGroup::GradientSums,
+        ];
+        let kernels: Vec<_> = of_all.into_iter().chain(of_bodies).collect();
+        device.backend.prepare(&kernels)?;
         let elements = shape.sequences()?.rows() * self.head.width;
         let layers = self.bodies.len();
         let mut residuals = Vec::with_capacity(layers + 1);

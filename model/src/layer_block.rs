@@ -2,6 +2,7 @@
 //!
 //! [`LayerBlock`] is the one place where kinds of blocks are told apart; kernels and the walk over the list know none.
 
+use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, SliceMut};
 
 use crate::block::{Block, BlockPass, ResidualGradient};
@@ -83,6 +84,13 @@ impl<B: Backend> Block<B> for LayerBlock {
             scratch.transformer = Some(Block::plan_scratch(&transformers, device, shape)?);
         }
         Ok(scratch)
+    }
+
+    fn kernels(&self) -> Vec<KernelGroup> {
+        match self {
+            Self::Mamba(block) => Block::<B>::kernels(block.as_ref()),
+            Self::Transformer(block) => Block::<B>::kernels(block.as_ref()),
+        }
     }
 
     fn shares_saved(&self, other: &Self) -> bool {

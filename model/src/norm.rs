@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{NormGradient, NormInput};
+use tidemill_kernels::backend::{KernelGroup, NormGradient, NormInput};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
@@ -82,6 +82,14 @@ pub struct NormPass<'a, B: Backend> {
 }
 
 impl Norm {
+    /// What it launches.
+    pub(crate) fn kernels(&self) -> KernelGroup {
+        match self.kind {
+            NormKind::RootMeanSquare => KernelGroup::RmsNorm,
+            NormKind::Layer => KernelGroup::LayerNorm,
+        }
+    }
+
     /// Adds the tensors of a norm to the newest segment: ones and zeros.
     pub(crate) fn add(parameters: &mut ParameterList, norm: NewNorm) -> Self {
         let NewNorm { name, kind, bias, width, eps } = norm;

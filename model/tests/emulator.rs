@@ -8,8 +8,8 @@ use bodies::families::models;
 use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
 use tidemill_kernels::gpu::Precision;
-use tidemill_kernels::{Bf16, Fp32, Gpu};
-use tidemill_model::Model;
+use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
+use tidemill_model::{Device, MicrobatchShape, Model, Trainable};
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
     let emulator = Emulator::new(EmulatorSettings { warp, seed }).expect("a width of warps");
@@ -52,6 +52,29 @@ fn the_order_of_threads_changes_no_bit<P: Precision>(warp: u32) {
         for seed in [1, 0x7469_6465] {
             assert!(run(seed) == expected, "{name}: seed {seed} gave other bits");
         }
+    }
+}
+
+/// What a pass launches was compiled when memory was planned, and nothing else was. (Masters are rounded by the optimizer's kernels.)
+#[test]
+fn planning_compiles_what_a_pass_launches() {
+    let walk = Walk { samples: 2, positions: 5, samples_per_grain: 1, grains_per_microbatch: 2 };
+    for (name, config) in models() {
+        let model = Model::new(&config).expect(name);
+        let planned = arm::<Bf16>(32, 1);
+        let mut stream = planned.backend.device_stream().unwrap();
+        let mut device = Device { backend: &planned.backend, stream: &mut stream };
+        let shape = MicrobatchShape { samples: 2, positions: 5, samples_per_grain: 1 };
+        model.plan(&mut device, shape).unwrap();
+        let mut expected = planned.backend.loaded_sources();
+        expected.push("optimizer.cu");
+        expected.sort_unstable();
+
+        let arm = arm::<Bf16>(32, 1);
+        let arena = moved_parameters(&model, 0.3);
+        let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());
+        run_lane(&arm, &model, &arena, &tokens, walk);
+        assert_eq!(arm.backend.loaded_sources(), expected, "{name}");
     }
 }
 

@@ -10,9 +10,10 @@
 //! [`write_async`](Runtime::write_async)) are in the order of their device stream too, and the host does not wait for them
 //! before it looks at the memory.
 
-use super::element::{ActivationElement, Element};
 use std::ops::Range;
 
+use super::KernelGroup;
+use super::element::{ActivationElement, Element};
 use crate::error::{KernelError, Result};
 use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember, LibraryCollective};
 use crate::shared::{HostView, Shared};
@@ -91,6 +92,17 @@ pub trait Runtime: Send + Sync + Sized + 'static {
 
     /// Where buffers lie.
     fn memory(&self) -> MemoryPlace;
+
+    /// Sees to it that the kernels of `groups` can be launched without a wait: where they are compiled on the machine, this waits for
+    /// all of them at once, each compiled by a thread of its own as far as there are cores. Others are compiled when they are first
+    /// launched.
+    ///
+    /// # Errors
+    /// A kernel that does not compile.
+    fn prepare(&self, groups: &[KernelGroup]) -> Result<()> {
+        let _ = groups;
+        Ok(())
+    }
 
     /// A new device stream.
     fn device_stream(&self) -> Result<Self::DeviceStream>;

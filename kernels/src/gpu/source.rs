@@ -1,5 +1,6 @@
 //! The kernels' sources, held by the program itself, and how they are compiled.
 
+use crate::backend::KernelGroup;
 use crate::gpu::driver::ElementKind;
 
 /// A file of kernels.
@@ -126,6 +127,38 @@ pub static ALL: &[&Source] = &[
     &SCAN_SUMS,
     &TREE_SUM,
 ];
+
+/// The sources of groups of kernels, each once. `is_scan_of_sixteen` says which scan a device takes for so many channels and states.
+pub(super) fn of_groups(
+    groups: &[KernelGroup],
+    is_scan_of_sixteen: impl Fn(usize, usize) -> bool,
+) -> Vec<&'static Source> {
+    let mut sources: Vec<&'static Source> = Vec::new();
+    for &group in groups {
+        match group {
+            KernelGroup::Embedding => sources.push(&EMBEDDING),
+            KernelGroup::CrossEntropy => sources.push(&CROSS_ENTROPY),
+            KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
+            KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
+            KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
+            KernelGroup::Gelu => sources.push(&GELU),
+            KernelGroup::CausalConv1d => sources.extend([&CAUSAL_CONV1D, &CAUSAL_CONV1D_BACKWARD]),
+            KernelGroup::SelectiveScan { channels, states }
+                if is_scan_of_sixteen(channels, states) =>
+            {
+                sources.extend([&SCAN_FORWARD, &SCAN_BACKWARD, &SCAN_SUMS]);
+            }
+            KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
+            KernelGroup::Attention => sources.extend([&ATTENTION_FORWARD, &ATTENTION_BACKWARD]),
+            KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
+            KernelGroup::Optimizer => sources.push(&OPTIMIZER),
+            KernelGroup::TreeSum => sources.push(&TREE_SUM),
+        }
+    }
+    sources.sort_by_key(|source| source.name);
+    sources.dedup_by_key(|source| source.name);
+    sources
+}
 
 /// What a source is compiled for, beside the architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::backend::{ConvInputs, ScanInputs};
+use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, ScanShape};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
@@ -274,6 +274,11 @@ impl<B: Backend> Block<B> for MambaBlock {
         scratch: &mut Self::Scratch,
     ) -> Result<()> {
         forward::run(self, device, out, pass, saved, scratch)
+    }
+
+    fn kernels(&self) -> Vec<KernelGroup> {
+        let scan = KernelGroup::SelectiveScan { channels: self.inner, states: self.states };
+        vec![self.norm.kernels(), KernelGroup::CausalConv1d, scan]
     }
 
     fn shares_saved(&self, other: &Self) -> bool {

@@ -12,7 +12,7 @@
 
 use std::num::NonZeroUsize;
 
-use tidemill_kernels::backend::Gelu;
+use tidemill_kernels::backend::{Gelu, KernelGroup};
 use tidemill_kernels::shape::AttentionShape;
 use tidemill_kernels::{Backend, SliceMut};
 
@@ -191,6 +191,15 @@ impl<B: Backend> Block<B> for TransformerBlock {
                 bias: backend.allocate(stream, grains.grains() * biases)?,
             },
         })
+    }
+
+    fn kernels(&self) -> Vec<KernelGroup> {
+        let mut kernels = vec![self.norm_1.kernels(), KernelGroup::Attention, KernelGroup::Gelu];
+        if self.most_biases() > 0 || self.attention.clip.is_some() {
+            kernels.push(KernelGroup::Bias);
+        }
+        kernels.extend(self.query_key_norms.as_ref().map(|_| KernelGroup::LayerNorm));
+        kernels
     }
 
     fn shares_saved(&self, other: &Self) -> bool {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use tidemill_collective::communicator::{Key, Values, ValuesMut};
 use tidemill_collective::{StatePart, Tree};
+use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 use tidemill_model::{Decay, Device, JoinRoom, MasterPlace, Parameters};
 
@@ -109,6 +110,9 @@ impl<B: Backend> OwnedState<B> {
         let Optimizer { backend, layout, state, lender, rule } = parts;
         let decays = decay_runs(layout);
         let lanes = plan.batch.lane_schedule(workers)?;
+        let mut kernels = vec![KernelGroup::Optimizer, KernelGroup::GradientSums];
+        kernels.extend(lender.communicator.as_ref().map(|_| KernelGroup::TreeSum));
+        backend.prepare(&kernels)?;
         let mut stream = backend.device_stream()?;
         let snapshots = backend.device_stream()?;
         let mut device = Device { backend: &*backend, stream: &mut stream };

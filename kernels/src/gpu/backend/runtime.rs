@@ -1,7 +1,8 @@
 //! [`Runtime`] for [`Gpu`]: what the driver gives, in the types of the [backend](crate::backend).
 
 use crate::backend::{
-    DeviceKind, Element, KernelTime, MemoryPlace, NUMERICS_VERSION, PeerAccess, Runtime,
+    DeviceKind, Element, KernelGroup, KernelTime, MemoryPlace, NUMERICS_VERSION, PeerAccess,
+    Runtime,
 };
 use crate::error::{KernelError, Result};
 use std::ops::Range;
@@ -12,6 +13,7 @@ use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember, LibraryCo
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
+use crate::gpu::source::of_groups;
 use crate::gpu::{Gpu, GpuBuffer, GpuPinned, GpuStream};
 use crate::shared::Shared;
 use crate::view::{Slice, SliceMut};
@@ -54,6 +56,11 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
 
     fn memory(&self) -> MemoryPlace {
         MemoryPlace::Device
+    }
+
+    fn prepare(&self, groups: &[KernelGroup]) -> Result<()> {
+        let is_scan_of_sixteen = |channels, states| self.is_scan_of_sixteen(channels, states);
+        self.compile(of_groups(groups, is_scan_of_sixteen))
     }
 
     fn device_stream(&self) -> Result<GpuStream<D>> {

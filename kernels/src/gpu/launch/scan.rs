@@ -299,20 +299,25 @@ pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
-        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
-        let [samples, positions, _] = sizes::sequences32(kernel, sequences)?;
+    /// Whether so many channels and states are scanned by the kernels for sixteen states.
+    pub(in crate::gpu) fn is_scan_of_sixteen(&self, channels: usize, states: usize) -> bool {
         let device = self.driver().properties();
         let activation_bytes = size_of::<P::Activation>();
         let most = forward_shared_bytes(device.warp, activation_bytes)
             .max(backward_shared_bytes(device.warp, activation_bytes));
-        let sixteen = states == 16
+        states == 16
             && channels.is_multiple_of(BLOCK_CHANNELS)
-            && most <= device.shared_bytes_per_block;
+            && most <= device.shared_bytes_per_block
+    }
+
+    pub(super) fn scan_plan(&self, kernel: KernelName, shape: ScanShape) -> Result<Plan> {
+        let (sequences, channels, states) = (shape.sequences(), shape.channels(), shape.states());
+        let [samples, positions, _] = sizes::sequences32(kernel, sequences)?;
+        let is_scan_of_sixteen = self.is_scan_of_sixteen(channels, states);
         Ok(Plan {
             kernel,
             shape,
-            way: if sixteen { Way::Sixteen } else { Way::Any },
+            way: if is_scan_of_sixteen { Way::Sixteen } else { Way::Any },
             samples,
             positions,
             channels: count(kernel, "channels", channels)?,

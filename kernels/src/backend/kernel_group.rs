@@ -1,0 +1,36 @@
+//! What is about to be launched, by name: devices whose kernels are compiled where they run compile them side by side.
+
+/// Kernels that are compiled together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KernelGroup {
+    /// Rows of a table, and their gradients.
+    Embedding,
+    /// Cross-entropy and its gradient.
+    CrossEntropy,
+    /// RMSNorm and its gradients.
+    RmsNorm,
+    /// Layer norm and its gradients.
+    LayerNorm,
+    /// Biases of rows and their gradients, and clamps.
+    Bias,
+    /// GELU and its gradient.
+    Gelu,
+    /// The convolution and its gradients, of samples that are one document.
+    CausalConv1d,
+    /// The selective scan and its gradients, of samples that are one document.
+    SelectiveScan {
+        /// e
+        channels: usize,
+        /// n
+        states: usize,
+    },
+    /// Attention and its gradients.
+    Attention,
+    /// What adds gradients up, and their squares.
+    GradientSums,
+    /// The optimizer, and masters rounded, split and joined.
+    Optimizer,
+    /// Sums along a tree, of several workers.
+    TreeSum,
+}
