@@ -195,6 +195,8 @@ impl Vendor for Amd {
             return Err(KernelError::UnsupportedArchitecture { device: name, found, expected });
         }
         Ok(DeviceProperties {
+            // Of no GPU of AMD's: of NVIDIA's under a runtime that puts them in their place, which takes the same kernels.
+            group_products: architecture == "sm_90a",
             backend: BACKEND,
             architecture,
             warp: warp as u32,
