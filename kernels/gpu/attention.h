@@ -83,15 +83,20 @@ DEVICE Sight sight_of(const AttentionInputs& inputs, u32 sample, u32 query, u32 
     return {first, position};
 }
 
-// What the lane's rows see. Rows past the last see what that sees.
-DEVICE void sights_of_rows(const AttentionInputs& inputs, Sight (&sight)[HELD_ROWS]) {
-    const BlockPlace block(inputs, true);
-    const u32 past = inputs.past ? inputs.past[block.sample] : 0;
+// What the lane's rows see, of the warp's that begin at `first`. Rows past the last see what that sees.
+DEVICE void sights_of_rows(const AttentionInputs& inputs, u32 sample, u32 first,
+                           Sight (&sight)[HELD_ROWS]) {
+    const u32 past = inputs.past ? inputs.past[sample] : 0;
 #pragma unroll
     for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-        const u32 query = block.tile * ROWS + threadIdx.x / WARP * TILE + tile_row(slot);
-        sight[slot] = sight_of(inputs, block.sample, min(query, inputs.positions - 1), past);
+        const u32 query = min(first + tile_row(slot), inputs.positions - 1);
+        sight[slot] = sight_of(inputs, sample, query, past);
     }
+}
+DEVICE void sights_of_rows(const AttentionInputs& inputs, Sight (&sight)[HELD_ROWS]) {
+    const BlockPlace block(inputs, true);
+    const u32 first = block.tile * ROWS + threadIdx.x / WARP * TILE;
+    sights_of_rows(inputs, block.sample, first, sight);
 }
 
 // What the rows of a warp or a block see together.

@@ -8,6 +8,9 @@
 #include "pack.h"
 #include "tile_product.h"
 #include "attention.h"
+#if GROUP_PRODUCTS
+#include "group_product.h"
+#endif
 
 struct AttentionForward {
     activation* out;     // [b t, h p]
@@ -18,6 +21,9 @@ struct AttentionForward {
 };
 
 #define INFINITE __uint_as_float(0x7f800000u)
+
+// A lane's elements of a tile and a row, of at most four chains that do not wait for each other.
+DEVICE constexpr u32 chain_of(u32 i) { return i / 4 * 2 + i % 2; }
 
 // The running softmax of the lane's rows.
 struct Softmax {
@@ -33,27 +39,39 @@ struct Softmax {
     }
 
     // Makes probabilities of the scores, which times `factor` (above 0) are in units of log2; `decay` is what all that
-    // came before is to be multiplied with. A row that sees nothing here keeps all it has.
-    template <u32 TILES>
+    // came before is to be multiplied with. A row that sees nothing here keeps all it has. A row's scores in a lane are compared
+    // and summed in CHAINS chains.
+    template <u32 CHAINS, u32 TILES>
     __device__ __forceinline__ void take(Accumulator (&scores)[TILES], float factor,
                                          float (&decay)[HELD_ROWS]) {
-        float greatest[HELD_ROWS], used[HELD_ROWS];
+        float greatest[HELD_ROWS][CHAINS], sums[HELD_ROWS][CHAINS], used[HELD_ROWS];
 #pragma unroll
-        for (u32 slot = 0; slot < HELD_ROWS; slot++) greatest[slot] = -INFINITE;
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+#pragma unroll
+            for (u32 chain = 0; chain < CHAINS; chain++) {
+                greatest[slot][chain] = -INFINITE;
+                sums[slot][chain] = 0.0f;
+            }
+        }
 #pragma unroll
         for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
             for (u32 i = 0; i < HELD; i++) {
-                greatest[row_slot(i)] = fmaxf(greatest[row_slot(i)], scores[n].at[i]);
+                float& of_chain = greatest[row_slot(i)][chain_of(i) % CHAINS];
+                of_chain = fmaxf(of_chain, scores[n].at[i]);
             }
         }
 #pragma unroll
         for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-            const float next = fmaxf(maximum[slot], row_max(greatest[slot]) * factor);
+#pragma unroll
+            for (u32 chain = 1; chain < CHAINS; chain++) {
+                greatest[slot][0] = fmaxf(greatest[slot][0], greatest[slot][chain]);
+            }
+            const float next = fmaxf(maximum[slot], row_max(greatest[slot][0]) * factor);
             used[slot] = next == -INFINITE ? 0.0f : next;
             decay[slot] = exp2_fast(maximum[slot] - used[slot]);
             maximum[slot] = next;
-            sum[slot] *= decay[slot];
+            sums[slot][0] = sum[slot] * decay[slot];
         }
 #pragma unroll
         for (u32 n = 0; n < TILES; n++) {
@@ -61,20 +79,24 @@ struct Softmax {
             for (u32 i = 0; i < HELD; i++) {
                 float& score = scores[n].at[i];
                 score = exp2_fast(fmaf(score, factor, -used[row_slot(i)]));
-                sum[row_slot(i)] += score;
+                sums[row_slot(i)][chain_of(i) % CHAINS] += score;
             }
+        }
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+            sum[slot] = sums[slot][0];
+#pragma unroll
+            for (u32 chain = 1; chain < CHAINS; chain++) sum[slot] += sums[slot][chain];
         }
     }
 };
 
-// Adds what clear_not_finite has taken from the values `first .. end` of a tile, to the rows that see it. What comes of it is
-// no number anyway, so probabilities do not count.
+// Adds what was cleared from the values `first .. end` because it is not finite, to the rows that see it. What comes of it is no
+// number anyway, so probabilities do not count.
 template <u32 STEPS>
 DEVICE void add_not_finite(Accumulator (&out)[STEPS], const activation* v,
-                           const AttentionInputs& inputs, u32 first, u32 end) {
-    Sight sight[HELD_ROWS];
-    sights_of_rows(inputs, sight);
-    end = min(end, first + KEYS<STEPS * TILE>);
+                           const AttentionInputs& inputs, const Sight (&sight)[HELD_ROWS], u32 first,
+                           u32 end) {
 #pragma unroll 1
     for (u32 key = first; key < end; key++) {
         const activation* const row = v + key * inputs.v_stride;
@@ -253,7 +275,7 @@ DEVICE void forward(const AttentionForward& arguments) {
             }
         }
         float decay[HELD_ROWS];
-        softmax.take(scores, scaled_first ? 1.0f : scale, decay);
+        softmax.take<1>(scores, scaled_first ? 1.0f : scale, decay);
 #pragma unroll
         for (u32 n = 0; n < STEPS; n++) {
 #pragma unroll
@@ -267,7 +289,11 @@ DEVICE void forward(const AttentionForward& arguments) {
                 multiply_add<Stored::BY_TERM>(out[n], probabilities, values, m * TILE, n * TILE);
             }
         }
-        if (cleared) add_not_finite(out, v, inputs, first, end);
+        if (cleared) {
+            Sight sight[HELD_ROWS];
+            sights_of_rows(inputs, sight);
+            add_not_finite(out, v, inputs, sight, first, min(end, first + KEYS<P>));
+        }
     }
 
     store_results(arguments, out, softmax);
@@ -291,6 +317,18 @@ SHARED_BYTES(attention_forward_32, FORWARD_SHARED_BYTES<32>);
 SHARED_BYTES(attention_forward_64, FORWARD_SHARED_BYTES<64>);
 SHARED_BYTES(attention_forward_128, FORWARD_SHARED_BYTES<128>);
 SHARED_BYTES(attention_forward_256, FORWARD_SHARED_BYTES<256>);
+
+#if GROUP_PRODUCTS
+#include "attention_forward_groups.h"
+KERNEL_OF_MAPS(attention_forward_groups_64, groups::THREADS, 1, groups::Arguments) {
+    groups::forward<64>(arguments);
+}
+KERNEL_OF_MAPS(attention_forward_groups_128, groups::THREADS, 1, groups::Arguments) {
+    groups::forward<128>(arguments);
+}
+SHARED_BYTES(attention_forward_groups_64, groups::Memory<64>::BYTES);
+SHARED_BYTES(attention_forward_groups_128, groups::Memory<128>::BYTES);
+#endif
 
 struct AppendToCache {
     activation* cache;       // [b, capacity, width]

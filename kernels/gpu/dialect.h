@@ -54,6 +54,15 @@ typedef long long i64;
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const Arguments arguments)
 #endif
 
+// KERNEL_OF_MAPS: the same, of a struct that holds maps of tiles: the copy engine reads them where the launch has left them.
+#if ON_NVIDIA
+#define KERNEL_OF_MAPS(name, threads, blocks, Arguments)               \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name( \
+        const __grid_constant__ Arguments arguments)
+#else
+#define KERNEL_OF_MAPS KERNEL
+#endif
+
 // SHARED(T, name): the block's dynamic shared memory, whose size the launch gives.
 #if defined(EMULATOR)
 #define SHARED(T, name) T* const name = static_cast<T*>(emulator::dynamic_shared())
@@ -61,6 +70,15 @@ typedef long long i64;
 #define SHARED(T, name)                                \
     extern __shared__ float4 dynamic_shared_memory[];  \
     T* const name = reinterpret_cast<T*>(dynamic_shared_memory)
+#endif
+
+// SHARED_ALIGNED(T, name, alignment): the same, for what must begin at a multiple of more than 16 bytes; the emulator needs none.
+#if defined(EMULATOR)
+#define SHARED_ALIGNED(T, name, alignment) SHARED(T, name)
+#else
+#define SHARED_ALIGNED(T, name, alignment)                                          \
+    extern __shared__ __align__(alignment) unsigned char aligned_shared_memory[];  \
+    T* const name = reinterpret_cast<T*>(aligned_shared_memory)
 #endif
 
 // SHARED_BYTES(kernel, bytes): how much of it each launch of the kernel gives. The emulator refuses another number, and
@@ -140,6 +158,16 @@ DEVICE activation rounded(float x) {
     narrow(out, x);
     return out;
 }
+
+// GROUP_PRODUCTS: whether groups of warps multiply together (group_product.h), as Hopper's do, where nothing else is said; the
+// emulator is told.
+#if !defined(GROUP_PRODUCTS)
+#if ON_NVIDIA && ACTIVATION_BF16 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define GROUP_PRODUCTS 1
+#else
+#define GROUP_PRODUCTS 0
+#endif
+#endif
 
 // --- mathematics ------------------------------------------------------------------------------------
 

@@ -136,6 +136,11 @@ struct Stacks {
 };
 inline thread_local Stacks stacks_of_thread;
 
+// A barrier of some of a block's threads.
+struct Named {
+    unsigned arrived = 0, generation = 0;
+};
+
 struct Block {
     const Launch* launch = nullptr;
     Index index{};
@@ -149,6 +154,7 @@ struct Block {
     const char* failure = nullptr;
     unsigned live = 0, arrived = 0, generation = 0;
     int votes = 0, vote_result = 0;
+    Named named[16];
     // The line of the barrier that threads wait at.
     int line = 0;
 };
@@ -228,6 +234,52 @@ T exchange(T value, unsigned from) {
     return found;
 }
 
+// --- gates and named barriers, which parts of a block meet at ----------------------------------------------
+
+// Opens when `count` threads have arrived and all bytes that they expect were copied.
+struct Gate {
+    unsigned passages;
+    uint16_t missing_chunks;  // of 16 bytes
+    uint8_t arrived, count;
+};
+
+inline void pass_if_complete(Gate& gate) {
+    if (gate.arrived < gate.count || gate.missing_chunks != 0) return;
+    gate.arrived = 0;
+    gate.passages++;
+}
+inline void make_gate(Gate& gate, unsigned arrivals) {
+    gate = {0, 0, 0, static_cast<uint8_t>(arrivals)};
+}
+inline void arrive(Gate& gate) {
+    if (gate.arrived == gate.count) fail("more threads arrive at a gate than it waits for");
+    gate.arrived++;
+    pass_if_complete(gate);
+}
+inline void arrive_expecting(Gate& gate, unsigned bytes) {
+    gate.missing_chunks += bytes / 16;
+    arrive(gate);
+}
+inline void copied(Gate& gate, unsigned bytes) {
+    gate.missing_chunks -= bytes / 16;
+    pass_if_complete(gate);
+}
+inline void wait_for_gate(const Gate& gate, unsigned parity) {
+    while (gate.passages % 2 == parity) wait_for(gate.passages);
+}
+
+inline void pass_by(unsigned barrier, unsigned threads) {
+    Named& named = block->named[barrier];
+    if (++named.arrived < threads) return;
+    named.arrived = 0;
+    named.generation++;
+}
+inline void meet(unsigned barrier, unsigned threads) {
+    const unsigned before = block->named[barrier].generation;
+    pass_by(barrier, threads);
+    if (block->named[barrier].generation == before) wait_for(block->named[barrier].generation);
+}
+
 inline void* dynamic_shared() { return block->shared.data(); }
 
 inline void run_fiber() {
@@ -250,6 +302,7 @@ inline void prepare(Block& here) {
     here.live = threads;
     here.arrived = here.generation = 0;
     here.votes = 0;
+    std::fill(std::begin(here.named), std::end(here.named), Named{});
     here.failure = nullptr;
     std::fill(here.shared.begin(), here.shared.end(), float4{NAN, NAN, NAN, NAN});
     for (unsigned index = 0; index < threads; index++) {

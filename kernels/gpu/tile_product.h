@@ -191,7 +191,7 @@ DEVICE void multiply_add(Accumulator& sum, const Factor& left, const SharedRows<
     const u32 lane = right.lane;
 #if defined(EMULATOR)
     // A lane's elements of the left factor, for the others to read.
-    __shared__ float lent[8][WARP][HELD];
+    __shared__ float lent[16][WARP][HELD];
     float(&mine)[HELD] = lent[threadIdx.x / WARP][lane];
     for (u32 i = 0; i < HELD; i++) {
 #if ACTIVATION_BF16

@@ -15,7 +15,7 @@ use crate::gpu::collectives::NCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
 use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::source::{Source, SourceOptions};
-use crate::gpu::vendor::compiler::Compiler;
+use crate::gpu::vendor::compiler::{Compiler, takes_group_products};
 use crate::gpu::vendor::context::{self, Context};
 use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::{ProductLibrary, Products};
@@ -172,8 +172,9 @@ impl Vendor for Nvidia {
         let digest = library.digest()?.value;
         Ok(DeviceProperties {
             backend: BACKEND,
-            architecture,
             warp: 32,
+            group_products: takes_group_products(&architecture),
+            architecture,
             multiprocessors: attribute(MULTIPROCESSORS)? as u32,
             shared_bytes_per_block: attribute(SHARED_BYTES_PER_BLOCK)? as usize,
             matrix_library: format!("{}, algorithms {digest:016x}", CublasLt::version()),
@@ -256,6 +257,31 @@ mod tests {
         for (index, (ours, theirs)) in same.into_iter().enumerate() {
             assert_eq!(ours, theirs, "number {index}");
         }
+        let same = [
+            (
+                table::TILE_ELEMENT_BF16,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 as u32,
+            ),
+            (
+                table::TILE_INTERLEAVE_NONE,
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE as u32,
+            ),
+            (table::TILE_SWIZZLE_128, sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B as u32),
+            (
+                table::TILE_PROMOTION_256,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as u32,
+            ),
+            (
+                table::TILE_FILL_ZERO,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE as u32,
+            ),
+        ];
+        for (index, (ours, theirs)) in same.into_iter().enumerate() {
+            assert_eq!(ours, theirs, "number {index} of maps of tiles");
+        }
+        assert_eq!(size_of::<table::RawTileMap>(), size_of::<sys::CUtensorMap>());
+        // The driver asks for it; cudarc's declaration does not.
+        assert_eq!(align_of::<table::RawTileMap>(), 64);
         let answers = [
             (Code::SUCCESS, CUresult::CUDA_SUCCESS),
             (Code::INVALID_VALUE, CUresult::CUDA_ERROR_INVALID_VALUE),

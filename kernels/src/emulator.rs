@@ -20,7 +20,7 @@ use std::thread::available_parallelism;
 use self::matmul::matmul;
 use self::memory::Room;
 pub use self::memory::{EmulatorHostMemory, EmulatorMemory};
-use self::module::{Library, compile};
+use self::module::{Emulated, Library, compile};
 use self::queue::Step;
 pub use self::queue::{EmulatorGraph, EmulatorQueue};
 use self::schedule::ScheduledQueue;
@@ -28,13 +28,18 @@ pub use self::schedule::{EmulatorEvent, Schedule};
 use crate::backend::PeerAccess;
 use crate::error::{KernelError, Result};
 use crate::float_environment::FloatEnvironment;
-use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
+use crate::gpu::driver::{
+    Address, DeviceProperties, Driver, Launch, MatrixProduct, TileMap, TiledRows,
+};
 use crate::gpu::source::{Source, SourceOptions};
 
 /// Shared memory of a block, as the smallest of the devices of that warp that kernels are written for has it.
 fn shared_bytes_per_block(warp: u32) -> usize {
     if warp == 32 { 99 << 10 } else { 64 << 10 }
 }
+
+/// That of the devices whose groups of warps multiply together.
+const SHARED_BYTES_OF_GROUPS: usize = 227 << 10;
 
 /// What is emulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +107,7 @@ impl Emulator {
             warp: settings.warp,
             // Few, and the same on every host: chains of scans are then cut into turns.
             multiprocessors: 2,
+            group_products: false,
             shared_bytes_per_block: shared_bytes_per_block(settings.warp),
             matrix_library: "host".to_owned(),
             collective_library: None,
@@ -123,6 +129,25 @@ impl Emulator {
     pub fn with_schedule(self, schedule: &Arc<Schedule>) -> Self {
         let room = Room::new(self.room.bytes()[1], Some(Arc::clone(schedule)));
         Self { room, ..self }
+    }
+
+    /// The same, of a device whose groups of warps multiply together, as Hopper's do.
+    ///
+    /// # Errors
+    /// Warps of 64 threads, which no such device has.
+    pub fn with_group_products(self) -> Result<Self> {
+        if self.settings.warp != 32 {
+            let warp = self.settings.warp;
+            return Err(KernelError::shape("emulator", "warp of groups", 32, warp));
+        }
+        let properties = DeviceProperties {
+            name: format!("{} in groups", self.properties.name),
+            architecture: format!("{}groups", self.properties.architecture),
+            group_products: true,
+            shared_bytes_per_block: SHARED_BYTES_OF_GROUPS,
+            ..self.properties
+        };
+        Ok(Self { properties, ..self })
     }
 
     /// What crosses between the host and this device.
@@ -393,12 +418,24 @@ impl Driver for Emulator {
 
     fn load(&self, source: &'static Source, options: SourceOptions) -> Result<Arc<Library>> {
         let change = self.change.filter(|change| change.source == source.name);
-        compile(source, options, self.settings.warp, change)
+        let device =
+            Emulated { warp: self.settings.warp, group_products: self.properties.group_products };
+        compile(source, options, device, change)
     }
 
     fn kernel(&self, module: &Arc<Library>, name: &'static str) -> Result<EmulatorKernel> {
         module.check(name)?;
         Ok(EmulatorKernel { library: Arc::clone(module), name })
+    }
+
+    /// As `group_product.h` reads it where it is emulated.
+    fn tile_map(&self, rows: &TiledRows) -> Result<Option<TileMap>> {
+        let mut words = [0; 16];
+        let first = [rows.address.0, rows.row_bytes, rows.head_bytes, rows.sample_bytes];
+        words[..4].copy_from_slice(&first);
+        words[4..8].copy_from_slice(&[rows.columns, rows.rows, rows.heads, rows.samples]);
+        words[8] = u64::from(rows.tile_rows);
+        Ok(Some(TileMap(words)))
     }
 
     unsafe fn launch(

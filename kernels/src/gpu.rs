@@ -39,7 +39,8 @@ use bytemuck::Pod;
 pub use self::algorithm::{Candidate, Terms, choose_algorithm};
 pub use self::buffer::GpuBuffer;
 pub use self::driver::{
-    Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand, Rows,
+    Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand,
+    Rows, TileMap, TiledRows,
 };
 pub use self::inventory::Inventory;
 pub use self::pinned::GpuPinned;

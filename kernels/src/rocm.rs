@@ -21,7 +21,7 @@ use crate::gpu::collectives::RCCL;
 use crate::gpu::driver::{DeviceProperties, MatrixProduct};
 use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::source::{Source, SourceOptions};
-use crate::gpu::vendor::compiler::Compiler;
+use crate::gpu::vendor::compiler::{Compiler, takes_group_products};
 use crate::gpu::vendor::context::{self, Context};
 use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::ProductLibrary;
@@ -195,6 +195,8 @@ impl Vendor for Amd {
             return Err(KernelError::UnsupportedArchitecture { device: name, found, expected });
         }
         Ok(DeviceProperties {
+            // Of no GPU of AMD's: of NVIDIA's under a runtime that puts them in their place, which takes the same kernels.
+            group_products: takes_group_products(&architecture),
             backend: BACKEND,
             architecture,
             warp: warp as u32,

@@ -26,6 +26,13 @@ fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
     Arm::new(format!("warps of {warp}, seed {seed}"), Gpu::new(emulator))
 }
 
+/// One whose groups of warps multiply together.
+fn groups(seed: u64) -> Arm<Gpu<Emulator, Bf16>> {
+    let emulator = Emulator::new(EmulatorSettings { warp: 32, seed }).unwrap();
+    let backend = Gpu::new(emulator.with_group_products().unwrap());
+    Arm::new(format!("groups of warps, seed {seed}"), backend)
+}
+
 macro_rules! tests {
     (
         of_all_arms { $($of_all:ident: $every:path;)* }
@@ -37,6 +44,16 @@ macro_rules! tests {
         tests!(fp32_in_warps_of_64, Fp32, 64, $($of_all: $every;)* $($of_attention: $attention;)*);
         tests!(bf16_in_warps_of_32, Bf16, 32, $($of_all: $every;)* $($of_attention: $attention;)*);
         tests!(bf16_in_warps_of_64, Bf16, 64, $($of_all: $every;)* $($of_attention: $attention;)*);
+        mod bf16_in_groups {
+            use super::*;
+            $(
+                #[test]
+                fn $of_attention() {
+                    let arms = SEEDS.map(groups);
+                    agree(&arms.each_ref(), $attention);
+                }
+            )*
+        }
         tests!(fp32, Fp32, $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
         tests!(bf16, Bf16, $($of_one: $one;)* $($of_one_attention: $one_attention;)*);
     };
@@ -138,6 +155,7 @@ fn every_source_compiles() {
         arm::<Fp32>(warp, SEEDS[0]).backend.compile_all().unwrap();
         arm::<Bf16>(warp, SEEDS[0]).backend.compile_all().unwrap();
     }
+    groups(SEEDS[0]).backend.compile_all().unwrap();
 }
 
 /// Runs `body` on kernels of which `source` has lost the first `from`, and asserts that it fails.

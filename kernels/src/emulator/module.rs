@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::SourceChange;
 use crate::error::{KernelError, Result};
 use crate::gpu::cache::CacheEntry;
-use crate::gpu::driver::Launch;
+use crate::gpu::driver::{ElementKind, Launch};
 use crate::gpu::source::{HEADERS, Source, SourceOptions};
 
 /// The header that stands for a device; part of the emulator alone.
@@ -39,11 +39,20 @@ fn failure(attempted: &'static str, answer: impl ToString) -> KernelError {
     KernelError::Device { attempted, device: "the emulator".to_owned(), answer: answer.to_string() }
 }
 
-/// The library of `source`; compiled once for each change, warp and precision in this process, and kept on disk.
+/// What sources are compiled for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Emulated {
+    /// Lanes of a warp.
+    pub(super) warp: u32,
+    /// Whether groups of warps multiply bf16 together.
+    pub(super) group_products: bool,
+}
+
+/// The library of `source`; compiled once for each change, device and precision in this process, and kept on disk.
 pub(super) fn compile(
     source: &'static Source,
     options: SourceOptions,
-    warp: u32,
+    device: Emulated,
     change: Option<SourceChange>,
 ) -> Result<Arc<Library>> {
     type Key = (&'static str, String);
@@ -58,7 +67,7 @@ pub(super) fn compile(
             return Err(failure("changing a source", answer));
         }
     };
-    let arguments = arguments(options, warp);
+    let arguments = arguments(options, device);
     let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
     let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
     let libraries = libraries.get_or_insert_default();
@@ -89,7 +98,7 @@ pub(super) fn compile(
     Ok(library)
 }
 
-fn arguments(options: SourceOptions, warp: u32) -> Vec<String> {
+fn arguments(options: SourceOptions, device: Emulated) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "-std=c++20",
         "-O2",
@@ -115,7 +124,10 @@ fn arguments(options: SourceOptions, warp: u32) -> Vec<String> {
     if std::is_x86_feature_detected!("fma") {
         arguments.push("-mfma".to_owned());
     }
-    arguments.push(format!("-DWARP={warp}"));
+    arguments.push(format!("-DWARP={}", device.warp));
+    if device.group_products && options.activation == ElementKind::Bf16 {
+        arguments.push("-DGROUP_PRODUCTS=1".to_owned());
+    }
     arguments.extend(options.arguments());
     arguments
 }

@@ -39,6 +39,8 @@ pub struct DeviceProperties {
     pub warp: u32,
     /// Multiprocessors, or compute units.
     pub multiprocessors: u32,
+    /// Whether groups of warps multiply bf16 together, as `GROUP_PRODUCTS` of `dialect.h` says to kernels.
+    pub group_products: bool,
     /// The most shared memory that one block can have.
     pub shared_bytes_per_block: usize,
     /// The matrix library, its version, and a digest of the algorithms that it chooses, where it chooses.
@@ -58,6 +60,39 @@ pub struct Launch {
     /// Dynamic shared memory of a block.
     pub shared_bytes: usize,
 }
+
+/// Rows of bf16 in device memory, `[samples, rows, heads, columns]`, and the tiles of 64 columns that kernels cut out of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TiledRows {
+    /// Sample 0, row 0, head 0, column 0; a multiple of 16, as all distances are.
+    pub address: Address,
+    /// Elements of a row of a head.
+    pub columns: u64,
+    /// Rows of a sample.
+    pub rows: u64,
+    /// Heads side by side in a row.
+    pub heads: u64,
+    /// Samples.
+    pub samples: u64,
+    /// Bytes between rows.
+    pub row_bytes: u64,
+    /// Bytes between heads.
+    pub head_bytes: u64,
+    /// Bytes between samples.
+    pub sample_bytes: u64,
+    /// Rows of a tile.
+    pub tile_rows: u32,
+}
+
+impl TiledRows {
+    /// Distances that copy engines know are below this many bytes.
+    pub const MOST_BYTES: u64 = 1 << 40;
+}
+
+/// [`TiledRows`] as the device's copy engine reads them, `TileMap` of `group_product.h`.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct TileMap(pub [u64; 16]);
 
 /// The type of a matrix product's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -260,6 +295,13 @@ pub trait Driver: Send + Sync + Sized + 'static {
 
     /// A kernel of a module.
     fn kernel(&self, module: &Self::Module, name: &'static str) -> Result<Self::Kernel>;
+
+    /// How kernels find tiles of `rows` by the device's copy engine, where the driver can say so: a value for their arguments, which is
+    /// made on the host alone.
+    ///
+    /// # Errors
+    /// The driver refuses these rows.
+    fn tile_map(&self, rows: &TiledRows) -> Result<Option<TileMap>>;
 
     /// Enqueues a kernel; `arguments` are the bytes of its struct.
     ///

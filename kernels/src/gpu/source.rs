@@ -30,6 +30,15 @@ macro_rules! source {
 /// What sources may include; some of them include another source, to be compiled once more for documents.
 pub static HEADERS: &[Header] = &[
     Header { name: "attention.h", text: include_str!("../../gpu/attention.h") },
+    Header {
+        name: "attention_forward_groups.h",
+        text: include_str!("../../gpu/attention_forward_groups.h"),
+    },
+    Header { name: "attention_groups.h", text: include_str!("../../gpu/attention_groups.h") },
+    Header {
+        name: "attention_groups_copy.h",
+        text: include_str!("../../gpu/attention_groups_copy.h"),
+    },
     Header { name: "causal_conv1d.h", text: include_str!("../../gpu/causal_conv1d.h") },
     Header { name: "causal_conv1d.cu", text: include_str!("../../gpu/causal_conv1d.cu") },
     Header {
@@ -38,6 +47,7 @@ pub static HEADERS: &[Header] = &[
     },
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
+    Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
     Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },

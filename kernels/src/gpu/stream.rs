@@ -18,6 +18,8 @@ pub enum ScratchSlot {
     Third,
     /// Where documents begin.
     Documents,
+    /// How many items of work blocks have taken: zero between kernels, so that nothing else may use it.
+    Taken,
 }
 
 /// The kernels that look tokens up, each with a fault of its own.
@@ -50,7 +52,7 @@ const NO_FAULTS: Faults = [u64::MAX; Watched::ALL.len()];
 /// An in-order queue of kernels and the scratch memory that they use.
 pub struct GpuStream<D: Driver> {
     // Before the queue, in whose order memory may be given back.
-    scratch: [Option<(D::Memory, usize)>; 4],
+    scratch: [Option<(D::Memory, usize)>; 5],
     faults: D::Memory,
     queue: D::Queue,
     /// The vocabulary that each kernel was last given: a graph may run it again at any time.
@@ -67,7 +69,7 @@ impl<D: Driver> GpuStream<D> {
         let faults = driver.allocate(&mut queue, size_of::<Faults>())?;
         driver.upload(&mut queue, &faults, 0, bytemuck::cast_slice(&NO_FAULTS))?;
         Ok(Self {
-            scratch: [None, None, None, None],
+            scratch: [const { None }; 5],
             faults,
             queue,
             vocab_sizes: [None; Watched::ALL.len()],

@@ -93,6 +93,22 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     transcript
 }
 
+/// Walks over more tiles of keys than a block holds at once agree with the definition.
+pub fn long_walks_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let full = vec![([2, 1100], [3, 128]), ([1, 1300], [2, 64])];
+    let small = vec![([1, 400], [1, 128])];
+    for (seed, (rows, heads)) in device.sizes.choose(full, small).into_iter().enumerate() {
+        let shape = attention_shape(rows, heads, 1.0 / (heads[1] as f32).sqrt(), None);
+        let mut inputs = Inputs::new(seed as u64);
+        let case = AttentionCase::new::<B::Activation>(&mut inputs, shape).with_slopes(shape);
+        let label = format!("{shape:?} seed {seed}");
+        check_case(&mut device, &mut transcript, &label, &case, shape);
+    }
+    transcript
+}
+
 /// Results of some samples, first positions and heads of `[b t, h p]`.
 fn part_of(
     values: &[f32],
@@ -113,7 +129,8 @@ fn independence_shapes(sizes: Sizes) -> Vec<AttentionShape> {
         ([2, 65], [2, 5], Some(3)),
         ([2, 192], [2, 128], None),
     ];
-    let small = vec![([2, 70], [2, 16], None), ([2, 66], [2, 5], Some(3))];
+    let small =
+        vec![([2, 70], [2, 16], None), ([2, 66], [2, 5], Some(3)), ([1, 150], [2, 40], Some(70))];
     let shapes = sizes.choose(full, small).into_iter();
     let scale = |width: usize| 1.0 / (width as f32).sqrt();
     shapes
@@ -246,7 +263,7 @@ fn check_unseen<B: Backend<Activation: Number>>(arm: &Arm<B>, replacement: f32) 
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let full = vec![([2, 200], [2, 64]), ([1, 129], [1, 40]), ([1, 150], [1, 5])];
-    let small = vec![([1, 70], [1, 16])];
+    let small = vec![([1, 70], [1, 16]), ([1, 140], [1, 40])];
     for (rows, heads) in device.sizes.choose(full, small) {
         let t = rows[1];
         for window in [None, Some(3), Some(40)] {
@@ -320,4 +337,40 @@ pub fn the_unseen_changes_nothing<B: Backend<Activation: Number>>(arm: &Arm<B>) 
 /// NaN at later positions, at those older than the window and in other documents stays there.
 pub fn unseen_nan_stays<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     check_unseen(arm, f32::NAN)
+}
+
+/// A value that is not finite shows in its column of every query that sees it, and nowhere else.
+pub fn values_that_are_not_finite_are_seen<B: Backend<Activation: Number>>(
+    arm: &Arm<B>,
+) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let full = vec![([2, 300], [2, 64]), ([1, 290], [1, 128]), ([1, 100], [2, 20])];
+    let small = vec![([1, 140], [1, 40])];
+    for (rows, heads) in device.sizes.choose(full, small) {
+        let (t, p) = (rows[1], heads[1]);
+        for window in [None, Some(30)] {
+            let shape = attention_shape(rows, heads, 0.3, window);
+            let case = AttentionCase::new::<B::Activation>(&mut Inputs::new(3), shape);
+            let expected = run(&mut device, "finite", &case, shape).out;
+            transcript.record(&format!("{shape:?}"), &expected);
+            for (key, value) in [(3, f32::INFINITY), (t - 9, f32::NAN)] {
+                let (label, column) = (format!("{shape:?} {value} at {key}"), key % p);
+                let mut other = case.clone();
+                other.v[key * shape.width() + column] = value;
+                let found = run(&mut device, &label, &other, shape).out;
+                for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                    let (row, of_row) = (i / shape.width(), i % shape.width());
+                    let sees = row < t && case.seen(row, shape).contains(&key);
+                    if sees && of_row == column {
+                        assert!(!found.is_finite(), "{label}: row {row} found {found}");
+                    } else {
+                        let label = format!("{label}: row {row}, column {of_row}");
+                        assert_same_bits(&label, &[*found], &[*expected]);
+                    }
+                }
+            }
+        }
+    }
+    transcript
 }

@@ -2,12 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::attention_groups as groups;
 use super::sizes::{Access, WIDE_BYTES, blocks, sequences32, size32, stride_bytes};
 use super::{KernelName, exactly, exactly_mut, row_stride, row_stride_mut};
 use crate::backend::{AttentionInputs, KeyValueCache};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
-use crate::gpu::driver::{Address, Driver, Launch};
+use crate::gpu::driver::{Address, Driver, ElementKind, Launch};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::ATTENTION_FORWARD;
 use crate::gpu::{Gpu, GpuStream};
@@ -24,23 +25,23 @@ const APPEND_THREADS: u32 = 128;
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct Inputs {
-    q: Address,
-    k: Address,
-    v: Address,
+    pub(super) q: Address,
+    pub(super) k: Address,
+    pub(super) v: Address,
     slopes: Address,
     starts: Address,
     past: Address,
-    q_stride: u64,
-    k_stride: u64,
-    v_stride: u64,
-    k_sample: u64,
-    v_sample: u64,
-    positions: u32,
-    keys: u32,
-    heads: u32,
-    width: u32,
+    pub(super) q_stride: u64,
+    pub(super) k_stride: u64,
+    pub(super) v_stride: u64,
+    pub(super) k_sample: u64,
+    pub(super) v_sample: u64,
+    pub(super) positions: u32,
+    pub(super) keys: u32,
+    pub(super) heads: u32,
+    pub(super) width: u32,
     window: u32,
-    tiles: u32,
+    pub(super) tiles: u32,
     scale: f32,
     pub(super) wide: u32,
 }
@@ -48,10 +49,10 @@ pub(super) struct Inputs {
 /// `AttentionForward` of attention_forward.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Forward {
+pub(super) struct Forward {
     out: Address,
     log_sum_exp: Address,
-    inputs: Inputs,
+    pub(super) inputs: Inputs,
     out_stride: u64,
     wide_out: u64,
 }
@@ -92,6 +93,11 @@ impl HeadWidth {
     /// One of a kernel's variants, by rising width.
     pub(super) fn choose(self, variants: [KernelName; 4]) -> KernelName {
         variants[self as usize]
+    }
+
+    /// Whether there is a forward kernel of groups for it.
+    fn is_for_groups(self) -> bool {
+        matches!(self, Self::Of64 | Self::Of128)
     }
 
     pub(super) fn columns(self) -> usize {
@@ -256,16 +262,20 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         inputs: Inputs,
     ) -> Result<()> {
         let out_stride = row_stride_mut(plan.kernel, "out", out, plan.rows(), plan.columns())?;
-        let access = plan.access::<P::Activation>(2, &[(out.address(), out_stride)]);
-        let arguments = Forward {
-            out: out.address(),
-            log_sum_exp,
-            inputs,
-            out_stride,
-            wide_out: u64::from(access == Access::Wide),
+        let stores = |elements| {
+            let access = plan.access::<P::Activation>(elements, &[(out.address(), out_stride)]);
+            u64::from(access == Access::Wide)
         };
+        let arguments =
+            Forward { out: out.address(), log_sum_exp, inputs, out_stride, wide_out: stores(2) };
         let head_width = plan.head_width();
-        let warp = self.driver.properties().warp;
+        let device = self.driver.properties();
+        if device.group_products && P::ELEMENT == ElementKind::Bf16 && head_width.is_for_groups() {
+            let arguments = Forward { wide_out: stores(groups::STORED_ELEMENTS), ..arguments };
+            // SAFETY: as below.
+            return unsafe { self.launch_attention_groups(stream, plan, arguments) };
+        }
+        let warp = device.warp;
         let shared_bytes = head_width.shared_bytes(size_of::<P::Activation>(), warp);
         let launch = plan.launch(warp, shared_bytes)?;
         // SAFETY: `out` was just checked; the caller vouches for the rest.

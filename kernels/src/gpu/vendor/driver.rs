@@ -10,11 +10,13 @@ use super::host_memory::HostMemory;
 use super::memory::Memory;
 use super::module::{Kernel, Module};
 use super::queue::Queue;
-use super::table::{Code, Table};
+use super::table::{self, Code, RawTileMap, Table};
 use super::{Vendor, VendorDriver, peer};
 use crate::backend::PeerAccess;
 use crate::error::Result;
-use crate::gpu::driver::{Address, DeviceProperties, Driver, Launch, MatrixProduct};
+use crate::gpu::driver::{
+    Address, DeviceProperties, Driver, Launch, MatrixProduct, TileMap, TiledRows,
+};
 use crate::gpu::source::{Source, SourceOptions};
 
 impl<V: Vendor> VendorDriver<V> {
@@ -239,6 +241,36 @@ impl<V: Vendor> Driver for VendorDriver<V> {
     fn kernel(&self, module: &Arc<Module>, name: &'static str) -> Result<Kernel> {
         self.bind()?;
         Module::kernel(module, self.name(), name, self.properties.shared_bytes_per_block)
+    }
+
+    fn tile_map(&self, rows: &TiledRows) -> Result<Option<TileMap>> {
+        const PANEL_COLUMNS: u32 = 64;
+        let Some(encode) = self.table().encode_tiles else { return Ok(None) };
+        let sizes = [rows.columns, rows.rows, rows.heads, rows.samples];
+        let bytes_between = [rows.row_bytes, rows.head_bytes, rows.sample_bytes];
+        let tile = [PANEL_COLUMNS, rows.tile_rows, 1, 1];
+        let steps = [1; 4];
+        let mut map = RawTileMap([0; 16]);
+        // SAFETY: it writes one map, and reads four numbers from each array but the strides, from which three. No memory of the device
+        // is touched.
+        let encoded = unsafe {
+            encode(
+                &raw mut map,
+                table::TILE_ELEMENT_BF16,
+                sizes.len() as u32,
+                rows.address.0,
+                sizes.as_ptr(),
+                bytes_between.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                table::TILE_INTERLEAVE_NONE,
+                table::TILE_SWIZZLE_128,
+                table::TILE_PROMOTION_256,
+                table::TILE_FILL_ZERO,
+            )
+        };
+        self.on("making a map of tiles", encoded.result())?;
+        Ok(Some(TileMap(map.0)))
     }
 
     unsafe fn launch(

@@ -36,6 +36,38 @@ pub const FUNCTION_SHARED_BYTES: c_uint = 1;
 /// The most bytes of shared memory that a launch of a kernel may ask for.
 pub const FUNCTION_MOST_DYNAMIC_SHARED_BYTES: c_uint = 8;
 
+/// A map of tiles, where the driver interface writes it.
+#[repr(C, align(64))]
+pub struct RawTileMap(pub [u64; 16]);
+
+/// The map, the type of its elements, how many dimensions there are, where they begin; the size of each, the bytes between the elements of
+/// all but the first, the sizes of a tile, the steps in it; how elements interleave, how a tile's chunks are permuted, what the cache
+/// fetches beside, and what stands for elements outside.
+pub type EncodeTiles = unsafe extern "C" fn(
+    *mut RawTileMap,
+    c_uint,
+    c_uint,
+    DeviceAddress,
+    *const u64,
+    *const u64,
+    *const c_uint,
+    *const c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+) -> Code;
+/// Elements of bf16.
+pub const TILE_ELEMENT_BF16: c_uint = 9;
+/// Elements in order.
+pub const TILE_INTERLEAVE_NONE: c_uint = 0;
+/// Chunks of 16 bytes permuted within 128.
+pub const TILE_SWIZZLE_128: c_uint = 3;
+/// Bytes that the cache fetches together: 256.
+pub const TILE_PROMOTION_256: c_uint = 3;
+/// Zeros outside.
+pub const TILE_FILL_ZERO: c_uint = 0;
+
 /// What a function of the interface answers.
 #[must_use]
 #[repr(transparent)]
@@ -99,6 +131,8 @@ macro_rules! table {
             pub error_text: ErrorText,
             /// Raises a limit of a kernel, where kernels have limits to be raised.
             pub set_function_attribute: Option<unsafe extern "C" fn(RawFunction, c_uint, c_int) -> Code>,
+            /// Writes a map of tiles, where there is an engine that copies them.
+            pub encode_tiles: Option<EncodeTiles>,
             $(pub $field: unsafe extern "C" fn($($argument),*) -> Code,)*
             _library: OpenLibrary,
         }
@@ -117,6 +151,12 @@ macro_rules! table {
                         set_function_attribute: match interface {
                             #[cfg(feature = "cuda")]
                             Interface::Cuda => Some(library.function("cuFuncSetAttribute")?),
+                            #[cfg(feature = "rocm")]
+                            Interface::Hip => None,
+                        },
+                        encode_tiles: match interface {
+                            #[cfg(feature = "cuda")]
+                            Interface::Cuda => library.function("cuTensorMapEncodeTiled").ok(),
                             #[cfg(feature = "rocm")]
                             Interface::Hip => None,
                         },

@@ -1,0 +1,388 @@
+// Attention, forward, by groups of warps that multiply together (group_product.h): for bf16 and heads of up to 128 columns.
+//
+// A block has three groups. One brings tiles of 128 keys and values, into rings of places in shared memory; two form the results of 64
+// queries each. Blocks stay, and take one item of work after the other: 128 queries of a head, those with long walks first. A group's
+// tiles form one chain over all its items: while the probabilities of a tile are multiplied with the values, the scores of the next
+// tile are formed, be it of the same item or the next, and the two groups take turns, so that one has its softmax while the other multiplies.
+//
+// A row's bits follow from what it sees alone, as in attention.h: tiles begin at whole multiples of 128 from the sample's first
+// position, and biases are counted from a place that follows from the row's own position.
+#pragma once
+#include "attention_groups.h"
+#include "attention_groups_copy.h"
+
+namespace groups {
+
+// The rows of a group, and their softmax so far.
+struct Rows {
+    u32 head, sample, first;
+    bool cleared;  // whether some value that they may see was not finite
+    Softmax softmax;
+
+    // The first row's position: a query is behind all that a cache holds.
+    __device__ __forceinline__ u32 position(const AttentionInputs& inputs) const {
+        return first + (inputs.past ? inputs.past[sample] : 0);
+    }
+    __device__ __forceinline__ u32 first_of_warp() const {
+        return first + threadIdx.x / WARP % GROUP_WARPS * TILE;
+    }
+};
+
+// Where the biases of a row are counted from, so that they are the same in any cut of a sequence, and small where they count.
+DEVICE u32 bias_origin(u32 position) { return position / GROUP_ROWS * GROUP_ROWS; }
+
+// Values that were cleared because they are not finite are added to the results of the rows that see them, where these are staged. The sum
+// is not finite either way, so probabilities do not count.
+template <u32 P>
+DEVICE void add_not_finite(const AttentionInputs& inputs, const Rows& rows, activation* staged) {
+    const u32 past = inputs.past ? inputs.past[rows.sample] : 0;
+    const activation* const v = inputs.v + rows.sample * inputs.v_sample + rows.head * inputs.width;
+#pragma unroll 1
+    for (u32 row = 0; row < TILE; row++) {
+        const u32 query = rows.first_of_warp() + row;
+        if (query >= inputs.positions) return;
+        const Sight sight = sight_of(inputs, rows.sample, query, past);
+        const u32 end = min(sight.last + 1, inputs.keys);
+#pragma unroll 1
+        for (u32 key = sight.first; key < end; key++) {
+#pragma unroll 1
+            for (u32 column = lane_of_warp(); column < inputs.width; column += WARP) {
+                const float x = widen(v[key * inputs.v_stride + column]);
+                if (is_finite(x)) continue;
+                const Panel panel(staged + column / PANEL_COLUMNS * TILE * PANEL_COLUMNS);
+                activation& result = *panel.at(row, column % PANEL_COLUMNS);
+                narrow(result, widen(result) + x);
+            }
+        }
+    }
+}
+
+// Divides results by the sums of their probabilities, and stores them by way of shared memory, so that lanes write 16 bytes each to whole
+// rows.
+template <u32 P>
+DEVICE void store(const AttentionForward& arguments, const Rows& rows, const Accumulator (&out)[P / TILE],
+                  activation* staged) {
+    const AttentionInputs& inputs = arguments.inputs;
+    const u32 first_row = rows.first_of_warp();
+    // What was staged last must have been read.
+    warp_barrier();
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const float sum = row_sum(rows.softmax.sum[slot]);
+        const float reciprocal = reciprocal_fast(sum);
+#pragma unroll
+        for (u32 n = 0; n < P / TILE; n++) {
+            const Panel panel(staged + n * TILE / PANEL_COLUMNS * TILE * PANEL_COLUMNS);
+#pragma unroll
+            for (u32 i = 0; i < HELD; i += 2) {
+                if (row_slot(i) != slot) continue;
+                const u32 pair = bf16_pair(out[n].at[i] * reciprocal, out[n].at[i + 1] * reciprocal);
+                *reinterpret_cast<u32*>(panel.at(tile_row(slot), n * TILE % PANEL_COLUMNS + tile_column(i))) = pair;
+            }
+        }
+        const u32 query = first_row + tile_row(slot);
+        if (arguments.log_sum_exp && query < inputs.positions && tile_column(0) == 0) {
+            // Biases were not counted from the row's own position.
+            const float slope = inputs.slopes ? inputs.slopes[rows.head] * LOG2_E : 0.0f;
+            const u32 position = rows.position(inputs) + query - rows.first;
+            const float bias = slope * static_cast<float>(position - bias_origin(position));
+            const u64 pair = static_cast<u64>(rows.sample) * inputs.heads + rows.head;
+            arguments.log_sum_exp[pair * inputs.positions + query] =
+                (rows.softmax.maximum[slot] - bias + log2_fast(sum)) * LN_2;
+        }
+    }
+    warp_barrier();
+    if (rows.cleared) {
+        add_not_finite<P>(inputs, rows, staged);
+        warp_barrier();
+    }
+    const u64 sample_row = static_cast<u64>(rows.sample) * inputs.positions + first_row;
+    activation* const to = arguments.out + sample_row * arguments.out_stride + rows.head * inputs.width;
+    const u32 count = first_row < inputs.positions ? min(TILE, inputs.positions - first_row) : 0;
+    // Places that are held from one item to the next would take the registers that tiles need.
+    const u32 lane = formed_anew(lane_of_warp());
+    if (arguments.wide_out) {
+        constexpr u32 CHUNKS = P / Panel::CHUNK;
+        const u32 column = lane % CHUNKS * Panel::CHUNK;
+        const Panel panel(staged + column / PANEL_COLUMNS * TILE * PANEL_COLUMNS, lane);
+        if (column >= inputs.width) return;
+#pragma unroll 2
+        for (u32 row = lane / CHUNKS; row < count; row += WARP / CHUNKS) {
+            const uint4 chunk = *reinterpret_cast<const uint4*>(panel.chunk(row, column % PANEL_COLUMNS));
+            *reinterpret_cast<uint4*>(to + row * arguments.out_stride + column) = chunk;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (u32 row = 0; row < count; row++) {
+#pragma unroll 1
+        for (u32 column = lane; column < inputs.width; column += WARP) {
+            const Panel panel(staged + column / PANEL_COLUMNS * TILE * PANEL_COLUMNS, lane);
+            to[row * arguments.out_stride + column] = *panel.at(row, column % PANEL_COLUMNS);
+        }
+    }
+}
+
+// Scales scores, and adds to those of key j `slope` (j - the row's origin): what lacks to j - i is the same in a whole row.
+DEVICE void add_biases(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows, u32 first,
+                       float scale, float slope) {
+    const u32 key = first + first_tile_column();
+    if (!inputs.past) {
+        // The group's rows begin at their origin, so that all share their biases.
+        const float bias = slope * static_cast<float>(static_cast<int>(key - rows.first));
+#pragma unroll
+        for (u32 n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                const float step = static_cast<float>(n * TILE + column_step(i));
+                scores[n].at[i] = fmaf(scores[n].at[i], scale, fmaf(slope, step, bias));
+            }
+        }
+        return;
+    }
+    float bias[HELD_ROWS];
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        const u32 position = rows.position(inputs) + threadIdx.x / WARP % GROUP_WARPS * TILE + tile_row(slot);
+        bias[slot] = slope * static_cast<float>(static_cast<int>(key - bias_origin(position)));
+    }
+#pragma unroll
+    for (u32 n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            const float step = static_cast<float>(n * TILE + column_step(i));
+            scores[n].at[i] = fmaf(scores[n].at[i], scale, fmaf(slope, step, bias[row_slot(i)]));
+        }
+    }
+}
+
+// What the rows do not see, as a score.
+DEVICE void hide_unseen(Accumulator (&scores)[KEY_TILES], const AttentionInputs& inputs, const Rows& rows,
+                        u32 first) {
+    Sight sight[HELD_ROWS];
+    sights_of_rows(inputs, rows.sample, rows.first_of_warp(), sight);
+    u32 from_first[HELD_ROWS], last_from_first[HELD_ROWS];
+#pragma unroll
+    for (u32 slot = 0; slot < HELD_ROWS; slot++) {
+        from_first[slot] = first + first_tile_column() - sight[slot].first;
+        last_from_first[slot] = sight[slot].last - sight[slot].first;
+    }
+#pragma unroll
+    for (u32 n = 0; n < KEY_TILES; n++) {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) {
+            const u32 slot = row_slot(i);
+            // A key before the first counts as one far behind the last.
+            if (from_first[slot] + n * TILE + column_step(i) > last_from_first[slot]) scores[n].at[i] = -INFINITE;
+        }
+    }
+}
+
+template <u32 P>
+DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
+    typedef Memory<P> M;
+    constexpr u32 STEPS = P / TILE;
+    const AttentionForward& attention = arguments.attention;
+    const AttentionInputs& inputs = attention.inputs;
+    typename M::State& state = memory.state();
+    const u32 group = threadIdx.x / GROUP_THREADS - 1;
+    const bool one = lane_of_warp() == 0;
+    const RightPanels<Stored::BY_COLUMN, KEYS> all_keys(memory.keys(0));
+    const RightPanels<Stored::BY_TERM, KEYS> all_values(memory.values(0));
+    // As in attention_forward.cu: scores are in units of log2 where they have slopes, or a scale that does not keep their order.
+    const bool scaled_first = inputs.slopes || !(inputs.scale > 0.0f);
+    const float scale = inputs.scale * LOG2_E;
+
+    u32 count = 0, round = 0, first = 0;
+    Item item;
+    Rows rows;
+    float slope = 0.0f, decay[HELD_ROWS];
+    Factor queries[STEPS], probabilities[KEY_TILES];
+    Accumulator scores[KEY_TILES], out[STEPS];
+
+    const auto take_queries = [&] {
+        wait_for(state.queries_full, round % 2);
+        round++;
+        item = state.item;
+        if (of_warp(item.end == 0)) return false;
+        const u32 row = group * GROUP_ROWS + threadIdx.x / WARP % GROUP_WARPS * TILE;
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+            const Panel panel(memory.queries(step * TILE / PANEL_COLUMNS));
+            queries[step] = load_factor(panel, row, step * TILE % PANEL_COLUMNS);
+        }
+        warp_barrier();
+        if (one) arrive(state.queries_empty);
+        first = item.begin;
+        return true;
+    };
+    const auto begin_rows = [&] {
+        rows.head = item.head;
+        rows.sample = item.sample;
+        rows.first = item.tile * ROWS + group * GROUP_ROWS;
+        rows.cleared = false;
+        rows.softmax = Softmax();
+        slope = inputs.slopes ? inputs.slopes[item.head] * LOG2_E : 0.0f;
+    };
+    const auto wait_for_keys = [&](u32 tile) {
+        const Turn<M::STAGES> turn(tile);
+        wait_for(state.keys_full[turn.stage], turn.parity);
+    };
+    const auto begin_scores = [&](u32 tile) {
+        const auto keys = all_keys.after(tile % M::STAGES * M::TILE_BYTES);
+        hold(scores);
+        begin_products();
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) keys.multiply(scores, queries[step], step, step > 0);
+        end_batch();
+    };
+    // Whether all rows see all of the tile whose probabilities wait.
+    bool is_whole = false;
+    const auto begin_results = [&](u32 tile) {
+        const Turn<M::STAGES> turn(tile);
+        wait_for((is_whole ? state.values_full : state.values_clean)[turn.stage], turn.parity);
+        rows.cleared |= !is_whole && state.cleared[turn.stage] == tile + 1;
+        const auto values = all_values.after(turn.stage * M::TILE_BYTES);
+        hold(out);
+        begin_products();
+#pragma unroll
+        for (u32 step = 0; step < KEY_TILES; step++) values.multiply(out, probabilities[step], step, true);
+        end_batch();
+    };
+    const auto end_scores = [&](u32 tile) {
+        hold(scores);
+        if (one) arrive(state.keys_empty[tile % M::STAGES]);
+    };
+    const auto end_results = [&](u32 tile) {
+        hold(out);
+        if (one) arrive(state.values_empty[tile % M::STAGES]);
+    };
+    // The scores of the keys from `first` on become probabilities.
+    const auto weigh = [&] {
+        if (scaled_first) add_biases(scores, inputs, rows, first, scale, slope);
+        is_whole = item.is_seen_by_all(first);
+        if (!is_whole) hide_unseen(scores, inputs, rows, first);
+        rows.softmax.take<4>(scores, scaled_first ? 1.0f : scale, decay);
+    };
+    const auto round_probabilities = [&] {
+#pragma unroll
+        for (u32 n = 0; n < KEY_TILES; n++) probabilities[n] = as_factor(scores[n]);
+    };
+    const auto clear_results = [&] {
+#pragma unroll
+        for (u32 n = 0; n < STEPS; n++) out[n] = zero_tile();
+    };
+    // Whether the item has another tile. That no sum is negative, the compiler does not know, so that its answer waits for the exponentials:
+    // else it would have them wait for the results of the tile before, which are formed meanwhile.
+    const auto has_another = [&] {
+        bool is_negative = false;
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) is_negative |= rows.softmax.sum[slot] < 0.0f;
+        return of_warp(first + KEYS + (is_negative ? 1 : 0) < item.end);
+    };
+
+    if (group == COMPUTING - 1) pass_by(TURN, COMPUTING * GROUP_THREADS);
+    if (!take_queries()) return;
+    begin_rows();
+    clear_results();
+    wait_for_keys(0);
+    begin_scores(0);
+    wait_for_products<0>();
+    end_scores(0);
+    weigh();
+    bool goes_on = has_another();
+    if (goes_on) wait_for_keys(1);
+    round_probabilities();
+    // Rows whose last tile came before the one whose probabilities wait: they are stored once they are there.
+    bool has_ended = false;
+    Rows ended = rows;
+    const auto settle = [&] {
+        if (has_ended) {
+            store<P>(attention, ended, out, memory.results(threadIdx.x / WARP - GROUP_WARPS));
+            clear_results();
+            return;
+        }
+#pragma unroll
+        for (u32 n = 0; n < STEPS; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) out[n].at[i] *= decay[row_slot(i)];
+        }
+    };
+    const auto pass_turn = [&] { pass_by(TURN + (group + 1) % COMPUTING, COMPUTING * GROUP_THREADS); };
+#pragma unroll 1
+    for (;; count++) {
+        // The probabilities of tile `count` are there; the scores of the next one are formed while they meet the values.
+        const bool begins = !goes_on;
+        if (begins) {
+            if (!take_queries()) break;
+            wait_for_keys(count + 1);
+        } else {
+            first += KEYS;
+        }
+        meet(TURN + group, COMPUTING * GROUP_THREADS);
+        begin_scores(count + 1);
+        // Storing takes longer than the scores.
+        const bool stores = has_ended;
+        if (stores) pass_turn();
+        settle();
+        begin_results(count);
+        if (!stores) pass_turn();
+        wait_for_products<1>();
+        end_scores(count + 1);
+        has_ended = begins;
+        if (begins) {
+            ended = rows;
+            begin_rows();
+        }
+        weigh();
+        hold(scores);
+        goes_on = has_another();
+        if (goes_on) wait_for_keys(count + 2);
+        wait_for_products<0>();
+        end_results(count);
+        round_probabilities();
+    }
+    settle();
+    begin_results(count);
+    wait_for_products<0>();
+    hold(out);
+    store<P>(attention, rows, out, memory.results(threadIdx.x / WARP - GROUP_WARPS));
+}
+
+template <u32 P>
+DEVICE void forward(const Arguments& arguments) {
+    typedef Memory<P> M;
+    SHARED_ALIGNED(activation, start, PANEL_ALIGNMENT);
+    const M memory{start};
+    if (threadIdx.x == 0) {
+        typename M::State& state = memory.state();
+        constexpr u32 READERS = COMPUTING * GROUP_WARPS;
+        make_gate(state.queries_full, 1);
+        make_gate(state.queries_empty, READERS + CHECKING_WARPS);
+        for (u32 stage = 0; stage < M::STAGES; stage++) {
+            make_gate(state.keys_full[stage], 1);
+            make_gate(state.keys_empty[stage], READERS);
+            make_gate(state.values_full[stage], 1);
+            make_gate(state.values_clean[stage], CHECKING_WARPS);
+            make_gate(state.values_empty[stage], READERS + CHECKING_WARPS);
+            state.cleared[stage] = 0;
+        }
+        gates_are_made();
+    }
+    __syncthreads();
+    if (threadIdx.x < GROUP_THREADS) {
+        give_registers_back<COPYING_REGISTERS>();
+        if (!arguments.by_engine) {
+            copy_by_threads(arguments, memory);
+        } else if (threadIdx.x < WARP) {
+            copy_by_engine(arguments, memory);
+        } else {
+            check_values(arguments, memory);
+        }
+    } else {
+        take_registers<COMPUTING_REGISTERS>();
+        compute(arguments, memory);
+    }
+}
+
+}  // namespace groups

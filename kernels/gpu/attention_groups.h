@@ -1,0 +1,135 @@
+// What attention by groups of warps (attention_forward_groups.h) shares out: items of work, and the shared memory of a block.
+#pragma once
+
+namespace groups {
+
+constexpr u32 COMPUTING = 2;
+constexpr u32 THREADS = (1 + COMPUTING) * GROUP_THREADS;
+constexpr u32 ROWS = COMPUTING * GROUP_ROWS;
+constexpr u32 KEYS = 128, KEY_TILES = KEYS / TILE;
+constexpr u32 CHECKING_WARPS = GROUP_WARPS - 1;
+// What a thread of each kind of group has: two groups that compute leave so few to the one that copies.
+constexpr u32 COPYING_REGISTERS = 40, COMPUTING_REGISTERS = 232;
+// Named barriers: of each computing group's turn, and of the threads that copy.
+constexpr u32 TURN = 1, COPYING = TURN + COMPUTING;
+
+struct Arguments {
+    TileMap q_map, k_map, v_map;  // where the copy engine brings tiles
+    AttentionForward attention;   // its tiles are of ROWS queries
+    u32* taken;                   // items so far: 0 before a launch and after it
+    u32 section;                  // heads of samples whose keys and values are read together
+    u32 pairs;                    // all heads of samples
+    u32 by_engine;                // whether the copy engine brings tiles
+    u32 unused[5];
+};
+
+// ROWS queries of a head, and the keys that they see together.
+struct alignas(16) Item {
+    u32 head, sample, tile;
+    u32 begin, end;           // the keys that some query sees, from the beginning of a tile; nothing where there is no item
+    u32 all_first, all_last;  // what all see
+    u32 unused;
+
+    __device__ __forceinline__ bool is_seen_by_all(u32 first) const {
+        return first >= all_first && first + KEYS - 1 <= all_last;
+    }
+};
+
+template <u32 P>
+struct Memory {
+    static constexpr u32 PANELS = P / PANEL_COLUMNS, STAGES = P == 64 ? 4 : 2;
+    static constexpr u32 ROW_BYTES = PANEL_COLUMNS * sizeof(activation);
+    static constexpr u32 QUERY_BYTES = ROWS * P * sizeof(activation);
+    static constexpr u32 TILE_BYTES = KEYS * P * sizeof(activation);
+
+    struct State {
+        Gate queries_full, queries_empty;  // of the item's description too
+        Gate keys_full[STAGES], keys_empty[STAGES];
+        // Clean are values in which what is not finite was cleared, if some row does not see all of them.
+        Gate values_full[STAGES], values_clean[STAGES], values_empty[STAGES];
+        u32 cleared[STAGES];  // the tile, counted from 1, in which something was not finite
+        Item item;
+    };
+    static constexpr u32 RESULTS_AT = QUERY_BYTES + 2 * STAGES * TILE_BYTES;
+    static constexpr u32 BYTES = RESULTS_AT + QUERY_BYTES + sizeof(State);
+
+    activation* start;
+
+    __device__ __forceinline__ State& state() const {
+        return *reinterpret_cast<State*>(start + (BYTES - sizeof(State)) / sizeof(activation));
+    }
+    __device__ __forceinline__ activation* queries(u32 panel) const {
+        return start + panel * ROWS * PANEL_COLUMNS;
+    }
+    __device__ __forceinline__ activation* keys(u32 stage) const {
+        return start + (QUERY_BYTES + stage * TILE_BYTES) / sizeof(activation);
+    }
+    __device__ __forceinline__ activation* values(u32 stage) const { return keys(STAGES + stage); }
+    // Panels of TILE rows, where a warp that computes (0 to 7) has its results on their way to global memory.
+    __device__ __forceinline__ activation* results(u32 warp) const {
+        return start + RESULTS_AT / sizeof(activation) + warp * TILE * P;
+    }
+};
+
+// Where tile `count` of a chain stands in a ring, and which passage of the place's gates it is.
+template <u32 STAGES>
+struct Turn {
+    u32 stage, parity;
+
+    __device__ __forceinline__ explicit Turn(u32 count) : stage(count % STAGES), parity(count / STAGES % 2) {}
+};
+
+// --- items ------------------------------------------------------------------------------------------------
+
+DEVICE u32 count_items(const Arguments& arguments) {
+    return arguments.pairs * arguments.attention.inputs.tiles;
+}
+
+// The next item that no block has taken, by one thread. The last block to find none leaves the count as it was.
+DEVICE u32 take_item(const Arguments& arguments) {
+    const u32 all = count_items(arguments);
+    const u32 number = take_number(arguments.taken);
+    if (number == all + gridDim.x - 1) *arguments.taken = 0;
+    return number;
+}
+
+// Item `number`, by a whole warp. First come the longer half of the walks of each section, whose keys and values the cache holds
+// meanwhile; then the shorter half of all, so that blocks end together.
+DEVICE Item item_of(const Arguments& arguments, u32 number) {
+    const AttentionInputs& inputs = arguments.attention.inputs;
+    const u32 pairs = arguments.pairs, longer = inputs.tiles - inputs.tiles / 2;
+    Item item = {};
+    if (number >= count_items(arguments)) return item;
+    u32 pair, rank;
+    if (number < longer * pairs) {
+        const u32 of_section = arguments.section * longer;
+        const u32 first = number / of_section * arguments.section;
+        const u32 here = min(arguments.section, pairs - first);
+        pair = first + number % of_section % here;
+        rank = number % of_section / here;
+    } else {
+        const u32 rest = number - longer * pairs;
+        pair = rest % pairs;
+        rank = longer + rest / pairs;
+    }
+    item.head = pair % inputs.heads;
+    item.sample = pair / inputs.heads;
+    item.tile = inputs.tiles - 1 - rank;
+    const u32 past = inputs.past ? inputs.past[item.sample] : 0;
+    const u32 first = item.tile * ROWS, last = min(first + ROWS, inputs.positions) - 1;
+    CommonSight sight;
+    if (inputs.starts) {
+        sight = common_sight(inputs, item.sample, past, first, ROWS);
+    } else {
+        const Sight of_first = sight_of(inputs, item.sample, first, past);
+        const Sight of_last = sight_of(inputs, item.sample, last, past);
+        sight = {{of_last.first, of_first.last}, {of_first.first, of_last.last}};
+    }
+    item.end = min(sight.some.last + 1, inputs.keys);
+    item.begin = min(sight.some.first, item.end - 1) / KEYS * KEYS;
+    item.all_first = sight.all.first;
+    item.all_last = sight.all.last;
+    return item;
+}
+
+}  // namespace groups

@@ -1,0 +1,231 @@
+// The group of a block that brings queries, keys and values into shared memory, for the groups that compute (attention_forward_groups.h): by
+// the copy engine, while other warps look for what is not finite among values, or by all its threads.
+#pragma once
+#include "attention_groups.h"
+
+namespace groups {
+
+// What is not finite in a pair of elements, as bits to be kept: zeros in its place.
+DEVICE u32 finite_of(u32 pair) {
+    u32 kept = 0xffffffffu;
+    if (!is_finite(first_of(pair))) kept &= 0xffff0000u;
+    if (!is_finite(second_of(pair))) kept &= 0x0000ffffu;
+    return kept;
+}
+
+// Makes zeros of what is not finite in a tile of values that not every row sees, as clear_not_finite does: of tiles that the copy
+// engine has brought, by the warps that have nothing to copy then.
+template <u32 P>
+DEVICE void check_values(const Arguments& arguments, Memory<P> memory) {
+    typedef Memory<P> M;
+    typename M::State& state = memory.state();
+    const bool one = lane_of_warp() == 0;
+    u32 count = 0;
+#pragma unroll 1
+    for (u32 round = 0;; round++) {
+        wait_for(state.queries_full, round % 2);
+        const Item item = state.item;
+        warp_barrier();
+        if (one) arrive(state.queries_empty);
+        if (item.end == 0) return;
+#pragma unroll 1
+        for (u32 first = item.begin; first < item.end; first += KEYS, count++) {
+            const Turn<M::STAGES> turn(count);
+            wait_for(state.values_full[turn.stage], turn.parity);
+            if (!item.is_seen_by_all(first)) {
+                u32* const pairs = reinterpret_cast<u32*>(memory.values(turn.stage));
+                bool found = false;
+#pragma unroll 1
+                for (u32 i = threadIdx.x - WARP; i < M::TILE_BYTES / 16; i += CHECKING_WARPS * WARP) {
+                    const uint4 four = reinterpret_cast<const uint4*>(pairs)[i];
+                    if ((finite_of(four.x) & finite_of(four.y) & finite_of(four.z) & finite_of(four.w)) == 0xffffffffu) continue;
+                    found = true;
+#pragma unroll 1
+                    for (u32 j = 4 * i; j < 4 * i + 4; j++) pairs[j] &= finite_of(pairs[j]);
+                }
+                if (found) {
+                    state.cleared[turn.stage] = count + 1;
+                    show_to_products();
+                }
+            }
+            warp_barrier();
+            if (one) {
+                arrive(state.values_clean[turn.stage]);
+                arrive(state.values_empty[turn.stage]);
+            }
+        }
+    }
+}
+
+// Has the copy engine bring everything, by the first warp.
+template <u32 P>
+DEVICE void copy_by_engine(const Arguments& arguments, Memory<P> memory) {
+    typedef Memory<P> M;
+    typename M::State& state = memory.state();
+    const bool one = lane_of_warp() == 0;
+    u32 count = 0, round = 0;
+    // Takes an item, and has its queries brought once those of the item before are in registers.
+    const auto begin_item = [&] {
+        const u32 taken = one ? take_item(arguments) : 0;
+        const Item item = item_of(arguments, __float_as_uint(shuffle(__uint_as_float(taken), 0)));
+        if (one) {
+            wait_for(state.queries_empty, round % 2 ^ 1);
+            state.item = item;
+            if (item.end == 0) {
+                arrive(state.queries_full);
+            } else {
+                arrive_expecting(state.queries_full, M::QUERY_BYTES);
+#pragma unroll
+                for (u32 panel = 0; panel < M::PANELS; panel++) {
+                    copy_tile(Panel(memory.queries(panel)), arguments.q_map, state.queries_full,
+                              panel * PANEL_COLUMNS, item.tile * ROWS, item.head, item.sample);
+                }
+            }
+        }
+        round++;
+        return item;
+    };
+    Item item = begin_item();
+#pragma unroll 1
+    while (item.end != 0) {
+        const auto copy = [&](activation* to, const TileMap& map, Gate& full, Gate& empty, u32 parity, u32 first) {
+            wait_for(empty, parity ^ 1);
+            arrive_expecting(full, M::TILE_BYTES);
+#pragma unroll
+            for (u32 panel = 0; panel < M::PANELS; panel++) {
+                copy_tile(Panel(to + panel * KEYS * PANEL_COLUMNS), map, full, panel * PANEL_COLUMNS,
+                          first, item.head, item.sample);
+            }
+        };
+        // The next item is taken a few tiles before it is needed, but not before every place of the rings is in use: the wait for a free
+        // description then holds up no copy.
+        constexpr u32 AHEAD = 3;
+        Item next;
+        bool has_next = false;
+        // Values come a tile after keys, as they are used.
+#pragma unroll 1
+        for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
+            if (!has_next && first >= item.begin + M::STAGES * KEYS && first + AHEAD * KEYS >= item.end) {
+                next = begin_item();
+                has_next = true;
+            }
+            if (one && first < item.end) {
+                const Turn<M::STAGES> turn(count);
+                copy(memory.keys(turn.stage), arguments.k_map, state.keys_full[turn.stage],
+                     state.keys_empty[turn.stage], turn.parity, first);
+            }
+            if (one && first > item.begin) {
+                const Turn<M::STAGES> turn(count - 1);
+                copy(memory.values(turn.stage), arguments.v_map, state.values_full[turn.stage],
+                     state.values_empty[turn.stage], turn.parity, first - KEYS);
+            }
+        }
+        count--;
+        item = has_next ? next : begin_item();
+    }
+}
+
+// Columns `column .. column + 8` of a row of `width` columns, zeros behind its end.
+DEVICE uint4 load_chunk(const activation* row, u32 column, u32 width, bool wide) {
+    if (wide) return *reinterpret_cast<const uint4*>(row + column);
+    // Else what is there of the columns would be held from row to row, in registers that copying threads lack.
+    const u32 count = formed_anew(width) - column;
+    u32 pairs[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        pairs[i] = 2 * i < count ? row[column + 2 * i].bits : 0;
+        if (2 * i + 1 < count) pairs[i] |= static_cast<u32>(row[column + 2 * i + 1].bits) << 16;
+    }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
+// COUNT rows from `first` on, by the whole group: zeros from `limit` and `width` on. Says whether something was not finite, and makes a
+// zero of it, where that is to be `cleared`.
+template <u32 P, u32 COUNT>
+DEVICE bool copy_rows(activation* to, const activation* from, u64 stride, u32 first, u32 limit,
+                      const AttentionInputs& inputs, bool cleared) {
+    constexpr u32 CHUNKS = P / Panel::CHUNK;
+    const u32 column = threadIdx.x % CHUNKS * Panel::CHUNK;
+    const Panel panel(to + column / PANEL_COLUMNS * COUNT * PANEL_COLUMNS);
+    bool found = false;
+#pragma unroll 1
+    for (u32 row = threadIdx.x / CHUNKS; row < COUNT; row += GROUP_THREADS / CHUNKS) {
+        uint4 chunk = make_uint4(0, 0, 0, 0);
+        if (first + row < limit && column < inputs.width) {
+            chunk = load_chunk(from + (first + row) * stride, column, inputs.width, inputs.wide != 0);
+        }
+        if (cleared) {
+            const uint4 kept = make_uint4(finite_of(chunk.x), finite_of(chunk.y), finite_of(chunk.z), finite_of(chunk.w));
+            found |= (kept.x & kept.y & kept.z & kept.w) != 0xffffffffu;
+            chunk = make_uint4(chunk.x & kept.x, chunk.y & kept.y, chunk.z & kept.z, chunk.w & kept.w);
+        }
+        *reinterpret_cast<uint4*>(panel.chunk(row, column % PANEL_COLUMNS)) = chunk;
+    }
+    show_to_products();
+    return found;
+}
+
+// The same without the engine, as where rows are not aligned: all warps copy.
+template <u32 P>
+DEVICE void copy_by_threads(const Arguments& arguments, Memory<P> memory) {
+    typedef Memory<P> M;
+    typename M::State& state = memory.state();
+    const AttentionInputs& inputs = arguments.attention.inputs;
+    const u32 warp = threadIdx.x / WARP;
+    const bool one = lane_of_warp() == 0;
+    u32 count = 0;
+#pragma unroll 1
+    for (u32 round = 0;; round++) {
+        // The threads that copy read the item's description from the same place as those that compute: it is written again once all of
+        // them have read it.
+        wait_for(state.queries_empty, round % 2 ^ 1);
+        if (warp == 0) {
+            const u32 taken = one ? take_item(arguments) : 0;
+            const Item item = item_of(arguments, __float_as_uint(shuffle(__uint_as_float(taken), 0)));
+            if (one) state.item = item;
+        }
+        meet(COPYING, GROUP_THREADS);
+        const Item item = state.item;
+        meet(COPYING, GROUP_THREADS);
+        if (warp != 0 && one) arrive(state.queries_empty);
+        const u32 column = item.head * inputs.width;
+        if (item.end != 0) {
+            const activation* const q =
+                inputs.q + static_cast<u64>(item.sample) * inputs.positions * inputs.q_stride + column;
+            copy_rows<P, ROWS>(memory.queries(0), q, inputs.q_stride, item.tile * ROWS, inputs.positions,
+                               inputs, false);
+        }
+        meet(COPYING, GROUP_THREADS);
+        if (threadIdx.x == 0) arrive(state.queries_full);
+        if (item.end == 0) return;
+#pragma unroll 1
+        for (u32 first = item.begin; first < item.end + KEYS; first += KEYS, count++) {
+            if (first < item.end) {
+                const Turn<M::STAGES> turn(count);
+                wait_for(state.keys_empty[turn.stage], turn.parity ^ 1);
+                copy_rows<P, KEYS>(memory.keys(turn.stage), inputs.k + item.sample * inputs.k_sample + column,
+                                   inputs.k_stride, first, inputs.keys, inputs, false);
+                meet(COPYING, GROUP_THREADS);
+                if (threadIdx.x == 0) arrive(state.keys_full[turn.stage]);
+            }
+            if (first > item.begin) {
+                const Turn<M::STAGES> turn(count - 1);
+                wait_for(state.values_empty[turn.stage], turn.parity ^ 1);
+                const bool found =
+                    copy_rows<P, KEYS>(memory.values(turn.stage), inputs.v + item.sample * inputs.v_sample + column,
+                                       inputs.v_stride, first - KEYS, inputs.keys, inputs,
+                                       !item.is_seen_by_all(first - KEYS));
+                if (found) state.cleared[turn.stage] = count;
+                meet(COPYING, GROUP_THREADS);
+                if (threadIdx.x == 0) arrive(state.values_full[turn.stage]);
+                if (warp != 0 && one) {
+                    arrive(state.values_clean[turn.stage]);
+                    arrive(state.values_empty[turn.stage]);
+                }
+            }
+        }
+        count--;
+    }
+}
+
+}  // namespace groups

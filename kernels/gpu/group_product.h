@@ -1,0 +1,267 @@
+// Products of 64 x 16 elements by 16 x N, the work of a group of four warps: by Hopper's warpgroup instructions, which read the right
+// factor from shared memory and end later, or tile by tile where the emulator stands for them (GROUP_PRODUCTS of dialect.h). Beside
+// them what keeps such products fed: tiles that the copy engine brings by itself, and gates that threads wait at.
+//
+// A group's results and left factors lie in registers as those of its warps in tile_product.h do: a warp has 16 rows. In an element of a
+// product nothing counts but its row of the left factor and its column of the right one, as there.
+#pragma once
+
+constexpr u32 GROUP_WARPS = 4;
+constexpr u32 GROUP_THREADS = GROUP_WARPS * WARP;
+constexpr u32 GROUP_ROWS = GROUP_WARPS * TILE;
+
+// Columns of a panel: rows of right factors and of queries are cut into panels of 128 bytes a row, one behind the other, whose chunks
+// SharedRows permutes as the instructions expect.
+constexpr u32 PANEL_COLUMNS = 64;
+typedef SharedRows<PANEL_COLUMNS> Panel;
+// Of the places of panels, in bytes: the permutation follows from the address.
+constexpr u32 PANEL_ALIGNMENT = 1024;
+
+// What every lane of a warp has alike, known to be so by the compiler: what follows from it then takes no register of a lane.
+DEVICE bool of_warp(bool x) {
+#if ON_NVIDIA
+    return __any_sync(0xffffffffu, x);
+#else
+    return x;
+#endif
+}
+
+// --- gates ------------------------------------------------------------------------------------------------
+
+#if ON_NVIDIA
+// Opens whenever so many arrivals, and all bytes that they expect, have come; it is then closed again at once. Of the passages of a gate
+// a thread waits for each: parity tells one from the next.
+struct Gate {
+    u64 state;
+};
+
+DEVICE u32 shared_place(const void* shared) {
+    return static_cast<u32>(__cvta_generic_to_shared(shared));
+}
+DEVICE void make_gate(Gate& gate, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_place(&gate)), "r"(arrivals)
+                 : "memory");
+}
+// After all gates of a block are made, by the thread that made them.
+DEVICE void gates_are_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void arrive(Gate& gate) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_place(&gate)) : "memory");
+}
+// Arrives, and makes the gate wait for so many bytes of copy_tile.
+DEVICE void arrive_expecting(Gate& gate, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_place(&gate)), "r"(bytes)
+                 : "memory");
+}
+// Waits for passages 0, 2, 4 ... (parity 0) or 1, 3, 5 ... of a gate, of which all earlier ones are known to have been.
+DEVICE void wait_for(const Gate& gate, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred passed;\n"
+        "LOOK:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 passed, [%0], %1;\n"
+        "@passed bra PASSED;\n"
+        "bra LOOK;\n"
+        "PASSED:\n"
+        "}" ::"r"(shared_place(&gate)),
+        "r"(parity)
+        : "memory");
+}
+
+// Barrier `barrier` (1 to 15) of `threads` threads of the block, of which some only arrive.
+DEVICE void meet(u32 barrier, u32 threads) {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+DEVICE void pass_by(u32 barrier, u32 threads) {
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// What this thread wrote to shared memory becomes visible to products and copies, once the thread has arrived somewhere.
+DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The group's threads go on with so many registers each.
+template <u32 REGISTERS>
+DEVICE void give_registers_back() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <u32 REGISTERS>
+DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+#else
+using emulator::arrive;
+using emulator::arrive_expecting;
+using emulator::Gate;
+using emulator::make_gate;
+using emulator::meet;
+using emulator::pass_by;
+DEVICE void gates_are_made() {}
+DEVICE void wait_for(const Gate& gate, u32 parity) { emulator::wait_for_gate(gate, parity); }
+DEVICE void show_to_products() {}
+template <u32 REGISTERS>
+DEVICE void give_registers_back() {}
+template <u32 REGISTERS>
+DEVICE void take_registers() {}
+#endif
+
+// --- tiles that are copied by themselves ------------------------------------------------------------------
+
+// Rows in global memory, and the tiles of 64 columns that copy_tile cuts out of them: TileMap of driver.rs.
+#if ON_NVIDIA
+struct alignas(64) TileMap {
+    u64 words[16];
+};
+#else
+struct TileMap {
+    u64 first, row_bytes, head_bytes, sample_bytes;
+    u64 columns, rows, heads, samples;
+    u64 tile_rows;
+    u64 unused[7];
+};
+#endif
+
+// Begins to copy the tile that begins at `column` and `row` of a head; zeros stand for what lies outside. The gate counts its bytes.
+DEVICE void copy_tile(Panel to, const TileMap& map, Gate& gate, u32 column, u32 row, u32 head,
+                      u32 sample) {
+#if ON_NVIDIA
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_place(to.start)),
+        "l"(&map), "r"(shared_place(&gate)), "r"(column), "r"(row), "r"(head), "r"(sample)
+        : "memory");
+#else
+    const u64 first = map.first + head * map.head_bytes + sample * map.sample_bytes;
+    for (u32 i = 0; i < map.tile_rows; i++) {
+        const u64 from = first + (row + i) * map.row_bytes;
+        for (u32 j = 0; j < PANEL_COLUMNS; j++) {
+            const bool inside = row + i < map.rows && column + j < map.columns;
+            *to.at(i, j) = inside ? reinterpret_cast<const activation*>(from)[column + j] : rounded(0.0f);
+        }
+    }
+    emulator::copied(gate, map.tile_rows * PANEL_COLUMNS * sizeof(activation));
+#endif
+}
+
+// --- products -----------------------------------------------------------------------------------------------
+
+#if ON_NVIDIA
+// Keeps the compiler from moving what it does with results across the place where products begin or have ended.
+template <u32 TILES>
+DEVICE void hold(Accumulator (&sum)[TILES]) {
+#pragma unroll
+    for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) asm volatile("" : "+f"(sum[n].at[i])::"memory");
+    }
+}
+
+#define TILE_OF(n)                                                                               \
+    "+f"(sum[n].at[0]), "+f"(sum[n].at[1]), "+f"(sum[n].at[2]), "+f"(sum[n].at[3]),              \
+        "+f"(sum[n].at[4]), "+f"(sum[n].at[5]), "+f"(sum[n].at[6]), "+f"(sum[n].at[7])
+
+// sum (+)= left right, of 16 terms, the right factor as `descriptor` says. BY_TERM reads it transposed.
+template <Stored STORED>
+DEVICE void multiply_group(Accumulator (&sum)[8], const Factor& left, u64 descriptor, u32 adds) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "{%64, %65, %66, %67}, %68, adds, 1, 1, %70;\n"
+        "}"
+        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3), TILE_OF(4), TILE_OF(5), TILE_OF(6), TILE_OF(7)
+        : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
+          "l"(descriptor), "r"(adds), "n"(STORED == Stored::BY_TERM ? 1 : 0));
+}
+template <Stored STORED>
+DEVICE void multiply_group(Accumulator (&sum)[4], const Factor& left, u64 descriptor, u32 adds) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, adds, 1, 1, %38;\n"
+        "}"
+        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3)
+        : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
+          "l"(descriptor), "r"(adds), "n"(STORED == Stored::BY_TERM ? 1 : 0));
+}
+#undef TILE_OF
+#else
+template <u32 TILES>
+DEVICE void hold(Accumulator (&sum)[TILES]) {}
+#endif
+
+// Right factors in shared memory: panels of ROWS rows.
+template <Stored STORED, u32 ROWS>
+struct RightPanels {
+#if ON_NVIDIA
+    u64 descriptor;
+
+    // In the instruction's units of 16 bytes: where it begins; the way from a panel to the next, where results take columns from several
+    // (else it counts for nothing); the way from eight rows to the next eight; and that chunks are permuted in 128 bytes.
+    __device__ __forceinline__ explicit RightPanels(const activation* start)
+        : descriptor(static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) |
+                     (STORED == Stored::BY_TERM ? ROWS * 128ull / 16 : 1) << 16 | static_cast<u64>(1024 / 16) << 32 |
+                     1ull << 62) {}
+
+    // That lie `bytes` further on.
+    __device__ __forceinline__ RightPanels after(u32 bytes) const {
+        RightPanels other = *this;
+        other.descriptor += bytes / 16;
+        return other;
+    }
+#else
+    activation* start;
+
+    explicit RightPanels(activation* start) : start(start) {}
+    RightPanels after(u32 bytes) const { return RightPanels(start + bytes / sizeof(activation)); }
+#endif
+
+    // Begins sum (+)= left right over terms 16 step .. 16 step + 16. The group has called begin_products since it last touched `sum`.
+    template <u32 TILES>
+    __device__ __forceinline__ void multiply(Accumulator (&sum)[TILES], const Factor& left, u32 step,
+                                             bool adds) const {
+#if ON_NVIDIA
+        const u32 bytes =
+            STORED == Stored::BY_TERM ? step * TILE * 128 : step / 4 * ROWS * 128 + step % 4 * 32;
+        multiply_group<STORED>(sum, left, descriptor + bytes / 16, adds ? 1 : 0);
+#else
+        for (u32 n = 0; n < TILES; n++) {
+            if (!adds) sum[n] = zero_tile();
+            const u32 column = STORED == Stored::BY_TERM ? n * TILE : step * TILE;
+            const Panel panel(start + column / PANEL_COLUMNS * ROWS * PANEL_COLUMNS);
+            const u32 of_panel = column % PANEL_COLUMNS;
+            if (STORED == Stored::BY_TERM) {
+                multiply_add<STORED>(sum[n], left, panel, step * TILE, of_panel);
+            } else {
+                multiply_add<STORED>(sum[n], left, panel, of_panel, n * TILE);
+            }
+        }
+#endif
+    }
+};
+
+DEVICE void begin_products() {
+#if ON_NVIDIA
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+// Ends a batch of the group's products.
+DEVICE void end_batch() {
+#if ON_NVIDIA
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+// Waits for all but the newest `PENDING` batches. `hold` must follow for their results.
+template <int PENDING>
+DEVICE void wait_for_products() {
+#if ON_NVIDIA
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#endif
+}

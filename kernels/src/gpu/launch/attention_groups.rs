@@ -1,0 +1,131 @@
+//! Attention, forward, where groups of warps multiply together: `attention_forward_groups.h`.
+//!
+//! A block for each multiprocessor takes one item of work after the other; which block takes which changes no bit. Where rows are aligned
+//! the copy engine brings them by maps, else threads do, with the same bits.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::KernelName;
+use super::attention::{Forward, HeadWidth, Plan};
+use super::sizes::{blocks, size32, stride_bytes};
+use crate::error::Result;
+use crate::gpu::driver::{Address, Driver, Launch, TileMap, TiledRows};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::ATTENTION_FORWARD;
+use crate::gpu::stream::ScratchSlot;
+use crate::gpu::{Gpu, GpuStream};
+
+/// Elements that a thread stores at once where rows are aligned to them.
+pub(super) const STORED_ELEMENTS: u64 = 8;
+/// Three groups of four warps of 32.
+const THREADS: u32 = 384;
+/// Queries of an item.
+const ROWS: u32 = 128;
+/// Keys or values of a tile.
+const KEYS: u32 = 128;
+/// Bytes of keys and values that are walked at a time: what a cache holds beside all else.
+const SECTION_BYTES: u64 = 16 << 20;
+
+/// `groups::Arguments` of attention_groups.h.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Groups {
+    q_map: TileMap,
+    k_map: TileMap,
+    v_map: TileMap,
+    attention: Forward,
+    taken: Address,
+    section: u32,
+    pairs: u32,
+    by_engine: u32,
+    unused: [u32; 5],
+}
+
+/// A kernel, and the dynamic shared memory of its block: queries, rings of tiles, results on their way out, and behind them gates, marks
+/// and the item's description.
+fn kernel(head_width: HeadWidth) -> (KernelName, usize) {
+    let (name, stages) = match head_width {
+        HeadWidth::Of64 => ("attention_forward_groups_64", 4),
+        _ => ("attention_forward_groups_128", 2),
+    };
+    let row_bytes = head_width.columns() * size_of::<half::bf16>();
+    let gates = (2 + 5 * stages) * size_of::<u64>();
+    let state = (gates + stages * size_of::<u32>()).next_multiple_of(16) + 32;
+    (name, 2 * (ROWS as usize + stages * KEYS as usize) * row_bytes + state)
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Enqueues the forward kernel of groups.
+    ///
+    /// # Safety
+    /// As for the other: what `forward` names must be as large as `plan` says.
+    pub(super) unsafe fn launch_attention_groups(
+        &self,
+        stream: &mut GpuStream<D>,
+        plan: &Plan,
+        mut forward: Forward,
+    ) -> Result<()> {
+        let tiles = forward.inputs.positions.div_ceil(ROWS);
+        let pairs = plan.shape.sequences().samples() * plan.shape.heads();
+        // So many numbers are taken, and one more by each block.
+        let device = self.driver.properties();
+        let items = pairs * tiles as usize;
+        size32(plan.kernel, "items of work", items + device.multiprocessors as usize)?;
+        forward.inputs.tiles = tiles;
+        let maps = self.maps(plan, &forward)?;
+        let row_bytes = 2 * stride_bytes::<P::Activation>(u64::from(forward.inputs.width));
+        let section = SECTION_BYTES / (row_bytes * u64::from(forward.inputs.keys));
+        let by_engine = u32::from(maps.is_some());
+        let [q_map, k_map, v_map] = maps.unwrap_or_else(Zeroable::zeroed);
+        let arguments = Groups {
+            q_map,
+            k_map,
+            v_map,
+            attention: forward,
+            taken: stream.scratch(&self.driver, ScratchSlot::Taken, size_of::<u32>())?,
+            section: section.clamp(1, pairs as u64) as u32,
+            pairs: pairs as u32,
+            by_engine,
+            unused: [0; 5],
+        };
+        let (name, shared_bytes) = kernel(plan.head_width());
+        let resident = items.min(device.multiprocessors as usize);
+        let launch = Launch { shared_bytes, ..blocks(plan.kernel, resident, THREADS)? };
+        // SAFETY: the caller's; the count is this kernel's alone.
+        unsafe { self.launch(stream, &ATTENTION_FORWARD, name, launch, arguments) }
+    }
+
+    /// How the copy engine finds queries, keys and values; nothing where it cannot.
+    fn maps(&self, plan: &Plan, forward: &Forward) -> Result<Option<[TileMap; 3]>> {
+        let inputs = &forward.inputs;
+        let bytes = stride_bytes::<P::Activation>;
+        let rows = |address, rows: u32, row_stride, sample_stride, tile_rows| TiledRows {
+            address,
+            columns: u64::from(inputs.width),
+            rows: u64::from(rows),
+            heads: u64::from(inputs.heads),
+            samples: plan.shape.sequences().samples() as u64,
+            row_bytes: bytes(row_stride),
+            head_bytes: bytes(u64::from(inputs.width)),
+            sample_bytes: bytes(sample_stride),
+            tile_rows,
+        };
+        let q_sample = inputs.q_stride * u64::from(inputs.positions);
+        let sides = [
+            rows(inputs.q, inputs.positions, inputs.q_stride, q_sample, ROWS),
+            rows(inputs.k, inputs.keys, inputs.k_stride, inputs.k_sample, KEYS),
+            rows(inputs.v, inputs.keys, inputs.v_stride, inputs.v_sample, KEYS),
+        ];
+        let is_near =
+            |side: &TiledRows| side.row_bytes.max(side.sample_bytes) < TiledRows::MOST_BYTES;
+        if inputs.wide == 0 || !sides.iter().all(is_near) {
+            return Ok(None);
+        }
+        let mut maps = [TileMap::zeroed(); 3];
+        for (map, side) in maps.iter_mut().zip(&sides) {
+            let Some(found) = self.driver.tile_map(side)? else { return Ok(None) };
+            *map = found;
+        }
+        Ok(Some(maps))
+    }
+}
