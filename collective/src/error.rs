@@ -61,6 +61,16 @@ pub enum CollectiveError {
         /// What they are.
         what: &'static str,
     },
+    /// Processes of unequal numbers of ranks: fix the input.
+    #[error(
+        "expected as many ranks in every process, found {ranks} ranks and one process of {of_process}"
+    )]
+    Uneven {
+        /// All ranks.
+        ranks: usize,
+        /// Those of this process.
+        of_process: usize,
+    },
     /// A round that the schedule of lanes does not have: a peer runs something else.
     #[error("round {round} of a step of {rounds}", round = .round + 1)]
     Unscheduled {
@@ -95,6 +105,7 @@ impl CollectiveError {
                 | Self::Workers { .. }
                 | Self::ForeignSchedule { .. }
                 | Self::Topology { .. }
+                | Self::Uneven { .. }
         )
     }
 }

@@ -100,8 +100,10 @@ fn any_number_of_processes_gives_the_same_bits<P: Precision>() {
     let subject = mamba(Arc::new(Gpu::<Emulator, P>::new(emulator(32))));
     let expected = run.run_on(&subject).unwrap();
     let library = Some(stand_in::library as fn() -> CollectiveLibrary);
-    for (index, (processes, workers)) in [(2, 2), (3, 3), (2, 4)].into_iter().enumerate() {
-        let sharding = Sharding::ALL[index];
+    use Sharding::{Gradients, Optimizer, Parameters};
+    // Of several workers of a process, what was updated takes another way where each holds all parameters.
+    let cases = [(2, 2, Optimizer), (3, 3, Gradients), (2, 4, Optimizer), (2, 4, Parameters)];
+    for (processes, workers, sharding) in cases {
         let run = Run { processes, workers, library, sharding, ..run.clone() };
         let found = run.run_on(&subject);
         let found = found.unwrap_or_else(|error| panic!("{run:?}: {}", error.with_causes()));

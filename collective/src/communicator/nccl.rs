@@ -8,7 +8,7 @@
 //! process read from each other what came to one of them.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tidemill_kernels::backend::{Element, TermValues};
 use tidemill_kernels::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember};
@@ -33,6 +33,9 @@ pub struct LocalRank<B: Backend> {
     member: usize,
     post: Post<B>,
     inbox: Inbox<B>,
+    /// Of each rank of the process that has joined others: what ends its waiting for them. A device waits for the other devices of its
+    /// process, so that none of them ends unless all do.
+    joined: Arc<Mutex<Vec<Abort>>>,
 }
 
 impl<B: Backend> LocalRank<B> {
@@ -47,22 +50,24 @@ impl<B: Backend> LocalRank<B> {
     ) -> Result<Vec<Self>> {
         check_reach(backends, first_rank)?;
         let ranks = first_rank..first_rank + backends.len();
-        let ends = members(first_rank, backends.len(), schedule).into_iter().enumerate();
-        Ok(ends
-            .map(|(member, (post, inbox))| Self { ranks: ranks.clone(), member, post, inbox })
-            .collect())
+        let joined = Arc::default();
+        let end = |(member, (post, inbox))| {
+            let (ranks, joined) = (ranks.clone(), Arc::clone(&joined));
+            Self { ranks, member, post, inbox, joined }
+        };
+        Ok(members(first_rank, backends.len(), schedule).into_iter().enumerate().map(end).collect())
     }
 
-    /// A rank that reads nobody's memory: it is sent what those of its process have too.
+    /// A rank that does not read the memory of the others of its process: it is sent what they have.
     pub fn alone(rank: usize, schedule: &Arc<LaneSchedule>) -> Self {
         let (post, inbox) = members(rank, 1, schedule).remove(0);
-        Self { ranks: rank..rank + 1, member: 0, post, inbox }
+        Self { ranks: rank..rank + 1, member: 0, post, inbox, joined: Arc::default() }
     }
 }
 
 /// The end of one rank. Before it or what was sent is dropped, the device stream that it was used with must have run.
 pub struct Nccl<B: Backend> {
-    /// At which this rank's thread that computes tells the one that sums, and those of its process.
+    /// Its end between the ranks of its process.
     local: LocalRank<B>,
     member: Arc<GroupMember>,
     schedule: Arc<LaneSchedule>,
@@ -83,7 +88,7 @@ impl<B: Backend> Nccl<B> {
     /// Begins to join: the first sum waits until all have.
     ///
     /// # Errors
-    /// A schedule of another number of workers, ranks that processes of this one's size do not make up, a device whose memory is not
+    /// A schedule of another number of workers, ranks that are no multiple of this process's, a device whose memory is not
     /// its own, or what the library answers.
     pub fn join(
         backend: &B,
@@ -95,10 +100,12 @@ impl<B: Backend> Nccl<B> {
         schedule.check_workers(ranks)?;
         let of_process = local.ranks.len();
         if !ranks.is_multiple_of(of_process) || !local.ranks.start.is_multiple_of(of_process) {
-            return Err(CollectiveError::Topology { what: "the ranks of processes" }.into());
+            return Err(CollectiveError::Uneven { ranks, of_process }.into());
         }
         let rank = local.ranks.start + local.member;
         let member = Arc::new(backend.join_group(library, id, (rank, ranks))?);
+        let abort = Box::new(GroupMember::abort_handle(&member));
+        local.joined.lock().unwrap_or_else(PoisonError::into_inner).push(abort);
         Ok(Self {
             local,
             member,
@@ -178,11 +185,11 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
     }
 
     fn abort_handle(&self) -> Abort {
-        let own = self.local.post.abort_handle();
-        let member = GroupMember::abort_handle(&self.member);
+        let (here, joined) = (self.local.post.abort_handle(), Arc::clone(&self.local.joined));
         Box::new(move || {
-            own();
-            member();
+            here();
+            let mut joined = joined.lock().unwrap_or_else(PoisonError::into_inner);
+            joined.drain(..).for_each(|abort| abort());
         })
     }
 
@@ -353,7 +360,8 @@ impl<B: Backend> Nccl<B> {
         cut: &Cut,
         mut out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        // It stays until the next update of this bucket, which all of this process wait for each other before.
+        // The next update of this bucket comes after every rank of the process has posted its sums of the next step, so behind what
+        // is copied here.
         let all = out.share(backend, stream)?;
         self.local.post.updated(backend, stream, key, &all)?;
         let told = self.local.inbox.updates(key)?;

@@ -2,7 +2,8 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use tidemill_collective::communicator::{
     Communicator, CommunicatorError, Cut, Holders, Key, LocalRank, Nccl, Traffic, Values, ValuesMut,
@@ -18,8 +19,10 @@ macro_rules! every_body {
             any_number_of_ranks_sums_along_the_tree
             a_process_is_sent_what_one_rank_would_be
             processes_of_other_sizes_do_not_join
+            a_rank_that_sums_the_lanes_of_another_is_named
             what_the_library_does_alone_is_done_to_all_ranks
             a_rank_whose_peer_never_comes_can_be_ended
+            a_rank_ends_what_all_of_its_process_wait_for
             what_the_library_refuses_is_an_error_with_its_words
         );
     };
@@ -206,8 +209,9 @@ pub fn a_process_is_sent_what_one_rank_would_be<B: Backend>(arm: &Arm<B>) {
         let came: u64 = of_processes.iter().map(|traffic| traffic.from_processes).sum();
         // The sums of all uses come to their owners once, and every parameter to the process that does not own it.
         assert_eq!(came, bytes(SLOTS.len() * ELEMENTS) + bytes(ELEMENTS), "{ranks} ranks");
-        let is_read = of_processes.iter().all(|traffic| traffic.from_memory > 0);
-        assert_eq!(is_read, ranks > 2);
+        // Each rank of a process reads the sums and parameters of its peers once.
+        let read = bytes((ranks / 2 - 1) * (SLOTS.len() + 1) * ELEMENTS);
+        assert!(of_processes.iter().all(|traffic| traffic.from_memory == read), "{ranks} ranks");
     }
 }
 
@@ -220,8 +224,33 @@ pub fn processes_of_other_sizes_do_not_join<B: Backend>(arm: &Arm<B>) {
     for (local, device) in ends.into_iter().zip(&devices) {
         let joined = Nccl::join(device, group, (local, 3), &schedule, Holders::EACH);
         let error = joined.err().expect("three ranks are no processes of two").to_string();
-        assert!(error.contains("the ranks of processes"), "{error}");
+        let expected =
+            "expected as many ranks in every process, found 3 ranks and one process of 2";
+        assert_eq!(error, expected);
     }
+}
+
+/// Also where the process has all of its lanes once.
+pub fn a_rank_that_sums_the_lanes_of_another_is_named<B: Backend>(arm: &Arm<B>) {
+    let (library, devices) = ((arm.library)(), [(arm.device)(), (arm.device)()]);
+    let schedule = Arc::new(LaneSchedule::at_once(2, 2).unwrap());
+    let locals = LocalRank::of_process(&devices.each_ref(), 0, &schedule).unwrap();
+    let group = (&library, library.group_id().unwrap());
+    let join =
+        |(local, device)| Nccl::join(device, group, (local, 2), &schedule, Holders::EACH).unwrap();
+    let mut ends: Vec<_> = locals.into_iter().zip(&devices).map(join).collect();
+    let mut stream = devices[0].device_stream().unwrap();
+    let sums = devices[0].allocate::<f32>(&mut stream, 8).unwrap();
+    let mut out = devices[0].allocate::<f32>(&mut stream, 4).unwrap();
+    let (key, bucket) = (Key::new(6, 3), 0..8);
+    for (end, lane) in ends.iter().zip([1, 0]) {
+        let (nodes, uses) = ([(Node::leaf(lane), &sums)], std::slice::from_ref(&bucket));
+        end.post().sums(&devices[0], &mut stream, key, &nodes, uses).unwrap();
+    }
+    let (cut, out) = (Cut::at(vec![4, 8]), SliceMut::all(&mut out));
+    let summed = ends[0].reduce_scatter(&devices[0], &mut stream, key, &cut, out);
+    let expected = "rank 0 posted the sums of bucket 3 at step 7 over other lanes than its own";
+    assert_eq!(summed.unwrap_err().to_string(), expected);
 }
 
 /// Of each rank's share all are added, and all shares come to every rank: in which order is the library's affair.
@@ -307,6 +336,45 @@ pub fn a_rank_whose_peer_never_comes_can_be_ended<B: Backend>(arm: &Arm<B>) {
         };
         assert!(aborted(&first), "{first}");
         assert!(matches!(later, CommunicatorError::Closed), "{later}");
+    });
+}
+
+/// Of two processes one never joins: both ranks of the other wait in the library, and one of them is told to end.
+pub fn a_rank_ends_what_all_of_its_process_wait_for<B: Backend>(arm: &Arm<B>) {
+    const SOON: Duration = Duration::from_secs(20);
+    let (library, devices) = ((arm.library)(), [(arm.device)(), (arm.device)()]);
+    let schedule = Arc::new(LaneSchedule::at_once(4, 4).unwrap());
+    let locals = LocalRank::of_process(&devices.each_ref(), 0, &schedule).unwrap();
+    let group = (&library, library.group_id().unwrap());
+    let join =
+        |(local, device)| Nccl::join(device, group, (local, 4), &schedule, Holders::EACH).unwrap();
+    let ends: Vec<_> = locals.into_iter().zip(&devices).map(join).collect();
+    let aborts: Vec<_> = ends.iter().map(|end| end.abort_handle()).collect();
+    let mut stream = devices[0].device_stream().unwrap();
+    let sums = devices[0].allocate::<f32>(&mut stream, 8).unwrap();
+    let (key, bucket, cut) = (Key::new(0, 0), 0..8, Cut::at(vec![2, 4, 6, 8]));
+    for (lane, end) in (0..).zip(&ends) {
+        let (nodes, uses) = ([(Node::leaf(lane), &sums)], std::slice::from_ref(&bucket));
+        end.post().sums(&devices[0], &mut stream, key, &nodes, uses).unwrap();
+    }
+    let (ended, of_ranks) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for (mut end, device) in ends.into_iter().zip(&devices) {
+            let (ended, cut) = (ended.clone(), &cut);
+            scope.spawn(move || {
+                let mut stream = device.device_stream().unwrap();
+                let mut out = device.allocate::<f32>(&mut stream, 2).unwrap();
+                let out = SliceMut::all(&mut out);
+                let summed = end.reduce_scatter(device, &mut stream, key, cut, out);
+                ended.send(summed.is_err()).unwrap();
+            });
+        }
+        let mut aborts = aborts.into_iter();
+        aborts.next().unwrap()();
+        let found = [(); 2].map(|()| of_ranks.recv_timeout(SOON));
+        // Where the first has not ended all, the others do, so that the test ends.
+        aborts.for_each(|abort| abort());
+        assert_eq!(found, [Ok(true); 2], "the ranks that ended with an error");
     });
 }
 

@@ -117,6 +117,11 @@ pub(super) trait Exchange {
     /// What is exchanged, and where it is received.
     fn memory(&mut self) -> &mut dyn Memory;
 
+    /// Leaves nothing of `what` where it is going to be received.
+    fn ready(&mut self, what: Exchanged) -> std::result::Result<(), Failure> {
+        self.memory().clear(what)
+    }
+
     /// Exchanges all buckets once, as far as the host has to do with it. It may wait for other workers.
     fn exchange(&mut self, what: Exchanged) -> std::result::Result<(), Failure>;
 
@@ -254,7 +259,7 @@ fn time(
             let of_turn = rounds * (turn + 1) / turns - rounds * turn / turns;
             for (run, seconds) in runs.iter_mut().zip(&mut seconds) {
                 together.wait(context)?;
-                run.exchange.memory().clear(what)?;
+                run.exchange.ready(what)?;
                 together.wait(context)?;
                 let since = Instant::now();
                 run.rounds(context, what, of_turn)?;

@@ -99,6 +99,24 @@ impl<B: Backend> Exchange for Buckets<'_, B> {
         &mut self.rank.memory
     }
 
+    fn ready(&mut self, what: Exchanged) -> Result<(), Failure> {
+        let memory = &mut self.rank.memory;
+        memory.clear(what)?;
+        if what == Exchanged::Sums {
+            return Ok(());
+        }
+        // What this rank owns is there before the rest is gathered, as its parameters are in training.
+        let DeviceArena { backend, compute, arena, owned, .. } = memory;
+        for Bucket { own, start, .. } in &self.buckets {
+            let (out, from) = (
+                SliceMut::new(arena, own.start, own.len())?,
+                Slice::new(owned, *start, own.len())?,
+            );
+            backend.copy(compute, out, from)?;
+        }
+        memory.finish()
+    }
+
     fn exchange(&mut self, what: Exchanged) -> Result<(), Failure> {
         match what {
             Exchanged::Sums => self.sum()?,

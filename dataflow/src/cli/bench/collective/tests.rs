@@ -104,28 +104,32 @@ fn the_rate_of_a_wrong_sum_is_an_error_that_says_where() {
     assert_eq!(error.exit_class(), ExitClass::FixInput);
 }
 
+/// Of one device each and of two, which read each other's memory.
 #[test]
 fn devices_of_two_processes_exchange_by_a_library() {
-    let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let addresses = listeners.each_ref().map(|l| l.local_addr().unwrap().to_string());
-    std::thread::scope(|scope| {
-        let run = |(process, listener)| {
-            let addresses = addresses.to_vec();
-            scope.spawn(move || {
-                let bench = flags(&["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"]);
-                let mut cluster = ClusterSettings::process(1, process, addresses);
-                cluster.listener = Some(listener);
-                let measuring = Measuring { bench: &bench, cluster, workers: 2 };
-                measuring.measure(devices(1, 0, None), || Ok(stand_in::library()))
-            })
-        };
-        let processes: Vec<_> = listeners.into_iter().enumerate().map(run).collect();
-        for process in processes {
-            let outcome = process.join().unwrap().unwrap();
-            assert_complete(&outcome, Way::Library);
-            assert!(outcome.measured.iter().all(|row| row.library_alone.is_some()), "{outcome:?}");
-        }
-    });
+    for of_process in [1, 2] {
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = listeners.each_ref().map(|l| l.local_addr().unwrap().to_string());
+        std::thread::scope(|scope| {
+            let run = |(process, listener)| {
+                let addresses = addresses.to_vec();
+                scope.spawn(move || {
+                    let bench = flags(&["--megabytes", "3", "--buckets", "1,2", "--rounds", "1"]);
+                    let mut cluster = ClusterSettings::process(of_process, process, addresses);
+                    cluster.listener = Some(listener);
+                    let measuring = Measuring { bench: &bench, cluster, workers: 2 * of_process };
+                    measuring.measure(devices(of_process, 0, None), || Ok(stand_in::library()))
+                })
+            };
+            let processes: Vec<_> = listeners.into_iter().enumerate().map(run).collect();
+            for process in processes {
+                let outcome = process.join().unwrap().unwrap();
+                assert_complete(&outcome, Way::Library);
+                let is_measured = outcome.measured.iter().all(|row| row.library_alone.is_some());
+                assert!(is_measured, "{outcome:?}");
+            }
+        });
+    }
 }
 
 /// Its sums have other bits than ours where there are more than two terms, and are taken for what they are.
