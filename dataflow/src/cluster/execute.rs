@@ -11,7 +11,7 @@
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -131,6 +131,7 @@ impl WorkerContext<'_> {
     ///
     /// # Errors
     /// [`Aborted`] once the run is aborted, or the error of `work`.
+    #[cfg(feature = "cli")]
     pub(crate) fn step_beside<R: Send>(
         &mut self,
         name: &str,
@@ -147,7 +148,7 @@ impl WorkerContext<'_> {
                 answer
             });
             let stepped = self.step_while(|| !thread.is_finished());
-            let answer = thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+            let answer = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             stepped?;
             answer
         })
