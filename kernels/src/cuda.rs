@@ -235,6 +235,7 @@ mod tests {
             ),
             (table::DEFAULT_FLAGS, CUstream_flags::CU_STREAM_DEFAULT as u32),
             (table::DEFAULT_FLAGS, CUevent_flags::CU_EVENT_DEFAULT as u32),
+            (table::EVENT_WITHOUT_TIME, CUevent_flags::CU_EVENT_DISABLE_TIMING as u32),
             (table::DEFAULT_FLAGS, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32),
             (table::HOST_MEMORY_PORTABLE, sys::CU_MEMHOSTALLOC_PORTABLE),
             (

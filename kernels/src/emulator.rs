@@ -23,13 +23,12 @@ pub use self::memory::{EmulatorHostMemory, EmulatorMemory};
 use self::module::{Emulated, Library, compile};
 use self::queue::Step;
 pub use self::queue::{EmulatorGraph, EmulatorQueue};
-use self::schedule::ScheduledQueue;
 pub use self::schedule::{EmulatorEvent, Schedule};
 use crate::backend::PeerAccess;
 use crate::error::{KernelError, Result};
 use crate::float_environment::FloatEnvironment;
 use crate::gpu::driver::{
-    Address, DeviceProperties, Driver, Launch, MatrixProduct, TileMap, TiledRows,
+    Address, DeviceProperties, Driver, Launch, MatrixProduct, TileMap, TiledRows, Timing,
 };
 use crate::gpu::source::{Source, SourceOptions};
 
@@ -383,10 +382,12 @@ impl Driver for Emulator {
         unsafe { self.enqueue(queue, Step::Clear { at, bytes }) }
     }
 
-    fn record(&self, queue: &mut EmulatorQueue) -> Result<EmulatorEvent> {
+    fn record(&self, queue: &mut EmulatorQueue, timing: Timing) -> Result<EmulatorEvent> {
         queue.check_idle("recording an event")?;
-        let scheduled = queue.scheduled.as_ref();
-        Ok(scheduled.map_or_else(EmulatorEvent::reached, ScheduledQueue::record))
+        Ok(match &queue.scheduled {
+            Some(scheduled) => scheduled.record(timing),
+            None => EmulatorEvent::reached(timing),
+        })
     }
 
     fn wait_for(&self, queue: &mut EmulatorQueue, event: &EmulatorEvent) -> Result<()> {
@@ -412,8 +413,11 @@ impl Driver for Emulator {
         event.wait();
     }
 
-    fn elapsed_milliseconds(&self, _: &EmulatorEvent, _: &EmulatorEvent) -> Result<f32> {
-        Ok(0.0)
+    fn elapsed_milliseconds(&self, from: &EmulatorEvent, to: &EmulatorEvent) -> Result<f32> {
+        match [from, to].iter().all(|event| event.is_timed()) {
+            true => Ok(0.0),
+            false => Err(KernelError::untimed(&self.properties.name)),
+        }
     }
 
     fn load(&self, source: &'static Source, options: SourceOptions) -> Result<Arc<Library>> {

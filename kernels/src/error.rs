@@ -128,6 +128,12 @@ impl KernelError {
         }
     }
 
+    /// The time of a point that was recorded without it was asked for.
+    pub(crate) fn untimed(device: &str) -> Self {
+        let (device, answer) = (device.to_owned(), "of a point the time was not noted".to_owned());
+        Self::Device { attempted: "timing", device, answer }
+    }
+
     /// A shape error; `expected` and `found` are formatted.
     pub fn shape(
         kernel: &'static str,

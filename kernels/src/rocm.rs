@@ -252,6 +252,7 @@ mod tests {
             (WAVE, Attribute::hipDeviceAttributeWarpSize as u32),
             (table::DEFAULT_FLAGS, hiprt::hipStreamDefault),
             (table::DEFAULT_FLAGS, hiprt::hipEventDefault),
+            (table::EVENT_WITHOUT_TIME, hiprt::hipEventDisableTiming),
             (table::HOST_MEMORY_PORTABLE, hiprt::hipHostMallocPortable),
             (
                 table::CAPTURE_OF_THREAD,

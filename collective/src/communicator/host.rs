@@ -298,7 +298,7 @@ impl<B: Backend> Communicator<B> for Host<B> {
         cut: &Cut,
         out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
         self.bring_updates((backend, stream), key, cut, out)?;
         self.spent.gathered((backend, stream), from)
     }

@@ -215,7 +215,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         let reads = own.len() + peers.iter().map(|(_, of_peer)| of_peer.len()).sum::<usize>();
         let place = (self.local.member, reads);
         let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
 
         let (mut leaving, mut end) = (Vec::new(), 0);
         let nodes = self.nodes_of_process(round, rank)?;
@@ -313,7 +313,7 @@ impl<B: Backend> Communicator<B> for Nccl<B> {
         cut: &Cut,
         mut out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
         let rank = self.member.rank();
         let place = self.updates.iter().position(|(of, _)| *of == key);
         let Some(place) = place else {

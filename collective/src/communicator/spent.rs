@@ -66,7 +66,7 @@ impl<B: Backend> Spent<B> {
         (backend, stream): (&B, &mut B::DeviceStream),
         from: B::Event,
     ) -> Result<B::Event> {
-        let to = backend.record(stream)?;
+        let to = backend.record_timed(stream)?;
         self.sums.push(Interval { from, to: to.clone() });
         Ok(to)
     }
@@ -77,7 +77,7 @@ impl<B: Backend> Spent<B> {
         (backend, stream): (&B, &mut B::DeviceStream),
         from: B::Event,
     ) -> Result<()> {
-        let to = backend.record(stream)?;
+        let to = backend.record_timed(stream)?;
         self.gathers.push(Interval { from, to });
         Ok(())
     }

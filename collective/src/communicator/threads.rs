@@ -178,7 +178,7 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         // Also where nothing is owned: a rank that has posted has gathered what this one is about to update.
         let place = (self.rank, own.len());
         let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
         if !own.is_empty() {
             let nodes = self.schedule.sums(key.round as usize)?;
             let elements = out.elements() / nodes.len();
@@ -213,7 +213,7 @@ impl<B: Backend> Communicator<B> for Threads<B> {
         cut: &Cut,
         out: ValuesMut<'_, B>,
     ) -> Result<()> {
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
         let told = self.inbox.updates(key)?;
         let (ranks, traffic) = ((0, self.rank), &mut self.spent.traffic);
         copy_updates((backend, stream), &told, ranks, cut, out, traffic)?;

@@ -193,7 +193,7 @@ impl<B: Backend> Borrower<B> {
         if self.held.is_empty() {
             return Ok(());
         }
-        let done = backend.record(stream)?;
+        let done = backend.record_timed(stream)?;
         let mut blocks = Some(blocks);
         let lenders = self.lenders.iter().enumerate();
         for (parameters, (member, lender)) in self.held.drain(..).zip(lenders) {

@@ -89,9 +89,9 @@ mod tests {
         let cpu = Cpu::new(NonZeroUsize::MIN).unwrap();
         let mut stream = cpu.device_stream().unwrap();
         let mut point = || {
-            let before = cpu.record(&mut stream).unwrap();
+            let before = cpu.record_timed(&mut stream).unwrap();
             loop {
-                let now = cpu.record(&mut stream).unwrap();
+                let now = cpu.record_timed(&mut stream).unwrap();
                 if cpu.elapsed_milliseconds(&before, &now).unwrap() > 0.0 {
                     break now;
                 }

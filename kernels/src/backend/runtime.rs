@@ -313,6 +313,9 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// The point after everything enqueued so far.
     fn record(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
 
+    /// The same, of which the device also notes when it reaches it. That takes it, and the host, longer.
+    fn record_timed(&self, stream: &mut Self::DeviceStream) -> Result<Self::Event>;
+
     /// What is enqueued on `stream` from now on waits until `event` is reached, which may be of another device stream, and of another
     /// device of the process. The host does not wait.
     fn wait_for(&self, stream: &mut Self::DeviceStream, event: &Self::Event) -> Result<()>;
@@ -323,8 +326,11 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// Waits until the device has reached `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
-    /// Milliseconds between two points of one device, both of which it has reached; of different device streams below 0 where `to` was
-    /// reached first, or 0.
+    /// Milliseconds between two [timed](Self::record_timed) points of one device, both of which it has reached; of different device streams
+    /// below 0 where `to` was reached first, or 0.
+    ///
+    /// # Errors
+    /// A point whose time was not noted, or a device that fails.
     fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64>;
 
     /// Records the kernels that `enqueue` enqueues, instead of running them, so that [`replay`](Self::replay) can enqueue them

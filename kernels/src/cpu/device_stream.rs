@@ -19,15 +19,22 @@ use crate::float_environment::FloatEnvironment;
 
 /// A point in a device stream of the CPU, where everything is over when a call returns.
 #[derive(Clone, Copy, Debug)]
-pub struct Event(Instant);
+pub struct Event(Option<Instant>);
 
 impl Event {
-    pub(crate) fn now() -> Self {
-        Self(Instant::now())
+    pub(crate) fn untimed() -> Self {
+        Self(None)
     }
 
-    pub(crate) fn milliseconds_to(&self, later: &Self) -> f64 {
-        later.0.duration_since(self.0).as_secs_f64() * 1e3
+    pub(crate) fn now() -> Self {
+        Self(Some(Instant::now()))
+    }
+
+    /// # Errors
+    /// A point whose time was not noted.
+    pub(crate) fn milliseconds_to(&self, later: &Self) -> Result<f64> {
+        let (from, to) = self.0.zip(later.0).ok_or_else(|| KernelError::untimed("the CPU"))?;
+        Ok(to.duration_since(from).as_secs_f64() * 1e3)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use super::BACKEND;
 use crate::error::{KernelError, Result};
 use crate::gpu::source::{Source, SourceOptions};
-use crate::gpu::vendor::compiler::{Answer, Compiler, Names, group_products_argument};
+use crate::gpu::vendor::compiler::{Answer, Compiler, Names};
 use crate::gpu::vendor::library::{OpenLibrary, once};
 
 /// NVRTC, once it is needed.
@@ -47,7 +47,6 @@ fn arguments(options: SourceOptions, architecture: &str) -> Vec<String> {
         "--device-as-default-execution-space".to_owned(),
     ];
     arguments.extend(options.arguments());
-    arguments.extend(group_products_argument(architecture));
     arguments
 }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::Storage;
 use crate::error::Result;
+use crate::gpu::driver::Timing;
 
 /// The order in which the queues of one or several emulated GPUs run.
 pub struct Schedule {
@@ -47,6 +48,7 @@ pub(super) type Work = Box<dyn FnOnce() -> Result<()> + Send>;
 pub struct EmulatorEvent {
     /// None where everything is over when it is enqueued.
     pending: Option<(Arc<Schedule>, Arc<AtomicBool>)>,
+    timing: Timing,
 }
 
 /// A queue of a schedule. What it still has to do when it is dropped is done first.
@@ -145,10 +147,10 @@ impl ScheduledQueue {
         self.push(Entry::Run(work));
     }
 
-    pub(super) fn record(&self) -> EmulatorEvent {
+    pub(super) fn record(&self, timing: Timing) -> EmulatorEvent {
         let reached = Arc::new(AtomicBool::new(false));
         self.push(Entry::Reach(Arc::clone(&reached)));
-        EmulatorEvent { pending: Some((Arc::clone(&self.schedule), reached)) }
+        EmulatorEvent { pending: Some((Arc::clone(&self.schedule), reached)), timing }
     }
 
     pub(super) fn wait_for(&self, event: &EmulatorEvent) {
@@ -184,8 +186,12 @@ impl Drop for ScheduledQueue {
 
 impl EmulatorEvent {
     /// One that is reached.
-    pub(super) fn reached() -> Self {
-        Self { pending: None }
+    pub(super) fn reached(timing: Timing) -> Self {
+        Self { pending: None, timing }
+    }
+
+    pub(super) fn is_timed(&self) -> bool {
+        self.timing == Timing::Noted
     }
 
     /// A look lets the device get on a little.

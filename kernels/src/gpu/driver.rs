@@ -26,6 +26,15 @@ impl Address {
     }
 }
 
+/// Whether a device notes when it reaches an event, which takes it and the host longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// It does.
+    Noted,
+    /// Nobody asks.
+    Unknown,
+}
+
 /// What a driver knows of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProperties {
@@ -273,7 +282,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// The point after everything enqueued so far.
-    fn record(&self, queue: &mut Self::Queue) -> Result<Self::Event>;
+    fn record(&self, queue: &mut Self::Queue, timing: Timing) -> Result<Self::Event>;
 
     /// What is enqueued from now on waits for `event`, which may be of another queue and of another device.
     fn wait_for(&self, queue: &mut Self::Queue, event: &Self::Event) -> Result<()>;
@@ -287,7 +296,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Waits until the device has reached `event`, or fails: for what is about to go.
     fn settle(event: &Self::Event);
 
-    /// Milliseconds of device time between two events that have been reached.
+    /// Milliseconds of device time between two events that have been reached and whose times were noted.
     fn elapsed_milliseconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
 
     /// Compiles a source for the device, or takes it from the cache.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::backend::KernelTime;
 use crate::error::Result;
 use crate::gpu::GpuStream;
-use crate::gpu::driver::Driver;
+use crate::gpu::driver::{Driver, Timing};
 
 /// Launches since the profile was started.
 type Launches<E> = Vec<(&'static str, E, E)>;
@@ -55,9 +55,9 @@ impl<D: Driver> Profile<D> {
         if stream.is_recording() || self.launches().is_none() {
             return enqueue(stream);
         }
-        let from = driver.record(stream.queue_mut())?;
+        let from = driver.record(stream.queue_mut(), Timing::Noted)?;
         let result = enqueue(stream)?;
-        let to = driver.record(stream.queue_mut())?;
+        let to = driver.record(stream.queue_mut(), Timing::Noted)?;
         if let Some(launches) = self.launches().as_mut() {
             launches.push((kernel, from, to));
         }

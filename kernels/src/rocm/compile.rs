@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use super::{BACKEND, Hip};
 use crate::error::Result;
 use crate::gpu::source::{Source, SourceOptions};
-use crate::gpu::vendor::compiler::{Compiler, Names, group_products_argument};
+use crate::gpu::vendor::compiler::{Compiler, Names};
 use crate::gpu::vendor::library::{OpenLibrary, once};
 
 /// hiprtc, once it is needed. Before HIP 6 it is part of the runtime's own library.
@@ -52,6 +52,5 @@ fn arguments(options: SourceOptions, architecture: &str) -> Vec<String> {
         "-ffp-contract=off".to_owned(),
     ];
     arguments.extend(options.arguments());
-    arguments.extend(group_products_argument(architecture));
     arguments
 }

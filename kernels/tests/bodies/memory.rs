@@ -1,6 +1,6 @@
 //! Buffers, copies and events.
 
-use tidemill_kernels::{Backend, Element, PeerAccess, Slice, SliceMut};
+use tidemill_kernels::{Backend, Element, KernelError, PeerAccess, Slice, SliceMut};
 
 use super::arm::Arm;
 use super::device::{Device, assert_shape_error};
@@ -71,6 +71,18 @@ pub fn events_complete<B: Backend>(arm: &Arm<B>) {
     let event = backend.record(&mut second.stream).unwrap();
     backend.wait(&event).unwrap();
     assert!(backend.is_complete(&event).unwrap());
+    // Only what was recorded with its time has one, be it a driver's event that stood for another point before.
+    for _ in 0..3 {
+        let from = backend.record_timed(&mut device.stream).unwrap();
+        let untimed = backend.record(&mut device.stream).unwrap();
+        let to = backend.record_timed(&mut device.stream).unwrap();
+        backend.wait(&to).unwrap();
+        assert!(backend.elapsed_milliseconds(&from, &to).unwrap() >= 0.0);
+        for (from, to) in [(&from, &untimed), (&untimed, &to)] {
+            let refused = backend.elapsed_milliseconds(from, to);
+            assert!(matches!(refused, Err(KernelError::Device { attempted: "timing", .. })));
+        }
+    }
 }
 
 /// Copies to and from pinned memory keep the order of their stream, and the host sees what has arrived.

@@ -9,6 +9,7 @@ std::map<void*, std::shared_ptr<Stream>> streams;
 
 struct Event {
     int device;
+    bool has_time;
     std::mutex lock;
     // The point where it was last recorded.
     std::shared_ptr<Signal> last;
@@ -81,8 +82,9 @@ EXPORTED Code emulated_hip_enqueue(void* handle, const std::function<void()>* wo
 
 EXPORTED Code hipEventCreateWithFlags(void** out, unsigned flags) {
     if (Code wrong = ready()) return wrong;
-    if (flags != 0) return InvalidValue;
-    *out = new Event{current(), {}, nullptr};
+    constexpr unsigned WITHOUT_TIME = 2;
+    if (flags != 0 && flags != WITHOUT_TIME) return InvalidValue;
+    *out = new Event{current(), flags != WITHOUT_TIME, {}, nullptr};
     return Success;
 }
 
@@ -116,7 +118,7 @@ EXPORTED Code hipEventSynchronize(Event* event) {
 
 EXPORTED Code hipEventElapsedTime(float* milliseconds, Event* from, Event* to) {
     auto first = from->recorded(), last = to->recorded();
-    if (!first || !last) return InvalidHandle;
+    if (!first || !last || !from->has_time || !to->has_time) return InvalidHandle;
     if (!first->is_reached() || !last->is_reached()) return NotReady;
     *milliseconds = std::chrono::duration<float, std::milli>(last->at - first->at).count();
     return Success;

@@ -101,7 +101,7 @@ impl<B: Backend> Host<B> {
         let (member, own) = (self.rank - self.members().start, cut.of_rank(self.rank));
         let place = (member, own.len());
         let sums = read_sums((backend, stream), &told, place, &mut self.spent.traffic)?;
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
         let uses = told[member].0.uses;
         self.send_sums((backend, stream), key, cut, &sums)?;
         let mut bucket = self.awaited(key, uses, cut, backend.memory() == MemoryPlace::Host)?;

@@ -98,7 +98,7 @@ impl<B: Backend> BlockByBlock<'_, B> {
         if let Some(left) = place.left.take() {
             backend.wait_for(stream, &left)?;
         }
-        let from = backend.record(stream)?;
+        let from = backend.record_timed(stream)?;
         let mut read = |of: &FromMember, bytes: usize| {
             spent.bytes += if of.member == *own { 0 } else { (of.elements() * bytes) as u64 };
         };
@@ -122,7 +122,7 @@ impl<B: Backend> BlockByBlock<'_, B> {
             }
             place.uses.push(use_index);
         }
-        place.coming = Some(Interval { from, to: backend.record(stream)? });
+        place.coming = Some(Interval { from, to: backend.record_timed(stream)? });
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl<B: Backend> ParameterSource<B> for BlockByBlock<'_, B> {
         let (entered, before) = ((block, direction), self.gathered.current);
         let found = self.place_of(entered);
         // What reads the block before is enqueued.
-        let left = backend.record(stream)?;
+        let left = backend.record_timed(stream)?;
         if found != Some(before) {
             self.gathered.places[before].left = Some(left.clone());
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::gpu::buffer::Place;
 use crate::gpu::collectives::{CollectiveLibrary, GroupId, GroupMember, LibraryCollective};
-use crate::gpu::driver::Driver;
+use crate::gpu::driver::{Driver, Timing};
 use crate::gpu::precision::{Copies, Precision};
 use crate::gpu::recording::{GpuGraph, Recording};
 use crate::gpu::source::of_groups;
@@ -174,7 +174,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         let from = (from.buffer.memory(), from.start * size_of::<T>());
         // SAFETY: the host reaches the memory only through `GpuPinned`, which waits for the event below, as does its end.
         unsafe { self.driver.download_async(queue, place, from, bytes)? };
-        let event = self.driver.record(queue)?;
+        let event = self.driver.record(queue, Timing::Unknown)?;
         to.written_at(&self.driver, event)
     }
 
@@ -191,7 +191,7 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         let to = (out.buffer.memory(), out.start * size_of::<T>());
         // SAFETY: as above.
         unsafe { self.driver.upload_async(queue, to, place, bytes)? };
-        let event = self.driver.record(queue)?;
+        let event = self.driver.record(queue, Timing::Unknown)?;
         from.read_at(&self.driver, event)
     }
 
@@ -299,7 +299,11 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
     }
 
     fn record(&self, stream: &mut GpuStream<D>) -> Result<D::Event> {
-        self.driver.record(stream.queue_outside_recordings("an event")?)
+        self.driver.record(stream.queue_outside_recordings("an event")?, Timing::Unknown)
+    }
+
+    fn record_timed(&self, stream: &mut GpuStream<D>) -> Result<D::Event> {
+        self.driver.record(stream.queue_outside_recordings("an event")?, Timing::Noted)
     }
 
     fn wait_for(&self, stream: &mut GpuStream<D>, event: &D::Event) -> Result<()> {

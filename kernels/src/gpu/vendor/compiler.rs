@@ -10,15 +10,10 @@ use crate::gpu::source::{HEADERS, Source};
 
 type RawProgram = *mut c_void;
 
-/// Whether groups of warps multiply together on devices of `architecture`: what is compiled for Hopper itself, as no newer one has these
-/// instructions.
+/// Whether groups of warps multiply together on devices of `architecture`, as `dialect.h` finds too: what is compiled for Hopper itself,
+/// as no newer one has these instructions.
 pub fn takes_group_products(architecture: &str) -> bool {
-    cfg!(feature = "group-products") && architecture == "sm_90a"
-}
-
-/// What a compiler is told where a device could and is not to.
-pub fn group_products_argument(architecture: &str) -> Option<String> {
-    (!takes_group_products(architecture)).then(|| "-DGROUP_PRODUCTS=0".to_owned())
+    architecture == "sm_90a"
 }
 
 /// What a function of the compiler answers.

@@ -15,7 +15,7 @@ use super::{Vendor, VendorDriver, peer};
 use crate::backend::PeerAccess;
 use crate::error::Result;
 use crate::gpu::driver::{
-    Address, DeviceProperties, Driver, Launch, MatrixProduct, TileMap, TiledRows,
+    Address, DeviceProperties, Driver, Launch, MatrixProduct, TileMap, TiledRows, Timing,
 };
 use crate::gpu::source::{Source, SourceOptions};
 
@@ -198,9 +198,9 @@ impl<V: Vendor> Driver for VendorDriver<V> {
         self.on("clearing memory", filled.result())
     }
 
-    fn record(&self, queue: &mut Queue) -> Result<Event> {
+    fn record(&self, queue: &mut Queue, timing: Timing) -> Result<Event> {
         self.bind()?;
-        Event::record(&self.pool, self.name(), queue)
+        Event::record(&self.pool, self.name(), queue, timing)
     }
 
     fn for_library(&self, queue: &mut Queue) -> Result<*mut c_void> {

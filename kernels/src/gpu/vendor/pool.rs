@@ -1,4 +1,4 @@
-//! What lives on a device: memory and modules, which graphs may still name when nothing else does.
+//! What lives on a device: memory and modules, which graphs may still name when nothing else does; and events, which are used again.
 //!
 //! A graph holds addresses, not owners. So while a graph is there, what is dropped is set aside instead of given back, and given
 //! back with the last graph: replaying one never touches memory that has another owner by now.
@@ -7,14 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::context::Context;
+use super::event::SpareEvents;
 use super::table::{Device, DeviceAddress, POOL_RELEASE_THRESHOLD, RawModule, Table};
 use crate::error::Result;
 
-/// An owner of a device's memory and modules.
+/// An owner of a device's memory, modules and events.
 pub(super) struct Pool {
     context: Arc<Context>,
     /// Of all owners of the device in this process: they have one legacy stream.
     aside: Arc<Mutex<Aside>>,
+    spare_events: SpareEvents,
 }
 
 /// What was dropped while graphs are there.
@@ -76,7 +78,7 @@ impl Pool {
         };
         table.on(device, "setting up the memory pool", set)?;
         let aside = aside_of(&context);
-        Ok(Arc::new(Self { context, aside }))
+        Ok(Arc::new(Self { context, aside, spare_events: SpareEvents::default() }))
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -85,6 +87,10 @@ impl Pool {
 
     pub(super) fn table(&self) -> &'static Table {
         self.context.table()
+    }
+
+    pub(super) fn spare_events(&self) -> &SpareEvents {
+        &self.spare_events
     }
 
     /// A graph is about to begin: from here until [`let_go`](Self::let_go) nothing is given back. Whatever another thread is giving
@@ -132,5 +138,13 @@ impl Pool {
 
     fn aside(&self) -> std::sync::MutexGuard<'_, Aside> {
         self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            self.spare_events.destroy(self.table());
+        }
     }
 }

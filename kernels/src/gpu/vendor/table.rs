@@ -25,6 +25,8 @@ pub type RawFunction = *mut c_void;
 
 /// Streams and events as they are by default: a stream waits for the legacy one and that waits for it; an event has a time.
 pub const DEFAULT_FLAGS: c_uint = 0;
+/// An event that has no time: a device and the host are done with it sooner.
+pub const EVENT_WITHOUT_TIME: c_uint = 2;
 /// Page-locked memory that all devices of the process reach.
 pub const HOST_MEMORY_PORTABLE: c_uint = 1;
 /// Other threads may call what would spoil a recording.

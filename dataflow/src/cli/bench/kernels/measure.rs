@@ -128,9 +128,9 @@ impl<'a, B: Backend> Bench<'a, B> {
         run(backend, stream)?;
         let mut times = Vec::with_capacity(self.repeats);
         for _ in 0..self.repeats {
-            let started = backend.record(stream)?;
+            let started = backend.record_timed(stream)?;
             run(backend, stream)?;
-            let ended = backend.record(stream)?;
+            let ended = backend.record_timed(stream)?;
             backend.wait(&ended)?;
             times.push(backend.elapsed_milliseconds(&started, &ended)?);
         }
