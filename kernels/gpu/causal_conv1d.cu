@@ -1,4 +1,4 @@
-// Causal depthwise convolution and SiLU, forward, and one position of it for generation:
+// Causal depthwise convolution and SiLU, forward, and pieces of sequences for generation:
 //
 //   out[b t, e] = silu(bias[e] + sum over j of weight[e, j] x[row - (k - 1) + j])
 //
@@ -136,35 +136,76 @@ KERNEL(causal_conv1d_silu_forward_long, CONV_THREADS, 4, CausalConv1dSiluForward
     forward<16, 1>(arguments);
 }
 
-struct CausalConv1dSiluStep {
-    activation* out;      // [b, e], rows out_stride apart
-    float* state;         // [b, e, k - 1], oldest first; moved on
-    const activation* x;  // [b, e], rows x_stride apart
+struct CausalConv1dSiluPiece {
+    activation* out;      // [b t, e], rows out_stride apart
+    float* state;         // [b, e, k - 1], the inputs before the piece, oldest first; moved on
+    const activation* x;  // [b t, e], rows x_stride apart
     const float* weight;  // [e, k]
     const float* bias;    // [e], or null
+    const u32* lengths;   // [b]: positions that there are of each sample; null where there are t
     u64 out_stride;
     u64 x_stride;
-    u32 channels;  // e
-    u32 width;     // k
-    u64 elements;  // b e
+    u32 positions;  // t
+    u32 channels;   // e
+    u32 width;      // k
+    u32 blocks;     // of a section
+    u64 elements;   // b e
 };
 
-// A thread for each channel of each sample.
-KERNEL(causal_conv1d_silu_step, 256, 1, CausalConv1dSiluStep) {
-    const u64 element = static_cast<u64>(blockIdx.x) * 256 + threadIdx.x;
+constexpr u32 PIECE_THREADS = 256;
+// Positions of a thread: no fewer than a filter reaches back, so that only a sample's first section sees the state.
+constexpr u32 SECTION = 16;
+
+// A thread for each channel of each sample and section of positions. An element's sum has one order, whatever the piece.
+template <u32 TAPS>
+DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
+    static_assert(SECTION >= TAPS - 1, "later sections see inputs alone");
+    const u32 section = blockIdx.x / arguments.blocks;
+    const u64 element = static_cast<u64>(blockIdx.x % arguments.blocks) * PIECE_THREADS + threadIdx.x;
     if (element >= arguments.elements) return;
-    const u64 sample = element / arguments.channels;
-    const u64 channel = element % arguments.channels;
+    const u32 sample = static_cast<u32>(element / arguments.channels);
+    const u32 channel = static_cast<u32>(element % arguments.channels);
+    const u32 there = arguments.lengths ? min(arguments.lengths[sample], arguments.positions) : arguments.positions;
+    const u32 first = section * SECTION, end = min(first + SECTION, there);
+    if (first >= end) return;
     const u32 held = arguments.width - 1;
     float* const state = arguments.state + element * held;
-    const float* const weight = arguments.weight + channel * arguments.width;
-    const float newest = widen(arguments.x[sample * arguments.x_stride + channel]);
-    float sum = arguments.bias ? arguments.bias[channel] : 0.0f;
-    for (u32 tap = 0; tap < held; tap++) {
-        sum = fmaf(weight[tap], state[tap], sum);
-        state[tap] = tap + 1 < held ? state[tap + 1] : newest;
+    const u64 first_row = static_cast<u64>(sample) * arguments.positions;
+    const activation* const x = arguments.x + first_row * arguments.x_stride + channel;
+    activation* const out = arguments.out + first_row * arguments.out_stride + channel;
+
+    float weight[TAPS], window[TAPS];
+#pragma unroll
+    for (u32 tap = 0; tap < TAPS; tap++) {
+        weight[tap] = tap <= held ? arguments.weight[channel * arguments.width + tap] : 0.0f;
+        // The inputs before the section, and room for the newest.
+        const u32 at = first + tap;
+        window[tap] = 0.0f;
+        if (tap < held) window[tap] = at < held ? state[at] : widen(x[(at - held) * arguments.x_stride]);
     }
-    sum = fmaf(weight[held], newest, sum);
-    narrow(arguments.out[sample * arguments.out_stride + channel], silu(sum));
+    const float bias = arguments.bias ? arguments.bias[channel] : 0.0f;
+    for (u32 position = first; position < end; position++) {
+        const float newest = widen(x[position * arguments.x_stride]);
+        float sum = bias;
+#pragma unroll
+        for (u32 tap = 0; tap < TAPS; tap++) {
+            if (tap > held) continue;
+            if (tap == held) window[tap] = newest;
+            sum = fmaf(weight[tap], window[tap], sum);
+        }
+#pragma unroll
+        for (u32 tap = 0; tap + 1 < TAPS; tap++) window[tap] = window[tap + 1];
+        narrow(out[position * arguments.out_stride], silu(sum));
+    }
+    if (section > 0) return;
+    // Of inputs that were there before, the newer ones move up.
+    for (u32 tap = 0; tap < held; tap++) {
+        const u32 at = there + tap;
+        state[tap] = at < held ? state[at] : widen(x[(at - held) * arguments.x_stride]);
+    }
 }
+
+KERNEL(causal_conv1d_silu_piece, PIECE_THREADS, 1, CausalConv1dSiluPiece) { advance<4>(arguments); }
+// Up to 16 taps.
+KERNEL(causal_conv1d_silu_piece_long, PIECE_THREADS, 1, CausalConv1dSiluPiece) { advance<16>(arguments); }
 #endif

@@ -54,6 +54,7 @@ struct ScanForwardArguments {
     u32 positions, channels, states;
     u32 lanes;                  // threads of a channel; any states
     const u32* beginnings;      // of documents.h, or null
+    static constexpr bool GOES_ON = false;
 };
 
 struct ScanBackwardArguments {

@@ -74,7 +74,28 @@ DEVICE u64 checkpoint_at(u32 sample, u32 chunk, u32 positions, u64 state_element
     return (sample * chunks + chunk) * state_elements;
 }
 
-DEVICE void forward(const ScanForwardArguments& arguments) {
+// What generation gives of a piece of sequences.
+struct ScanPieceArguments {
+    ScanRowsOut out;           // [b t, e]
+    float* state;              // [b, e, n], moved on
+    const u32* lengths;        // [b]: positions that there are of each sample; null where there are t
+    ScanRows delta_raw, x, z;  // [b t, e]
+    ScanRows bc;               // [b t, 2 n]
+    const float *delta_bias, *a_log, *d;
+    u32 samples, positions, channels, states, lanes;
+    u32 unused;
+    static constexpr bool GOES_ON = true;
+};
+DEVICE u32 positions_of(const ScanForwardArguments& arguments, u32) { return arguments.positions; }
+DEVICE u32 positions_of(const ScanPieceArguments& arguments, u32 sample) {
+    return arguments.lengths ? min(arguments.lengths[sample], arguments.positions) : arguments.positions;
+}
+
+// Channels of a sample move on from what is there before. In training that is nothing, and states are saved as they are before each
+// chunk, and y before the gate. In generation they go on from where they were, and are left where the sample's positions end.
+template <class Arguments>
+DEVICE void forward(const Arguments& arguments) {
+    constexpr bool GOES_ON = Arguments::GOES_ON;
     SHARED(ForwardShared, memory);
     ForwardShared& shared = *memory;
     const u32 thread = threadIdx.x, positions = arguments.positions, states = arguments.states;
@@ -84,19 +105,23 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
     const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * my.slots;
     const u32 channel = first_channel + my.slot;
     const u64 state_elements = static_cast<u64>(channels) * states;
-    const u32* const documents =
-        DOCUMENTS ? beginnings_of(arguments.beginnings, sample * positions, positions) : nullptr;
+    const u32* documents = nullptr;
+    if constexpr (DOCUMENTS && !GOES_ON) documents = beginnings_of(arguments.beginnings, sample * positions, positions);
+    const u32 end = positions_of(arguments, sample);
     for (u32 r = 0; r < my.states_per_lane; r++) {
         const u32 state = r * my.lanes + my.lane;
         const bool held = channel < channels && state < states;
         const u64 at = static_cast<u64>(channel) * states + state;
         shared.rate[r * SCAN_THREADS + thread] = held ? rate_of(arguments.a_log[at]) : 0.0f;
         shared.h[r * SCAN_THREADS + thread] = 0.0f;
+        if constexpr (GOES_ON) {
+            if (held) shared.h[r * SCAN_THREADS + thread] = arguments.state[sample * state_elements + at];
+        }
     }
-    for (u32 first = 0; first < positions; first += CHECKPOINT) {
-        const u32 count = min(CHECKPOINT, positions - first);
+    for (u32 first = 0; first < end; first += CHECKPOINT) {
+        const u32 count = min(CHECKPOINT, end - first);
         const u32 first_row = sample * positions + first;
-        const u32 beginnings = DOCUMENTS ? bits_from(documents, first, positions) : 0;
+        const u32 beginnings = DOCUMENTS && !GOES_ON ? bits_from(documents, first, positions) : 0;
         for (u32 i = thread; i < CHECKPOINT * my.slots; i += SCAN_THREADS) {
             const u32 position = i / my.slots, its = first_channel + i % my.slots;
             float2 step = make_float2(0.0f, 0.0f);
@@ -117,9 +142,11 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
             const bool held = channel < channels && state < states;
             const float rate = shared.rate[r * SCAN_THREADS + thread];
             float h = shared.h[r * SCAN_THREADS + thread];
-            if (held) {
-                const u64 at = checkpoint_at(sample, first / CHECKPOINT, positions, state_elements);
-                arguments.checkpoints[at + static_cast<u64>(channel) * states + state] = h;
+            if constexpr (!GOES_ON) {
+                if (held) {
+                    const u64 at = checkpoint_at(sample, first / CHECKPOINT, positions, state_elements);
+                    arguments.checkpoints[at + static_cast<u64>(channel) * states + state] = h;
+                }
             }
             float b[CHECKPOINT], c[CHECKPOINT];
             load_coefficients(b, arguments.bc, first_row, count, state, held);
@@ -128,7 +155,9 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
             for (u32 i = 0; i < CHECKPOINT; i++) {
                 const float2 step = shared.steps[i * my.slots + my.slot];
                 const float before = begins(beginnings, i) ? 0.0f : h;
-                h = fmaf(exp2_fast(step.x * rate), before, step.y * b[i]);
+                const float moved = fmaf(exp2_fast(step.x * rate), before, step.y * b[i]);
+                // Behind the end not even the sign of a zero changes.
+                h = !GOES_ON || i < count ? moved : h;
                 y[i] = fmaf(c[i], h, y[i]);
             }
             shared.h[r * SCAN_THREADS + thread] = h;
@@ -145,8 +174,16 @@ DEVICE void forward(const ScanForwardArguments& arguments) {
             const float x = widen(*place(arguments.x, row, its));
             const float z = widen(*place(arguments.z, row, its));
             const activation saved = rounded(fmaf(arguments.d[its], x, shared.y[i]));
-            arguments.y[static_cast<u64>(row) * channels + its] = saved;
+            if constexpr (!GOES_ON) arguments.y[static_cast<u64>(row) * channels + its] = saved;
             *place(arguments.out, row, its) = rounded(gated(widen(saved), z, sigmoid(z)));
+        }
+    }
+    if constexpr (GOES_ON) {
+        for (u32 r = 0; r < my.states_per_lane; r++) {
+            const u32 state = r * my.lanes + my.lane;
+            if (channel >= channels || state >= states) continue;
+            const u64 at = sample * state_elements + static_cast<u64>(channel) * states + state;
+            arguments.state[at] = shared.h[r * SCAN_THREADS + thread];
         }
     }
 }
@@ -336,21 +373,11 @@ KERNEL(scan_backward_any, 128, 1, ScanBackwardArguments) { backward(arguments); 
 SHARED_BYTES(scan_forward_any, sizeof(ForwardShared));
 SHARED_BYTES(scan_backward_any, sizeof(BackwardShared));
 
-namespace {
+KERNEL(scan_piece, 128, 1, ScanPieceArguments) { forward(arguments); }
+SHARED_BYTES(scan_piece, sizeof(ForwardShared));
 
-struct StepArguments {
-    ScanRowsOut out;           // [b, e]
-    float* state;              // [b, e, n]
-    ScanRows delta_raw, x, z;  // [b, e]
-    ScanRows bc;               // [b, 2 n]
-    const float *delta_bias, *a_log, *d;
-    u32 samples, channels, states, lanes;
-};
-
-}  // namespace
-
-// One position of every channel of every sample, for generation.
-KERNEL(scan_step, 128, 1, StepArguments) {
+// The same bits where every sample has one position, as a sequence that is written on: no chunk is walked for one.
+KERNEL(scan_step, 128, 1, ScanPieceArguments) {
     const u32 channels = arguments.channels, states = arguments.states;
     const Place my = place_of(arguments.lanes, states);
     const u64 item = static_cast<u64>(blockIdx.x) * my.slots + my.slot;

@@ -6,7 +6,7 @@
 //! | trait | what it holds |
 //! |---|---|
 //! | [`Runtime`] | memory, copies, device streams, events, recorded graphs, profiles |
-//! | [`CausalConv1d`], [`SelectiveScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their steps for generation |
+//! | [`CausalConv1d`], [`SelectiveScan`], [`Attention`] | the kernels that look from one position of a sample at others, and their pieces for generation |
 //! | [`Backend`] | the kernels of single rows, of weights and of gradients |
 //!
 //! # What every kernel promises

@@ -7,9 +7,9 @@
 //! | kernel | file |
 //! |---|---|
 //! | matrix products | `matmul`, `weight_gradient` |
-//! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_step` |
+//! | selective scan | `scan`, `scan_forward`, `scan_backward`, `scan_piece` |
 //! | attention | `attention` |
-//! | causal convolution | `conv`, `conv_backward` |
+//! | causal convolution | `conv`, `conv_backward`, `conv_piece` |
 //! | RMSNorm, layer norm | `norm`, `layer_norm` |
 //! | embedding, cross-entropy | `embedding`, `cross_entropy` |
 //! | biases, clamps, GELU | `row_map`, `bias`, `gelu` |
@@ -24,6 +24,7 @@ mod bias;
 mod buffer;
 mod conv;
 mod conv_backward;
+mod conv_piece;
 mod cross_entropy;
 mod device_stream;
 mod dispatch;
@@ -41,7 +42,7 @@ mod rows;
 mod scan;
 mod scan_backward;
 mod scan_forward;
-mod scan_step;
+mod scan_piece;
 mod simd;
 mod tree_sum;
 mod weight_gradient;

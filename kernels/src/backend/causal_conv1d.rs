@@ -31,18 +31,18 @@ pub trait CausalConv1d: Runtime {
         shape: ConvShape,
     ) -> Result<()>;
 
-    /// One position of [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) for
-    /// generation: `shape.sequences.positions` is 1; `state[b, e, k - 1]` holds the last inputs,
-    /// oldest first, and is moved on.
-    #[allow(clippy::too_many_arguments)]
-    fn causal_conv1d_silu_step(
+    /// [`causal_conv1d_silu_forward`](Self::causal_conv1d_silu_forward) of sequences that go on, for generation: `state[b, e, k - 1]`
+    /// holds the inputs before the first position, oldest first, and is moved on behind the last. Of sample i there are the first
+    /// `lengths[i]` positions, all of them where there are no lengths; rows behind these are neither read nor written.
+    ///
+    /// How a sequence is cut into pieces changes no bit, nor does what else is in the batch. Documents are not told.
+    fn causal_conv1d_silu_piece(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, Self::Activation>,
         state: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, Self::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()>;
 }

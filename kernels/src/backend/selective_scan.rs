@@ -43,13 +43,17 @@ pub trait SelectiveScan: Runtime {
         shape: ScanShape,
     ) -> Result<()>;
 
-    /// One position of the selective scan for generation: `shape.sequences.positions` is 1 and
-    /// `state[b, e, n]` is moved on.
-    fn selective_scan_step(
+    /// The selective scan of sequences that go on, for generation: `state[b, e, n]` is h before the first position, and is moved on
+    /// behind the last. Of sample i there are the first `lengths[i]` positions, all of them where there are no lengths; rows behind
+    /// these are neither read nor written.
+    ///
+    /// How a sequence is cut into pieces changes no bit, nor does what else is in the batch. Documents are not told.
+    fn selective_scan_piece(
         &self,
         stream: &mut Self::DeviceStream,
         out: MatrixMut<'_, Self, Self::Activation>,
         state: SliceMut<'_, Self, f32>,
+        lengths: Option<Slice<'_, Self, u32>>,
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()>;

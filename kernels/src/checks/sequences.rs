@@ -1,4 +1,4 @@
-//! The convolution and the scan, whole and in single steps.
+//! The convolution and the scan, whole and in pieces.
 
 use super::checker::{Checker, Numbers};
 use crate::backend::{Backend, ConvInputs, ScanGradients, ScanInputs};
@@ -57,17 +57,16 @@ pub(super) fn causal_conv1d<B: Backend>(checker: &mut Checker<'_, B>) -> Result<
         let mut moved = state.wide.clone();
         let expected = conv::step(&mut moved, &x.wide, &weight.wide, Some(&bias.wide), shape);
         let (backend, stream) = (checker.backend, &mut checker.stream);
-        backend.causal_conv1d_silu_step(
-            stream,
-            out.matrix_mut(channels)?,
-            state.slice_mut(),
-            x.matrix(channels)?,
-            weight.slice(),
-            Some(bias.slice()),
-            shape,
-        )?;
-        checker.compare("causal_conv1d_silu_step", &out, &expected)?;
-        checker.compare("causal_conv1d_silu_step, state", &state, &moved)?;
+        let inputs = ConvInputs {
+            x: x.matrix(channels)?,
+            weight: weight.slice(),
+            bias: Some(bias.slice()),
+            starts: None,
+        };
+        let (results, state_mut) = (out.matrix_mut(channels)?, state.slice_mut());
+        backend.causal_conv1d_silu_piece(stream, results, state_mut, None, inputs, shape)?;
+        checker.compare("causal_conv1d_silu_piece", &out, &expected)?;
+        checker.compare("causal_conv1d_silu_piece, state", &state, &moved)?;
     }
     Ok(())
 }
@@ -214,7 +213,8 @@ fn scan_step<B: Backend>(
     let expected = scan::step(&mut moved, &read.wide(), shape);
     let (backend, stream) = (checker.backend, &mut checker.stream);
     let results = out.matrix_mut(channels)?;
-    backend.selective_scan_step(stream, results, state.slice_mut(), read.inputs()?, shape)?;
-    checker.compare("selective_scan_step", &out, &expected)?;
-    checker.compare("selective_scan_step, state", &state, &moved)
+    let (inputs, state_mut) = (read.inputs()?, state.slice_mut());
+    backend.selective_scan_piece(stream, results, state_mut, None, inputs, shape)?;
+    checker.compare("selective_scan_piece", &out, &expected)?;
+    checker.compare("selective_scan_piece, state", &state, &moved)
 }

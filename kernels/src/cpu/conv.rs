@@ -1,4 +1,4 @@
-//! Causal depthwise convolution with SiLU: forward, and the single step.
+//! Causal depthwise convolution with SiLU, forward.
 //!
 //! Lanes are sixteen channels. Taps are rearranged once per call, so that a block's stand side by side.
 
@@ -158,51 +158,6 @@ impl Forward<'_> {
                         }
                     }
                     s.store_row(out, s.mul(sum, sigmoid(s, sum)));
-                }
-            }
-        }
-    }
-}
-
-/// One position: `state[b, e, k - 1]` holds the inputs before it, oldest first, and is moved on.
-pub(crate) struct ConvStep<'a> {
-    pub(crate) out: RowsMut<'a>,
-    pub(crate) state: &'a mut [f32],
-    pub(crate) x: Rows<'a>,
-    pub(crate) taps: &'a [Lanes],
-    pub(crate) shape: ConvShape,
-}
-
-impl Kernel for ConvStep<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
-        let (channels, width) = (self.shape.channels(), self.shape.width());
-        let held = width - 1;
-        for sample in 0..self.shape.sequences().samples() {
-            let x = self.x.row(sample);
-            let out = self.out.row_mut(sample);
-            let state = &mut self.state[sample * channels * held..][..channels * held];
-            let blocks = out.chunks_mut(LANES).zip(self.taps.chunks_exact(width + 1));
-            for (block, (out, taps)) in blocks.enumerate() {
-                let first = block * LANES;
-                let last = (first + LANES).min(channels);
-                let mut sum = s.load(&taps[width].0);
-                for (tap, weight) in taps[..held].iter().enumerate() {
-                    let mut before = Lanes::ZERO;
-                    for (lane, channel) in (first..last).enumerate() {
-                        before.0[lane] = state[channel * held + tap];
-                    }
-                    sum = s.mul_add(s.load(&weight.0), s.load(&before.0), sum);
-                }
-                sum = s.mul_add(s.load(&taps[held].0), s.load_row(&x[first..]), sum);
-                s.store_row(out, s.mul(sum, sigmoid(s, sum)));
-            }
-            if held > 0 {
-                for (state, &x) in state.chunks_exact_mut(held).zip(x) {
-                    state.copy_within(1.., 0);
-                    state[held - 1] = x;
                 }
             }
         }

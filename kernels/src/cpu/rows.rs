@@ -4,6 +4,7 @@ use super::Cpu;
 use super::simd::LANES;
 use crate::backend::Element;
 use crate::error::{KernelError, Result};
+use crate::shape::SequenceShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
 
 /// `rows[i]`: rows of contiguous elements, `stride` apart.
@@ -151,6 +152,19 @@ impl<'a> RowsMut<'a> {
     }
 }
 
+impl<'a> RowsMut<'a> {
+    /// The first `rows` rows, cut into parts of `columns` columns, the last of what is left: each part's elements of each row.
+    pub(crate) fn column_parts(self, columns: usize, rows: usize) -> Vec<Vec<&'a mut [f32]>> {
+        let parts = self.columns.div_ceil(columns);
+        let mut of_parts: Vec<Vec<_>> = (0..parts).map(|_| Vec::with_capacity(rows)).collect();
+        for row in self.elements.chunks_mut(self.stride).take(rows) {
+            let of_row = row[..self.columns].chunks_mut(columns);
+            of_parts.iter_mut().zip(of_row).for_each(|(part, elements)| part.push(elements));
+        }
+        of_parts
+    }
+}
+
 fn matrix_end(start: usize, rows: usize, columns: usize, row_stride: usize) -> usize {
     if rows == 0 || columns == 0 { start } else { start + (rows - 1) * row_stride + columns }
 }
@@ -213,15 +227,35 @@ pub(crate) fn exactly_mut<'a, T: Element>(
     Ok(elements_mut(slice))
 }
 
-/// A step of generation has no documents.
+/// A piece of sequences has no documents.
 pub(crate) fn no_documents(kernel: &'static str, present: bool) -> Result<()> {
     if !present {
         return Ok(());
     }
-    Err(KernelError::shape(kernel, "starts", "none for a single position", "some"))
+    Err(KernelError::shape(kernel, "starts", "none in a piece", "some"))
 }
 
-/// A step of generation has one position.
-pub(crate) fn one_position(kernel: &'static str, positions: usize) -> Result<()> {
-    if positions == 1 { Ok(()) } else { Err(KernelError::shape(kernel, "positions", 1, positions)) }
+/// How many positions there are of each sample of a piece.
+#[derive(Clone, Copy)]
+pub(crate) struct Lengths<'a> {
+    lengths: Option<&'a [u32]>,
+    positions: usize,
+}
+
+impl<'a> Lengths<'a> {
+    pub(crate) fn new(
+        kernel: &'static str,
+        lengths: Option<Slice<'a, Cpu, u32>>,
+        sequences: SequenceShape,
+    ) -> Result<Self> {
+        let lengths = lengths.map(|lengths| {
+            check_elements(kernel, "lengths", lengths.elements, sequences.samples())?;
+            Ok(elements(lengths))
+        });
+        Ok(Self { lengths: lengths.transpose()?, positions: sequences.positions() })
+    }
+
+    pub(crate) fn of(&self, sample: usize) -> usize {
+        self.lengths.map_or(self.positions, |all| self.positions.min(all[sample] as usize))
+    }
 }

@@ -15,7 +15,7 @@ mod partial_sums;
 pub(in crate::gpu) mod row_map;
 mod scan;
 mod scan_backward;
-mod scan_step;
+mod scan_piece;
 mod scan_turns;
 mod sizes;
 mod tree_sum;

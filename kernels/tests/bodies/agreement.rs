@@ -136,6 +136,15 @@ impl Transcript {
         self.results.push((label.to_owned(), hash));
     }
 
+    /// Asserts that results which were recorded under one label have the same bits.
+    #[track_caller]
+    pub fn assert_each_label_has_one_result(&self) {
+        for (label, hash) in &self.results {
+            let first = self.results.iter().find(|(other, _)| other == label);
+            assert_eq!(first.map(|(_, hash)| hash), Some(hash), "{label}: results differ in bits");
+        }
+    }
+
     /// Asserts that this transcript and `other` hold the same bits.
     #[track_caller]
     pub fn assert_same(&self, name: &str, other: &Self, other_name: &str) {

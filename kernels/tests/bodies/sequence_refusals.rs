@@ -74,35 +74,30 @@ pub fn causal_conv1d<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     bench.finish();
 }
 
-/// One position of the convolution.
-pub fn causal_conv1d_step<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+/// Pieces of the convolution, which have lengths and no starts.
+pub fn causal_conv1d_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
-    for (wrong, sizes) in wrong_by_one([3, 5, 30, 3, 5, 15, 5]) {
-        let [rows, e, state_size, x_rows, x_e, weight, bias] = sizes;
-        let shape = ConvShape::new(SequenceShape::new(3, 1).unwrap(), 1, 5, 3).unwrap();
-        let stream = &mut bench.device.stream;
-        let result = backend.causal_conv1d_silu_step(
-            stream,
-            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
-            slice_mut(&mut bench.outs[0], state_size),
-            matrix(&bench.activations, [x_rows, x_e]),
-            slice(&bench.zeros, weight),
-            Some(slice(&bench.zeros, bias)),
-            shape,
-        );
-        assert_answer("causal_conv1d_silu_step", wrong, result);
-    }
     let shape = ConvShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 3).unwrap();
-    let result = backend.causal_conv1d_silu_step(
-        &mut bench.device.stream,
-        matrix_mut(&mut bench.activation_outs[0], [6, 5]),
-        slice_mut(&mut bench.outs[0], 30),
-        matrix(&bench.activations, [6, 5]),
-        slice(&bench.zeros, 15),
-        None,
-        shape,
-    );
-    assert_shape_error("a step of two positions", result);
+    let mut piece = |[rows, e, state, lengths, x_rows, x_e, weight, bias]: [usize; 8], starts| {
+        backend.causal_conv1d_silu_piece(
+            &mut bench.device.stream,
+            matrix_mut(&mut bench.activation_outs[0], [rows, e]),
+            slice_mut(&mut bench.outs[0], state),
+            Some(slice(&bench.tokens, lengths)),
+            ConvInputs {
+                x: matrix(&bench.activations, [x_rows, x_e]),
+                weight: slice(&bench.zeros, weight),
+                bias: Some(slice(&bench.zeros, bias)),
+                starts: (starts > 0).then(|| slice(&bench.tokens, starts)),
+            },
+            shape,
+        )
+    };
+    let sizes = [6, 5, 30, 3, 6, 5, 15, 5];
+    for (wrong, sizes) in wrong_by_one(sizes) {
+        assert_answer("causal_conv1d_silu_piece", wrong, piece(sizes, 0));
+    }
+    assert_shape_error("a piece of documents", piece(sizes, 6));
     bench.finish();
 }
 
@@ -215,27 +210,30 @@ fn scan_backward<B: Backend<Activation: Number>>(
     )
 }
 
-/// One position of the scan, which has no starts.
-pub fn selective_scan_step<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+/// Pieces of the scan, which have lengths and no starts.
+pub fn selective_scan_piece<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
-    let shape = ScanShape::new(SequenceShape::new(3, 1).unwrap(), 1, 5, 2).unwrap();
-    let mut step = |shape: ScanShape, [rows, e, held]: [usize; 3], inputs: ScanSizes| {
+    let shape = ScanShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 2).unwrap();
+    let mut piece = |[rows, e, held, lengths]: [usize; 4], inputs: ScanSizes, documents| {
         let zeros = ScanZeros(&bench.activations, &bench.zeros, &bench.tokens);
-        backend.selective_scan_step(
+        let inputs = zeros.inputs(inputs);
+        let starts = if documents { inputs.starts } else { None };
+        backend.selective_scan_piece(
             &mut bench.device.stream,
             matrix_mut(&mut bench.activation_outs[0], [rows, e]),
             slice_mut(&mut bench.outs[0], held),
-            ScanInputs { starts: None, ..zeros.inputs(inputs) },
+            Some(slice(&bench.tokens, lengths)),
+            ScanInputs { starts, ..inputs },
             shape,
         )
     };
+    let sizes = [6, 5, 30, 3];
     for (wrong, inputs) in wrong_by_one(scan_sizes(shape)).into_iter().take(23) {
-        assert_answer("selective_scan_step", wrong, step(shape, [3, 5, 30], inputs));
+        assert_answer("selective_scan_piece", wrong, piece(sizes, inputs, false));
     }
-    for (wrong, sizes) in wrong_by_one([3, 5, 30]) {
-        assert_answer("selective_scan_step", wrong, step(shape, sizes, scan_sizes(shape)));
+    for (wrong, sizes) in wrong_by_one(sizes) {
+        assert_answer("selective_scan_piece", wrong, piece(sizes, scan_sizes(shape), false));
     }
-    let two = ScanShape::new(SequenceShape::new(3, 2).unwrap(), 1, 5, 2).unwrap();
-    assert_shape_error("a step of two positions", step(two, [6, 5, 30], scan_sizes(two)));
+    assert_shape_error("a piece of documents", piece(sizes, scan_sizes(shape), true));
     bench.finish();
 }

@@ -23,16 +23,15 @@ pub struct Room {
 pub struct Piece {
     sequences: usize,
     positions: usize,
-    live: Vec<usize>,
+    is_even: bool,
 }
 
 impl Piece {
     /// The piece of sequences that bring `lengths` tokens, the longest first and none of them 0.
     pub(crate) fn new(lengths: impl Iterator<Item = usize> + Clone) -> Self {
         let positions = lengths.clone().next().unwrap_or(0);
-        let longer = |position| lengths.clone().take_while(|&length| length > position).count();
-        let live = (0..positions).map(longer).collect();
-        Self { sequences: lengths.count(), positions, live }
+        let is_even = lengths.clone().all(|length| length == positions);
+        Self { sequences: lengths.count(), positions, is_even }
     }
 
     /// b
@@ -50,9 +49,9 @@ impl Piece {
         self.sequences * self.positions
     }
 
-    /// How many sequences have a token at `position`: they are the first ones.
-    pub fn live(&self, position: usize) -> usize {
-        self.live[position]
+    /// Whether all sequences bring as many tokens.
+    pub fn is_even(&self) -> bool {
+        self.is_even
     }
 }
 
@@ -64,6 +63,8 @@ pub struct PiecePass<'a, B: Backend> {
     pub piece: &'a Piece,
     /// `past[b]`: the tokens that each sequence had before this piece.
     pub past: Slice<'a, B, u32>,
+    /// `lengths[b]`: the tokens that each sequence brings, where these are not equal.
+    pub lengths: Option<Slice<'a, B, u32>>,
 }
 
 /// A block that remembers sequences, and so needs each of their tokens but once.

@@ -1,15 +1,13 @@
 //! A Mamba block as the recurrence that it is: a state that every token moves on.
 //!
-//! Memory does not grow with the number of tokens. Projections run over all rows of a piece at once, as matrix products want
-//! it; convolution and scan go position by position, over the sequences that have a token there.
+//! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
 
-use tidemill_kernels::backend::{Output, ScanInputs};
+use tidemill_kernels::backend::{ConvInputs, Output, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
-use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_rows};
-use crate::lease::Lease;
+use crate::generation::incremental::{Incremental, PiecePass, Room, keep_rows};
 use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, NormScratch};
 use crate::trainable::Device;
@@ -114,10 +112,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         state: &mut MambaState<B>,
         workspace: &mut MambaRows<B>,
     ) -> Result<()> {
-        let PiecePass { parameters, piece, .. } = pass;
+        let PiecePass { parameters, piece, lengths, .. } = pass;
         let (rows, d, e) = (piece.rows(), self.width, self.inner);
         let (columns, places) = (self.dt_bc_width(), &self.tensors);
-        let mixer = Mixer { block: self, parameters, piece };
+        let sequences = SequenceShape::new(piece.sequences(), piece.positions())?;
+        let samples = sequences.samples();
         let normed = SliceMut::all(&mut workspace.normed).matrix(rows, d)?;
         let input = Slice::all(residual).matrix(rows, d)?;
         let grains = GrainRows::new(rows, rows)?;
@@ -130,9 +129,20 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             parameters.weight(&places.in_proj, 2 * e, d)?.transposed(),
             Output::Overwrite,
         )?;
-        for position in 0..piece.positions() {
-            mixer.convolve(device, state, workspace, position)?;
-        }
+        let bias = places.conv_bias.as_ref().map(|place| parameters.vector(place));
+        device.backend.causal_conv1d_silu_piece(
+            device.stream,
+            SliceMut::all(&mut workspace.x).matrix(rows, e)?,
+            SliceMut::new(&mut state.conv, 0, samples * self.conv_elements())?,
+            lengths,
+            ConvInputs {
+                x: Slice::all(&workspace.xz).matrix(rows, 2 * e)?.columns(0, e)?,
+                weight: parameters.vector(&places.conv_weight)?,
+                bias: bias.transpose()?,
+                starts: None,
+            },
+            ConvShape::new(sequences, samples, e, self.taps)?,
+        )?;
         device.backend.matmul(
             device.stream,
             SliceMut::all(&mut workspace.dt_bc).matrix(rows, columns)?,
@@ -147,9 +157,25 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             parameters.weight(&places.dt_proj, e, self.rank)?.transposed(),
             Output::Overwrite,
         )?;
-        for position in 0..piece.positions() {
-            mixer.scan(device, state, workspace, position)?;
-        }
+        device.backend.selective_scan_piece(
+            device.stream,
+            SliceMut::all(&mut workspace.gated).matrix(rows, e)?,
+            SliceMut::new(&mut state.scan, 0, samples * self.scan_elements())?,
+            lengths,
+            ScanInputs {
+                delta_raw: Slice::all(&workspace.delta_raw).matrix(rows, e)?,
+                delta_bias: parameters.vector(&places.dt_bias)?,
+                x: Slice::all(&workspace.x).matrix(rows, e)?,
+                bc: Slice::all(&workspace.dt_bc)
+                    .matrix(rows, columns)?
+                    .columns(self.rank, 2 * self.states)?,
+                z: Slice::all(&workspace.xz).matrix(rows, 2 * e)?.columns(e, e)?,
+                a_log: parameters.vector(&places.a_log)?,
+                d: parameters.vector(&places.d)?,
+                starts: None,
+            },
+            ScanShape::new(sequences, samples, e, self.states)?,
+        )?;
         Ok(device.backend.matmul_f32(
             device.stream,
             SliceMut::all(residual).matrix(rows, d)?,
@@ -157,85 +183,5 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             parameters.weight(&places.out_proj, d, e)?.transposed(),
             Output::Add,
         )?)
-    }
-}
-
-/// Convolution and scan of one block, a position at a time.
-struct Mixer<'a, B: Backend> {
-    block: &'a MambaBlock,
-    parameters: Lease<'a, B>,
-    piece: &'a Piece,
-}
-
-impl<B: Backend> Mixer<'_, B> {
-    fn convolve(
-        &self,
-        device: &mut Device<'_, B>,
-        state: &mut MambaState<B>,
-        rows: &mut MambaRows<B>,
-        position: usize,
-    ) -> Result<()> {
-        let MambaBlock { tensors, inner, taps, .. } = self.block;
-        let bias = tensors.conv_bias.as_ref().map(|place| self.parameters.vector(place));
-        let live = self.piece.live(position);
-        Ok(device.backend.causal_conv1d_silu_step(
-            device.stream,
-            self.at_mut(&mut rows.x, position, *inner)?,
-            SliceMut::new(&mut state.conv, 0, live * self.block.conv_elements())?,
-            self.at(&rows.xz, position, 2 * inner)?.columns(0, *inner)?,
-            self.parameters.vector(&tensors.conv_weight)?,
-            bias.transpose()?,
-            ConvShape::new(SequenceShape::new(live, 1)?, live, *inner, *taps)?,
-        )?)
-    }
-
-    fn scan(
-        &self,
-        device: &mut Device<'_, B>,
-        state: &mut MambaState<B>,
-        rows: &mut MambaRows<B>,
-        position: usize,
-    ) -> Result<()> {
-        let MambaBlock { tensors, inner, states, rank, .. } = self.block;
-        let (live, columns) = (self.piece.live(position), self.block.dt_bc_width());
-        let inputs = ScanInputs {
-            delta_raw: self.at(&rows.delta_raw, position, *inner)?,
-            delta_bias: self.parameters.vector(&tensors.dt_bias)?,
-            x: self.at(&rows.x, position, *inner)?,
-            bc: self.at(&rows.dt_bc, position, columns)?.columns(*rank, 2 * states)?,
-            z: self.at(&rows.xz, position, 2 * inner)?.columns(*inner, *inner)?,
-            a_log: self.parameters.vector(&tensors.a_log)?,
-            d: self.parameters.vector(&tensors.d)?,
-            starts: None,
-        };
-        Ok(device.backend.selective_scan_step(
-            device.stream,
-            self.at_mut(&mut rows.gated, position, *inner)?,
-            SliceMut::new(&mut state.scan, 0, live * self.block.scan_elements())?,
-            inputs,
-            ScanShape::new(SequenceShape::new(live, 1)?, live, *inner, *states)?,
-        )?)
-    }
-
-    /// The rows of one position of `rows[b t, columns]`, one of each sequence that has it.
-    fn at<'b>(
-        &self,
-        rows: &'b B::Buffer<B::Activation>,
-        position: usize,
-        columns: usize,
-    ) -> Result<Matrix<'b, B, B::Activation>> {
-        let (live, stride) = (self.piece.live(position), self.piece.positions() * columns);
-        Ok(Matrix::new(rows, position * columns, live, columns, stride, 1)?)
-    }
-
-    /// [`at`](Self::at), to be written.
-    fn at_mut<'b>(
-        &self,
-        rows: &'b mut B::Buffer<B::Activation>,
-        position: usize,
-        columns: usize,
-    ) -> Result<MatrixMut<'b, B, B::Activation>> {
-        let (live, stride) = (self.piece.live(position), self.piece.positions() * columns);
-        Ok(MatrixMut::new(rows, position * columns, live, columns, stride)?)
     }
 }

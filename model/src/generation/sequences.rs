@@ -20,10 +20,10 @@ use crate::parameters::Parameters;
 use crate::trainable::Device;
 
 /// Positions of a sequence that are computed at once, at most.
-pub const PIECE_POSITIONS: usize = 128;
+pub const PIECE_POSITIONS: usize = 256;
 
 /// Rows that are computed at once, where more than a row for each sequence: enough to fill any device.
-const MOST_ROWS: usize = 1 << 14;
+const MOST_ROWS: usize = 1 << 12;
 
 /// What a model remembers of several sequences.
 pub struct Sequences<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
@@ -49,6 +49,8 @@ struct Rows<B: Backend> {
     tokens: B::Buffer<u32>,
     /// `past[b]`
     past: B::Buffer<u32>,
+    /// `lengths[b]`, of the newest piece.
+    lengths: B::Buffer<u32>,
     /// `places[b t]`, the rows of a table of learned positions; empty where the model has none.
     places: B::Buffer<u32>,
     /// `residual[b t, d]`
@@ -105,6 +107,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             rows: Rows {
                 tokens: device.backend.allocate(device.stream, rows)?,
                 past: device.backend.allocate(device.stream, sequences)?,
+                lengths: device.backend.allocate(device.stream, sequences)?,
                 places: device.backend.allocate(device.stream, places)?,
                 residual: device.backend.allocate(device.stream, rows * width)?,
                 normed: device.backend.allocate(device.stream, rows * width)?,
@@ -241,6 +244,11 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         backend.write(stream, on_device, &packed)?;
         let past = SliceMut::new(&mut self.rows.past, 0, tokens.len())?;
         backend.write(stream, past, &self.lengths[..tokens.len()])?;
+        if !piece.is_even() {
+            let lengths: Vec<u32> = tokens.iter().map(|tokens| tokens.len() as u32).collect();
+            let on_device = SliceMut::new(&mut self.rows.lengths, 0, lengths.len())?;
+            backend.write(stream, on_device, &lengths)?;
+        }
         self.write_places(device, &piece)?;
         if piece.positions() == 1 && piece.sequences() == self.lengths.len() {
             self.run_step(device, &piece)?;
@@ -305,7 +313,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
 
     /// From the tokens on the device to the head's input.
     fn run(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
-        let Rows { tokens, past, places, residual, .. } = &mut self.rows;
+        let Rows { tokens, past, lengths, places, residual, .. } = &mut self.rows;
         let model = self.model;
         let parameters = model.embedding_parameters(self.parameters)?;
         let tokens = Slice::new(tokens, 0, piece.rows())?;
@@ -318,7 +326,11 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         let past = Slice::new(past, 0, piece.sequences())?;
         for (layer, (body, state)) in model.bodies().iter().zip(&mut self.states).enumerate() {
             let parameters = model.body_parameters(self.parameters, layer)?;
-            let pass = PiecePass { parameters, piece, past };
+            let lengths = match piece.is_even() {
+                true => None,
+                false => Some(Slice::new(lengths, 0, piece.sequences())?),
+            };
+            let pass = PiecePass { parameters, piece, past, lengths };
             body.advance(device, residual, pass, state, &mut self.workspace)?;
         }
         Ok(())

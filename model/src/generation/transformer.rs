@@ -43,9 +43,9 @@ pub struct TransformerRows<B: Backend> {
     activated: B::Buffer<B::Activation>,
 }
 
-/// Positions of a cache: those of the sequence, and those that pad its last piece.
-fn capacity(positions: usize) -> usize {
-    positions.saturating_add(PIECE_POSITIONS)
+/// Positions of a cache: those of the sequence, and those that pad its last piece of so many.
+fn capacity(positions: usize, piece: usize) -> usize {
+    positions.saturating_add(piece)
 }
 
 impl<B: Backend> Incremental<B> for TransformerBlock {
@@ -53,7 +53,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
     type Workspace = TransformerRows<B>;
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerState<B>> {
-        let capacity = capacity(room.positions);
+        let capacity = capacity(room.positions, room.rows / room.sequences);
         let elements =
             room.sequences.saturating_mul(capacity).saturating_mul(self.attention.width());
         let slopes = self.attention.slopes_on(device)?;
@@ -86,7 +86,8 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
     }
 
     fn state_bytes(&self, positions: usize) -> usize {
-        let elements = capacity(positions).saturating_mul(2 * self.attention.width());
+        let elements =
+            capacity(positions, PIECE_POSITIONS).saturating_mul(2 * self.attention.width());
         elements.saturating_mul(size_of::<B::Activation>())
     }
 

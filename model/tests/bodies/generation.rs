@@ -52,7 +52,7 @@ fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(Mamba, Vec<f32>)> {
 }
 
 /// Positions that there is room for.
-const ROOM: usize = 400;
+const ROOM: usize = 3 * PIECE_POSITIONS;
 
 fn text(length: usize, vocab_size: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * i * 31 + i * 17 + 3) % vocab_size) as u32).collect()

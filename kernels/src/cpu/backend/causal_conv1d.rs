@@ -1,9 +1,10 @@
 //! [`CausalConv1d`] for [`Cpu`].
 
 use crate::backend::{CausalConv1d, ConvInputs};
-use crate::cpu::conv::{self, ConvStep, Taps, causal_conv1d_silu_forward, tap_lanes};
+use crate::cpu::conv::{self, causal_conv1d_silu_forward};
 use crate::cpu::conv_backward::{self, causal_conv1d_silu_backward};
-use crate::cpu::rows::{Rows, RowsMut, exactly_mut, one_position};
+use crate::cpu::conv_piece::causal_conv1d_silu_piece;
+use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly_mut, no_documents};
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::{KernelError, Result};
 use crate::shape::ConvShape;
@@ -56,27 +57,23 @@ impl CausalConv1d for Cpu {
         causal_conv1d_silu_backward(stream, self.dispatch, dx, parameters, read, shape)
     }
 
-    fn causal_conv1d_silu_step(
+    fn causal_conv1d_silu_piece(
         &self,
         stream: &mut DeviceStream,
         out: MatrixMut<'_, Self, f32>,
         state: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, f32>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
-        const KERNEL: &str = "causal_conv1d_silu_step";
-        one_position(KERNEL, shape.sequences().positions())?;
-        let (rows, channels) = (shape.sequences().rows(), shape.channels());
-        let out = RowsMut::new(KERNEL, "out", out, rows, channels)?;
-        let held = rows * channels * (shape.width() - 1);
+        const KERNEL: &str = "causal_conv1d_silu_piece";
+        no_documents(KERNEL, inputs.starts.is_some())?;
+        let (sequences, channels) = (shape.sequences(), shape.channels());
+        let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), channels)?;
+        let held = sequences.samples() * channels * (shape.width() - 1);
         let state = exactly_mut(KERNEL, "state", state, held)?;
-        let x = Rows::new(KERNEL, "x", x, rows, channels)?;
-        let taps = Taps::new(KERNEL, weight, bias, &shape)?;
-        let (_, arranged) = stream.with_scratch(tap_lanes(&shape))?;
-        taps.arrange(arranged, &shape);
-        self.dispatch.run(ConvStep { out, state, x, taps: arranged, shape });
-        Ok(())
+        let lengths = Lengths::new(KERNEL, lengths, sequences)?;
+        let inputs = conv::Inputs::new(KERNEL, inputs, &shape)?;
+        causal_conv1d_silu_piece(stream, self.dispatch, out, (state, lengths), inputs, shape)
     }
 }

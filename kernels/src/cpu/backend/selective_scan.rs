@@ -1,11 +1,11 @@
 //! [`SelectiveScan`] for [`Cpu`].
 
 use crate::backend::{ScanGradients, ScanInputs, SelectiveScan};
-use crate::cpu::rows::{Rows, RowsMut, exactly, exactly_mut, no_documents, one_position};
-use crate::cpu::scan::{Inputs, PrepareDecay, ScanLayout};
+use crate::cpu::rows::{Lengths, Rows, RowsMut, exactly, exactly_mut, no_documents};
+use crate::cpu::scan::{Inputs, ScanLayout};
 use crate::cpu::scan_backward::{self, selective_scan_backward};
 use crate::cpu::scan_forward::selective_scan_forward;
-use crate::cpu::scan_step::ScanStep;
+use crate::cpu::scan_piece::selective_scan_piece;
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
 use crate::shape::ScanShape;
@@ -71,28 +71,24 @@ impl SelectiveScan for Cpu {
         selective_scan_backward(stream, self.dispatch, row_gradients, parameters, read, layout)
     }
 
-    fn selective_scan_step(
+    fn selective_scan_piece(
         &self,
         stream: &mut DeviceStream,
         out: MatrixMut<'_, Self, f32>,
         state: SliceMut<'_, Self, f32>,
+        lengths: Option<Slice<'_, Self, u32>>,
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
-        const KERNEL: &str = "selective_scan_step";
-        one_position(KERNEL, shape.sequences().positions())?;
+        const KERNEL: &str = "selective_scan_piece";
         no_documents(KERNEL, inputs.starts.is_some())?;
-        let rows = shape.sequences().rows();
-        let out = RowsMut::new(KERNEL, "out", out, rows, shape.channels())?;
-        let held = rows * shape.channels() * shape.states();
+        let sequences = shape.sequences();
+        let out = RowsMut::new(KERNEL, "out", out, sequences.rows(), shape.channels())?;
+        let held = sequences.samples() * shape.channels() * shape.states();
         let state = exactly_mut(KERNEL, "state", state, held)?;
+        let lengths = Lengths::new(KERNEL, lengths, sequences)?;
         let inputs = Inputs::new(KERNEL, inputs, shape)?;
         let layout = ScanLayout::new(shape);
-        let lanes = layout.state_lanes() + layout.coefficient_lanes();
-        let (_, scratch) = stream.with_scratch(lanes)?;
-        let (decay_rates, coefficients) = scratch.split_at_mut(layout.state_lanes());
-        self.dispatch.run(PrepareDecay { out: &mut *decay_rates, a_log: inputs.a_log, layout });
-        self.dispatch.run(ScanStep { out, state, inputs, decay_rates, coefficients, layout });
-        Ok(())
+        selective_scan_piece(stream, self.dispatch, out, (state, lengths), inputs, layout)
     }
 }

@@ -32,16 +32,15 @@ impl<D: Driver, P: Precision> CausalConv1d for Gpu<D, P> {
         self.launch_causal_conv1d_silu_backward(stream, dx, dweight, dbias, dout, inputs, shape)
     }
 
-    fn causal_conv1d_silu_step(
+    fn causal_conv1d_silu_piece(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
         state: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, P::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
-        self.launch_causal_conv1d_silu_step(stream, out, state, x, weight, bias, shape)
+        self.launch_causal_conv1d_silu_piece(stream, out, state, lengths, inputs, shape)
     }
 }

@@ -37,14 +37,15 @@ impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
         self.launch_selective_scan_backward(stream, gradients, regated, dout, inputs, saved, shape)
     }
 
-    fn selective_scan_step(
+    fn selective_scan_piece(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
         state: SliceMut<'_, Self, f32>,
+        lengths: Option<Slice<'_, Self, u32>>,
         inputs: ScanInputs<'_, Self>,
         shape: ScanShape,
     ) -> Result<()> {
-        self.launch_selective_scan_step(stream, out, state, inputs, shape)
+        self.launch_selective_scan_piece(stream, out, state, lengths, inputs, shape)
     }
 }

@@ -52,19 +52,25 @@ struct Forward {
     beginnings: Address,
 }
 
-/// `CausalConv1dSiluStep` of causal_conv1d.cu.
+/// Positions that a thread walks of a piece.
+const SECTION: usize = 16;
+
+/// `CausalConv1dSiluPiece` of causal_conv1d.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Step {
+struct Piece {
     out: Address,
     state: Address,
     x: Address,
     weight: Address,
     bias: Address,
+    lengths: Address,
     out_stride: u64,
     x_stride: u64,
+    positions: u32,
     channels: u32,
     width: u32,
+    blocks: u32,
     elements: u64,
 }
 
@@ -321,28 +327,32 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         unsafe { self.launch(stream, &CAUSAL_CONV1D_BACKWARD, name, launch, sums) }
     }
 
-    /// One position of the convolution.
+    /// The convolution of pieces of sequences, for generation.
     #[allow(clippy::too_many_arguments)]
-    pub(in crate::gpu) fn launch_causal_conv1d_silu_step(
+    pub(in crate::gpu) fn launch_causal_conv1d_silu_piece(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, P::Activation>,
         state: SliceMut<'_, Self, f32>,
-        x: Matrix<'_, Self, P::Activation>,
-        weight: Slice<'_, Self, f32>,
-        bias: Option<Slice<'_, Self, f32>>,
+        lengths: Option<Slice<'_, Self, u32>>,
+        inputs: ConvInputs<'_, Self>,
         shape: ConvShape,
     ) -> Result<()> {
-        const KERNEL: &str = "causal_conv1d_silu_step";
-        let positions = shape.sequences().positions();
-        if positions != 1 {
-            return Err(KernelError::shape(KERNEL, "positions", 1, positions));
+        const KERNEL: &str = "causal_conv1d_silu_piece";
+        let ConvInputs { x, weight, bias, starts } = inputs;
+        if starts.is_some() {
+            return Err(KernelError::shape(KERNEL, "starts", "none in a piece", "some"));
         }
+        let [samples, positions, _] = sequences32(KERNEL, shape.sequences())?;
         let (rows, channels) = (shape.sequences().rows(), shape.channels());
         check_filter(KERNEL, &weight, bias.as_ref(), shape)?;
-        exactly_mut(KERNEL, "state", &state, rows * channels * (shape.width() - 1))?;
-        let elements = rows * channels;
-        let arguments = Step {
+        let elements = samples as usize * channels;
+        exactly_mut(KERNEL, "state", &state, elements * (shape.width() - 1))?;
+        if let Some(lengths) = &lengths {
+            exactly(KERNEL, "lengths", lengths, samples as usize)?;
+        }
+        let blocks_of_section = elements.div_ceil(THREADS as usize);
+        let arguments = Piece {
             out_stride: row_stride_mut(KERNEL, "out", &out, rows, channels)?,
             x_stride: row_stride(KERNEL, "x", &x, rows, channels)?,
             out: out.address(),
@@ -350,12 +360,17 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             x: x.address(),
             weight: weight.address(),
             bias: bias.address(),
+            lengths: lengths.address(),
+            positions,
             channels: size32(KERNEL, "channels", channels)?,
             width: shape.width() as u32,
+            blocks: size32(KERNEL, "blocks of a section", blocks_of_section)?,
             elements: elements as u64,
         };
-        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
-        // SAFETY: `row_stride` has checked all rows, and the state has its exact size.
-        unsafe { self.launch(stream, &CAUSAL_CONV1D, KERNEL, launch, arguments) }
+        let sections = (positions as usize).div_ceil(SECTION);
+        let launch = blocks(KERNEL, sections * blocks_of_section, THREADS)?;
+        let name = if shape.width() <= 4 { KERNEL } else { "causal_conv1d_silu_piece_long" };
+        // SAFETY: `row_stride` has checked all rows, and state and lengths have their exact sizes.
+        unsafe { self.launch(stream, &CAUSAL_CONV1D, name, launch, arguments) }
     }
 }

@@ -1,4 +1,4 @@
-//! Selective scan, one position at a time.
+//! The selective scan of pieces of sequences.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::reference::selective_scan::step;
@@ -9,10 +9,11 @@ use super::arm::Arm;
 use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, from_tail_to_tail, wide};
 use super::number::{Number, rounded};
+use super::pieces::{Cut, LENGTHS, cuts, slice};
 use super::scan_case::{PlacedInputs, Regime, ScanCase};
 
 /// Steps from a given state agree with the definition, and so does the state that they leave.
-pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let backend = &arm.backend;
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -37,10 +38,11 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
                     let packed = Layout::packed(samples, channels);
                     let mut out = Placed::poisoned(&mut device, packed);
                     backend
-                        .selective_scan_step(
+                        .selective_scan_piece(
                             &mut device.stream,
                             out.matrix_mut(),
                             state.slice_mut(),
+                            None,
                             placed.view(),
                             shape,
                         )
@@ -58,6 +60,86 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             }
         }
     }
+    transcript
+}
+
+/// However sequences are cut, their outputs agree with the definition, and have the same bits; so has what is remembered of them.
+pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let backend = &arm.backend;
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let (samples, positions) = (LENGTHS.len(), LENGTHS[0]);
+    let sizes = [(1, 3), (3, 17), (16, 40), (16, 64), (17, 5), (256, 3)];
+    for (seed, (states, channels)) in sizes.into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let mut inputs = Inputs::new(seed as u64);
+        let shape_of = |samples, positions| {
+            let sequences = SequenceShape::new(samples, positions).unwrap();
+            ScanShape::new(sequences, samples, channels, states).unwrap()
+        };
+        let (whole, held) = (shape_of(samples, positions), channels * states);
+        let regime = [Regime::Mild, Regime::Saturated][seed % 2];
+        let case = ScanCase::new::<B::Activation>(&mut inputs, whole, regime);
+        let initial = inputs.uniform(samples * held, -1.0, 1.0);
+
+        let (mut expected, mut expected_state) = (Vec::new(), Vec::new());
+        for (sample, length) in LENGTHS.into_iter().enumerate() {
+            let mut state = wide(&initial[sample * held..][..held]);
+            for row in sample * positions..sample * positions + length {
+                let one = case.rows(&(row..row + 1), whole).wide();
+                expected.extend(step(&mut state, &one.view(), shape_of(1, 1)));
+            }
+            expected_state.extend(state);
+        }
+        for pieces in cuts() {
+            let label = format!("scan of {states} states, {channels} channels, pieces {pieces:?}");
+            let mut state = Placed::new(&mut device, Layout::range(samples * held), &initial);
+            let mut all = vec![f32::NAN; samples * positions * channels];
+            for cut in Cut::all(&pieces) {
+                let shape = shape_of(cut.lengths.len(), cut.positions.len());
+                let piece = ScanCase {
+                    delta_raw: cut.rows(&case.delta_raw, channels),
+                    x: cut.rows(&case.x, channels),
+                    bc: cut.rows(&case.bc, 2 * states),
+                    z: cut.rows(&case.z, channels),
+                    ..case.clone()
+                };
+                let placed = PlacedInputs::new(&mut device, &piece, shape);
+                let packed = Layout::packed(shape.sequences().rows(), channels);
+                let mut out = Placed::<_, B::Activation>::poisoned(&mut device, packed);
+                let lengths = cut.told(&mut device);
+                let (results, lengths) = (out.matrix_mut(), slice::<B>(&lengths));
+                let state = state.slice_mut().sub(0, cut.lengths.len() * held).unwrap();
+                let stream = &mut device.stream;
+                backend
+                    .selective_scan_piece(stream, results, state, lengths, placed.view(), shape)
+                    .expect(&label);
+                cut.place(
+                    &out.read(&mut device),
+                    B::Activation::POISON.widened(),
+                    channels,
+                    &mut all,
+                );
+            }
+            let there = LENGTHS.into_iter().enumerate();
+            let found: Vec<f32> = there
+                .flat_map(|(sample, length)| {
+                    &all[sample * positions * channels..][..length * channels]
+                })
+                .copied()
+                .collect();
+            let state = state.read(&mut device);
+            let of_state = tolerance::<f32>(states * positions);
+            let of_out = tolerance::<B::Activation>(states * positions);
+            assert_close_beside(&label, &found, &expected, of_out.rounded_twice(), 1.0);
+            assert_close_beside(&format!("{label} state"), &state, &expected_state, of_state, 1.0);
+            // One label for all cuts: they must not differ.
+            let label = format!("scan of {states} states, {channels} channels");
+            transcript.record(&label, &found);
+            transcript.record(&format!("{label} state"), &state);
+        }
+    }
+    transcript.assert_each_label_has_one_result();
     transcript
 }
 
@@ -85,7 +167,7 @@ pub fn softplus_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcri
     let mut state = Placed::new(&mut device, Layout::range(channels), &vec![0.0; channels]);
     let (out_mut, state_mut) = (out.matrix_mut(), state.slice_mut());
     backend
-        .selective_scan_step(&mut device.stream, out_mut, state_mut, placed.view(), shape)
+        .selective_scan_piece(&mut device.stream, out_mut, state_mut, None, placed.view(), shape)
         .unwrap();
     let mut expected_state = vec![0.0; channels];
     let expected = step(&mut expected_state, &case.wide().view(), shape);
