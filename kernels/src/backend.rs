@@ -82,6 +82,17 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         output: Output,
     ) -> Result<()>;
 
+    /// `out[m, n] = base[m, n] + a[m, k] b[k, n]` in fp32, with the bits of a copy of `base` that
+    /// [`matmul_f32`](Self::matmul_f32) adds to. Rows of `base` are as far apart as those of `out`.
+    fn matmul_onto(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        base: Matrix<'_, Self, f32>,
+        a: Matrix<'_, Self, Self::Activation>,
+        b: Matrix<'_, Self, Self::Activation>,
+    ) -> Result<()>;
+
     /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of
     /// `grad_out[rows, m]` and `input[rows, k]`: the gradient of a weight. The grain's product is
     /// formed from +0.0 and added with one rounding.

@@ -108,6 +108,24 @@ impl Linear {
         Ok(())
     }
 
+    /// `out = residual + input weight^T + bias`
+    pub(crate) fn forward_onto<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        mut out: MatrixMut<'_, B, f32>,
+        residual: Matrix<'_, B, f32>,
+        input: Matrix<'_, B, B::Activation>,
+        parameters: Lease<'_, B>,
+    ) -> Result<()> {
+        let weight = self.matrix(parameters)?.transposed();
+        let Device { backend, stream } = device;
+        backend.matmul_onto(stream, out.reborrow(), residual, input, weight)?;
+        if let Some(bias) = self.bias(parameters)? {
+            backend.add_bias_f32(stream, out, bias)?;
+        }
+        Ok(())
+    }
+
     /// `residual = residual + input weight^T + bias`
     pub(crate) fn forward_residual<B: Backend>(
         &self,

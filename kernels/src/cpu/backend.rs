@@ -56,6 +56,22 @@ impl Backend for Cpu {
         matmul(stream.threads(), self.dispatch, out, a, b, output)
     }
 
+    fn matmul_onto(
+        &self,
+        stream: &mut DeviceStream,
+        mut out: MatrixMut<'_, Self, f32>,
+        base: Matrix<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+    ) -> Result<()> {
+        const KERNEL: &str = "matmul";
+        let (rows, columns) = (out.rows, out.columns);
+        let base = Rows::new(KERNEL, "base", base, rows, columns)?;
+        let mut to = RowsMut::new(KERNEL, "out", out.reborrow(), rows, columns)?;
+        (0..rows).for_each(|row| to.row_mut(row).copy_from_slice(base.row(row)));
+        matmul(stream.threads(), self.dispatch, out, a, b, Output::Add)
+    }
+
     fn weight_gradient_add(
         &self,
         stream: &mut DeviceStream,

@@ -148,7 +148,7 @@ impl ProductLibrary for CublasLt {
                 plan.left,
                 product.a.address.0 as *const c_void,
                 plan.right,
-                product.out.address.0 as *const c_void,
+                product.base.0 as *const c_void,
                 plan.out,
                 product.out.address.0 as *mut c_void,
                 plan.out,

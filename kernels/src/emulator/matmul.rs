@@ -8,7 +8,8 @@ use crate::gpu::driver::{ElementKind, MatrixProduct, Operand};
 /// # Safety
 /// The operands must lie inside live memory, and `out` must overlap neither `a` nor `b`.
 pub(super) unsafe fn matmul(product: MatrixProduct) {
-    let MatrixProduct { out, a, b, m, n, k, output, .. } = product;
+    let MatrixProduct { out, a, b, m, n, k, output, base, .. } = product;
+    let base = Operand { address: base, ..out };
     for row in 0..m {
         for column in 0..n {
             let mut sum = 0.0_f32;
@@ -17,10 +18,10 @@ pub(super) unsafe fn matmul(product: MatrixProduct) {
                 let (left, right) = unsafe { (read(a, row, term), read(b, term, column)) };
                 sum = left.mul_add(right, sum);
             }
-            // SAFETY: the element lies inside `out`.
+            // SAFETY: the element lies inside `out` and what is added to.
             unsafe {
                 if output == Output::Add {
-                    sum += read(out, row, column);
+                    sum += read(base, row, column);
                 }
                 write(out, row, column, sum);
             }

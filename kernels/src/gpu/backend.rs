@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
 use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
 use crate::gpu::launch::row_map::{self, MapInputs};
+use crate::gpu::matmul::Written;
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream};
 use crate::master::{Master, MasterMut, Run};
@@ -35,7 +36,7 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         b: Matrix<'_, Self, P::Activation>,
         output: Output,
     ) -> Result<()> {
-        self.product(stream, out, a, b, output, Rows::Free)
+        self.product(stream, out, a, b, output.into(), Rows::Free)
     }
 
     fn matmul_f32(
@@ -46,7 +47,18 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         b: Matrix<'_, Self, P::Activation>,
         output: Output,
     ) -> Result<()> {
-        self.product(stream, out, a, b, output, Rows::Free)
+        self.product(stream, out, a, b, output.into(), Rows::Free)
+    }
+
+    fn matmul_onto(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        base: Matrix<'_, Self, f32>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+    ) -> Result<()> {
+        self.product(stream, out, a, b, Written::Onto(base), Rows::Free)
     }
 
     fn weight_gradient_add(

@@ -147,7 +147,7 @@ pub enum Rows {
     Fixed,
 }
 
-/// `out[m, n] (+)= a[m, k] b[k, n]`, accumulated in fp32 in one pass over k, never split; where it adds to fp32, the complete
+/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n]`, accumulated in fp32 in one pass over k, never split; where it adds to fp32, the complete
 /// sum is added with one rounding. (To bf16, a library may round the product first.)
 ///
 /// The algorithm is a function of everything but `m` ([`Rows::Free`]) and the addresses.
@@ -167,6 +167,8 @@ pub struct MatrixProduct {
     pub k: usize,
     /// Whether it replaces or adds.
     pub output: Output,
+    /// What it adds to, laid out as `out`, which it may be itself.
+    pub base: Address,
     /// Whether m may change.
     pub rows: Rows,
 }

@@ -1,6 +1,6 @@
 //! Matrix products: views become operands of the driver's matrix library.
 
-use crate::backend::{Element, Output};
+use crate::backend::{Backend, Element, Output};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Driver, ElementKind, MatrixProduct, Operand, Rows};
@@ -12,6 +12,23 @@ use crate::view::{Matrix, MatrixMut};
 
 /// The alignment, in bytes, that the matrix library can make use of.
 const ALIGNMENT_BYTES: usize = 16;
+
+/// What becomes of a product.
+pub(in crate::gpu) enum Written<'a, B: Backend> {
+    Over,
+    AddedTo,
+    /// It is added to this, and the sum written.
+    Onto(Matrix<'a, B, f32>),
+}
+
+impl<B: Backend> From<Output> for Written<'_, B> {
+    fn from(output: Output) -> Self {
+        match output {
+            Output::Overwrite => Self::Over,
+            Output::Add => Self::AddedTo,
+        }
+    }
+}
 
 fn kind<T: Element>() -> ElementKind {
     if size_of::<T>() == 2 { ElementKind::Bf16 } else { ElementKind::F32 }
@@ -47,14 +64,14 @@ fn read_operand<D: Driver, P: Precision, T: Element>(
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
-    /// `out[m, n] (+)= a[m, k] b[k, n]`
+    /// `out[m, n] = (base[m, n] +) a[m, k] b[k, n]`
     pub(in crate::gpu) fn product<T: Element>(
         &self,
         stream: &mut GpuStream<D>,
         out: MatrixMut<'_, Self, T>,
         a: Matrix<'_, Self, P::Activation>,
         b: Matrix<'_, Self, P::Activation>,
-        output: Output,
+        to: Written<'_, Self>,
         rows: Rows,
     ) -> Result<()> {
         let [m, k, n] = [a.rows, a.columns, b.columns];
@@ -75,13 +92,29 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // The rows of a transpose are columns of what it is a transpose of: parameters, never a microbatch's.
         let rows = if a.transposed { Rows::Fixed } else { rows };
         let stride = out.row_stride.max(out.columns);
+        let (output, base, base_start) = match to {
+            Written::Over => (Output::Overwrite, out.address(), out.start),
+            Written::AddedTo => (Output::Add, out.address(), out.start),
+            Written::Onto(base) => {
+                let found = [base.rows, base.columns, base.row_stride, base.column_stride];
+                let expected = [m, n, out.row_stride, 1];
+                if found != expected {
+                    let [expected, found] = [expected, found].map(|of| format!("{of:?}"));
+                    let what = "rows, columns and strides of base";
+                    return Err(KernelError::shape("matmul", what, expected, found));
+                }
+                (Output::Add, base.address(), base.start)
+            }
+        };
+        let alignment = [out.start, base_start]
+            .map(|start| row_alignment(start, stride, size_of::<T>(), ALIGNMENT_BYTES));
         let product = MatrixProduct {
             out: Operand {
                 address: out.address(),
                 stride,
                 transposed: false,
                 element: kind::<T>(),
-                alignment: row_alignment(out.start, stride, size_of::<T>(), ALIGNMENT_BYTES),
+                alignment: alignment[0].min(alignment[1]),
             },
             a,
             b: read_operand("b", &b)?,
@@ -89,6 +122,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             n,
             k,
             output,
+            base,
             rows,
         };
         let name = match rows {
@@ -126,7 +160,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             let rows = grains.range(grain);
             let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();
             let input = input.rows(rows.start, rows.len())?;
-            self.product(stream, lane.reborrow(), grad_out, input, Output::Add, Rows::Fixed)?;
+            self.product(stream, lane.reborrow(), grad_out, input, Written::AddedTo, Rows::Fixed)?;
         }
         Ok(())
     }

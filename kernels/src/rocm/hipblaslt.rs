@@ -302,7 +302,7 @@ impl ProductLibrary for HipBlasLt {
                 product.a.address.0 as *const c_void,
                 plan.right,
                 std::ptr::from_ref(&beta).cast(),
-                product.out.address.0 as *const c_void,
+                product.base.0 as *const c_void,
                 plan.out,
                 product.out.address.0 as *mut c_void,
                 plan.out,

@@ -181,12 +181,14 @@ struct Call {
     types: [DataType; 3],
     strides: [c_int; 3],
     beta: f32,
+    /// What is added to.
+    base: u64,
 }
 
 impl Call {
     /// Sizes that the library counts in 32 bits are not checked here: a buffer of so many rows fits no device.
     fn of(product: &MatrixProduct) -> Self {
-        let MatrixProduct { out, a, b, m, n, k, output, .. } = *product;
+        let MatrixProduct { out, a, b, m, n, k, output, base, .. } = *product;
         let operation = |operand: Operand| if operand.transposed { TRANSPOSED } else { AS_IT_IS };
         let operands = [b, a, out];
         Self {
@@ -199,6 +201,7 @@ impl Call {
             }),
             strides: operands.map(|operand| operand.stride as c_int),
             beta: if output == Output::Add { 1.0 } else { 0.0 },
+            base: base.0,
         }
     }
 }
@@ -206,7 +209,7 @@ impl Call {
 /// A call of a function of products: what both take, then `rest`.
 macro_rules! call {
     ($function:expr, $handle:expr, $call:expr, $($rest:expr),*) => {{
-        let Call { operations, sizes, addresses, types, strides, beta } = &$call;
+        let Call { operations, sizes, addresses, types, strides, beta, base } = &$call;
         let one = 1.0_f32;
         ($function)(
             $handle,
@@ -223,7 +226,7 @@ macro_rules! call {
             types[1],
             strides[1],
             std::ptr::from_ref(beta).cast(),
-            addresses[2] as *const c_void,
+            *base as *const c_void,
             types[2],
             strides[2],
             addresses[2] as *mut c_void,
@@ -317,7 +320,7 @@ impl RocBlas {
         // As aligned as the operands are: what a library makes of addresses holds for theirs too.
         let addresses = [product.b, product.a, product.out]
             .map(|operand| (SOMEWHERE + operand.alignment) as u64);
-        let call = Call { addresses, ..Call::of(&product) };
+        let call = Call { addresses, base: addresses[2], ..Call::of(&product) };
         let ask = |solutions: *mut Solution, count: &mut c_int| {
             // SAFETY: nothing is computed; the library writes as many solutions as it is told that there are places for, or only how
             // many there are.

@@ -156,6 +156,7 @@ fn product<P: Precision>(out: ElementKind, transposed: bool, output: Output) -> 
         n: COLUMNS,
         k: TERMS,
         output,
+        base: Address::NULL,
         rows: Rows::Free,
     }
 }

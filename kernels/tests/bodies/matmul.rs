@@ -129,6 +129,14 @@ fn product<B: Backend<Activation: Number>>(
     backend.matmul(stream, out.matrix_mut(), a, b, output).expect(label);
     backend.matmul_f32(stream, out_f32.matrix_mut(), a, b, output).expect(label);
     let products = Products { activation: out.read(device), f32: out_f32.read(device) };
+    if let Some(initial) = initial {
+        let base = Placed::<B, f32>::new(device, layout, initial);
+        let mut onto = Placed::<B, f32>::poisoned(device, layout);
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.matmul_onto(stream, onto.matrix_mut(), base.matrix(), a, b).expect(label);
+        assert_same_bits(&format!("{label}, onto"), &onto.read(device), &products.f32);
+        assert_same_bits(&format!("{label}, base"), &base.read(device), initial);
+    }
     if device.sums == Sums::OneByOne && B::Activation::ROUNDING == 0.0 {
         let label = format!("{label} matmul_f32");
         assert_same_bits(&label, &products.f32, &products.activation);

@@ -24,6 +24,13 @@ pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         // The same kernel, whatever it rounds to.
         assert_answer("matmul", wrong, backend.matmul_f32(stream, out, a, b, Output::Add));
     }
+    for (wrong, [rows, columns]) in wrong_by_one([3, 5]) {
+        let (a, b) = (matrix(&bench.activations, [3, 4]), matrix(&bench.activations, [4, 5]));
+        let out = matrix_mut(&mut bench.outs[0], [3, 5]);
+        let base = matrix(&bench.zeros, [rows, columns]);
+        let stream = &mut bench.device.stream;
+        assert_answer("matmul", wrong, backend.matmul_onto(stream, out, base, a, b));
+    }
     bench.finish();
 }
 

@@ -181,7 +181,7 @@ EXPORTED Status hipblasLtMatmul(Handle* handle, Operation* operation, const floa
                                 Layout* of_b, const float* beta, const void* c, Layout* of_c, void* d, Layout* of_d,
                                 const ProposedAlgorithm* algorithm, void*, size_t, void* stream) {
     if (Status wrong = check(handle, operation, of_a, of_b, of_c, of_d)) return wrong;
-    if (!alpha || !a || !b || !beta || !c || !d || !algorithm || c != d) return InvalidValue;
+    if (!alpha || !a || !b || !beta || !c || !d || !algorithm) return InvalidValue;
     for (const void* address : {a, b, static_cast<const void*>(d)}) {
         if (alignment(address) < algorithm->alignment) return NotSupported;
     }

@@ -192,7 +192,7 @@ EXPORTED Status hipblasLtMatmul(Handle* handle, Operation* operation, const floa
                                 Layout* of_b, const float* beta, const void* c, Layout* of_c, void* d, Layout* of_d,
                                 const Algorithm* algorithm, void* workspace, size_t workspace_bytes, void* stream) {
     if (Status wrong = check(handle, operation, of_a, of_b, of_c, of_d)) return wrong;
-    if (!alpha || !a || !b || !beta || !c || !d || !algorithm || c != d) return InvalidValue;
+    if (!alpha || !a || !b || !beta || !c || !d || !algorithm) return InvalidValue;
     if (*alpha != 1 || (*beta != 0 && *beta != 1)) return InvalidValue;
     void* served = nullptr;
     if (!handle->stream.compare_exchange_strong(served, stream) && served != stream) return InternalError;
@@ -205,7 +205,7 @@ EXPORTED Status hipblasLtMatmul(Handle* handle, Operation* operation, const floa
     if (number == OF_MANY_ROWS && (n == 1 || !is_aligned(a) || !is_aligned(b) || !is_aligned(d))) return InternalError;
     const Order order = order_of(number, handle->runs++, of_d->type == BF16 || *beta != 0);
     const Product product{m, n, k, {a, of_a->type == BF16, left, of_a->stride}, {b, of_b->type == BF16, right, of_b->stride},
-                          *beta, d, of_d->type == BF16, of_d->stride, order};
+                          *beta, c, d, of_d->type == BF16, of_d->stride, order};
     const std::function<void()> work = [product] { product.compute(); };
     return emulated_hip_enqueue(stream, &work) == 0 ? Success : InternalError;
 }

@@ -56,6 +56,7 @@ struct Product {
     int64_t m, n, k;
     Matrix a, b;
     float beta;
+    const void* base;
     void* out;
     bool out_is_bf16;
     int64_t out_stride;
@@ -71,12 +72,14 @@ struct Product {
             std::fill(sums.begin(), sums.end(), 0.0f);
             const bool is_backwards = order == BACKWARDS || order == IN_PARTS || (order == LATE_ROWS_BACKWARDS && column >= FIRST_LATE_ROW);
             bool adds = beta != 0;
+            const void* added_to = base;
             const auto add_to_out = [&] {
-                const Matrix before{out, out_is_bf16, false, out_stride};
+                const Matrix before{added_to, out_is_bf16, false, out_stride};
                 for (int64_t row = 0; row < m; row++) {
                     const float sum = adds ? sums[row] + before.at(row, column) : sums[row];
                     store(out, out_is_bf16, row + column * out_stride, sum);
                 }
+                added_to = out;
             };
             for (int64_t step = 0; step < k; step++) {
                 const int64_t term = is_backwards ? k - 1 - step : step;

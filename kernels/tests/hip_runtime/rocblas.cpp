@@ -37,7 +37,7 @@ Status check(Handle* handle, int left, int right, int m, int n, int k, const flo
     if (!a || !b || !c || !d || !alpha || !beta) return InvalidPointer;
     if (!is_operation(left) || !is_operation(right) || algorithm != BY_INDEX) return InvalidValue;
     if (m < 0 || n < 0 || k < 0 || a_stride < (left == AS_IT_IS ? m : k) || b_stride < (right == AS_IT_IS ? k : n)) return InvalidSize;
-    if (c != d || c_stride != d_stride || d_stride < m || *alpha != 1 || (*beta != 0 && *beta != 1)) return InvalidValue;
+    if (c_stride != d_stride || d_stride < m || *alpha != 1 || (*beta != 0 && *beta != 1)) return InvalidValue;
     const bool is_of_fp32 = a_type == FP32 && b_type == FP32 && d_type == FP32;
     const bool is_of_bf16 = a_type == BF16 && b_type == BF16 && (d_type == FP32 || d_type == BF16);
     return (is_of_fp32 || is_of_bf16) && c_type == d_type && compute_type == FP32 ? Success : NotImplemented;
@@ -118,7 +118,7 @@ EXPORTED Status rocblas_gemm_ex(Handle* handle, int left, int right, int m, int 
     const bool is_known = solution == ROW_DEPENDENT || solution == IN_ORDER || (solution == OF_MANY_ROWS && n > 1);
     if (!is_known || flags) return InvalidValue;
     const Product product{m, n, k, {a, a_type == BF16, left == TRANSPOSED, a_stride}, {b, b_type == BF16, right == TRANSPOSED, b_stride},
-                          *beta, d, d_type == BF16, d_stride, solution == ROW_DEPENDENT ? LATE_ROWS_BACKWARDS : FORWARDS};
+                          *beta, c, d, d_type == BF16, d_stride, solution == ROW_DEPENDENT ? LATE_ROWS_BACKWARDS : FORWARDS};
     const std::function<void()> work = [product] { product.compute(); };
     return emulated_hip_enqueue(handle->stream, &work) == 0 ? Success : InternalError;
 }

@@ -149,14 +149,12 @@ fn project_out<B: Backend>(
 ) -> Result<()> {
     let Device { backend, stream } = device;
     let rows = pass.shape.sequences()?.rows();
-    let elements = rows * block.width;
-    backend.copy(stream, SliceMut::new(out, 0, elements)?, Slice::new(pass.input, 0, elements)?)?;
     let out_proj = pass.parameters.weight(&block.tensors.out_proj, block.width, block.inner)?;
-    Ok(backend.matmul_f32(
+    Ok(backend.matmul_onto(
         stream,
         SliceMut::all(out).matrix(rows, block.width)?,
+        Slice::all(pass.input).matrix(rows, block.width)?,
         Slice::all(&scratch.gated).matrix(rows, block.inner)?,
         out_proj.transposed(),
-        Output::Add,
     )?)
 }

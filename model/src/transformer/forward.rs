@@ -21,7 +21,6 @@ pub(crate) fn run<B: Backend>(
 ) -> Result<()> {
     let (grains, width) = (pass.shape.grain_rows()?, block.width());
     let rows = Rows { parameters: pass.parameters, grains };
-    let elements = grains.rows() * width;
     let TransformerScratch { norm, normed, query_key_value, activated, .. } = scratch;
     normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
     project(block, device, &mut saved.qkv, normed, rows)?;
@@ -35,22 +34,20 @@ pub(crate) fn run<B: Backend>(
         AttentionInputs { q, k, v, slopes, starts: pass.starts },
         block.attention_shape(pass.shape)?,
     )?;
-    let (input, middle) = (Slice::new(pass.input, 0, elements)?, &mut saved.middle);
-    device.backend.copy(device.stream, SliceMut::new(middle, 0, elements)?, input)?;
+    let input = Slice::all(pass.input).matrix(grains.rows(), width)?;
     let attended = Slice::all(&saved.attended).matrix(grains.rows(), block.attention.width())?;
-    let middle = SliceMut::all(middle).matrix(grains.rows(), width)?;
-    block.out_proj.forward_residual(device, middle, attended, pass.parameters)?;
+    let middle = SliceMut::all(&mut saved.middle).matrix(grains.rows(), width)?;
+    block.out_proj.forward_onto(device, middle, input, attended, pass.parameters)?;
 
     normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
     let normed = Slice::all(&*normed).matrix(grains.rows(), width)?;
     let up = SliceMut::all(&mut saved.up).matrix(grains.rows(), block.mlp_width())?;
     block.up_proj.product(device, up, normed, pass.parameters)?;
     activate(block, device, activated, &saved.up, rows)?;
-    let middle = Slice::new(&saved.middle, 0, elements)?;
-    device.backend.copy(device.stream, SliceMut::new(out, 0, elements)?, middle)?;
+    let middle = Slice::all(&saved.middle).matrix(grains.rows(), width)?;
     let activated = Slice::all(&*activated).matrix(grains.rows(), block.mlp_width())?;
     let out = SliceMut::all(out).matrix(grains.rows(), width)?;
-    block.down_proj.forward_residual(device, out, activated, pass.parameters)
+    block.down_proj.forward_onto(device, out, middle, activated, pass.parameters)
 }
 
 /// `normed = norm(input)`

@@ -250,6 +250,7 @@ mod tests {
             n,
             k,
             output: Output::Overwrite,
+            base: Address::NULL,
             rows: Rows::Free,
         }
     }

@@ -125,6 +125,7 @@ impl<D: Driver> Trial<D> {
         };
         let product = MatrixProduct {
             out: out.of(product.out),
+            base: out.of(product.out).address,
             a: left.of(product.a),
             b: right.of(product.b),
             ..shorter

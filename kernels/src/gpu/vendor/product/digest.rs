@@ -92,7 +92,8 @@ fn product(activation: ElementKind, n: usize, k: usize, used: Use) -> MatrixProd
         Use::Gradient => (1, k, operand(k, false, activation), operand(n, false, activation)),
         Use::Weight => (k, GRAIN_ROWS, operand(k, true, activation), operand(n, false, activation)),
     };
-    MatrixProduct { out: operand(n, false, sum), a, b, m, n, k: terms, output, rows }
+    let out = operand(n, false, sum);
+    MatrixProduct { out, a, b, m, n, k: terms, output, base: out.address, rows }
 }
 
 #[cfg(test)]
