@@ -65,7 +65,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 14] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 13] = [
+const KERNELS: [KernelGroup; 14] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -78,6 +78,7 @@ const KERNELS: [KernelGroup; 13] = [
     KernelGroup::Attention,
     KernelGroup::GradientSums,
     KernelGroup::Optimizer,
+    KernelGroup::OrderedProduct,
     KernelGroup::TreeSum,
 ];
 

@@ -31,6 +31,8 @@ pub enum KernelGroup {
     GradientSums,
     /// The optimizer, and masters rounded, split and joined.
     Optimizer,
+    /// Products with a stated order over k.
+    OrderedProduct,
     /// Sums along a tree, of several workers.
     TreeSum,
 }

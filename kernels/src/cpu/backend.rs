@@ -56,6 +56,28 @@ impl Backend for Cpu {
         matmul(stream.threads(), self.dispatch, out, a, b, output)
     }
 
+    fn ordered_matmul(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        weight: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), self.dispatch, out, a, weight.transposed(), output)
+    }
+
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        weight: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        self.ordered_matmul(stream, out, a, weight, output)
+    }
+
     fn weight_gradient_add(
         &self,
         stream: &mut DeviceStream,

@@ -49,6 +49,28 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.product(stream, out, a, b, output, Rows::Free)
     }
 
+    fn ordered_matmul(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.launch_ordered_product(stream, out, a, weight, output)
+    }
+
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.launch_ordered_product(stream, out, a, weight, output)
+    }
+
     fn weight_gradient_add(
         &self,
         stream: &mut GpuStream<D>,

@@ -11,6 +11,7 @@ mod embedding;
 mod gradient_sums;
 pub(in crate::gpu) mod norm;
 mod optimizer;
+mod ordered_product;
 mod partial_sums;
 pub(in crate::gpu) mod row_map;
 mod scan;

@@ -49,6 +49,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
+    Header { name: "ordered_product.h", text: include_str!("../../gpu/ordered_product.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
     Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },
     Header { name: "runs.h", text: include_str!("../../gpu/runs.h") },
@@ -89,6 +90,8 @@ pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 pub static LAYER_NORM: Source = source!("layer_norm.cu");
 /// AdamW, and masters rounded, split and joined.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
+/// Products with a stated order over k.
+pub static ORDERED_PRODUCT: Source = source!("ordered_product.cu");
 /// Gradients of parameters from the partial sums of runs of rows.
 pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 /// RMSNorm and its gradients.
@@ -126,6 +129,7 @@ pub static ALL: &[&Source] = &[
     &GRADIENT_SUMS,
     &LAYER_NORM,
     &OPTIMIZER,
+    &ORDERED_PRODUCT,
     &PARTIAL_SUMS,
     &RMS_NORM,
     &SCAN_FORWARD,
@@ -161,6 +165,7 @@ pub(super) fn of_groups(
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
             KernelGroup::Attention => sources.extend([&ATTENTION_FORWARD, &ATTENTION_BACKWARD]),
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
+            KernelGroup::OrderedProduct => sources.push(&ORDERED_PRODUCT),
             KernelGroup::Optimizer => sources.push(&OPTIMIZER),
             KernelGroup::TreeSum => sources.push(&TREE_SUM),
         }

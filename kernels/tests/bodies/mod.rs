@@ -27,6 +27,7 @@ pub mod matmul;
 pub mod memory;
 pub mod norm_case;
 pub mod number;
+pub mod ordered_product;
 pub mod refusal_case;
 pub mod refusals;
 pub mod rms_norm;
@@ -49,6 +50,8 @@ macro_rules! every_body {
                 matmul_backward_agrees: bodies::matmul::backward_agrees;
                 matmul_elements_are_independent: bodies::matmul::elements_are_independent;
                 matmul_rows_of_any_number_agree: bodies::matmul::rows_of_any_number_agree;
+                ordered_product_agrees: bodies::ordered_product::agrees;
+                ordered_product_rows_of_any_number_agree: bodies::ordered_product::rows_of_any_number_agree;
                 weight_gradient_agrees: bodies::weight_gradient::agrees;
                 embedding_agrees: bodies::embedding::agrees;
                 rms_norm_agrees: bodies::rms_norm::agrees;
@@ -106,6 +109,7 @@ macro_rules! every_body {
                 cross_entropy_refuses_targets_out_of_range: bodies::cross_entropy::refuses_targets_out_of_range;
                 matmul_refuses_shapes: bodies::refusals::matmul;
                 matmul_refuses_rows_that_overlap: bodies::refusals::overlapping_matmul;
+                ordered_product_refuses_shapes: bodies::refusals::ordered_product;
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;
