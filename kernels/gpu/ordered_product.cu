@@ -16,34 +16,37 @@ template <u32 ROWS, u32 TILES>
 constexpr u32 FEW_SHARED_BYTES = HELD_SEGMENTS * ROWS * TILES * TILE_COLUMNS * sizeof(float);
 
 // Of up to ROWS rows a warp forms TILES tiles of one segment after the other, with BATCH loads of each tile and row in flight; the
-// block adds the segments when all are there. The warps of a block that share their columns are `walkers`.
+// block adds the segments when all are there. `walkers` warps of a block share their columns.
 template <u32 ROWS, u32 TILES, u32 BATCH>
 DEVICE void multiply_few(const OrderedProduct& product) {
-    constexpr u32 COLUMNS = TILES * TILE_COLUMNS;
+    constexpr u32 COLUMNS = TILES * TILE_COLUMNS, RESULTS = ROWS * COLUMNS;
     // Warps of 32 have two rows a lane, of which eight rows need one.
     constexpr u32 OWN_SLOTS = WARP == 32 ? ROWS / 8 : 1;
     SHARED(float, held);  // [groups, segments, ROWS, COLUMNS]
-    const u32 warp = threadIdx.x / WARP, groups = blockDim.x / WARP / product.walkers;
-    const u32 group = warp / product.walkers, walker = warp % product.walkers;
-    const u32 first_row = blockIdx.x % product.row_blocks * ROWS;
-    const u32 first_column = (blockIdx.x / product.row_blocks * groups + group) * COLUMNS;
-    const activation* rows[OWN_SLOTS];
+    const u32 warp = threadIdx.x / WARP, group = product.group_of_warp >> 4 * warp & 15;
+    // A division takes longer than all else before the first load.
+    const bool has_one = product.row_blocks == 1;
+    const u32 row_block = has_one ? 0 : blockIdx.x % product.row_blocks;
+    const u32 first_group = (has_one ? blockIdx.x : blockIdx.x / product.row_blocks) * product.groups;
+    const u32 first_row = row_block * ROWS, first_column = (first_group + group) * COLUMNS;
+    const bf16* rows[OWN_SLOTS];
     bool has_row[OWN_SLOTS];
 #pragma unroll
     for (u32 slot = 0; slot < OWN_SLOTS; slot++) {
         const u32 row = operand_row() + 8 * slot;
         has_row[slot] = row < ROWS && first_row + row < product.rows;
-        rows[slot] = product.a + (has_row[slot] ? first_row + row : 0) * product.a_stride;
+        rows[slot] = settled(product.a + (has_row[slot] ? first_row + row : 0) * product.a_stride);
     }
-    const activation* weights[TILES];
+    const bf16* weights[TILES];
     bool has_column[TILES];
 #pragma unroll
     for (u32 tile = 0; tile < TILES; tile++) {
         const u32 column = first_column + tile * TILE_COLUMNS + operand_row();
         has_column[tile] = column < product.columns;
-        weights[tile] = product.weight + (has_column[tile] ? column : 0) * product.weight_stride;
+        weights[tile] = settled(product.weight + (has_column[tile] ? column : 0) * product.weight_stride);
     }
-    for (u32 segment = walker; segment < product.segments; segment += product.walkers) {
+#pragma unroll 1
+    for (u32 segment = warp - group * product.walkers; segment < product.segments; segment += product.walkers) {
         const u32 start = segment * SEGMENT, end = min(start + SEGMENT, product.terms);
         const u32 steps_end = start + (end - start + STEP_TERMS - 1) / STEP_TERMS * STEP_TERMS;
         Sums sums[1][TILES];
@@ -51,25 +54,26 @@ DEVICE void multiply_few(const OrderedProduct& product) {
         for (u32 tile = 0; tile < TILES; tile++) sums[0][tile] = zero_sums();
 #pragma unroll 1
         for (u32 first = start; first < steps_end; first += BATCH * BLOCK_TERMS) {
+            const u32 term = first + operand_chunk() * CHUNK;
             Chunk a[BATCH][1][SLOTS], weight[BATCH][TILES];
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                const u32 term = first + i * BLOCK_TERMS + operand_chunk() * CHUNK;
+            for (u32 tile = 0; tile < TILES; tile++) {
+                const bf16* const at = weights[tile] + term;
 #pragma unroll
-                for (u32 tile = 0; tile < TILES; tile++) {
+                for (u32 i = 0; i < BATCH; i++) {
                     weight[i][tile] = zero_chunk();
-                    if (term < end && has_column[tile]) weight[i][tile] = load_once(weights[tile] + term);
+                    if (!has_column[tile] || term + i * BLOCK_TERMS >= end) continue;
+                    weight[i][tile] = load_once(at + i * BLOCK_TERMS);
                 }
             }
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                const u32 term = first + i * BLOCK_TERMS + operand_chunk() * CHUNK;
+            for (u32 slot = 0; slot < SLOTS; slot++) {
+                const bf16* const at = rows[slot % OWN_SLOTS] + term;
 #pragma unroll
-                for (u32 slot = 0; slot < SLOTS; slot++) {
+                for (u32 i = 0; i < BATCH; i++) {
                     a[i][0][slot] = zero_chunk();
-                    if (slot < OWN_SLOTS && term < end && has_row[slot % OWN_SLOTS]) {
-                        a[i][0][slot] = load_pairs<CHUNK>(rows[slot % OWN_SLOTS] + term);
-                    }
+                    if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS] || term + i * BLOCK_TERMS >= end) continue;
+                    a[i][0][slot] = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
                 }
             }
 #pragma unroll
@@ -78,7 +82,7 @@ DEVICE void multiply_few(const OrderedProduct& product) {
                 multiply_add(sums, a[i], weight[i]);
             }
         }
-        float* const of_segment = held + (group * product.segments + segment) * (ROWS * COLUMNS);
+        float* const of_segment = held + (group * product.segments + segment) * RESULTS;
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -89,17 +93,15 @@ DEVICE void multiply_few(const OrderedProduct& product) {
         }
     }
     __syncthreads();
-    const u32 rows_here = min(ROWS, product.rows - first_row);
-    for (u32 i = threadIdx.x; i < groups * rows_here * COLUMNS; i += blockDim.x) {
-        const u32 own_group = i / (rows_here * COLUMNS), inside = i % (rows_here * COLUMNS);
-        const float* const at = held + own_group * product.segments * (ROWS * COLUMNS) + inside;
+    for (u32 i = threadIdx.x; i < product.groups * RESULTS; i += blockDim.x) {
+        const u32 row = first_row + i % RESULTS / COLUMNS;
+        const u32 column = (first_group + i / RESULTS) * COLUMNS + i % COLUMNS;
+        if (row >= product.rows || column >= product.columns) continue;
+        const float* const at = held + i / RESULTS * product.segments * RESULTS + i % RESULTS;
         float total = at[0];
 #pragma unroll 4
-        for (u32 segment = 1; segment < product.segments; segment++) {
-            total += at[segment * (ROWS * COLUMNS)];
-        }
-        const u32 column = (blockIdx.x / product.row_blocks * groups + own_group) * COLUMNS + inside % COLUMNS;
-        store_result(product, first_row + inside / COLUMNS, column, total);
+        for (u32 segment = 1; segment < product.segments; segment++) total += at[segment * RESULTS];
+        store_result(product, row, column, total);
     }
 }
 
@@ -113,8 +115,6 @@ KERNEL(ordered_few_16, FEW_THREADS, 3, OrderedProduct) { multiply_few<16, FEW_16
 // --- many rows ---------------------------------------------------------------------------------------------
 
 constexpr u32 TILES_THREADS = 256;
-constexpr u32 ROW_WARPS = 2;
-constexpr u32 COLUMN_WARPS = TILES_THREADS / WARP / ROW_WARPS;
 // Where copies do not overlap with arithmetic, two suffice.
 constexpr u32 STAGES = WARP == 32 ? 3 : 2;
 
@@ -163,7 +163,8 @@ constexpr u32 TILES_SHARED_BYTES = STAGES * (ROWS + COLUMNS) * STEP_TERMS * size
 // A block's ROWS rows by COLUMNS columns.
 template <u32 ROWS, u32 COLUMNS, Access ACCESS>
 DEVICE void multiply_tiles(const OrderedProduct& product) {
-    constexpr u32 WARP_ROWS = ROWS / ROW_WARPS, WARP_COLUMNS = COLUMNS / COLUMN_WARPS;
+    constexpr u32 WARP_ROWS = 32, COLUMN_WARPS = TILES_THREADS / WARP / (ROWS / WARP_ROWS);
+    constexpr u32 WARP_COLUMNS = COLUMNS / COLUMN_WARPS;
     constexpr u32 DOWN = WARP_ROWS / TILE, ACROSS = WARP_COLUMNS / TILE_COLUMNS;
     constexpr u32 SEGMENT_STEPS = SEGMENT / STEP_TERMS;
     SHARED(bf16, memory);
@@ -222,6 +223,7 @@ DEVICE void multiply_tiles(const OrderedProduct& product) {
 #pragma unroll
                     for (u32 slot = 0; slot < SLOTS; slot++) {
                         left[down][slot] = load_pairs<CHUNK>(a + (down * TILE + slot * 8) * STEP_TERMS + place);
+                        take_apart(product, left[down][slot]);
                     }
                 }
                 multiply_add(sums, left, right);

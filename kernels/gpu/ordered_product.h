@@ -21,6 +21,7 @@ struct OrderedProduct {
     u64 out_stride;
     u64 a_stride;
     u64 weight_stride;
+    u64 group_of_warp;  // of few rows: four bits for each warp of a block
     u32 rows;      // m
     u32 columns;   // n
     u32 terms;     // k
@@ -28,8 +29,10 @@ struct OrderedProduct {
     u32 adds;      // whether the product is added to out
     u32 out_is_fp32;
     u32 pairs;       // whether two neighbours of a row of out, from an even column, are aligned to both
-    u32 walkers;     // warps of a block that share the segments of a few rows' columns
+    u32 groups;      // of few rows: columns that a block has, by the tiles of a warp
+    u32 walkers;     // and the warps that share the segments of each
     u32 row_blocks;  // blocks of rows
+    u32 zero;        // 0, which the compiler does not know
     u32 unused;
 };
 
@@ -93,6 +96,15 @@ DEVICE Chunk zero_chunk() {
 #pragma unroll
     for (u32 i = 0; i < CHUNK / 2; i++) chunk.at[i] = 0;
     return chunk;
+}
+
+// Makes words of their own of what one load has brought. NVIDIA's compiler keeps those together, and would move them before every
+// instruction that wants words of two loads side by side.
+DEVICE void take_apart(const OrderedProduct& product, Chunk& chunk) {
+#if ON_NVIDIA
+#pragma unroll
+    for (u32 i = 0; i < CHUNK / 2; i++) chunk.at[i] ^= product.zero;
+#endif
 }
 
 // sums += a weight^T over one of the two steps of 32 terms.
@@ -161,6 +173,14 @@ DEVICE void multiply_add(Sums (&sums)[DOWN][ACROSS], const Chunk (&a)[DOWN][SLOT
             multiply_add<1>(sums[down][across], a[down], weight[across]);
         }
     }
+}
+
+// `at`, formed here once and for all.
+DEVICE const bf16* settled(const bf16* at) {
+#if ON_NVIDIA
+    asm volatile("" : "+l"(at));
+#endif
+    return at;
 }
 
 // 16 bytes of a weight that no other block reads.

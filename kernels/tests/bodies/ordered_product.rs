@@ -55,7 +55,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let all_rows = device.sizes.choose(vec![1, 2, 7, 8, 16, 17, 40, 129], vec![1, 8, 9, 17, 40]);
     let all_columns = device.sizes.choose(vec![1, 8, 31, 40, 136], vec![8, 31, 130]);
     let all_inner = vec![1, 8, 17, 72, 160, 512, 520, 1100, 1544];
-    for inner in device.sizes.choose(all_inner, vec![17, 160, 520, 1100]) {
+    for inner in device.sizes.choose(all_inner, vec![17, 160, 1032]) {
         for &rows in &all_rows {
             for &columns in &all_columns {
                 seed += 1;
@@ -102,7 +102,10 @@ pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let rows = device.sizes.choose(vec![4096], vec![300])[0];
-    for (seed, inner, columns) in [(1, 160, 8), (2, 1544, 40), (3, 1030, 33), (4, 2048, 130)] {
+    let all = vec![(1, 160, 8), (2, 1544, 40), (3, 1030, 33), (4, 2048, 130)];
+    for (seed, inner, columns) in
+        device.sizes.choose(all, vec![(1, 160, 8), (2, 1032, 24), (3, 525, 33)])
+    {
         let mut inputs = Inputs::new(seed);
         let a = inputs.uniform_of::<B::Activation>(rows * inner, -1.0, 1.0);
         let weight = inputs.uniform_of::<B::Activation>(columns * inner, -1.0, 1.0);
@@ -114,8 +117,12 @@ pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) ->
             let label = format!("ordered product of {rows} rows, inner {inner}, seed {seed}");
             let whole = product(&mut device, &label, initial, a.matrix(), weight.matrix());
             whole.iter().for_each(|out| transcript.record(&label, out));
-            for count in [1, 2, 7, 16, 17, 64, 129] {
-                for first in [0, rows / 2 - 3, rows - count] {
+            for count in
+                device.sizes.choose(vec![1, 2, 7, 16, 17, 64, 129], vec![1, 2, 7, 16, 17, 129])
+            {
+                for first in
+                    device.sizes.choose(vec![0, rows / 2 - 3, rows - count], vec![rows - count])
+                {
                     let label = format!("{label}, {count} from {first}");
                     let inside = first * columns..(first + count) * columns;
                     let initial = initial.map(|initial| &initial[inside.clone()]);

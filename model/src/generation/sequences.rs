@@ -7,7 +7,7 @@
 //! The sequences of a batch stand with the longest prompt first: those that still have tokens are then always the first ones,
 //! and what kernels are given is contiguous.
 
-use tidemill_kernels::backend::Output;
+use tidemill_kernels::backend::{KernelGroup, Output};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
@@ -86,6 +86,9 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             let found = format!("{sequences} and {positions}");
             return Err(ModelError::config("sequences and positions", "at least 1", found));
         }
+        let head_norm = model.head().norm.kernels();
+        let kernels = [KernelGroup::Embedding, head_norm, KernelGroup::OrderedProduct];
+        device.backend.prepare(&kernels)?;
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
         let positions = positions.min(most);
@@ -361,11 +364,11 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         let out = SliceMut::all(normed).matrix(sequences, head.width)?;
         head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
         let Device { backend, stream } = device;
-        backend.matmul_f32(
+        backend.ordered_matmul_f32(
             stream,
             SliceMut::all(&mut self.logits).matrix(sequences, table_rows)?,
             Slice::all(normed).matrix(sequences, head.width)?,
-            table.weight(&head.table, table_rows, head.width)?.transposed(),
+            table.weight(&head.table, table_rows, head.width)?,
             Output::Overwrite,
         )?;
         let elements = sequences * table_rows;

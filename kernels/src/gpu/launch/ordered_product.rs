@@ -48,6 +48,7 @@ struct OrderedProduct {
     out_stride: u64,
     a_stride: u64,
     weight_stride: u64,
+    group_of_warp: u64,
     rows: u32,
     columns: u32,
     terms: u32,
@@ -55,8 +56,10 @@ struct OrderedProduct {
     adds: u32,
     out_is_fp32: u32,
     pairs: u32,
+    groups: u32,
     walkers: u32,
     row_blocks: u32,
+    zero: u32,
     padding: u32,
 }
 
@@ -77,7 +80,9 @@ struct Plan {
     column_blocks: usize,
     threads: u32,
     shared_bytes: usize,
-    /// Warps that share the segments of a few rows' columns.
+    /// Groups of columns of a few rows that a block has.
+    groups: usize,
+    /// Warps that share the segments of each.
     walkers: usize,
     /// Whether a block has one segment alone, to be added to the others afterwards.
     split: bool,
@@ -125,9 +130,16 @@ impl Plan {
             column_blocks: column_groups.div_ceil(groups),
             threads: device.warp * (groups * walkers) as u32,
             shared_bytes: HELD_SEGMENTS * block_rows * group_columns * size_of::<f32>(),
+            groups,
             walkers,
             split: false,
         }
+    }
+
+    /// The group of each warp of a block, in four bits.
+    fn group_of_warp(&self) -> u64 {
+        let warps = 0..self.groups * self.walkers;
+        warps.fold(0, |all, warp| all | ((warp / self.walkers) as u64) << (4 * warp))
     }
 
     /// Blocks of so many rows and columns, which walk over all segments if they leave few multiprocessors idle.
@@ -147,6 +159,7 @@ impl Plan {
             column_blocks,
             threads: THREADS,
             shared_bytes,
+            groups: 0,
             walkers: 0,
             split: is_small && sizes.segments > 1,
         }
@@ -199,6 +212,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             out_stride,
             a_stride,
             weight_stride,
+            group_of_warp: plan.group_of_warp(),
             rows: size32(KERNEL, "rows", m)?,
             columns: size32(KERNEL, "columns", n)?,
             terms: size32(KERNEL, "terms", k)?,
@@ -206,8 +220,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             adds: u32::from(output == Output::Add),
             out_is_fp32: u32::from(size_of::<T>() == size_of::<f32>()),
             pairs: u32::from(pairs == Access::Wide),
+            groups: plan.groups as u32,
             walkers: plan.walkers as u32,
             row_blocks: plan.row_blocks as u32,
+            zero: 0,
             padding: 0,
         };
         let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?;
