@@ -50,6 +50,9 @@ pub const NUMERICS_VERSION: u32 = if cfg!(feature = "group-products") { 3 } else
 /// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
+/// What a row of logits of which one is no finite number has instead of a likeliest token.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// A device that trains: its [`Runtime`] and every kernel.
 ///
 /// Dispatch is static: models are generic over their backend. See the [module](self) for what every
@@ -147,6 +150,19 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         dout: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
         grains: GrainRows,
+    ) -> Result<()>;
+
+    /// `tokens[row]` is the lowest column of the greatest of `scale logits[row, column]`, or [`NO_TOKEN`] where one of the row's is
+    /// no finite number.
+    ///
+    /// # Errors
+    /// More or fewer tokens than rows, columns that are not contiguous, or a device that fails.
+    fn likeliest(
+        &self,
+        stream: &mut Self::DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
     ) -> Result<()>;
 
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of

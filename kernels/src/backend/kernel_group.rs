@@ -14,6 +14,8 @@ pub enum KernelGroup {
     LayerNorm,
     /// Biases of rows and their gradients, and clamps.
     Bias,
+    /// The likeliest token of each row of logits.
+    Likeliest,
     /// GELU and its gradient.
     Gelu,
     /// The convolution and its gradients, of samples that are one document.

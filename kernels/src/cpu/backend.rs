@@ -13,6 +13,7 @@ use super::gelu::{Erf, Gradient, Tanh, Value};
 use super::layer_norm::{
     LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
 };
+use super::likeliest::likeliest;
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
@@ -109,6 +110,16 @@ impl Backend for Cpu {
         grains: GrainRows,
     ) -> Result<()> {
         embedding_backward_add(stream, self.dispatch, lane_table, dout, tokens, grains)
+    }
+
+    fn likeliest(
+        &self,
+        stream: &mut DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        likeliest(stream.threads(), tokens, logits, scale)
     }
 
     fn rms_norm_forward(

@@ -104,6 +104,16 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.launch_embedding_backward_add(stream, lane_table, dout, tokens, grains)
     }
 
+    fn likeliest(
+        &self,
+        stream: &mut GpuStream<D>,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        self.launch_likeliest(stream, tokens, logits, scale)
+    }
+
     fn rms_norm_forward(
         &self,
         stream: &mut GpuStream<D>,

@@ -9,6 +9,7 @@ mod cross_entropy;
 mod documents;
 mod embedding;
 mod gradient_sums;
+mod likeliest;
 pub(in crate::gpu) mod norm;
 mod optimizer;
 mod ordered_product;

@@ -88,6 +88,8 @@ pub static GELU: Source = source!("gelu.cu");
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 /// Layer norm and its gradients.
 pub static LAYER_NORM: Source = source!("layer_norm.cu");
+/// The likeliest token of each row of logits.
+pub static LIKELIEST: Source = source!("likeliest.cu");
 /// AdamW, and masters rounded, split and joined.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
 /// Products with a stated order over k.
@@ -128,6 +130,7 @@ pub static ALL: &[&Source] = &[
     &GELU,
     &GRADIENT_SUMS,
     &LAYER_NORM,
+    &LIKELIEST,
     &OPTIMIZER,
     &ORDERED_PRODUCT,
     &PARTIAL_SUMS,
@@ -155,6 +158,7 @@ pub(super) fn of_groups(
             KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
             KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
+            KernelGroup::Likeliest => sources.push(&LIKELIEST),
             KernelGroup::Gelu => sources.push(&GELU),
             KernelGroup::CausalConv1d => sources.extend([&CAUSAL_CONV1D, &CAUSAL_CONV1D_BACKWARD]),
             KernelGroup::SelectiveScan { channels, states }

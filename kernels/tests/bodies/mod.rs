@@ -22,6 +22,7 @@ pub mod gradient_sums;
 pub mod graphs;
 pub mod inputs;
 pub mod layer_norm;
+pub mod likeliest;
 pub mod master;
 pub mod matmul;
 pub mod memory;
@@ -80,6 +81,7 @@ macro_rules! every_body {
                 mean_gradient_agrees: bodies::gradient_sums::mean_gradient_agrees;
                 tree_sum_agrees: bodies::tree_sum::agrees;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
+                likeliest_agrees: bodies::likeliest::agrees;
                 adamw_agrees: bodies::adamw::agrees;
                 adamw_of_masters_agrees: bodies::master::adamw_agrees;
                 masters_are_split_as_defined: bodies::master::splitting_agrees;
@@ -110,6 +112,7 @@ macro_rules! every_body {
                 matmul_refuses_shapes: bodies::refusals::matmul;
                 matmul_refuses_rows_that_overlap: bodies::refusals::overlapping_matmul;
                 ordered_product_refuses_shapes: bodies::refusals::ordered_product;
+                likeliest_refuses_shapes: bodies::likeliest::refuses_shapes;
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;
