@@ -50,6 +50,9 @@ pub const NUMERICS_VERSION: u32 = 3;
 /// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
+/// What a row of logits of which one is no finite number has instead of a likeliest token.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// A device that trains: its [`Runtime`] and every kernel.
 ///
 /// Dispatch is static: models are generic over their backend. See the [module](self) for what every
@@ -93,6 +96,40 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         b: Matrix<'_, Self, Self::Activation>,
     ) -> Result<()>;
 
+    /// `out[m, n] (+)= a[m, k] weight[n, k]^T` with an activation output, in an order over k that is stated: the product of
+    /// generation, fast for a few rows and for many.
+    ///
+    /// The bits of an element follow from its row of `a`, its row of `weight` and k alone, whatever m and n are and wherever the
+    /// operands lie. k is cut into segments (of 512 terms on GPUs, 256 on the CPU). A segment's sum begins with +0.0, and has its
+    /// terms added in ascending order by fused multiply-adds, or, of bf16 on GPUs, 16 at a time by matrix cores: of each 32
+    /// first the terms 8 q + 0..3, then 8 q + 4..7, for q of 0..3, with zeros past k. Sums of segments are added in ascending
+    /// order in fp32; what `out` holds is added to the whole (the CPU adds segments to it one after the other), which is rounded
+    /// once.
+    ///
+    /// # Errors
+    /// Shapes that do not fit one another, rows that are not contiguous, no terms, or a device that fails.
+    fn ordered_matmul(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        a: Matrix<'_, Self, Self::Activation>,
+        weight: Matrix<'_, Self, Self::Activation>,
+        output: Output,
+    ) -> Result<()>;
+
+    /// [`ordered_matmul`](Self::ordered_matmul) with an fp32 output: the residual stream and logits.
+    ///
+    /// # Errors
+    /// As there.
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, Self::Activation>,
+        weight: Matrix<'_, Self, Self::Activation>,
+        output: Output,
+    ) -> Result<()>;
+
     /// For each grain in order: `lane[m, k] += grad_out^T input` over the grain's rows of
     /// `grad_out[rows, m]` and `input[rows, k]`: the gradient of a weight. The grain's product is
     /// formed from +0.0 and added with one rounding.
@@ -124,6 +161,19 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         dout: Matrix<'_, Self, f32>,
         tokens: Slice<'_, Self, u32>,
         grains: GrainRows,
+    ) -> Result<()>;
+
+    /// `tokens[row]` is the lowest column of the greatest of `scale logits[row, column]`, or [`NO_TOKEN`] where one of the row's is
+    /// no finite number.
+    ///
+    /// # Errors
+    /// More or fewer tokens than rows, columns that are not contiguous, or a device that fails.
+    fn likeliest(
+        &self,
+        stream: &mut Self::DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
     ) -> Result<()>;
 
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of

@@ -65,12 +65,13 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 14] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 13] = [
+const KERNELS: [KernelGroup; 15] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
     KernelGroup::LayerNorm,
     KernelGroup::Bias,
+    KernelGroup::Likeliest,
     KernelGroup::Gelu,
     KernelGroup::CausalConv1d,
     KernelGroup::SelectiveScan { channels: 64, states: 16 },
@@ -78,6 +79,7 @@ const KERNELS: [KernelGroup; 13] = [
     KernelGroup::Attention,
     KernelGroup::GradientSums,
     KernelGroup::Optimizer,
+    KernelGroup::OrderedProduct,
     KernelGroup::TreeSum,
 ];
 

@@ -34,6 +34,7 @@ mod embedding;
 mod exponential;
 mod gelu;
 mod layer_norm;
+mod likeliest;
 mod matmul;
 mod norm;
 mod optimizer;

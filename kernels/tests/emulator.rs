@@ -214,6 +214,7 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
+    assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
 }
 
 #[test]
@@ -221,6 +222,18 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
     let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+}
+
+/// Segments are added in one order whichever kernel adds them, and each begins anew.
+#[test]
+fn segments_that_are_added_otherwise_fail_the_body() {
+    let rows_agree = bodies::ordered_product::rows_of_any_number_agree;
+    let of_few = "total += at[segment * RESULTS];";
+    let of_blocks = "total += product.segment_sums[segment * elements + i];";
+    let anew = "                sums[down][across] = zero_sums();";
+    assert_needs::<Bf16>("ordered_product.cu", of_few, rows_agree);
+    assert_needs::<Bf16>("ordered_product.cu", of_blocks, rows_agree);
+    assert_needs::<Bf16>("ordered_product.cu", anew, rows_agree);
 }
 
 /// Whether a master was rounded up is told by its remainder, and a NaN is not rounded as numbers are.

@@ -43,6 +43,15 @@ pub struct NewLinear {
     pub standard_deviation: f64,
 }
 
+/// Which of a backend's products a map takes. Their sums have different orders, and so different bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Products {
+    /// The matrix library's: training's.
+    Library,
+    /// [`ordered_matmul`](Backend::ordered_matmul), fast for a few rows too: generation's, of prompts as of single tokens.
+    Ordered,
+}
+
 impl Linear {
     /// Adds the tensors of a map to the newest segment.
     pub(crate) fn add(parameters: &mut ParameterList, linear: NewLinear) -> Self {
@@ -85,23 +94,34 @@ impl Linear {
     pub(crate) fn product<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
+        products: Products,
         out: MatrixMut<'_, B, B::Activation>,
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
-        let weight = self.matrix(parameters)?.transposed();
-        Ok(device.backend.matmul(device.stream, out, input, weight, Output::Overwrite)?)
+        let weight = self.matrix(parameters)?;
+        let Device { backend, stream } = device;
+        match products {
+            Products::Library => {
+                backend.matmul(stream, out, input, weight.transposed(), Output::Overwrite)?;
+            }
+            Products::Ordered => {
+                backend.ordered_matmul(stream, out, input, weight, Output::Overwrite)?;
+            }
+        }
+        Ok(())
     }
 
     /// `out = input weight^T + bias`
     pub(crate) fn forward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
+        products: Products,
         mut out: MatrixMut<'_, B, B::Activation>,
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
-        self.product(device, out.reborrow(), input, parameters)?;
+        self.product(device, products, out.reborrow(), input, parameters)?;
         if let Some(bias) = self.bias(parameters)? {
             device.backend.add_bias(device.stream, out, bias)?;
         }
@@ -126,7 +146,7 @@ impl Linear {
         Ok(())
     }
 
-    /// `residual = residual + input weight^T + bias`
+    /// `residual = residual + input weight^T + bias`, by [`Products::Ordered`].
     pub(crate) fn forward_residual<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
@@ -134,9 +154,9 @@ impl Linear {
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
-        let weight = self.matrix(parameters)?.transposed();
+        let weight = self.matrix(parameters)?;
         let Device { backend, stream } = device;
-        backend.matmul_f32(stream, residual.reborrow(), input, weight, Output::Add)?;
+        backend.ordered_matmul_f32(stream, residual.reborrow(), input, weight, Output::Add)?;
         if let Some(bias) = self.bias(parameters)? {
             backend.add_bias_f32(stream, residual, bias)?;
         }

@@ -14,6 +14,8 @@ pub enum KernelGroup {
     LayerNorm,
     /// Biases of rows and their gradients, and clamps.
     Bias,
+    /// The likeliest token of each row of logits.
+    Likeliest,
     /// GELU and its gradient.
     Gelu,
     /// The convolution and its gradients, of samples that are one document.
@@ -31,6 +33,8 @@ pub enum KernelGroup {
     GradientSums,
     /// The optimizer, and masters rounded, split and joined.
     Optimizer,
+    /// Products with a stated order over k.
+    OrderedProduct,
     /// Sums along a tree, of several workers.
     TreeSum,
 }

@@ -13,6 +13,7 @@ use super::gelu::{Erf, Gradient, Tanh, Value};
 use super::layer_norm::{
     LayerNormInputs, LayerNormSaved, ParameterGradients, layer_norm_backward, layer_norm_forward,
 };
+use super::likeliest::likeliest;
 use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
@@ -72,6 +73,28 @@ impl Backend for Cpu {
         matmul(stream.threads(), self.dispatch, out, a, b, Output::Add)
     }
 
+    fn ordered_matmul(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        weight: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        matmul(stream.threads(), self.dispatch, out, a, weight.transposed(), output)
+    }
+
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut DeviceStream,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        weight: Matrix<'_, Self, f32>,
+        output: Output,
+    ) -> Result<()> {
+        self.ordered_matmul(stream, out, a, weight, output)
+    }
+
     fn weight_gradient_add(
         &self,
         stream: &mut DeviceStream,
@@ -103,6 +126,16 @@ impl Backend for Cpu {
         grains: GrainRows,
     ) -> Result<()> {
         embedding_backward_add(stream, self.dispatch, lane_table, dout, tokens, grains)
+    }
+
+    fn likeliest(
+        &self,
+        stream: &mut DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        likeliest(stream.threads(), tokens, logits, scale)
     }
 
     fn rms_norm_forward(

@@ -61,6 +61,28 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         self.product(stream, out, a, b, Written::Onto(base), Rows::Free)
     }
 
+    fn ordered_matmul(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.launch_ordered_product(stream, out, a, weight, output)
+    }
+
+    fn ordered_matmul_f32(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        self.launch_ordered_product(stream, out, a, weight, output)
+    }
+
     fn weight_gradient_add(
         &self,
         stream: &mut GpuStream<D>,
@@ -92,6 +114,16 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         grains: GrainRows,
     ) -> Result<()> {
         self.launch_embedding_backward_add(stream, lane_table, dout, tokens, grains)
+    }
+
+    fn likeliest(
+        &self,
+        stream: &mut GpuStream<D>,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        self.launch_likeliest(stream, tokens, logits, scale)
     }
 
     fn rms_norm_forward(

@@ -49,6 +49,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
+    Header { name: "ordered_product.h", text: include_str!("../../gpu/ordered_product.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
     Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },
     Header { name: "runs.h", text: include_str!("../../gpu/runs.h") },
@@ -87,8 +88,12 @@ pub static GELU: Source = source!("gelu.cu");
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 /// Layer norm and its gradients.
 pub static LAYER_NORM: Source = source!("layer_norm.cu");
+/// The likeliest token of each row of logits.
+pub static LIKELIEST: Source = source!("likeliest.cu");
 /// AdamW, and masters rounded, split and joined.
 pub static OPTIMIZER: Source = source!("optimizer.cu");
+/// Products with a stated order over k.
+pub static ORDERED_PRODUCT: Source = source!("ordered_product.cu");
 /// Gradients of parameters from the partial sums of runs of rows.
 pub static PARTIAL_SUMS: Source = source!("partial_sums.cu");
 /// RMSNorm and its gradients.
@@ -125,7 +130,9 @@ pub static ALL: &[&Source] = &[
     &GELU,
     &GRADIENT_SUMS,
     &LAYER_NORM,
+    &LIKELIEST,
     &OPTIMIZER,
+    &ORDERED_PRODUCT,
     &PARTIAL_SUMS,
     &RMS_NORM,
     &SCAN_FORWARD,
@@ -151,6 +158,7 @@ pub(super) fn of_groups(
             KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
             KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
+            KernelGroup::Likeliest => sources.push(&LIKELIEST),
             KernelGroup::Gelu => sources.push(&GELU),
             KernelGroup::CausalConv1d => sources.extend([&CAUSAL_CONV1D, &CAUSAL_CONV1D_BACKWARD]),
             KernelGroup::SelectiveScan { channels, states }
@@ -161,6 +169,7 @@ pub(super) fn of_groups(
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
             KernelGroup::Attention => sources.extend([&ATTENTION_FORWARD, &ATTENTION_BACKWARD]),
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
+            KernelGroup::OrderedProduct => sources.push(&ORDERED_PRODUCT),
             KernelGroup::Optimizer => sources.push(&OPTIMIZER),
             KernelGroup::TreeSum => sources.push(&TREE_SUM),
         }

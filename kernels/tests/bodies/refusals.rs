@@ -34,6 +34,25 @@ pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     bench.finish();
 }
 
+/// Products with a stated order over k.
+pub fn ordered_product<B: Backend<Activation: Number>>(arm: &Arm<B>) {
+    let (backend, mut bench) = (&arm.backend, Bench::new(arm));
+    // The host forms every product alike.
+    let kernel = if backend.memory() == MemoryPlace::Host { "matmul" } else { "ordered_matmul" };
+    for (wrong, [m, k, n, rows, inner, columns]) in wrong_by_one([3, 4, 5, 3, 4, 5]) {
+        let stream = &mut bench.device.stream;
+        let a = matrix(&bench.activations, [m, k]);
+        let weight = matrix(&bench.activations, [n, inner]);
+        let out = matrix_mut(&mut bench.activation_outs[0], [rows, columns]);
+        let result = backend.ordered_matmul(stream, out, a, weight, Output::Overwrite);
+        assert_answer(kernel, wrong, result);
+        let out = matrix_mut(&mut bench.outs[0], [rows, columns]);
+        let result = backend.ordered_matmul_f32(stream, out, a, weight, Output::Add);
+        assert_answer(kernel, wrong, result);
+    }
+    bench.finish();
+}
+
 /// Products of matrices whose rows or columns overlap, the last of them at the end of its buffer: read with a stride that
 /// holds a row, they would be read past it. A matrix library of a device's refuses them; the host's reads them as they are.
 pub fn overlapping_matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {

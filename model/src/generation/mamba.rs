@@ -122,11 +122,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         let grains = GrainRows::new(rows, rows)?;
         let norm_pass = NormPass { parameters, input, grains };
         self.norm.forward(device, normed, &mut workspace.norm, norm_pass)?;
-        device.backend.matmul(
+        device.backend.ordered_matmul(
             device.stream,
             SliceMut::all(&mut workspace.xz).matrix(rows, 2 * e)?,
             Slice::all(&workspace.normed).matrix(rows, d)?,
-            parameters.weight(&places.in_proj, 2 * e, d)?.transposed(),
+            parameters.weight(&places.in_proj, 2 * e, d)?,
             Output::Overwrite,
         )?;
         let bias = places.conv_bias.as_ref().map(|place| parameters.vector(place));
@@ -143,18 +143,18 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             },
             ConvShape::new(sequences, samples, e, self.taps)?,
         )?;
-        device.backend.matmul(
+        device.backend.ordered_matmul(
             device.stream,
             SliceMut::all(&mut workspace.dt_bc).matrix(rows, columns)?,
             Slice::all(&workspace.x).matrix(rows, e)?,
-            parameters.weight(&places.x_proj, columns, e)?.transposed(),
+            parameters.weight(&places.x_proj, columns, e)?,
             Output::Overwrite,
         )?;
-        device.backend.matmul(
+        device.backend.ordered_matmul(
             device.stream,
             SliceMut::all(&mut workspace.delta_raw).matrix(rows, e)?,
             Slice::all(&workspace.dt_bc).matrix(rows, columns)?.columns(0, self.rank)?,
-            parameters.weight(&places.dt_proj, e, self.rank)?.transposed(),
+            parameters.weight(&places.dt_proj, e, self.rank)?,
             Output::Overwrite,
         )?;
         device.backend.selective_scan_piece(
@@ -176,11 +176,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             },
             ScanShape::new(sequences, samples, e, self.states)?,
         )?;
-        Ok(device.backend.matmul_f32(
+        Ok(device.backend.ordered_matmul_f32(
             device.stream,
             SliceMut::all(residual).matrix(rows, d)?,
             Slice::all(&workspace.gated).matrix(rows, e)?,
-            parameters.weight(&places.out_proj, d, e)?.transposed(),
+            parameters.weight(&places.out_proj, d, e)?,
             Output::Add,
         )?)
     }

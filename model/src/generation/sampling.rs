@@ -43,6 +43,11 @@ impl Default for SamplingSettings {
 }
 
 impl SamplingSettings {
+    /// Whether the next token follows from the logits as they are: it is the likeliest.
+    pub(crate) fn takes_likeliest(&self) -> bool {
+        self.temperature == 0.0 && self.repetition_penalty == 1.0
+    }
+
     /// Checks every value.
     ///
     /// # Errors

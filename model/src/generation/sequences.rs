@@ -7,7 +7,7 @@
 //! The sequences of a batch stand with the longest prompt first: those that still have tokens are then always the first ones,
 //! and what kernels are given is contiguous.
 
-use tidemill_kernels::backend::Output;
+use tidemill_kernels::backend::{KernelGroup, Output};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
@@ -40,6 +40,8 @@ pub struct Sequences<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
     /// `logits[b, v]`, with the table's padding.
     logits: B::Buffer<f32>,
     host_logits: Vec<f32>,
+    /// `likeliest[b]`
+    likeliest: B::Buffer<u32>,
     step: Step<B::Graph>,
 }
 
@@ -88,6 +90,10 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             let found = format!("{sequences} and {positions}");
             return Err(ModelError::config("sequences and positions", "at least 1", found));
         }
+        let head_norm = model.head().norm.kernels();
+        let products = KernelGroup::OrderedProduct;
+        let kernels = [KernelGroup::Embedding, head_norm, products, KernelGroup::Likeliest];
+        device.backend.prepare(&kernels)?;
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
         let positions = positions.min(most);
@@ -116,6 +122,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             newest: device.backend.allocate(device.stream, sequences * width)?,
             logits: device.backend.allocate(device.stream, sequences * table_rows)?,
             host_logits: Vec::new(),
+            likeliest: device.backend.allocate(device.stream, sequences)?,
             step: Step::New,
         })
     }
@@ -357,6 +364,44 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     /// # Errors
     /// A sequence without tokens, or a device that fails.
     pub fn logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
+        self.form_logits(device)?;
+        let (sequences, head) = (self.lengths.len(), self.model.head());
+        let table_rows = table_rows(self.model);
+        let elements = sequences * table_rows;
+        self.host_logits.resize(elements, 0.0);
+        let logits = Slice::new(&self.logits, 0, elements)?;
+        device.backend.read(device.stream, &mut self.host_logits, logits)?;
+        for sequence in 1..sequences {
+            let first = sequence * table_rows;
+            let to = sequence * head.vocab_size;
+            self.host_logits.copy_within(first..first + head.vocab_size, to);
+        }
+        self.host_logits.truncate(sequences * head.vocab_size);
+        self.host_logits.iter_mut().for_each(|logit| *logit *= head.logit_scale);
+        Ok(&self.host_logits)
+    }
+
+    /// The likeliest token after the newest one of every sequence, chosen where the logits are: the first of equal ones, and
+    /// [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is no finite number.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits).
+    pub fn likeliest(&mut self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
+        self.form_logits(device)?;
+        let (sequences, head) = (self.lengths.len(), self.model.head());
+        let logits = Slice::new(&self.logits, 0, sequences * table_rows(self.model))?;
+        let logits = logits.matrix(sequences, table_rows(self.model))?;
+        let logits = logits.columns(0, head.vocab_size)?;
+        let Device { backend, stream } = device;
+        let tokens = SliceMut::new(&mut self.likeliest, 0, sequences)?;
+        backend.likeliest(stream, tokens, logits, head.logit_scale)?;
+        let mut tokens = vec![0; sequences];
+        backend.read(stream, &mut tokens, Slice::new(&self.likeliest, 0, sequences)?)?;
+        Ok(tokens)
+    }
+
+    /// Forms `logits[b, v]` on the device, with padding and without their scale.
+    fn form_logits(&mut self, device: &mut Device<'_, B>) -> Result<()> {
         let (sequences, head) = (self.lengths.len(), self.model.head());
         if sequences == 0 || self.lengths.contains(&0) {
             return Err(ModelError::Microbatch {
@@ -373,24 +418,14 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         let out = SliceMut::all(normed).matrix(sequences, head.width)?;
         head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
         let Device { backend, stream } = device;
-        backend.matmul_f32(
+        backend.ordered_matmul_f32(
             stream,
             SliceMut::all(&mut self.logits).matrix(sequences, table_rows)?,
             Slice::all(normed).matrix(sequences, head.width)?,
-            table.weight(&head.table, table_rows, head.width)?.transposed(),
+            table.weight(&head.table, table_rows, head.width)?,
             Output::Overwrite,
         )?;
-        let elements = sequences * table_rows;
-        self.host_logits.resize(elements, 0.0);
-        backend.read(stream, &mut self.host_logits, Slice::new(&self.logits, 0, elements)?)?;
-        for sequence in 1..sequences {
-            let first = sequence * table_rows;
-            let to = sequence * head.vocab_size;
-            self.host_logits.copy_within(first..first + head.vocab_size, to);
-        }
-        self.host_logits.truncate(sequences * head.vocab_size);
-        self.host_logits.iter_mut().for_each(|logit| *logit *= head.logit_scale);
-        Ok(&self.host_logits)
+        Ok(())
     }
 
     /// The head's input for every row of the newest piece, normalized: `normed[b t, d]`.

@@ -11,6 +11,7 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use crate::error::Result;
 use crate::generation::incremental::{Incremental, PiecePass, Room, keep_rows};
 use crate::generation::sequences::PIECE_POSITIONS;
+use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::trainable::Device;
 use crate::transformer::query_key_value::{QueryKeyValueScratch, Rows};
@@ -123,7 +124,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         let TransformerRows { norm, normed, qkv, query_key_value, attended, up, activated } =
             workspace;
         forward::normalize(&self.norm_1, device, normed, norm, residual, rows)?;
-        forward::project(self, device, qkv, normed, rows)?;
+        forward::project(self, device, Products::Ordered, qkv, normed, rows)?;
         query_key_value.prepare(self, device, qkv, rows)?;
         let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
         let elements = pass.piece.sequences() * state.capacity * width;
@@ -162,6 +163,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         let normed = Slice::all(&*normed).matrix(count, d)?;
         self.up_proj.product(
             device,
+            Products::Ordered,
             SliceMut::all(&mut *up).matrix(count, f)?,
             normed,
             parameters,

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
+use tidemill_kernels::backend::NO_TOKEN;
 use tidemill_kernels::{Backend, FloatEnvironment};
 
 use crate::error::{ModelError, Result};
@@ -84,7 +85,11 @@ pub fn generate_batch<B: Backend, Body: Incremental<B>>(
     }
     sequences.advance(device, &tokens)?;
     loop {
-        choose(&mut writers, sequences.logits(device)?, vocab_size)?;
+        if !settings.sampling.takes_likeliest()
+            || !take_likeliest(&mut writers, &sequences.likeliest(device)?)
+        {
+            choose(&mut writers, sequences.logits(device)?, vocab_size)?;
+        }
         for writer in writers.iter_mut().filter(|writer| !writer.done) {
             let tokens = &mut written[writer.place];
             tokens.push(writer.token);
@@ -142,6 +147,15 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// Gives every writer the likeliest token, which a device has chosen; answers false where logits must say what is wrong.
+fn take_likeliest(writers: &mut [Writer], likeliest: &[u32]) -> bool {
+    let mut unfinished = writers.iter_mut().zip(likeliest).filter(|(writer, _)| !writer.done);
+    unfinished.all(|(writer, &token)| {
+        writer.token = token;
+        token != NO_TOKEN
+    })
 }
 
 /// The next token of every writer from `logits[b, v]`; each chooses for itself, so threads change nothing.

@@ -5,6 +5,7 @@ use tidemill_kernels::{Backend, MatrixMut, Slice, SliceMut};
 
 use crate::block::BlockPass;
 use crate::error::Result;
+use crate::linear::Products;
 use crate::norm::{Norm, NormPass, NormScratch};
 use crate::trainable::Device;
 use crate::transformer::block::{TransformerBlock, TransformerSaved, TransformerScratch};
@@ -23,7 +24,7 @@ pub(crate) fn run<B: Backend>(
     let rows = Rows { parameters: pass.parameters, grains };
     let TransformerScratch { norm, normed, query_key_value, activated, .. } = scratch;
     normalize(&block.norm_1, device, normed, norm, pass.input, rows)?;
-    project(block, device, &mut saved.qkv, normed, rows)?;
+    project(block, device, Products::Library, &mut saved.qkv, normed, rows)?;
     query_key_value.prepare(block, device, &saved.qkv, rows)?;
     let [q, k, v] = query_key_value.matrices(block, &saved.qkv, grains.rows())?;
     let slopes = saved.slopes.as_ref().map(Slice::all);
@@ -42,7 +43,7 @@ pub(crate) fn run<B: Backend>(
     normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
     let normed = Slice::all(&*normed).matrix(grains.rows(), width)?;
     let up = SliceMut::all(&mut saved.up).matrix(grains.rows(), block.mlp_width())?;
-    block.up_proj.product(device, up, normed, pass.parameters)?;
+    block.up_proj.product(device, Products::Library, up, normed, pass.parameters)?;
     activate(block, device, activated, &saved.up, rows)?;
     let middle = Slice::all(&saved.middle).matrix(grains.rows(), width)?;
     let activated = Slice::all(&*activated).matrix(grains.rows(), block.mlp_width())?;
@@ -78,6 +79,7 @@ pub(crate) fn norm_pass<'a, B: Backend>(
 pub(crate) fn project<B: Backend>(
     block: &TransformerBlock,
     device: &mut Device<'_, B>,
+    products: Products,
     qkv: &mut B::Buffer<B::Activation>,
     normed: &B::Buffer<B::Activation>,
     rows: Rows<'_, B>,
@@ -88,7 +90,8 @@ pub(crate) fn project<B: Backend>(
     for map in &block.projections {
         let qkv: MatrixMut<'_, B, _> =
             SliceMut::all(&mut *qkv).matrix(count, 3 * block.attention.width())?;
-        map.forward(device, qkv.columns(first, map.outputs)?, normed, rows.parameters)?;
+        let out = qkv.columns(first, map.outputs)?;
+        map.forward(device, products, out, normed, rows.parameters)?;
         first += map.outputs;
     }
     Ok(())

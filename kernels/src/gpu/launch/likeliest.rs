@@ -1,0 +1,51 @@
+//! The likeliest token of each row of logits.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::sizes::{blocks, size32};
+use super::{exactly_mut, row_stride};
+use crate::error::Result;
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, Driver};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::LIKELIEST;
+use crate::gpu::{Gpu, GpuStream};
+use crate::view::{Matrix, SliceMut};
+
+const THREADS: u32 = 1024;
+
+/// `Likeliest` of likeliest.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Likeliest {
+    tokens: Address,
+    logits: Address,
+    row_stride: u64,
+    columns: u32,
+    scale: f32,
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// A block for each row.
+    pub(in crate::gpu) fn launch_likeliest(
+        &self,
+        stream: &mut GpuStream<D>,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        scale: f32,
+    ) -> Result<()> {
+        const KERNEL: &str = "likeliest";
+        let (rows, columns) = (logits.rows, logits.columns);
+        exactly_mut(KERNEL, "tokens", &tokens, rows)?;
+        let arguments = Likeliest {
+            tokens: tokens.address(),
+            logits: logits.address(),
+            row_stride: row_stride(KERNEL, "logits", &logits, rows, columns)?,
+            columns: size32(KERNEL, "columns", columns)?,
+            scale,
+        };
+        let launch = blocks(KERNEL, rows, THREADS)?;
+        // SAFETY: there is a token for each row of the logits.
+        unsafe { self.launch(stream, &LIKELIEST, KERNEL, launch, arguments) }
+    }
+}

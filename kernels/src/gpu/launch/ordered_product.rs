@@ -1,0 +1,243 @@
+//! Products with a stated order over k.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
+use super::{KernelName, row_stride, row_stride_mut};
+use crate::backend::{Element, Output};
+use crate::error::{KernelError, Result};
+use crate::gpu::buffer::Place;
+use crate::gpu::driver::{Address, DeviceProperties, Driver, ElementKind, Launch};
+use crate::gpu::precision::Precision;
+use crate::gpu::source::ORDERED_PRODUCT;
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::view::{Matrix, MatrixMut};
+
+const KERNEL: KernelName = "ordered_matmul";
+
+/// Terms of a segment of k: `SEGMENT` of ordered_product.h.
+const SEGMENT: usize = 512;
+/// Terms that a lane has of a row at a time: 16 bytes of bf16.
+const CHUNK: usize = 8;
+
+/// The most rows that kernels of few rows are given, in blocks of at most 16.
+const FEW_ROWS: usize = 32;
+/// The most warps of their blocks.
+const FEW_WARPS: usize = 10;
+/// The most sums of segments of columns that a block holds: `HELD_SEGMENTS` of ordered_product.cu.
+const HELD_SEGMENTS: usize = 40;
+
+/// Threads of a block of tiles, and of one that adds segments.
+const THREADS: u32 = 256;
+/// Columns of a block of tiles.
+const TILES_COLUMNS: usize = 128;
+/// Terms that such a block has of each row at a time.
+const STEP_TERMS: usize = 64;
+/// Rows and columns of a block of fp32, and the terms of each at a time.
+const FP32_SIDE: usize = 64;
+const FP32_STEP_TERMS: usize = 16;
+
+/// `OrderedProduct` of ordered_product.h.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct OrderedProduct {
+    out: Address,
+    segment_sums: Address,
+    a: Address,
+    weight: Address,
+    out_stride: u64,
+    a_stride: u64,
+    weight_stride: u64,
+    group_of_warp: u64,
+    rows: u32,
+    columns: u32,
+    terms: u32,
+    segments: u32,
+    adds: u32,
+    out_is_fp32: u32,
+    pairs: u32,
+    groups: u32,
+    walkers: u32,
+    row_blocks: u32,
+    zero: u32,
+    padding: u32,
+}
+
+/// The sizes of a product: m, n and the segments of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    rows: usize,
+    columns: usize,
+    segments: usize,
+}
+
+/// A kernel and how its blocks share a product. All kernels give an element the same bits, so the choice may follow from
+/// anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    kernel: KernelName,
+    row_blocks: usize,
+    column_blocks: usize,
+    threads: u32,
+    shared_bytes: usize,
+    /// Groups of columns of a few rows that a block has.
+    groups: usize,
+    /// Warps that share the segments of each.
+    walkers: usize,
+    /// Whether a block has one segment alone, to be added to the others afterwards.
+    split: bool,
+}
+
+impl Plan {
+    fn new(device: &DeviceProperties, element: ElementKind, access: Access, sizes: Sizes) -> Self {
+        let Sizes { rows, segments, .. } = sizes;
+        if element == ElementKind::F32 {
+            let shared_bytes = 2 * FP32_SIDE * (FP32_STEP_TERMS + 1) * size_of::<f32>();
+            return Self::tiles(device, "ordered_tiles_fp32", [FP32_SIDE; 2], shared_bytes, sizes);
+        }
+        if access == Access::Wide && rows <= FEW_ROWS && segments <= HELD_SEGMENTS {
+            return Self::few(device, sizes);
+        }
+        let stages = if device.warp == 32 { 3 } else { 2 };
+        let of_tiles = |kernel, rows: usize| {
+            let shared_bytes = stages * (rows + TILES_COLUMNS) * STEP_TERMS * 2;
+            Self::tiles(device, kernel, [rows, TILES_COLUMNS], shared_bytes, sizes)
+        };
+        if access == Access::Single {
+            return of_tiles("ordered_tiles_64_single", 64);
+        }
+        let of_64 = of_tiles("ordered_tiles_64_wide", 64);
+        if rows <= 64 || of_64.split { of_64 } else { of_tiles("ordered_tiles_128_wide", 128) }
+    }
+
+    /// Blocks of warps that read weights once, straight into registers: several groups of columns each where there are more
+    /// than multiprocessors.
+    fn few(device: &DeviceProperties, Sizes { rows, columns, segments }: Sizes) -> Self {
+        let tile_columns = if device.warp == 32 { 8 } else { 16 };
+        let (kernel, block_rows, group_columns) = match rows {
+            ..=8 => ("ordered_few_8", 8, tile_columns),
+            _ => ("ordered_few_16", 16, 16),
+        };
+        let walkers = segments.div_ceil(segments.div_ceil(FEW_WARPS));
+        let (row_blocks, column_groups) =
+            (rows.div_ceil(block_rows), columns.div_ceil(group_columns));
+        let most_groups = (FEW_WARPS / walkers).min(HELD_SEGMENTS / segments);
+        let resident = row_blocks * column_groups / device.multiprocessors as usize;
+        let groups = resident.clamp(1, most_groups);
+        Self {
+            kernel,
+            row_blocks,
+            column_blocks: column_groups.div_ceil(groups),
+            threads: device.warp * (groups * walkers) as u32,
+            shared_bytes: HELD_SEGMENTS * block_rows * group_columns * size_of::<f32>(),
+            groups,
+            walkers,
+            split: false,
+        }
+    }
+
+    /// The group of each warp of a block, in four bits.
+    fn group_of_warp(&self) -> u64 {
+        let warps = 0..self.groups * self.walkers;
+        warps.fold(0, |all, warp| all | ((warp / self.walkers) as u64) << (4 * warp))
+    }
+
+    /// Blocks of so many rows and columns, which walk over all segments if they leave few multiprocessors idle.
+    fn tiles(
+        device: &DeviceProperties,
+        kernel: KernelName,
+        [rows, columns]: [usize; 2],
+        shared_bytes: usize,
+        sizes: Sizes,
+    ) -> Self {
+        let (row_blocks, column_blocks) =
+            (sizes.rows.div_ceil(rows), sizes.columns.div_ceil(columns));
+        let is_small = row_blocks * column_blocks * 2 <= device.multiprocessors as usize;
+        Self {
+            kernel,
+            row_blocks,
+            column_blocks,
+            threads: THREADS,
+            shared_bytes,
+            groups: 0,
+            walkers: 0,
+            split: is_small && sizes.segments > 1,
+        }
+    }
+}
+
+impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// `out[m, n] (+)= a[m, k] weight[n, k]^T`
+    pub(in crate::gpu) fn launch_ordered_product<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, T>,
+        a: Matrix<'_, Self, P::Activation>,
+        weight: Matrix<'_, Self, P::Activation>,
+        output: Output,
+    ) -> Result<()> {
+        let [m, k, n] = [a.rows, a.columns, weight.rows];
+        let out_stride = row_stride_mut(KERNEL, "out", &out, m, n)?;
+        let a_stride = row_stride(KERNEL, "a", &a, m, k)?;
+        let weight_stride = row_stride(KERNEL, "weight", &weight, n, k)?;
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        if k == 0 {
+            return Err(KernelError::shape(KERNEL, "terms", "at least 1", 0));
+        }
+        let operand = |address, stride| (address, stride_bytes::<P::Activation>(stride));
+        let operands = [operand(a.address(), a_stride), operand(weight.address(), weight_stride)];
+        let access = match k.is_multiple_of(CHUNK) {
+            true => Access::of(WIDE_BYTES, &operands),
+            false => Access::Single,
+        };
+        let out_operand = (out.address(), stride_bytes::<T>(out_stride));
+        let pairs = Access::of(2 * size_of::<T>() as u64, &[out_operand]);
+        let sizes = Sizes { rows: m, columns: n, segments: k.div_ceil(SEGMENT) };
+        let device = self.driver.properties();
+        let plan = Plan::new(device, P::ELEMENT, access, sizes);
+        let elements = m * n;
+        let segment_sums = if plan.split {
+            let bytes = sizes.segments.saturating_mul(elements * size_of::<f32>());
+            stream.scratch(&self.driver, ScratchSlot::First, bytes)?
+        } else {
+            Address::NULL
+        };
+        let arguments = OrderedProduct {
+            out: out.address(),
+            segment_sums,
+            a: a.address(),
+            weight: weight.address(),
+            out_stride,
+            a_stride,
+            weight_stride,
+            group_of_warp: plan.group_of_warp(),
+            rows: size32(KERNEL, "rows", m)?,
+            columns: size32(KERNEL, "columns", n)?,
+            terms: size32(KERNEL, "terms", k)?,
+            segments: sizes.segments as u32,
+            adds: u32::from(output == Output::Add),
+            out_is_fp32: u32::from(size_of::<T>() == size_of::<f32>()),
+            pairs: u32::from(pairs == Access::Wide),
+            groups: plan.groups as u32,
+            walkers: plan.walkers as u32,
+            row_blocks: plan.row_blocks as u32,
+            zero: 0,
+            padding: 0,
+        };
+        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?;
+        let depth = if plan.split { arguments.segments } else { 1 };
+        let launch =
+            Launch { grid: [launch.grid[0], depth, 1], shared_bytes: plan.shared_bytes, ..launch };
+        // SAFETY: out, a and weight were checked against one another; there is room for a sum of every element and segment where
+        // blocks leave these.
+        unsafe { self.launch(stream, &ORDERED_PRODUCT, plan.kernel, launch, arguments)? };
+        if !plan.split {
+            return Ok(());
+        }
+        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
+        // SAFETY: as above.
+        unsafe { self.launch(stream, &ORDERED_PRODUCT, "ordered_add_segments", launch, arguments) }
+    }
+}
