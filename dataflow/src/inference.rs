@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::generation::{
-    GenerationSettings, Incremental, Prompt, Sequences, generate_batch,
+    GenerationSettings, Incremental, Prompt, Sequences, Written, generate_batch,
 };
 use tidemill_model::hugging_face::load;
 use tidemill_model::score::Scorer;
@@ -99,28 +99,34 @@ impl<B: Backend> LoadedModel<B> {
         mut on_token: impl FnMut(u32),
     ) -> Result<Vec<u32>> {
         let prompt = Prompt { tokens: prompt, index: 0 };
-        let written = self.generate_batch(&[prompt], settings, |_, token| on_token(token))?;
+        let on_written = |_, written: Written<'_>| {
+            if let Written::Token(token) = written {
+                on_token(token);
+            }
+        };
+        let written = self.generate_batch(&[prompt], 1, settings, on_written)?;
         Ok(written.into_iter().flatten().collect())
     }
 
-    /// Continues all of `prompts` at once; `on_token` sees each new token with the place of its prompt. Returns the new tokens
-    /// of each prompt, which depend on nothing else in the batch.
+    /// Continues all of `prompts`, `at_once` of them at a time: the next takes the place of one whose answer has ended. `on_written` is told
+    /// what is written, with the place of its prompt. Returns the new tokens of each prompt, which depend on nothing else.
     ///
     /// # Errors
     /// As [`generate`](Self::generate), or a device without room.
     pub fn generate_batch(
         &mut self,
         prompts: &[Prompt<'_>],
+        at_once: usize,
         settings: &GenerationSettings,
-        on_token: impl FnMut(usize, u32),
+        on_written: impl FnMut(usize, Written<'_>),
     ) -> Result<Vec<Vec<u32>>> {
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
         let positions = longest.saturating_add(settings.max_new_tokens).max(1);
         let (model, parameters) = (&self.model, &self.parameters);
         let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
-        let room = prompts.len().max(1);
+        let room = prompts.len().min(at_once).max(1);
         let mut sequences = Sequences::new(&mut device, model, parameters, room, positions)?;
-        Ok(generate_batch(&mut device, &mut sequences, prompts, settings, on_token)?)
+        Ok(generate_batch(&mut device, &mut sequences, prompts, settings, on_written)?)
     }
 
     /// Says what is wrong with a prompt.

@@ -21,7 +21,7 @@ pub use sampling::{Sampler, SamplingSettings};
 pub(crate) use sequences::table_rows;
 pub use sequences::{PIECE_POSITIONS, Sequences};
 pub use transformer::{TransformerRows, TransformerState};
-pub use write::{Prompt, generate, generate_batch};
+pub use write::{Prompt, Written, generate, generate_batch};
 
 /// How much is written, and how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 
 mod answers;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::Args;
 use tidemill_kernels::Backend;
 use tidemill_model::ModelError;
-use tidemill_model::generation::{GenerationSettings, Prompt, SamplingSettings};
+use tidemill_model::generation::{GenerationSettings, Prompt, SamplingSettings, Written};
 
 use self::answers::{Answers, Stream};
 use super::Format;
@@ -187,7 +187,7 @@ fn note_cut_answers<B: Backend>(
     }
 }
 
-/// Each answer is printed when its batch is done, in the order of the prompts.
+/// Answers are printed in the order of the prompts, each as soon as those before it have ended.
 fn write_many<B: Backend>(
     arguments: &GenerateArguments,
     mut model: LoadedModel<B>,
@@ -216,15 +216,23 @@ fn write_many<B: Backend>(
     let prompts = prompts(&requests);
     let mut cut = 0;
     let mut progress = CountProgress::new(requests.len() as u64, "prompts", "tokens");
-    for (prompts, requests) in prompts.chunks(at_once).zip(requests.chunks(at_once)) {
-        let written = model.generate_batch(prompts, settings, |_, _| progress.item())?;
-        cut += written.iter().filter(|tokens| is_cut(tokens, settings)).count();
-        for (request, tokens) in requests.iter().zip(&written) {
-            progress.suspend(|| answers.print(request, tokens))?;
+    // Answers that have ended before one that is asked earlier.
+    let mut ended: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+    let (mut next, mut printed) = (0, Ok(()));
+    model.generate_batch(&prompts, at_once, settings, |place, written| match written {
+        Written::Token(_) => progress.item(),
+        Written::Answer(tokens) => {
+            progress.advance(1);
+            cut += usize::from(is_cut(tokens, settings));
+            ended.insert(place, tokens.to_vec());
+            while let (Ok(()), Some(tokens)) = (&printed, ended.remove(&next)) {
+                printed = progress.suspend(|| answers.print(&requests[next], &tokens));
+                next += 1;
+            }
         }
-        progress.advance(requests.len() as u64);
-    }
-    progress.finish();
+    })?;
+    printed?;
+    progress.finish_with_rate();
     note_cut_answers(&model, settings, cut, requests.len());
     Ok(())
 }

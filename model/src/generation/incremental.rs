@@ -114,6 +114,19 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
         room: Room,
     ) -> Result<()>;
 
+    /// Copies what `from` remembers of its first sequence, which has `positions` positions, to sequence `place`.
+    ///
+    /// # Errors
+    /// A device that fails.
+    fn adopt(
+        &self,
+        device: &mut Device<'_, B>,
+        state: &mut Self::State,
+        place: usize,
+        from: &Self::State,
+        positions: usize,
+    ) -> Result<()>;
+
     /// Turns `residual[b t, d]` as it enters the block into what leaves it, and moves the state on.
     ///
     /// With one position for every sequence, the same kernels run on the same buffers every time, so that they can be
@@ -129,6 +142,20 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
         state: &mut Self::State,
         workspace: &mut Self::Workspace,
     ) -> Result<()>;
+}
+
+/// Copies the first `count` elements of `from` to row `place` of `rows[b, elements]`.
+pub(crate) fn adopt_row<B: Backend, T: Element>(
+    device: &mut Device<'_, B>,
+    (rows, elements): (&mut B::Buffer<T>, usize),
+    place: usize,
+    (from, count): (&B::Buffer<T>, usize),
+) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let to = SliceMut::new(rows, place * elements, count)?;
+    Ok(device.backend.copy(device.stream, to, Slice::new(from, 0, count)?)?)
 }
 
 /// Moves the rows `kept`, ascending, of `rows[b, elements]` to the front.

@@ -86,6 +86,27 @@ impl<B: Backend> Incremental<B> for LayerBlock {
         }
     }
 
+    fn adopt(
+        &self,
+        device: &mut Device<'_, B>,
+        state: &mut LayerState<B>,
+        place: usize,
+        from: &LayerState<B>,
+        positions: usize,
+    ) -> Result<()> {
+        match (self, state, from) {
+            (Self::Mamba(block), LayerState::Mamba(state), LayerState::Mamba(from)) => {
+                block.adopt(device, state, place, from, positions)
+            }
+            (
+                Self::Transformer(block),
+                LayerState::Transformer(state),
+                LayerState::Transformer(from),
+            ) => block.adopt(device, state, place, from, positions),
+            _ => unreachable!("{PLANNED}"),
+        }
+    }
+
     fn advance(
         &self,
         device: &mut Device<'_, B>,

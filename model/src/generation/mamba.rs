@@ -7,7 +7,7 @@ use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::{Incremental, PiecePass, Room, keep_rows};
+use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::mamba::MambaBlock;
 use crate::norm::{NormPass, NormScratch};
 use crate::trainable::Device;
@@ -101,6 +101,19 @@ impl<B: Backend> Incremental<B> for MambaBlock {
     ) -> Result<()> {
         keep_rows(device, &mut state.conv, self.conv_elements(), kept)?;
         keep_rows(device, &mut state.scan, self.scan_elements(), kept)
+    }
+
+    fn adopt(
+        &self,
+        device: &mut Device<'_, B>,
+        state: &mut MambaState<B>,
+        place: usize,
+        from: &MambaState<B>,
+        _positions: usize,
+    ) -> Result<()> {
+        let (conv, scan) = (self.conv_elements(), self.scan_elements());
+        adopt_row(device, (&mut state.conv, conv), place, (&from.conv, conv))?;
+        adopt_row(device, (&mut state.scan, scan), place, (&from.scan, scan))
     }
 
     /// `residual += mixer(norm(residual))`

@@ -12,7 +12,7 @@ use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, keep_rows};
+use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, adopt_row, keep_rows};
 use crate::language_model::LanguageModel;
 use crate::layer_block::LayerBlock;
 use crate::norm::{NormPass, NormScratch};
@@ -183,6 +183,29 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         keep_rows(device, &mut self.newest, self.model.width(), kept)?;
         self.lengths = kept.iter().map(|&from| self.lengths[from]).collect();
         self.step = Step::New;
+        Ok(())
+    }
+
+    /// Room for one more sequence of the same model, of as many positions.
+    pub(crate) fn one_more(&self, device: &mut Device<'_, B>) -> Result<Self> {
+        Self::new(device, self.model, self.parameters, 1, self.room.positions)
+    }
+
+    /// Sequence `place` becomes the first of `from`, which is of the same model.
+    pub(crate) fn adopt(
+        &mut self,
+        device: &mut Device<'_, B>,
+        place: usize,
+        from: &Self,
+    ) -> Result<()> {
+        let positions = from.lengths[0];
+        let bodies = self.model.bodies().iter().zip(&mut self.states).zip(&from.states);
+        for ((body, state), from) in bodies {
+            body.adopt(device, state, place, from, positions as usize)?;
+        }
+        let width = self.model.width();
+        adopt_row(device, (&mut self.newest, width), place, (&from.newest, width))?;
+        self.lengths[place] = positions;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use tidemill_kernels::shape::{AttentionShape, GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
-use crate::generation::incremental::{Incremental, PiecePass, Room, keep_rows};
+use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::generation::sequences::PIECE_POSITIONS;
 use crate::linear::Products;
 use crate::norm::NormScratch;
@@ -107,6 +107,20 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         let elements = state.capacity * self.attention.width();
         keep_rows(device, &mut state.keys, elements, kept)?;
         keep_rows(device, &mut state.values, elements, kept)
+    }
+
+    fn adopt(
+        &self,
+        device: &mut Device<'_, B>,
+        state: &mut TransformerState<B>,
+        place: usize,
+        from: &TransformerState<B>,
+        positions: usize,
+    ) -> Result<()> {
+        let width = self.attention.width();
+        let (elements, count) = (state.capacity * width, positions * width);
+        adopt_row(device, (&mut state.keys, elements), place, (&from.keys, count))?;
+        adopt_row(device, (&mut state.values, elements), place, (&from.values, count))
     }
 
     /// `residual += attention(norm_1(residual))`, then `residual += mlp(norm_2(residual))`

@@ -38,67 +38,89 @@ pub fn generate<B: Backend, Body: Incremental<B>>(
     mut on_token: impl FnMut(u32),
 ) -> Result<Vec<u32>> {
     let prompt = Prompt { tokens: prompt, index: 0 };
-    let written =
-        generate_batch(device, sequences, &[prompt], settings, |_, token| on_token(token))?;
+    let on_written = |_, written: Written<'_>| {
+        if let Written::Token(token) = written {
+            on_token(token);
+        }
+    };
+    let written = generate_batch(device, sequences, &[prompt], settings, on_written)?;
     Ok(written.into_iter().flatten().collect())
 }
 
-/// Continues several prompts at once; returns the new tokens of each, which are to the bit those that it would get alone.
-/// `on_token` sees each new token with the place of its prompt in `prompts`.
+/// What becomes of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written<'a> {
+    /// A new token.
+    Token(u32),
+    /// Its last token was chosen: all of its new ones.
+    Answer(&'a [u32]),
+}
+
+/// Continues several prompts, as many at once as there is room for; returns the new tokens of each, which are to the bit those that it
+/// would get alone. `on_written` is told what is written, with the place of its prompt in `prompts`.
 ///
-/// Sequences that have ended are computed on with the others, and what they say is ignored, until half of them have: then the
+/// The longest of the first prompts that there is room for begin together. Where an answer ends while others wait, the next takes its place: its
+/// prompt is read beside the others, and what is remembered of it is copied there.
+///
+/// When none waits, sequences that have ended are computed on with the others, and what they say is ignored, until half of them have: then the
 /// rest move together, or earlier where one has no room left. Moving costs a copy of everything remembered and a new recording, which is so paid but a few times.
 ///
 /// # Errors
-/// As [`generate`]; more prompts than there is room for.
+/// As [`generate`].
 pub fn generate_batch<B: Backend, Body: Incremental<B>>(
     device: &mut Device<'_, B>,
     sequences: &mut Sequences<'_, B, Body>,
     prompts: &[Prompt<'_>],
     settings: &GenerationSettings,
-    mut on_token: impl FnMut(usize, u32),
+    on_written: impl FnMut(usize, Written<'_>),
 ) -> Result<Vec<Vec<u32>>> {
-    let vocab_size = sequences.model().vocab_size();
-    let mut writers = prompts
-        .iter()
-        .enumerate()
-        .map(|(place, prompt)| Writer::new(place, prompt, settings, sequences.model()))
-        .collect::<Result<Vec<_>>>()?;
-    writers.sort_by_key(|writer| std::cmp::Reverse(prompts[writer.place].tokens.len()));
-    let mut written = vec![Vec::new(); prompts.len()];
-    if prompts.is_empty() {
-        return Ok(written);
+    let model = sequences.model();
+    // All are looked at before any is continued.
+    for prompt in prompts {
+        model.check_prompt(prompt.tokens)?;
+        // The last new token is nobody's past.
+        let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
+        let positions = prompt.tokens.len() + most.saturating_sub(1);
+        if positions > sequences.room().positions {
+            let expected = format!("at most {}", sequences.room().positions);
+            return Err(ModelError::config("tokens of prompt and answer", expected, positions));
+        }
     }
+    settings.sampling.check()?;
+    let mut writing =
+        Writing { prompts, settings, on_written, answers: vec![Vec::new(); prompts.len()] };
+    if prompts.is_empty() || settings.max_new_tokens == 0 {
+        return Ok(writing.answers);
+    }
+    let (together, mut waiting) = prompts.split_at(prompts.len().min(sequences.room().sequences));
+    let writers = (0..together.len()).map(|place| writing.writer(place, model));
+    let mut writers = writers.collect::<Result<Vec<_>>>()?;
+    writers.sort_by_key(|writer| std::cmp::Reverse(prompts[writer.place].tokens.len()));
     sequences.begin(device, writers.len())?;
     let tokens: Vec<_> = writers.iter().map(|writer| prompts[writer.place].tokens).collect();
-    sequences.check(&tokens)?;
-    // The last new token is nobody's past.
-    let lengths = writers.iter().zip(&tokens);
-    let lengths = lengths.map(|(writer, tokens)| tokens.len() + writer.most.saturating_sub(1));
-    let longest = lengths.max().unwrap_or(0);
-    if longest > sequences.room().positions {
-        let expected = format!("at most {}", sequences.room().positions);
-        return Err(ModelError::config("tokens of prompt and answer", expected, longest));
-    }
-    if settings.max_new_tokens == 0 {
-        return Ok(written);
-    }
     sequences.advance(device, &tokens)?;
+    let mut entering = None;
     loop {
-        if !settings.sampling.takes_likeliest()
-            || !take_likeliest(&mut writers, &sequences.likeliest(device)?)
-        {
-            choose(&mut writers, sequences.logits(device)?, vocab_size)?;
-        }
-        for writer in writers.iter_mut().filter(|writer| !writer.done) {
-            let tokens = &mut written[writer.place];
-            tokens.push(writer.token);
-            on_token(writer.place, writer.token);
-            writer.done = tokens.len() == writer.most || settings.stop_token == Some(writer.token);
+        writing.choose(device, sequences, &mut writers)?;
+        for (place, writer) in writers.iter_mut().enumerate() {
+            while writer.done && !waiting.is_empty() {
+                *writer = writing.writer(prompts.len() - waiting.len(), model)?;
+                waiting = &waiting[1..];
+                let entering = match &mut entering {
+                    Some(entering) => entering,
+                    None => entering.insert(sequences.one_more(device)?),
+                };
+                entering.begin(device, 1)?;
+                entering.advance(device, &[prompts[writer.place].tokens])?;
+                writing.choose(device, entering, std::slice::from_mut(writer))?;
+                if !writer.done {
+                    sequences.adopt(device, place, entering)?;
+                }
+            }
         }
         let unfinished = writers.iter().filter(|writer| !writer.done).count();
         if unfinished == 0 {
-            return Ok(written);
+            return Ok(writing.answers);
         }
         // One that has ended at the model's last position cannot be computed on.
         let is_full = |(place, writer): (usize, &Writer)| writer.done && sequences.is_full(place);
@@ -111,6 +133,47 @@ pub fn generate_batch<B: Backend, Body: Incremental<B>>(
         let tokens: Vec<[u32; 1]> = writers.iter().map(|writer| [writer.token]).collect();
         let tokens: Vec<&[u32]> = tokens.iter().map(|token| &token[..]).collect();
         sequences.advance(device, &tokens)?;
+    }
+}
+
+/// What is asked, and what was written so far.
+struct Writing<'a, F> {
+    prompts: &'a [Prompt<'a>],
+    settings: &'a GenerationSettings,
+    on_written: F,
+    answers: Vec<Vec<u32>>,
+}
+
+impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
+    /// The writer of the prompt at `place`.
+    fn writer<Body>(&self, place: usize, model: &LanguageModel<Body>) -> Result<Writer> {
+        Writer::new(place, &self.prompts[place], self.settings, model)
+    }
+
+    /// The next token of each writer that has not ended, in its answer.
+    fn choose<B: Backend, Body: Incremental<B>>(
+        &mut self,
+        device: &mut Device<'_, B>,
+        sequences: &mut Sequences<'_, B, Body>,
+        writers: &mut [Writer],
+    ) -> Result<()> {
+        if !self.settings.sampling.takes_likeliest()
+            || !take_likeliest(writers, &sequences.likeliest(device)?)
+        {
+            let vocab_size = sequences.model().vocab_size();
+            choose(writers, sequences.logits(device)?, vocab_size)?;
+        }
+        for writer in writers.iter_mut().filter(|writer| !writer.done) {
+            let answer = &mut self.answers[writer.place];
+            answer.push(writer.token);
+            (self.on_written)(writer.place, Written::Token(writer.token));
+            writer.done =
+                answer.len() == writer.most || self.settings.stop_token == Some(writer.token);
+            if writer.done {
+                (self.on_written)(writer.place, Written::Answer(answer));
+            }
+        }
+        Ok(())
     }
 }
 

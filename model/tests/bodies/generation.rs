@@ -3,7 +3,7 @@
 
 use tidemill_kernels::Backend;
 use tidemill_model::generation::{
-    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, generate,
+    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, Written, generate,
     generate_batch,
 };
 use tidemill_model::score::Scorer;
@@ -230,22 +230,33 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
             stop_token,
             sampling: SamplingSettings { seed: 3, temperature: 1.3, ..Default::default() },
         };
-        let mut sequences = Sequences::new(device, model, parameters, 5, ROOM).expect("fits");
-        let mut write = |places: &[usize], stop_token| {
+        let mut write = |at_once: usize, places: &[usize], stop_token| {
+            let sequences = Sequences::new(device, model, parameters, at_once, ROOM);
+            let mut sequences = sequences.expect("fits");
             let prompt = |&place: &usize| Prompt { tokens: &prompts[place], index: place as u64 };
             let asked: Vec<Prompt<'_>> = places.iter().map(prompt).collect();
             let mut seen = vec![Vec::new(); places.len()];
-            let on_token = |place: usize, token| seen[place].push(token);
+            let mut ended = vec![0; places.len()];
+            let on_written = |place: usize, written: Written<'_>| match written {
+                Written::Token(token) => seen[place].push(token),
+                Written::Answer(tokens) => {
+                    assert_eq!(tokens, seen[place]);
+                    ended[place] += 1;
+                }
+            };
             let settings = settings(stop_token);
-            let written = generate_batch(device, &mut sequences, &asked, &settings, on_token);
+            let written = generate_batch(device, &mut sequences, &asked, &settings, on_written);
             let written = written.expect("writes");
             assert_eq!(written, seen);
+            assert_eq!(ended, vec![1; places.len()]);
             written
         };
-        let alone: Vec<Vec<u32>> = (0..5).map(|place| write(&[place], None).remove(0)).collect();
-        assert_eq!(write(&[0, 1, 2, 3, 4], None), alone);
-        assert_eq!(write(&[4, 2], None), [alone[4].clone(), alone[2].clone()]);
-        assert!(write(&[], None).is_empty());
+        let alone: Vec<Vec<u32>> = (0..5).map(|place| write(1, &[place], None).remove(0)).collect();
+        assert_eq!(write(5, &[0, 1, 2, 3, 4], None), alone);
+        assert_eq!(write(5, &[4, 2], None), [alone[4].clone(), alone[2].clone()]);
+        assert!(write(5, &[], None).is_empty());
+        // Others take the places of those that end.
+        assert_eq!(write(2, &[0, 1, 2, 3, 4], None), alone);
         // Each ends by itself, and the others move together.
         for stop in [alone[1][1], alone[2][4]] {
             let until = |tokens: &Vec<u32>| {
@@ -254,7 +265,9 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
                 tokens[..=end].to_vec()
             };
             let expected: Vec<_> = alone.iter().map(until).collect();
-            assert_eq!(write(&[0, 1, 2, 3, 4], Some(stop)), expected);
+            for at_once in [5, 3, 1] {
+                assert_eq!(write(at_once, &[0, 1, 2, 3, 4], Some(stop)), expected, "{at_once}");
+            }
         }
     });
 }

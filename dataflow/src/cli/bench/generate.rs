@@ -13,7 +13,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tidemill_kernels::{Backend, KernelError};
 use tidemill_model::generation::{
-    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, generate_batch,
+    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, Written,
+    generate_batch,
 };
 use tidemill_model::{Device, Model, ModelError, ModelSettings, Parameters, ResolvedModel};
 
@@ -347,13 +348,13 @@ fn measure<B: Backend>(
             sampling: SamplingSettings { temperature: 0.0, ..Default::default() },
         };
         let (started, mut prompt, mut chosen) = (Instant::now(), Duration::ZERO, 0);
-        let on_token = |_, _| {
-            chosen += 1;
-            if chosen == batch {
+        let on_written = |_, written: Written<'_>| {
+            chosen += usize::from(matches!(written, Written::Token(_)));
+            if chosen == batch && prompt.is_zero() {
                 prompt = started.elapsed();
             }
         };
-        generate_batch(device, &mut sequences, &prompts, &settings, on_token)?;
+        generate_batch(device, &mut sequences, &prompts, &settings, on_written)?;
         Ok::<_, ModelError>(Times { prompt, all: started.elapsed() })
     };
     write(prompt_tokens.min(PIECE_POSITIONS), new_tokens.min(4))?;
