@@ -47,7 +47,7 @@ fn assert_part_of(label: &str, part: &[Vec<f32>; 2], whole: &[Vec<f32>; 2], firs
 
 /// Products of many sizes agree with the definition, and rows of an operand that are less aligned give the same bits.
 ///
-/// Seen failing: segments added without the last, a segment that goes on from the one before, terms of a half segment forgotten.
+/// Seen failing: without the barrier before a block adds its segments.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
@@ -99,7 +99,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
 
 /// A row has the same bits among any other rows, and a column among any other columns.
 ///
-/// Seen failing: the segments of few rows added in another order than those of many.
+/// Seen failing: with segments that few rows, or blocks apart, do not add; with one that goes on from the sum of the one before.
 pub fn rows_of_any_number_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

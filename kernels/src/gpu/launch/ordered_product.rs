@@ -110,7 +110,7 @@ impl Plan {
     fn few(device: &DeviceProperties, Sizes { rows, columns, segments }: Sizes) -> Self {
         let tile_columns = if device.warp == 32 { 8 } else { 16 };
         let walkers = segments.div_ceil(segments.div_ceil(FEW_WARPS));
-        // By measurement on an H100.
+        // What is fastest on an H100, of the shapes of Mamba and GPT-Neo.
         let block_rows = if rows <= 8 { 8 } else { 16 };
         let warps = rows.div_ceil(block_rows) * columns.div_ceil(tile_columns) * walkers;
         let all_resident = warps <= 2 * FEW_WARPS * device.multiprocessors as usize;
@@ -241,5 +241,61 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
         // SAFETY: as above.
         unsafe { self.launch(stream, &ORDERED_PRODUCT, "ordered_add_segments", launch, arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(warp: u32) -> DeviceProperties {
+        DeviceProperties {
+            backend: "a test",
+            name: String::new(),
+            architecture: String::new(),
+            warp,
+            multiprocessors: 132,
+            group_products: false,
+            shared_bytes_per_block: 64 << 10,
+            matrix_library: String::new(),
+            collective_library: None,
+        }
+    }
+
+    /// The kernel, threads and whether segments are blocks' for the products of Mamba 2.8b.
+    #[test]
+    fn blocks_fit_and_warps_share_all_segments() {
+        for warp in [32, 64] {
+            for (rows, columns, segments) in [
+                (1, 10240, 5),
+                (1, 2560, 10),
+                (8, 192, 10),
+                (1, 5120, 1),
+                (16, 2560, 10),
+                (32, 50280, 5),
+                (9, 8, 40),
+            ] {
+                let sizes = Sizes { rows, columns, segments };
+                let plan = Plan::new(&device(warp), ElementKind::Bf16, Access::Wide, sizes);
+                assert!(plan.kernel.starts_with("ordered_few"), "{sizes:?}: {plan:?}");
+                let warps = plan.groups * plan.walkers;
+                assert_eq!(plan.threads as usize, warps * warp as usize, "{sizes:?}: {plan:?}");
+                assert!(warps <= FEW_WARPS && plan.groups * segments <= HELD_SEGMENTS, "{plan:?}");
+                assert!(plan.shared_bytes <= 48 << 10, "{sizes:?}: {plan:?}");
+                assert!(!plan.split);
+            }
+        }
+    }
+
+    #[test]
+    fn segments_are_of_blocks_apart_where_blocks_are_few() {
+        let plan = |rows, columns, segments| {
+            let sizes = Sizes { rows, columns, segments };
+            Plan::new(&device(32), ElementKind::Bf16, Access::Wide, sizes)
+        };
+        assert!(plan(64, 2560, 10).split && plan(128, 2560, 10).split);
+        assert!(
+            !plan(64, 5120, 1).split && !plan(64, 7680, 5).split && !plan(4096, 2560, 10).split
+        );
     }
 }
