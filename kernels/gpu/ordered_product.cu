@@ -105,12 +105,17 @@ DEVICE void multiply_few(const OrderedProduct& product) {
     }
 }
 
+// More loads in flight wait less, but leave room for fewer warps: for what few warps share, or walk in few steps.
 SHARED_BYTES(ordered_few_8, (FEW_SHARED_BYTES<8, 1>));
 KERNEL(ordered_few_8, FEW_THREADS, 3, OrderedProduct) { multiply_few<8, 1, 4>(arguments); }
-// 16 columns.
+SHARED_BYTES(ordered_few_8_deep, (FEW_SHARED_BYTES<8, 1>));
+KERNEL(ordered_few_8_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<8, 1, 8>(arguments); }
+// 16 columns, so that rows are not read more often than weights; but a tile where few warps share all.
 constexpr u32 FEW_16_TILES = WARP == 32 ? 2 : 1;
 SHARED_BYTES(ordered_few_16, (FEW_SHARED_BYTES<16, FEW_16_TILES>));
 KERNEL(ordered_few_16, FEW_THREADS, 3, OrderedProduct) { multiply_few<16, FEW_16_TILES, 2>(arguments); }
+SHARED_BYTES(ordered_few_16_deep, (FEW_SHARED_BYTES<16, 1>));
+KERNEL(ordered_few_16_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<16, 1, 4>(arguments); }
 
 // --- many rows ---------------------------------------------------------------------------------------------
 
@@ -266,17 +271,13 @@ DEVICE void multiply_tiles(const OrderedProduct& product) {
     }
 }
 
-SHARED_BYTES(ordered_tiles_64_single, (TILES_SHARED_BYTES<64, 128>));
-KERNEL(ordered_tiles_64_single, TILES_THREADS, 1, OrderedProduct) {
+SHARED_BYTES(ordered_tiles_single, (TILES_SHARED_BYTES<64, 128>));
+KERNEL(ordered_tiles_single, TILES_THREADS, 1, OrderedProduct) {
     multiply_tiles<64, 128, Access::SINGLE>(arguments);
 }
-SHARED_BYTES(ordered_tiles_64_wide, (TILES_SHARED_BYTES<64, 128>));
-KERNEL(ordered_tiles_64_wide, TILES_THREADS, 2, OrderedProduct) {
+SHARED_BYTES(ordered_tiles_wide, (TILES_SHARED_BYTES<64, 128>));
+KERNEL(ordered_tiles_wide, TILES_THREADS, 2, OrderedProduct) {
     multiply_tiles<64, 128, Access::WIDE>(arguments);
-}
-SHARED_BYTES(ordered_tiles_128_wide, (TILES_SHARED_BYTES<128, 128>));
-KERNEL(ordered_tiles_128_wide, TILES_THREADS, 1, OrderedProduct) {
-    multiply_tiles<128, 128, Access::WIDE>(arguments);
 }
 #else
 // --- fp32 --------------------------------------------------------------------------------------------------

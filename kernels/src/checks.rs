@@ -45,10 +45,12 @@ pub enum Outcome {
 type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
 
 /// The checks by the names of their kernels.
-fn checks<B: Backend>() -> [(&'static str, Check<B>); 14] {
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 16] {
     [
         ("matmul and weight_gradient", products::matmul),
         ("rows of matmul", products::rows_are_independent),
+        ("ordered_matmul", products::ordered_matmul),
+        ("likeliest", products::likeliest),
         ("embedding", rows::embedding),
         ("rms_norm", rows::rms_norm),
         ("layer_norm", rows::layer_norm),

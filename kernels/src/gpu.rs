@@ -5,9 +5,10 @@
 //! shape alone, and hand it one struct of arguments. Sources are compiled for the device at hand when they are first needed, or
 //! side by side when somebody says so before ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
 //!
-//! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of
-//! rows; grains are cut from their own first row; a matrix product's algorithm is pinned to what its rows have in
-//! common ([`MatrixProduct`]), after it has been seen to keep to what is promised of products ([`choose_algorithm`]).
+//! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of rows, but
+//! for generation's products, all of whose kernels give the same bits; grains are cut from their own first row; a matrix
+//! product's algorithm is pinned to what its rows have in common ([`MatrixProduct`]), after it has been seen to keep to what is
+//! promised of products ([`choose_algorithm`]).
 //!
 //! To add a vendor, implement [`Driver`].
 

@@ -215,6 +215,7 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
     assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
+    assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
 }
 
 #[test]
@@ -222,6 +223,12 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
     let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+}
+
+#[test]
+fn a_forgotten_column_fails_the_body() {
+    let of_another_thread = " + half";
+    assert_needs::<Fp32>("likeliest.cu", of_another_thread, bodies::likeliest::agrees);
 }
 
 /// Segments are added in one order whichever kernel adds them, and each begins anew.

@@ -5,6 +5,7 @@ use crate::backend::{Backend, Output};
 use crate::error::Result;
 use crate::reference::matmul::{MatmulShape, backward, forward};
 use crate::shape::GrainRows;
+use crate::view::SliceMut;
 
 /// Columns by rows of what is `rows` by `columns`.
 fn transposed(matrix: &[f64], rows: usize, columns: usize) -> Vec<f64> {
@@ -69,5 +70,65 @@ pub(super) fn rows_are_independent<B: Backend>(checker: &mut Checker<'_, B>) -> 
     if let Some(other) = found.iter().position(|row| *row != found[0]) {
         checker.differs(format!("row {} of {ROWS} has other bits than alone", other - 1));
     }
+    Ok(())
+}
+
+/// A product of generation, as a layer's output and added to the residual, and its rows by themselves and among others: a few
+/// of them and many have kernels of their own.
+pub(super) fn ordered_matmul<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    let (inner, columns) = (1032, 40);
+    let weight = checker.activations(columns * inner)?;
+    let row = checker.activations(inner)?;
+    let values: Vec<f32> = row.wide.iter().map(|&value| value as f32).collect();
+    let b = transposed(&weight.wide, columns, inner);
+    let product = forward(&row.wide, &b, MatmulShape { rows: 1, inner, columns });
+    let mut first: Option<Vec<u8>> = None;
+    for rows in [1, 9, 129] {
+        let a = checker.put::<B::Activation>(&values.repeat(rows))?;
+        let mut out = checker.room::<B::Activation>(rows * columns)?;
+        let mut residual = checker.numbers::<f32>(rows * columns, [-1.0, 1.0])?;
+        let expected = product.repeat(rows);
+        let sum = plus(&residual.wide, &expected);
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let (left, right) = (a.matrix(inner)?, weight.matrix(inner)?);
+        backend.ordered_matmul(stream, out.matrix_mut(columns)?, left, right, Output::Overwrite)?;
+        let (left, right) = (a.matrix(inner)?, weight.matrix(inner)?);
+        backend.ordered_matmul_f32(
+            stream,
+            residual.matrix_mut(columns)?,
+            left,
+            right,
+            Output::Add,
+        )?;
+        checker.compare("ordered_matmul", &out, &expected)?;
+        checker.compare("ordered_matmul_f32", &residual, &sum)?;
+        let out = checker.read(&out.buffer)?;
+        for (place, row) in out.chunks(columns).enumerate() {
+            let bits: &[u8] = bytemuck::cast_slice(row);
+            if *first.get_or_insert_with(|| bits.to_vec()) != bits {
+                checker.differs(format!("row {place} of {rows} has other bits than alone"));
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The likeliest of logits, of which two are equal.
+pub(super) fn likeliest<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    let (rows, columns) = (3, 1500);
+    let logits = checker.numbers::<f32>(rows * columns, [-1.0, 1.0])?;
+    let mut values: Vec<f32> = logits.wide.iter().map(|&value| value as f32).collect();
+    let expected = [1400, 0, 77];
+    for (row, place) in values.chunks_mut(columns).zip(expected) {
+        row[place] = 2.0;
+        row[columns - 1] = 2.0;
+    }
+    let logits = checker.put::<f32>(&values)?;
+    let mut tokens = checker.write(&[0_u32; 3])?;
+    let (backend, stream) = (checker.backend, &mut checker.stream);
+    backend.likeliest(stream, SliceMut::all(&mut tokens), logits.matrix(columns)?, 0.5)?;
+    let found: Vec<f64> = checker.read(&tokens)?.into_iter().map(f64::from).collect();
+    checker.compare_values("likeliest", &found, &expected.map(|place| place as f64));
     Ok(())
 }

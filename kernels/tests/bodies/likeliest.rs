@@ -25,7 +25,7 @@ fn tokens<B: Backend>(
 
 /// The lowest column of the greatest, in rows of random numbers and in rows that are hard; what pads a row is never seen.
 ///
-/// Seen failing: the last thread's columns forgotten, the higher of two equal columns taken.
+/// Seen failing: without its barrier, without the columns of other threads.
 pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();

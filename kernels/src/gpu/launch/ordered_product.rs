@@ -29,8 +29,8 @@ const HELD_SEGMENTS: usize = 40;
 
 /// Threads of a block of tiles, and of one that adds segments.
 const THREADS: u32 = 256;
-/// Columns of a block of tiles.
-const TILES_COLUMNS: usize = 128;
+/// Rows and columns of a block of tiles.
+const TILES: [usize; 2] = [64, 128];
 /// Terms that such a block has of each row at a time.
 const STEP_TERMS: usize = 64;
 /// Rows and columns of a block of fp32, and the terms of each at a time.
@@ -99,26 +99,28 @@ impl Plan {
             return Self::few(device, sizes);
         }
         let stages = if device.warp == 32 { 3 } else { 2 };
-        let of_tiles = |kernel, rows: usize| {
-            let shared_bytes = stages * (rows + TILES_COLUMNS) * STEP_TERMS * 2;
-            Self::tiles(device, kernel, [rows, TILES_COLUMNS], shared_bytes, sizes)
-        };
-        if access == Access::Single {
-            return of_tiles("ordered_tiles_64_single", 64);
-        }
-        let of_64 = of_tiles("ordered_tiles_64_wide", 64);
-        if rows <= 64 || of_64.split { of_64 } else { of_tiles("ordered_tiles_128_wide", 128) }
+        let [tile_rows, tile_columns] = TILES;
+        let shared_bytes = stages * (tile_rows + tile_columns) * STEP_TERMS * 2;
+        let kernel = access.choose("ordered_tiles_wide", "ordered_tiles_single");
+        Self::tiles(device, kernel, TILES, shared_bytes, sizes)
     }
 
     /// Blocks of warps that read weights once, straight into registers: several groups of columns each where there are more
     /// than multiprocessors.
     fn few(device: &DeviceProperties, Sizes { rows, columns, segments }: Sizes) -> Self {
         let tile_columns = if device.warp == 32 { 8 } else { 16 };
-        let (kernel, block_rows, group_columns) = match rows {
-            ..=8 => ("ordered_few_8", 8, tile_columns),
-            _ => ("ordered_few_16", 16, 16),
-        };
         let walkers = segments.div_ceil(segments.div_ceil(FEW_WARPS));
+        // What is fastest on an H100, of the shapes of Mamba and GPT-Neo.
+        let block_rows = if rows <= 8 { 8 } else { 16 };
+        let warps = rows.div_ceil(block_rows) * columns.div_ceil(tile_columns) * walkers;
+        let all_resident = warps <= 2 * FEW_WARPS * device.multiprocessors as usize;
+        let (kernel, group_columns) = match (block_rows, all_resident) {
+            (8, true) => ("ordered_few_8_deep", tile_columns),
+            (8, false) if walkers <= FEW_WARPS / 2 => ("ordered_few_8_deep", tile_columns),
+            (8, false) => ("ordered_few_8", tile_columns),
+            (_, true) => ("ordered_few_16_deep", tile_columns),
+            (_, false) => ("ordered_few_16", 16),
+        };
         let (row_blocks, column_groups) =
             (rows.div_ceil(block_rows), columns.div_ceil(group_columns));
         let most_groups = (FEW_WARPS / walkers).min(HELD_SEGMENTS / segments);
@@ -142,7 +144,7 @@ impl Plan {
         warps.fold(0, |all, warp| all | ((warp / self.walkers) as u64) << (4 * warp))
     }
 
-    /// Blocks of so many rows and columns, which walk over all segments if they leave few multiprocessors idle.
+    /// Blocks of so many rows and columns, which walk over all segments unless most multiprocessors had none.
     fn tiles(
         device: &DeviceProperties,
         kernel: KernelName,
@@ -152,7 +154,7 @@ impl Plan {
     ) -> Self {
         let (row_blocks, column_blocks) =
             (sizes.rows.div_ceil(rows), sizes.columns.div_ceil(columns));
-        let is_small = row_blocks * column_blocks * 2 <= device.multiprocessors as usize;
+        let others = row_blocks * column_blocks - 1;
         Self {
             kernel,
             row_blocks,
@@ -161,7 +163,7 @@ impl Plan {
             shared_bytes,
             groups: 0,
             walkers: 0,
-            split: is_small && sizes.segments > 1,
+            split: others * 3 < device.multiprocessors as usize && sizes.segments > 1,
         }
     }
 }
@@ -239,5 +241,61 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
         // SAFETY: as above.
         unsafe { self.launch(stream, &ORDERED_PRODUCT, "ordered_add_segments", launch, arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(warp: u32) -> DeviceProperties {
+        DeviceProperties {
+            backend: "a test",
+            name: String::new(),
+            architecture: String::new(),
+            warp,
+            multiprocessors: 132,
+            group_products: false,
+            shared_bytes_per_block: 64 << 10,
+            matrix_library: String::new(),
+            collective_library: None,
+        }
+    }
+
+    /// The kernel, threads and whether segments are blocks' for the products of Mamba 2.8b.
+    #[test]
+    fn blocks_fit_and_warps_share_all_segments() {
+        for warp in [32, 64] {
+            for (rows, columns, segments) in [
+                (1, 10240, 5),
+                (1, 2560, 10),
+                (8, 192, 10),
+                (1, 5120, 1),
+                (16, 2560, 10),
+                (32, 50280, 5),
+                (9, 8, 40),
+            ] {
+                let sizes = Sizes { rows, columns, segments };
+                let plan = Plan::new(&device(warp), ElementKind::Bf16, Access::Wide, sizes);
+                assert!(plan.kernel.starts_with("ordered_few"), "{sizes:?}: {plan:?}");
+                let warps = plan.groups * plan.walkers;
+                assert_eq!(plan.threads as usize, warps * warp as usize, "{sizes:?}: {plan:?}");
+                assert!(warps <= FEW_WARPS && plan.groups * segments <= HELD_SEGMENTS, "{plan:?}");
+                assert!(plan.shared_bytes <= 48 << 10, "{sizes:?}: {plan:?}");
+                assert!(!plan.split);
+            }
+        }
+    }
+
+    #[test]
+    fn segments_are_of_blocks_apart_where_blocks_are_few() {
+        let plan = |rows, columns, segments| {
+            let sizes = Sizes { rows, columns, segments };
+            Plan::new(&device(32), ElementKind::Bf16, Access::Wide, sizes)
+        };
+        assert!(plan(64, 2560, 10).split && plan(128, 2560, 10).split);
+        assert!(
+            !plan(64, 5120, 1).split && !plan(64, 7680, 5).split && !plan(4096, 2560, 10).split
+        );
     }
 }
