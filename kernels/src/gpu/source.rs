@@ -34,6 +34,18 @@ pub static HEADERS: &[Header] = &[
         name: "attention_forward_groups.h",
         text: include_str!("../../gpu/attention_forward_groups.h"),
     },
+    Header {
+        name: "attention_backward_groups.h",
+        text: include_str!("../../gpu/attention_backward_groups.h"),
+    },
+    Header {
+        name: "attention_backward_groups_copy.h",
+        text: include_str!("../../gpu/attention_backward_groups_copy.h"),
+    },
+    Header {
+        name: "attention_backward_groups_walk.h",
+        text: include_str!("../../gpu/attention_backward_groups_walk.h"),
+    },
     Header { name: "attention_groups.h", text: include_str!("../../gpu/attention_groups.h") },
     Header {
         name: "attention_groups_copy.h",
@@ -48,6 +60,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
+    Header { name: "group_rows.h", text: include_str!("../../gpu/group_rows.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },
     Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },
@@ -64,6 +77,8 @@ pub static HEADERS: &[Header] = &[
 pub static BIAS: Source = source!("bias.cu");
 /// The gradients of attention.
 pub static ATTENTION_BACKWARD: Source = source!("attention_backward.cu");
+/// The gradients of attention where groups of warps multiply together.
+pub static ATTENTION_BACKWARD_GROUPS: Source = source!("attention_backward_groups.cu");
 /// Attention, for training and from a cache.
 pub static ATTENTION_FORWARD: Source = source!("attention_forward.cu");
 /// The convolution, and its single step.
@@ -114,6 +129,7 @@ pub static TREE_SUM: Source = source!("tree_sum.cu");
 pub static ALL: &[&Source] = &[
     &BIAS,
     &ATTENTION_BACKWARD,
+    &ATTENTION_BACKWARD_GROUPS,
     &ATTENTION_FORWARD,
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
@@ -159,7 +175,11 @@ pub(super) fn of_groups(
                 sources.extend([&SCAN_FORWARD, &SCAN_BACKWARD, &SCAN_SUMS]);
             }
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
-            KernelGroup::Attention => sources.extend([&ATTENTION_FORWARD, &ATTENTION_BACKWARD]),
+            KernelGroup::Attention => sources.extend([
+                &ATTENTION_FORWARD,
+                &ATTENTION_BACKWARD,
+                &ATTENTION_BACKWARD_GROUPS,
+            ]),
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
             KernelGroup::Optimizer => sources.push(&OPTIMIZER),
             KernelGroup::TreeSum => sources.push(&TREE_SUM),

@@ -1,0 +1,393 @@
+// The groups of a block that compute the gradients of attention: keys walk the queries, with five products a tile.
+//
+//   scores  = k q^T          a group's 64 keys are the rows, as of all but the last
+//   dp      = v dout^T
+//   dv     += p dout
+//   dk     += ds q
+//   dq     += ds^T k         of all keys of the block, its two groups sharing queries or columns
+//
+// Products end later than they are begun, and one batch is there nearly always while a group does something else: dp while scores become
+// probabilities, dv while dp becomes ds, dk while the groups wait for each other's ds, the next tile's scores while the sums of dq
+// are handed on.
+#pragma once
+#include "attention_backward_groups.h"
+
+namespace groups {
+
+// Makes zeros of what is not finite in rows that some queries do not see, as clear_not_finite does, by all groups that compute.
+DEVICE void clear_rows(activation* rows, u32 bytes) {
+    u32* const pairs = reinterpret_cast<u32*>(rows);
+    bool found = false;
+#pragma unroll 1
+    for (u32 i = threadIdx.x - GROUP_THREADS; i < bytes / 16; i += COMPUTING * GROUP_THREADS) {
+        const uint4 four = reinterpret_cast<const uint4*>(pairs)[i];
+        if ((finite_of(four.x) & finite_of(four.y) & finite_of(four.z) & finite_of(four.w)) == 0xffffffffu) continue;
+        found = true;
+#pragma unroll 1
+        for (u32 j = 4 * i; j < 4 * i + 4; j++) pairs[j] &= finite_of(pairs[j]);
+    }
+    if (found) show_to_products();
+}
+
+// The lane's first row among the item's keys; the other is eight further on.
+DEVICE u32 own_row() {
+    const u32 thread = formed_anew(threadIdx.x) - GROUP_THREADS;
+    return thread / WARP * TILE + thread % WARP / 4;
+}
+
+// The probabilities of a tile and the gradients of its scores, of the lane's keys.
+template <u32 QUERY_TILES>
+struct Tile {
+    Accumulator p[QUERY_TILES];   // scores at first
+    Accumulator ds[QUERY_TILES];  // dp at first
+
+    // `sums` are those of the tile's queries. Biases are counted from `origin`, the first key of the item, where `slope` is not 0.
+    __device__ __forceinline__ void weigh(const float* sums, float scale, bool has_slopes, float slope, u32 first_query,
+                                          u32 origin) {
+        float own[HELD_ROWS];
+#pragma unroll
+        for (u32 slot = 0; slot < HELD_ROWS; slot++) own[slot] = slope * static_cast<float>(own_row() + 8 * slot);
+        const float first = static_cast<float>(static_cast<int>(origin - first_query - first_tile_column()));
+        const float bias = slope * first;
+#pragma unroll
+        for (u32 n = 0; n < QUERY_TILES; n++) {
+#pragma unroll
+            for (u32 half = 0; half < HELD / 4; half++) {
+                const u32 column = n * TILE + column_step(4 * half);
+                const float2 two = *reinterpret_cast<const float2*>(sums + column + first_tile_column());
+                float shift[2] = {-two.x, -two.y};
+                if (has_slopes) {
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) shift[i] += fmaf(-slope, static_cast<float>(column + i), bias);
+                }
+#pragma unroll
+                for (u32 i = 4 * half; i < 4 * half + 4; i++) {
+                    float of_element = shift[i % 2];
+                    if (has_slopes) of_element += own[row_slot(i)];
+                    p[n].at[i] = exp2_fast(fmaf(p[n].at[i], scale, of_element));
+                }
+            }
+        }
+    }
+
+    // Of what queries do not see, zeros. `firsts`: the first keys that the tile's queries see, or null.
+    __device__ __forceinline__ void hide_unseen(const AttentionInputs& inputs, const u32* firsts, u32 first_query,
+                                                u32 origin) {
+        const u32 key = origin + own_row();
+#pragma unroll
+        for (u32 n = 0; n < QUERY_TILES; n++) {
+#pragma unroll
+            for (u32 of_pair = 0; of_pair < HELD; of_pair += of_pair % 2 ? 3 : 1) {
+                const u32 column = n * TILE + tile_column(of_pair);
+                const u32 query = first_query + column;
+                const u32 first = firsts ? firsts[column] : query >= inputs.window ? query - inputs.window + 1 : 0;
+#pragma unroll
+                for (u32 i = of_pair; i < of_pair + 4; i += 2) {
+                    // A key before the first counts as one far behind the query.
+                    if (key + 8 * row_slot(i) - first > query - first) p[n].at[i] = 0.0f;
+                }
+            }
+        }
+    }
+    // The gradients of what is hidden, which came of no number where that is none.
+    __device__ __forceinline__ void hide_gradients() {
+#pragma unroll
+        for (u32 n = 0; n < QUERY_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) {
+                if (p[n].at[i] == 0.0f) ds[n].at[i] = 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void differentiate(const float* deltas) {
+#pragma unroll
+        for (u32 n = 0; n < QUERY_TILES; n++) {
+#pragma unroll
+            for (u32 half = 0; half < HELD / 4; half++) {
+                const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
+                const float2 two = *reinterpret_cast<const float2*>(deltas + column);
+#pragma unroll
+                for (u32 i = 4 * half; i < 4 * half + 4; i++) {
+                    ds[n].at[i] = p[n].at[i] * (ds[n].at[i] - (i % 2 ? two.y : two.x));
+                }
+            }
+        }
+    }
+};
+
+// Stores a warp's 16 rows of a gradient, times `factor`, by way of its rows of panels in shared memory: lanes write 16 bytes each to whole
+// rows. `row`: the warp's first in the panels, which is key `first`.
+template <u32 P>
+DEVICE void store_rows(activation* gradient, const Arguments& arguments, const Item& item, const Accumulator (&sums)[P / TILE],
+                       float factor, activation* panels, u32 row, u32 first) {
+    const AttentionInputs& inputs = arguments.inputs;
+#pragma unroll
+    for (u32 n = 0; n < P / TILE; n++) {
+        const Panel panel(panels + n * TILE / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS);
+#pragma unroll
+        for (u32 i = 0; i < HELD; i += 2) {
+            const u32 pair = bf16_pair(sums[n].at[i] * factor, sums[n].at[i + 1] * factor);
+            *reinterpret_cast<u32*>(panel.at(row + tile_row(row_slot(i)), n * TILE % PANEL_COLUMNS + tile_column(i))) = pair;
+        }
+    }
+    warp_barrier();
+    const u64 sample_row = static_cast<u64>(item.sample) * inputs.positions + first;
+    activation* const to = gradient + sample_row * arguments.gradient_stride + item.head * inputs.width;
+    const u32 count = first < inputs.positions ? min(TILE, inputs.positions - first) : 0;
+    const u32 lane = formed_anew(lane_of_warp());
+    if (arguments.wide_gradients) {
+        constexpr u32 CHUNKS = P / Panel::CHUNK;
+        const u32 column = lane % CHUNKS * Panel::CHUNK;
+        const Panel panel(panels + column / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS, lane);
+        if (column < inputs.width) {
+#pragma unroll 2
+            for (u32 i = lane / CHUNKS; i < count; i += WARP / CHUNKS) {
+                const uint4 chunk = *reinterpret_cast<const uint4*>(panel.chunk(row + i, column % PANEL_COLUMNS));
+                *reinterpret_cast<uint4*>(to + i * arguments.gradient_stride + column) = chunk;
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (u32 i = 0; i < count; i++) {
+#pragma unroll 1
+            for (u32 column = lane; column < inputs.width; column += WARP) {
+                const Panel panel(panels + column / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS, lane);
+                to[i * arguments.gradient_stride + column] = *panel.at(row + i, column % PANEL_COLUMNS);
+            }
+        }
+    }
+    warp_barrier();
+}
+
+template <u32 P>
+DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
+    typedef Memory<P> M;
+    constexpr u32 STEPS = P / TILE, QUERY_TILES = M::QUERIES / TILE, KEY_TILES = KEY_ROWS / TILE;
+    constexpr u32 DQ_TILES = PANEL_COLUMNS / TILE;
+    // Whether there are registers for probabilities as numbers and as left factors at once.
+    constexpr bool EARLY_DV = P != 64;
+    const AttentionInputs& inputs = arguments.inputs;
+    typename M::State& state = memory.state();
+    const u32 group = threadIdx.x / GROUP_THREADS - 1;
+    const bool one = lane_of_warp() == 0;
+    constexpr u32 GROUP_BYTES = GROUP_ROWS * PANEL_COLUMNS * sizeof(activation);
+    const auto own_keys = LeftPanels<LeftStored::BY_ROW, KEY_ROWS>(memory.keys()).after(group * GROUP_BYTES);
+    const auto own_values = LeftPanels<LeftStored::BY_ROW, KEY_ROWS>(memory.values()).after(group * GROUP_BYTES);
+    const RightPanels<Stored::BY_COLUMN, M::QUERIES> queries_of_scores(memory.queries(0));
+    const RightPanels<Stored::BY_COLUMN, M::QUERIES> douts_of_dp(memory.douts(0));
+    const RightPanels<Stored::BY_TERM, M::QUERIES> queries_of_dk(memory.queries(0)), douts_of_dv(memory.douts(0));
+    // The group's share of dq: half the columns, or half the queries.
+    constexpr u32 PANEL_BYTES = KEY_ROWS * PANEL_COLUMNS * sizeof(activation);
+    const auto ds_of_dq = LeftPanels<LeftStored::BY_TERM, KEY_ROWS>(memory.ds(0)).after(M::PANELS == 1 ? group * PANEL_BYTES : 0);
+    const auto keys_of_dq = RightPanels<Stored::BY_TERM, KEY_ROWS>(memory.keys()).after(M::PANELS == 1 ? 0 : group * PANEL_BYTES);
+    const float scale = inputs.scale * LOG2_E;
+    const bool has_slopes = inputs.slopes != nullptr;
+
+    u32 count = 0;
+    Tile<QUERY_TILES> tile;
+    Accumulator dk[STEPS], dv[STEPS], dq[DQ_TILES];
+    Factor factors[QUERY_TILES], ds[QUERY_TILES];
+    u32 first_query = 0, traits = 0;
+
+    const auto begin_scores = [&] {
+        const Turn<M::QUERY_STAGES> turn(count);
+        wait_for(state.queries_full[turn.stage], turn.parity);
+        first_query = state.steps[turn.stage].first_query;
+        traits = state.steps[turn.stage].traits;
+        if (of_warp((traits & Step::IS_WHOLE) == 0)) {
+            // Queries and their gradients of outputs are right factors.
+            const Turn<M::DOUT_STAGES> of_douts(count);
+            wait_for(state.douts_full[of_douts.stage], of_douts.parity);
+            clear_rows(memory.queries(turn.stage), M::TILE_BYTES);
+            clear_rows(memory.douts(of_douts.stage), M::TILE_BYTES);
+            meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
+        }
+        const auto queries = queries_of_scores.after(turn.stage * M::TILE_BYTES);
+        forget(tile.p);
+        begin_products();
+#pragma unroll
+        for (u32 k = 0; k < STEPS; k++) queries.multiply(tile.p, own_keys, k, k > 0);
+        end_batch();
+    };
+    // Tile `count - 1` is done with, once its products have ended: its sums of dq are handed on.
+    const auto end_tile = [&] {
+        const u32 now = count - 1;
+        wait_for(state.additions_empty[group], now % 2 ^ 1);
+        float4* const to = reinterpret_cast<float4*>(memory.addition(group)) + threadIdx.x % GROUP_THREADS;
+#pragma unroll
+        for (u32 n = 0; n < DQ_TILES; n++) {
+#pragma unroll
+            for (u32 half = 0; half < HELD / 4; half++) {
+                const float* const at = dq[n].at + 4 * half;
+                to[(n * (HELD / 4) + half) * GROUP_THREADS] = make_float4(at[0], at[1], at[2], at[3]);
+            }
+        }
+        if (threadIdx.x % GROUP_THREADS == 0) {
+            const Step& step = state.steps[now % M::QUERY_STAGES];
+            state.additions[group] = {step.tile, step.rank};
+        }
+        show_to_products();
+        warp_barrier();
+        if (one) {
+            arrive(state.additions_full[group]);
+            arrive(state.queries_empty[now % M::QUERY_STAGES]);
+            arrive(state.douts_empty[now % M::DOUT_STAGES]);
+        }
+    };
+#pragma unroll 1
+    for (u32 round = 0;; round++) {
+        wait_for(state.keys_full, round % 2);
+        if (of_warp(state.item.first_key == NO_POSITION)) break;
+        // The last tile of the walk does not see all keys, which are a right factor.
+        clear_rows(memory.keys(), M::OWN_BYTES);
+        meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
+#pragma unroll
+        for (u32 n = 0; n < STEPS; n++) dk[n] = dv[n] = zero_tile();
+        const float slope = has_slopes ? inputs.slopes[state.item.head] * LOG2_E : 0.0f;
+        begin_scores();
+        wait_for(state.values_full, round % 2);
+        wait_for_products<0>();
+        hold(tile.p);
+#pragma unroll 1
+        for (;;) {
+            const Turn<M::QUERY_STAGES> of_queries(count);
+            const Turn<M::DOUT_STAGES> of_douts(count);
+            const bool is_whole = of_warp((traits & Step::IS_WHOLE) != 0);
+            const u32* const firsts = arguments.firsts ? state.firsts[of_queries.stage] : nullptr;
+            wait_for(state.douts_full[of_douts.stage], of_douts.parity);
+            forget(tile.ds);
+            begin_products();
+#pragma unroll
+            for (u32 k = 0; k < STEPS; k++) {
+                douts_of_dp.after(of_douts.stage * M::TILE_BYTES).multiply(tile.ds, own_values, k, k > 0);
+            }
+            end_batch();
+            tile.weigh(state.sums[of_queries.stage], scale, has_slopes, slope, first_query, state.item.first_key);
+            if (!is_whole) tile.hide_unseen(inputs, firsts, first_query, state.item.first_key);
+            const auto begin_dv = [&] {
+#pragma unroll
+                for (u32 n = 0; n < QUERY_TILES; n++) factors[n] = as_factor(tile.p[n]);
+                hold(dv);
+                begin_products();
+#pragma unroll
+                for (u32 n = 0; n < QUERY_TILES; n++) {
+                    douts_of_dv.after(of_douts.stage * M::TILE_BYTES).multiply(dv, factors[n], n, true);
+                }
+                end_batch();
+            };
+            if (EARLY_DV) {
+                begin_dv();
+                wait_for_products<1>();
+            } else {
+                wait_for_products<0>();
+            }
+            hold(tile.ds);
+            tile.differentiate(state.deltas[of_douts.stage]);
+            if (!is_whole) tile.hide_gradients();
+            if (!EARLY_DV) begin_dv();
+            // A row's chunks are permuted by the row's place among eight, which is the lane's alone (SharedRows).
+            const u32 own = own_row(), lane = lane_of_warp();
+            const u32 of_lane = own * PANEL_COLUMNS + own % 8 * Panel::CHUNK + lane % 4 * 2;
+#pragma unroll
+            for (u32 n = 0; n < QUERY_TILES; n++) {
+                ds[n] = as_factor(tile.ds[n]);
+                activation* const panel = memory.ds(count % 2) + n * TILE / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS;
+#pragma unroll
+                for (u32 pair = 0; pair < HELD / 2; pair++) {
+                    const u32 chunk = (n * TILE % PANEL_COLUMNS + column_step(2 * pair)) / Panel::CHUNK;
+                    const u32 place = (of_lane ^ chunk * Panel::CHUNK) + row_slot(2 * pair) * 8 * PANEL_COLUMNS;
+                    *reinterpret_cast<u32*>(panel + place) = ds[n].pairs[pair];
+                }
+            }
+            show_to_products();
+            hold(dk);
+            begin_products();
+#pragma unroll
+            for (u32 n = 0; n < QUERY_TILES; n++) {
+                queries_of_dk.after(of_queries.stage * M::TILE_BYTES).multiply(dk, ds[n], n, true);
+            }
+            end_batch();
+            wait_for_products<1>();
+            hold(dv);
+            keep(factors);
+            meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
+            forget(dq);
+            begin_products();
+#pragma unroll
+            for (u32 k = 0; k < KEY_TILES; k++) {
+                keys_of_dq.multiply(dq, ds_of_dq.after(count % 2 * M::DS_BYTES), k, k > 0);
+            }
+            end_batch();
+            wait_for_products<0>();
+            hold(dk);
+            keep(ds);
+            hold(dq);
+            count++;
+            if (of_warp((traits & Step::IS_LAST) != 0)) break;
+            begin_scores();
+            end_tile();
+            wait_for_products<0>();
+            hold(tile.p);
+        }
+        end_tile();
+        const Item item = state.item;
+        warp_barrier();
+        if (one) arrive(state.keys_empty);
+        // A warp's own values have been used: its gradients take their place.
+        const u32 row = own_row() / TILE * TILE;
+        store_rows<P>(arguments.dv, arguments, item, dv, 1.0f, memory.values(), row, item.first_key + row);
+        store_rows<P>(arguments.dk, arguments, item, dk, inputs.scale, memory.values(), row, item.first_key + row);
+        show_to_products();
+        warp_barrier();
+        if (one) arrive(state.values_empty);
+    }
+    // Nothing will be added any more.
+    wait_for(state.additions_empty[group], count % 2 ^ 1);
+    if (threadIdx.x % GROUP_THREADS == 0) state.additions[group].rank = NO_POSITION;
+    warp_barrier();
+    if (one) arrive(state.additions_full[group]);
+}
+
+template <u32 P>
+DEVICE void backward(const Arguments& arguments) {
+    typedef Memory<P> M;
+    SHARED_ALIGNED(activation, start, PANEL_ALIGNMENT);
+    const M memory{start};
+    if (threadIdx.x == 0) {
+        typename M::State& state = memory.state();
+        constexpr u32 READERS = COMPUTING * GROUP_WARPS;
+        make_gate(state.keys_full, 1);
+        make_gate(state.keys_empty, READERS);
+        make_gate(state.values_full, 1);
+        make_gate(state.values_empty, READERS);
+        for (u32 stage = 0; stage < M::QUERY_STAGES; stage++) {
+            make_gate(state.queries_full[stage], 1);
+            make_gate(state.queries_empty[stage], READERS);
+        }
+        for (u32 stage = 0; stage < M::DOUT_STAGES; stage++) {
+            make_gate(state.douts_full[stage], 1);
+            make_gate(state.douts_empty[stage], READERS);
+        }
+        for (u32 group = 0; group < COMPUTING; group++) {
+            make_gate(state.additions_full[group], GROUP_WARPS);
+            make_gate(state.additions_empty[group], 1);
+        }
+        gates_are_made();
+    }
+    __syncthreads();
+    const u32 warp = threadIdx.x / WARP;
+    if (threadIdx.x < GROUP_THREADS) {
+        give_registers_back<COPYING_REGISTERS>();
+        if (warp == 0) {
+            bring(arguments, memory);
+        } else if (warp - ADDING_WARP < COMPUTING && lane_of_warp() == 0) {
+            add_sums(arguments, memory, warp - ADDING_WARP);
+        }
+    } else {
+        take_registers<COMPUTING_REGISTERS>();
+        compute(arguments, memory);
+    }
+}
+
+}  // namespace groups
