@@ -22,7 +22,7 @@ namespace groups {
 constexpr u32 PREPARING_THREADS = 128, PREPARED_ROWS = 32;
 
 struct Preparation {
-    float* sums;    // [b h, padded t]: log_sum_exp in units of log2
+    float* sums;    // [b h, padded t]: log_sum_exp in units of log2, and the queries' share of biases
     float* deltas;  // [b h, padded t]
     u32* added;     // [b h, query tiles, COMPUTING]
     const activation* dout;
@@ -71,6 +71,11 @@ DEVICE void prepare(const Preparation& arguments) {
         float sum = __uint_as_float(0x7f800000u);
         if (inside) {
             sum = arguments.log_sum_exp[static_cast<u64>(pair) * inputs.positions + position] * LOG2_E;
+            // Biases are counted from the tile's first query; the walk adds what keys lack to that.
+            if (inputs.slopes) {
+                const float distance = static_cast<float>(position % arguments.tile_queries);
+                sum = fmaf(inputs.slopes[pair % inputs.heads] * LOG2_E, distance, sum);
+            }
             // What makes this no number must show in all that the row has part in.
             if (!is_finite(delta)) sum = delta - delta;
         }
@@ -110,34 +115,37 @@ DEVICE void find_firsts(const Firsts& arguments) {
     }
 }
 
-// dq of a tile of queries from its sums, a thread for each of an accumulator's lanes.
+// dq of a tile of queries from its sums, a thread for each of an accumulator's lanes; rows are put together in shared memory.
 template <u32 P>
 DEVICE void round_dq(const Arguments& arguments) {
+    typedef Memory<P> M;
     const AttentionInputs& inputs = arguments.inputs;
+    SHARED(activation, rows);
     const u32 pair = blockIdx.x / arguments.query_tiles, tile = blockIdx.x % arguments.query_tiles;
     const u32 group = threadIdx.x / GROUP_THREADS;
     const u64 place = static_cast<u64>(blockIdx.x) * COMPUTING + group;
-    const float4* const from = reinterpret_cast<const float4*>(arguments.dq_sums + place * Memory<P>::GROUP_SUMS) +
+    const float4* const from = reinterpret_cast<const float4*>(arguments.dq_sums + place * M::GROUP_SUMS) +
                                threadIdx.x % GROUP_THREADS;
-    const u32 first_row = tile * Memory<P>::QUERIES + (Memory<P>::PANELS == 1 ? group * GROUP_ROWS : 0) +
-                          threadIdx.x / WARP % GROUP_WARPS * TILE;
-    const u32 first_column = Memory<P>::PANELS == 1 ? 0 : group * PANEL_COLUMNS;
-    activation* const dq = arguments.dq +
-                           static_cast<u64>(pair / inputs.heads) * inputs.positions * arguments.gradient_stride +
-                           pair % inputs.heads * inputs.width;
+    // The group's share: half the columns, or half the queries.
+    const u32 first_row = (M::PANELS == 1 ? group * GROUP_ROWS : 0) + threadIdx.x / WARP % GROUP_WARPS * TILE;
+    const Panel panel(rows + (M::PANELS == 1 ? 0 : group * M::QUERIES * PANEL_COLUMNS));
 #pragma unroll
     for (u32 part = 0; part < PANEL_COLUMNS / 8; part++) {
         const float4 four = from[part * GROUP_THREADS];
         const float at[4] = {four.x, four.y, four.z, four.w};
-        const u32 column = first_column + part / 2 * TILE + tile_column(part % 2 * 4);
+        const u32 column = part / 2 * TILE + tile_column(part % 2 * 4);
 #pragma unroll
         for (u32 slot = 0; slot < HELD_ROWS; slot++) {
-            const u32 row = first_row + tile_row(slot);
-            if (row >= inputs.positions) continue;
-            store_neighbours(dq + row * arguments.gradient_stride, column, inputs.width, at[2 * slot] * inputs.scale,
-                             at[2 * slot + 1] * inputs.scale, arguments.wide_gradients != 0);
+            const u32 both = bf16_pair(at[2 * slot] * inputs.scale, at[2 * slot + 1] * inputs.scale);
+            *reinterpret_cast<u32*>(panel.at(first_row + tile_row(slot), column)) = both;
         }
     }
+    __syncthreads();
+    const u64 first = static_cast<u64>(pair / inputs.heads) * inputs.positions + tile * M::QUERIES;
+    store_panels<P, M::QUERIES, COMPUTING * GROUP_THREADS>(
+        arguments.dq + first * arguments.gradient_stride + pair % inputs.heads * inputs.width, arguments.gradient_stride,
+        rows, 0, min(M::QUERIES, inputs.positions - min(inputs.positions, tile * M::QUERIES)), inputs.width,
+        arguments.wide_gradients != 0, threadIdx.x);
 }
 
 }  // namespace groups
@@ -152,9 +160,10 @@ KERNEL(attention_backward_firsts, WARP, 1, groups::Firsts) { groups::find_firsts
         groups::backward<P>(arguments);                                                                 \
     }                                                                                                   \
     SHARED_BYTES(attention_backward_groups_##P, groups::Memory<P>::BYTES);                              \
-    KERNEL(attention_backward_round_dq_##P, groups::COMPUTING * GROUP_THREADS, 1, groups::Arguments) {  \
+    KERNEL(attention_backward_round_dq_##P, groups::COMPUTING * GROUP_THREADS, 4, groups::Arguments) {  \
         groups::round_dq<P>(arguments);                                                                 \
-    }
+    }                                                                                                   \
+    SHARED_BYTES(attention_backward_round_dq_##P, groups::Memory<P>::TILE_BYTES);
 BACKWARD_GROUPS(64)
 BACKWARD_GROUPS(128)
 #endif

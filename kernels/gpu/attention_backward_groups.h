@@ -23,7 +23,7 @@ struct Arguments {
     float* dq_sums;  // [b h, query tiles, COMPUTING, group_rows_of(P) x 64], in the order of an accumulator's lanes
     u32* added;      // [b h, query tiles, COMPUTING]: how many tiles of keys were added to the sums
     const activation* dout;
-    const float* sums;       // [b h, padded t]: log_sum_exp in units of log2
+    const float* sums;       // [b h, padded t]: as Preparation leaves them
     const float* deltas;     // [b h, padded t]
     const u32* firsts;       // [b, padded t], or null: the first keys that queries see, where there are starts
     const u32* tile_firsts;  // [b, query tiles, 2]: the least and the greatest of a tile
@@ -36,7 +36,7 @@ struct Arguments {
     u32 section;  // heads of samples that are walked together
     u32 pairs;    // all heads of samples
     u32 by_engine;
-    u32 wide_gradients;  // whether rows of gradients are stored 16 bytes at a time, or two elements by round_dq
+    u32 wide_gradients;  // whether rows of gradients are stored 16 bytes at a time
     u32 unused[2];
 };
 
@@ -54,7 +54,8 @@ struct alignas(16) Step {
     u32 rank;  // how many tiles of keys add to the sums of its dq before
 
     static constexpr u32 IS_WHOLE = 1;  // all its queries see all keys of the item
-    static constexpr u32 IS_LAST = 2;   // of the item
+    static constexpr u32 IS_FIRST = 2;  // of the item, as is
+    static constexpr u32 IS_LAST = 4;
 };
 
 // Sums of dq that wait to be added, as their step says.
@@ -62,6 +63,9 @@ struct alignas(8) Addition {
     u32 tile;
     u32 rank;  // NO_POSITION: there is nothing any more
 };
+
+// A group announces what it will hand on two tiles later at most, before it has seen that one more was added.
+constexpr u32 ANNOUNCED = 4;
 
 template <u32 P>
 struct Memory {
@@ -80,11 +84,12 @@ struct Memory {
         float deltas[DOUT_STAGES][QUERIES];
         Step steps[QUERY_STAGES];
         Item item;
-        Addition additions[COMPUTING];
+        Addition additions[COMPUTING][ANNOUNCED];
         Gate keys_full, keys_empty;  // of the item's description too
         Gate values_full, values_empty;
         Gate queries_full[QUERY_STAGES], queries_empty[QUERY_STAGES];
         Gate douts_full[DOUT_STAGES], douts_empty[DOUT_STAGES];
+        Gate ds_full[2], ds_empty[2];
         Gate additions_full[COMPUTING], additions_empty[COMPUTING];
     };
     static constexpr u32 QUERIES_AT = 2 * OWN_BYTES;

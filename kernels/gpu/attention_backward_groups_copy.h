@@ -62,13 +62,15 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             }
         };
         const Walk<P> walk(arguments, item);
-        u32 tile = walk.last_before(walk.end);
+        const u32 newest = walk.last_before(walk.end);
+        u32 tile = newest;
         u32 next = NO_POSITION;
         const auto bring_queries = [&] {
             const Turn<M::QUERY_STAGES> turn(query_count);
             query_count++;
             next = walk.last_before(tile);
             Step step = walk.step(inputs, tile);
+            if (tile == newest) step.traits |= Step::IS_FIRST;
             if (next == NO_POSITION) step.traits |= Step::IS_LAST;
             Gate& full = state.queries_full[turn.stage];
             wait_together(state.queries_empty[turn.stage], turn.parity ^ 1);
@@ -125,7 +127,7 @@ DEVICE void add_sums(const Arguments& arguments, Memory<P> memory, u32 group) {
 #pragma unroll 1
     for (u32 count = 0;; count++) {
         wait_for(state.additions_full[group], count % 2);
-        const Addition addition = state.additions[group];
+        const Addition addition = state.additions[group][count % ANNOUNCED];
         if (addition.rank == NO_POSITION) return;
         const u64 place = static_cast<u64>(addition.tile) * COMPUTING + group;
         u32* const added = arguments.added + place;

@@ -41,30 +41,19 @@ struct Tile {
     Accumulator p[QUERY_TILES];   // scores at first
     Accumulator ds[QUERY_TILES];  // dp at first
 
-    // `sums` are those of the tile's queries. Biases are counted from `origin`, the first key of the item, where `slope` is not 0.
-    __device__ __forceinline__ void weigh(const float* sums, float scale, bool has_slopes, float slope, u32 first_query,
-                                          u32 origin) {
-        float own[HELD_ROWS];
-#pragma unroll
-        for (u32 slot = 0; slot < HELD_ROWS; slot++) own[slot] = slope * static_cast<float>(own_row() + 8 * slot);
-        const float first = static_cast<float>(static_cast<int>(origin - first_query - first_tile_column()));
-        const float bias = slope * first;
+    // `sums` are those of the tile's queries, in which their own share of biases is; `bias`: that of the lane's first key.
+    __device__ __forceinline__ void weigh(const float* sums, float scale, float slope, float bias) {
+        const float own[2] = {bias, fmaf(slope, 8.0f, bias)};
 #pragma unroll
         for (u32 n = 0; n < QUERY_TILES; n++) {
 #pragma unroll
             for (u32 half = 0; half < HELD / 4; half++) {
-                const u32 column = n * TILE + column_step(4 * half);
-                const float2 two = *reinterpret_cast<const float2*>(sums + column + first_tile_column());
-                float shift[2] = {-two.x, -two.y};
-                if (has_slopes) {
-#pragma unroll
-                    for (u32 i = 0; i < 2; i++) shift[i] += fmaf(-slope, static_cast<float>(column + i), bias);
-                }
+                const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
+                const float2 two = *reinterpret_cast<const float2*>(sums + column);
 #pragma unroll
                 for (u32 i = 4 * half; i < 4 * half + 4; i++) {
-                    float of_element = shift[i % 2];
-                    if (has_slopes) of_element += own[row_slot(i)];
-                    p[n].at[i] = exp2_fast(fmaf(p[n].at[i], scale, of_element));
+                    const float shift = own[row_slot(i)] - (i % 2 ? two.y : two.x);
+                    p[n].at[i] = exp2_fast(fmaf(p[n].at[i], scale, shift));
                 }
             }
         }
@@ -72,8 +61,7 @@ struct Tile {
 
     // Of what queries do not see, zeros. `firsts`: the first keys that the tile's queries see, or null.
     __device__ __forceinline__ void hide_unseen(const AttentionInputs& inputs, const u32* firsts, u32 first_query,
-                                                u32 origin) {
-        const u32 key = origin + own_row();
+                                                u32 key) {
 #pragma unroll
         for (u32 n = 0; n < QUERY_TILES; n++) {
 #pragma unroll
@@ -116,8 +104,36 @@ struct Tile {
     }
 };
 
-// Stores a warp's 16 rows of a gradient, times `factor`, by way of its rows of panels in shared memory: lanes write 16 bytes each to whole
-// rows. `row`: the warp's first in the panels, which is key `first`.
+// Stores `count` rows of a gradient from panels of PANEL_ROWS rows in shared memory, where `row` is the first, by STORING threads: 16 bytes
+// each to whole rows.
+template <u32 P, u32 PANEL_ROWS, u32 STORING>
+DEVICE void store_panels(activation* to, u64 stride, activation* panels, u32 row, u32 count, u32 width, bool wide,
+                         u32 thread) {
+    const u32 lane = thread % WARP;
+    if (wide) {
+        constexpr u32 CHUNKS = P / Panel::CHUNK;
+        const u32 column = thread % CHUNKS * Panel::CHUNK;
+        const Panel panel(panels + column / PANEL_COLUMNS * PANEL_ROWS * PANEL_COLUMNS, lane);
+        if (column >= width) return;
+#pragma unroll 2
+        for (u32 i = thread / CHUNKS; i < count; i += STORING / CHUNKS) {
+            const uint4 chunk = *reinterpret_cast<const uint4*>(panel.chunk(row + i, column % PANEL_COLUMNS));
+            *reinterpret_cast<uint4*>(to + i * stride + column) = chunk;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (u32 i = thread / WARP; i < count; i += STORING / WARP) {
+#pragma unroll 1
+        for (u32 column = lane; column < width; column += WARP) {
+            const Panel panel(panels + column / PANEL_COLUMNS * PANEL_ROWS * PANEL_COLUMNS, lane);
+            to[i * stride + column] = *panel.at(row + i, column % PANEL_COLUMNS);
+        }
+    }
+}
+
+// A warp's 16 rows of a gradient, times `factor`, by way of its rows of panels in shared memory. `row`: the warp's first in the panels,
+// which is key `first`.
 template <u32 P>
 DEVICE void store_rows(activation* gradient, const Arguments& arguments, const Item& item, const Accumulator (&sums)[P / TILE],
                        float factor, activation* panels, u32 row, u32 first) {
@@ -133,30 +149,10 @@ DEVICE void store_rows(activation* gradient, const Arguments& arguments, const I
     }
     warp_barrier();
     const u64 sample_row = static_cast<u64>(item.sample) * inputs.positions + first;
-    activation* const to = gradient + sample_row * arguments.gradient_stride + item.head * inputs.width;
     const u32 count = first < inputs.positions ? min(TILE, inputs.positions - first) : 0;
-    const u32 lane = formed_anew(lane_of_warp());
-    if (arguments.wide_gradients) {
-        constexpr u32 CHUNKS = P / Panel::CHUNK;
-        const u32 column = lane % CHUNKS * Panel::CHUNK;
-        const Panel panel(panels + column / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS, lane);
-        if (column < inputs.width) {
-#pragma unroll 2
-            for (u32 i = lane / CHUNKS; i < count; i += WARP / CHUNKS) {
-                const uint4 chunk = *reinterpret_cast<const uint4*>(panel.chunk(row + i, column % PANEL_COLUMNS));
-                *reinterpret_cast<uint4*>(to + i * arguments.gradient_stride + column) = chunk;
-            }
-        }
-    } else {
-#pragma unroll 1
-        for (u32 i = 0; i < count; i++) {
-#pragma unroll 1
-            for (u32 column = lane; column < inputs.width; column += WARP) {
-                const Panel panel(panels + column / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS, lane);
-                to[i * arguments.gradient_stride + column] = *panel.at(row + i, column % PANEL_COLUMNS);
-            }
-        }
-    }
+    store_panels<P, KEY_ROWS, WARP>(gradient + sample_row * arguments.gradient_stride + item.head * inputs.width,
+                                    arguments.gradient_stride, panels, row, count, inputs.width,
+                                    arguments.wide_gradients != 0, formed_anew(lane_of_warp()));
     warp_barrier();
 }
 
@@ -182,7 +178,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const auto ds_of_dq = LeftPanels<LeftStored::BY_TERM, KEY_ROWS>(memory.ds(0)).after(M::PANELS == 1 ? group * PANEL_BYTES : 0);
     const auto keys_of_dq = RightPanels<Stored::BY_TERM, KEY_ROWS>(memory.keys()).after(M::PANELS == 1 ? 0 : group * PANEL_BYTES);
     const float scale = inputs.scale * LOG2_E;
-    const bool has_slopes = inputs.slopes != nullptr;
 
     u32 count = 0;
     Tile<QUERY_TILES> tile;
@@ -210,9 +205,20 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         for (u32 k = 0; k < STEPS; k++) queries.multiply(tile.p, own_keys, k, k > 0);
         end_batch();
     };
-    // Tile `count - 1` is done with, once its products have ended: its sums of dq are handed on.
-    const auto end_tile = [&] {
-        const u32 now = count - 1;
+    // Of tile `now`, whose ds all groups have written or will have soon.
+    const auto begin_dq = [&](u32 now) {
+        const Turn<2> turn(now);
+        wait_for(state.ds_full[turn.stage], turn.parity);
+        begin_products();
+#pragma unroll
+        for (u32 k = 0; k < KEY_TILES; k++) keys_of_dq.multiply(dq, ds_of_dq.after(turn.stage * M::DS_BYTES), k, k > 0);
+        end_batch();
+    };
+    const auto end_dq = [&](u32 now) {
+        hold(dq);
+        if (one) arrive(state.ds_empty[now % 2]);
+    };
+    const auto hand_on = [&](u32 now) {
         wait_for(state.additions_empty[group], now % 2 ^ 1);
         float4* const to = reinterpret_cast<float4*>(memory.addition(group)) + threadIdx.x % GROUP_THREADS;
 #pragma unroll
@@ -223,17 +229,9 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 to[(n * (HELD / 4) + half) * GROUP_THREADS] = make_float4(at[0], at[1], at[2], at[3]);
             }
         }
-        if (threadIdx.x % GROUP_THREADS == 0) {
-            const Step& step = state.steps[now % M::QUERY_STAGES];
-            state.additions[group] = {step.tile, step.rank};
-        }
         show_to_products();
         warp_barrier();
-        if (one) {
-            arrive(state.additions_full[group]);
-            arrive(state.queries_empty[now % M::QUERY_STAGES]);
-            arrive(state.douts_empty[now % M::DOUT_STAGES]);
-        }
+        if (one) arrive(state.additions_full[group]);
     };
 #pragma unroll 1
     for (u32 round = 0;; round++) {
@@ -244,11 +242,9 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
 #pragma unroll
         for (u32 n = 0; n < STEPS; n++) dk[n] = dv[n] = zero_tile();
-        const float slope = has_slopes ? inputs.slopes[state.item.head] * LOG2_E : 0.0f;
+        const float slope = inputs.slopes ? inputs.slopes[state.item.head] * LOG2_E : 0.0f;
         begin_scores();
         wait_for(state.values_full, round % 2);
-        wait_for_products<0>();
-        hold(tile.p);
 #pragma unroll 1
         for (;;) {
             const Turn<M::QUERY_STAGES> of_queries(count);
@@ -263,8 +259,12 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 douts_of_dp.after(of_douts.stage * M::TILE_BYTES).multiply(tile.ds, own_values, k, k > 0);
             }
             end_batch();
-            tile.weigh(state.sums[of_queries.stage], scale, has_slopes, slope, first_query, state.item.first_key);
-            if (!is_whole) tile.hide_unseen(inputs, firsts, first_query, state.item.first_key);
+            wait_for_products<1>();
+            hold(tile.p);
+            const u32 key = state.item.first_key + own_row();
+            const float bias = slope * static_cast<float>(static_cast<int>(key - first_query));
+            tile.weigh(state.sums[of_queries.stage], scale, slope, bias);
+            if (!is_whole) tile.hide_unseen(inputs, firsts, first_query, key);
             const auto begin_dv = [&] {
 #pragma unroll
                 for (u32 n = 0; n < QUERY_TILES; n++) factors[n] = as_factor(tile.p[n]);
@@ -286,6 +286,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             tile.differentiate(state.deltas[of_douts.stage]);
             if (!is_whole) tile.hide_gradients();
             if (!EARLY_DV) begin_dv();
+            const Turn<2> of_ds(count);
+            wait_for(state.ds_empty[of_ds.stage], of_ds.parity ^ 1);
             // A row's chunks are permuted by the row's place among eight, which is the lane's alone (SharedRows).
             const u32 own = own_row(), lane = lane_of_warp();
             const u32 of_lane = own * PANEL_COLUMNS + own % 8 * Panel::CHUNK + lane % 4 * 2;
@@ -301,6 +303,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 }
             }
             show_to_products();
+            warp_barrier();
+            if (one) arrive(state.ds_full[count % 2]);
             hold(dk);
             begin_products();
 #pragma unroll
@@ -308,29 +312,40 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 queries_of_dk.after(of_queries.stage * M::TILE_BYTES).multiply(dk, ds[n], n, true);
             }
             end_batch();
-            wait_for_products<1>();
+            // The sums of dq come a tile later: no group has to wait for the other's ds then.
+            const bool is_first = of_warp((traits & Step::IS_FIRST) != 0);
+            forget(dq);
+            begin_dq(formed_anew(count) - 1);
+            wait_for_products<0>();
             hold(dv);
             keep(factors);
-            meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
-            forget(dq);
-            begin_products();
-#pragma unroll
-            for (u32 k = 0; k < KEY_TILES; k++) {
-                keys_of_dq.multiply(dq, ds_of_dq.after(count % 2 * M::DS_BYTES), k, k > 0);
-            }
-            end_batch();
-            wait_for_products<0>();
             hold(dk);
             keep(ds);
             hold(dq);
+            if (one && !is_first) arrive(state.ds_empty[(count - 1) % 2]);
+            // Places that are held since the tile began would take the registers that tiles need.
+            const u32 now = formed_anew(count);
+            if (threadIdx.x % GROUP_THREADS == 0) {
+                const Step& step = state.steps[now % M::QUERY_STAGES];
+                state.additions[group][now % ANNOUNCED] = {step.tile, step.rank};
+            }
+            if (one) {
+                arrive(state.queries_empty[now % M::QUERY_STAGES]);
+                arrive(state.douts_empty[now % M::DOUT_STAGES]);
+            }
             count++;
-            if (of_warp((traits & Step::IS_LAST) != 0)) break;
+            if (of_warp((traits & Step::IS_LAST) != 0)) {
+                if (!is_first) hand_on(count - 2);
+                break;
+            }
             begin_scores();
-            end_tile();
-            wait_for_products<0>();
-            hold(tile.p);
+            if (!is_first) hand_on(count - 2);
         }
-        end_tile();
+        forget(dq);
+        begin_dq(count - 1);
+        wait_for_products<0>();
+        end_dq(count - 1);
+        hand_on(count - 1);
         const Item item = state.item;
         warp_barrier();
         if (one) arrive(state.keys_empty);
@@ -344,7 +359,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     }
     // Nothing will be added any more.
     wait_for(state.additions_empty[group], count % 2 ^ 1);
-    if (threadIdx.x % GROUP_THREADS == 0) state.additions[group].rank = NO_POSITION;
+    if (threadIdx.x % GROUP_THREADS == 0) state.additions[group][count % ANNOUNCED].rank = NO_POSITION;
     warp_barrier();
     if (one) arrive(state.additions_full[group]);
 }
@@ -368,6 +383,10 @@ DEVICE void backward(const Arguments& arguments) {
         for (u32 stage = 0; stage < M::DOUT_STAGES; stage++) {
             make_gate(state.douts_full[stage], 1);
             make_gate(state.douts_empty[stage], READERS);
+        }
+        for (u32 turn = 0; turn < 2; turn++) {
+            make_gate(state.ds_full[turn], READERS);
+            make_gate(state.ds_empty[turn], READERS);
         }
         for (u32 group = 0; group < COMPUTING; group++) {
             make_gate(state.additions_full[group], GROUP_WARPS);

@@ -26,8 +26,6 @@ const PREPARING_THREADS: u32 = 128;
 const PREPARED_ROWS: u32 = 32;
 /// Bytes of queries, their gradients and their sums of dq that are walked at a time: what a cache holds beside all else.
 const SECTION_BYTES: u64 = 24 << 20;
-/// Elements that a thread stores at once where rows are aligned to them.
-const STORED_ELEMENTS: u64 = 8;
 
 /// `groups::Arguments` of attention_backward_groups.h.
 #[repr(C)]
@@ -134,8 +132,8 @@ impl Kernels {
         let (queries, keys) = (self.queries as usize, KEY_ROWS as usize);
         let rows = (2 * keys + 5 * queries) * self.columns + 2 * keys * queries;
         let floats = COMPUTING * GROUP_SUMS + 8 * queries;
-        let messages = 3 * 16 + 16 + 2 * 8;
-        let gates = (4 + 2 * 3 + 2 * 2 + 2 * COMPUTING) * size_of::<u64>();
+        let messages = 3 * 16 + 16 + COMPUTING * 4 * 8;
+        let gates = (4 + 2 * 3 + 2 * 2 + 2 * 2 + 2 * COMPUTING) * size_of::<u64>();
         2 * rows + 4 * floats + messages + gates
     }
 }
@@ -227,10 +225,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let by_engine = u32::from(maps.is_some());
         let [q_map, k_map, v_map, dout_map] = maps.unwrap_or_else(Zeroable::zeroed);
         let walked_bytes = stride_bytes::<P::Activation>(4 * kernels.columns as u64) * padded as u64;
-        let stored = |elements| {
-            let gradients = [(rows.gradients[0], rows.gradient_stride)];
-            u32::from(plan.access::<P::Activation>(elements, &gradients) == Access::Wide)
-        };
+        let gradients = rows.gradients.map(|address| (address, rows.gradient_stride));
+        let stores = plan.access::<P::Activation>(WIDE_BYTES, &gradients);
         let [dq, dk, dv] = rows.gradients;
         let arguments = Groups {
             q_map,
@@ -256,7 +252,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             section: (SECTION_BYTES / walked_bytes).clamp(1, pairs as u64) as u32,
             pairs: pairs as u32,
             by_engine,
-            wide_gradients: stored(STORED_ELEMENTS),
+            wide_gradients: u32::from(stores == Access::Wide),
             unused: [0; 2],
         };
         let resident = items.min(device.multiprocessors as usize);
@@ -266,8 +262,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         // SAFETY: the caller's; the count is taken by one kernel at a time.
         unsafe { self.launch(stream, source, kernels.walk, launch, arguments) }?;
-        let arguments = Groups { wide_gradients: stored(2), ..arguments };
-        let launch = blocks(plan.kernel, pairs * query_tiles, THREADS * 2 / 3)?;
+        let launch = Launch {
+            shared_bytes: 2 * kernels.queries as usize * kernels.columns,
+            ..blocks(plan.kernel, pairs * query_tiles, THREADS * 2 / 3)?
+        };
         // SAFETY: as above.
         unsafe { self.launch(stream, source, kernels.round_dq, launch, arguments) }
     }
