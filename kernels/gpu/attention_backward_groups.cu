@@ -24,7 +24,7 @@ constexpr u32 PREPARING_THREADS = 128, PREPARED_ROWS = 32;
 struct Preparation {
     float* sums;    // [b h, padded t]: log_sum_exp in units of log2, and the queries' share of biases
     float* deltas;  // [b h, padded t]
-    u32* added;     // [b h, query tiles, COMPUTING]
+    u32* added;     // [b h, query tiles]
     const activation* dout;
     const activation* out;
     const float* log_sum_exp;  // [b, h, t]
@@ -42,8 +42,8 @@ DEVICE void prepare(const Preparation& arguments) {
     const u32 blocks_of_pair = arguments.padded / PREPARED_ROWS;
     const u32 pair = blockIdx.x / blocks_of_pair, first = blockIdx.x % blocks_of_pair * PREPARED_ROWS;
     const u32 tiles = arguments.padded / arguments.tile_queries;
-    if (threadIdx.x < COMPUTING && first % arguments.tile_queries == 0) {
-        arguments.added[(static_cast<u64>(pair) * tiles + first / arguments.tile_queries) * COMPUTING + threadIdx.x] = 0;
+    if (threadIdx.x == 0 && first % arguments.tile_queries == 0) {
+        arguments.added[static_cast<u64>(pair) * tiles + first / arguments.tile_queries] = 0;
     }
     const u32 lane = threadIdx.x % 16, column = lane * 8;
     const u32 first_column = pair % inputs.heads * inputs.width + column;

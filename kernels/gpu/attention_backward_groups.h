@@ -12,8 +12,9 @@ constexpr u32 KEY_ROWS = COMPUTING * GROUP_ROWS;
 constexpr u32 COPYING_REGISTERS = 40, COMPUTING_REGISTERS = 232;
 // The named barrier of the groups that compute.
 constexpr u32 COMPUTING_MEET = 1;
-// Of the warps that do not compute: the first brings tiles, the next ones add the sums of dq, of each group that computes.
-constexpr u32 ADDING_WARP = 1;
+// Of the warps that do not compute: the first brings tiles, the next ones add the sums of dq, a tile each by turns, since an addition ends
+// long after it has begun.
+constexpr u32 ADDING_WARP = 1, ADDING = 2;
 
 struct Arguments {
     TileMap q_map, k_map, v_map, dout_map;  // where the copy engine brings tiles
@@ -21,7 +22,7 @@ struct Arguments {
     activation* dk;
     activation* dv;
     float* dq_sums;  // [b h, query tiles, COMPUTING, group_rows_of(P) x 64], in the order of an accumulator's lanes
-    u32* added;      // [b h, query tiles, COMPUTING]: how many tiles of keys were added to the sums
+    u32* added;      // [b h, query tiles]: how many tiles of keys were added to the sums
     const activation* dout;
     const float* sums;       // [b h, padded t]: as Preparation leaves them
     const float* deltas;     // [b h, padded t]
@@ -64,39 +65,38 @@ struct alignas(8) Addition {
     u32 rank;  // NO_POSITION: there is nothing any more
 };
 
-// A group announces what it will hand on two tiles later at most, before it has seen that one more was added.
+// What will be added is announced two tiles earlier at most, before it has been seen that one more was.
 constexpr u32 ANNOUNCED = 4;
 
 template <u32 P>
 struct Memory {
     static constexpr u32 QUERIES = P == 64 ? 128 : 64;
     static constexpr u32 PANELS = P / PANEL_COLUMNS, QUERY_PANELS = QUERIES / PANEL_COLUMNS;
-    static constexpr u32 QUERY_STAGES = 3, DOUT_STAGES = 2;
+    static constexpr u32 QUERY_STAGES = 2, DOUT_STAGES = 2;
     static constexpr u32 OWN_BYTES = KEY_ROWS * P * sizeof(activation);
     static constexpr u32 TILE_BYTES = QUERIES * P * sizeof(activation);
     static constexpr u32 DS_BYTES = KEY_ROWS * QUERIES * sizeof(activation);
     // What a group forms of the sums of dq: of all queries 64 columns, or of 64 queries all columns.
-    static constexpr u32 GROUP_SUMS = GROUP_ROWS * PANEL_COLUMNS;
+    static constexpr u32 GROUP_SUMS = GROUP_ROWS * PANEL_COLUMNS, TILE_SUMS = COMPUTING * GROUP_SUMS;
 
     struct State {
         float sums[QUERY_STAGES][QUERIES];
-        u32 firsts[QUERY_STAGES][QUERIES];
         float deltas[DOUT_STAGES][QUERIES];
         Step steps[QUERY_STAGES];
         Item item;
-        Addition additions[COMPUTING][ANNOUNCED];
+        Addition additions[ANNOUNCED];
         Gate keys_full, keys_empty;  // of the item's description too
         Gate values_full, values_empty;
         Gate queries_full[QUERY_STAGES], queries_empty[QUERY_STAGES];
         Gate douts_full[DOUT_STAGES], douts_empty[DOUT_STAGES];
         Gate ds_full[2], ds_empty[2];
-        Gate additions_full[COMPUTING], additions_empty[COMPUTING];
+        Gate additions_full[ADDING], additions_empty[ADDING];
     };
     static constexpr u32 QUERIES_AT = 2 * OWN_BYTES;
     static constexpr u32 DOUTS_AT = QUERIES_AT + QUERY_STAGES * TILE_BYTES;
     static constexpr u32 DS_AT = DOUTS_AT + DOUT_STAGES * TILE_BYTES;
     static constexpr u32 ADDITIONS_AT = DS_AT + 2 * DS_BYTES;
-    static constexpr u32 STATE_AT = ADDITIONS_AT + COMPUTING * GROUP_SUMS * sizeof(float);
+    static constexpr u32 STATE_AT = ADDITIONS_AT + ADDING * TILE_SUMS * sizeof(float);
     static constexpr u32 BYTES = STATE_AT + sizeof(State);
 
     activation* start;
@@ -110,8 +110,9 @@ struct Memory {
     __device__ __forceinline__ activation* douts(u32 stage) const { return at(DOUTS_AT + stage * TILE_BYTES); }
     // ds, a row for each key: of two tiles by turns, so that one is written while the other is multiplied.
     __device__ __forceinline__ activation* ds(u32 turn) const { return at(DS_AT + turn * DS_BYTES); }
-    __device__ __forceinline__ float* addition(u32 group) const {
-        return reinterpret_cast<float*>(at(ADDITIONS_AT)) + group * GROUP_SUMS;
+    // Sums of dq of both groups, of two tiles by turns.
+    __device__ __forceinline__ float* addition(u32 turn) const {
+        return reinterpret_cast<float*>(at(ADDITIONS_AT)) + turn * TILE_SUMS;
     }
 };
 

@@ -78,13 +78,8 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             constexpr u32 BYTES = QUERIES * sizeof(float);
             bring_rows(Rows<QUERIES>(), memory.queries(turn.stage), arguments.q_map,
                        inputs.q + sample_row * inputs.q_stride, inputs.q_stride, full, tile * QUERIES,
-                       arguments.firsts ? 2 * BYTES : BYTES);
-            if (!one) return;
-            copy_bytes(state.sums[turn.stage], arguments.sums + sums_at + tile * QUERIES, BYTES, full);
-            if (arguments.firsts) {
-                const u64 at = static_cast<u64>(item.sample) * arguments.padded + tile * QUERIES;
-                copy_bytes(state.firsts[turn.stage], arguments.firsts + at, BYTES, full);
-            }
+                       BYTES);
+            if (one) copy_bytes(state.sums[turn.stage], arguments.sums + sums_at + tile * QUERIES, BYTES, full);
         };
         const auto bring_douts = [&] {
             const Turn<M::DOUT_STAGES> turn(dout_count);
@@ -117,30 +112,30 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
     }
 }
 
-// Adds what a group has formed of the sums of dq to those in global memory, by one thread. Tiles of keys add to a tile of queries one
-// after the other, by rising keys, so that the order of a sum follows from the head's sequence alone. Blocks begin items in that order
-// too, and each walks from the last queries down: a tile's sums have mostly been left by the keys before when its turn comes.
+// Adds what was formed of the sums of dq to those in global memory, every ADDING-th tile from `turn` on, by one thread. Tiles of keys add to
+// a tile of queries one after the other, by rising keys, so that the order of a sum follows from the head's sequence alone. Blocks begin
+// items in that order too, and each walks from the last queries down: a tile's sums have mostly been left by the keys before when its
+// turn comes.
 template <u32 P>
-DEVICE void add_sums(const Arguments& arguments, Memory<P> memory, u32 group) {
+DEVICE void add_sums(const Arguments& arguments, Memory<P> memory, u32 turn) {
     typedef Memory<P> M;
     typename M::State& state = memory.state();
 #pragma unroll 1
-    for (u32 count = 0;; count++) {
-        wait_for(state.additions_full[group], count % 2);
-        const Addition addition = state.additions[group][count % ANNOUNCED];
+    for (u32 count = turn;; count += ADDING) {
+        wait_for(state.additions_full[turn], count / ADDING % 2);
+        const Addition addition = state.additions[count % ANNOUNCED];
         if (addition.rank == NO_POSITION) return;
-        const u64 place = static_cast<u64>(addition.tile) * COMPUTING + group;
-        u32* const added = arguments.added + place;
-        float* const to = arguments.dq_sums + place * M::GROUP_SUMS;
+        u32* const added = arguments.added + addition.tile;
+        float* const to = arguments.dq_sums + static_cast<u64>(addition.tile) * M::TILE_SUMS;
         if (addition.rank == 0) {
-            store_floats(to, memory.addition(group), M::GROUP_SUMS);
+            store_floats(to, memory.addition(turn), M::TILE_SUMS);
         } else {
             while (seen(added) != addition.rank) rest();
             show_to_copies();
-            add_floats(to, memory.addition(group), M::GROUP_SUMS);
+            add_floats(to, memory.addition(turn), M::TILE_SUMS);
         }
         wait_until_read();
-        arrive(state.additions_empty[group]);
+        arrive(state.additions_empty[turn]);
         wait_until_there();
         publish(added, addition.rank + 1);
     }

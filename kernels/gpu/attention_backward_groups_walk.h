@@ -219,8 +219,10 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         if (one) arrive(state.ds_empty[now % 2]);
     };
     const auto hand_on = [&](u32 now) {
-        wait_for(state.additions_empty[group], now % 2 ^ 1);
-        float4* const to = reinterpret_cast<float4*>(memory.addition(group)) + threadIdx.x % GROUP_THREADS;
+        const Turn<ADDING> turn(now);
+        wait_for(state.additions_empty[turn.stage], turn.parity ^ 1);
+        float4* const to = reinterpret_cast<float4*>(memory.addition(turn.stage) + group * M::GROUP_SUMS) +
+                           threadIdx.x % GROUP_THREADS;
 #pragma unroll
         for (u32 n = 0; n < DQ_TILES; n++) {
 #pragma unroll
@@ -231,7 +233,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         }
         show_to_products();
         warp_barrier();
-        if (one) arrive(state.additions_full[group]);
+        if (one) arrive(state.additions_full[turn.stage]);
     };
 #pragma unroll 1
     for (u32 round = 0;; round++) {
@@ -250,7 +252,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             const Turn<M::QUERY_STAGES> of_queries(count);
             const Turn<M::DOUT_STAGES> of_douts(count);
             const bool is_whole = of_warp((traits & Step::IS_WHOLE) != 0);
-            const u32* const firsts = arguments.firsts ? state.firsts[of_queries.stage] : nullptr;
             wait_for(state.douts_full[of_douts.stage], of_douts.parity);
             forget(tile.ds);
             begin_products();
@@ -264,7 +265,10 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             const u32 key = state.item.first_key + own_row();
             const float bias = slope * static_cast<float>(static_cast<int>(key - first_query));
             tile.weigh(state.sums[of_queries.stage], scale, slope, bias);
-            if (!is_whole) tile.hide_unseen(inputs, firsts, first_query, key);
+            if (!is_whole) {
+                const u64 at = static_cast<u64>(state.item.sample) * arguments.padded + first_query;
+                tile.hide_unseen(inputs, arguments.firsts ? arguments.firsts + at : nullptr, first_query, key);
+            }
             const auto begin_dv = [&] {
 #pragma unroll
                 for (u32 n = 0; n < QUERY_TILES; n++) factors[n] = as_factor(tile.p[n]);
@@ -325,9 +329,9 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             if (one && !is_first) arrive(state.ds_empty[(count - 1) % 2]);
             // Places that are held since the tile began would take the registers that tiles need.
             const u32 now = formed_anew(count);
-            if (threadIdx.x % GROUP_THREADS == 0) {
+            if (threadIdx.x == GROUP_THREADS) {
                 const Step& step = state.steps[now % M::QUERY_STAGES];
-                state.additions[group][now % ANNOUNCED] = {step.tile, step.rank};
+                state.additions[now % ANNOUNCED] = {step.tile, step.rank};
             }
             if (one) {
                 arrive(state.queries_empty[now % M::QUERY_STAGES]);
@@ -357,11 +361,15 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         warp_barrier();
         if (one) arrive(state.values_empty);
     }
-    // Nothing will be added any more.
-    wait_for(state.additions_empty[group], count % 2 ^ 1);
-    if (threadIdx.x % GROUP_THREADS == 0) state.additions[group][count % ANNOUNCED].rank = NO_POSITION;
-    warp_barrier();
-    if (one) arrive(state.additions_full[group]);
+    // Nothing will be added any more, by none of the warps that add.
+#pragma unroll 1
+    for (u32 end = count + ADDING; count < end; count++) {
+        const Turn<ADDING> turn(count);
+        wait_for(state.additions_empty[turn.stage], turn.parity ^ 1);
+        if (threadIdx.x == GROUP_THREADS) state.additions[count % ANNOUNCED].rank = NO_POSITION;
+        warp_barrier();
+        if (one) arrive(state.additions_full[turn.stage]);
+    }
 }
 
 template <u32 P>
@@ -388,9 +396,9 @@ DEVICE void backward(const Arguments& arguments) {
             make_gate(state.ds_full[turn], READERS);
             make_gate(state.ds_empty[turn], READERS);
         }
-        for (u32 group = 0; group < COMPUTING; group++) {
-            make_gate(state.additions_full[group], GROUP_WARPS);
-            make_gate(state.additions_empty[group], 1);
+        for (u32 turn = 0; turn < ADDING; turn++) {
+            make_gate(state.additions_full[turn], READERS);
+            make_gate(state.additions_empty[turn], 1);
         }
         gates_are_made();
     }
@@ -400,7 +408,7 @@ DEVICE void backward(const Arguments& arguments) {
         give_registers_back<COPYING_REGISTERS>();
         if (warp == 0) {
             bring(arguments, memory);
-        } else if (warp - ADDING_WARP < COMPUTING && lane_of_warp() == 0) {
+        } else if (warp - ADDING_WARP < ADDING && lane_of_warp() == 0) {
             add_sums(arguments, memory, warp - ADDING_WARP);
         }
     } else {

@@ -126,14 +126,14 @@ impl Kernels {
         }
     }
 
-    /// `groups::Memory::BYTES`: keys and values, rings of three tiles of queries and two of their gradients, ds twice, sums of dq; then
-    /// sums, first keys and deltas of the tiles, steps, the item and what waits to be added, and gates.
+    /// `groups::Memory::BYTES`: keys and values, rings of two tiles of queries and of their gradients, ds twice, sums of dq twice; then
+    /// sums and deltas of the tiles, steps, the item and what waits to be added, and gates.
     fn shared_bytes(&self) -> usize {
         let (queries, keys) = (self.queries as usize, KEY_ROWS as usize);
-        let rows = (2 * keys + 5 * queries) * self.columns + 2 * keys * queries;
-        let floats = COMPUTING * GROUP_SUMS + 8 * queries;
-        let messages = 3 * 16 + 16 + COMPUTING * 4 * 8;
-        let gates = (4 + 2 * 3 + 2 * 2 + 2 * 2 + 2 * COMPUTING) * size_of::<u64>();
+        let rows = (2 * keys + 4 * queries) * self.columns + 2 * keys * queries;
+        let floats = 2 * COMPUTING * GROUP_SUMS + 4 * queries;
+        let messages = 2 * 16 + 16 + 4 * 8;
+        let gates = (4 + 4 * 2 * 2) * size_of::<u64>();
         2 * rows + 4 * floats + messages + gates
     }
 }
@@ -171,7 +171,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             places * GROUP_SUMS * size_of::<f32>(),
             pairs * padded * size_of::<f32>(),
             pairs * padded * size_of::<f32>(),
-            (places * size_of::<u32>()).next_multiple_of(16),
+            (pairs * query_tiles * size_of::<u32>()).next_multiple_of(16),
             samples * padded * size_of::<u32>(),
             samples * query_tiles * 2 * size_of::<u32>(),
         ];
