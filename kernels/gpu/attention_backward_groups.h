@@ -55,8 +55,7 @@ struct alignas(16) Step {
     u32 rank;  // how many tiles of keys add to the sums of its dq before
 
     static constexpr u32 IS_WHOLE = 1;  // all its queries see all keys of the item
-    static constexpr u32 IS_FIRST = 2;  // of the item, as is
-    static constexpr u32 IS_LAST = 4;
+    static constexpr u32 IS_LAST = 2;   // of the item
 };
 
 // Sums of dq that wait to be added, as their step says.
@@ -89,7 +88,6 @@ struct Memory {
         Gate values_full, values_empty;
         Gate queries_full[QUERY_STAGES], queries_empty[QUERY_STAGES];
         Gate douts_full[DOUT_STAGES], douts_empty[DOUT_STAGES];
-        Gate ds_full[2], ds_empty[2];
         Gate additions_full[ADDING], additions_empty[ADDING];
     };
     static constexpr u32 QUERIES_AT = 2 * OWN_BYTES;

@@ -62,15 +62,13 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             }
         };
         const Walk<P> walk(arguments, item);
-        const u32 newest = walk.last_before(walk.end);
-        u32 tile = newest;
+        u32 tile = walk.last_before(walk.end);
         u32 next = NO_POSITION;
         const auto bring_queries = [&] {
             const Turn<M::QUERY_STAGES> turn(query_count);
             query_count++;
             next = walk.last_before(tile);
             Step step = walk.step(inputs, tile);
-            if (tile == newest) step.traits |= Step::IS_FIRST;
             if (next == NO_POSITION) step.traits |= Step::IS_LAST;
             Gate& full = state.queries_full[turn.stage];
             wait_together(state.queries_empty[turn.stage], turn.parity ^ 1);

@@ -185,7 +185,8 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     Factor factors[QUERY_TILES], ds[QUERY_TILES];
     u32 first_query = 0, traits = 0;
 
-    const auto begin_scores = [&] {
+    // Waits for the queries of tile `count`.
+    const auto take_queries = [&] {
         const Turn<M::QUERY_STAGES> turn(count);
         wait_for(state.queries_full[turn.stage], turn.parity);
         first_query = state.steps[turn.stage].first_query;
@@ -198,25 +199,14 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             clear_rows(memory.douts(of_douts.stage), M::TILE_BYTES);
             meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
         }
-        const auto queries = queries_of_scores.after(turn.stage * M::TILE_BYTES);
+    };
+    const auto begin_scores = [&] {
+        const auto queries = queries_of_scores.after(count % M::QUERY_STAGES * M::TILE_BYTES);
         forget(tile.p);
         begin_products();
 #pragma unroll
         for (u32 k = 0; k < STEPS; k++) queries.multiply(tile.p, own_keys, k, k > 0);
         end_batch();
-    };
-    // Of tile `now`, whose ds all groups have written or will have soon.
-    const auto begin_dq = [&](u32 now) {
-        const Turn<2> turn(now);
-        wait_for(state.ds_full[turn.stage], turn.parity);
-        begin_products();
-#pragma unroll
-        for (u32 k = 0; k < KEY_TILES; k++) keys_of_dq.multiply(dq, ds_of_dq.after(turn.stage * M::DS_BYTES), k, k > 0);
-        end_batch();
-    };
-    const auto end_dq = [&](u32 now) {
-        hold(dq);
-        if (one) arrive(state.ds_empty[now % 2]);
     };
     const auto hand_on = [&](u32 now) {
         const Turn<ADDING> turn(now);
@@ -245,6 +235,7 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
 #pragma unroll
         for (u32 n = 0; n < STEPS; n++) dk[n] = dv[n] = zero_tile();
         const float slope = inputs.slopes ? inputs.slopes[state.item.head] * LOG2_E : 0.0f;
+        take_queries();
         begin_scores();
         wait_for(state.values_full, round % 2);
 #pragma unroll 1
@@ -290,8 +281,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             tile.differentiate(state.deltas[of_douts.stage]);
             if (!is_whole) tile.hide_gradients();
             if (!EARLY_DV) begin_dv();
-            const Turn<2> of_ds(count);
-            wait_for(state.ds_empty[of_ds.stage], of_ds.parity ^ 1);
             // A row's chunks are permuted by the row's place among eight, which is the lane's alone (SharedRows).
             const u32 own = own_row(), lane = lane_of_warp();
             const u32 of_lane = own * PANEL_COLUMNS + own % 8 * Panel::CHUNK + lane % 4 * 2;
@@ -307,8 +296,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 }
             }
             show_to_products();
-            warp_barrier();
-            if (one) arrive(state.ds_full[count % 2]);
             hold(dk);
             begin_products();
 #pragma unroll
@@ -316,19 +303,26 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 queries_of_dk.after(of_queries.stage * M::TILE_BYTES).multiply(dk, ds[n], n, true);
             }
             end_batch();
-            // The sums of dq come a tile later: no group has to wait for the other's ds then.
-            const bool is_first = of_warp((traits & Step::IS_FIRST) != 0);
-            forget(dq);
-            begin_dq(formed_anew(count) - 1);
-            wait_for_products<0>();
+            wait_for_products<1>();
             hold(dv);
             keep(factors);
+            meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
+            forget(dq);
+            begin_products();
+#pragma unroll
+            for (u32 k = 0; k < KEY_TILES; k++) {
+                keys_of_dq.multiply(dq, ds_of_dq.after(count % 2 * M::DS_BYTES), k, k > 0);
+            }
+            end_batch();
+            // Places that are held since the tile began would take the registers that tiles need.
+            const u32 now = formed_anew(count);
+            const bool is_last = of_warp((traits & Step::IS_LAST) != 0);
+            count++;
+            // Behind the last tile nothing uses the scores, which are of whatever is there: that costs less than a branch around them.
+            wait_for_products<0>();
             hold(dk);
             keep(ds);
             hold(dq);
-            if (one && !is_first) arrive(state.ds_empty[(count - 1) % 2]);
-            // Places that are held since the tile began would take the registers that tiles need.
-            const u32 now = formed_anew(count);
             if (threadIdx.x == GROUP_THREADS) {
                 const Step& step = state.steps[now % M::QUERY_STAGES];
                 state.additions[now % ANNOUNCED] = {step.tile, step.rank};
@@ -337,19 +331,11 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
                 arrive(state.queries_empty[now % M::QUERY_STAGES]);
                 arrive(state.douts_empty[now % M::DOUT_STAGES]);
             }
-            count++;
-            if (of_warp((traits & Step::IS_LAST) != 0)) {
-                if (!is_first) hand_on(count - 2);
-                break;
-            }
+            if (is_last) { hand_on(now); break; }
+            take_queries();
             begin_scores();
-            if (!is_first) hand_on(count - 2);
+            hand_on(now);
         }
-        forget(dq);
-        begin_dq(count - 1);
-        wait_for_products<0>();
-        end_dq(count - 1);
-        hand_on(count - 1);
         const Item item = state.item;
         warp_barrier();
         if (one) arrive(state.keys_empty);
@@ -391,10 +377,6 @@ DEVICE void backward(const Arguments& arguments) {
         for (u32 stage = 0; stage < M::DOUT_STAGES; stage++) {
             make_gate(state.douts_full[stage], 1);
             make_gate(state.douts_empty[stage], READERS);
-        }
-        for (u32 turn = 0; turn < 2; turn++) {
-            make_gate(state.ds_full[turn], READERS);
-            make_gate(state.ds_empty[turn], READERS);
         }
         for (u32 turn = 0; turn < ADDING; turn++) {
             make_gate(state.additions_full[turn], READERS);

@@ -133,7 +133,7 @@ impl Kernels {
         let rows = (2 * keys + 4 * queries) * self.columns + 2 * keys * queries;
         let floats = 2 * COMPUTING * GROUP_SUMS + 4 * queries;
         let messages = 2 * 16 + 16 + 4 * 8;
-        let gates = (4 + 4 * 2 * 2) * size_of::<u64>();
+        let gates = (4 + 3 * 2 * 2) * size_of::<u64>();
         2 * rows + 4 * floats + messages + gates
     }
 }
