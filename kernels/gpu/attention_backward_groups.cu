@@ -25,6 +25,8 @@ struct Preparation {
     float* sums;    // [b h, padded t]: log_sum_exp in units of log2, and the queries' share of biases
     float* deltas;  // [b h, padded t]
     u32* added;     // [b h, query tiles]
+    u32* firsts;    // [b, padded t]: the first keys that queries see
+    u32* taken;     // one number
     const activation* dout;
     const activation* out;
     const float* log_sum_exp;  // [b, h, t]
@@ -44,6 +46,12 @@ DEVICE void prepare(const Preparation& arguments) {
     const u32 tiles = arguments.padded / arguments.tile_queries;
     if (threadIdx.x == 0 && first % arguments.tile_queries == 0) {
         arguments.added[static_cast<u64>(pair) * tiles + first / arguments.tile_queries] = 0;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) *arguments.taken = 0;
+    if (threadIdx.x < PREPARED_ROWS && pair % inputs.heads == 0) {
+        const u32 sample = pair / inputs.heads, query = first + threadIdx.x;
+        arguments.firsts[static_cast<u64>(sample) * arguments.padded + query] =
+            sight_of(inputs, sample, min(query, inputs.positions - 1), 0).first;
     }
     const u32 lane = threadIdx.x % 16, column = lane * 8;
     const u32 first_column = pair % inputs.heads * inputs.width + column;
@@ -85,33 +93,26 @@ DEVICE void prepare(const Preparation& arguments) {
     }
 }
 
-struct Firsts {
-    u32* firsts;       // [b, padded t]
+struct TileFirsts {
     u32* tile_firsts;  // [b, tiles, 2]
-    AttentionInputs inputs;
-    u32 padded;
+    const u32* firsts;
     u32 tile_queries;
+    u32 unused;
 };
 
-// The first keys that queries see, and the least and the greatest of a tile, by a warp.
-DEVICE void find_firsts(const Firsts& arguments) {
-    const AttentionInputs& inputs = arguments.inputs;
-    const u32 tiles = arguments.padded / arguments.tile_queries;
-    const u32 sample = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+// The least and the greatest of the first keys that queries of a tile see, by a warp.
+DEVICE void find_tile_firsts(const TileFirsts& arguments) {
     u32 least = NO_POSITION, greatest = 0;
     for (u32 i = threadIdx.x; i < arguments.tile_queries; i += WARP) {
-        const u32 query = tile * arguments.tile_queries + i;
-        const u32 first = sight_of(inputs, sample, min(query, inputs.positions - 1), 0).first;
-        arguments.firsts[static_cast<u64>(sample) * arguments.padded + query] = first;
+        const u32 first = arguments.firsts[blockIdx.x * arguments.tile_queries + i];
         least = min(least, first);
         greatest = max(greatest, first);
     }
     least = warp_least(least);
     greatest = warp_greatest(greatest);
     if (threadIdx.x == 0) {
-        u32* const of_tile = arguments.tile_firsts + static_cast<u64>(blockIdx.x) * 2;
-        of_tile[0] = least;
-        of_tile[1] = greatest;
+        arguments.tile_firsts[2 * blockIdx.x] = least;
+        arguments.tile_firsts[2 * blockIdx.x + 1] = greatest;
     }
 }
 
@@ -153,7 +154,7 @@ DEVICE void round_dq(const Arguments& arguments) {
 KERNEL(attention_backward_prepare, groups::PREPARING_THREADS, 1, groups::Preparation) {
     groups::prepare(arguments);
 }
-KERNEL(attention_backward_firsts, WARP, 1, groups::Firsts) { groups::find_firsts(arguments); }
+KERNEL(attention_backward_tile_firsts, WARP, 1, groups::TileFirsts) { groups::find_tile_firsts(arguments); }
 
 #define BACKWARD_GROUPS(P)                                                                              \
     KERNEL_OF_MAPS(attention_backward_groups_##P, groups::BLOCK_THREADS, 1, groups::Arguments) {        \

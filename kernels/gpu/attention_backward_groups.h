@@ -26,12 +26,12 @@ struct Arguments {
     const activation* dout;
     const float* sums;       // [b h, padded t]: as Preparation leaves them
     const float* deltas;     // [b h, padded t]
-    const u32* firsts;       // [b, padded t], or null: the first keys that queries see, where there are starts
-    const u32* tile_firsts;  // [b, query tiles, 2]: the least and the greatest of a tile
+    const u32* firsts;       // [b, padded t]: the first keys that queries see
+    const u32* tile_firsts;  // [b, query tiles, 2], where there are starts: the least and the greatest of a tile
     AttentionInputs inputs;  // its tiles are of KEY_ROWS keys
     u64 gradient_stride;
     u64 dout_stride;
-    u32* taken;  // items so far: 0 before a launch and after it
+    u32* taken;  // items so far: 0 before a launch
     u32 padded;  // t rounded up to whole tiles of keys
     u32 query_tiles;
     u32 section;  // heads of samples that are walked together
@@ -43,8 +43,9 @@ struct Arguments {
 
 // KEY_ROWS keys of a head.
 struct alignas(16) Item {
-    u32 pair, head, sample;
+    u32 head, sample;
     u32 first_key;  // NO_POSITION where there is no item
+    float slope;    // of biases, in units of log2
 };
 
 // A tile of queries that the keys of an item walk.
@@ -56,6 +57,7 @@ struct alignas(16) Step {
 
     static constexpr u32 IS_WHOLE = 1;  // all its queries see all keys of the item
     static constexpr u32 IS_LAST = 2;   // of the item
+    static constexpr u32 IS_ODD = 4;    // the item, of those that the block has taken
 };
 
 // Sums of dq that wait to be added, as their step says.
@@ -116,37 +118,30 @@ struct Memory {
 
 // --- items ------------------------------------------------------------------------------------------------
 
-// The next item that no block has taken, by one thread. The last block to find none leaves the count as it was.
-DEVICE u32 take_item(const Arguments& arguments) {
-    const u32 all = arguments.pairs * arguments.inputs.tiles;
-    const u32 number = take_number(arguments.taken);
-    if (number == all + gridDim.x - 1) *arguments.taken = 0;
-    return number;
-}
-
 // Item `number`. First come the longer half of the walks of each section, whose queries and sums of dq the cache holds meanwhile; then
 // the shorter half of all, so that blocks end together. Items of a head come by rising keys: what an item waits for (add_sums) has been
 // taken before it.
 DEVICE Item item_of(const Arguments& arguments, u32 number) {
     const AttentionInputs& inputs = arguments.inputs;
     const u32 pairs = arguments.pairs, longer = inputs.tiles - inputs.tiles / 2;
-    Item item = {0, 0, 0, NO_POSITION};
+    Item item = {0, 0, NO_POSITION, 0.0f};
     if (number >= pairs * inputs.tiles) return item;
-    u32 rank;
+    u32 pair, rank;
     if (number < longer * pairs) {
         const u32 of_section = arguments.section * longer;
         const u32 first = number / of_section * arguments.section;
         const u32 here = min(arguments.section, pairs - first);
-        item.pair = first + number % of_section % here;
+        pair = first + number % of_section % here;
         rank = number % of_section / here;
     } else {
         const u32 rest = number - longer * pairs;
-        item.pair = rest % pairs;
+        pair = rest % pairs;
         rank = longer + rest / pairs;
     }
-    item.head = item.pair % inputs.heads;
-    item.sample = item.pair / inputs.heads;
+    item.head = pair % inputs.heads;
+    item.sample = pair / inputs.heads;
     item.first_key = rank * KEY_ROWS;
+    if (inputs.slopes) item.slope = inputs.slopes[item.head] * LOG2_E;
     return item;
 }
 
@@ -165,7 +160,7 @@ struct Walk {
         first_key = item.first_key;
         last_key = first_key + KEY_ROWS - 1;
         first = first_key / QUERIES;
-        tile_of_all = item.pair * arguments.query_tiles;
+        tile_of_all = (item.sample * inputs.heads + item.head) * arguments.query_tiles;
         // The last query that sees the last key is window - 1 later.
         const u32 last_query = inputs.positions - 1;
         end = (inputs.window < inputs.positions ? min(last_query, last_key + inputs.window - 1) : last_query) / QUERIES + 1;

@@ -26,10 +26,10 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
     typename M::State& state = memory.state();
     const bool one = lane_of_warp() == 0;
     const bool by_engine = arguments.by_engine != 0;
-    u32 query_count = 0, dout_count = 0;
+    u32 count = 0;
 #pragma unroll 1
     for (u32 round = 0;; round++) {
-        const u32 taken = one ? take_item(arguments) : 0;
+        const u32 taken = one ? take_number(arguments.taken) : 0;
         const Item item = item_of(arguments, __float_as_uint(shuffle(__uint_as_float(taken), 0)));
         if (item.first_key == NO_POSITION) {
             wait_together(state.keys_empty, round % 2 ^ 1);
@@ -41,7 +41,7 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
         }
         const u32 column = item.head * inputs.width;
         const u64 sample_row = static_cast<u64>(item.sample) * inputs.positions;
-        const u64 sums_at = static_cast<u64>(item.pair) * arguments.padded;
+        const u64 sums_at = (static_cast<u64>(item.sample) * inputs.heads + item.head) * arguments.padded;
 
         // ROWS rows of the item's head, from `first` on, and what else the gate is to wait for.
         const auto bring_rows = [&](auto rows, activation* to, const TileMap& map, const activation* from, u64 stride,
@@ -65,10 +65,10 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
         u32 tile = walk.last_before(walk.end);
         u32 next = NO_POSITION;
         const auto bring_queries = [&] {
-            const Turn<M::QUERY_STAGES> turn(query_count);
-            query_count++;
+            const Turn<M::QUERY_STAGES> turn(count);
             next = walk.last_before(tile);
             Step step = walk.step(inputs, tile);
+            if (round % 2 != 0) step.traits |= Step::IS_ODD;
             if (next == NO_POSITION) step.traits |= Step::IS_LAST;
             Gate& full = state.queries_full[turn.stage];
             wait_together(state.queries_empty[turn.stage], turn.parity ^ 1);
@@ -80,8 +80,7 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             if (one) copy_bytes(state.sums[turn.stage], arguments.sums + sums_at + tile * QUERIES, BYTES, full);
         };
         const auto bring_douts = [&] {
-            const Turn<M::DOUT_STAGES> turn(dout_count);
-            dout_count++;
+            const Turn<M::DOUT_STAGES> turn(count);
             Gate& full = state.douts_full[turn.stage];
             wait_together(state.douts_empty[turn.stage], turn.parity ^ 1);
             constexpr u32 BYTES = QUERIES * sizeof(float);
@@ -92,21 +91,26 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
         };
 
         // What the first scores need comes first.
-        bring_queries();
-        wait_together(state.keys_empty, round % 2 ^ 1);
-        if (one) state.item = item;
-        bring_rows(Rows<KEY_ROWS>(), memory.keys(), arguments.k_map, inputs.k + item.sample * inputs.k_sample,
-                   inputs.k_stride, state.keys_full, item.first_key, 0);
-        bring_douts();
-        wait_together(state.values_empty, round % 2 ^ 1);
-        bring_rows(Rows<KEY_ROWS>(), memory.values(), arguments.v_map, inputs.v + item.sample * inputs.v_sample,
-                   inputs.v_stride, state.values_full, item.first_key, 0);
+        bool is_first = true;
 #pragma unroll 1
-        while (next != NO_POSITION) {
-            tile = next;
+        do {
             bring_queries();
+            if (is_first) {
+                wait_together(state.keys_empty, round % 2 ^ 1);
+                if (one) state.item = item;
+                bring_rows(Rows<KEY_ROWS>(), memory.keys(), arguments.k_map, inputs.k + item.sample * inputs.k_sample,
+                           inputs.k_stride, state.keys_full, item.first_key, 0);
+            }
             bring_douts();
-        }
+            if (is_first) {
+                wait_together(state.values_empty, round % 2 ^ 1);
+                bring_rows(Rows<KEY_ROWS>(), memory.values(), arguments.v_map, inputs.v + item.sample * inputs.v_sample,
+                           inputs.v_stride, state.values_full, item.first_key, 0);
+            }
+            is_first = false;
+            count++;
+            tile = next;
+        } while (tile != NO_POSITION);
     }
 }
 

@@ -35,74 +35,76 @@ DEVICE u32 own_row() {
     return thread / WARP * TILE + thread % WARP / 4;
 }
 
-// The probabilities of a tile and the gradients of its scores, of the lane's keys.
-template <u32 QUERY_TILES>
-struct Tile {
-    Accumulator p[QUERY_TILES];   // scores at first
-    Accumulator ds[QUERY_TILES];  // dp at first
+// Two first keys, which are loaded here, not long before they are needed: registers lack for that.
+DEVICE uint2 load_here(const u32* firsts) {
+#if ON_NVIDIA
+    uint2 two;
+    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(two.x), "=r"(two.y) : "l"(firsts) : "memory");
+    return two;
+#else
+    return make_uint2(firsts[0], firsts[1]);
+#endif
+}
 
-    // `sums` are those of the tile's queries, in which their own share of biases is; `bias`: that of the lane's first key.
-    __device__ __forceinline__ void weigh(const float* sums, float scale, float slope, float bias) {
-        const float own[2] = {bias, fmaf(slope, 8.0f, bias)};
+// Makes probabilities of a tile's scores. `sums` are those of its queries, in which their own share of biases is; `bias`: that of the
+// lane's first key.
+template <u32 TILES>
+DEVICE void weigh(Accumulator (&scores)[TILES], const float* sums, float scale, float slope, float bias) {
+    const float own[2] = {bias, fmaf(slope, 8.0f, bias)};
 #pragma unroll
-        for (u32 n = 0; n < QUERY_TILES; n++) {
+    for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
-            for (u32 half = 0; half < HELD / 4; half++) {
-                const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
-                const float2 two = *reinterpret_cast<const float2*>(sums + column);
+        for (u32 half = 0; half < HELD / 4; half++) {
+            const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
+            const float2 two = *reinterpret_cast<const float2*>(sums + column);
 #pragma unroll
-                for (u32 i = 4 * half; i < 4 * half + 4; i++) {
-                    const float shift = own[row_slot(i)] - (i % 2 ? two.y : two.x);
-                    p[n].at[i] = exp2_fast(fmaf(p[n].at[i], scale, shift));
-                }
+            for (u32 i = 4 * half; i < 4 * half + 4; i++) {
+                const float shift = own[row_slot(i)] - (i % 2 ? two.y : two.x);
+                scores[n].at[i] = exp2_fast(fmaf(scores[n].at[i], scale, shift));
             }
         }
     }
+}
 
-    // Of what queries do not see, zeros. `firsts`: the first keys that the tile's queries see, or null.
-    __device__ __forceinline__ void hide_unseen(const AttentionInputs& inputs, const u32* firsts, u32 first_query,
-                                                u32 key) {
+// Of what queries do not see, zeros. `firsts`: the first keys that the tile's queries see; `key`: the lane's first.
+template <u32 TILES>
+DEVICE void hide_unseen(Accumulator (&p)[TILES], const u32* firsts, u32 first_query, u32 key) {
 #pragma unroll
-        for (u32 n = 0; n < QUERY_TILES; n++) {
+    for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
-            for (u32 of_pair = 0; of_pair < HELD; of_pair += of_pair % 2 ? 3 : 1) {
-                const u32 column = n * TILE + tile_column(of_pair);
-                const u32 query = first_query + column;
-                const u32 first = firsts ? firsts[column] : query >= inputs.window ? query - inputs.window + 1 : 0;
+        for (u32 half = 0; half < HELD / 4; half++) {
+            const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
+            const uint2 two = load_here(firsts + column);
 #pragma unroll
-                for (u32 i = of_pair; i < of_pair + 4; i += 2) {
-                    // A key before the first counts as one far behind the query.
-                    if (key + 8 * row_slot(i) - first > query - first) p[n].at[i] = 0.0f;
-                }
+            for (u32 i = 4 * half; i < 4 * half + 4; i++) {
+                const u32 first = i % 2 ? two.y : two.x, query = first_query + column + i % 2;
+                // A key before the first counts as one far behind the query.
+                if (key + 8 * row_slot(i) - first > query - first) p[n].at[i] = 0.0f;
             }
         }
     }
-    // The gradients of what is hidden, which came of no number where that is none.
-    __device__ __forceinline__ void hide_gradients() {
-#pragma unroll
-        for (u32 n = 0; n < QUERY_TILES; n++) {
-#pragma unroll
-            for (u32 i = 0; i < HELD; i++) {
-                if (p[n].at[i] == 0.0f) ds[n].at[i] = 0.0f;
-            }
-        }
-    }
+}
 
-    __device__ __forceinline__ void differentiate(const float* deltas) {
+// ds from dp, and from the probabilities as they were rounded for dv: registers lack for both these and what they were. What is hidden
+// gets 0 even where dp is no number.
+template <u32 TILES>
+DEVICE void differentiate(Accumulator (&ds)[TILES], const Factor (&p)[TILES], const float* deltas, bool is_whole) {
 #pragma unroll
-        for (u32 n = 0; n < QUERY_TILES; n++) {
+    for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
-            for (u32 half = 0; half < HELD / 4; half++) {
-                const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
-                const float2 two = *reinterpret_cast<const float2*>(deltas + column);
+        for (u32 half = 0; half < HELD / 4; half++) {
+            const u32 column = n * TILE + column_step(4 * half) + first_tile_column();
+            const float2 two = *reinterpret_cast<const float2*>(deltas + column);
 #pragma unroll
-                for (u32 i = 4 * half; i < 4 * half + 4; i++) {
-                    ds[n].at[i] = p[n].at[i] * (ds[n].at[i] - (i % 2 ? two.y : two.x));
-                }
+            for (u32 i = 4 * half; i < 4 * half + 4; i++) {
+                const u32 pair = p[n].pairs[i / 2];
+                const float own = i % 2 ? second_of(pair) : first_of(pair);
+                ds[n].at[i] = own * (ds[n].at[i] - (i % 2 ? two.y : two.x));
+                if (!is_whole && own == 0.0f) ds[n].at[i] = 0.0f;
             }
         }
     }
-};
+}
 
 // Stores `count` rows of a gradient from panels of PANEL_ROWS rows in shared memory, where `row` is the first, by STORING threads: 16 bytes
 // each to whole rows.
@@ -161,8 +163,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     typedef Memory<P> M;
     constexpr u32 STEPS = P / TILE, QUERY_TILES = M::QUERIES / TILE, KEY_TILES = KEY_ROWS / TILE;
     constexpr u32 DQ_TILES = PANEL_COLUMNS / TILE;
-    // Whether there are registers for probabilities as numbers and as left factors at once.
-    constexpr bool EARLY_DV = P != 64;
     const AttentionInputs& inputs = arguments.inputs;
     typename M::State& state = memory.state();
     const u32 group = threadIdx.x / GROUP_THREADS - 1;
@@ -180,18 +180,14 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     const float scale = inputs.scale * LOG2_E;
 
     u32 count = 0;
-    Tile<QUERY_TILES> tile;
+    Accumulator scores[QUERY_TILES], dp[QUERY_TILES];  // these become probabilities and ds
     Accumulator dk[STEPS], dv[STEPS], dq[DQ_TILES];
-    Factor factors[QUERY_TILES], ds[QUERY_TILES];
-    u32 first_query = 0, traits = 0;
 
     // Waits for the queries of tile `count`.
     const auto take_queries = [&] {
         const Turn<M::QUERY_STAGES> turn(count);
         wait_for(state.queries_full[turn.stage], turn.parity);
-        first_query = state.steps[turn.stage].first_query;
-        traits = state.steps[turn.stage].traits;
-        if (of_warp((traits & Step::IS_WHOLE) == 0)) {
+        if (of_warp((state.steps[turn.stage].traits & Step::IS_WHOLE) == 0)) {
             // Queries and their gradients of outputs are right factors.
             const Turn<M::DOUT_STAGES> of_douts(count);
             wait_for(state.douts_full[of_douts.stage], of_douts.parity);
@@ -202,14 +198,14 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
     };
     const auto begin_scores = [&] {
         const auto queries = queries_of_scores.after(count % M::QUERY_STAGES * M::TILE_BYTES);
-        forget(tile.p);
+        forget(scores);
         begin_products();
 #pragma unroll
-        for (u32 k = 0; k < STEPS; k++) queries.multiply(tile.p, own_keys, k, k > 0);
+        for (u32 k = 0; k < STEPS; k++) queries.multiply(scores, own_keys, k, k > 0);
         end_batch();
     };
     const auto hand_on = [&](u32 now) {
-        const Turn<ADDING> turn(now);
+        const Turn<ADDING> turn(formed_anew(now));
         wait_for(state.additions_empty[turn.stage], turn.parity ^ 1);
         float4* const to = reinterpret_cast<float4*>(memory.addition(turn.stage) + group * M::GROUP_SUMS) +
                            threadIdx.x % GROUP_THREADS;
@@ -226,68 +222,73 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
         if (one) arrive(state.additions_full[turn.stage]);
     };
 #pragma unroll 1
-    for (u32 round = 0;; round++) {
-        wait_for(state.keys_full, round % 2);
+    for (u32 parity = 0;;) {
+        wait_for(state.keys_full, parity);
         if (of_warp(state.item.first_key == NO_POSITION)) break;
         // The last tile of the walk does not see all keys, which are a right factor.
         clear_rows(memory.keys(), M::OWN_BYTES);
         meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
 #pragma unroll
         for (u32 n = 0; n < STEPS; n++) dk[n] = dv[n] = zero_tile();
-        const float slope = inputs.slopes ? inputs.slopes[state.item.head] * LOG2_E : 0.0f;
         take_queries();
         begin_scores();
-        wait_for(state.values_full, round % 2);
+        wait_for(state.values_full, parity);
 #pragma unroll 1
         for (;;) {
             const Turn<M::QUERY_STAGES> of_queries(count);
             const Turn<M::DOUT_STAGES> of_douts(count);
-            const bool is_whole = of_warp((traits & Step::IS_WHOLE) != 0);
+            const Step& step = state.steps[of_queries.stage];
+            const bool is_whole = of_warp((step.traits & Step::IS_WHOLE) != 0);
             wait_for(state.douts_full[of_douts.stage], of_douts.parity);
-            forget(tile.ds);
+            const auto begin_dp = [&] {
+            forget(dp);
             begin_products();
 #pragma unroll
             for (u32 k = 0; k < STEPS; k++) {
-                douts_of_dp.after(of_douts.stage * M::TILE_BYTES).multiply(tile.ds, own_values, k, k > 0);
+                douts_of_dp.after(of_douts.stage * M::TILE_BYTES).multiply(dp, own_values, k, k > 0);
             }
             end_batch();
-            wait_for_products<1>();
-            hold(tile.p);
-            const u32 key = state.item.first_key + own_row();
-            const float bias = slope * static_cast<float>(static_cast<int>(key - first_query));
-            tile.weigh(state.sums[of_queries.stage], scale, slope, bias);
-            if (!is_whole) {
-                const u64 at = static_cast<u64>(state.item.sample) * arguments.padded + first_query;
-                tile.hide_unseen(inputs, arguments.firsts ? arguments.firsts + at : nullptr, first_query, key);
-            }
-            const auto begin_dv = [&] {
-#pragma unroll
-                for (u32 n = 0; n < QUERY_TILES; n++) factors[n] = as_factor(tile.p[n]);
-                hold(dv);
-                begin_products();
-#pragma unroll
-                for (u32 n = 0; n < QUERY_TILES; n++) {
-                    douts_of_dv.after(of_douts.stage * M::TILE_BYTES).multiply(dv, factors[n], n, true);
-                }
-                end_batch();
             };
-            if (EARLY_DV) {
-                begin_dv();
+            // Tiles of narrow heads have so many queries that registers lack for both.
+            constexpr bool BOTH = M::QUERIES == 64;
+            if (BOTH) {
+                begin_dp();
                 wait_for_products<1>();
             } else {
                 wait_for_products<0>();
             }
-            hold(tile.ds);
-            tile.differentiate(state.deltas[of_douts.stage]);
-            if (!is_whole) tile.hide_gradients();
-            if (!EARLY_DV) begin_dv();
+            hold(scores);
+            const u32 key = state.item.first_key + own_row();
+            const float bias = state.item.slope * static_cast<float>(static_cast<int>(key - step.first_query));
+            weigh(scores, state.sums[of_queries.stage], scale, state.item.slope, bias);
+            if (!is_whole) {
+                const u64 at = static_cast<u64>(state.item.sample) * arguments.padded + step.first_query;
+                hide_unseen(scores, arguments.firsts + at, step.first_query, key);
+            }
+            Factor p[QUERY_TILES];
+#pragma unroll
+            for (u32 n = 0; n < QUERY_TILES; n++) p[n] = as_factor(scores[n]);
+            if (!BOTH) begin_dp();
+            hold(dv);
+            begin_products();
+#pragma unroll
+            for (u32 n = 0; n < QUERY_TILES; n++) {
+                douts_of_dv.after(of_douts.stage * M::TILE_BYTES).multiply(dv, p[n], n, true);
+            }
+            end_batch();
+            wait_for_products<1>();
+            hold(dp);
+            differentiate(dp, p, state.deltas[of_douts.stage], is_whole);
+            // Places that are held since the tile began would take the registers that tiles need.
+            const u32 now = formed_anew(count);
+            Factor ds[QUERY_TILES];
             // A row's chunks are permuted by the row's place among eight, which is the lane's alone (SharedRows).
             const u32 own = own_row(), lane = lane_of_warp();
             const u32 of_lane = own * PANEL_COLUMNS + own % 8 * Panel::CHUNK + lane % 4 * 2;
 #pragma unroll
             for (u32 n = 0; n < QUERY_TILES; n++) {
-                ds[n] = as_factor(tile.ds[n]);
-                activation* const panel = memory.ds(count % 2) + n * TILE / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS;
+                ds[n] = as_factor(dp[n]);
+                activation* const panel = memory.ds(now % 2) + n * TILE / PANEL_COLUMNS * KEY_ROWS * PANEL_COLUMNS;
 #pragma unroll
                 for (u32 pair = 0; pair < HELD / 2; pair++) {
                     const u32 chunk = (n * TILE % PANEL_COLUMNS + column_step(2 * pair)) / Panel::CHUNK;
@@ -300,38 +301,40 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             begin_products();
 #pragma unroll
             for (u32 n = 0; n < QUERY_TILES; n++) {
-                queries_of_dk.after(of_queries.stage * M::TILE_BYTES).multiply(dk, ds[n], n, true);
+                queries_of_dk.after(now % M::QUERY_STAGES * M::TILE_BYTES).multiply(dk, ds[n], n, true);
             }
             end_batch();
-            wait_for_products<1>();
-            hold(dv);
-            keep(factors);
             meet(COMPUTING_MEET, COMPUTING * GROUP_THREADS);
             forget(dq);
             begin_products();
 #pragma unroll
             for (u32 k = 0; k < KEY_TILES; k++) {
-                keys_of_dq.multiply(dq, ds_of_dq.after(count % 2 * M::DS_BYTES), k, k > 0);
+                keys_of_dq.multiply(dq, ds_of_dq.after(now % 2 * M::DS_BYTES), k, k > 0);
             }
             end_batch();
-            // Places that are held since the tile began would take the registers that tiles need.
-            const u32 now = formed_anew(count);
-            const bool is_last = of_warp((traits & Step::IS_LAST) != 0);
+            const Step& ended = state.steps[now % M::QUERY_STAGES];
+            parity = (ended.traits & Step::IS_ODD) != 0 ? 0 : 1;
+            const bool is_last = of_warp((ended.traits & Step::IS_LAST) != 0);
             count++;
             // Behind the last tile nothing uses the scores, which are of whatever is there: that costs less than a branch around them.
             wait_for_products<0>();
+            hold(dv);
+            keep(p);
             hold(dk);
             keep(ds);
             hold(dq);
             if (threadIdx.x == GROUP_THREADS) {
-                const Step& step = state.steps[now % M::QUERY_STAGES];
-                state.additions[now % ANNOUNCED] = {step.tile, step.rank};
+                state.additions[now % ANNOUNCED] = {ended.tile, ended.rank};
             }
+            warp_barrier();
             if (one) {
                 arrive(state.queries_empty[now % M::QUERY_STAGES]);
                 arrive(state.douts_empty[now % M::DOUT_STAGES]);
             }
-            if (is_last) { hand_on(now); break; }
+            if (is_last) {
+                hand_on(now);
+                break;
+            }
             take_queries();
             begin_scores();
             hand_on(now);

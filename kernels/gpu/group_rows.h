@@ -34,17 +34,19 @@ DEVICE uint4 load_chunk(const activation* row, u32 column, u32 width, bool wide)
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// COUNT rows from `first` on, by the first COPYING threads of the block: zeros from `limit` and `width` on. Says whether something was not finite, and makes a
-// zero of it, where that is to be `cleared`.
+// COUNT rows from `first` on, by the first COPYING threads of the block: zeros from `limit` and `width` on. Says whether something was not
+// finite, and makes a zero of it, where that is to be `cleared`.
 template <u32 P, u32 COUNT, u32 COPYING = GROUP_THREADS>
 DEVICE bool copy_rows(activation* to, const activation* from, u64 stride, u32 first, u32 limit,
                       const AttentionInputs& inputs, bool cleared) {
     constexpr u32 CHUNKS = P / Panel::CHUNK;
-    const u32 column = threadIdx.x % CHUNKS * Panel::CHUNK;
+    // Places that are held from one call to the next would take registers that copying threads lack.
+    const u32 thread = formed_anew(threadIdx.x);
+    const u32 column = thread % CHUNKS * Panel::CHUNK;
     const Panel panel(to + column / PANEL_COLUMNS * COUNT * PANEL_COLUMNS);
     bool found = false;
 #pragma unroll 1
-    for (u32 row = threadIdx.x / CHUNKS; row < COUNT; row += COPYING / CHUNKS) {
+    for (u32 row = thread / CHUNKS; row < COUNT; row += COPYING / CHUNKS) {
         uint4 chunk = make_uint4(0, 0, 0, 0);
         if (first + row < limit && column < inputs.width) {
             chunk = load_chunk(from + (first + row) * stride, column, inputs.width, inputs.wide != 0);

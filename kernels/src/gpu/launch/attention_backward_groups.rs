@@ -25,7 +25,9 @@ const GROUP_SUMS: usize = 64 * 64;
 const PREPARING_THREADS: u32 = 128;
 const PREPARED_ROWS: u32 = 32;
 /// Bytes of queries, their gradients and their sums of dq that are walked at a time: what a cache holds beside all else.
-const SECTION_BYTES: u64 = 24 << 20;
+const SECTION_BYTES: u64 = 48 << 20;
+/// Heads that are walked at a time at least. Items of one head that begin at once would wait for each other's sums.
+const LEAST_SECTION: u64 = 8;
 
 /// `groups::Arguments` of attention_backward_groups.h.
 #[repr(C)]
@@ -65,6 +67,8 @@ struct Preparation {
     sums: Address,
     deltas: Address,
     added: Address,
+    firsts: Address,
+    taken: Address,
     dout: Address,
     out: Address,
     log_sum_exp: Address,
@@ -75,15 +79,14 @@ struct Preparation {
     tile_queries: u32,
 }
 
-/// `groups::Firsts`.
+/// `groups::TileFirsts`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Firsts {
-    firsts: Address,
+struct TileFirsts {
     tile_firsts: Address,
-    inputs: Inputs,
-    padded: u32,
+    firsts: Address,
     tile_queries: u32,
+    unused: u32,
 }
 
 /// What the backward pass reads beside the inputs, and where it writes. All of it was checked against the plan.
@@ -138,6 +141,12 @@ impl Kernels {
     }
 }
 
+/// Heads that are walked together, of `pairs` that take so many bytes each: sections are nearly equal.
+fn section(pairs: u64, walked_bytes: u64) -> u32 {
+    let most = (SECTION_BYTES / walked_bytes).max(LEAST_SECTION).min(pairs);
+    pairs.div_ceil(pairs.div_ceil(most)) as u32
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Enqueues the kernels of the gradients.
     ///
@@ -166,7 +175,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
 
         // All parts are whole multiples of 16 bytes, as what the copy engine reads and writes must be.
         let places = pairs * query_tiles * COMPUTING;
-        let samples = if has_starts { sequences.samples() } else { 0 };
+        let samples = sequences.samples();
         let parts = [
             places * GROUP_SUMS * size_of::<f32>(),
             pairs * padded * size_of::<f32>(),
@@ -174,9 +183,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             (pairs * query_tiles * size_of::<u32>()).next_multiple_of(16),
             samples * padded * size_of::<u32>(),
             samples * query_tiles * 2 * size_of::<u32>(),
+            size_of::<u32>(),
         ];
         let start = stream.scratch(&self.driver, ScratchSlot::First, parts.iter().sum())?;
-        let [dq_sums, sums, deltas, added, firsts, tile_firsts] = {
+        let [dq_sums, sums, deltas, added, firsts, tile_firsts, taken] = {
             let mut from = 0;
             parts.map(|bytes| {
                 let place = start.offset(from);
@@ -193,6 +203,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             sums,
             deltas,
             added,
+            firsts,
+            taken,
             dout: rows.dout,
             out: rows.out,
             log_sum_exp: rows.log_sum_exp,
@@ -210,9 +222,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if has_starts {
             let launch = blocks(plan.kernel, samples * query_tiles, device.warp)?;
             let tile_queries = kernels.queries;
-            let arguments = Firsts { firsts, tile_firsts, inputs, padded: padded32, tile_queries };
-            // SAFETY: the caller's; there is a place for every padded row and every tile of a sample.
-            unsafe { self.launch(stream, source, "attention_backward_firsts", launch, arguments) }?;
+            let arguments = TileFirsts { tile_firsts, firsts, tile_queries, unused: 0 };
+            let name = "attention_backward_tile_firsts";
+            // SAFETY: the caller's; there is a place for every tile of a sample, and a first key for each of its queries.
+            unsafe { self.launch(stream, source, name, launch, arguments) }?;
         }
 
         let mut inputs = inputs;
@@ -241,15 +254,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             dout: rows.dout,
             sums,
             deltas,
-            firsts: if has_starts { firsts } else { Address::NULL },
+            firsts,
             tile_firsts,
             inputs,
             gradient_stride: rows.gradient_stride,
             dout_stride: rows.dout_stride,
-            taken: stream.scratch(&self.driver, ScratchSlot::Taken, size_of::<u32>())?,
+            taken,
             padded: padded32,
             query_tiles: query_tiles as u32,
-            section: (SECTION_BYTES / walked_bytes).clamp(1, pairs as u64) as u32,
+            section: section(pairs as u64, walked_bytes),
             pairs: pairs as u32,
             by_engine,
             wide_gradients: u32::from(stores == Access::Wide),
