@@ -1,4 +1,4 @@
-// What the gradients of attention by groups of warps (attention_backward_groups.cu) share out: items of work, and the shared memory of a
+// What the gradients of attention by groups of warps (attention_backward_groups_kernels.h) share out: items of work, and the shared memory of a
 // block.
 #pragma once
 #include "group_rows.h"

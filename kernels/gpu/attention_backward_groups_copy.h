@@ -39,16 +39,18 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             }
             return;
         }
-        const u32 column = item.head * inputs.width;
-        const u64 sample_row = static_cast<u64>(item.sample) * inputs.positions;
-        const u64 sums_at = (static_cast<u64>(item.sample) * inputs.heads + item.head) * arguments.padded;
-
+        // Places that are held from tile to tile would take registers that copying threads lack.
+        const auto sample_row = [&] { return static_cast<u64>(formed_anew(item.sample)) * inputs.positions; };
+        const auto sums_at = [&](u32 tile) {
+            const u64 pair = formed_anew(item.sample) * inputs.heads + item.head;
+            return pair * arguments.padded + tile * QUERIES;
+        };
         // ROWS rows of the item's head, from `first` on, and what else the gate is to wait for.
         const auto bring_rows = [&](auto rows, activation* to, const TileMap& map, const activation* from, u64 stride,
                                     Gate& full, u32 first, u32 further_bytes) {
             constexpr u32 ROWS_BROUGHT = decltype(rows)::COUNT;
             if (!by_engine) {
-                copy_rows<P, ROWS_BROUGHT, WARP>(to, from + column, stride, first, inputs.positions, inputs, false);
+                copy_rows<P, ROWS_BROUGHT, WARP>(to, from + formed_anew(item.head) * inputs.width, stride, first, inputs.positions, inputs, false);
                 warp_barrier();
                 if (one) arrive_expecting(full, further_bytes);
                 return;
@@ -75,9 +77,9 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             if (one) state.steps[turn.stage] = step;
             constexpr u32 BYTES = QUERIES * sizeof(float);
             bring_rows(Rows<QUERIES>(), memory.queries(turn.stage), arguments.q_map,
-                       inputs.q + sample_row * inputs.q_stride, inputs.q_stride, full, tile * QUERIES,
+                       inputs.q + sample_row() * inputs.q_stride, inputs.q_stride, full, tile * QUERIES,
                        BYTES);
-            if (one) copy_bytes(state.sums[turn.stage], arguments.sums + sums_at + tile * QUERIES, BYTES, full);
+            if (one) copy_bytes(state.sums[turn.stage], arguments.sums + sums_at(tile), BYTES, full);
         };
         const auto bring_douts = [&] {
             const Turn<M::DOUT_STAGES> turn(count);
@@ -85,9 +87,9 @@ DEVICE void bring(const Arguments& arguments, Memory<P> memory) {
             wait_together(state.douts_empty[turn.stage], turn.parity ^ 1);
             constexpr u32 BYTES = QUERIES * sizeof(float);
             bring_rows(Rows<QUERIES>(), memory.douts(turn.stage), arguments.dout_map,
-                       arguments.dout + sample_row * arguments.dout_stride, arguments.dout_stride, full, tile * QUERIES,
+                       arguments.dout + sample_row() * arguments.dout_stride, arguments.dout_stride, full, tile * QUERIES,
                        BYTES);
-            if (one) copy_bytes(state.deltas[turn.stage], arguments.deltas + sums_at + tile * QUERIES, BYTES, full);
+            if (one) copy_bytes(state.deltas[turn.stage], arguments.deltas + sums_at(tile), BYTES, full);
         };
 
         // What the first scores need comes first.

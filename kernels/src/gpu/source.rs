@@ -43,6 +43,10 @@ pub static HEADERS: &[Header] = &[
         text: include_str!("../../gpu/attention_backward_groups_copy.h"),
     },
     Header {
+        name: "attention_backward_groups_kernels.h",
+        text: include_str!("../../gpu/attention_backward_groups_kernels.h"),
+    },
+    Header {
         name: "attention_backward_groups_walk.h",
         text: include_str!("../../gpu/attention_backward_groups_walk.h"),
     },
@@ -77,8 +81,6 @@ pub static HEADERS: &[Header] = &[
 pub static BIAS: Source = source!("bias.cu");
 /// The gradients of attention.
 pub static ATTENTION_BACKWARD: Source = source!("attention_backward.cu");
-/// The gradients of attention where groups of warps multiply together.
-pub static ATTENTION_BACKWARD_GROUPS: Source = source!("attention_backward_groups.cu");
 /// Attention, for training and from a cache.
 pub static ATTENTION_FORWARD: Source = source!("attention_forward.cu");
 /// The convolution, and its single step.
@@ -129,7 +131,6 @@ pub static TREE_SUM: Source = source!("tree_sum.cu");
 pub static ALL: &[&Source] = &[
     &BIAS,
     &ATTENTION_BACKWARD,
-    &ATTENTION_BACKWARD_GROUPS,
     &ATTENTION_FORWARD,
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
@@ -175,11 +176,7 @@ pub(super) fn of_groups(
                 sources.extend([&SCAN_FORWARD, &SCAN_BACKWARD, &SCAN_SUMS]);
             }
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
-            KernelGroup::Attention => sources.extend([
-                &ATTENTION_FORWARD,
-                &ATTENTION_BACKWARD,
-                &ATTENTION_BACKWARD_GROUPS,
-            ]),
+            KernelGroup::Attention => sources.extend([&ATTENTION_FORWARD, &ATTENTION_BACKWARD]),
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
             KernelGroup::Optimizer => sources.push(&OPTIMIZER),
             KernelGroup::TreeSum => sources.push(&TREE_SUM),

@@ -3,8 +3,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::attention_backward_groups::BackwardRows;
 use super::attention::{BLOCK_ROWS, HeadWidth, Inputs, Plan, WARPS};
+use super::attention_backward_groups::BackwardRows;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32};
 use super::{KernelName, exactly, row_stride, row_stride_mut};
 use crate::backend::AttentionInputs;

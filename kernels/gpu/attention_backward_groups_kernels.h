@@ -7,11 +7,7 @@
 // Probabilities and ds are rounded to activations for their products, as there.
 //
 // Before the walk come the deltas of all rows; after it, dq is rounded from its sums.
-#include "dialect.h"
-#include "pack.h"
-#include "tile_product.h"
-#include "attention.h"
-#if GROUP_PRODUCTS
+#pragma once
 #include "group_product.h"
 #include "attention_backward_groups.h"
 #include "attention_backward_groups_copy.h"
@@ -167,4 +163,3 @@ KERNEL(attention_backward_tile_firsts, WARP, 1, groups::TileFirsts) { groups::fi
     SHARED_BYTES(attention_backward_round_dq_##P, groups::Memory<P>::TILE_BYTES);
 BACKWARD_GROUPS(64)
 BACKWARD_GROUPS(128)
-#endif
