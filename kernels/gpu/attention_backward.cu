@@ -488,3 +488,7 @@ BACKWARD_KEYS(kv, 64, 2, OF_BOTH)
 BACKWARD_KEYS(kv, 128, 1, OF_BOTH)
 BACKWARD_KEYS(k, 256, 1, OF_KEYS)
 BACKWARD_KEYS(v, 256, 1, OF_VALUES)
+
+#if GROUP_PRODUCTS
+#include "attention_backward_groups_kernels.h"
+#endif

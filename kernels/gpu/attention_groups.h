@@ -1,5 +1,6 @@
 // What attention by groups of warps (attention_forward_groups.h) shares out: items of work, and the shared memory of a block.
 #pragma once
+#include "group_rows.h"
 
 namespace groups {
 
@@ -69,14 +70,6 @@ struct Memory {
     __device__ __forceinline__ activation* results(u32 warp) const {
         return start + RESULTS_AT / sizeof(activation) + warp * TILE * P;
     }
-};
-
-// Where tile `count` of a chain stands in a ring, and which passage of the place's gates it is.
-template <u32 STAGES>
-struct Turn {
-    u32 stage, parity;
-
-    __device__ __forceinline__ explicit Turn(u32 count) : stage(count % STAGES), parity(count / STAGES % 2) {}
 };
 
 // --- items ------------------------------------------------------------------------------------------------

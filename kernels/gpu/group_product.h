@@ -141,7 +141,64 @@ DEVICE void copy_tile(Panel to, const TileMap& map, Gate& gate, u32 column, u32 
 #endif
 }
 
+// Begins to copy bytes, a whole multiple of 16 from and to multiples of 16. The gate counts them.
+DEVICE void copy_bytes(void* to, const void* from, u32 bytes, Gate& gate) {
+#if ON_NVIDIA
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_place(to)),
+        "l"(from), "r"(bytes), "r"(shared_place(&gate))
+        : "memory");
+#else
+    memcpy(to, from, bytes);
+    emulator::copied(gate, bytes);
+#endif
+}
+
+// Begins to copy floats from shared memory, or to add each to the one that is there.
+DEVICE void store_floats(float* to, const float* from, u32 count) {
+#if ON_NVIDIA
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_place(from)), "r"(count * 4)
+                 : "memory");
+#else
+    memcpy(to, from, count * sizeof(float));
+#endif
+}
+DEVICE void add_floats(float* to, const float* from, u32 count) {
+#if ON_NVIDIA
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_place(from)), "r"(count * 4)
+                 : "memory");
+#else
+    for (u32 i = 0; i < count; i++) to[i] += from[i];
+#endif
+}
+// Waits until what this thread began to store or add has been read, and until it is there: the thread may publish it then.
+DEVICE void wait_until_read() {
+#if ON_NVIDIA
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+DEVICE void wait_until_there() {
+#if ON_NVIDIA
+    asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
+#endif
+}
+// What another block has published may be added to.
+DEVICE void show_to_copies() {
+#if ON_NVIDIA
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
 // --- products -----------------------------------------------------------------------------------------------
+
+// How a left factor lies in shared memory, for products that read both from there.
+enum class LeftStored {
+    BY_ROW,   // a row holds a row of the factor
+    BY_TERM,  // a row holds what one term of the sums is multiplied with, for all 64 rows
+};
 
 #if ON_NVIDIA
 // Keeps the compiler from moving what it does with results across the place where products begin or have ended.
@@ -151,6 +208,25 @@ DEVICE void hold(Accumulator (&sum)[TILES]) {
     for (u32 n = 0; n < TILES; n++) {
 #pragma unroll
         for (u32 i = 0; i < HELD; i++) asm volatile("" : "+f"(sum[n].at[i])::"memory");
+    }
+}
+
+// Results whose first product adds to nothing need not keep what they held before: where that were kept, it would take registers.
+template <u32 TILES>
+DEVICE void forget(Accumulator (&sum)[TILES]) {
+#pragma unroll
+    for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) asm volatile("" : "=f"(sum[n].at[i]));
+    }
+}
+// Left factors in registers stay as they are until the products that read them have ended.
+template <u32 TILES>
+DEVICE void keep(const Factor (&left)[TILES]) {
+#pragma unroll
+    for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+        for (u32 pair = 0; pair < HELD / 2; pair++) asm volatile("" ::"r"(left[n].pairs[pair]) : "memory");
     }
 }
 
@@ -191,11 +267,98 @@ DEVICE void multiply_group(Accumulator (&sum)[4], const Factor& left, u64 descri
         : "r"(left.pairs[0]), "r"(left.pairs[1]), "r"(left.pairs[2]), "r"(left.pairs[3]),
           "l"(descriptor), "r"(adds), "n"(STORED == Stored::BY_TERM ? 1 : 0));
 }
+
+// sum (+)= left right, both as descriptors say.
+template <LeftStored LEFT, Stored STORED>
+DEVICE void multiply_group(Accumulator (&sum)[8], u64 left, u64 right, u32 adds) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "%64, %65, adds, 1, 1, %67, %68;\n"
+        "}"
+        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3), TILE_OF(4), TILE_OF(5), TILE_OF(6), TILE_OF(7)
+        : "l"(left), "l"(right), "r"(adds), "n"(LEFT == LeftStored::BY_TERM ? 1 : 0),
+          "n"(STORED == Stored::BY_TERM ? 1 : 0));
+}
+template <LeftStored LEFT, Stored STORED>
+DEVICE void multiply_group(Accumulator (&sum)[4], u64 left, u64 right, u32 adds) {
+    asm volatile(
+        "{\n"
+        ".reg .pred adds;\n"
+        "setp.ne.b32 adds, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "%32, %33, adds, 1, 1, %35, %36;\n"
+        "}"
+        : TILE_OF(0), TILE_OF(1), TILE_OF(2), TILE_OF(3)
+        : "l"(left), "l"(right), "r"(adds), "n"(LEFT == LeftStored::BY_TERM ? 1 : 0),
+          "n"(STORED == Stored::BY_TERM ? 1 : 0));
+}
 #undef TILE_OF
 #else
 template <u32 TILES>
 DEVICE void hold(Accumulator (&sum)[TILES]) {}
+template <u32 TILES>
+DEVICE void forget(Accumulator (&sum)[TILES]) {}
+template <u32 TILES>
+DEVICE void keep(const Factor (&left)[TILES]) {}
 #endif
+
+#if ON_NVIDIA
+// What an instruction is told of panels, in its units of 16 bytes: where they begin; the way from a panel to the next, where rows of the
+// factor or columns of the result come from several (else it counts for nothing); the way from eight rows to the next eight; and that
+// chunks are permuted in 128 bytes.
+DEVICE u64 panels_at(const activation* start, u32 panel_bytes) {
+    return static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) | static_cast<u64>(panel_bytes / 16) << 16 |
+           static_cast<u64>(1024 / 16) << 32 | 1ull << 62;
+}
+#endif
+
+// Left factors in shared memory, of a group's 64 rows: panels of ROWS rows.
+template <LeftStored STORED, u32 ROWS>
+struct LeftPanels {
+    DEVICE constexpr u32 bytes_before(u32 step) {
+        return STORED == LeftStored::BY_TERM ? step * TILE * 128 : step / 4 * ROWS * 128 + step % 4 * 32;
+    }
+#if ON_NVIDIA
+    u64 descriptor;
+
+    __device__ __forceinline__ explicit LeftPanels(const activation* start) : descriptor(panels_at(start, ROWS * 128)) {}
+    __device__ __forceinline__ LeftPanels after(u32 bytes) const {
+        LeftPanels other = *this;
+        other.descriptor += bytes / 16;
+        return other;
+    }
+#else
+    activation* start;
+
+    explicit LeftPanels(activation* start) : start(start) {}
+    LeftPanels after(u32 bytes) const { return LeftPanels(start + bytes / sizeof(activation)); }
+
+    // Terms 16 step .. 16 step + 16 of the warp's rows.
+    Factor factor(u32 step) const {
+        const u32 row = threadIdx.x / WARP % GROUP_WARPS * TILE;
+        if (STORED == LeftStored::BY_ROW) {
+            const Panel panel(start + step * TILE / PANEL_COLUMNS * ROWS * PANEL_COLUMNS);
+            return load_factor(panel, row, step * TILE % PANEL_COLUMNS);
+        }
+        const Panel panel(start);
+        Factor factor;
+        for (u32 pair = 0; pair < HELD / 2; pair++) {
+            const u32 own = row + tile_row(row_slot(2 * pair)), term = step * TILE + tile_column(2 * pair);
+            set_pair(factor, pair, widen(*panel.at(term, own)), widen(*panel.at(term + 1, own)));
+        }
+        return factor;
+    }
+#endif
+};
 
 // Right factors in shared memory: panels of ROWS rows.
 template <Stored STORED, u32 ROWS>
@@ -203,12 +366,8 @@ struct RightPanels {
 #if ON_NVIDIA
     u64 descriptor;
 
-    // In the instruction's units of 16 bytes: where it begins; the way from a panel to the next, where results take columns from several
-    // (else it counts for nothing); the way from eight rows to the next eight; and that chunks are permuted in 128 bytes.
     __device__ __forceinline__ explicit RightPanels(const activation* start)
-        : descriptor(static_cast<u64>((shared_place(start) & 0x3ffffu) >> 4) |
-                     (STORED == Stored::BY_TERM ? ROWS * 128ull / 16 : 1) << 16 | static_cast<u64>(1024 / 16) << 32 |
-                     1ull << 62) {}
+        : descriptor(panels_at(start, STORED == Stored::BY_TERM ? ROWS * 128 : 16)) {}
 
     // That lie `bytes` further on.
     __device__ __forceinline__ RightPanels after(u32 bytes) const {
@@ -223,14 +382,16 @@ struct RightPanels {
     RightPanels after(u32 bytes) const { return RightPanels(start + bytes / sizeof(activation)); }
 #endif
 
+    DEVICE constexpr u32 bytes_before(u32 step) {
+        return STORED == Stored::BY_TERM ? step * TILE * 128 : step / 4 * ROWS * 128 + step % 4 * 32;
+    }
+
     // Begins sum (+)= left right over terms 16 step .. 16 step + 16. The group has called begin_products since it last touched `sum`.
     template <u32 TILES>
     __device__ __forceinline__ void multiply(Accumulator (&sum)[TILES], const Factor& left, u32 step,
                                              bool adds) const {
 #if ON_NVIDIA
-        const u32 bytes =
-            STORED == Stored::BY_TERM ? step * TILE * 128 : step / 4 * ROWS * 128 + step % 4 * 32;
-        multiply_group<STORED>(sum, left, descriptor + bytes / 16, adds ? 1 : 0);
+        multiply_group<STORED>(sum, left, descriptor + bytes_before(step) / 16, adds ? 1 : 0);
 #else
         for (u32 n = 0; n < TILES; n++) {
             if (!adds) sum[n] = zero_tile();
@@ -243,6 +404,17 @@ struct RightPanels {
                 multiply_add<STORED>(sum[n], left, panel, of_panel, n * TILE);
             }
         }
+#endif
+    }
+    // The same, the left factor being in shared memory too.
+    template <u32 TILES, LeftStored LEFT, u32 LEFT_ROWS>
+    __device__ __forceinline__ void multiply(Accumulator (&sum)[TILES], const LeftPanels<LEFT, LEFT_ROWS>& left,
+                                             u32 step, bool adds) const {
+#if ON_NVIDIA
+        multiply_group<LEFT, STORED>(sum, left.descriptor + left.bytes_before(step) / 16,
+                                     descriptor + bytes_before(step) / 16, adds ? 1 : 0);
+#else
+        multiply(sum, left.factor(step), step, adds);
 #endif
     }
 };

@@ -3,6 +3,7 @@
 
 mod attention;
 mod attention_backward;
+mod attention_backward_groups;
 mod attention_groups;
 mod causal_conv1d;
 mod cross_entropy;

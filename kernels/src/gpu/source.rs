@@ -34,6 +34,22 @@ pub static HEADERS: &[Header] = &[
         name: "attention_forward_groups.h",
         text: include_str!("../../gpu/attention_forward_groups.h"),
     },
+    Header {
+        name: "attention_backward_groups.h",
+        text: include_str!("../../gpu/attention_backward_groups.h"),
+    },
+    Header {
+        name: "attention_backward_groups_copy.h",
+        text: include_str!("../../gpu/attention_backward_groups_copy.h"),
+    },
+    Header {
+        name: "attention_backward_groups_kernels.h",
+        text: include_str!("../../gpu/attention_backward_groups_kernels.h"),
+    },
+    Header {
+        name: "attention_backward_groups_walk.h",
+        text: include_str!("../../gpu/attention_backward_groups_walk.h"),
+    },
     Header { name: "attention_groups.h", text: include_str!("../../gpu/attention_groups.h") },
     Header {
         name: "attention_groups_copy.h",
@@ -48,6 +64,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
+    Header { name: "group_rows.h", text: include_str!("../../gpu/group_rows.h") },
     Header { name: "norm.h", text: include_str!("../../gpu/norm.h") },
     Header { name: "ordered_product.h", text: include_str!("../../gpu/ordered_product.h") },
     Header { name: "pack.h", text: include_str!("../../gpu/pack.h") },

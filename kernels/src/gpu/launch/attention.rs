@@ -95,7 +95,7 @@ impl HeadWidth {
         variants[self as usize]
     }
 
-    /// Whether there is a forward kernel of groups for it.
+    /// Whether there are kernels of groups for it.
     fn is_for_groups(self) -> bool {
         matches!(self, Self::Of64 | Self::Of128)
     }
@@ -249,6 +249,12 @@ const FORWARD: [KernelName; 4] = [
 ];
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// Whether groups of warps multiply together for these heads.
+    pub(super) fn takes_groups(&self, plan: &Plan) -> bool {
+        let has_groups = self.driver.properties().group_products;
+        has_groups && P::ELEMENT == ElementKind::Bf16 && plan.head_width().is_for_groups()
+    }
+
     /// Enqueues the forward kernel.
     ///
     /// # Safety
@@ -269,13 +275,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let arguments =
             Forward { out: out.address(), log_sum_exp, inputs, out_stride, wide_out: stores(2) };
         let head_width = plan.head_width();
-        let device = self.driver.properties();
-        if device.group_products && P::ELEMENT == ElementKind::Bf16 && head_width.is_for_groups() {
+        if self.takes_groups(plan) {
             let arguments = Forward { wide_out: stores(groups::STORED_ELEMENTS), ..arguments };
             // SAFETY: as below.
             return unsafe { self.launch_attention_groups(stream, plan, arguments) };
         }
-        let warp = device.warp;
+        let warp = self.driver.properties().warp;
         let shared_bytes = head_width.shared_bytes(size_of::<P::Activation>(), warp);
         let launch = plan.launch(warp, shared_bytes)?;
         // SAFETY: `out` was just checked; the caller vouches for the rest.

@@ -4,6 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::{BLOCK_ROWS, HeadWidth, Inputs, Plan, WARPS};
+use super::attention_backward_groups::BackwardRows;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32};
 use super::{KernelName, exactly, row_stride, row_stride_mut};
 use crate::backend::AttentionInputs;
@@ -96,7 +97,24 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let gradient_stride = row_stride_mut(plan.kernel, "dqkv", &dqkv, rows, 3 * columns)?;
         let dout_stride = row_stride(plan.kernel, "dout", &dout, rows, columns)?;
         let out_stride = row_stride(plan.kernel, "out", &out, rows, columns)?;
+        let has_starts = inputs.starts.is_some();
         let mut inputs = plan.training_inputs(&inputs)?;
+        let third = |i: usize| dqkv.address().offset(i * columns * size_of::<P::Activation>());
+        if self.takes_groups(&plan) {
+            let rows = BackwardRows {
+                gradients: [third(0), third(1), third(2)],
+                gradient_stride,
+                dout: dout.address(),
+                dout_stride,
+                out: out.address(),
+                out_stride,
+                log_sum_exp: log_sum_exp.address(),
+            };
+            // SAFETY: all of them were checked against the shape.
+            return unsafe {
+                self.launch_attention_backward_groups(stream, &plan, &rows, inputs, has_starts)
+            };
+        }
         let dout_access =
             plan.access::<P::Activation>(WIDE_BYTES, &[(dout.address(), dout_stride)]);
         if dout_access == Access::Single {
@@ -127,7 +145,6 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: all was checked against the shape; there is a sum and a delta for every head of every padded row.
         unsafe { self.launch(stream, &ATTENTION_BACKWARD, "attention_deltas", launch, arguments) }?;
 
-        let third = |i: usize| dqkv.address().offset(i * columns * size_of::<P::Activation>());
         let access = plan.access::<P::Activation>(2, &[(dqkv.address(), gradient_stride)]);
         let arguments = Backward {
             dq: third(0),
