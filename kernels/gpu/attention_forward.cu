@@ -300,25 +300,19 @@ DEVICE void forward(const AttentionForward& arguments) {
 }
 
 // Blocks that fit a multiprocessor by their registers.
-#if ACTIVATION_BF16
-KERNEL(attention_forward_32, THREADS, 4, AttentionForward) { forward<32>(arguments); }
-KERNEL(attention_forward_64, THREADS, 3, AttentionForward) { forward<64>(arguments); }
-KERNEL(attention_forward_128, THREADS, 3, AttentionForward) { forward<128>(arguments); }
-#else
-KERNEL(attention_forward_32, THREADS, 2, AttentionForward) { forward<32>(arguments); }
-KERNEL(attention_forward_64, THREADS, 2, AttentionForward) { forward<64>(arguments); }
-KERNEL(attention_forward_128, THREADS, 1, AttentionForward) { forward<128>(arguments); }
-#endif
-KERNEL(attention_forward_256, THREADS, 1, AttentionForward) { forward<256>(arguments); }
-
 template <u32 P>
 constexpr u32 FORWARD_SHARED_BYTES = 2 * KEYS<P> * P * sizeof(activation) + OWN_SHARED_BYTES<P, 1>;
+KERNEL(attention_forward_32, THREADS, ACTIVATION_BF16 ? 4 : 2, AttentionForward) { forward<32>(arguments); }
+KERNEL(attention_forward_256, THREADS, 1, AttentionForward) { forward<256>(arguments); }
 SHARED_BYTES(attention_forward_32, FORWARD_SHARED_BYTES<32>);
-SHARED_BYTES(attention_forward_64, FORWARD_SHARED_BYTES<64>);
-SHARED_BYTES(attention_forward_128, FORWARD_SHARED_BYTES<128>);
 SHARED_BYTES(attention_forward_256, FORWARD_SHARED_BYTES<256>);
 
-#if GROUP_PRODUCTS
+#if !GROUP_PRODUCTS
+KERNEL(attention_forward_64, THREADS, ACTIVATION_BF16 ? 3 : 2, AttentionForward) { forward<64>(arguments); }
+KERNEL(attention_forward_128, THREADS, ACTIVATION_BF16 ? 3 : 1, AttentionForward) { forward<128>(arguments); }
+SHARED_BYTES(attention_forward_64, FORWARD_SHARED_BYTES<64>);
+SHARED_BYTES(attention_forward_128, FORWARD_SHARED_BYTES<128>);
+#else
 #include "attention_forward_groups.h"
 KERNEL_OF_MAPS(attention_forward_groups_64, groups::THREADS, 1, groups::Arguments) {
     groups::forward<64>(arguments);
