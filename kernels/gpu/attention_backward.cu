@@ -6,7 +6,8 @@
 //   dq_i  = scale sum over j of ds_ij k_j
 //
 // Two walks, so that each sum has one owner and one order: a block of keys walks the queries for dk and dv, a block of
-// queries walks the keys for dq. Probabilities and ds are rounded to activations for their products.
+// queries walks the keys for dq. Probabilities and ds are rounded to activations for their products. Where groups of warps multiply
+// together, heads of 33 to 128 columns take one walk instead (attention_backward_groups_kernels.h).
 #include "dialect.h"
 #include "pack.h"
 #include "tile_product.h"

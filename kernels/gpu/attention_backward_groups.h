@@ -66,7 +66,7 @@ struct alignas(8) Addition {
     u32 rank;  // NO_POSITION: there is nothing any more
 };
 
-// What will be added is announced two tiles earlier at most, before it has been seen that one more was.
+// What will be added is announced before the group has seen that what was two tiles earlier has been read.
 constexpr u32 ANNOUNCED = 4;
 
 template <u32 P>

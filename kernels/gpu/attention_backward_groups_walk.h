@@ -6,9 +6,9 @@
 //   dk     += ds q
 //   dq     += ds^T k         of all keys of the block, its two groups sharing queries or columns
 //
-// Products end later than they are begun, and one batch is there nearly always while a group does something else: dp while scores become
-// probabilities, dv while dp becomes ds, dk while the groups wait for each other's ds, the next tile's scores while the sums of dq
-// are handed on.
+// Products end later than they are begun, and some are on their way nearly always while a group does something else: dp while scores become
+// probabilities (where registers suffice), dv while dp becomes ds, dk while the groups wait for each other's ds, the next tile's scores
+// while the sums of dq are handed on.
 #pragma once
 #include "attention_backward_groups.h"
 
@@ -316,7 +316,6 @@ DEVICE void compute(const Arguments& arguments, Memory<P> memory) {
             parity = (ended.traits & Step::IS_ODD) != 0 ? 0 : 1;
             const bool is_last = of_warp((ended.traits & Step::IS_LAST) != 0);
             count++;
-            // Behind the last tile nothing uses the scores, which are of whatever is there: that costs less than a branch around them.
             wait_for_products<0>();
             hold(dv);
             keep(p);
