@@ -45,11 +45,47 @@ pub struct NewLinear {
 
 /// Which of a backend's products a map takes. Their sums have different orders, and so different bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Products {
-    /// The matrix library's: training's.
+pub enum Products {
+    /// The matrix library's, fast for many rows: training's, and those of tokens that are given.
     Library,
-    /// [`ordered_matmul`](Backend::ordered_matmul), fast for a few rows too: generation's, of prompts as of single tokens.
+    /// [`ordered_matmul`](Backend::ordered_matmul), fast for few rows: those of tokens that were chosen.
     Ordered,
+}
+
+impl Products {
+    /// `out = input weight^T`
+    pub(crate) fn multiply<B: Backend>(
+        self,
+        device: &mut Device<'_, B>,
+        out: MatrixMut<'_, B, B::Activation>,
+        input: Matrix<'_, B, B::Activation>,
+        weight: Matrix<'_, B, B::Activation>,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        Ok(match self {
+            Self::Library => {
+                backend.matmul(stream, out, input, weight.transposed(), Output::Overwrite)
+            }
+            Self::Ordered => backend.ordered_matmul(stream, out, input, weight, Output::Overwrite),
+        }?)
+    }
+
+    /// `out = out + input weight^T`
+    pub(crate) fn add<B: Backend>(
+        self,
+        device: &mut Device<'_, B>,
+        out: MatrixMut<'_, B, f32>,
+        input: Matrix<'_, B, B::Activation>,
+        weight: Matrix<'_, B, B::Activation>,
+    ) -> Result<()> {
+        let Device { backend, stream } = device;
+        Ok(match self {
+            Self::Library => {
+                backend.matmul_f32(stream, out, input, weight.transposed(), Output::Add)
+            }
+            Self::Ordered => backend.ordered_matmul_f32(stream, out, input, weight, Output::Add),
+        }?)
+    }
 }
 
 impl Linear {
@@ -99,17 +135,7 @@ impl Linear {
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
-        let weight = self.matrix(parameters)?;
-        let Device { backend, stream } = device;
-        match products {
-            Products::Library => {
-                backend.matmul(stream, out, input, weight.transposed(), Output::Overwrite)?;
-            }
-            Products::Ordered => {
-                backend.ordered_matmul(stream, out, input, weight, Output::Overwrite)?;
-            }
-        }
-        Ok(())
+        products.multiply(device, out, input, self.matrix(parameters)?)
     }
 
     /// `out = input weight^T + bias`
@@ -146,19 +172,18 @@ impl Linear {
         Ok(())
     }
 
-    /// `residual = residual + input weight^T + bias`, by [`Products::Ordered`].
+    /// `residual = residual + input weight^T + bias`
     pub(crate) fn forward_residual<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
+        products: Products,
         mut residual: MatrixMut<'_, B, f32>,
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
-        let weight = self.matrix(parameters)?;
-        let Device { backend, stream } = device;
-        backend.ordered_matmul_f32(stream, residual.reborrow(), input, weight, Output::Add)?;
+        products.add(device, residual.reborrow(), input, self.matrix(parameters)?)?;
         if let Some(bias) = self.bias(parameters)? {
-            backend.add_bias_f32(stream, residual, bias)?;
+            device.backend.add_bias_f32(device.stream, residual, bias)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use tidemill_kernels::{Backend, Element, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::lease::Lease;
+use crate::linear::Products;
 use crate::trainable::Device;
 
 /// What memory is planned for.
@@ -63,14 +64,16 @@ pub struct PiecePass<'a, B: Backend> {
     pub piece: &'a Piece,
     /// `past[b]`: the tokens that each sequence had before this piece.
     pub past: Slice<'a, B, u32>,
+    /// The products that these tokens take.
+    pub products: Products,
     /// `lengths[b]`: the tokens that each sequence brings, where these are not equal.
     pub lengths: Option<Slice<'a, B, u32>>,
 }
 
 /// A block that remembers sequences, and so needs each of their tokens but once.
 ///
-/// What it makes of a token must depend, to the bit, on the sequence's tokens up to it alone: neither on the other sequences
-/// nor on how the sequence was cut into pieces.
+/// What it makes of a token must depend, to the bit, on the sequence's tokens up to it and their [`Products`] alone: neither on the other
+/// sequences nor on how the sequence was cut into pieces.
 pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
     /// What one block remembers of the sequences of a batch.
     type State: Send;

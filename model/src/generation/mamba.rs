@@ -2,7 +2,7 @@
 //!
 //! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
 
-use tidemill_kernels::backend::{ConvInputs, Output, ScanInputs};
+use tidemill_kernels::backend::{ConvInputs, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -125,7 +125,7 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         state: &mut MambaState<B>,
         workspace: &mut MambaRows<B>,
     ) -> Result<()> {
-        let PiecePass { parameters, piece, lengths, .. } = pass;
+        let PiecePass { parameters, products, piece, lengths, .. } = pass;
         let (rows, d, e) = (piece.rows(), self.width, self.inner);
         let (columns, places) = (self.dt_bc_width(), &self.tensors);
         let sequences = SequenceShape::new(piece.sequences(), piece.positions())?;
@@ -135,12 +135,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         let grains = GrainRows::new(rows, rows)?;
         let norm_pass = NormPass { parameters, input, grains };
         self.norm.forward(device, normed, &mut workspace.norm, norm_pass)?;
-        device.backend.ordered_matmul(
-            device.stream,
+        products.multiply(
+            device,
             SliceMut::all(&mut workspace.xz).matrix(rows, 2 * e)?,
             Slice::all(&workspace.normed).matrix(rows, d)?,
             parameters.weight(&places.in_proj, 2 * e, d)?,
-            Output::Overwrite,
         )?;
         let bias = places.conv_bias.as_ref().map(|place| parameters.vector(place));
         device.backend.causal_conv1d_silu_piece(
@@ -156,19 +155,17 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             },
             ConvShape::new(sequences, samples, e, self.taps)?,
         )?;
-        device.backend.ordered_matmul(
-            device.stream,
+        products.multiply(
+            device,
             SliceMut::all(&mut workspace.dt_bc).matrix(rows, columns)?,
             Slice::all(&workspace.x).matrix(rows, e)?,
             parameters.weight(&places.x_proj, columns, e)?,
-            Output::Overwrite,
         )?;
-        device.backend.ordered_matmul(
-            device.stream,
+        products.multiply(
+            device,
             SliceMut::all(&mut workspace.delta_raw).matrix(rows, e)?,
             Slice::all(&workspace.dt_bc).matrix(rows, columns)?.columns(0, self.rank)?,
             parameters.weight(&places.dt_proj, e, self.rank)?,
-            Output::Overwrite,
         )?;
         device.backend.selective_scan_piece(
             device.stream,
@@ -189,12 +186,11 @@ impl<B: Backend> Incremental<B> for MambaBlock {
             },
             ScanShape::new(sequences, samples, e, self.states)?,
         )?;
-        Ok(device.backend.ordered_matmul_f32(
-            device.stream,
+        products.add(
+            device,
             SliceMut::all(residual).matrix(rows, d)?,
             Slice::all(&workspace.gated).matrix(rows, e)?,
             parameters.weight(&places.out_proj, d, e)?,
-            Output::Add,
-        )?)
+        )
     }
 }

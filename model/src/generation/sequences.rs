@@ -1,8 +1,10 @@
 //! Sequences that a model reads and writes on: what each block remembers of them, and the memory to move all of it on.
 //!
-//! Tokens enter in pieces ([`Piece`]). Every row of a product is independent of the others, and what blocks remember depends
-//! on a sequence alone, so neither how tokens are cut into pieces nor what else is in the batch changes a bit: a prompt fed at
-//! once and one fed token by token, alone or among others, end in the same state.
+//! Tokens that are given enter in pieces ([`Piece`]). Every row of a product is independent of the others, and what blocks remember
+//! depends on a sequence alone, so neither how tokens are cut into pieces nor what else is in the batch changes a bit: a prompt fed at
+//! once and one fed token by token, alone or among others, end in the same state. A token that was chosen is written by itself, with
+//! products that are fast for so few rows ([`Products`]) and have other bits: so a state depends on which tokens were given and which
+//! were written, and on nothing else.
 //!
 //! The sequences of a batch stand with the longest prompt first: those that still have tokens are then always the first ones,
 //! and what kernels are given is contiguous.
@@ -15,6 +17,7 @@ use crate::error::{ModelError, Result};
 use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, adopt_row, keep_rows};
 use crate::language_model::LanguageModel;
 use crate::layer_block::LayerBlock;
+use crate::linear::Products;
 use crate::norm::{NormPass, NormScratch};
 use crate::parameters::Parameters;
 use crate::trainable::Device;
@@ -209,7 +212,27 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         Ok(())
     }
 
-    /// Adds `tokens[i]` to sequence i. The longest come first; sequences past the last of `tokens` stay as they are.
+    /// Adds the token that was chosen for each sequence.
+    ///
+    /// # Errors
+    /// As many tokens as sequences must be there; else as [`advance`](Self::advance).
+    pub fn write(&mut self, device: &mut Device<'_, B>, tokens: &[u32]) -> Result<()> {
+        if tokens.len() != self.lengths.len() {
+            return Err(ModelError::Microbatch {
+                what: "chosen tokens",
+                expected: self.lengths.len().to_string(),
+                found: tokens.len(),
+            });
+        }
+        let rows: Vec<&[u32]> = tokens.chunks(1).collect();
+        self.check(&rows)?;
+        let piece = self.enter(device, &rows)?;
+        self.run_step(device, &piece)?;
+        self.lengths.iter_mut().for_each(|length| *length += 1);
+        Ok(())
+    }
+
+    /// Adds `tokens[i]`, which are given, to sequence i. The longest come first; sequences past the last of `tokens` stay as they are.
     ///
     /// # Errors
     /// Lengths that grow, more sequences or positions than there is room for, a token outside the vocabulary, or a device that
@@ -264,6 +287,19 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         device: &mut Device<'_, B>,
         tokens: &[&[u32]],
     ) -> Result<Piece> {
+        let piece = self.enter(device, tokens)?;
+        // Scratch memory that a recording names may move when more of it is needed.
+        self.step = Step::New;
+        self.run(device, &piece, Products::Library)?;
+        self.gather_newest(device, &piece, tokens)?;
+        for (length, tokens) in self.lengths.iter_mut().zip(tokens) {
+            *length += tokens.len() as u32;
+        }
+        Ok(piece)
+    }
+
+    /// Writes the tokens of one piece, and where they stand, to the device.
+    fn enter(&mut self, device: &mut Device<'_, B>, tokens: &[&[u32]]) -> Result<Piece> {
         let piece = Piece::new(tokens.iter().map(|tokens| tokens.len()));
         let mut packed = vec![0; piece.rows()];
         for (row, tokens) in packed.chunks_exact_mut(piece.positions()).zip(tokens) {
@@ -280,17 +316,6 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             backend.write(stream, on_device, &lengths)?;
         }
         self.write_places(device, &piece)?;
-        if piece.positions() == 1 && piece.sequences() == self.lengths.len() {
-            self.run_step(device, &piece)?;
-        } else {
-            // Scratch memory that a recording names may move when more of it is needed.
-            self.step = Step::New;
-            self.run(device, &piece)?;
-            self.gather_newest(device, &piece, tokens)?;
-        }
-        for (length, tokens) in self.lengths.iter_mut().zip(tokens) {
-            *length += tokens.len() as u32;
-        }
         Ok(piece)
     }
 
@@ -334,7 +359,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     }
 
     fn run_step_kernels(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
-        self.run(device, piece)?;
+        self.run(device, piece, Products::Ordered)?;
         let elements = piece.sequences() * self.model.width();
         let newest = SliceMut::new(&mut self.newest, 0, elements)?;
         let from = Slice::new(&self.rows.residual, 0, elements)?;
@@ -342,7 +367,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     }
 
     /// From the tokens on the device to the head's input.
-    fn run(&mut self, device: &mut Device<'_, B>, piece: &Piece) -> Result<()> {
+    fn run(&mut self, device: &mut Device<'_, B>, piece: &Piece, products: Products) -> Result<()> {
         let Rows { tokens, past, lengths, places, residual, .. } = &mut self.rows;
         let model = self.model;
         let parameters = model.embedding_parameters(self.parameters)?;
@@ -360,7 +385,7 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
                 true => None,
                 false => Some(Slice::new(lengths, 0, piece.sequences())?),
             };
-            let pass = PiecePass { parameters, piece, past, lengths };
+            let pass = PiecePass { parameters, products, piece, past, lengths };
             body.advance(device, residual, pass, state, &mut self.workspace)?;
         }
         Ok(())

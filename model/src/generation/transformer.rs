@@ -11,7 +11,6 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 use crate::error::Result;
 use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
 use crate::generation::sequences::PIECE_POSITIONS;
-use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::trainable::Device;
 use crate::transformer::query_key_value::{QueryKeyValueScratch, Rows};
@@ -132,13 +131,13 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         state: &mut TransformerState<B>,
         workspace: &mut TransformerRows<B>,
     ) -> Result<()> {
-        let (parameters, count) = (pass.parameters, pass.piece.rows());
+        let (parameters, products, count) = (pass.parameters, pass.products, pass.piece.rows());
         let (d, width, f) = (self.width(), self.attention.width(), self.mlp_width());
         let rows = Rows { parameters, grains: GrainRows::new(count, count)? };
         let TransformerRows { norm, normed, qkv, query_key_value, attended, up, activated } =
             workspace;
         forward::normalize(&self.norm_1, device, normed, norm, residual, rows)?;
-        forward::project(self, device, Products::Ordered, qkv, normed, rows)?;
+        forward::project(self, device, products, qkv, normed, rows)?;
         query_key_value.prepare(self, device, qkv, rows)?;
         let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
         let elements = pass.piece.sequences() * state.capacity * width;
@@ -172,12 +171,12 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         device.backend.attention_cached(device.stream, out, q, cache, shape)?;
         let attended = Slice::all(&*attended).matrix(count, width)?;
         let out = SliceMut::all(&mut *residual).matrix(count, d)?;
-        self.out_proj.forward_residual(device, out, attended, parameters)?;
+        self.out_proj.forward_residual(device, products, out, attended, parameters)?;
         forward::normalize(&self.norm_2, device, normed, norm, residual, rows)?;
         let normed = Slice::all(&*normed).matrix(count, d)?;
         self.up_proj.product(
             device,
-            Products::Ordered,
+            products,
             SliceMut::all(&mut *up).matrix(count, f)?,
             normed,
             parameters,
@@ -185,6 +184,6 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         forward::activate(self, device, activated, up, rows)?;
         let activated = Slice::all(&*activated).matrix(count, f)?;
         let out = SliceMut::all(residual).matrix(count, d)?;
-        self.down_proj.forward_residual(device, out, activated, parameters)
+        self.down_proj.forward_residual(device, products, out, activated, parameters)
     }
 }

@@ -130,9 +130,8 @@ pub fn generate_batch<B: Backend, Body: Incremental<B>>(
             sequences.keep(device, &kept)?;
             writers.retain(|writer| !writer.done);
         }
-        let tokens: Vec<[u32; 1]> = writers.iter().map(|writer| [writer.token]).collect();
-        let tokens: Vec<&[u32]> = tokens.iter().map(|token| &token[..]).collect();
-        sequences.advance(device, &tokens)?;
+        let tokens: Vec<u32> = writers.iter().map(|writer| writer.token).collect();
+        sequences.write(device, &tokens)?;
     }
 }
 
