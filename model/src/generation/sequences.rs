@@ -224,6 +224,9 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
                 found: tokens.len(),
             });
         }
+        if tokens.is_empty() {
+            return Ok(());
+        }
         let rows: Vec<&[u32]> = tokens.chunks(1).collect();
         self.check(&rows)?;
         let piece = self.enter(device, &rows)?;

@@ -356,6 +356,7 @@ pub fn wrong_text_is_an_error<B: Backend>(arm: &Arm<B>) {
         let error = scorer.log_probabilities(device, &[0]).expect_err("one token");
         assert_eq!(error.to_string(), "tokens: expected at least 2, found 1");
         let mut two = Sequences::new(device, model, parameters, 2, 4).expect("fits");
+        two.write(device, &[]).expect("nothing to write, in no sequence");
         two.begin(device, 2).expect("begins");
         assert!(two.logits(device).is_err(), "nothing seen");
         two.advance(device, &[&[0]]).expect("advances");
