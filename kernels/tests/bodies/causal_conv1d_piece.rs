@@ -10,7 +10,7 @@ use super::arm::Arm;
 use super::device::{Device, Layout, Placed};
 use super::inputs::{Inputs, wide};
 use super::number::Number;
-use super::pieces::{Cut, LENGTHS, cuts, slice};
+use super::pieces::{Cut, LENGTHS, cuts, rows_there, slice};
 
 /// Steps from a given state agree with the definition, and the state with the inputs to the bit.
 pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
@@ -134,20 +134,9 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
                 backend
                     .causal_conv1d_silu_piece(stream, results, state, lengths, read, shape)
                     .expect(&label);
-                cut.place(
-                    &out.read(&mut device),
-                    B::Activation::POISON.widened(),
-                    channels,
-                    &mut all,
-                );
+                cut.place::<B::Activation>(&out.read(&mut device), channels, &mut all);
             }
-            let there = LENGTHS.into_iter().enumerate();
-            let found: Vec<f32> = there
-                .flat_map(|(sample, length)| {
-                    &all[sample * positions * channels..][..length * channels]
-                })
-                .copied()
-                .collect();
+            let found = rows_there(&all, channels);
             let tolerance = tolerance::<B::Activation>(width);
             assert_close_beside(&label, &found, &expected, tolerance, 2.0);
             assert_same_bits(&label, &state.read(&mut device), &expected_state);

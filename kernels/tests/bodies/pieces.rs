@@ -5,6 +5,7 @@ use std::ops::Range;
 use tidemill_kernels::{Backend, Slice};
 
 use super::device::Device;
+use super::number::Number;
 
 /// The tokens of each sequence, the longest first.
 pub const LENGTHS: [usize; 3] = [41, 23, 5];
@@ -54,13 +55,13 @@ impl Cut {
     }
 
     /// Puts the rows of the piece that there are to their places in `all[b t, columns]`; the others must hold poison.
-    pub fn place(&self, found: &[f32], poison: f32, columns: usize, all: &mut [f32]) {
+    pub fn place<T: Number>(&self, found: &[f32], columns: usize, all: &mut [f32]) {
         let positions = self.positions.len();
         for (row, found) in found.chunks_exact(columns).enumerate() {
             let (sequence, position) = (row / positions, row % positions);
             if position >= self.lengths[sequence] as usize {
                 assert!(
-                    found.iter().all(|x| x.to_bits() == poison.to_bits()),
+                    found.iter().all(|x| x.to_bits() == T::POISON.widened().to_bits()),
                     "row {row} was written"
                 );
                 continue;
@@ -74,4 +75,10 @@ impl Cut {
 /// All of what there is of lengths.
 pub fn slice<B: Backend>(lengths: &Option<B::Buffer<u32>>) -> Option<Slice<'_, B, u32>> {
     lengths.as_ref().map(Slice::all)
+}
+
+/// Of `all[b t, columns]` the rows that there are, one sequence after the other.
+pub fn rows_there(all: &[f32], columns: usize) -> Vec<f32> {
+    let of_sequences = all.chunks_exact(LENGTHS[0] * columns).zip(LENGTHS);
+    of_sequences.flat_map(|(rows, length)| &rows[..length * columns]).copied().collect()
 }

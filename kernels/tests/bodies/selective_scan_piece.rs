@@ -9,7 +9,7 @@ use super::arm::Arm;
 use super::device::{Device, Layout, MARGINS, Placed};
 use super::inputs::{Inputs, from_tail_to_tail, wide};
 use super::number::{Number, rounded};
-use super::pieces::{Cut, LENGTHS, cuts, slice};
+use super::pieces::{Cut, LENGTHS, cuts, rows_there, slice};
 use super::scan_case::{PlacedInputs, Regime, ScanCase};
 
 /// Steps from a given state agree with the definition, and so does the state that they leave.
@@ -114,20 +114,9 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
                 backend
                     .selective_scan_piece(stream, results, state, lengths, placed.view(), shape)
                     .expect(&label);
-                cut.place(
-                    &out.read(&mut device),
-                    B::Activation::POISON.widened(),
-                    channels,
-                    &mut all,
-                );
+                cut.place::<B::Activation>(&out.read(&mut device), channels, &mut all);
             }
-            let there = LENGTHS.into_iter().enumerate();
-            let found: Vec<f32> = there
-                .flat_map(|(sample, length)| {
-                    &all[sample * positions * channels..][..length * channels]
-                })
-                .copied()
-                .collect();
+            let found = rows_there(&all, channels);
             let state = state.read(&mut device);
             let of_state = tolerance::<f32>(states * positions);
             let of_out = tolerance::<B::Activation>(states * positions);
