@@ -40,8 +40,8 @@ fn kernels_that_are_wrong_are_named() {
         ("gradient_sums.cu", "sums[j] += value * value;", "sums[j] += value;", "sums of gradients"),
         (
             "causal_conv1d.cu",
-            "sum = fmaf(weight[held], newest, sum);",
-            "sum = fmaf(weight[0], newest, sum);",
+            "sum = fmaf(weight[tap], window[tap], sum);",
+            "sum = fmaf(weight[0], window[tap], sum);",
             "causal_conv1d",
         ),
     ];
