@@ -1,0 +1,98 @@
+//! What follows from the newest tokens: logits, the likeliest tokens, and the head's input.
+
+use tidemill_kernels::backend::Output;
+use tidemill_kernels::shape::GrainRows;
+use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
+
+use super::{Rows, Sequences, table_rows};
+use crate::error::{ModelError, Result};
+use crate::generation::incremental::{Incremental, Piece};
+use crate::norm::NormPass;
+use crate::trainable::Device;
+
+impl<B: Backend, Body: Incremental<B>> Sequences<'_, B, Body> {
+    /// The logits after the newest token of every sequence: `logits[b, v]`, without padding.
+    ///
+    /// # Errors
+    /// A sequence without tokens, or a device that fails.
+    pub fn logits(&mut self, device: &mut Device<'_, B>) -> Result<&[f32]> {
+        self.form_logits(device)?;
+        let (sequences, head) = (self.lengths.len(), self.model.head());
+        let table_rows = table_rows(self.model);
+        let elements = sequences * table_rows;
+        self.host_logits.resize(elements, 0.0);
+        let logits = Slice::new(&self.logits, 0, elements)?;
+        device.backend.read(device.stream, &mut self.host_logits, logits)?;
+        for sequence in 1..sequences {
+            let first = sequence * table_rows;
+            let to = sequence * head.vocab_size;
+            self.host_logits.copy_within(first..first + head.vocab_size, to);
+        }
+        self.host_logits.truncate(sequences * head.vocab_size);
+        self.host_logits.iter_mut().for_each(|logit| *logit *= head.logit_scale);
+        Ok(&self.host_logits)
+    }
+
+    /// The likeliest token after the newest one of every sequence, chosen where the logits are: the first of equal ones, and
+    /// [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is no finite number.
+    ///
+    /// # Errors
+    /// As [`logits`](Self::logits).
+    pub fn likeliest(&mut self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
+        self.form_logits(device)?;
+        let (sequences, head) = (self.lengths.len(), self.model.head());
+        let logits = Slice::new(&self.logits, 0, sequences * table_rows(self.model))?;
+        let logits = logits.matrix(sequences, table_rows(self.model))?;
+        let logits = logits.columns(0, head.vocab_size)?;
+        let Device { backend, stream } = device;
+        let tokens = SliceMut::new(&mut self.likeliest, 0, sequences)?;
+        backend.likeliest(stream, tokens, logits, head.logit_scale)?;
+        let mut tokens = vec![0; sequences];
+        backend.read(stream, &mut tokens, Slice::new(&self.likeliest, 0, sequences)?)?;
+        Ok(tokens)
+    }
+
+    /// Forms `logits[b, v]` on the device, with padding and without their scale.
+    fn form_logits(&mut self, device: &mut Device<'_, B>) -> Result<()> {
+        let (sequences, head) = (self.lengths.len(), self.model.head());
+        if sequences == 0 || self.lengths.contains(&0) {
+            return Err(ModelError::Microbatch {
+                what: "tokens before logits",
+                expected: "at least 1".to_owned(),
+                found: 0,
+            });
+        }
+        let table_rows = table_rows(self.model);
+        let [parameters, table] = self.model.head_parameters(self.parameters)?;
+        let Rows { normed, norm, .. } = &mut self.rows;
+        let input = Slice::all(&self.newest).matrix(sequences, head.width)?;
+        let grains = GrainRows::new(sequences, sequences)?;
+        let out = SliceMut::all(normed).matrix(sequences, head.width)?;
+        head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
+        let Device { backend, stream } = device;
+        backend.ordered_matmul_f32(
+            stream,
+            SliceMut::all(&mut self.logits).matrix(sequences, table_rows)?,
+            Slice::all(normed).matrix(sequences, head.width)?,
+            table.weight(&head.table, table_rows, head.width)?,
+            Output::Overwrite,
+        )?;
+        Ok(())
+    }
+
+    /// The head's input for every row of the newest piece, normalized: `normed[b t, d]`.
+    pub(crate) fn normalized_piece(
+        &mut self,
+        device: &mut Device<'_, B>,
+        piece: &Piece,
+    ) -> Result<Matrix<'_, B, B::Activation>> {
+        let (rows, head) = (piece.rows(), self.model.head());
+        let [parameters, _] = self.model.head_parameters(self.parameters)?;
+        let Rows { residual, normed, norm, .. } = &mut self.rows;
+        let input = Slice::all(residual).matrix(rows, head.width)?;
+        let grains = GrainRows::new(rows, rows)?;
+        let out = SliceMut::all(normed).matrix(rows, head.width)?;
+        head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
+        Ok(Slice::all(normed).matrix(rows, head.width)?)
+    }
+}
