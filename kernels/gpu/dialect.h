@@ -159,6 +159,17 @@ DEVICE activation rounded(float x) {
     return out;
 }
 
+// `x`, of which the compiler knows no more than that: what is formed from it is formed here, not held in registers since
+// before.
+DEVICE u32 formed_anew(u32 x) {
+#if ON_NVIDIA
+    asm volatile("" : "+r"(x));
+#elif ON_AMD
+    asm volatile("" : "+v"(x));
+#endif
+    return x;
+}
+
 // GROUP_PRODUCTS: whether groups of warps multiply together (group_product.h), as Hopper's do, where nothing else is said; the
 // emulator is told.
 #if !defined(GROUP_PRODUCTS)

@@ -119,7 +119,8 @@ DEVICE void forward(const Arguments& arguments) {
         }
     }
     for (u32 first = 0; first < end; first += CHECKPOINT) {
-        const u32 count = min(CHECKPOINT, end - first);
+        // In pieces AMD's compiler would hold what follows from it for all positions at once, in scalar registers, which it lacks.
+        const u32 here = min(CHECKPOINT, end - first), count = GOES_ON && ON_AMD ? formed_anew(here) : here;
         const u32 first_row = sample * positions + first;
         const u32 beginnings = DOCUMENTS && !GOES_ON ? bits_from(documents, first, positions) : 0;
         for (u32 i = thread; i < CHECKPOINT * my.slots; i += SCAN_THREADS) {
@@ -157,7 +158,7 @@ DEVICE void forward(const Arguments& arguments) {
                 const float before = begins(beginnings, i) ? 0.0f : h;
                 const float moved = fmaf(exp2_fast(step.x * rate), before, step.y * b[i]);
                 // Behind the end not even the sign of a zero changes.
-                h = !GOES_ON || i < count ? moved : h;
+                h = !GOES_ON || i < (ON_AMD ? formed_anew(count) : count) ? moved : h;
                 y[i] = fmaf(c[i], h, y[i]);
             }
             shared.h[r * SCAN_THREADS + thread] = h;

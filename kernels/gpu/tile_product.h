@@ -15,17 +15,6 @@ constexpr u32 TILE = 16;
 constexpr u32 HELD = TILE * TILE / WARP;
 constexpr u32 HELD_ROWS = WARP == 32 ? 2 : 1;
 
-// `x`, of which the compiler knows no more than that: what is formed from it is formed here, not held in registers since
-// before.
-DEVICE u32 formed_anew(u32 x) {
-#if ON_NVIDIA
-    asm volatile("" : "+r"(x));
-#elif ON_AMD
-    asm volatile("" : "+v"(x));
-#endif
-    return x;
-}
-
 DEVICE u32 lane_of_warp() { return threadIdx.x % WARP; }
 
 // Which of the lane's rows element `i` stands in.
