@@ -163,10 +163,10 @@ impl CountProgress {
         self.bar.finish_and_clear();
     }
 
-    /// Ends, and says how many items there were a second.
+    /// Ends; of work that was long enough for a line on the way, says how many items there were a second.
     pub(crate) fn finish_with_rate(self) {
         self.bar.finish_and_clear();
-        if self.items > 0 {
+        if self.started.elapsed() >= LINE_INTERVAL {
             let seconds = self.started.elapsed().as_secs_f64();
             let (items, rate) = (self.items, self.items as f64 / seconds);
             note_line!("{items} {} in {seconds:.1} s, {rate:.0} a second", self.items_name);
