@@ -9,6 +9,8 @@ mod algorithms;
 mod bodies;
 #[path = "../../tests/support/device_program.rs"]
 mod device_program;
+#[path = "bodies/opening.rs"]
+mod opening;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -37,6 +39,7 @@ macro_rules! tests {
                 ("every_source_compiles", |arm| arm.backend.compile_all().unwrap()),
                 ("a_device_that_is_opened_again_is_of_the_same_kind", is_of_the_same_kind),
                 ("devices_wait_for_each_other", devices_wait_for_each_other),
+                ("opening_a_device_again_spoils_no_recording", opening_again_spoils_no_recording),
                 $((stringify!($of_all), |arm| agree(&[arm, arm], $every)),)*
                 $((stringify!($of_one), $one),)*
                 $((stringify!($of_attention), |arm| agree(&[arm, arm], $attention)),)*
@@ -71,6 +74,10 @@ fn is_of_the_same_kind<P: Precision>(arm: &Arm<Gpu<Cuda, P>>) {
         println!("opened again in {:?}", start.elapsed());
         assert_eq!(again.device_kind(), kind);
     }
+}
+
+fn opening_again_spoils_no_recording<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Cuda, P>>) {
+    opening::spoils_no_recording(arm, || drop(Cuda::open(0).unwrap()));
 }
 
 /// Memory of one device is read by the kernels of another, in the order of events alone.

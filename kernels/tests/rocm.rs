@@ -14,6 +14,8 @@ mod bodies;
 mod hip_runtime;
 #[path = "../../tests/support/loaded_hip.rs"]
 mod loaded_hip;
+#[path = "bodies/opening.rs"]
+mod opening;
 #[path = "../../tests/support/tested_backend.rs"]
 mod tested_backend;
 
@@ -111,6 +113,14 @@ fn a_device_that_is_opened_again_is_the_same() {
     println!("{properties:?}");
     assert_eq!(open::<Bf16>(0).device_kind(), arm.backend.device_kind());
     assert_eq!(open::<Bf16>(0).identity().unwrap(), arm.backend.identity().unwrap());
+}
+
+#[test]
+fn opening_a_device_again_spoils_no_recording() {
+    // Nobody else has this one.
+    let arm = arm::<Fp32>(ITS_PEER);
+    let ordinal = if loaded_hip::is_the_machines() { 0 } else { ITS_PEER };
+    opening::spoils_no_recording(&arm, || drop(Rocm::open(ordinal).unwrap()));
 }
 
 #[test]

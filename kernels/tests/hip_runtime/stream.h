@@ -65,8 +65,14 @@ EXPORTED Code hipStreamSynchronize(void* handle) {
     return Code(devices()[stream->device]->failed.load());
 }
 
+// Waits for what is being recorded too, and so spoils it.
 EXPORTED Code hipDeviceSynchronize() {
     if (Code wrong = ready()) return wrong;
+    Code answer = Success;
+    for (auto& stream : streams_on(current())) {
+        if (Code wrong = stream->refuse_recording()) answer = wrong;
+    }
+    if (answer) return answer;
     for (auto& stream : streams_on(current())) stream->finish();
     return ready();
 }

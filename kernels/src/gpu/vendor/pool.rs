@@ -43,41 +43,45 @@ unsafe impl Send for ModuleHandle {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for ModuleHandle {}
 
-/// What is set aside of a device, by any of its owners.
-fn aside_of(context: &Context) -> Arc<Mutex<Aside>> {
+/// What is set aside of a device, by any of its owners; `first` is called where no other owner is alive, before there is one.
+fn aside_of(context: &Context, first: impl FnOnce() -> Result<()>) -> Result<Arc<Mutex<Aside>>> {
     type OfDevices = BTreeMap<(usize, Device), Weak<Mutex<Aside>>>;
     static OF_DEVICES: Mutex<OfDevices> = Mutex::new(BTreeMap::new());
     // A vendor has one table.
     let vendor = std::ptr::from_ref(context.table()).addr();
     let mut devices = OF_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = devices.entry((vendor, context.device())).or_default();
-    known.upgrade().unwrap_or_else(|| {
-        let aside = Arc::default();
-        *known = Arc::downgrade(&aside);
-        aside
-    })
+    if let Some(aside) = known.upgrade() {
+        return Ok(aside);
+    }
+    first()?;
+    let aside = Arc::default();
+    *known = Arc::downgrade(&aside);
+    Ok(aside)
 }
 
 impl Pool {
     /// The pool lets the driver keep what is freed: buffers are planned once, so what was needed will be again. What
-    /// an owner before this one has left there is given back.
+    /// an owner before this one has left there is given back, unless another is alive: that takes a wait for all that the device has
+    /// been given, which spoils what another thread is recording.
     pub(super) fn new(context: Arc<Context>, device: &str) -> Result<Arc<Self>> {
         let table = context.table();
-        let mut threshold = u64::MAX;
-        let mut pool = std::ptr::null_mut();
-        // SAFETY: the device is open, it is this thread's own, the first call writes one handle, and the attribute is a 64-bit number.
-        let set = unsafe {
-            let found = (table.default_pool)(&raw mut pool, context.device()).result();
-            found
-                .and_then(|()| (table.synchronize)().result())
-                .and_then(|()| (table.pool_trim)(pool, 0).result())
-                .and_then(|()| {
-                    let threshold = (&raw mut threshold).cast();
-                    (table.pool_set_attribute)(pool, POOL_RELEASE_THRESHOLD, threshold).result()
-                })
-        };
-        table.on(device, "setting up the memory pool", set)?;
-        let aside = aside_of(&context);
+        let aside = aside_of(&context, || {
+            let mut threshold = u64::MAX;
+            let mut pool = std::ptr::null_mut();
+            // SAFETY: the device is open, it is this thread's own, the first call writes one handle, and the attribute is a 64-bit number.
+            let set = unsafe {
+                let found = (table.default_pool)(&raw mut pool, context.device()).result();
+                found
+                    .and_then(|()| (table.synchronize)().result())
+                    .and_then(|()| (table.pool_trim)(pool, 0).result())
+                    .and_then(|()| {
+                        let threshold = (&raw mut threshold).cast();
+                        (table.pool_set_attribute)(pool, POOL_RELEASE_THRESHOLD, threshold).result()
+                    })
+            };
+            table.on(device, "setting up the memory pool", set)
+        })?;
         Ok(Arc::new(Self { context, aside, spare_events: SpareEvents::default() }))
     }
 
