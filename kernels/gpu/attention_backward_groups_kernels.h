@@ -161,5 +161,8 @@ KERNEL(attention_backward_tile_firsts, WARP, 1, groups::TileFirsts) { groups::fi
         groups::round_dq<P>(arguments);                                                                 \
     }                                                                                                   \
     SHARED_BYTES(attention_backward_round_dq_##P, groups::Memory<P>::TILE_BYTES);
+#if HEAD_WIDTH == 64
 BACKWARD_GROUPS(64)
+#else
 BACKWARD_GROUPS(128)
+#endif

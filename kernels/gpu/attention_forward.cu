@@ -299,51 +299,21 @@ DEVICE void forward(const AttentionForward& arguments) {
     store_results(arguments, out, softmax);
 }
 
-// Blocks that fit a multiprocessor by their registers.
 template <u32 P>
 constexpr u32 FORWARD_SHARED_BYTES = 2 * KEYS<P> * P * sizeof(activation) + OWN_SHARED_BYTES<P, 1>;
+// Blocks that fit a multiprocessor by their registers.
+#if HEAD_WIDTH == 32
 KERNEL(attention_forward_32, THREADS, ACTIVATION_BF16 ? 4 : 2, AttentionForward) { forward<32>(arguments); }
-KERNEL(attention_forward_256, THREADS, 1, AttentionForward) { forward<256>(arguments); }
 SHARED_BYTES(attention_forward_32, FORWARD_SHARED_BYTES<32>);
+#elif HEAD_WIDTH == 256
+KERNEL(attention_forward_256, THREADS, 1, AttentionForward) { forward<256>(arguments); }
 SHARED_BYTES(attention_forward_256, FORWARD_SHARED_BYTES<256>);
-
-#if !GROUP_PRODUCTS
-KERNEL(attention_forward_64, THREADS, ACTIVATION_BF16 ? 3 : 2, AttentionForward) { forward<64>(arguments); }
-KERNEL(attention_forward_128, THREADS, ACTIVATION_BF16 ? 3 : 1, AttentionForward) { forward<128>(arguments); }
-SHARED_BYTES(attention_forward_64, FORWARD_SHARED_BYTES<64>);
-SHARED_BYTES(attention_forward_128, FORWARD_SHARED_BYTES<128>);
-#else
+#elif GROUP_PRODUCTS
 #include "attention_forward_groups.h"
-KERNEL_OF_MAPS(attention_forward_groups_64, groups::THREADS, 1, groups::Arguments) {
-    groups::forward<64>(arguments);
-}
-KERNEL_OF_MAPS(attention_forward_groups_128, groups::THREADS, 1, groups::Arguments) {
-    groups::forward<128>(arguments);
-}
-SHARED_BYTES(attention_forward_groups_64, groups::Memory<64>::BYTES);
-SHARED_BYTES(attention_forward_groups_128, groups::Memory<128>::BYTES);
+#elif HEAD_WIDTH == 64
+KERNEL(attention_forward_64, THREADS, ACTIVATION_BF16 ? 3 : 2, AttentionForward) { forward<64>(arguments); }
+SHARED_BYTES(attention_forward_64, FORWARD_SHARED_BYTES<64>);
+#else
+KERNEL(attention_forward_128, THREADS, ACTIVATION_BF16 ? 3 : 1, AttentionForward) { forward<128>(arguments); }
+SHARED_BYTES(attention_forward_128, FORWARD_SHARED_BYTES<128>);
 #endif
-
-struct AppendToCache {
-    activation* cache;       // [b, capacity, width]
-    const activation* rows;  // [b t, width]
-    const u32* past;         // [b]
-    u64 row_stride;
-    u32 positions;  // t
-    u32 capacity;
-    u64 width;
-};
-
-// A block for each new row.
-KERNEL(append_to_cache, 128, 1, AppendToCache) {
-    const u32 sample = blockIdx.x / arguments.positions;
-    const u32 position = arguments.past[sample] + blockIdx.x % arguments.positions;
-    if (position >= arguments.capacity) return;
-    const activation* const from = arguments.rows + blockIdx.x * arguments.row_stride;
-    activation* const to =
-        arguments.cache +
-        (static_cast<u64>(sample) * arguments.capacity + position) * arguments.width;
-    for (u64 column = threadIdx.x; column < arguments.width; column += 128) {
-        to[column] = from[column];
-    }
-}

@@ -386,3 +386,15 @@ DEVICE void forward(const Arguments& arguments) {
 }
 
 }  // namespace groups
+
+#if HEAD_WIDTH == 64
+KERNEL_OF_MAPS(attention_forward_groups_64, groups::THREADS, 1, groups::Arguments) {
+    groups::forward<64>(arguments);
+}
+SHARED_BYTES(attention_forward_groups_64, groups::Memory<64>::BYTES);
+#else
+KERNEL_OF_MAPS(attention_forward_groups_128, groups::THREADS, 1, groups::Arguments) {
+    groups::forward<128>(arguments);
+}
+SHARED_BYTES(attention_forward_groups_128, groups::Memory<128>::BYTES);
+#endif

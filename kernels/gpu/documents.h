@@ -1,8 +1,8 @@
 // Where documents begin inside samples: a bit for each position, as documents.cu leaves them for the kernels over
 // sequences.
 //
-// Those kernels are compiled twice. DOCUMENTS is 1 in the sources whose names end in `_documents`, which are the others
-// again: there a document sees nothing of the ones beside it.
+// Those kernels are compiled twice. With DOCUMENTS 1 their names end in `_documents`: there a document sees nothing of the ones
+// beside it.
 #pragma once
 #include "dialect.h"
 

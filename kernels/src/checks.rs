@@ -67,7 +67,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 16] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 15] = [
+const KERNELS: [KernelGroup; 16] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -78,7 +78,8 @@ const KERNELS: [KernelGroup; 15] = [
     KernelGroup::CausalConv1d,
     KernelGroup::SelectiveScan { channels: 64, states: 16 },
     KernelGroup::SelectiveScan { channels: 1, states: 1 },
-    KernelGroup::Attention,
+    KernelGroup::Attention { head_width: 5 },
+    KernelGroup::Attention { head_width: 64 },
     KernelGroup::GradientSums,
     KernelGroup::Optimizer,
     KernelGroup::OrderedProduct,

@@ -48,7 +48,7 @@ pub use self::pinned::GpuPinned;
 pub use self::precision::{Bf16, Copies, Fp32, Precision};
 use self::profile::Profile;
 pub use self::recording::GpuGraph;
-pub use self::source::{Source, SourceOptions};
+pub use self::source::{Definition, Source, SourceOptions};
 pub use self::stream::{GpuStream, ScratchSlot};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use self::vendor::VendorDriver;
@@ -64,9 +64,12 @@ pub struct Gpu<D: Driver, P: Precision> {
 
 /// What has been compiled and loaded.
 struct Kernels<D: Driver> {
-    modules: HashMap<&'static str, Slot<D>>,
-    kernels: HashMap<&'static str, D::Kernel>,
+    modules: HashMap<SourceKey, Slot<D>>,
+    kernels: HashMap<(SourceKey, &'static str), D::Kernel>,
 }
+
+/// What tells sources apart.
+type SourceKey = (&'static str, &'static [Definition]);
 
 /// Where a module is once it is loaded. Whoever loads it holds the lock meanwhile: others wait for that one alone.
 type Slot<D> = Arc<Mutex<Option<Arc<<D as Driver>::Module>>>>;
@@ -96,15 +99,15 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         self.compile(source::ALL.to_vec())
     }
 
-    /// The sources whose kernels are loaded, by name.
-    pub fn loaded_sources(&self) -> Vec<&'static str> {
+    /// The sources whose kernels are loaded, in the order of their names.
+    pub fn loaded_sources(&self) -> Vec<&'static Source> {
         let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         let is_loaded =
             |slot: &Slot<D>| slot.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-        let loaded = kernels.modules.iter().filter(|(_, slot)| is_loaded(slot));
-        let mut names: Vec<_> = loaded.map(|(name, _)| *name).collect();
-        names.sort_unstable();
-        names
+        let has = |source: &&Source| kernels.modules.get(&source.key()).is_some_and(is_loaded);
+        let mut loaded: Vec<_> = source::ALL.iter().copied().filter(has).collect();
+        loaded.sort_by_key(|source| source.key());
+        loaded
     }
 
     /// Compiles and loads `sources` side by side.
@@ -119,7 +122,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let work = || {
             let mut compiled = Vec::new();
             while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-                compiled.push((source.name, self.module(source).map(drop)));
+                compiled.push((source.key(), self.module(source).map(drop)));
             }
             compiled
         };
@@ -131,14 +134,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             });
             own.into_iter().chain(joined).collect()
         });
-        compiled.sort_by_key(|(name, _)| *name);
+        compiled.sort_by_key(|(source, _)| *source);
         compiled.into_iter().try_for_each(|(_, compiled)| compiled)
     }
 
     fn module(&self, source: &'static Source) -> Result<Arc<D::Module>> {
         let slot = {
             let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(kernels.modules.entry(source.name).or_default())
+            Arc::clone(kernels.modules.entry(source.key()).or_default())
         };
         let mut loaded = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = &*loaded {
@@ -150,16 +153,16 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         Ok(module)
     }
 
-    fn has_kernel(&self, name: &'static str) -> bool {
+    fn has_kernel(&self, source: &Source, name: &'static str) -> bool {
         let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        kernels.kernels.contains_key(name)
+        kernels.kernels.contains_key(&(source.key(), name))
     }
 
     /// The kernel `name` of `source`, compiled where it has not been.
     pub(crate) fn kernel(&self, source: &'static Source, name: &'static str) -> Result<D::Kernel> {
         let found = {
             let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-            kernels.kernels.get(name).cloned()
+            kernels.kernels.get(&(source.key(), name)).cloned()
         };
         if let Some(kernel) = found {
             return Ok(kernel);
@@ -167,7 +170,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let module = self.module(source)?;
         let kernel = self.driver.kernel(&module, name)?;
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        kernels.kernels.insert(name, kernel.clone());
+        kernels.kernels.insert((source.key(), name), kernel.clone());
         Ok(kernel)
     }
 
@@ -192,7 +195,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if launch.grid.contains(&0) {
             return Ok(());
         }
-        if stream.is_recording() && !self.has_kernel(name) {
+        if stream.is_recording() && !self.has_kernel(source, name) {
             return Err(KernelError::NotRecordable { attempted: "loading a kernel" });
         }
         let kernel = self.kernel(source, name)?;

@@ -24,6 +24,7 @@ KERNEL(block_sums, 256, 1, BlockSumsArguments) {
     if (thread == 0) arguments.out[blockIdx.x] = sum;
 }
 "#,
+    definitions: &[],
 };
 
 const BLOCKS: usize = 3;

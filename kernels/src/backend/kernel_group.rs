@@ -28,7 +28,10 @@ pub enum KernelGroup {
         states: usize,
     },
     /// Attention and its gradients.
-    Attention,
+    Attention {
+        /// p
+        head_width: usize,
+    },
     /// What adds gradients up, and their squares.
     GradientSums,
     /// The optimizer, and masters rounded, split and joined.

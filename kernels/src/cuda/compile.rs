@@ -32,21 +32,21 @@ pub(super) fn cubin(
 ) -> Result<Vec<u8>> {
     let compiler = compiler()?;
     let version = compiler.version()?;
-    let arguments = arguments(options, architecture);
+    let arguments = arguments(source, options, architecture);
     compiler.cached(source, architecture, &arguments, &format!("NVRTC {version}"), || {
         check_architecture(compiler, device, architecture, &version)
     })
 }
 
 /// What NVRTC is told; contraction is off because kernels say themselves where they fuse.
-fn arguments(options: SourceOptions, architecture: &str) -> Vec<String> {
+fn arguments(source: &Source, options: SourceOptions, architecture: &str) -> Vec<String> {
     let mut arguments = vec![
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
         "--fmad=false".to_owned(),
         "--device-as-default-execution-space".to_owned(),
     ];
-    arguments.extend(options.arguments());
+    arguments.extend(source.arguments(options));
     arguments
 }
 

@@ -67,7 +67,7 @@ pub(super) fn compile(
             return Err(failure("changing a source", answer));
         }
     };
-    let arguments = arguments(options, device);
+    let arguments = arguments(source, options, device);
     let key = (source.name, format!("{} {:?}", arguments.join(" "), change));
     let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
     let libraries = libraries.get_or_insert_default();
@@ -98,7 +98,7 @@ pub(super) fn compile(
     Ok(library)
 }
 
-fn arguments(options: SourceOptions, device: Emulated) -> Vec<String> {
+fn arguments(source: &Source, options: SourceOptions, device: Emulated) -> Vec<String> {
     let mut arguments: Vec<String> = [
         "-std=c++20",
         "-O2",
@@ -128,7 +128,7 @@ fn arguments(options: SourceOptions, device: Emulated) -> Vec<String> {
     if device.group_products && options.activation == ElementKind::Bf16 {
         arguments.push("-DGROUP_PRODUCTS=1".to_owned());
     }
-    arguments.extend(options.arguments());
+    arguments.extend(source.arguments(options));
     arguments
 }
 

@@ -23,6 +23,7 @@ mod scan_turns;
 mod sizes;
 mod tree_sum;
 
+pub(in crate::gpu) use self::attention::HeadWidth;
 use crate::backend::Element;
 use crate::error::{KernelError, Result};
 use crate::gpu::Gpu;

@@ -1,15 +1,45 @@
 //! The kernels' sources, held by the program itself, and how they are compiled.
 
+use std::fmt;
+
 use crate::backend::KernelGroup;
 use crate::gpu::driver::ElementKind;
+use crate::gpu::launch::HeadWidth;
 
-/// A file of kernels.
+/// A macro and its value.
+pub type Definition = (&'static str, &'static str);
+
+/// A file of kernels, or what becomes of it with some definitions.
 #[derive(Debug)]
 pub struct Source {
     /// The file's name.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
+    /// What it is compiled with: a file of kernels for several cases is a source for each.
+    pub definitions: &'static [Definition],
+}
+
+impl Source {
+    /// What no other source has.
+    pub(super) fn key(&self) -> (&'static str, &'static [Definition]) {
+        (self.name, self.definitions)
+    }
+
+    /// All that is defined, as a compiler is told.
+    pub fn arguments(&self, options: SourceOptions) -> impl Iterator<Item = String> {
+        let own = self.definitions.iter().map(|&(name, value)| (name, value.to_owned()));
+        let all = own.chain(options.definitions());
+        all.map(|(name, value)| format!("-D{name}={value}"))
+    }
+}
+
+/// The file's name, and definitions behind it: `scan_forward.cu DOCUMENTS=1`.
+impl fmt::Display for Source {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name)?;
+        self.definitions.iter().try_for_each(|(name, value)| write!(formatter, " {name}={value}"))
+    }
 }
 
 /// A header that sources include.
@@ -21,13 +51,18 @@ pub struct Header {
     pub text: &'static str,
 }
 
+/// A file, and what is defined for it.
 macro_rules! source {
-    ($name:literal) => {
-        Source { name: $name, text: include_str!(concat!("../../gpu/", $name)) }
+    ($name:literal $(, $macro:ident = $value:literal)*) => {
+        Source {
+            name: $name,
+            text: include_str!(concat!("../../gpu/", $name)),
+            definitions: &[$((stringify!($macro), $value)),*],
+        }
     };
 }
 
-/// What sources may include; some of them include another source, to be compiled once more for documents.
+/// What sources may include.
 pub static HEADERS: &[Header] = &[
     Header { name: "attention.h", text: include_str!("../../gpu/attention.h") },
     Header {
@@ -56,11 +91,6 @@ pub static HEADERS: &[Header] = &[
         text: include_str!("../../gpu/attention_groups_copy.h"),
     },
     Header { name: "causal_conv1d.h", text: include_str!("../../gpu/causal_conv1d.h") },
-    Header { name: "causal_conv1d.cu", text: include_str!("../../gpu/causal_conv1d.cu") },
-    Header {
-        name: "causal_conv1d_backward.cu",
-        text: include_str!("../../gpu/causal_conv1d_backward.cu"),
-    },
     Header { name: "dialect.h", text: include_str!("../../gpu/dialect.h") },
     Header { name: "documents.h", text: include_str!("../../gpu/documents.h") },
     Header { name: "group_product.h", text: include_str!("../../gpu/group_product.h") },
@@ -71,28 +101,37 @@ pub static HEADERS: &[Header] = &[
     Header { name: "row_map.h", text: include_str!("../../gpu/row_map.h") },
     Header { name: "runs.h", text: include_str!("../../gpu/runs.h") },
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
-    Header { name: "scan_any.cu", text: include_str!("../../gpu/scan_any.cu") },
-    Header { name: "scan_backward.cu", text: include_str!("../../gpu/scan_backward.cu") },
     Header { name: "scan_backward.h", text: include_str!("../../gpu/scan_backward.h") },
-    Header { name: "scan_forward.cu", text: include_str!("../../gpu/scan_forward.cu") },
     Header { name: "tile_product.h", text: include_str!("../../gpu/tile_product.h") },
 ];
 
 /// Biases of rows and their gradients, and clamps.
 pub static BIAS: Source = source!("bias.cu");
-/// The gradients of attention.
-pub static ATTENTION_BACKWARD: Source = source!("attention_backward.cu");
-/// Attention, for training and from a cache.
-pub static ATTENTION_FORWARD: Source = source!("attention_forward.cu");
+/// Into the cache that attention reads.
+pub static ATTENTION_CACHE: Source = source!("attention_cache.cu");
+/// The gradients of attention, by rising width that heads are padded to.
+pub static ATTENTION_BACKWARD: [Source; 4] = [
+    source!("attention_backward.cu", HEAD_WIDTH = "32"),
+    source!("attention_backward.cu", HEAD_WIDTH = "64"),
+    source!("attention_backward.cu", HEAD_WIDTH = "128"),
+    source!("attention_backward.cu", HEAD_WIDTH = "256"),
+];
+/// Attention, for training and from a cache, by the same widths.
+pub static ATTENTION_FORWARD: [Source; 4] = [
+    source!("attention_forward.cu", HEAD_WIDTH = "32"),
+    source!("attention_forward.cu", HEAD_WIDTH = "64"),
+    source!("attention_forward.cu", HEAD_WIDTH = "128"),
+    source!("attention_forward.cu", HEAD_WIDTH = "256"),
+];
 /// The convolution, and its single step.
 pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 /// The gradients of the convolution.
 pub static CAUSAL_CONV1D_BACKWARD: Source = source!("causal_conv1d_backward.cu");
 /// The convolution where samples hold several documents.
-pub static CAUSAL_CONV1D_DOCUMENTS: Source = source!("causal_conv1d_documents.cu");
+pub static CAUSAL_CONV1D_DOCUMENTS: Source = source!("causal_conv1d.cu", DOCUMENTS = "1");
 /// Its gradients.
 pub static CAUSAL_CONV1D_BACKWARD_DOCUMENTS: Source =
-    source!("causal_conv1d_backward_documents.cu");
+    source!("causal_conv1d_backward.cu", DOCUMENTS = "1");
 /// Where documents begin.
 pub static DOCUMENTS: Source = source!("documents.cu");
 /// Cross-entropy and its gradient.
@@ -122,11 +161,11 @@ pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
 /// The selective scan of any states, and its single step.
 pub static SCAN_ANY: Source = source!("scan_any.cu");
 /// The forward selective scan of sixteen states where samples hold several documents.
-pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward_documents.cu");
+pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward.cu", DOCUMENTS = "1");
 /// The backward one.
-pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward_documents.cu");
+pub static SCAN_BACKWARD_DOCUMENTS: Source = source!("scan_backward.cu", DOCUMENTS = "1");
 /// That of any states.
-pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any_documents.cu");
+pub static SCAN_ANY_DOCUMENTS: Source = source!("scan_any.cu", DOCUMENTS = "1");
 /// What stands before and after the walks of the selective scan.
 pub static SCAN_SUMS: Source = source!("scan_sums.cu");
 /// Sums along a tree, over the memory of several devices.
@@ -135,8 +174,15 @@ pub static TREE_SUM: Source = source!("tree_sum.cu");
 /// Every source.
 pub static ALL: &[&Source] = &[
     &BIAS,
-    &ATTENTION_BACKWARD,
-    &ATTENTION_FORWARD,
+    &ATTENTION_CACHE,
+    &ATTENTION_BACKWARD[0],
+    &ATTENTION_BACKWARD[1],
+    &ATTENTION_BACKWARD[2],
+    &ATTENTION_BACKWARD[3],
+    &ATTENTION_FORWARD[0],
+    &ATTENTION_FORWARD[1],
+    &ATTENTION_FORWARD[2],
+    &ATTENTION_FORWARD[3],
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
     &CAUSAL_CONV1D_DOCUMENTS,
@@ -184,15 +230,18 @@ pub(super) fn of_groups(
                 sources.extend([&SCAN_FORWARD, &SCAN_BACKWARD, &SCAN_SUMS]);
             }
             KernelGroup::SelectiveScan { .. } => sources.extend([&SCAN_ANY, &SCAN_SUMS]),
-            KernelGroup::Attention => sources.extend([&ATTENTION_FORWARD, &ATTENTION_BACKWARD]),
+            KernelGroup::Attention { head_width } => {
+                let width = HeadWidth::of(head_width);
+                sources.extend([width.forward(), width.backward()]);
+            }
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
             KernelGroup::OrderedProduct => sources.push(&ORDERED_PRODUCT),
             KernelGroup::Optimizer => sources.push(&OPTIMIZER),
             KernelGroup::TreeSum => sources.push(&TREE_SUM),
         }
     }
-    sources.sort_by_key(|source| source.name);
-    sources.dedup_by_key(|source| source.name);
+    sources.sort_by_key(|source| source.key());
+    sources.dedup_by_key(|source| source.key());
     sources
 }
 
@@ -208,10 +257,5 @@ impl SourceOptions {
     pub fn definitions(self) -> Vec<(&'static str, String)> {
         let bf16 = u8::from(self.activation == ElementKind::Bf16);
         vec![("ACTIVATION_BF16", bf16.to_string())]
-    }
-
-    /// The same as a compiler is told.
-    pub fn arguments(self) -> impl Iterator<Item = String> {
-        self.definitions().into_iter().map(|(name, value)| format!("-D{name}={value}"))
     }
 }

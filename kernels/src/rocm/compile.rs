@@ -40,17 +40,23 @@ pub(super) fn code_object(
 ) -> Result<Vec<u8>> {
     let compiler = compiler()?;
     let version = format!("hiprtc {} of HIP {}", compiler.version()?, Hip::get()?.version);
-    compiler.cached(source, architecture, &arguments(options, architecture), &version, || Ok(()))
+    compiler.cached(
+        source,
+        architecture,
+        &arguments(source, options, architecture),
+        &version,
+        || Ok(()),
+    )
 }
 
 /// What hiprtc is told; contraction is off because kernels say themselves where they fuse.
-fn arguments(options: SourceOptions, architecture: &str) -> Vec<String> {
+fn arguments(source: &Source, options: SourceOptions, architecture: &str) -> Vec<String> {
     let mut arguments = vec![
         format!("--offload-arch={architecture}"),
         "-O3".to_owned(),
         "-std=c++17".to_owned(),
         "-ffp-contract=off".to_owned(),
     ];
-    arguments.extend(options.arguments());
+    arguments.extend(source.arguments(options));
     arguments
 }

@@ -194,7 +194,8 @@ impl<B: Backend> Block<B> for TransformerBlock {
     }
 
     fn kernels(&self) -> Vec<KernelGroup> {
-        let mut kernels = vec![self.norm_1.kernels(), KernelGroup::Attention, KernelGroup::Gelu];
+        let attention = KernelGroup::Attention { head_width: self.attention.head_width };
+        let mut kernels = vec![self.norm_1.kernels(), attention, KernelGroup::Gelu];
         if self.most_biases() > 0 || self.attention.clip.is_some() {
             kernels.push(KernelGroup::Bias);
         }

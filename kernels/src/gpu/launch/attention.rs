@@ -10,7 +10,7 @@ use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver, ElementKind, Launch};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::ATTENTION_FORWARD;
+use crate::gpu::source::{ATTENTION_BACKWARD, ATTENTION_CACHE, ATTENTION_FORWARD, Source};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::{AttentionShape, SequenceShape};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -57,7 +57,7 @@ pub(super) struct Forward {
     wide_out: u64,
 }
 
-/// `AppendToCache` of attention_forward.cu.
+/// `AppendToCache` of attention_cache.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Append {
@@ -72,7 +72,7 @@ struct Append {
 
 /// The widths that heads are padded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeadWidth {
+pub(in crate::gpu) enum HeadWidth {
     Of32,
     Of64,
     Of128,
@@ -81,13 +81,23 @@ pub(super) enum HeadWidth {
 
 impl HeadWidth {
     /// The narrowest that holds `width`, which is at most 256.
-    pub(super) fn of(width: usize) -> Self {
+    pub(in crate::gpu) fn of(width: usize) -> Self {
         match width {
             ..=32 => Self::Of32,
             33..=64 => Self::Of64,
             65..=128 => Self::Of128,
             _ => Self::Of256,
         }
+    }
+
+    /// The kernels of the forward pass, and those from a cache.
+    pub(in crate::gpu) fn forward(self) -> &'static Source {
+        &ATTENTION_FORWARD[self as usize]
+    }
+
+    /// The kernels of the gradients.
+    pub(in crate::gpu) fn backward(self) -> &'static Source {
+        &ATTENTION_BACKWARD[self as usize]
     }
 
     /// One of a kernel's variants, by rising width.
@@ -285,7 +295,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let launch = plan.launch(warp, shared_bytes)?;
         // SAFETY: `out` was just checked; the caller vouches for the rest.
         unsafe {
-            self.launch(stream, &ATTENTION_FORWARD, head_width.choose(FORWARD), launch, arguments)
+            let name = head_width.choose(FORWARD);
+            self.launch(stream, head_width.forward(), name, launch, arguments)
         }
     }
 
@@ -373,6 +384,6 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         };
         let launch = blocks(KERNEL, all_rows, APPEND_THREADS)?;
         // SAFETY: rows and cache were checked against one another; no position past the capacity is written.
-        unsafe { self.launch(stream, &ATTENTION_FORWARD, "append_to_cache", launch, arguments) }
+        unsafe { self.launch(stream, &ATTENTION_CACHE, KERNEL, launch, arguments) }
     }
 }

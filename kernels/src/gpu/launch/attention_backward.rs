@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::ATTENTION_BACKWARD;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::AttentionShape;
 use crate::view::{Matrix, MatrixMut, Slice};
@@ -141,9 +140,10 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             heads: size32(plan.kernel, "heads", shape.heads())?,
             width: size32(plan.kernel, "head width", shape.head_width())?,
         };
+        let source = plan.head_width().backward();
         let launch = blocks(plan.kernel, heads_of_all * padded / WARPS as usize, WARPS * warp)?;
         // SAFETY: all was checked against the shape; there is a sum and a delta for every head of every padded row.
-        unsafe { self.launch(stream, &ATTENTION_BACKWARD, "attention_deltas", launch, arguments) }?;
+        unsafe { self.launch(stream, source, "attention_deltas", launch, arguments) }?;
 
         let access = plan.access::<P::Activation>(2, &[(dqkv.address(), gradient_stride)]);
         let arguments = Backward {
@@ -164,7 +164,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let launch = plan.launch(warp, shared_bytes)?;
         for &name in [head_width.choose(OF_QUERIES)].iter().chain(kernels(head_width)) {
             // SAFETY: as above; `dqkv` was checked too.
-            unsafe { self.launch(stream, &ATTENTION_BACKWARD, name, launch, arguments) }?;
+            unsafe { self.launch(stream, source, name, launch, arguments) }?;
         }
         Ok(())
     }

@@ -11,7 +11,6 @@ use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
 use crate::error::Result;
 use crate::gpu::driver::{Address, Driver, Launch, TileMap, TiledRows};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::ATTENTION_BACKWARD;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 
 /// Groups that compute; each has its own share of the sums of dq.
@@ -215,7 +214,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             padded: padded32,
             tile_queries: kernels.queries,
         };
-        let source = &ATTENTION_BACKWARD;
+        let source = plan.head_width().backward();
         let prepared = pairs * padded / PREPARED_ROWS as usize;
         let launch = blocks(plan.kernel, prepared, PREPARING_THREADS)?;
         // SAFETY: the caller's; there is a sum and a delta for every head of every padded row.

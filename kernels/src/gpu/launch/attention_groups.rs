@@ -11,7 +11,6 @@ use super::sizes::{blocks, size32, stride_bytes};
 use crate::error::Result;
 use crate::gpu::driver::{Address, Driver, Launch, TileMap, TiledRows};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::ATTENTION_FORWARD;
 use crate::gpu::stream::ScratchSlot;
 use crate::gpu::{Gpu, GpuStream};
 
@@ -92,7 +91,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let resident = items.min(device.multiprocessors as usize);
         let launch = Launch { shared_bytes, ..blocks(plan.kernel, resident, THREADS)? };
         // SAFETY: the caller's; the count is this kernel's alone.
-        unsafe { self.launch(stream, &ATTENTION_FORWARD, name, launch, arguments) }
+        unsafe { self.launch(stream, plan.head_width().forward(), name, launch, arguments) }
     }
 
     /// How the copy engine finds queries, keys and values; nothing where it cannot.

@@ -137,7 +137,7 @@ impl Compiler {
             return Ok(image);
         }
         check()?;
-        tracing::info!(source = source.name, architecture, "compiling kernels");
+        tracing::info!(%source, architecture, "compiling kernels");
         let image = self.compile(source, architecture, arguments)?;
         entry.write(&image);
         Ok(image)
