@@ -12,8 +12,13 @@ use std::sync::Arc;
 
 use bodies::agreement::Transcript;
 use bodies::arm::{Arm, agree};
+use bodies::attention_case::{self, AttentionCase, attention_shape};
+use bodies::device::Device;
 use bodies::every_body;
+use bodies::inputs::Inputs;
 use bodies::memory::handed_on;
+use bodies::number::Number;
+use tidemill_kernels::backend::Attention;
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
@@ -147,6 +152,29 @@ mod algorithms_of_a_library {
     }
 
     algorithms::every_rule!(rules);
+}
+
+/// What is told of attention's scratch memory is what it takes, by groups of warps and without.
+#[test]
+fn attention_takes_the_scratch_memory_that_it_says() {
+    fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
+        // A count of the forward pass; and memory is given in pieces of 256 bytes.
+        const BESIDE: usize = 512;
+        let mut inputs = Inputs::new(17);
+        for (rows, heads) in [([2, 150], [3, 64]), ([1, 300], [2, 100])] {
+            let shape = attention_shape(rows, heads, 0.1, None);
+            let case = AttentionCase::new::<P::Activation>(&mut inputs, shape);
+            let mut device = Device::new(arm);
+            let free = || arm.backend.free_memory_bytes().unwrap().unwrap();
+            let before = free();
+            attention_case::run(&mut device, "scratch", &case, shape);
+            let (found, said) = (before - free(), arm.backend.attention_scratch_bytes(shape));
+            assert!((said..=said + BESIDE).contains(&found), "{}: {found}, said {said}", arm.name);
+        }
+    }
+    check(&arm::<Fp32>(32, SEEDS[0]));
+    check(&arm::<Bf16>(64, SEEDS[0]));
+    check(&groups(SEEDS[0]));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::family::Model;
 use crate::language_model::Recompute;
 use crate::layer_block::LayerBlock;
 use crate::mamba::MambaBlock;
+use crate::trainable::MicrobatchShape;
 use crate::transformer::TransformerBlock;
 
 /// Bytes of one sample.
@@ -32,7 +33,7 @@ impl Model {
         for block in self.bodies() {
             let bytes = match block {
                 LayerBlock::Mamba(block) => block.sample_bytes(backend, positions)?,
-                LayerBlock::Transformer(block) => block.sample_bytes::<B>(positions),
+                LayerBlock::Transformer(block) => block.sample_bytes(backend, positions)?,
             };
             total += positions * self.width() * size_of::<f32>();
             let is_shared = self.recompute() == Recompute::Block
@@ -64,7 +65,7 @@ impl MambaBlock {
 }
 
 impl TransformerBlock {
-    fn sample_bytes<B: Backend>(&self, positions: usize) -> SampleBytes {
+    fn sample_bytes<B: Backend>(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
         let (d, width, f) = (self.width(), self.attention.width(), self.mlp_width());
         let activation = size_of::<B::Activation>();
         let clipped = self.attention.clip.map_or(0, |_| 3 * width);
@@ -72,9 +73,11 @@ impl TransformerBlock {
         let forward = activation * (d + f + clipped + normed);
         let backward = activation * (d + f + 4 * width) + 3 * 4 * d;
         let of_parameters = 4 * (2 * d + f.max(3 * width) + 2 * width);
-        SampleBytes {
+        let one = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
+        let of_attention = backend.attention_scratch_bytes(self.attention_shape(one)?);
+        Ok(SampleBytes {
             kept: positions * (activation * (4 * width + f) + 4 * (self.attention.heads + d)),
-            scratch: positions * (forward + backward) + of_parameters,
-        }
+            scratch: positions * (forward + backward) + of_parameters + of_attention,
+        })
     }
 }

@@ -26,6 +26,10 @@ pub trait Attention: Runtime {
         shape: AttentionShape,
     ) -> Result<()>;
 
+    /// The bytes that [`attention_backward`](Self::attention_backward) takes of the device's memory beside its arguments, and that a
+    /// stream keeps for its next kernels; of a CPU, that each thread takes.
+    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize;
+
     /// The gradients of [`attention_forward`](Self::attention_forward) in `dqkv[b t, 3 h p]`: those of q, then of k, then of
     /// v. Probabilities are formed again from `log_sum_exp`.
     #[allow(clippy::too_many_arguments)]

@@ -30,6 +30,11 @@ pub(crate) struct ForwardResults<'a> {
     pub(crate) log_sum_exp: Slice<'a, Cpu, f32>,
 }
 
+/// The scratch memory of a thread.
+pub(crate) fn backward_scratch_bytes(shape: AttentionShape) -> usize {
+    Scratch::lanes(shape) * size_of::<Lanes>()
+}
+
 /// `dqkv[b t, 3 h p]`.
 pub(crate) fn attention_backward(
     stream: &mut DeviceStream,

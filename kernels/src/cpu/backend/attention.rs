@@ -3,6 +3,7 @@
 use crate::backend::{Attention, AttentionInputs, KeyValueCache};
 use crate::cpu::attention::{
     ForwardResults, append_to_cache, attention_backward, attention_cached, attention_forward,
+    backward_scratch_bytes,
 };
 use crate::cpu::{Cpu, DeviceStream};
 use crate::error::Result;
@@ -19,6 +20,10 @@ impl Attention for Cpu {
         shape: AttentionShape,
     ) -> Result<()> {
         attention_forward(stream, self.dispatch, out, log_sum_exp, inputs, shape)
+    }
+
+    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize {
+        backward_scratch_bytes(shape)
     }
 
     fn attention_backward(

@@ -20,6 +20,10 @@ impl<D: Driver, P: Precision> Attention for Gpu<D, P> {
         self.launch_attention_forward(stream, out, log_sum_exp, inputs, shape)
     }
 
+    fn attention_scratch_bytes(&self, shape: AttentionShape) -> usize {
+        self.attention_backward_scratch(shape)
+    }
+
     fn attention_backward(
         &self,
         stream: &mut GpuStream<D>,

@@ -260,9 +260,9 @@ const FORWARD: [KernelName; 4] = [
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Whether groups of warps multiply together for these heads.
-    pub(super) fn takes_groups(&self, plan: &Plan) -> bool {
+    pub(super) fn takes_groups(&self, head_width: HeadWidth) -> bool {
         let has_groups = self.driver.properties().group_products;
-        has_groups && P::ELEMENT == ElementKind::Bf16 && plan.head_width().is_for_groups()
+        has_groups && P::ELEMENT == ElementKind::Bf16 && head_width.is_for_groups()
     }
 
     /// Enqueues the forward kernel.
@@ -285,7 +285,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let arguments =
             Forward { out: out.address(), log_sum_exp, inputs, out_stride, wide_out: stores(2) };
         let head_width = plan.head_width();
-        if self.takes_groups(plan) {
+        if self.takes_groups(head_width) {
             let arguments = Forward { wide_out: stores(groups::STORED_ELEMENTS), ..arguments };
             // SAFETY: as below.
             return unsafe { self.launch_attention_groups(stream, plan, arguments) };

@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::attention::{BLOCK_ROWS, HeadWidth, Inputs, Plan, WARPS};
-use super::attention_backward_groups::BackwardRows;
+use super::attention_backward_groups as groups;
 use super::sizes::{Access, WIDE_BYTES, blocks, size32};
 use super::{KernelName, exactly, row_stride, row_stride_mut};
 use crate::backend::AttentionInputs;
@@ -77,7 +77,22 @@ fn shared_bytes(head_width: HeadWidth, element_bytes: usize, warp: u32) -> usize
     stages * 2 * walked_rows * (row + size_of::<f32>()) + 2 * own_rows * row
 }
 
+/// Bytes of the sums of rows, and of their deltas; rows are padded to whole blocks, so that no walk asks where they end.
+fn sums_bytes(shape: AttentionShape) -> usize {
+    let sequences = shape.sequences();
+    let padded = sequences.positions().next_multiple_of(BLOCK_ROWS);
+    sequences.samples() * shape.heads() * padded * size_of::<f32>()
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
+    pub(in crate::gpu) fn attention_backward_scratch(&self, shape: AttentionShape) -> usize {
+        let head_width = HeadWidth::of(shape.head_width());
+        match self.takes_groups(head_width) {
+            true => groups::scratch_parts(head_width, shape).iter().sum(),
+            false => 2 * sums_bytes(shape),
+        }
+    }
+
     /// Writes the gradients of q, k and v beside one another.
     #[allow(clippy::too_many_arguments)]
     pub(in crate::gpu) fn launch_attention_backward(
@@ -99,8 +114,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let has_starts = inputs.starts.is_some();
         let mut inputs = plan.training_inputs(&inputs)?;
         let third = |i: usize| dqkv.address().offset(i * columns * size_of::<P::Activation>());
-        if self.takes_groups(&plan) {
-            let rows = BackwardRows {
+        if self.takes_groups(plan.head_width()) {
+            let rows = groups::BackwardRows {
                 gradients: [third(0), third(1), third(2)],
                 gradient_stride,
                 dout: dout.address(),
@@ -120,10 +135,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             inputs.wide = 0;
         }
 
-        // Whole blocks, so that no walk asks where the rows end.
         let padded = plan.tiles() * BLOCK_ROWS;
         let heads_of_all = shape.sequences().samples() * shape.heads();
-        let sums_bytes = heads_of_all * padded * size_of::<f32>();
+        let sums_bytes = sums_bytes(shape);
         let sums = stream.scratch(&self.driver, ScratchSlot::First, 2 * sums_bytes)?;
         let deltas = sums.offset(sums_bytes);
         let warp = self.driver.properties().warp;

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::gpu::driver::{Address, Driver, Launch, TileMap, TiledRows};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
+use crate::shape::AttentionShape;
 
 /// Groups that compute; each has its own share of the sums of dq.
 const COMPUTING: usize = 2;
@@ -140,6 +141,24 @@ impl Kernels {
     }
 }
 
+/// Bytes of what the kernels hand on: sums of dq, of rows and their deltas, marks of tiles, first keys of queries and of tiles, and a
+/// count. All are whole multiples of 16, as what the copy engine reads and writes must be, but for the last.
+pub(super) fn scratch_parts(head_width: HeadWidth, shape: AttentionShape) -> [usize; 7] {
+    let sequences = shape.sequences();
+    let (samples, pairs) = (sequences.samples(), sequences.samples() * shape.heads());
+    let padded = sequences.positions().next_multiple_of(KEY_ROWS as usize);
+    let query_tiles = padded / Kernels::of(head_width).queries as usize;
+    [
+        pairs * query_tiles * COMPUTING * GROUP_SUMS * size_of::<f32>(),
+        pairs * padded * size_of::<f32>(),
+        pairs * padded * size_of::<f32>(),
+        (pairs * query_tiles * size_of::<u32>()).next_multiple_of(16),
+        samples * padded * size_of::<u32>(),
+        samples * query_tiles * 2 * size_of::<u32>(),
+        size_of::<u32>(),
+    ]
+}
+
 /// Heads that are walked together, of `pairs` that take so many bytes each. Powers of two: numbers that divide the multiprocessors were
 /// measured 10 % slower, since all blocks then stay in step and wait for each other's sums.
 fn section(pairs: u64, walked_bytes: u64) -> u32 {
@@ -173,18 +192,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         size32(plan.kernel, "tiles of queries", pairs * query_tiles)?;
         let padded32 = size32(plan.kernel, "padded positions", padded)?;
 
-        // All parts are whole multiples of 16 bytes, as what the copy engine reads and writes must be.
-        let places = pairs * query_tiles * COMPUTING;
         let samples = sequences.samples();
-        let parts = [
-            places * GROUP_SUMS * size_of::<f32>(),
-            pairs * padded * size_of::<f32>(),
-            pairs * padded * size_of::<f32>(),
-            (pairs * query_tiles * size_of::<u32>()).next_multiple_of(16),
-            samples * padded * size_of::<u32>(),
-            samples * query_tiles * 2 * size_of::<u32>(),
-            size_of::<u32>(),
-        ];
+        let parts = scratch_parts(plan.head_width(), plan.shape);
         let start = stream.scratch(&self.driver, ScratchSlot::First, parts.iter().sum())?;
         let [dq_sums, sums, deltas, added, firsts, tile_firsts, taken] = {
             let mut from = 0;
