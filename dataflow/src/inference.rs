@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidemill_kernels::{Backend, Cpu};
 use tidemill_model::generation::{
-    GenerationSettings, Incremental, Prompt, Sequences, Written, generate_batch,
+    GenerationSettings, Incremental, Prompt, Room, Sequences, Written, generate_batch,
 };
 use tidemill_model::hugging_face::load;
 use tidemill_model::score::Scorer;
@@ -82,9 +82,13 @@ impl<B: Backend> LoadedModel<B> {
         let free = self.backend.free_memory_bytes().map_err(ModelError::from)?;
         let bytes = free.map_or(HOST_BYTES, |free| free / 2);
         let positions = positions.min(self.learned_positions().unwrap_or(positions));
-        let bodies = self.model.bodies().iter();
-        let each = bodies.map(|body| Incremental::<B>::state_bytes(body, positions)).sum::<usize>();
-        Ok((bytes / each.max(1)).clamp(1, MOST_SEQUENCES))
+        let fits = |&sequences: &usize| {
+            let room = Room::new(sequences, positions.max(1));
+            let bodies = self.model.bodies().iter();
+            let of_bodies = bodies.map(|body| Incremental::<B>::state_bytes(body, room));
+            of_bodies.fold(0, usize::saturating_add) <= bytes
+        };
+        Ok((1..=MOST_SEQUENCES).rev().find(fits).unwrap_or(1))
     }
 
     /// Continues `prompt`; `on_token` sees each new token as it is chosen. Returns the new tokens, which end where the learned

@@ -57,6 +57,23 @@ struct ScanForwardArguments {
     static constexpr bool GOES_ON = false;
 };
 
+// What generation gives of a piece of sequences.
+struct ScanPieceArguments {
+    ScanRowsOut out;           // [b t, e]
+    float* state;              // [b, e, n], moved on
+    const u32* lengths;        // [b]: positions that there are of each sample; null where there are t
+    ScanRows delta_raw, x, z;  // [b t, e]
+    ScanRows bc;               // [b t, 2 n]
+    const float *delta_bias, *a_log, *d;
+    u32 samples, positions, channels, states;
+    u32 lanes;  // threads of a channel; any states
+    u32 wide;   // whether `state` and `a_log` allow access of 16 bytes
+    static constexpr bool GOES_ON = true;
+};
+DEVICE u32 positions_of(const ScanPieceArguments& arguments, u32 sample) {
+    return arguments.lengths ? min(arguments.lengths[sample], arguments.positions) : arguments.positions;
+}
+
 struct ScanBackwardArguments {
     ScanRowsOut ddelta_raw, dx, dz;  // [b t, e]
     ScanRowsOut regated;             // [b t, e], or none where `first` is null

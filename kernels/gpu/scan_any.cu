@@ -1,5 +1,5 @@
 // The selective scan of any number of channels and up to 256 states, forward and backward, and its single
-// step for generation. scan_forward.cu and scan_backward.cu have the case that models train with; this
+// step for generation. scan_forward.cu, scan_backward.cu and scan_piece.cu have the case of today's models; this
 // is for the rest, where being right and simple comes first.
 //
 // A channel has 4 to 32 neighbouring lanes of a warp, as many as its states need (`lanes`, a power of two), and
@@ -74,22 +74,7 @@ DEVICE u64 checkpoint_at(u32 sample, u32 chunk, u32 positions, u64 state_element
     return (sample * chunks + chunk) * state_elements;
 }
 
-// What generation gives of a piece of sequences.
-struct ScanPieceArguments {
-    ScanRowsOut out;           // [b t, e]
-    float* state;              // [b, e, n], moved on
-    const u32* lengths;        // [b]: positions that there are of each sample; null where there are t
-    ScanRows delta_raw, x, z;  // [b t, e]
-    ScanRows bc;               // [b t, 2 n]
-    const float *delta_bias, *a_log, *d;
-    u32 samples, positions, channels, states, lanes;
-    u32 unused;
-    static constexpr bool GOES_ON = true;
-};
 DEVICE u32 positions_of(const ScanForwardArguments& arguments, u32) { return arguments.positions; }
-DEVICE u32 positions_of(const ScanPieceArguments& arguments, u32 sample) {
-    return arguments.lengths ? min(arguments.lengths[sample], arguments.positions) : arguments.positions;
-}
 
 // Channels of a sample move on from what is there before. In training that is nothing, and states are saved as they are before each
 // chunk, and y before the gate. In generation they go on from where they were, and are left where the sample's positions end.
@@ -374,11 +359,11 @@ KERNEL(scan_backward_any, 128, 1, ScanBackwardArguments) { backward(arguments); 
 SHARED_BYTES(scan_forward_any, sizeof(ForwardShared));
 SHARED_BYTES(scan_backward_any, sizeof(BackwardShared));
 
-KERNEL(scan_piece, 128, 1, ScanPieceArguments) { forward(arguments); }
-SHARED_BYTES(scan_piece, sizeof(ForwardShared));
+KERNEL(scan_piece_any, 128, 1, ScanPieceArguments) { forward(arguments); }
+SHARED_BYTES(scan_piece_any, sizeof(ForwardShared));
 
 // The same bits where every sample has one position, as a sequence that is written on: no chunk is walked for one.
-KERNEL(scan_step, 128, 1, ScanPieceArguments) {
+KERNEL(scan_step_any, 128, 1, ScanPieceArguments) {
     const u32 channels = arguments.channels, states = arguments.states;
     const Place my = place_of(arguments.lanes, states);
     const u64 item = static_cast<u64>(blockIdx.x) * my.slots + my.slot;

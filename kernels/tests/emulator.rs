@@ -242,6 +242,7 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
+    assert_needs::<Fp32>("scan_piece.cu", barrier, bodies::selective_scan_piece::pieces_agree);
     assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
     assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
 }
@@ -295,4 +296,13 @@ fn a_forgotten_turn_fails_the_body() {
     assert_needs::<Fp32>("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
     let carried = "load_carried(carried, sums, carried_place(arguments, turn.chain));";
     assert_needs::<Fp32>("scan_backward.cu", carried, scan);
+}
+
+/// A piece goes on from the state that is there and leaves its own, and a step adds as a piece does.
+#[test]
+fn a_forgotten_state_fails_the_body() {
+    let pieces = bodies::selective_scan_piece::pieces_agree;
+    assert_needs::<Fp32>("scan_piece.cu", "    put4(state, h, wide);\n", pieces);
+    assert_needs::<Fp32>("scan_piece.cu", "    take4(h, state, wide);\n", pieces);
+    assert_needs::<Fp32>("scan_piece.cu", "    y += shuffle_xor(y, 2);", pieces);
 }

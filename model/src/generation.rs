@@ -14,12 +14,12 @@ mod write;
 
 use serde::{Deserialize, Serialize};
 
-pub use incremental::{Incremental, Piece, PiecePass, Room};
+pub use incremental::{Incremental, PIECE_POSITIONS, Piece, PiecePass, Room};
 pub use layer_block::{LayerRows, LayerState};
 pub use mamba::{MambaRows, MambaState};
 pub use sampling::{Sampler, SamplingSettings};
+pub use sequences::Sequences;
 pub(crate) use sequences::table_rows;
-pub use sequences::{PIECE_POSITIONS, Sequences};
 pub use transformer::{TransformerRows, TransformerState};
 pub use write::{Prompt, Written, generate, generate_batch};
 

@@ -102,6 +102,7 @@ pub static HEADERS: &[Header] = &[
     Header { name: "runs.h", text: include_str!("../../gpu/runs.h") },
     Header { name: "scan.h", text: include_str!("../../gpu/scan.h") },
     Header { name: "scan_backward.h", text: include_str!("../../gpu/scan_backward.h") },
+    Header { name: "scan_walk.h", text: include_str!("../../gpu/scan_walk.h") },
     Header { name: "tile_product.h", text: include_str!("../../gpu/tile_product.h") },
 ];
 
@@ -158,7 +159,9 @@ pub static RMS_NORM: Source = source!("rms_norm.cu");
 pub static SCAN_FORWARD: Source = source!("scan_forward.cu");
 /// The backward selective scan of sixteen states.
 pub static SCAN_BACKWARD: Source = source!("scan_backward.cu");
-/// The selective scan of any states, and its single step.
+/// The scan of pieces of sequences of sixteen states, and its single step.
+pub static SCAN_PIECE: Source = source!("scan_piece.cu");
+/// The selective scan of any states, its pieces and its single step.
 pub static SCAN_ANY: Source = source!("scan_any.cu");
 /// The forward selective scan of sixteen states where samples hold several documents.
 pub static SCAN_FORWARD_DOCUMENTS: Source = source!("scan_forward.cu", DOCUMENTS = "1");
@@ -200,6 +203,7 @@ pub static ALL: &[&Source] = &[
     &RMS_NORM,
     &SCAN_FORWARD,
     &SCAN_BACKWARD,
+    &SCAN_PIECE,
     &SCAN_ANY,
     &SCAN_FORWARD_DOCUMENTS,
     &SCAN_BACKWARD_DOCUMENTS,

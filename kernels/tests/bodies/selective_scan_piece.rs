@@ -69,7 +69,7 @@ pub fn pieces_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let (samples, positions) = (LENGTHS.len(), LENGTHS[0]);
-    let sizes = [(1, 3), (3, 17), (16, 40), (16, 64), (17, 5), (256, 3)];
+    let sizes = [(1, 3), (3, 17), (16, 40), (16, 64), (16, 32), (17, 5), (256, 3)];
     for (seed, (states, channels)) in sizes.into_iter().enumerate() {
         device.margin = MARGINS[seed % 2];
         let mut inputs = Inputs::new(seed as u64);

@@ -7,6 +7,12 @@ use crate::lease::Lease;
 use crate::linear::Products;
 use crate::trainable::Device;
 
+/// Positions of a sequence that are computed at once, at most: few sequences bring enough rows of products that way.
+pub const PIECE_POSITIONS: usize = 1 << 10;
+
+/// Rows that are computed at once, where more than a row for each sequence: enough to fill any device.
+const MOST_ROWS: usize = 1 << 12;
+
 /// What memory is planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
@@ -16,6 +22,19 @@ pub struct Room {
     pub positions: usize,
     /// b t, rows of the largest piece.
     pub rows: usize,
+}
+
+impl Room {
+    /// Room for `sequences` sequences of up to `positions` positions, neither of them 0.
+    pub fn new(sequences: usize, positions: usize) -> Self {
+        let piece = (MOST_ROWS / sequences).clamp(1, PIECE_POSITIONS.min(positions));
+        Self { sequences, positions, rows: sequences.saturating_mul(piece) }
+    }
+
+    /// Positions of the largest piece of all sequences.
+    pub fn piece_positions(&self) -> usize {
+        self.rows / self.sequences
+    }
 }
 
 /// New tokens of several sequences, packed as `[b, t]`. Sequences that bring fewer than t are padded at their end with
@@ -96,8 +115,8 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
         room: Room,
     ) -> Result<Self::Workspace>;
 
-    /// Bytes that the block remembers of one sequence of up to `positions` positions.
-    fn state_bytes(&self, positions: usize) -> usize;
+    /// Bytes of what [`plan_state`](Self::plan_state) takes for sequences of a room.
+    fn state_bytes(&self, room: Room) -> usize;
 
     /// Forgets everything.
     ///

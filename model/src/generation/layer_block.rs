@@ -53,10 +53,10 @@ impl<B: Backend> Incremental<B> for LayerBlock {
         Ok(rows)
     }
 
-    fn state_bytes(&self, positions: usize) -> usize {
+    fn state_bytes(&self, room: Room) -> usize {
         match self {
-            Self::Mamba(block) => Incremental::<B>::state_bytes(block.as_ref(), positions),
-            Self::Transformer(block) => Incremental::<B>::state_bytes(block.as_ref(), positions),
+            Self::Mamba(block) => Incremental::<B>::state_bytes(block.as_ref(), room),
+            Self::Transformer(block) => Incremental::<B>::state_bytes(block.as_ref(), room),
         }
     }
 

@@ -83,8 +83,9 @@ impl<B: Backend> Incremental<B> for MambaBlock {
         })
     }
 
-    fn state_bytes(&self, _positions: usize) -> usize {
-        (self.conv_elements() + self.scan_elements()) * size_of::<f32>()
+    fn state_bytes(&self, room: Room) -> usize {
+        let elements = self.conv_elements() + self.scan_elements();
+        room.sequences.saturating_mul(elements * size_of::<f32>())
     }
 
     fn forget(&self, device: &mut Device<'_, B>, state: &mut MambaState<B>) -> Result<()> {

@@ -16,19 +16,15 @@ use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
-use crate::generation::incremental::{Incremental, Piece, PiecePass, Room, adopt_row, keep_rows};
+use crate::generation::incremental::{
+    Incremental, PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows,
+};
 use crate::language_model::LanguageModel;
 use crate::layer_block::LayerBlock;
 use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::parameters::Parameters;
 use crate::trainable::Device;
-
-/// Positions of a sequence that are computed at once, at most.
-pub const PIECE_POSITIONS: usize = 256;
-
-/// Rows that are computed at once, where more than a row for each sequence: enough to fill any device.
-const MOST_ROWS: usize = 1 << 12;
 
 /// What a model remembers of several sequences.
 pub struct Sequences<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
@@ -102,8 +98,8 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
         let positions = positions.min(most);
-        let rows = sequences * (MOST_ROWS / sequences).clamp(1, PIECE_POSITIONS.min(positions));
-        let room = Room { sequences, positions, rows };
+        let room = Room::new(sequences, positions);
+        let rows = room.rows;
         let (width, table_rows) = (model.width(), table_rows(model));
         let places = model.positions().map_or(0, |_| rows);
         let bodies: Vec<_> = model.bodies().iter().collect();

@@ -10,7 +10,6 @@ use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
-use crate::generation::sequences::PIECE_POSITIONS;
 use crate::norm::NormScratch;
 use crate::trainable::Device;
 use crate::transformer::query_key_value::{QueryKeyValueScratch, Rows};
@@ -43,9 +42,9 @@ pub struct TransformerRows<B: Backend> {
     activated: B::Buffer<B::Activation>,
 }
 
-/// Positions of a cache: those of the sequence, and those that pad its last piece of so many.
-fn capacity(positions: usize, piece: usize) -> usize {
-    positions.saturating_add(piece)
+/// Positions of a cache: those of the sequence, and those that pad its last piece.
+fn capacity(room: Room) -> usize {
+    room.positions.saturating_add(room.piece_positions())
 }
 
 impl<B: Backend> Incremental<B> for TransformerBlock {
@@ -53,7 +52,7 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
     type Workspace = TransformerRows<B>;
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerState<B>> {
-        let capacity = capacity(room.positions, room.rows / room.sequences);
+        let capacity = capacity(room);
         let elements =
             room.sequences.saturating_mul(capacity).saturating_mul(self.attention.width());
         let slopes = self.attention.slopes_on(device)?;
@@ -85,9 +84,9 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         })
     }
 
-    fn state_bytes(&self, positions: usize) -> usize {
-        let elements =
-            capacity(positions, PIECE_POSITIONS).saturating_mul(2 * self.attention.width());
+    fn state_bytes(&self, room: Room) -> usize {
+        let positions = room.sequences.saturating_mul(capacity(room));
+        let elements = positions.saturating_mul(2 * self.attention.width());
         elements.saturating_mul(size_of::<B::Activation>())
     }
 

@@ -16,9 +16,14 @@ use super::arm::Arm;
 use super::families::attention_models;
 use super::lane::bits;
 
-/// Longer than two pieces, or one, and not a whole number of them.
+/// Positions of a piece: as many as there can be, or fewer, where a test cuts them itself.
+fn piece<B>(arm: &Arm<B>) -> usize {
+    arm.sizes.choose(PIECE_POSITIONS, 256)
+}
+
+/// Longer than a piece, and not a whole number of them.
 fn positions<B>(arm: &Arm<B>) -> usize {
-    arm.sizes.choose(2, 1) * PIECE_POSITIONS + 7
+    piece(arm) + 7
 }
 
 /// Small models of odd sizes, with `count` positions where they learn some; their initial weights, made larger so that the
@@ -52,7 +57,7 @@ fn models<B: Backend>(arm: &Arm<B>, count: usize) -> Vec<(Mamba, Vec<f32>)> {
 }
 
 /// Positions that there is room for.
-const ROOM: usize = 3 * PIECE_POSITIONS;
+const ROOM: usize = 2 * PIECE_POSITIONS;
 
 fn text(length: usize, vocab_size: usize) -> Vec<u32> {
     (0..length).map(|i| ((i * i * 31 + i * 17 + 3) % vocab_size) as u32).collect()
@@ -112,7 +117,7 @@ pub fn a_score_depends_on_nothing_else<B: Backend>(arm: &Arm<B>) {
         let again = scorer.log_probabilities(device, &tokens).expect("scores");
         assert_eq!(bits(&first), bits(&again));
         // Nor on what follows.
-        for length in [2, 3, PIECE_POSITIONS + 1, PIECE_POSITIONS + 2] {
+        for length in [2, 3, piece(arm) + 1, piece(arm) + 2] {
             let short = scorer.log_probabilities(device, &tokens[..length]).expect("scores");
             assert_eq!(bits(&short), bits(&first[..length - 1]), "{length} tokens");
         }
@@ -128,7 +133,7 @@ pub fn cuts_change_no_bit<B: Backend>(arm: &Arm<B>) {
         one.advance(device, &[&tokens]).expect("advances");
         let whole = one.logits(device).expect("logits").to_vec();
         assert_eq!(whole.len(), vocab_size);
-        for piece in [1, 7, PIECE_POSITIONS] {
+        for piece in arm.sizes.choose(vec![1, 7, 256, PIECE_POSITIONS], vec![1, 7, 256]) {
             one.begin(device, 1).expect("begins");
             for tokens in tokens.chunks(piece) {
                 one.advance(device, &[tokens]).expect("advances");
@@ -151,7 +156,7 @@ pub fn cuts_change_no_bit<B: Backend>(arm: &Arm<B>) {
 
 /// Prompts of several lengths, shorter and longer than a piece.
 fn prompts<B>(arm: &Arm<B>, vocab_size: usize) -> Vec<Vec<u32>> {
-    let lengths = [3, positions(arm), 1, arm.sizes.choose(PIECE_POSITIONS, 60), 40];
+    let lengths = [3, positions(arm), 1, arm.sizes.choose(256, 60), 40];
     let prompt =
         |(seed, &length): (usize, &usize)| text(length + seed, vocab_size)[seed..].to_vec();
     lengths.iter().enumerate().map(prompt).collect()

@@ -35,7 +35,7 @@ const SUM_THREADS: usize = 256;
 /// Packed B and C are padded to a multiple of these.
 const PACKED_POSITIONS: usize = 32;
 /// Bytes that wide loads and stores are aligned to.
-const ALIGNMENT: usize = 16;
+pub(super) const ALIGNMENT: usize = 16;
 /// The most and the fewest lanes of a channel in `scan_any.cu`.
 const LANES: [usize; 2] = [4, 32];
 
@@ -283,15 +283,15 @@ impl CheckedRows {
     }
 }
 
-/// What a block of `scan_forward.cu` has; `static_assert`ed there.
-fn forward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
+/// What a block of `scan_forward.cu` has, and one of `scan_piece.cu`; `static_assert`ed in `scan_walk.h`.
+pub(super) fn forward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {
     if warp == 32 { 39696 + 6144 * activation_bytes } else { 9744 }
 }
 /// Blocks of either that the registers of a compute unit of AMD's are enough for, as `.ci/kernels` prints it.
 const FORWARD_BLOCKS_BY_REGISTERS: usize = 6;
 pub(super) const BACKWARD_BLOCKS_BY_REGISTERS: usize = 4;
-/// What a block of `scan_forward_any` has.
-const FORWARD_ANY_SHARED_BYTES: usize = 14336;
+/// What a block of `scan_forward_any` has, and one of `scan_piece_any`.
+pub(super) const FORWARD_ANY_SHARED_BYTES: usize = 14336;
 
 /// What a block of `scan_backward.cu` has; `static_assert`ed there.
 pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize {

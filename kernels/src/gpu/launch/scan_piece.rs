@@ -1,4 +1,5 @@
-//! The selective scan of pieces of sequences, for generation.
+//! The selective scan of pieces of sequences, for generation: `scan_piece.cu` where training takes the kernels for sixteen states,
+//! `scan_any.cu` for every other shape.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,18 +7,21 @@ use crate::backend::ScanInputs;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
-use crate::gpu::launch::scan::{CheckedRows, Rows};
+use crate::gpu::launch::scan::{
+    ALIGNMENT, BLOCK_CHANNELS, CheckedRows, FORWARD_ANY_SHARED_BYTES, Rows, SCAN_THREADS, Way,
+    forward_shared_bytes,
+};
 use crate::gpu::launch::{exactly, exactly_mut};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::SCAN_ANY;
+use crate::gpu::source::{SCAN_ANY, SCAN_PIECE};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::ScanShape;
 use crate::view::{MatrixMut, Slice, SliceMut};
 
-/// Dynamic shared memory of a block of `scan_piece`.
-const SHARED_BYTES: usize = 14336;
+/// Lanes of a channel of `scan_step`.
+const STEP_LANES: usize = 4;
 
-/// `ScanPieceArguments` of `scan_any.cu`.
+/// `ScanPieceArguments` of `scan.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Arguments {
@@ -36,7 +40,7 @@ struct Arguments {
     channels: u32,
     states: u32,
     lanes: u32,
-    unused: u32,
+    wide: u32,
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
@@ -62,6 +66,9 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let mut rows = CheckedRows::new(plan);
         let out = rows.write("out", &out)?;
         let inputs = rows.inputs(&inputs)?;
+        let wide = [state.address(), inputs.a_log]
+            .iter()
+            .all(|address| address.0.is_multiple_of(ALIGNMENT as u64));
         let arguments = Arguments {
             out,
             state: state.address(),
@@ -78,16 +85,30 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             channels: plan.channels,
             states: plan.states,
             lanes: plan.lanes,
-            unused: 0,
+            wide: wide.into(),
         };
-        let (name, launch) = if is_step {
-            let channels = samples * shape.channels();
-            ("scan_step", plan.launch(channels.div_ceil(plan.slots()), 0)?)
-        } else {
-            let blocks = samples * shape.channels().div_ceil(plan.slots());
-            ("scan_piece", plan.launch(blocks, SHARED_BYTES)?)
+        let channels = shape.channels();
+        let (source, name, blocks, shared_bytes) = match (plan.way, is_step) {
+            (Way::Sixteen, true) => {
+                let threads = samples * channels * STEP_LANES;
+                (&SCAN_PIECE, "scan_step", threads.div_ceil(SCAN_THREADS), 0)
+            }
+            (Way::Sixteen, false) => {
+                let name = if rows.aligned { "scan_piece" } else { "scan_piece_unaligned" };
+                let warp = self.driver().properties().warp;
+                let shared_bytes = forward_shared_bytes(warp, size_of::<P::Activation>());
+                (&SCAN_PIECE, name, samples * (channels / BLOCK_CHANNELS), shared_bytes)
+            }
+            (Way::Any, true) => {
+                (&SCAN_ANY, "scan_step_any", (samples * channels).div_ceil(plan.slots()), 0)
+            }
+            (Way::Any, false) => {
+                let blocks = samples * channels.div_ceil(plan.slots());
+                (&SCAN_ANY, "scan_piece_any", blocks, FORWARD_ANY_SHARED_BYTES)
+            }
         };
+        let launch = plan.launch(blocks, shared_bytes)?;
         // SAFETY: `CheckedRows` has checked all rows, and state and lengths have their exact sizes.
-        unsafe { self.launch(stream, &SCAN_ANY, name, launch, arguments) }
+        unsafe { self.launch(stream, source, name, launch, arguments) }
     }
 }

@@ -1,0 +1,169 @@
+// The selective scan of pieces of sequences for generation, of channels with sixteen states in blocks of 32 channels: several
+// positions of each sequence, walked as in training (scan_walk.h), or one. Sums over states have one order in both, so how a
+// sequence is cut into pieces changes no bit.
+//
+// A block walks 32 channels of a sample from its state over all positions of the piece. B and C of the next tile wait in registers,
+// each in the thread that widens it, so that nothing runs before the walk.
+//
+// Floor of a step, per channel and sample: 128 bytes of state, which at 128 samples of 5,120 channels are 28 us of an H100; of a
+// piece that of scan_forward.cu. At batch 1 a piece is bounded by the latency of one position after the other.
+#include "scan_walk.h"
+
+namespace {
+
+// Four neighbouring numbers; WIDE: at once.
+DEVICE void take4(float (&out)[4], const float* from, bool wide) {
+    if (wide) {
+        unpack(out, load4(from));
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) out[j] = from[j];
+}
+DEVICE void put4(float* to, const float (&from)[4], bool wide) {
+    if (wide) {
+        store4(to, make_float4(from[0], from[1], from[2], from[3]));
+        return;
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) to[j] = from[j];
+}
+
+// A thread's B and C of one row of a tile, as it packs them: (B B C C) of two neighbouring states.
+struct Coefficients {
+    activation held[COLUMNS];
+};
+DEVICE void hold(Coefficients& coefficients, const activation* row, u32 part) {
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) {
+        const u32 is_c = i / 2 % 2, state = part * (COLUMNS / 2) + i / 4 * 2 + i % 2;
+        coefficients.held[i] = row[is_c * 16 + state];
+    }
+}
+DEVICE void put(float* to, const Coefficients& coefficients) {
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i += 4) {
+        const activation* const held = coefficients.held + i;
+        store4(to + i, make_float4(widen(held[0]), widen(held[1]), widen(held[2]), widen(held[3])));
+    }
+}
+
+template <bool ALIGNED>
+DEVICE void walk_piece(const ScanPieceArguments& arguments) {
+    SHARED(ForwardShared, memory);
+    ForwardShared& shared = *memory;
+    const u32 thread = threadIdx.x, positions = arguments.positions, channels = arguments.channels;
+    const u32 blocks = channels / BLOCK_CHANNELS;
+    const u32 sample = blockIdx.x / blocks, first_channel = blockIdx.x % blocks * BLOCK_CHANNELS;
+    const u32 end = positions_of(arguments, sample);
+    const Walker walk_role = walker();
+    const u32 part = thread % ROW_THREADS, row = thread / ROW_THREADS, column = part * COLUMNS;
+    const u32 channel = first_channel + column, first_row = sample * positions + row;
+
+    const u64 walked = first_channel + walk_role.channel;
+    float* const state = arguments.state + (sample * static_cast<u64>(channels) + walked) * 16 + walk_role.quad * 4;
+    const bool wide = arguments.wide != 0;
+    float rate[4], h[4];
+    take4(h, state, wide);
+    take4(rate, arguments.a_log + walked * 16 + walk_role.quad * 4, wide);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) rate[j] = rate_of(rate[j]);
+    if (thread < BLOCK_CHANNELS) {
+        shared.skip[thread] = arguments.d[first_channel + thread];
+        shared.bias[thread] = arguments.delta_bias[first_channel + thread];
+    }
+
+    // Where this thread's part of the next tile is read, and of this one written.
+    const activation* x = place(arguments.x, first_row, channel);
+    const activation* delta_raw = place(arguments.delta_raw, first_row, channel);
+    const activation* z = place(arguments.z, first_row, channel);
+    const activation* bc = place(arguments.bc, first_row, 0);
+    activation* out = place(arguments.out, first_row, channel);
+    Tiles tiles = {};
+    Coefficients coefficients = {};
+    auto fetch = [&](u32 buffer, u32 first) {
+        // Past the end there is whatever was there, which no step meets.
+        if (first + row < end) {
+            hold_next<ALIGNED>(tiles, shared, X, buffer, row, column, x);
+            hold_next<ALIGNED>(tiles, shared, DELTA, buffer, row, column, delta_raw);
+            hold_next<ALIGNED>(tiles, shared, Z, buffer, row, column, z);
+            hold(coefficients, bc, part);
+        }
+        if (!WAITS_IN_REGISTERS) copy_async_commit();
+        x += TILE * arguments.x.stride;
+        delta_raw += TILE * arguments.delta_raw.stride;
+        z += TILE * arguments.z.stride;
+        bc += TILE * arguments.bc.stride;
+    };
+    // The next tile is to be walked: nobody walks now.
+    auto take_next = [&](u32 buffer) {
+        prepare(shared, tiles, buffer, row, column);
+        put(&shared.bc[0][row][part * COLUMNS], coefficients);
+        advance(tiles);
+    };
+
+    fetch(0, 0);
+    __syncthreads();  // skip and bias are there
+    copy_async_wait<0>();
+    take_next(0);
+    for (u32 first = 0, buffer = 0; first < end; first += TILE, buffer ^= 1) {
+        __syncthreads();  // everyone's part of the tile is there
+        if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
+        if (first + TILE <= end) {
+            walk(h, shared, [](u32) {}, rate, walk_role, 0, 0);
+        } else {
+            walk_some(h, shared, rate, walk_role, 0, end - first);
+        }
+        __syncthreads();  // everyone has walked
+        copy_async_wait<0>();
+        float y[COLUMNS], gated_y[COLUMNS];
+        finish(y, gated_y, shared, tiles, buffer, row, column);
+        // After the last tile this prepares what was there before, for nobody.
+        take_next(buffer ^ 1);
+        if (first + row < end) put_columns<ALIGNED>(out, gated_y);
+        out += TILE * arguments.out.stride;
+    }
+    put4(state, h, wide);
+}
+
+}  // namespace
+
+KERNEL(scan_piece, 128, 3, ScanPieceArguments) { walk_piece<true>(arguments); }
+// Views whose rows or columns are not aligned: the same bits.
+KERNEL(scan_piece_unaligned, 128, 3, ScanPieceArguments) { walk_piece<false>(arguments); }
+SHARED_BYTES(scan_piece, sizeof(ForwardShared));
+SHARED_BYTES(scan_piece_unaligned, sizeof(ForwardShared));
+
+// The same bits where every sample has one position, as a sequence that is written on. A thread has four states of a channel.
+KERNEL(scan_step, 128, 1, ScanPieceArguments) {
+    const u32 channels = arguments.channels, quad = threadIdx.x % 4;
+    const u64 item = (static_cast<u64>(blockIdx.x) * SCAN_THREADS + threadIdx.x) / 4;
+    const bool inside = item < static_cast<u64>(arguments.samples) * channels;
+    const u32 row = inside ? static_cast<u32>(item / channels) : 0;
+    const u32 channel = inside ? static_cast<u32>(item % channels) : 0;
+    const bool wide = arguments.wide != 0;
+    float* const state = arguments.state + (inside ? item : 0) * 16 + quad * 4;
+    float h[4], rate[4];
+    take4(h, state, wide);
+    take4(rate, arguments.a_log + static_cast<u64>(channel) * 16 + quad * 4, wide);
+    const float x = widen(*place(arguments.x, row, channel));
+    const float z = widen(*place(arguments.z, row, channel));
+    const float delta = softplus(widen(*place(arguments.delta_raw, row, channel)) + arguments.delta_bias[channel]);
+    const float driven = delta * x;
+    float y = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+        const float b = widen(*place(arguments.bc, row, quad * 4 + j));
+        const float c = widen(*place(arguments.bc, row, 16 + quad * 4 + j));
+        h[j] = fmaf(exp2_fast(delta * rate_of(rate[j])), h[j], driven * b);
+        y = fmaf(c, h[j], y);
+    }
+    // As finish adds them: the first two, the last two, both.
+    y += shuffle_xor(y, 1);
+    y += shuffle_xor(y, 2);
+    if (!inside) return;
+    put4(state, h, wide);
+    if (quad != 0) return;
+    const float saved = widen(rounded(fmaf(arguments.d[channel], x, y)));
+    *place(arguments.out, row, channel) = rounded(gated(saved, z, sigmoid(z)));
+}
