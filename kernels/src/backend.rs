@@ -29,8 +29,9 @@ mod runtime;
 mod selective_scan;
 
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, Gelu, KeyValueCache, LogitGradient, MOST_TREE_TERMS,
-    NormGradient, NormInput, Output, ScanGradients, ScanInputs, TermValues, TreeTerm,
+    AdamWStep, AttentionInputs, ConvInputs, Gelu, GrowingCache, KeyValueCache, LogitGradient,
+    MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients, ScanInputs, TermValues,
+    TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;

@@ -239,6 +239,7 @@ fn a_missing_barrier_fails_the_body() {
     let scan = bodies::selective_scan::samples_are_independent;
     assert_needs::<Fp32>("causal_conv1d_backward.cu", barrier, bodies::causal_conv1d::agrees);
     assert_needs::<Fp32>("attention_forward.cu", barrier, bodies::attention_cached::agrees);
+    assert_needs::<Fp32>("attention_step.cu", barrier, bodies::attention_cached::steps_agree);
     assert_needs::<Fp32>("attention_backward.cu", barrier, bodies::attention::agrees);
     assert_needs::<Fp32>("scan_forward.cu", barrier, scan);
     assert_needs::<Fp32>("scan_backward.cu", barrier, scan);
@@ -296,6 +297,18 @@ fn a_forgotten_turn_fails_the_body() {
     assert_needs::<Fp32>("scan_forward.cu", "unpack(h, load4(checkpoint));", scan);
     let carried = "load_carried(carried, sums, carried_place(arguments, turn.chain));";
     assert_needs::<Fp32>("scan_backward.cu", carried, scan);
+}
+
+/// A step adds what its groups of lanes and its chunks have, and leaves its key and its value.
+#[test]
+fn a_forgotten_part_of_a_step_fails_the_body() {
+    let steps = bodies::attention_cached::steps_agree;
+    let of_group = " total += sums[other][i];";
+    let of_chunk = "total = fmaf(factor, part[i], total);";
+    let entered = "arguments.keys[entry + i] = new_key[i];";
+    for forgotten in [of_group, of_chunk, entered, " * LOG2_E"] {
+        assert_needs::<Fp32>("attention_step.cu", forgotten, steps);
+    }
 }
 
 /// A piece goes on from the state that is there and leaves its own, and a step adds as a piece does.

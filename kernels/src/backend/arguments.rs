@@ -224,6 +224,20 @@ pub struct KeyValueCache<'a, B: Runtime> {
     pub slopes: Option<Slice<'a, B, f32>>,
 }
 
+/// A [`KeyValueCache`] which one more position of each sequence enters.
+pub struct GrowingCache<'a, B: Runtime> {
+    /// `keys[b, capacity, h p]`
+    pub keys: SliceMut<'a, B, B::Activation>,
+    /// `values[b, capacity, h p]`
+    pub values: SliceMut<'a, B, B::Activation>,
+    /// Positions that there is room for.
+    pub capacity: usize,
+    /// `past[b]`: how many positions each sequence has seen before, fewer than the capacity.
+    pub past: Slice<'a, B, u32>,
+    /// `slopes[h]`, as in [`AttentionInputs`].
+    pub slopes: Option<Slice<'a, B, f32>>,
+}
+
 /// One update of AdamW (Loshchilov and Hutter, 2019) in the order of PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {

@@ -1,6 +1,6 @@
 //! Attention, for training and from a cache.
 
-use super::{AttentionInputs, KeyValueCache, Runtime};
+use super::{AttentionInputs, GrowingCache, KeyValueCache, Runtime};
 use crate::error::Result;
 use crate::shape::AttentionShape;
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -65,4 +65,24 @@ pub trait Attention: Runtime {
         cache: KeyValueCache<'_, Self>,
         shape: AttentionShape,
     ) -> Result<()>;
+
+    /// One new position of each sample, t = 1: `[q, k, v]`, `[b, h p]` each. Key and value enter the cache as by
+    /// [`append_to_cache`](Self::append_to_cache), and the query sees what it sees in
+    /// [`attention_cached`](Self::attention_cached). A backend may add in an order of its own, that of the position alone: a row's bits
+    /// depend neither on the batch nor on the capacity.
+    fn attention_step(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        [q, k, v]: [Matrix<'_, Self, Self::Activation>; 3],
+        cache: GrowingCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        let GrowingCache { mut keys, mut values, capacity, past, slopes } = cache;
+        self.append_to_cache(stream, keys.reborrow(), k, past, capacity)?;
+        self.append_to_cache(stream, values.reborrow(), v, past, capacity)?;
+        let (keys, values) = (keys.as_slice(), values.as_slice());
+        let cache = KeyValueCache { keys, values, capacity, past, slopes };
+        self.attention_cached(stream, out, q, cache, shape)
+    }
 }

@@ -1,11 +1,11 @@
 //! Attention, whole and from a cache.
 
 use super::checker::Checker;
-use crate::backend::{AttentionInputs, Backend, KeyValueCache};
+use crate::backend::{AttentionInputs, Backend, GrowingCache, KeyValueCache};
 use crate::error::Result;
 use crate::reference::attention as defined;
 use crate::shape::{AttentionShape, SequenceShape};
-use crate::view::{Slice, SliceMut};
+use crate::view::{Matrix, Slice, SliceMut};
 
 /// Samples, positions, heads and the width of a head.
 const SIZES: [[usize; 4]; 2] = [[2, 9, 3, 5], [1, 75, 2, 64]];
@@ -65,7 +65,7 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
             backend.append_to_cache(stream, into, from, Slice::all(&past), positions)?;
         }
         let [keys, values] = caches;
-        let (keys, values) = (keys?, values?);
+        let (mut keys, mut values) = (keys?, values?);
         let cache = KeyValueCache {
             keys: keys.slice(),
             values: values.slice(),
@@ -76,6 +76,35 @@ pub(super) fn attention<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
         let (results, queries) = (again.matrix_mut(width)?, q.matrix(width)?);
         backend.attention_cached(stream, results, queries, cache, shape)?;
         checker.compare("attention_cached", &again, &forward.out)?;
+
+        // The last position once more.
+        let past = checker.write(&vec![positions as u32 - 1; samples])?;
+        let mut last = checker.room::<B::Activation>(samples * width)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let last_rows =
+            |all| Matrix::new(all, (positions - 1) * width, samples, width, positions * width, 1);
+        let rows = [last_rows(&q.buffer)?, last_rows(&k.buffer)?, last_rows(&v.buffer)?];
+        let cache = GrowingCache {
+            keys: keys.slice_mut(),
+            values: values.slice_mut(),
+            capacity: positions,
+            past: Slice::all(&past),
+            slopes: Some(slopes.slice()),
+        };
+        let new = AttentionShape::new(
+            SequenceShape::new(samples, 1)?,
+            shape.heads(),
+            shape.head_width(),
+            shape.scale(),
+            shape.window(),
+        )?;
+        backend.attention_step(stream, last.matrix_mut(width)?, rows, cache, new)?;
+        let of_last = |sample: usize| {
+            ((sample + 1) * positions - 1) * width..(sample + 1) * positions * width
+        };
+        let expected: Vec<f64> =
+            (0..samples).flat_map(|sample| forward.out[of_last(sample)].to_vec()).collect();
+        checker.compare("attention_step", &last, &expected)?;
     }
     Ok(())
 }

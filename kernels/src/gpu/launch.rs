@@ -5,6 +5,7 @@ mod attention;
 mod attention_backward;
 mod attention_backward_groups;
 mod attention_groups;
+mod attention_step;
 mod causal_conv1d;
 mod cross_entropy;
 mod documents;

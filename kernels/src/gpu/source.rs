@@ -124,6 +124,8 @@ pub static ATTENTION_FORWARD: [Source; 4] = [
     source!("attention_forward.cu", HEAD_WIDTH = "128"),
     source!("attention_forward.cu", HEAD_WIDTH = "256"),
 ];
+/// Attention of one new position from a cache.
+pub static ATTENTION_STEP: Source = source!("attention_step.cu");
 /// The convolution, and its single step.
 pub static CAUSAL_CONV1D: Source = source!("causal_conv1d.cu");
 /// The gradients of the convolution.
@@ -186,6 +188,7 @@ pub static ALL: &[&Source] = &[
     &ATTENTION_FORWARD[1],
     &ATTENTION_FORWARD[2],
     &ATTENTION_FORWARD[3],
+    &ATTENTION_STEP,
     &CAUSAL_CONV1D,
     &CAUSAL_CONV1D_BACKWARD,
     &CAUSAL_CONV1D_DOCUMENTS,

@@ -1,6 +1,6 @@
 //! Attention over a cache of keys and values.
 
-use tidemill_kernels::backend::KeyValueCache;
+use tidemill_kernels::backend::{GrowingCache, KeyValueCache};
 use tidemill_kernels::reference::attention::forward;
 use tidemill_kernels::shape::AttentionShape;
 use tidemill_kernels::{Backend, Slice};
@@ -98,6 +98,39 @@ impl<B: Backend<Activation: Number>> Cache<B> {
         let new = attention_shape([samples, count], heads, shape.scale(), window);
         backend.attention_cached(stream, out.matrix_mut(), q.matrix(), cache, new).expect(label);
         self.past.iter_mut().for_each(|past| *past += count as u32);
+        out.read(device)
+    }
+
+    /// The same of the next position alone, as it is written on.
+    fn step(
+        &mut self,
+        device: &mut Device<'_, B>,
+        label: &str,
+        case: &AttentionCase,
+        shape: AttentionShape,
+    ) -> Vec<f32> {
+        let (samples, width) = (shape.sequences().samples(), shape.width());
+        let mut third = |i: usize, values: &[f32]| -> Placed<B, B::Activation> {
+            let layout = Layout::columns_of(samples, 3 * width, i * width, width);
+            Placed::new(device, layout, &rows_of(values, &self.past, 1, shape))
+        };
+        let [q, k, v] = [third(0, &case.q), third(1, &case.k), third(2, &case.v)];
+        let past = device.upload(&self.past);
+        let mut out = Placed::poisoned(device, Layout::inside_wider(samples, width));
+        let cache = GrowingCache {
+            keys: self.keys.slice_mut(),
+            values: self.values.slice_mut(),
+            capacity: self.capacity,
+            past: Slice::all(&past),
+            slopes: self.slopes.as_ref().map(Placed::slice),
+        };
+        let window = shape.window().map(std::num::NonZeroUsize::get);
+        let heads = [shape.heads(), shape.head_width()];
+        let new = attention_shape([samples, 1], heads, shape.scale(), window);
+        let rows = [q.matrix(), k.matrix(), v.matrix()];
+        let (backend, stream) = (device.backend, &mut device.stream);
+        backend.attention_step(stream, out.matrix_mut(), rows, cache, new).expect(label);
+        self.past.iter_mut().for_each(|past| *past += 1);
         out.read(device)
     }
 
@@ -209,6 +242,65 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
             let of_out = of_out.rounded_twice().beside(B::Activation::ROUNDING);
             assert_close_to_sums(&label, &out, &new_rows(&expected), of_out, &new_rows(&sizes));
             transcript.record(&label, &out);
+        }
+    }
+    transcript
+}
+
+/// Single positions, before, at and behind the places where kernels cut what is seen, agree with the definition; and neither the rest
+/// of the batch nor the room of the cache changes a bit of them.
+pub fn steps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    let full = vec![
+        (1, None),
+        (5, Some(50)),
+        (16, Some(1)),
+        (40, None),
+        (64, Some(129)),
+        (80, Some(130)),
+        (128, None),
+        (256, Some(300)),
+    ];
+    let small = vec![(5, Some(130)), (64, None), (128, Some(1)), (256, Some(50))];
+    let pasts = device.sizes.choose(
+        vec![[0, 126], [127, 128], [255, 1], [256, 383], [384, 129], [398, 300]],
+        vec![[0, 127], [128, 1], [270, 129]],
+    );
+    let t = device.sizes.choose(vec![400], vec![272])[0];
+    for (seed, (width, window)) in device.sizes.choose(full, small).into_iter().enumerate() {
+        device.margin = MARGINS[seed % 2];
+        let shape = attention_shape([2, t], [3, width], -2.0 / (width as f32).sqrt(), window);
+        let mut case = AttentionCase::new::<B::Activation>(&mut Inputs::new(seed as u64), shape);
+        if seed % 2 == 0 {
+            case = case.with_slopes(shape);
+        }
+        let [expected, sizes] =
+            [&case, &case.of_sizes()].map(|case| forward(&case.wide().view(), shape).out);
+        for past in &pasts {
+            let label = format!("step of {shape:?} behind {past:?}, seed {seed}");
+            let mut cache = Cache::new(&mut device, &case, shape, past.to_vec(), t);
+            let out = cache.step(&mut device, &label, &case, shape);
+            cache.assert_holds(&mut device, &case, shape);
+            let of_rows = |whole: &[f64]| -> Vec<f64> {
+                let of_sample = |(sample, &past): (usize, &u32)| {
+                    let first = (sample * t + past as usize) * shape.width();
+                    whole[first..first + shape.width()].to_vec()
+                };
+                past.iter().enumerate().flat_map(of_sample).collect()
+            };
+            let of_out = tolerance::<B::Activation>(width.max(t)).rounded_twice();
+            let of_out = of_out.beside(B::Activation::ROUNDING);
+            assert_close_to_sums(&label, &out, &of_rows(&expected), of_out, &of_rows(&sizes));
+            transcript.record(&label, &out);
+            for (sample, room) in [(0, 3), (1, 130)] {
+                let (one, alone) = case.part(sample..sample + 1, 0..t, 0..3, shape);
+                let past = vec![past[sample]];
+                let mut cache = Cache::new(&mut device, &one, alone, past, t + room);
+                let row = cache.step(&mut device, &label, &one, alone);
+                let label = format!("{label}, sample {sample} alone");
+                assert_same_bits(&label, &row, &out[sample * shape.width()..][..shape.width()]);
+            }
         }
     }
     transcript

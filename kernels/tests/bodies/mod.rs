@@ -138,6 +138,7 @@ macro_rules! every_body {
                 attention_does_not_change_by_the_unseen: bodies::attention::the_unseen_changes_nothing;
                 attention_keeps_unseen_nan_out: bodies::attention::unseen_nan_stays;
                 attention_cached_agrees: bodies::attention_cached::agrees;
+                attention_steps_agree: bodies::attention_cached::steps_agree;
                 attention_cached_is_the_same_in_any_cut: bodies::attention_cached::cuts_change_nothing;
             }
             of_one_attention {

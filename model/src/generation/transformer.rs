@@ -4,12 +4,13 @@
 //! token. Rows that pad a piece write into the cache too, past the tokens of their sequence: nothing reads them before they are
 //! written over.
 
-use tidemill_kernels::backend::KeyValueCache;
+use tidemill_kernels::backend::{GrowingCache, KeyValueCache};
 use tidemill_kernels::shape::{AttentionShape, GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::Result;
 use crate::generation::incremental::{Incremental, PiecePass, Room, adopt_row, keep_rows};
+use crate::linear::Products;
 use crate::norm::NormScratch;
 use crate::trainable::Device;
 use crate::transformer::query_key_value::{QueryKeyValueScratch, Rows};
@@ -140,23 +141,6 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
         query_key_value.prepare(self, device, qkv, rows)?;
         let [q, k, v] = query_key_value.matrices(self, qkv, count)?;
         let elements = pass.piece.sequences() * state.capacity * width;
-        for (cache, rows) in [(&mut state.keys, k), (&mut state.values, v)] {
-            let cache = SliceMut::new(cache, 0, elements)?;
-            device.backend.append_to_cache(
-                device.stream,
-                cache,
-                rows,
-                pass.past,
-                state.capacity,
-            )?;
-        }
-        let cache = KeyValueCache {
-            keys: Slice::new(&state.keys, 0, elements)?,
-            values: Slice::new(&state.values, 0, elements)?,
-            capacity: state.capacity,
-            past: pass.past,
-            slopes: state.slopes.as_ref().map(Slice::all),
-        };
         let sequences = SequenceShape::new(pass.piece.sequences(), pass.piece.positions())?;
         let attention = &self.attention;
         let shape = AttentionShape::new(
@@ -166,8 +150,37 @@ impl<B: Backend> Incremental<B> for TransformerBlock {
             attention.scale,
             attention.window,
         )?;
+        let slopes = state.slopes.as_ref().map(Slice::all);
         let out = SliceMut::all(&mut *attended).matrix(count, width)?;
-        device.backend.attention_cached(device.stream, out, q, cache, shape)?;
+        if products == Products::Ordered {
+            let cache = GrowingCache {
+                keys: SliceMut::new(&mut state.keys, 0, elements)?,
+                values: SliceMut::new(&mut state.values, 0, elements)?,
+                capacity: state.capacity,
+                past: pass.past,
+                slopes,
+            };
+            device.backend.attention_step(device.stream, out, [q, k, v], cache, shape)?;
+        } else {
+            for (cache, rows) in [(&mut state.keys, k), (&mut state.values, v)] {
+                let cache = SliceMut::new(cache, 0, elements)?;
+                device.backend.append_to_cache(
+                    device.stream,
+                    cache,
+                    rows,
+                    pass.past,
+                    state.capacity,
+                )?;
+            }
+            let cache = KeyValueCache {
+                keys: Slice::new(&state.keys, 0, elements)?,
+                values: Slice::new(&state.values, 0, elements)?,
+                capacity: state.capacity,
+                past: pass.past,
+                slopes,
+            };
+            device.backend.attention_cached(device.stream, out, q, cache, shape)?;
+        }
         let attended = Slice::all(&*attended).matrix(count, width)?;
         let out = SliceMut::all(&mut *residual).matrix(count, d)?;
         self.out_proj.forward_residual(device, products, out, attended, parameters)?;

@@ -1,6 +1,6 @@
 //! [`Attention`] for [`Gpu`].
 
-use crate::backend::{Attention, AttentionInputs, KeyValueCache};
+use crate::backend::{Attention, AttentionInputs, GrowingCache, KeyValueCache};
 use crate::error::Result;
 use crate::gpu::driver::Driver;
 use crate::gpu::precision::Precision;
@@ -57,5 +57,16 @@ impl<D: Driver, P: Precision> Attention for Gpu<D, P> {
         shape: AttentionShape,
     ) -> Result<()> {
         self.launch_attention_cached(stream, out, q, cache, shape)
+    }
+
+    fn attention_step(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        rows: [Matrix<'_, Self, P::Activation>; 3],
+        cache: GrowingCache<'_, Self>,
+        shape: AttentionShape,
+    ) -> Result<()> {
+        self.launch_attention_step(stream, out, rows, cache, shape)
     }
 }

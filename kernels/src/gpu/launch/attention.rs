@@ -238,7 +238,7 @@ impl Plan {
 }
 
 /// A cache of `capacity` positions a sample, into which `positions` new ones must fit.
-fn cache_shape(
+pub(super) fn cache_shape(
     kernel: KernelName,
     samples: usize,
     positions: usize,
