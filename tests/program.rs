@@ -167,14 +167,14 @@ fn an_earlier_measurement_is_drawn_again() {
     let [first, second] =
         ["p.svg", "again.svg"].map(|name| std::fs::read_to_string(bench.path(name)).unwrap());
     assert_eq!(first, second);
-    assert_eq!(first.matches("<circle").count(), 4, "two sizes in two charts");
+    assert_eq!(first.matches("<circle").count(), 6, "two sizes in three charts");
     let tokens = r#""decode_tokens_per_second":1e308"#;
     let (before, after) = measured.split_once(r#""decode_tokens_per_second":"#).unwrap();
     let after = after.split_once(',').unwrap().1;
     std::fs::write(bench.path("huge.json"), format!("{before}{tokens},{after}")).unwrap();
     generate(&["--from", "huge.json", "--plot", "huge.svg"]).expect(0);
     let huge = std::fs::read_to_string(bench.path("huge.svg")).unwrap();
-    assert_eq!(huge.matches("<circle").count(), 3, "what nothing can measure is not drawn");
+    assert_eq!(huge.matches("<circle").count(), 5, "what nothing can measure is not drawn");
     generate(&["--from", "p.json", "--batches", "1"]).refused(2, &["--from", "--batches"]);
     generate(&["--from", "p.json", "--backend", "cpu"]).refused(2, &["--from", "--backend"]);
     generate(&["--from", "none.json"]).refused(1, &["none.json"]);

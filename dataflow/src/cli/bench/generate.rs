@@ -180,17 +180,20 @@ fn build(bench: &GenerateBench, preset: &str) -> anyhow::Result<Model> {
     Ok(model)
 }
 
-/// Draws seconds and decoded tokens a second by batch.
+/// Draws seconds, decoded tokens a second, and memory by batch.
 fn draw(report: &Report, paths: &[PathBuf]) -> anyhow::Result<()> {
-    let chart = |title: &str, unit: &str, value: fn(&Measured) -> f64| Chart {
+    let chart = |title: &str, unit: &str, value: fn(&Measured) -> Option<f64>| Chart {
         title: title.to_owned(),
         x_name: "batch size (prompts at once)".to_owned(),
         y_name: unit.to_owned(),
         series: report.models.iter().map(|model| model.series(value)).collect(),
     };
     let charts = [
-        chart("Time from prompt to last token", "seconds", |measured| measured.seconds),
-        chart("Decoding", "tokens / second", |measured| measured.decode_tokens_per_second),
+        chart("Time from prompt to last token", "seconds", |measured| Some(measured.seconds)),
+        chart("Decoding", "tokens / second", |measured| Some(measured.decode_tokens_per_second)),
+        chart("Memory, weights included", "GB", |measured| {
+            measured.memory_bytes.map(|bytes| bytes as f64 / 1e9)
+        }),
     ];
     let Report { device, prompt_tokens, new_tokens, .. } = report;
     let title = format!("{prompt_tokens} tokens in, {new_tokens} out, on {device}");
@@ -198,9 +201,9 @@ fn draw(report: &Report, paths: &[PathBuf]) -> anyhow::Result<()> {
 }
 
 impl ModelReport {
-    fn series(&self, value: fn(&Measured) -> f64) -> Series {
+    fn series(&self, value: fn(&Measured) -> Option<f64>) -> Series {
         let point = |row: &Row| match &row.result {
-            Outcome::Measured(measured) => Some([row.batch as f64, value(measured)]),
+            Outcome::Measured(measured) => Some([row.batch as f64, value(measured)?]),
             Outcome::OutOfMemory { .. } => None,
         };
         let refused = |row: &&Row| matches!(row.result, Outcome::OutOfMemory { .. });
