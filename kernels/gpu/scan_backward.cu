@@ -293,23 +293,35 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     auto beginnings_of_tile = [&](u32) { return walked.beginnings; };
 #else
     auto fetch = [&](u32 buffer, u32 first) {
-        activation* x = &shared.x[buffer][row][column];
-        activation* raw = &shared.raw[0][row][column];
+        // A copy of 8 bytes takes as long as one of 16: where four columns are 8, a thread copies eight of them, and each half
+        // of the threads its share of the arrays.
+        constexpr u32 SHARES = ALIGNED && sizeof(activation) == 2 ? 2 : 1;
+        constexpr u32 COPIED = COLUMNS * SHARES, ROW_THREADS = BLOCK_CHANNELS / COPIED;
         constexpr u32 ARRAY = TILE * BLOCK_CHANNELS;
-        if (first + row < positions) {
-            const u32 from = first_row + first + row;
-            fetch_columns<COLUMNS, ALIGNED>(x, place(arguments.x, from, channel));
-            fetch_columns<COLUMNS, ALIGNED>(raw + DELTA * ARRAY,
-                                            place(arguments.delta_raw, from, channel));
-            fetch_columns<COLUMNS, ALIGNED>(raw + DOUT * ARRAY, place(arguments.dout, from, channel));
-            fetch_columns<COLUMNS, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, channel));
-            fetch_columns<COLUMNS, true>(raw + Y * ARRAY,
-                                         arguments.y + (static_cast<u64>(from) * channels + channel));
+        const u32 to_row = thread / ROW_THREADS % TILE, to_column = thread % ROW_THREADS * COPIED;
+        const bool has_first = SHARES == 1 || thread < SCAN_THREADS / 2, has_second = SHARES == 1 || !has_first;
+        activation* x = &shared.x[buffer][to_row][to_column];
+        activation* raw = &shared.raw[0][to_row][to_column];
+        if (first + to_row < positions) {
+            const u32 from = first_row + first + to_row, from_channel = first_channel + to_column;
+            if (has_first) {
+                fetch_columns<COPIED, ALIGNED>(x, place(arguments.x, from, from_channel));
+                fetch_columns<COPIED, ALIGNED>(raw + DOUT * ARRAY, place(arguments.dout, from, from_channel));
+                fetch_columns<COPIED, true>(raw + Y * ARRAY,
+                                            arguments.y + (static_cast<u64>(from) * channels + from_channel));
+            }
+            if (has_second) {
+                fetch_columns<COPIED, ALIGNED>(raw + DELTA * ARRAY, place(arguments.delta_raw, from, from_channel));
+                fetch_columns<COPIED, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, from_channel));
+            }
         } else {
             // With x and dout zero, a position past the end gives zero to every sum and every state.
-            zero_columns<COLUMNS>(x);
+            if (has_first) zero_columns<COPIED>(x);
 #pragma unroll
-            for (u32 array = 0; array < ARRAYS; array++) zero_columns<COLUMNS>(raw + array * ARRAY);
+            for (u32 array = 0; array < ARRAYS; array++) {
+                const bool is_first = array == DOUT || array == Y;
+                if (is_first ? has_first : has_second) zero_columns<COPIED>(raw + array * ARRAY);
+            }
         }
         if (DOCUMENTS && thread == 0) {
             shared.turn[1 + buffer] = bits_from(
@@ -349,8 +361,8 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     static_assert(WORD_POSITIONS % TILE == 0, "a tile is within a word");
     const u32 last = (end - 1) / TILE * TILE;
     fetch(0, last);
-    __syncthreads();  // skip and bias are there
     copy_async_wait<0>();
+    __syncthreads();  // skip and bias are there, and everyone's copies
     prepare_tile(0, last);
     if (turn.segment > 0) {
         await_turn(turn, arguments.turns);
@@ -370,8 +382,8 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
         for (u32 piece = TILE / PIECE; piece-- > 0;) {
             walk_back(carried, shared, walk_role, states_of(buffer), WAITS_IN_REGISTERS ? 0 : buffer, piece * PIECE, beginnings);
         }
-        __syncthreads();  // everyone has walked
         copy_async_wait<0>();
+        __syncthreads();  // everyone has walked, and everyone's copies are there
         Finished out;
         finish(out, sums, shared, prepared.slope, x_of(buffer), row, column);
         if (first + row < positions) {

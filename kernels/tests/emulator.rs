@@ -193,8 +193,19 @@ fn assert_needs<P: Precision>(
     from: &'static str,
     body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
 ) {
+    assert_warps_need(&[32, 64], source, from, body);
+}
+
+/// The same, of warps of these widths: others do without it.
+#[track_caller]
+fn assert_warps_need<P: Precision>(
+    warps: &[u32],
+    source: &'static str,
+    from: &'static str,
+    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
+) {
     let change = SourceChange { source, from, to: "" };
-    for warp in [32, 64] {
+    for &warp in warps {
         let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
         let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
         let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
@@ -288,6 +299,18 @@ fn a_master_that_is_split_or_joined_otherwise_fails_the_body() {
 fn a_forgotten_gradient_of_the_next_run_fails_the_body() {
     let handed = "handed.take(run, walk.gradients + BEFORE);";
     assert_needs::<Fp32>("causal_conv1d_backward.cu", handed, bodies::causal_conv1d::agrees);
+}
+
+/// A thread of the backward scan copies for others what they read, and they wait for it.
+#[test]
+fn a_forgotten_copy_fails_the_body() {
+    let scan = bodies::selective_scan::samples_are_independent;
+    let copy =
+        "fetch_columns<COPIED, ALIGNED>(raw + Z * ARRAY, place(arguments.z, from, from_channel));";
+    let barrier = "__syncthreads();  // skip and bias are there, and everyone's copies";
+    for forgotten in [copy, barrier] {
+        assert_warps_need::<Bf16>(&[32], "scan_backward.cu", forgotten, scan);
+    }
 }
 
 /// A turn of a scan goes on from what the one before has left.
