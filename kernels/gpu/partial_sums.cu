@@ -12,20 +12,31 @@ struct SumPartials {
     u32 width;  // d
 };
 
+constexpr u32 SUM_THREADS = 64;
+// Runs that a thread has in flight: there are so few threads that what they wait for is what the sums take.
+constexpr u32 BATCH = 32;
+
 // A thread for each column of each grain of each parameter: the runs of the grain in order, from +0.0.
-KERNEL(sum_partials, 128, 1, SumPartials) {
-    const u64 thread = static_cast<u64>(blockIdx.x) * 128 + threadIdx.x;
+KERNEL(sum_partials, SUM_THREADS, 1, SumPartials) {
+    const u64 thread = static_cast<u64>(blockIdx.x) * SUM_THREADS + threadIdx.x;
     const bool of_second = thread >= arguments.elements;
     const u64 element = of_second ? thread - arguments.elements : thread;
     float* const out = of_second ? arguments.gradients[1] : arguments.gradients[0];
-    const float* const partials = of_second ? arguments.partials[1] : arguments.partials[0];
     if (element >= arguments.elements || !out) return;
     const u64 grain = element / arguments.width;
-    const u64 column = element % arguments.width;
     const u64 first = grain * arguments.runs_per_grain;
     const u64 last = min(first + arguments.runs_per_grain, arguments.runs);
+    const float* const partials =
+        (of_second ? arguments.partials[1] : arguments.partials[0]) + element % arguments.width;
     float sum = 0.0f;
-#pragma unroll 16
-    for (u64 run = first; run < last; run++) sum += partials[run * arguments.width + column];
+    u64 run = first;
+    for (; run + BATCH <= last; run += BATCH) {
+        float terms[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) terms[i] = partials[(run + i) * arguments.width];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) sum += terms[i];
+    }
+    for (; run < last; run++) sum += partials[run * arguments.width];
     out[element] = sum;
 }

@@ -11,7 +11,7 @@ use crate::gpu::source::PARTIAL_SUMS;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::GrainRows;
 
-const THREADS: u32 = 128;
+const THREADS: u32 = 64;
 
 /// How the rows of grains are cut into runs, for `width` columns.
 #[derive(Clone, Copy)]
