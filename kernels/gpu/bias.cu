@@ -40,8 +40,6 @@ KERNEL(clamp_backward_single, MAP_THREADS, 2, RowMap) { clamp_backward<Access::S
 
 constexpr u32 SUM_THREADS = 128;
 constexpr u32 COLUMNS = 16 / sizeof(activation);
-// Rows that a thread sums.
-constexpr u32 RUN_ROWS = 32;
 // Rows that a thread has in flight.
 constexpr u32 BATCH = 8;
 
@@ -64,7 +62,7 @@ DEVICE void sum_run(const BiasBackward& arguments) {
     if (column >= width) return;
     const u32 count = width - column;
     const u64 run = blockIdx.x / tiles;
-    const Run rows = run_of_rows<RUN_ROWS>(arguments, run);
+    const Run rows = run_of_rows<BIAS_RUN_ROWS>(arguments, run);
     const activation* const from = arguments.dout + column;
     Pack<COLUMNS> sum = filled<COLUMNS>(0.0f);
     u64 row = rows.first_row;

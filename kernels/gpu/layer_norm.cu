@@ -95,10 +95,10 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
-// The kernels of a team and an access: of the residual stream, and of activations. BLOCKS is what the registers of the last
-// leave room for.
-#define LAYER_NORM(variant, TEAM, ACCESS, BLOCKS)                                           \
-    KERNEL(layer_norm_forward_residual_##variant, THREADS, 4, NormForward) {                \
+// The kernels of a team and an access: of the residual stream, and of activations. FORWARD_BLOCKS and BLOCKS are what the registers
+// of the first and of the last leave room for.
+#define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
+    KERNEL(layer_norm_forward_residual_##variant, THREADS, FORWARD_BLOCKS, NormForward) {   \
         forward<TEAM, ACCESS, float>(arguments);                                            \
     }                                                                                       \
     KERNEL(layer_norm_forward_activation_##variant, THREADS, 4, NormForward) {              \
@@ -111,7 +111,7 @@ DEVICE void forward(const NormForward& arguments) {
         norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::IN_PLACE>(arguments);            \
     }
 
-LAYER_NORM(wide, THREADS, Access::WIDE, 2)
-LAYER_NORM(single, THREADS, Access::SINGLE, 1)
-LAYER_NORM(short_wide, WARP, Access::WIDE, 2)
-LAYER_NORM(short_single, WARP, Access::SINGLE, 1)
+LAYER_NORM(wide, THREADS, Access::WIDE, 5, 2)
+LAYER_NORM(single, THREADS, Access::SINGLE, 4, 1)
+LAYER_NORM(short_wide, WARP, Access::WIDE, 5, 2)
+LAYER_NORM(short_single, WARP, Access::SINGLE, 4, 1)

@@ -34,6 +34,7 @@ struct NormForward {
 
 struct NormBackward {
     void* dx;                 // [rows, d], rows dx_stride apart: fp32 that is added to, or activations that hold dy
+    activation* rounded;      // [rows, d], rows rounded_stride apart: fp32 dx as it is afterwards; or null
     float* weight_partials;   // [runs of all grains, d]
     float* bias_partials;     // [runs of all grains, d], or null
     const activation* dy;     // [rows, d], rows dy_stride apart
@@ -41,6 +42,7 @@ struct NormBackward {
     const float* statistics;  // as the forward norm wrote them
     const float* weight;      // [d]
     u64 dx_stride;
+    u64 rounded_stride;
     u64 dy_stride;
     u64 x_stride;
     u64 rows;
@@ -156,6 +158,7 @@ struct BackwardRow {
     const Input* x;
     const activation* dy;
     Input* dx;
+    activation* rounded;
     float mean;
     float reciprocal;
 
@@ -164,6 +167,7 @@ struct BackwardRow {
           x(static_cast<const Input*>(given.x) + row * given.x_stride),
           dy(given.dy + row * given.dy_stride),
           dx(static_cast<Input*>(given.dx) + row * given.dx_stride),
+          rounded(given.rounded + row * given.rounded_stride),
           mean(NORM == Norm::LAYER ? given.statistics[row] : 0.0f),
           reciprocal(given.statistics[NORM == Norm::LAYER ? given.rows + row : row]) {}
 
@@ -241,6 +245,9 @@ struct BackwardRow {
             if constexpr (GRADIENT == Gradient::ADDED) out.at[i] += dx_pack.at[i];
         }
         store<COLUMNS, ACCESS>(dx + column, out, count);
+        if constexpr (GRADIENT == Gradient::ADDED && ACCESS == Access::WIDE) {
+            if (arguments.rounded) store<COLUMNS, ACCESS>(rounded + column, out, count);
+        }
     }
 };
 
@@ -309,4 +316,12 @@ DEVICE void norm_backward(const NormBackward& arguments) {
         const u32 column = first + kept * STEP;
         if (column < width) store_sums(column, parameters[kept]);
     }
+}
+
+// A block for each row: dx in activation precision, where the kernel that adds to it reaches elements one by one. That one has no
+// registers left to do so itself.
+KERNEL(round_dx_single, THREADS, 1, NormBackward) {
+    const float* const dx = static_cast<const float*>(arguments.dx) + blockIdx.x * arguments.dx_stride;
+    activation* const rounded = arguments.rounded + blockIdx.x * arguments.rounded_stride;
+    for (u32 i = threadIdx.x; i < arguments.width; i += THREADS) narrow(rounded[i], dx[i]);
 }

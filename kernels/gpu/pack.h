@@ -119,6 +119,21 @@ DEVICE void store_pack(bf16* at, const Pack<N>& pack) {
     }
 }
 
+// The pack as it is once it was stored as activations.
+template <u32 N>
+DEVICE Pack<N> as_activations(Pack<N> pack) {
+#if ACTIVATION_BF16
+    static_assert(N % 2 == 0, "activations of two bytes are rounded in pairs");
+#pragma unroll
+    for (u32 i = 0; i < N; i += 2) {
+        const u32 pair = bf16_pair(pack.at[i], pack.at[i + 1]);
+        pack.at[i] = first_of(pair);
+        pack.at[i + 1] = second_of(pair);
+    }
+#endif
+    return pack;
+}
+
 // How packs are reached. A conditional load would make the next one wait for it, so wide ones ask nothing.
 enum class Access {
     WIDE,    // whole and aligned: the caller sees to it

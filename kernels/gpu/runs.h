@@ -1,6 +1,9 @@
 // Runs of rows: what one team or thread sums of the gradients of parameters, before partial_sums.cu adds the runs of a grain.
 #pragma once
 
+// Rows of a run of a bias's gradient.
+constexpr u32 BIAS_RUN_ROWS = 32;
+
 struct Run {
     u64 first_row;
     u64 last_row;  // one past it

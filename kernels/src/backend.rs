@@ -29,9 +29,9 @@ mod runtime;
 mod selective_scan;
 
 pub use self::arguments::{
-    AdamWStep, AttentionInputs, ConvInputs, Gelu, GrowingCache, KeyValueCache, LogitGradient,
-    MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients, ScanInputs, TermValues,
-    TreeTerm,
+    AdamWStep, AttentionInputs, ConvInputs, Gelu, GeluGradients, GrowingCache, KeyValueCache,
+    LogitGradient, MOST_TREE_TERMS, NormGradient, NormInput, Output, ScanGradients, ScanInputs,
+    TermValues, TreeTerm,
 };
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
@@ -196,6 +196,7 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         &self,
         stream: &mut Self::DeviceStream,
         dx: MatrixMut<'_, Self, f32>,
+        rounded: Option<MatrixMut<'_, Self, Self::Activation>>,
         dweight: SliceMut<'_, Self, f32>,
         dy: Matrix<'_, Self, Self::Activation>,
         x: Matrix<'_, Self, f32>,
@@ -245,15 +246,15 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         gelu: Gelu,
     ) -> Result<()>;
 
-    /// `dx[rows, n] = dout gelu'(x + bias)`
-    #[allow(clippy::too_many_arguments)]
+    /// `gradient[rows, n]` times `gelu'(x + bias)`, in its place; and, of the same pass over x, `gelu(x + bias)` with the bits of
+    /// [`gelu_forward`](Self::gelu_forward) and `dbias[grains, n]` with those of [`bias_backward`](Self::bias_backward).
     fn gelu_backward(
         &self,
         stream: &mut Self::DeviceStream,
-        dx: MatrixMut<'_, Self, Self::Activation>,
-        dout: Matrix<'_, Self, Self::Activation>,
+        gradients: GeluGradients<'_, Self>,
         x: Matrix<'_, Self, Self::Activation>,
         bias: Option<Slice<'_, Self, f32>>,
+        grains: GrainRows,
         gelu: Gelu,
     ) -> Result<()>;
 

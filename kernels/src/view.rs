@@ -297,6 +297,12 @@ impl<'a, B: Runtime, T: Element> MatrixMut<'a, B, T> {
         MatrixMut { buffer: self.buffer, ..*self }
     }
 
+    /// The same matrix, read only.
+    pub fn as_matrix(&self) -> Matrix<'_, B, T> {
+        let Self { start, rows, columns, row_stride, .. } = *self;
+        Matrix { buffer: self.buffer, start, rows, columns, row_stride, column_stride: 1 }
+    }
+
     /// Columns `first .. first + columns`.
     ///
     /// # Errors

@@ -238,7 +238,7 @@ impl Head {
         device.backend.fill_zero(device.stream, zero)?;
         self.norm.backward(
             device,
-            SliceMut::all(grad.gradient_mut()).matrix(rows, width)?,
+            grad,
             &mut lane,
             Slice::all(&scratch.grad_normed).matrix(rows, width)?,
             &mut scratch.norm,

@@ -207,21 +207,54 @@ impl Linear {
         &self,
         device: &mut Device<'_, B>,
         lane: &mut SliceMut<'_, B, f32>,
-        [grad_out, input]: [Matrix<'_, B, B::Activation>; 2],
+        sides: [Matrix<'_, B, B::Activation>; 2],
         bias_gradients: &mut B::Buffer<f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        let [grad_out, _] = sides;
+        self.backward_weight(device, lane, sides, grains)?;
+        if let Some(gradients) = self.bias_gradients(bias_gradients, grains)? {
+            device.backend.bias_backward(device.stream, gradients, grad_out, grains)?;
+        }
+        self.add_bias_gradients(device, lane, bias_gradients, grains)
+    }
+
+    /// Adds the gradient of the weight to `lane`, laid out as their segment, grain by grain.
+    pub(crate) fn backward_weight<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        lane: &mut SliceMut<'_, B, f32>,
+        [grad_out, input]: [Matrix<'_, B, B::Activation>; 2],
         grains: GrainRows,
     ) -> Result<()> {
         let Device { backend, stream } = device;
         let weight = lane.reborrow().sub(self.weight.start, self.weight.len())?;
         let weight = weight.matrix(self.outputs, self.inputs)?;
-        backend.weight_gradient_add(stream, weight, grad_out, input, grains)?;
-        if let Some(place) = &self.bias {
-            let elements = grains.grains() * self.outputs;
-            let gradients = SliceMut::new(bias_gradients, 0, elements)?;
-            backend.bias_backward(stream, gradients, grad_out, grains)?;
-            let lane = lane.reborrow().sub(place.start, place.len())?;
-            backend.accumulate(stream, lane, Slice::new(bias_gradients, 0, elements)?)?;
-        }
-        Ok(())
+        Ok(backend.weight_gradient_add(stream, weight, grad_out, input, grains)?)
+    }
+
+    /// Where in `room` the gradients `[grains, outputs]` of the bias belong, if there is one.
+    pub(crate) fn bias_gradients<'a, B: Backend>(
+        &self,
+        room: &'a mut B::Buffer<f32>,
+        grains: GrainRows,
+    ) -> Result<Option<SliceMut<'a, B, f32>>> {
+        let elements = grains.grains() * self.outputs;
+        let of_bias = self.bias.as_ref().map(|_| SliceMut::new(room, 0, elements));
+        Ok(of_bias.transpose()?)
+    }
+
+    /// Adds [`bias_gradients`](Self::bias_gradients), once they are formed, to `lane`.
+    pub(crate) fn add_bias_gradients<B: Backend>(
+        &self,
+        device: &mut Device<'_, B>,
+        lane: &mut SliceMut<'_, B, f32>,
+        gradients: &B::Buffer<f32>,
+        grains: GrainRows,
+    ) -> Result<()> {
+        let Some(place) = &self.bias else { return Ok(()) };
+        let lane = lane.reborrow().sub(place.start, place.len())?;
+        let gradients = Slice::new(gradients, 0, grains.grains() * self.outputs)?;
+        Ok(device.backend.accumulate(device.stream, lane, gradients)?)
     }
 }

@@ -15,6 +15,7 @@ use tidemill_kernels::backend::{KernelGroup, NormGradient, NormInput};
 use tidemill_kernels::shape::{GrainRows, NormShape};
 use tidemill_kernels::{Backend, Matrix, MatrixMut, Slice, SliceMut};
 
+use crate::block::{BothGradients, ResidualGradient};
 use crate::error::Result;
 use crate::initialization::Initializer;
 use crate::layout::{Decay, Reading};
@@ -166,12 +167,12 @@ impl Norm {
         Ok(())
     }
 
-    /// Adds the gradient of the input to `grad[rows, d]`, and those of the parameters to `lane`, laid out as their
+    /// Adds the gradient of the input to `grad`, whose rows are d wide, and those of the parameters to `lane`, laid out as their
     /// segment. The scratch is as [`forward`](Self::forward) left it for the same input.
     pub(crate) fn backward<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        grad: MatrixMut<'_, B, f32>,
+        grad: &mut ResidualGradient<B>,
         lane: &mut SliceMut<'_, B, f32>,
         grad_normed: Matrix<'_, B, B::Activation>,
         scratch: &mut NormScratch<B>,
@@ -183,12 +184,14 @@ impl Norm {
         let weight = pass.parameters.vector(&self.weight)?;
         let NormScratch { statistics, weight_gradients, bias_gradients } = scratch;
         let dweight = SliceMut::new(weight_gradients, 0, elements)?;
+        let BothGradients { gradient: dx, rounded } = grad.both_mut(rows, self.width)?;
         match self.kind {
             NormKind::RootMeanSquare => {
                 let statistics = Slice::new(statistics, 0, rows)?;
                 backend.rms_norm_backward(
                     stream,
-                    grad,
+                    dx,
+                    rounded,
                     dweight,
                     grad_normed,
                     pass.input,
@@ -204,7 +207,7 @@ impl Norm {
                 };
                 backend.layer_norm_backward(
                     stream,
-                    NormGradient::Residual { dx: grad, dy: grad_normed },
+                    NormGradient::Residual { dx, rounded, dy: grad_normed },
                     dweight,
                     dbias,
                     NormInput::Residual(pass.input),

@@ -110,6 +110,16 @@ pub enum Gelu {
     Tanh,
 }
 
+/// What the backward GELU leaves.
+pub struct GeluGradients<'a, B: Runtime> {
+    /// `gradient[rows, n]`: that of `gelu(x + bias)` on entry, that of x afterwards.
+    pub gradient: MatrixMut<'a, B, B::Activation>,
+    /// `out[rows, n] = gelu(x + bias)`, as forward wrote it.
+    pub out: MatrixMut<'a, B, B::Activation>,
+    /// `dbias[grains, n]`, where it is asked for.
+    pub dbias: Option<SliceMut<'a, B, f32>>,
+}
+
 /// The rows that a layer norm is of.
 pub enum NormInput<'a, B: Runtime> {
     /// `x[rows, d]` of the fp32 residual stream.
@@ -124,6 +134,8 @@ pub enum NormGradient<'a, B: Runtime> {
     Residual {
         /// `dx[rows, d]` is added to.
         dx: MatrixMut<'a, B, f32>,
+        /// Where `dx[rows, d]` goes in activation precision too, once it was added to.
+        rounded: Option<MatrixMut<'a, B, B::Activation>>,
         /// `dy[rows, d]`
         dy: Matrix<'a, B, B::Activation>,
     },

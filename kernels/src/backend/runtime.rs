@@ -147,6 +147,11 @@ pub trait Runtime: Send + Sync + Sized + 'static {
         weights: &'a mut Self::ComputeWeights,
     ) -> &'a mut Self::Buffer<Self::Activation>;
 
+    /// The copies, to be written, where there are some.
+    fn copies_mut(
+        weights: &mut Self::ComputeWeights,
+    ) -> Option<&mut Self::Buffer<Self::Activation>>;
+
     /// Copies from the host; `host` may be reused when the call returns.
     fn write<T: Element>(
         &self,

@@ -2,7 +2,7 @@
 
 use super::checker::Checker;
 use crate::backend::{
-    Backend, Gelu, IGNORED_TARGET, LogitGradient, NormGradient, NormInput, Output,
+    Backend, Gelu, GeluGradients, IGNORED_TARGET, LogitGradient, NormGradient, NormInput, Output,
 };
 use crate::error::Result;
 use crate::reference;
@@ -44,6 +44,7 @@ pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         let weight = checker.numbers::<f32>(width, [0.5, 1.5])?;
         let dy = checker.activations(rows * width)?;
         let mut dx = checker.numbers::<f32>(rows * width, [-1.0, 1.0])?;
+        let mut rounded = checker.room::<B::Activation>(rows * width)?;
         let mut y = checker.room::<B::Activation>(rows * width)?;
         let mut roots = checker.room::<f32>(rows)?;
         let mut dweight = checker.room::<f32>(shape.grains().grains() * width)?;
@@ -63,6 +64,7 @@ pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         backend.rms_norm_backward(
             stream,
             dx.matrix_mut(width)?,
+            Some(rounded.matrix_mut(width)?),
             dweight.slice_mut(),
             dy.matrix(width)?,
             x.matrix(width)?,
@@ -72,6 +74,7 @@ pub(super) fn rms_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         )?;
         checker.compare("rms_norm_forward", &y, &forward.y)?;
         checker.compare("rms_norm_backward, dx", &dx, &expected_dx)?;
+        checker.compare("rms_norm_backward, dx rounded", &rounded, &expected_dx)?;
         checker.compare("rms_norm_backward, dweight", &dweight, &backward.dweight)?;
     }
     Ok(())
@@ -85,6 +88,7 @@ pub(super) fn layer_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()>
         let bias = checker.numbers::<f32>(width, [-1.0, 1.0])?;
         let dy = checker.activations(rows * width)?;
         let mut dx = checker.put::<f32>(&vec![0.0; rows * width])?;
+        let mut rounded = checker.room::<B::Activation>(rows * width)?;
         let mut y = checker.room::<B::Activation>(rows * width)?;
         let mut statistics = checker.room::<f32>(2 * rows)?;
         let grains = shape.grains().grains();
@@ -105,7 +109,11 @@ pub(super) fn layer_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()>
         )?;
         backend.layer_norm_backward(
             stream,
-            NormGradient::Residual { dx: dx.matrix_mut(width)?, dy: dy.matrix(width)? },
+            NormGradient::Residual {
+                dx: dx.matrix_mut(width)?,
+                rounded: Some(rounded.matrix_mut(width)?),
+                dy: dy.matrix(width)?,
+            },
             dweight.slice_mut(),
             Some(dbias.slice_mut()),
             NormInput::Residual(x.matrix(width)?),
@@ -115,6 +123,7 @@ pub(super) fn layer_norm<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()>
         )?;
         checker.compare("layer_norm_forward", &y, &forward.y)?;
         checker.compare("layer_norm_backward, dx", &dx, &backward.dx)?;
+        checker.compare("layer_norm_backward, dx rounded", &rounded, &backward.dx)?;
         checker.compare("layer_norm_backward, dweight", &dweight, &backward.dweight)?;
         checker.compare("layer_norm_backward, dbias", &dbias, &backward.dbias)?;
     }
@@ -125,22 +134,39 @@ pub(super) fn gelu<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
     for ([rows, width], gelu) in SIZES.into_iter().zip([Gelu::Erf, Gelu::Tanh]) {
         let x = checker.numbers::<B::Activation>(rows * width, [-4.0, 4.0])?;
         let bias = checker.numbers::<f32>(width, [-1.0, 1.0])?;
-        let dout = checker.activations(rows * width)?;
+        let mut gradient = checker.activations(rows * width)?;
         let mut out = checker.room::<B::Activation>(rows * width)?;
-        let mut dx = checker.room::<B::Activation>(rows * width)?;
+        let mut again = checker.room::<B::Activation>(rows * width)?;
+        let grains = GrainRows::new(rows, ROWS_OF_GRAIN)?;
+        let mut dbias = checker.room::<f32>(grains.grains() * width)?;
         let (backend, stream) = (checker.backend, &mut checker.stream);
         let (of, added) = (x.matrix(width)?, Some(bias.slice()));
         backend.gelu_forward(stream, out.matrix_mut(width)?, of, added, gelu)?;
-        let (of, added, dy) = (x.matrix(width)?, Some(bias.slice()), dout.matrix(width)?);
-        backend.gelu_backward(stream, dx.matrix_mut(width)?, dy, of, added, gelu)?;
+        let gradients = GeluGradients {
+            gradient: gradient.matrix_mut(width)?,
+            out: again.matrix_mut(width)?,
+            dbias: Some(dbias.slice_mut()),
+        };
+        let (of, added) = (x.matrix(width)?, Some(bias.slice()));
+        backend.gelu_backward(stream, gradients, of, added, grains, gelu)?;
         let at = |i: usize| x.wide[i] + bias.wide[i % width];
         let places = 0..rows * width;
         let forward: Vec<f64> =
             places.clone().map(|i| reference::gelu::gelu(at(i), gelu)).collect();
-        let backward: Vec<f64> =
-            places.map(|i| dout.wide[i] * reference::gelu::gelu_derivative(at(i), gelu)).collect();
+        let backward: Vec<f64> = places
+            .map(|i| gradient.wide[i] * reference::gelu::gelu_derivative(at(i), gelu))
+            .collect();
+        let of_grain = |grain| {
+            backward[grains.range(grain).start * width..grains.range(grain).end * width]
+                .chunks(width)
+        };
+        let sums = (0..grains.grains())
+            .flat_map(|grain| (0..width).map(move |i| of_grain(grain).map(|row| row[i]).sum()));
+        let sums: Vec<f64> = sums.collect();
         checker.compare("gelu_forward", &out, &forward)?;
-        checker.compare("gelu_backward", &dx, &backward)?;
+        checker.compare("gelu_backward", &gradient, &backward)?;
+        checker.compare("gelu_backward, values", &again, &forward)?;
+        checker.compare("gelu_backward, dbias", &dbias, &sums)?;
     }
     Ok(())
 }

@@ -18,12 +18,13 @@ use super::matmul::matmul;
 use super::norm::{NormBackward, NormForward};
 use super::optimizer::adamw;
 use super::row_map::{MapInputs, map_rows};
-use super::rows::{Rows, RowsMut, elements, elements_mut, exactly, exactly_mut};
+use super::rows::{Rows, RowsMut, copy_rows, elements, elements_mut, exactly, exactly_mut};
 use super::tree_sum::tree_sum;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
-    AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output, TreeTerm,
+    AdamWStep, Backend, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput, Output,
+    TreeTerm,
 };
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run, check_runs};
@@ -170,7 +171,8 @@ impl Backend for Cpu {
     fn rms_norm_backward(
         &self,
         stream: &mut DeviceStream,
-        dx: MatrixMut<'_, Self, f32>,
+        mut dx: MatrixMut<'_, Self, f32>,
+        rounded: Option<MatrixMut<'_, Self, f32>>,
         dweight: SliceMut<'_, Self, f32>,
         dy: Matrix<'_, Self, f32>,
         x: Matrix<'_, Self, f32>,
@@ -181,13 +183,15 @@ impl Backend for Cpu {
         const KERNEL: &str = "rms_norm_backward";
         let (grains, width) = (shape.grains(), shape.width());
         let rows = grains.rows();
-        let dx = RowsMut::new(KERNEL, "dx", dx, rows, width)?;
+        let rounded = rounded.map(|rounded| RowsMut::new(KERNEL, "rounded", rounded, rows, width));
+        let rounded = rounded.transpose()?;
+        let sums = RowsMut::new(KERNEL, "dx", dx.reborrow(), rows, width)?;
         let dweight = exactly_mut(KERNEL, "dweight", dweight, grains.grains() * width)?;
         let dy = Rows::new(KERNEL, "dy", dy, rows, width)?;
         let x = Rows::new(KERNEL, "x", x, rows, width)?;
         let reciprocal_rms = exactly(KERNEL, "reciprocal_rms", reciprocal_rms, rows)?;
         let weight = exactly(KERNEL, "weight", weight, width)?;
-        let parts = dx.parts(grains.rows_per_grain()).zip(dweight.chunks_exact_mut(width));
+        let parts = sums.parts(grains.rows_per_grain()).zip(dweight.chunks_exact_mut(width));
         let parts = parts.enumerate().map(|(grain, (dx, dweight))| NormBackward {
             dx,
             dweight,
@@ -198,6 +202,7 @@ impl Backend for Cpu {
             first_row: grains.range(grain).start,
         });
         stream.threads().for_each(parts, |part| self.dispatch.run(part));
+        copy_rows(rounded, &Rows::new(KERNEL, "dx", dx.as_matrix(), rows, width)?, rows);
         Ok(())
     }
 
@@ -251,18 +256,36 @@ impl Backend for Cpu {
     fn gelu_backward(
         &self,
         stream: &mut DeviceStream,
-        dx: MatrixMut<'_, Self, f32>,
-        dout: Matrix<'_, Self, f32>,
+        gradients: GeluGradients<'_, Self>,
         x: Matrix<'_, Self, f32>,
         bias: Option<Slice<'_, Self, f32>>,
+        grains: GrainRows,
         gelu: Gelu,
     ) -> Result<()> {
         const KERNEL: &str = "gelu_backward";
+        let GeluGradients { mut gradient, mut out, mut dbias } = gradients;
+        let (rows, width) = (grains.rows(), gradient.columns);
+        RowsMut::new(KERNEL, "gradient", gradient.reborrow(), rows, width)?;
+        RowsMut::new(KERNEL, "out", out.reborrow(), rows, width)?;
+        if let Some(dbias) = &mut dbias {
+            exactly_mut(KERNEL, "dbias", dbias.reborrow(), grains.grains() * width)?;
+        }
         let (threads, dispatch) = (stream.threads(), self.dispatch);
-        let inputs = MapInputs { x: Some(x), dout: Some(dout), bias };
+        let inputs = MapInputs { x: Some(x), dout: None, bias };
+        let dx = gradient.reborrow();
         match gelu {
-            Gelu::Erf => map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Erf)),
-            Gelu::Tanh => map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Tanh)),
+            Gelu::Erf => {
+                map_rows(threads, dispatch, KERNEL, out, inputs, Value(Erf))?;
+                map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Erf))?;
+            }
+            Gelu::Tanh => {
+                map_rows(threads, dispatch, KERNEL, out, inputs, Value(Tanh))?;
+                map_rows(threads, dispatch, KERNEL, dx, inputs, Gradient(Tanh))?;
+            }
+        }
+        match dbias {
+            Some(dbias) => self.bias_backward(stream, dbias, gradient.as_matrix(), grains),
+            None => Ok(()),
         }
     }
 

@@ -6,7 +6,7 @@
 use super::Cpu;
 use super::device_stream::ComputeThreads;
 use super::dispatch::{Dispatch, Kernel};
-use super::rows::{Rows, RowsMut, exactly, exactly_mut};
+use super::rows::{Rows, RowsMut, copy_rows, exactly, exactly_mut};
 use super::simd::{LANES, Simd};
 use crate::backend::{NormGradient, NormInput};
 use crate::error::{KernelError, Result};
@@ -153,11 +153,15 @@ pub(crate) fn layer_norm_backward(
     if !gradient.is_of(&saved.x) {
         return Err(KernelError::shape(KERNEL, "gradient", "that of the kind of x", "another"));
     }
-    let (dx, dy) = match gradient {
-        NormGradient::Residual { dx, dy } => (dx, Some(Rows::new(KERNEL, "dy", dy, rows, width)?)),
-        NormGradient::InPlace(dx) => (dx, None),
+    let (mut dx, rounded, dy) = match gradient {
+        NormGradient::Residual { dx, rounded, dy } => {
+            (dx, rounded, Some(Rows::new(KERNEL, "dy", dy, rows, width)?))
+        }
+        NormGradient::InPlace(dx) => (dx, None, None),
     };
-    let dx = RowsMut::new(KERNEL, "dx", dx, rows, width)?;
+    let rounded = rounded.map(|rounded| RowsMut::new(KERNEL, "rounded", rounded, rows, width));
+    let rounded = rounded.transpose()?;
+    let sums = RowsMut::new(KERNEL, "dx", dx.reborrow(), rows, width)?;
     let elements = grains.grains() * width;
     let dweight = exactly_mut(KERNEL, "dweight", parameters.dweight, elements)?;
     let dbias = parameters.dbias.map(|dbias| exactly_mut(KERNEL, "dbias", dbias, elements));
@@ -166,7 +170,7 @@ pub(crate) fn layer_norm_backward(
     let statistics = exactly(KERNEL, "statistics", saved.statistics, 2 * rows)?;
     let (means, reciprocals) = statistics.split_at(rows);
     let weight = exactly(KERNEL, "weight", saved.weight, width)?;
-    let parts = dx.parts(grains.rows_per_grain()).zip(dweight.chunks_exact_mut(width));
+    let parts = sums.parts(grains.rows_per_grain()).zip(dweight.chunks_exact_mut(width));
     let parts = parts.enumerate().map(|(grain, (dx, dweight))| LayerNormBackward {
         dx,
         dweight,
@@ -179,6 +183,7 @@ pub(crate) fn layer_norm_backward(
         first_row: grains.range(grain).start,
     });
     threads.for_each(parts, |part| dispatch.run(part));
+    copy_rows(rounded, &Rows::new(KERNEL, "dx", dx.as_matrix(), rows, width)?, rows);
     Ok(())
 }
 

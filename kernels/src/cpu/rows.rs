@@ -92,6 +92,13 @@ impl<'a> Rows<'a> {
     }
 }
 
+/// Copies `rows` rows, where there is a place for them.
+pub(crate) fn copy_rows(to: Option<RowsMut<'_>>, from: &Rows<'_>, rows: usize) {
+    if let Some(mut to) = to {
+        (0..rows).for_each(|row| to.row_mut(row).copy_from_slice(from.row(row)));
+    }
+}
+
 impl<'a> RowsMut<'a> {
     /// `matrix`, which must be `[rows, columns]`.
     pub(crate) fn new(

@@ -6,7 +6,8 @@ mod runtime;
 mod selective_scan;
 
 use crate::backend::{
-    AdamWStep, Backend, Gelu, LogitGradient, NormGradient, NormInput, Output, TreeTerm,
+    AdamWStep, Backend, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput, Output,
+    TreeTerm,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -143,6 +144,7 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         &self,
         stream: &mut GpuStream<D>,
         dx: MatrixMut<'_, Self, f32>,
+        rounded: Option<MatrixMut<'_, Self, P::Activation>>,
         dweight: SliceMut<'_, Self, f32>,
         dy: Matrix<'_, Self, P::Activation>,
         x: Matrix<'_, Self, f32>,
@@ -150,7 +152,7 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         weight: Slice<'_, Self, f32>,
         shape: NormShape,
     ) -> Result<()> {
-        let gradient = NormGradient::Residual { dx, dy };
+        let gradient = NormGradient::Residual { dx, rounded, dy };
         let parameters = ParameterGradients { dweight, dbias: None };
         let saved = NormSaved { x: NormInput::Residual(x), statistics: reciprocal_rms, weight };
         let norm = &norm::RMS_NORM_BACKWARD;
@@ -204,14 +206,13 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
     fn gelu_backward(
         &self,
         stream: &mut GpuStream<D>,
-        dx: MatrixMut<'_, Self, P::Activation>,
-        dout: Matrix<'_, Self, P::Activation>,
+        gradients: GeluGradients<'_, Self>,
         x: Matrix<'_, Self, P::Activation>,
         bias: Option<Slice<'_, Self, f32>>,
+        grains: GrainRows,
         gelu: Gelu,
     ) -> Result<()> {
-        let inputs = MapInputs { x: Some(x), dout: Some(dout), bias, limit: 0.0 };
-        self.launch_row_map(stream, &row_map::gelu_backward(gelu), dx, inputs)
+        self.launch_gelu_backward(stream, gradients, x, bias, grains, gelu)
     }
 
     fn add_bias(

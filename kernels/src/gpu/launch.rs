@@ -10,6 +10,7 @@ mod causal_conv1d;
 mod cross_entropy;
 mod documents;
 mod embedding;
+mod gelu;
 mod gradient_sums;
 mod likeliest;
 pub(in crate::gpu) mod norm;

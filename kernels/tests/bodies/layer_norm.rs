@@ -155,8 +155,9 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
             assert_answer("layer_norm_forward", wrong, result);
         }
     }
-    for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 12, 12, 10, 4, 5, 4]) {
+    for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 12, 12, 10, 4, 5, 4, 5, 4]) {
         let (of_residual, dy) = ([sizes[0], sizes[1]], [sizes[8], sizes[9]]);
+        let rounded = [sizes[10], sizes[11]];
         for (gradient, input) in [
             (Input::Residual, Input::Residual),
             (Input::Activation, Input::Activation),
@@ -169,6 +170,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                 match gradient {
                     Input::Residual => NormGradient::Residual {
                         dx: matrix_mut(dx, of_residual),
+                        rounded: Some(matrix_mut(&mut bench.activation_outs[0], rounded)),
                         dy: matrix(&bench.activations, dy),
                     },
                     Input::Activation => NormGradient::InPlace(matrix_mut(
@@ -190,7 +192,7 @@ pub fn refuses_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
                 slice(&bench.zeros, sizes[7]),
                 shape,
             );
-            // A gradient in place has no dy beside it.
+            // A gradient in place has neither dy nor a copy beside it.
             let wrong = wrong.filter(|&size| gradient == Input::Residual || size < 8);
             if gradient == input {
                 assert_answer("layer_norm_backward", wrong, result);

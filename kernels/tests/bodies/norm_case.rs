@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use tidemill_kernels::Backend;
 use tidemill_kernels::backend::{NormGradient, NormInput};
 use tidemill_kernels::shape::{GrainRows, NormShape};
+use tidemill_kernels::{Backend, MatrixMut};
 
 use super::agreement::{Transcript, assert_same_bits};
 use super::arm::{Arm, Sizes};
@@ -139,9 +139,15 @@ impl<B: Backend<Activation: Number>> Either<B> {
         }
     }
 
-    fn gradient<'a>(&'a mut self, dy: &'a Placed<B, B::Activation>) -> NormGradient<'a, B> {
+    fn gradient<'a>(
+        &'a mut self,
+        rounded: Option<MatrixMut<'a, B, B::Activation>>,
+        dy: &'a Placed<B, B::Activation>,
+    ) -> NormGradient<'a, B> {
         match self {
-            Self::Fp32(dx) => NormGradient::Residual { dx: dx.matrix_mut(), dy: dy.matrix() },
+            Self::Fp32(dx) => {
+                NormGradient::Residual { dx: dx.matrix_mut(), rounded, dy: dy.matrix() }
+            }
             Self::Activation(dx) => NormGradient::InPlace(dx.matrix_mut()),
         }
     }
@@ -173,6 +179,9 @@ pub fn run<B: Backend<Activation: Number>>(
     let mut statistics = Placed::<B>::poisoned(device, Layout::range(kind.statistics() * rows));
     let held = if kind.input == Input::Residual { &case.residual } else { &case.dy };
     let mut dx = Either::new(device, kind.input, strided, held);
+    // Where there is a copy of dx, it is what dx is.
+    let copies = kind.input == Input::Residual && rows % 2 == 1;
+    let mut rounded = copies.then(|| Placed::<B, B::Activation>::poisoned(device, strided));
     let mut dweight = Placed::<B>::poisoned(device, of_grains);
     let mut dbias = kind.biased.then(|| Placed::<B>::poisoned(device, of_grains));
     let (backend, stream) = (device.backend, &mut device.stream);
@@ -196,11 +205,13 @@ pub fn run<B: Backend<Activation: Number>>(
         ),
     };
     forward.expect(label);
-    let backward = match (kind.norm, dx.gradient(&dy), x.input()) {
-        (Norm::Rms, NormGradient::Residual { dx, dy }, NormInput::Residual(x)) => backend
+    let copy = rounded.as_mut().map(Placed::matrix_mut);
+    let backward = match (kind.norm, dx.gradient(copy, &dy), x.input()) {
+        (Norm::Rms, NormGradient::Residual { dx, rounded, dy }, NormInput::Residual(x)) => backend
             .rms_norm_backward(
                 stream,
                 dx,
+                rounded,
                 dweight.slice_mut(),
                 dy,
                 x,
@@ -220,10 +231,16 @@ pub fn run<B: Backend<Activation: Number>>(
         ),
     };
     backward.expect(label);
+    let dx = dx.read(device);
+    if let Some(rounded) = rounded {
+        let expected: Vec<f32> =
+            dx.iter().map(|&dx| B::Activation::rounded(dx).widened()).collect();
+        assert_same_bits(&format!("{label} rounded"), &rounded.read(device), &expected);
+    }
     Results {
         y: y.read(device),
         statistics: statistics.read(device),
-        dx: dx.read(device),
+        dx,
         dweight: dweight.read(device),
         dbias: dbias.map(|dbias| dbias.read(device)),
     }

@@ -117,15 +117,15 @@ pub fn rms_norm<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         );
         assert_answer("rms_norm_forward", wrong, result);
     }
-    let sizes = [5, 4, 3 * 4, 5, 4, 5, 4, 5, 4];
-    for (wrong, [rows, width, dweight, dy_rows, dy_width, x_rows, x_width, reciprocal, weight]) in
-        wrong_by_one(sizes)
-    {
+    for (wrong, sizes) in wrong_by_one([5, 4, 3 * 4, 5, 4, 5, 4, 5, 4, 5, 4]) {
+        let [rows, width, dweight, dy_rows, dy_width, x_rows, x_width, reciprocal, ..] = sizes;
+        let [.., weight, rounded_rows, rounded_width] = sizes;
         let stream = &mut bench.device.stream;
         let [dx, dweight_out, ..] = &mut bench.outs;
         let result = backend.rms_norm_backward(
             stream,
             matrix_mut(dx, [rows, width]),
+            Some(matrix_mut(&mut bench.activation_outs[0], [rounded_rows, rounded_width])),
             slice_mut(dweight_out, dweight),
             matrix(&bench.activations, [dy_rows, dy_width]),
             matrix(&bench.zeros, [x_rows, x_width]),

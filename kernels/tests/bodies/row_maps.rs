@@ -1,6 +1,6 @@
 //! Biases, GELU and clamps.
 
-use tidemill_kernels::backend::Gelu;
+use tidemill_kernels::backend::{Gelu, GeluGradients};
 use tidemill_kernels::reference::gelu::{gelu, gelu_derivative};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice};
@@ -54,58 +54,97 @@ impl Case {
     }
 }
 
-/// Values and gradients of GELU.
+/// What GELU leaves, forward and backward.
+struct OfGelu {
+    values: Vec<f32>,
+    gradients: Vec<f32>,
+    /// `[grains, n]`, where there is a bias.
+    dbias: Option<Vec<f32>>,
+}
+
+/// Values and gradients of GELU. Those of the bias are the sums that [`bias_backward`](Backend::bias_backward) forms, and the values of
+/// both directions are the same, to the bit.
 fn run_gelu<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
+    label: &str,
     case: &Case,
     biased: bool,
+    grains: GrainRows,
     kind: Gelu,
-) -> [Vec<f32>; 2] {
-    let columns = case.bias.len();
-    let rows = case.x.len() / columns;
+) -> OfGelu {
+    let (rows, columns) = (grains.rows(), case.bias.len());
     let (strided, packed) = (Layout::inside_wider(rows, columns), Layout::packed(rows, columns));
     let x = Placed::<B, B::Activation>::new(device, strided, &case.x);
-    let dout = Placed::<B, B::Activation>::new(device, packed, &case.dout);
+    let mut gradient = Placed::<B, B::Activation>::new(device, strided, &case.dout);
     let bias = Placed::<B>::new(device, Layout::range(columns), &case.bias);
     let bias = || biased.then(|| bias.slice());
     let mut out = Placed::<B, B::Activation>::poisoned(device, packed);
-    let mut dx = Placed::<B, B::Activation>::poisoned(device, strided);
+    let mut again = Placed::<B, B::Activation>::poisoned(device, packed);
+    let of_grains = Layout::packed(grains.grains(), columns);
+    let mut dbias = biased.then(|| Placed::<B>::poisoned(device, of_grains));
+    let mut sums = Placed::<B>::poisoned(device, of_grains);
     let (backend, stream) = (device.backend, &mut device.stream);
     backend.gelu_forward(stream, out.matrix_mut(), x.matrix(), bias(), kind).unwrap();
-    backend
-        .gelu_backward(stream, dx.matrix_mut(), dout.matrix(), x.matrix(), bias(), kind)
-        .unwrap();
-    [out.read(device), dx.read(device)]
+    let gradients = GeluGradients {
+        gradient: gradient.matrix_mut(),
+        out: again.matrix_mut(),
+        dbias: dbias.as_mut().map(Placed::slice_mut),
+    };
+    backend.gelu_backward(stream, gradients, x.matrix(), bias(), grains, kind).unwrap();
+    backend.bias_backward(stream, sums.slice_mut(), gradient.matrix(), grains).unwrap();
+    let found = OfGelu {
+        values: out.read(device),
+        gradients: gradient.read(device),
+        dbias: dbias.map(|dbias| dbias.read(device)),
+    };
+    // One NaN is as good as another.
+    let of_one_nan = |x: &[f32]| -> Vec<f32> {
+        x.iter().map(|&x| if x.is_nan() { f32::NAN } else { x }).collect()
+    };
+    let [again, values] = [&again.read(device), &found.values].map(|x| of_one_nan(x));
+    assert_same_bits(&format!("{label} values again"), &again, &values);
+    if let Some(dbias) = &found.dbias {
+        assert_same_bits(&format!("{label} bias"), dbias, &sums.read(device));
+    }
+    found
 }
 
 /// GELU of either kind agrees with the definition, and an element depends on nothing but itself.
 pub fn gelu_agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
-    for (seed, shape) in SHAPES.into_iter().enumerate() {
+    // Of the last a run of rows of a bias's gradient ends within a grain.
+    for (seed, shape) in SHAPES.into_iter().chain([[75, 40]]).enumerate() {
         let case = Case::new::<B::Activation>(seed as u64, shape);
+        let grains = GrainRows::new(shape[0], 2 + 11 * seed).unwrap();
         for (kind, biased) in
             [(Gelu::Erf, true), (Gelu::Erf, false), (Gelu::Tanh, true), (Gelu::Tanh, false)]
         {
             let label = format!("{kind:?} gelu {shape:?} seed {seed} bias {biased}");
             device.margin = MARGINS[0];
-            let found = run_gelu(&mut device, &case, biased, kind);
+            let found = run_gelu(&mut device, &label, &case, biased, grains, kind);
             let x = case.biased(biased);
             let values: Vec<f64> = x.iter().map(|&x| gelu(x, kind)).collect();
             let slopes = x.iter().map(|&x| gelu_derivative(x, kind));
             let gradients: Vec<f64> =
                 slopes.zip(wide(&case.dout)).map(|(slope, dout)| slope * dout).collect();
             let allowed = tolerance::<B::Activation>(1);
-            assert_close(&format!("{label} forward"), &found[0], &values, allowed);
-            assert_close_beside(&format!("{label} backward"), &found[1], &gradients, allowed, 1.0);
-            for found in &found {
-                transcript.record(&label, found);
-            }
+            assert_close(&format!("{label} forward"), &found.values, &values, allowed);
+            let backward = format!("{label} backward");
+            assert_close_beside(&backward, &found.gradients, &gradients, allowed, 1.0);
+            transcript.record(&label, &found.values);
+            transcript.record(&label, &found.gradients);
+            // The last grain alone has the same bits.
             device.margin = MARGINS[1];
-            let last = shape[0] - 1;
-            let alone = run_gelu(&mut device, &case.rows(last..last + 1), biased, kind);
-            for (alone, found) in alone.iter().zip(&found) {
-                assert_same_bits(&label, alone, &found[last * shape[1]..]);
+            let last = grains.range(grains.grains() - 1);
+            let first = last.start * shape[1];
+            let one = GrainRows::new(last.len(), last.len()).unwrap();
+            let alone = run_gelu(&mut device, &label, &case.rows(last), biased, one, kind);
+            assert_same_bits(&label, &alone.values, &found.values[first..]);
+            assert_same_bits(&label, &alone.gradients, &found.gradients[first..]);
+            if let (Some(alone), Some(found)) = (&alone.dbias, &found.dbias) {
+                transcript.record(&label, found);
+                assert_same_bits(&label, alone, &found[found.len() - shape[1]..]);
             }
         }
     }
@@ -120,7 +159,9 @@ pub fn gelu_saturates<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcrip
     x.iter_mut().for_each(|x| *x = B::Activation::rounded(*x).widened());
     let case = Case { dout: vec![1.0; x.len()], bias: vec![0.0; x.len()], x };
     for kind in [Gelu::Erf, Gelu::Tanh] {
-        let [values, slopes] = run_gelu(&mut device, &case, false, kind);
+        let grains = GrainRows::new(1, 1).unwrap();
+        let found = run_gelu(&mut device, "far out", &case, false, grains, kind);
+        let OfGelu { values, gradients: slopes, .. } = found;
         assert_same_bits("values", &values[..3], &case.x[..3]);
         assert_same_bits("slopes", &slopes[..3], &[1.0; 3]);
         for y in values[3..6].iter().chain(&slopes[3..5]) {
@@ -221,20 +262,25 @@ pub fn clamps_agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript 
 /// Shapes that do not fit maps of 5 rows of 4, and limits that are none.
 pub fn refuse_shapes<B: Backend<Activation: Number>>(arm: &Arm<B>) {
     let (backend, mut bench) = (&arm.backend, Bench::new(arm));
-    for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 5, 4, 4]) {
-        let [rows, width, x_rows, x_width, dout_rows, dout_width, bias] = sizes;
+    let grains = GrainRows::new(5, 2).unwrap();
+    for (wrong, sizes) in wrong_by_one([5, 4, 5, 4, 4, 5, 4, 12]) {
+        let [rows, width, x_rows, x_width, bias, out_rows, out_width, dbias] = sizes;
         let (activations, zeros) = (&bench.activations, &bench.zeros);
-        let (stream, out) = (&mut bench.device.stream, &mut bench.activation_outs[0]);
+        let (stream, outs) = (&mut bench.device.stream, &mut bench.activation_outs);
+        let [out, gradient, ..] = outs;
         let x = || matrix(activations, [x_rows, x_width]);
-        let dout = matrix(activations, [dout_rows, dout_width]);
         let bias: Option<Slice<'_, B, f32>> = Some(slice(zeros, bias));
-        let dx = matrix_mut(out, [rows, width]);
-        let result = backend.gelu_backward(stream, dx, dout, x(), bias, Gelu::Erf);
+        let gradients = GeluGradients {
+            gradient: matrix_mut(gradient, [rows, width]),
+            out: matrix_mut(out, [out_rows, out_width]),
+            dbias: Some(slice_mut(&mut bench.outs[0], dbias)),
+        };
+        let result = backend.gelu_backward(stream, gradients, x(), bias, grains, Gelu::Erf);
         assert_answer("gelu_backward", wrong, result);
-        let without_dout = wrong.filter(|size| ![4, 5].contains(size));
+        let of_forward = wrong.filter(|&size| size < 5);
         let y = matrix_mut(out, [rows, width]);
         let result = backend.gelu_forward(stream, y, x(), bias, Gelu::Tanh);
-        assert_answer("gelu_forward", without_dout, result);
+        assert_answer("gelu_forward", of_forward, result);
         let without_bias = wrong.filter(|&size| size < 4);
         let result = backend.clamp(stream, matrix_mut(out, [rows, width]), x(), 1.0);
         assert_answer("clamp", without_bias, result);

@@ -207,7 +207,7 @@ impl<B: Backend> Backward<'_, B> {
         let MambaScratch { norm, gradients, .. } = &mut *self.scratch;
         block.norm.backward(
             device,
-            SliceMut::all(grad.gradient_mut()).matrix(rows, block.width)?,
+            grad,
             &mut self.lane,
             Slice::all(&gradients.normed).matrix(rows, block.width)?,
             norm,

@@ -3,7 +3,7 @@
 //! Gradients of activations are formed for the whole microbatch at once; those of parameters grain by grain, each added to
 //! the lane as soon as it is complete.
 
-use tidemill_kernels::backend::{AttentionInputs, Output};
+use tidemill_kernels::backend::{AttentionInputs, GeluGradients, Output};
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use crate::block::{BlockPass, ResidualGradient};
@@ -46,7 +46,7 @@ struct Backward<'a, B: Backend> {
 }
 
 impl<B: Backend> Backward<'_, B> {
-    /// From the gradient of the output to that of `up`, which is left in `activated`.
+    /// From the gradient of the output to that of `up`, which takes the place of the gradient of `activated`.
     fn project_down(
         &mut self,
         device: &mut Device<'_, B>,
@@ -54,23 +54,29 @@ impl<B: Backend> Backward<'_, B> {
     ) -> Result<()> {
         let Self { block, rows, saved, .. } = *self;
         let (count, width) = (rows.grains.rows(), block.mlp_width());
-        forward::activate(block, device, &mut self.scratch.activated, &saved.up, rows)?;
+        let TransformerScratch { activated, gradients, .. } = &mut *self.scratch;
+        let TransformerGradients { activated: gradient, bias, .. } = gradients;
         let grad_out = grad.rounded(device, count, block.width())?;
-        let gradient = SliceMut::all(&mut self.scratch.gradients.activated).matrix(count, width)?;
-        let (map, output) = (&block.down_proj, Output::Overwrite);
-        map.backward_input(device, gradient, grad_out, rows.parameters, output)?;
-        let input = Slice::all(&self.scratch.activated).matrix(count, width)?;
-        let bias = &mut self.scratch.gradients.bias;
-        let sides = [grad_out, input];
-        map.backward_parameters(device, &mut self.lane, sides, bias, rows.grains)?;
-        Ok(device.backend.gelu_backward(
+        let mut gradient = SliceMut::all(gradient).matrix(count, width)?;
+        let map = &block.down_proj;
+        let output = Output::Overwrite;
+        map.backward_input(device, gradient.reborrow(), grad_out, rows.parameters, output)?;
+        let dbias = block.up_proj.bias_gradients(bias, rows.grains)?;
+        device.backend.gelu_backward(
             device.stream,
-            SliceMut::all(&mut self.scratch.activated).matrix(count, width)?,
-            Slice::all(&self.scratch.gradients.activated).matrix(count, width)?,
+            GeluGradients {
+                gradient,
+                out: SliceMut::all(&mut *activated).matrix(count, width)?,
+                dbias,
+            },
             Slice::all(&saved.up).matrix(count, width)?,
             block.up_proj.bias(rows.parameters)?,
+            rows.grains,
             block.gelu,
-        )?)
+        )?;
+        block.up_proj.add_bias_gradients(device, &mut self.lane, bias, rows.grains)?;
+        let sides = [grad_out, Slice::all(&*activated).matrix(count, width)?];
+        map.backward_parameters(device, &mut self.lane, sides, bias, rows.grains)
     }
 
     /// From the gradient of `up` to that of `middle`.
@@ -81,18 +87,19 @@ impl<B: Backend> Backward<'_, B> {
     ) -> Result<()> {
         let Self { block, rows, saved, .. } = *self;
         let (count, width) = (rows.grains.rows(), block.width());
-        let TransformerScratch { norm, normed, activated, gradients, .. } = &mut *self.scratch;
+        let TransformerScratch { norm, normed, gradients, .. } = &mut *self.scratch;
         forward::normalize(&block.norm_2, device, normed, norm, &saved.middle, rows)?;
-        let grad_up = Slice::all(&*activated).matrix(count, block.mlp_width())?;
+        let TransformerGradients { normed: grad_normed, activated: grad_up, .. } = gradients;
+        let grad_up = Slice::all(&*grad_up).matrix(count, block.mlp_width())?;
         let input = Slice::all(&*normed).matrix(count, width)?;
-        let TransformerGradients { normed: grad_normed, bias, .. } = gradients;
         let map = &block.up_proj;
-        map.backward_parameters(device, &mut self.lane, [grad_up, input], bias, rows.grains)?;
+        // The gradient of its bias was formed with that of `up`.
+        map.backward_weight(device, &mut self.lane, [grad_up, input], rows.grains)?;
         let out = SliceMut::all(&mut *grad_normed).matrix(count, width)?;
         map.backward_input(device, out, grad_up, rows.parameters, Output::Overwrite)?;
         block.norm_2.backward(
             device,
-            SliceMut::all(grad.gradient_mut()).matrix(count, width)?,
+            grad,
             &mut self.lane,
             Slice::all(&*grad_normed).matrix(count, width)?,
             norm,
@@ -164,7 +171,7 @@ impl<B: Backend> Backward<'_, B> {
         }
         block.norm_1.backward(
             device,
-            SliceMut::all(grad.gradient_mut()).matrix(count, width)?,
+            grad,
             &mut self.lane,
             Slice::all(&*grad_normed).matrix(count, width)?,
             norm,

@@ -99,7 +99,7 @@ pub struct TransformerScratch<B: Backend> {
     /// `normed[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
     pub(crate) query_key_value: QueryKeyValueScratch<B>,
-    /// `activated[b t, f]`: `gelu(up)`, then the gradient of `up`.
+    /// `activated[b t, f]`: `gelu(up)`
     pub(crate) activated: B::Buffer<B::Activation>,
     /// Used by backward alone.
     pub(crate) gradients: TransformerGradients<B>,
@@ -109,7 +109,7 @@ pub struct TransformerScratch<B: Backend> {
 pub struct TransformerGradients<B: Backend> {
     /// `[b t, d]`
     pub(crate) normed: B::Buffer<B::Activation>,
-    /// `[b t, f]`
+    /// `[b t, f]`, then that of `up`.
     pub(crate) activated: B::Buffer<B::Activation>,
     /// `[b t, h p]`
     pub(crate) attended: B::Buffer<B::Activation>,

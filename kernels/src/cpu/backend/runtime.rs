@@ -71,6 +71,10 @@ impl Runtime for Cpu {
         Ok(())
     }
 
+    fn copies_mut((): &mut ()) -> Option<&mut Buffer<f32>> {
+        None
+    }
+
     fn compute_buffer_mut<'a>(master: &'a mut Buffer<f32>, (): &'a mut ()) -> &'a mut Buffer<f32> {
         master
     }

@@ -110,6 +110,12 @@ impl<D: Driver, P: Precision> Runtime for Gpu<D, P> {
         P::compute(master, weights)
     }
 
+    fn copies_mut(
+        copies: &mut Copies<D, P::Activation>,
+    ) -> Option<&mut GpuBuffer<D, P::Activation>> {
+        copies.0.as_mut()
+    }
+
     fn compute_buffer_mut<'a>(
         master: &'a mut GpuBuffer<D, f32>,
         weights: &'a mut Copies<D, P::Activation>,

@@ -44,12 +44,14 @@ struct Forward {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Backward {
     dx: Address,
+    rounded: Address,
     partials: [Address; 2],
     dy: Address,
     x: Address,
     statistics: Address,
     weight: Address,
     dx_stride: u64,
+    rounded_stride: u64,
     dy_stride: u64,
     x_stride: u64,
     rows: u64,
@@ -200,11 +202,10 @@ impl Operands {
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// The variant for rows of `width`, and how many teams its blocks have.
-    fn norm_variant(&self, norm: &Norm, operands: &Operands, width: usize) -> (KernelName, usize) {
+    fn norm_variant(&self, norm: &Norm, access: Access, width: usize) -> (KernelName, usize) {
         let short = width <= SHORT_WIDTH;
         let [wide, single] = norm.variants[usize::from(short)];
         let team = if short { self.driver.properties().warp } else { THREADS };
-        let access = operands.access::<P::Activation>(width);
         (access.choose(wide, single), (THREADS / team) as usize)
     }
 
@@ -243,7 +244,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // No bias lies at 0, which is aligned.
         operands.fp32.extend([(arguments.weight, 0), (arguments.bias, 0)]);
         operands.activations.push((arguments.y, arguments.y_stride));
-        let (name, teams) = self.norm_variant(norm, &operands, width);
+        let access = operands.access::<P::Activation>(width);
+        let (name, teams) = self.norm_variant(norm, access, width);
         let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?;
         // SAFETY: rows and vectors were checked against the shape; the norm is one of such an x.
         unsafe { self.launch(stream, norm.source, name, launch, arguments) }
@@ -276,8 +278,13 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         exactly(kernel, "weight", &saved.weight, width)?;
         let mut operands = Operands::default();
         let (x, x_stride) = operands.place_input(kernel, &saved.x, shape)?;
+        let mut rounded_to = (Address::NULL, 0);
         let ((dx, dx_stride), (dy, dy_stride)) = match gradient {
-            NormGradient::Residual { dx, dy } => {
+            NormGradient::Residual { dx, rounded, dy } => {
+                if let Some(rounded) = rounded {
+                    let stride = row_stride_mut(kernel, "rounded", &rounded, rows, width)?;
+                    rounded_to = (rounded.address(), stride);
+                }
                 let dx = (dx.address(), row_stride_mut(kernel, "dx", &dx, rows, width)?);
                 operands.fp32.push(dx);
                 (dx, (dy.address(), row_stride(kernel, "dy", &dy, rows, width)?))
@@ -287,17 +294,20 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
                 (dx, dx)
             }
         };
-        operands.activations.push((dy, dy_stride));
+        // No copy lies at 0, which is aligned.
+        operands.activations.extend([(dy, dy_stride), rounded_to]);
         let runs = Runs::new(kernel, grains, RUN_ROWS, width)?;
         let sums = self.partial_sums(stream, [dweight.address(), dbias.address()], runs)?;
         let arguments = Backward {
             dx,
+            rounded: rounded_to.0,
             partials: sums.partials,
             dy,
             x,
             statistics: saved.statistics.address(),
             weight: saved.weight.address(),
             dx_stride,
+            rounded_stride: rounded_to.1,
             dy_stride,
             x_stride,
             rows: runs.rows,
@@ -307,10 +317,16 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: runs.width,
         };
         operands.fp32.push((arguments.weight, 0));
-        let (name, teams) = self.norm_variant(norm, &operands, width);
+        let access = operands.access::<P::Activation>(width);
+        let (name, teams) = self.norm_variant(norm, access, width);
         let launch = blocks(kernel, runs.runs.div_ceil(teams), THREADS)?;
         // SAFETY: as in forward; there is a partial sum for each run of rows and each gradient that is asked for.
         unsafe { self.launch(stream, norm.source, name, launch, arguments) }?;
+        if arguments.rounded != Address::NULL && access == Access::Single {
+            let launch = blocks(kernel, rows, THREADS)?;
+            // SAFETY: both matrices were checked against the shape; a block has a row.
+            unsafe { self.launch(stream, norm.source, "round_dx_single", launch, arguments) }?;
+        }
         // SAFETY: the gradients hold every grain's; `runs` partial sums of each were just formed.
         unsafe { self.launch_sum_partials(stream, kernel, &sums) }
     }

@@ -20,7 +20,7 @@ const THREADS: u32 = 256;
 const ROWS: usize = 4;
 const SUM_THREADS: u32 = 128;
 /// Rows that a thread sums of a bias's gradient. Numerics.
-const RUN_ROWS: usize = 32;
+pub(super) const BIAS_RUN_ROWS: usize = 32;
 
 /// Columns that a thread loads at once.
 fn columns<T>() -> usize {
@@ -89,14 +89,6 @@ pub(in crate::gpu) fn gelu_forward(gelu: Gelu) -> Map {
     match gelu {
         Gelu::Erf => map!("gelu_forward", GELU, "gelu_erf_forward"),
         Gelu::Tanh => map!("gelu_forward", GELU, "gelu_tanh_forward"),
-    }
-}
-
-/// `out = dout gelu'(x + bias)`
-pub(in crate::gpu) fn gelu_backward(gelu: Gelu) -> Map {
-    match gelu {
-        Gelu::Erf => map!("gelu_backward", GELU, "gelu_erf_backward"),
-        Gelu::Tanh => map!("gelu_backward", GELU, "gelu_tanh_backward"),
     }
 }
 
@@ -176,7 +168,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if width == 0 {
             return Ok(());
         }
-        let runs = Runs::new(KERNEL, grains, RUN_ROWS, width)?;
+        let runs = Runs::new(KERNEL, grains, BIAS_RUN_ROWS, width)?;
         let sums = self.partial_sums(stream, [dbias.address(), Address::NULL], runs)?;
         let arguments = BiasBackward {
             partials: sums.partials[0],

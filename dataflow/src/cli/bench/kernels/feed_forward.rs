@@ -1,6 +1,6 @@
 //! What a transformer block does element by element beside its products: GELU, and the biases of linear layers.
 
-use tidemill_kernels::backend::Gelu;
+use tidemill_kernels::backend::{Gelu, GeluGradients};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -10,7 +10,9 @@ use super::measure::{Bench, Measured, Measurement, Work};
 /// Both kinds, over the width of an MLP, with the bias of the product before.
 pub(super) fn gelu<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
     let (rows, f) = (size.rows(), 4 * size.width());
-    let (x, dout) = (bench.activations(rows * f)?, bench.activations(rows * f)?);
+    let grains = GrainRows::new(rows, size.positions)?;
+    let (x, mut gradient) = (bench.activations(rows * f)?, bench.activations(rows * f)?);
+    let mut dbias = bench.room::<f32>(grains.grains() * f)?;
     let bias = bench.floats(f, [-0.5, 0.5])?;
     let mut out = bench.room::<B::Activation>(rows * f)?;
     let elements = bench.activation_bytes() * (rows * f) as f64;
@@ -29,11 +31,15 @@ pub(super) fn gelu<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> 
             backend.gelu_forward(stream, out, x, Some(Slice::all(&bias)), gelu)
         })?;
         let backward = bench.milliseconds(|backend, stream| {
-            let dx = SliceMut::all(&mut out).matrix(rows, f)?;
-            let (dout, x) = (Slice::all(&dout).matrix(rows, f)?, Slice::all(&x).matrix(rows, f)?);
-            backend.gelu_backward(stream, dx, dout, x, Some(Slice::all(&bias)), gelu)
+            let gradients = GeluGradients {
+                gradient: SliceMut::all(&mut gradient).matrix(rows, f)?,
+                out: SliceMut::all(&mut out).matrix(rows, f)?,
+                dbias: Some(SliceMut::all(&mut dbias)),
+            };
+            let x = Slice::all(&x).matrix(rows, f)?;
+            backend.gelu_backward(stream, gradients, x, Some(Slice::all(&bias)), grains, gelu)
         })?;
-        measured.extend([line("forward", 2.0, forward), line("backward", 3.0, backward)]);
+        measured.extend([line("forward", 2.0, forward), line("backward", 4.0, backward)]);
     }
     Ok(measured)
 }

@@ -45,6 +45,7 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
     let mut y = bench.room::<B::Activation>(rows * d)?;
     let mut reciprocal_rms = bench.room::<f32>(rows)?;
     let mut dx = bench.room::<f32>(rows * d)?;
+    let mut rounded = bench.room::<B::Activation>(rows * d)?;
     let mut dweight = bench.room::<f32>(grains.grains() * d)?;
     let forward = bench.milliseconds(|backend, stream| {
         let y = SliceMut::all(&mut y).matrix(rows, d)?;
@@ -56,6 +57,7 @@ pub(super) fn rms_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize)
         backend.rms_norm_backward(
             stream,
             SliceMut::all(&mut dx).matrix(rows, d)?,
+            Some(SliceMut::all(&mut rounded).matrix(rows, d)?),
             SliceMut::all(&mut dweight),
             Slice::all(&dy).matrix(rows, d)?,
             Slice::all(&x).matrix(rows, d)?,
@@ -77,6 +79,7 @@ pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSiz
     let mut out = bench.room::<B::Activation>(rows * d)?;
     let mut statistics = bench.room::<f32>(2 * rows)?;
     let mut grad_residual = bench.room::<f32>(rows * d)?;
+    let mut rounded = bench.room::<B::Activation>(rows * d)?;
     let mut dweight = bench.room::<f32>(grains.grains() * d)?;
     let mut dbias = bench.room::<f32>(grains.grains() * d)?;
     let forward = bench.milliseconds(|backend, stream| {
@@ -90,7 +93,8 @@ pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSiz
         let dx = SliceMut::all(&mut grad_residual).matrix(rows, d)?;
         let dy = Slice::all(&grad_out).matrix(rows, d)?;
         let x = NormInput::Residual(Slice::all(&residual).matrix(rows, d)?);
-        let gradient = NormGradient::Residual { dx, dy };
+        let rounded = Some(SliceMut::all(&mut rounded).matrix(rows, d)?);
+        let gradient = NormGradient::Residual { dx, rounded, dy };
         let (dweight, dbias) = (SliceMut::all(&mut dweight), Some(SliceMut::all(&mut dbias)));
         let (statistics, weight) = (Slice::all(&statistics), Slice::all(&weight));
         backend.layer_norm_backward(stream, gradient, dweight, dbias, x, statistics, weight, shape)
@@ -98,7 +102,7 @@ pub(super) fn layer_norm<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSiz
     Ok(norm_lines("layer_norm", [rows, d], bench.activation_bytes(), [forward, backward]))
 }
 
-/// Forward reads the fp32 residual stream; backward does too, and adds to its gradient.
+/// Forward reads the fp32 residual stream; backward does too, and adds to its gradient, which it leaves rounded as well.
 fn norm_lines(
     kernel: &'static str,
     [rows, d]: [usize; 2],
@@ -113,7 +117,10 @@ fn norm_lines(
         work: Work::bytes(elements * bytes_each),
         milliseconds,
     };
-    vec![line("forward", 4.0 + activation, forward), line("backward", 12.0 + activation, backward)]
+    vec![
+        line("forward", 4.0 + activation, forward),
+        line("backward", 12.0 + 2.0 * activation, backward),
+    ]
 }
 
 pub(super) fn embedding<B: Backend>(bench: &mut Bench<'_, B>, size: SequenceSize) -> Measured {
