@@ -7,7 +7,7 @@
 // dx of the residual stream is added to fp32; that of activations takes the place of dy.
 //
 // Floor, bytes an element of the residual stream with bf16 activations: forward 6 (x read, y written), backward 14 (dy, x
-// and dx read, dx written); of activations 4 and 6.
+// and dx read, dx written) and 2 for the rounded copy of dx; of activations 4 and 6.
 //
 // The forward norm keeps a row in registers between its three passes, as far as they hold it. The backward norm is norm.h's.
 #include "dialect.h"

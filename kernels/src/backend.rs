@@ -86,8 +86,10 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         output: Output,
     ) -> Result<()>;
 
-    /// `out[m, n] = base[m, n] + a[m, k] b[k, n]` in fp32, with the bits of a copy of `base` that
-    /// [`matmul_f32`](Self::matmul_f32) adds to. Rows of `base` are as far apart as those of `out`.
+    /// `out[m, n] = base[m, n] + a[m, k] b[k, n] + bias[n]` in fp32, with the bits of a copy of `base` that
+    /// [`matmul_f32`](Self::matmul_f32) adds to and [`add_bias_f32`](Self::add_bias_f32) after it. Rows of `base` are as far apart as
+    /// those of `out`.
+    #[allow(clippy::too_many_arguments)]
     fn matmul_onto(
         &self,
         stream: &mut Self::DeviceStream,
@@ -95,6 +97,18 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         base: Matrix<'_, Self, f32>,
         a: Matrix<'_, Self, Self::Activation>,
         b: Matrix<'_, Self, Self::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
+    ) -> Result<()>;
+
+    /// `out[m, n] = a[m, k] b[k, n] + bias[n]` with an activation output. The sum is rounded once where the matrix library adds the bias,
+    /// which is then rounded to activations; else the product is rounded before the bias is added.
+    fn matmul_biased(
+        &self,
+        stream: &mut Self::DeviceStream,
+        out: MatrixMut<'_, Self, Self::Activation>,
+        a: Matrix<'_, Self, Self::Activation>,
+        b: Matrix<'_, Self, Self::Activation>,
+        bias: Slice<'_, Self, f32>,
     ) -> Result<()>;
 
     /// `out[m, n] (+)= a[m, k] weight[n, k]^T` with an activation output, in an order over k that is stated: the product of

@@ -191,6 +191,15 @@ impl Vendor for Nvidia {
         compile::cubin(source, options, &properties.name, &properties.architecture)
     }
 
+    fn adds_bias(
+        library: &Products<CublasLt>,
+        driver: &Cuda,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<bool> {
+        library.adds_bias(driver, queue, product)
+    }
+
     unsafe fn multiply(
         library: &Products<CublasLt>,
         driver: &Cuda,

@@ -455,6 +455,10 @@ impl Driver for Emulator {
         unsafe { self.enqueue(queue, Step::Launch { kernel, launch, arguments }) }
     }
 
+    fn adds_bias(&self, _queue: &mut EmulatorQueue, _product: &MatrixProduct) -> Result<bool> {
+        Ok(true)
+    }
+
     unsafe fn matmul(&self, queue: &mut EmulatorQueue, product: MatrixProduct) -> Result<()> {
         // SAFETY: the caller vouches for the operands; a graph keeps them.
         unsafe { self.enqueue(queue, Step::Product(product)) }

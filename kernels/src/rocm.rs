@@ -216,6 +216,16 @@ impl Vendor for Amd {
         compile::code_object(source, options, &properties.architecture)
     }
 
+    /// It is added by a kernel: rocBLAS cannot, and that hipBLASLt does as promised was not tried.
+    fn adds_bias(
+        _library: &Matrices,
+        _driver: &Rocm,
+        _queue: &mut Queue,
+        _product: &MatrixProduct,
+    ) -> Result<bool> {
+        Ok(false)
+    }
+
     unsafe fn multiply(
         library: &Matrices,
         driver: &Rocm,

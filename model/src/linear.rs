@@ -147,8 +147,13 @@ impl Linear {
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
+        let bias = self.bias(parameters)?;
+        if let (Some(bias), Products::Library) = (bias, products) {
+            let weight = self.matrix(parameters)?.transposed();
+            return Ok(device.backend.matmul_biased(device.stream, out, input, weight, bias)?);
+        }
         self.product(device, products, out.reborrow(), input, parameters)?;
-        if let Some(bias) = self.bias(parameters)? {
+        if let Some(bias) = bias {
             device.backend.add_bias(device.stream, out, bias)?;
         }
         Ok(())
@@ -158,18 +163,15 @@ impl Linear {
     pub(crate) fn forward_onto<B: Backend>(
         &self,
         device: &mut Device<'_, B>,
-        mut out: MatrixMut<'_, B, f32>,
+        out: MatrixMut<'_, B, f32>,
         residual: Matrix<'_, B, f32>,
         input: Matrix<'_, B, B::Activation>,
         parameters: Lease<'_, B>,
     ) -> Result<()> {
         let weight = self.matrix(parameters)?.transposed();
         let Device { backend, stream } = device;
-        backend.matmul_onto(stream, out.reborrow(), residual, input, weight)?;
-        if let Some(bias) = self.bias(parameters)? {
-            backend.add_bias_f32(stream, out, bias)?;
-        }
-        Ok(())
+        let bias = self.bias(parameters)?;
+        Ok(backend.matmul_onto(stream, out, residual, input, weight, bias)?)
     }
 
     /// `residual = residual + input weight^T + bias`

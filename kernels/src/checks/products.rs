@@ -35,6 +35,15 @@ pub(super) fn matmul<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
         let (left, right) = (a.matrix(inner)?, weight.matrix(inner)?.transposed());
         backend.matmul_f32(stream, residual.matrix_mut(columns)?, left, right, Output::Add)?;
         checker.compare("matmul", &out, &expected)?;
+        let bias = checker.numbers::<f32>(columns, [-1.0, 1.0])?;
+        let mut biased = checker.room::<B::Activation>(rows * columns)?;
+        let (backend, stream) = (checker.backend, &mut checker.stream);
+        let (left, right) = (a.matrix(inner)?, weight.matrix(inner)?.transposed());
+        let to = biased.matrix_mut(columns)?;
+        backend.matmul_biased(stream, to, left, right, bias.slice())?;
+        let with_bias: Vec<f64> =
+            expected.iter().enumerate().map(|(i, x)| x + bias.wide[i % columns]).collect();
+        checker.compare("matmul_biased", &biased, &with_bias)?;
         checker.compare("matmul_f32", &residual, &sum)?;
 
         let dout = checker.activations(rows * columns)?;

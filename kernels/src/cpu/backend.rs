@@ -65,13 +65,34 @@ impl Backend for Cpu {
         base: Matrix<'_, Self, f32>,
         a: Matrix<'_, Self, f32>,
         b: Matrix<'_, Self, f32>,
+        bias: Option<Slice<'_, Self, f32>>,
     ) -> Result<()> {
         const KERNEL: &str = "matmul";
         let (rows, columns) = (out.rows, out.columns);
         let base = Rows::new(KERNEL, "base", base, rows, columns)?;
+        if let Some(bias) = bias {
+            exactly(KERNEL, "bias", bias, columns)?;
+        }
         let mut to = RowsMut::new(KERNEL, "out", out.reborrow(), rows, columns)?;
         (0..rows).for_each(|row| to.row_mut(row).copy_from_slice(base.row(row)));
-        matmul(stream.threads(), self.dispatch, out, a, b, Output::Add)
+        matmul(stream.threads(), self.dispatch, out.reborrow(), a, b, Output::Add)?;
+        match bias {
+            Some(bias) => self.add_bias_f32(stream, out, bias),
+            None => Ok(()),
+        }
+    }
+
+    fn matmul_biased(
+        &self,
+        stream: &mut DeviceStream,
+        mut out: MatrixMut<'_, Self, f32>,
+        a: Matrix<'_, Self, f32>,
+        b: Matrix<'_, Self, f32>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        exactly("matmul", "bias", bias, out.columns)?;
+        matmul(stream.threads(), self.dispatch, out.reborrow(), a, b, Output::Overwrite)?;
+        self.add_bias(stream, out, bias)
     }
 
     fn ordered_matmul(

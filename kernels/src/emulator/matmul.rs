@@ -1,15 +1,16 @@
 //! Matrix products on the host, as plain as they can be: each element is one chain of fused multiply-adds.
 
 use crate::backend::Output;
-use crate::gpu::driver::{ElementKind, MatrixProduct, Operand};
+use crate::gpu::driver::{Bias, ElementKind, MatrixProduct, Operand};
 
 /// Computes `product`.
 ///
 /// # Safety
 /// The operands must lie inside live memory, and `out` must overlap neither `a` nor `b`.
 pub(super) unsafe fn matmul(product: MatrixProduct) {
-    let MatrixProduct { out, a, b, m, n, k, output, base, .. } = product;
+    let MatrixProduct { out, a, b, m, n, k, output, base, bias, .. } = product;
     let base = Operand { address: base, ..out };
+    let bias = bias.map(|Bias { address, element }| Operand { address, element, ..out });
     for row in 0..m {
         for column in 0..n {
             let mut sum = 0.0_f32;
@@ -18,10 +19,13 @@ pub(super) unsafe fn matmul(product: MatrixProduct) {
                 let (left, right) = unsafe { (read(a, row, term), read(b, term, column)) };
                 sum = left.mul_add(right, sum);
             }
-            // SAFETY: the element lies inside `out` and what is added to.
+            // SAFETY: the element lies inside `out`, what is added to and the bias.
             unsafe {
                 if output == Output::Add {
                     sum += read(base, row, column);
+                }
+                if let Some(bias) = bias {
+                    sum += read(bias, 0, column);
                 }
                 write(out, row, column, sum);
             }

@@ -7,7 +7,7 @@
 //! - needs no more workspace than it is given, and leaves k whole,
 //! - gives the bits of 1, 129 and up to 4,096 rows alike, where the product's rows are [free](Rows::Free),
 //! - gives the same bits again,
-//! - rounds each sum once: sums of whole numbers, exact in fp32 in any order, come out correctly rounded,
+//! - rounds each sum once: sums of whole numbers, exact in fp32 in any order, come out correctly rounded, a bias added last,
 //! - and is not refused by the library when it is to run.
 //!
 //! All but the first are tried on numbers that are made up, before an algorithm is pinned: a few products of a key, once. The numbers

@@ -58,8 +58,27 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         base: Matrix<'_, Self, f32>,
         a: Matrix<'_, Self, P::Activation>,
         b: Matrix<'_, Self, P::Activation>,
+        bias: Option<Slice<'_, Self, f32>>,
     ) -> Result<()> {
-        self.product(stream, out, a, b, Written::Onto(base), Rows::Free)
+        let to = Written::Onto(base);
+        match bias {
+            Some(bias) => {
+                let add = &row_map::ADD_BIAS_F32;
+                self.product_with_bias(stream, out, [a, b], to, bias, add)
+            }
+            None => self.product(stream, out, a, b, to, Rows::Free),
+        }
+    }
+
+    fn matmul_biased(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, P::Activation>,
+        a: Matrix<'_, Self, P::Activation>,
+        b: Matrix<'_, Self, P::Activation>,
+        bias: Slice<'_, Self, f32>,
+    ) -> Result<()> {
+        self.product_with_bias(stream, out, [a, b], Written::Over, bias, &row_map::ADD_BIAS)
     }
 
     fn ordered_matmul(

@@ -12,7 +12,7 @@ use crate::gpu::source::{Source, SourceOptions};
 
 /// A place in device memory, as kernels are given it.
 #[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable, Hash)]
 pub struct Address(pub u64);
 
 impl Address {
@@ -147,8 +147,18 @@ pub enum Rows {
     Fixed,
 }
 
-/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n]`, accumulated in fp32 in one pass over k, never split; where it adds to fp32, the complete
-/// sum is added with one rounding. (To bf16, a library may round the product first.)
+/// What is added to every row of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bias {
+    /// `bias[n]`, at a multiple of 16 bytes.
+    pub address: Address,
+    /// The type of the elements: that of the output.
+    pub element: ElementKind,
+}
+
+/// `out[m, n] = (base[m, n] +) a[m, k] b[k, n] (+ bias[n])`, accumulated in fp32 in one pass over k, never split; where it adds to fp32,
+/// the complete sum is added with one rounding. (To bf16, a library may round the product first.) A bias is added last: to fp32 with one
+/// more rounding, and to what is rounded to bf16 only then.
 ///
 /// The algorithm is a function of everything but `m` ([`Rows::Free`]) and the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +179,8 @@ pub struct MatrixProduct {
     pub output: Output,
     /// What it adds to, laid out as `out`, which it may be itself.
     pub base: Address,
+    /// What is added to its rows: only where the driver says that it [adds](Driver::adds_bias) it.
+    pub bias: Option<Bias>,
     /// Whether m may change.
     pub rows: Rows,
 }
@@ -326,6 +338,12 @@ pub trait Driver: Send + Sync + Sized + 'static {
         launch: Launch,
         arguments: &[u8],
     ) -> Result<()>;
+
+    /// Whether the matrix library forms `product` with its bias. The answer does not depend on m where rows are free.
+    ///
+    /// # Errors
+    /// What made the library fail.
+    fn adds_bias(&self, queue: &mut Self::Queue, product: &MatrixProduct) -> Result<bool>;
 
     /// Enqueues a matrix product.
     ///

@@ -3,12 +3,13 @@
 use crate::backend::{Backend, Element, Output};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
-use crate::gpu::driver::{Driver, ElementKind, MatrixProduct, Operand, Rows};
-use crate::gpu::launch::row_alignment;
+use crate::gpu::driver::{Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::launch::row_map::{Map, MapInputs};
+use crate::gpu::launch::{exactly, row_alignment};
 use crate::gpu::precision::Precision;
-use crate::gpu::{Gpu, GpuStream};
+use crate::gpu::{Gpu, GpuStream, ScratchSlot};
 use crate::shape::GrainRows;
-use crate::view::{Matrix, MatrixMut};
+use crate::view::{Matrix, MatrixMut, Slice};
 
 /// The alignment, in bytes, that the matrix library can make use of.
 const ALIGNMENT_BYTES: usize = 16;
@@ -63,6 +64,68 @@ fn read_operand<D: Driver, P: Precision, T: Element>(
     })
 }
 
+/// What is asked of the library; nothing where there is nothing to write.
+fn matrix_product<D: Driver, P: Precision, T: Element>(
+    out: &MatrixMut<'_, Gpu<D, P>, T>,
+    a: Matrix<'_, Gpu<D, P>, P::Activation>,
+    b: Matrix<'_, Gpu<D, P>, P::Activation>,
+    to: Written<'_, Gpu<D, P>>,
+    rows: Rows,
+) -> Result<Option<MatrixProduct>> {
+    let [m, k, n] = [a.rows, a.columns, b.columns];
+    if b.rows != k {
+        return Err(KernelError::shape("matmul", "rows of b", k, b.rows));
+    }
+    if [out.rows, out.columns] != [m, n] {
+        let found = format!("[{}, {}]", out.rows, out.columns);
+        return Err(KernelError::shape("matmul", "out", format!("[{m}, {n}]"), found));
+    }
+    if m == 0 || n == 0 {
+        return Ok(None);
+    }
+    if k == 0 {
+        return Err(KernelError::shape("matmul", "terms", "at least 1", 0));
+    }
+    let a = read_operand("a", &a)?;
+    // The rows of a transpose are columns of what it is a transpose of: parameters, never a microbatch's.
+    let rows = if a.transposed { Rows::Fixed } else { rows };
+    let stride = out.row_stride.max(out.columns);
+    let (output, base, base_start) = match to {
+        Written::Over => (Output::Overwrite, out.address(), out.start),
+        Written::AddedTo => (Output::Add, out.address(), out.start),
+        Written::Onto(base) => {
+            let found = [base.rows, base.columns, base.row_stride, base.column_stride];
+            let expected = [m, n, out.row_stride, 1];
+            if found != expected {
+                let [expected, found] = [expected, found].map(|of| format!("{of:?}"));
+                let what = "rows, columns and strides of base";
+                return Err(KernelError::shape("matmul", what, expected, found));
+            }
+            (Output::Add, base.address(), base.start)
+        }
+    };
+    let alignment = [out.start, base_start]
+        .map(|start| row_alignment(start, stride, size_of::<T>(), ALIGNMENT_BYTES));
+    Ok(Some(MatrixProduct {
+        out: Operand {
+            address: out.address(),
+            stride,
+            transposed: false,
+            element: kind::<T>(),
+            alignment: alignment[0].min(alignment[1]),
+        },
+        a,
+        b: read_operand("b", &b)?,
+        m,
+        n,
+        k,
+        output,
+        base,
+        bias: None,
+        rows,
+    }))
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// `out[m, n] = (base[m, n] +) a[m, k] b[k, n]`
     pub(in crate::gpu) fn product<T: Element>(
@@ -74,62 +137,57 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         to: Written<'_, Self>,
         rows: Rows,
     ) -> Result<()> {
-        let [m, k, n] = [a.rows, a.columns, b.columns];
-        if b.rows != k {
-            return Err(KernelError::shape("matmul", "rows of b", k, b.rows));
+        match matrix_product(&out, a, b, to, rows)? {
+            // SAFETY: the views lie inside their buffers; `out` is borrowed mutably, so nothing else views its buffer.
+            Some(product) => unsafe { self.enqueue_product(stream, product) },
+            None => Ok(()),
         }
-        if [out.rows, out.columns] != [m, n] {
-            let found = format!("[{}, {}]", out.rows, out.columns);
-            return Err(KernelError::shape("matmul", "out", format!("[{m}, {n}]"), found));
-        }
-        if m == 0 || n == 0 {
-            return Ok(());
-        }
-        if k == 0 {
-            return Err(KernelError::shape("matmul", "terms", "at least 1", 0));
-        }
-        let a = read_operand("a", &a)?;
-        // The rows of a transpose are columns of what it is a transpose of: parameters, never a microbatch's.
-        let rows = if a.transposed { Rows::Fixed } else { rows };
-        let stride = out.row_stride.max(out.columns);
-        let (output, base, base_start) = match to {
-            Written::Over => (Output::Overwrite, out.address(), out.start),
-            Written::AddedTo => (Output::Add, out.address(), out.start),
-            Written::Onto(base) => {
-                let found = [base.rows, base.columns, base.row_stride, base.column_stride];
-                let expected = [m, n, out.row_stride, 1];
-                if found != expected {
-                    let [expected, found] = [expected, found].map(|of| format!("{of:?}"));
-                    let what = "rows, columns and strides of base";
-                    return Err(KernelError::shape("matmul", what, expected, found));
-                }
-                (Output::Add, base.address(), base.start)
+    }
+
+    /// [`product`](Self::product) of free rows, to which `bias[n]` is added: to bf16 by the matrix library where it can, which is given a
+    /// rounded bias, else by `add`. To fp32 the library is not asked: of what cuBLASLt 13.1 proposes for that, nothing passes the trial
+    /// of a bias that is added last.
+    pub(in crate::gpu) fn product_with_bias<T: Element>(
+        &self,
+        stream: &mut GpuStream<D>,
+        out: MatrixMut<'_, Self, T>,
+        [a, b]: [Matrix<'_, Self, P::Activation>; 2],
+        to: Written<'_, Self>,
+        bias: Slice<'_, Self, f32>,
+        add: &Map,
+    ) -> Result<()> {
+        exactly("matmul", "bias", &bias, out.columns)?;
+        let Some(product) = matrix_product(&out, a, b, to, Rows::Free)? else { return Ok(()) };
+        let (n, element) = (out.columns, kind::<T>());
+        if element == ElementKind::Bf16 {
+            let bytes = n * element.bytes();
+            let address = stream.scratch(&self.driver, ScratchSlot::First, bytes)?;
+            let with_bias = MatrixProduct { bias: Some(Bias { address, element }), ..product };
+            if self.driver.adds_bias(stream.queue_mut(), &with_bias)? {
+                // SAFETY: the scratch memory has room for so many elements of the activation type, which is bf16.
+                unsafe { self.round(stream, "matmul", address, bias.address(), n) }?;
+                // SAFETY: as in `product`; the bias has n elements.
+                return unsafe { self.enqueue_product(stream, with_bias) };
             }
-        };
-        let alignment = [out.start, base_start]
-            .map(|start| row_alignment(start, stride, size_of::<T>(), ALIGNMENT_BYTES));
-        let product = MatrixProduct {
-            out: Operand {
-                address: out.address(),
-                stride,
-                transposed: false,
-                element: kind::<T>(),
-                alignment: alignment[0].min(alignment[1]),
-            },
-            a,
-            b: read_operand("b", &b)?,
-            m,
-            n,
-            k,
-            output,
-            base,
-            rows,
-        };
-        let name = match rows {
+        }
+        // SAFETY: as in `product`.
+        unsafe { self.enqueue_product(stream, product) }?;
+        let inputs = MapInputs { x: None, dout: None, bias: Some(bias), limit: 0.0 };
+        self.launch_row_map(stream, add, out, inputs)
+    }
+
+    /// # Safety
+    /// The operands lie inside memory of the device, and nothing else views that of `out`.
+    unsafe fn enqueue_product(
+        &self,
+        stream: &mut GpuStream<D>,
+        product: MatrixProduct,
+    ) -> Result<()> {
+        let name = match product.rows {
             Rows::Free => "matmul",
             Rows::Fixed => "weight_gradient",
         };
-        // SAFETY: the views lie inside their buffers; `out` is borrowed mutably, so nothing else views its buffer.
+        // SAFETY: the caller's promise.
         self.profile.note(&self.driver, stream, name, |stream| unsafe {
             self.driver.matmul(stream.queue_mut(), product)
         })

@@ -115,6 +115,17 @@ pub trait Vendor: Send + Sync + Sized + 'static {
         properties: &DeviceProperties,
     ) -> Result<Vec<u8>>;
 
+    /// Whether the library forms `product` with its bias: see [`Driver::adds_bias`](crate::gpu::Driver::adds_bias).
+    ///
+    /// # Errors
+    /// What made the library fail.
+    fn adds_bias(
+        library: &Self::MatrixLibrary,
+        driver: &VendorDriver<Self>,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<bool>;
+
     /// Enqueues a matrix product.
     ///
     /// # Errors

@@ -157,6 +157,7 @@ fn product<P: Precision>(out: ElementKind, transposed: bool, output: Output) -> 
         k: TERMS,
         output,
         base: Address::NULL,
+        bias: None,
         rows: Rows::Free,
     }
 }

@@ -133,7 +133,7 @@ fn product<B: Backend<Activation: Number>>(
         let base = Placed::<B, f32>::new(device, layout, initial);
         let mut onto = Placed::<B, f32>::poisoned(device, layout);
         let (backend, stream) = (device.backend, &mut device.stream);
-        backend.matmul_onto(stream, onto.matrix_mut(), base.matrix(), a, b).expect(label);
+        backend.matmul_onto(stream, onto.matrix_mut(), base.matrix(), a, b, None).expect(label);
         assert_same_bits(&format!("{label}, onto"), &onto.read(device), &products.f32);
         assert_same_bits(&format!("{label}, base"), &base.read(device), initial);
     }

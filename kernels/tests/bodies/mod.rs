@@ -12,6 +12,7 @@ pub mod attention;
 pub mod attention_cached;
 pub mod attention_case;
 pub mod attention_refusals;
+pub mod biased_products;
 pub mod causal_conv1d;
 pub mod causal_conv1d_piece;
 pub mod cross_entropy;
@@ -49,6 +50,7 @@ macro_rules! every_body {
         $tests! {
             of_all_arms {
                 matmul_agrees: bodies::matmul::agrees;
+                matmul_with_a_bias_agrees: bodies::biased_products::agree;
                 matmul_backward_agrees: bodies::matmul::backward_agrees;
                 matmul_elements_are_independent: bodies::matmul::elements_are_independent;
                 matmul_rows_of_any_number_agree: bodies::matmul::rows_of_any_number_agree;

@@ -29,7 +29,18 @@ pub fn matmul<B: Backend<Activation: Number>>(arm: &Arm<B>) {
         let out = matrix_mut(&mut bench.outs[0], [3, 5]);
         let base = matrix(&bench.zeros, [rows, columns]);
         let stream = &mut bench.device.stream;
-        assert_answer("matmul", wrong, backend.matmul_onto(stream, out, base, a, b));
+        assert_answer("matmul", wrong, backend.matmul_onto(stream, out, base, a, b, None));
+    }
+    for (wrong, [bias]) in wrong_by_one([5]) {
+        let factors = || (matrix(&bench.activations, [3, 4]), matrix(&bench.activations, [4, 5]));
+        let bias = || slice(&bench.zeros, bias);
+        let stream = &mut bench.device.stream;
+        let (out, base) = (matrix_mut(&mut bench.outs[0], [3, 5]), matrix(&bench.zeros, [3, 5]));
+        let (a, b) = factors();
+        assert_answer("matmul", wrong, backend.matmul_onto(stream, out, base, a, b, Some(bias())));
+        let out = matrix_mut(&mut bench.activation_outs[0], [3, 5]);
+        let (a, b) = factors();
+        assert_answer("matmul", wrong, backend.matmul_biased(stream, out, a, b, bias()));
     }
     bench.finish();
 }

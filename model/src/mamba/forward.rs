@@ -156,5 +156,6 @@ fn project_out<B: Backend>(
         Slice::all(pass.input).matrix(rows, block.width)?,
         Slice::all(&scratch.gated).matrix(rows, block.inner)?,
         out_proj.transposed(),
+        None,
     )?)
 }

@@ -4,13 +4,13 @@ use std::ffi::c_void;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtMatmulAlgo_t,
+    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t as Attribute, cublasLtMatmulDescAttributes_t,
     cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t, cublasStatus_t,
     cudaDataType,
 };
 
-use crate::gpu::driver::{ElementKind, MatrixProduct, Operand};
+use crate::gpu::driver::{Bias, ElementKind, MatrixProduct, Operand};
 use crate::gpu::{Candidate, Terms};
 
 /// Algorithms that are looked at.
@@ -68,7 +68,40 @@ impl Plan {
                 result::set_matmul_desc_attribute(plan.operation, attribute, value, bytes)?;
             }
         }
+        if let Some(bias) = product.bias {
+            plan.set_bias(bias)?;
+        }
         Ok(plan)
+    }
+
+    fn set_bias(&self, bias: Bias) -> std::result::Result<(), CublasError> {
+        use cublasLtMatmulDescAttributes_t as Attribute;
+        let added = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+        let (address, element) = (bias.address.0, data_type(bias.element));
+        let settings: [(Attribute, *const c_void, usize); 3] = [
+            (
+                Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                std::ptr::from_ref(&added).cast(),
+                size_of_val(&added),
+            ),
+            (
+                Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                std::ptr::from_ref(&address).cast(),
+                size_of_val(&address),
+            ),
+            (
+                Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                std::ptr::from_ref(&element).cast(),
+                size_of_val(&element),
+            ),
+        ];
+        for (attribute, value, bytes) in settings {
+            // SAFETY: the descriptor is alive, and the attribute is of the type given.
+            unsafe {
+                result::set_matmul_desc_attribute(self.operation, attribute, value, bytes)?;
+            }
+        }
+        Ok(())
     }
 
     /// The library's own order of algorithms for the product.

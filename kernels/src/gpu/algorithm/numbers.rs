@@ -157,6 +157,12 @@ pub(super) fn whole_before(out: &Operand) -> Vec<f32> {
     (0..PERIOD * out.stride).map(number).collect()
 }
 
+/// Whole numbers that are added to columns: added before a sum is rounded they leave another number than added after it.
+pub(super) fn whole_bias(columns: usize) -> Vec<f32> {
+    let mut random = Random::new(23);
+    (0..columns).map(|_| random.whole(255) as f32).collect()
+}
+
 /// The largest whole number of a factor of sums of so many terms. Sums stay below 2^22, which fp32 and matrix units of every kind
 /// hold exactly in any order; of few terms they are still large enough for bf16 to round them, and the factors are numbers of bf16.
 fn largest_whole(terms: usize) -> u64 {
@@ -251,6 +257,7 @@ mod tests {
             k,
             output: Output::Overwrite,
             base: Address::NULL,
+            bias: None,
             rows: Rows::Free,
         }
     }

@@ -1,12 +1,12 @@
 //! Products that an algorithm is tried on.
 
 use super::numbers::{
-    Layout, PERIOD, Segment, Side, decoded, encoded_numbers, small_before, whole_before,
+    Layout, PERIOD, Segment, Side, decoded, encoded_numbers, small_before, whole_before, whole_bias,
 };
 use super::{CANONICAL_TERMS, Flaw};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::{Driver, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
 
 /// Rows of the largest product of free rows, enough to fill a GPU.
 const MOST_ROWS: usize = 4096;
@@ -90,6 +90,8 @@ pub(super) struct Trial<D: Driver> {
     out: Placed<D>,
     /// What `out` holds before a product that adds: [`PERIOD`] rows.
     before: Option<D::Memory>,
+    /// What is added to rows, where something is: the same whatever the operands hold.
+    bias: Option<(D::Memory, Vec<f32>)>,
     /// From row to row of `out`.
     row_bytes: usize,
     held: Option<Numbers>,
@@ -123,7 +125,21 @@ impl<D: Driver> Trial<D> {
             Output::Overwrite => None,
             Output::Add => Some(driver.allocate(queue, PERIOD * row_bytes)?),
         };
+        let bias = match product.bias {
+            Some(Bias { element, .. }) => {
+                let bias = whole_bias(product.n);
+                let bytes = encoded_numbers(element, &bias);
+                let memory = driver.allocate(queue, bytes.len())?;
+                driver.upload(queue, &memory, 0, &bytes)?;
+                Some((memory, bias))
+            }
+            None => None,
+        };
         let product = MatrixProduct {
+            bias: product
+                .bias
+                .zip(bias.as_ref())
+                .map(|(given, (memory, _))| Bias { address: D::address(memory), ..given }),
             out: out.of(product.out),
             base: out.of(product.out).address,
             a: left.of(product.a),
@@ -131,7 +147,7 @@ impl<D: Driver> Trial<D> {
             ..shorter
         };
         let factors = [left, right];
-        Ok(Self { product, rows, layouts, factors, out, before, row_bytes, held: None })
+        Ok(Self { product, rows, layouts, factors, out, before, bias, row_bytes, held: None })
     }
 
     /// What is wrong with the algorithm by which `multiply` forms a product; `None` where nothing is.
@@ -233,7 +249,12 @@ impl<D: Driver> Trial<D> {
                 let before =
                     before.as_ref().map(|before| f64::from(before[row * out.stride + column]));
                 let found = decoded(out.element, &found, column);
-                if !is_rounded_once(out.element, found, sum, before) {
+                let bias = self.bias.as_ref().map(|(_, bias)| f64::from(bias[column]));
+                let is_right = match bias {
+                    None => is_rounded_once(out.element, found, sum, before),
+                    Some(bias) => found == biased(out.element, sum + before.unwrap_or(0.0), bias),
+                };
+                if !is_right {
                     return Ok(false);
                 }
             }
@@ -326,9 +347,26 @@ fn is_rounded_once(element: ElementKind, found: f32, sum: f64, before: Option<f6
     found == expected || element == ElementKind::Bf16 && product_first == Some(found)
 }
 
+/// `sum`, to which `bias` is added last: once it is rounded to fp32, or before it is rounded to bf16. All are exact in `f64`.
+fn biased(element: ElementKind, sum: f64, bias: f64) -> f32 {
+    match element {
+        ElementKind::F32 => sum as f32 + bias as f32,
+        ElementKind::Bf16 => half::bf16::from_f64(sum + bias).to_f32(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// 2^25 + 6 lies as far from the number of fp32 below as from that above, and so does 257 of bf16.
+    #[test]
+    fn a_bias_is_added_last() {
+        let (f32, bf16) = (ElementKind::F32, ElementKind::Bf16);
+        let large = f64::from(1 << 25);
+        assert_eq!(biased(f32, large + 5.0, 1.0), (1 << 25) as f32 + 4.0);
+        assert_eq!(biased(bf16, 257.0, 1.0), 258.0);
+    }
 
     #[test]
     fn what_is_compared_is_spread_over_all() {

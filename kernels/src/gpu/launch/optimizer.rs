@@ -314,7 +314,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
     ///
     /// # Safety
     /// `out` names `elements` elements of the activation type, which nothing else has borrowed, and `from` as many of fp32.
-    unsafe fn round(
+    pub(in crate::gpu) unsafe fn round(
         &self,
         stream: &mut GpuStream<D>,
         kernel: KernelName,

@@ -285,6 +285,11 @@ impl<V: Vendor> Driver for VendorDriver<V> {
         unsafe { kernel.launch(self.table(), self.name(), queue, launch, arguments) }
     }
 
+    fn adds_bias(&self, queue: &mut Queue, product: &MatrixProduct) -> Result<bool> {
+        self.bind()?;
+        V::adds_bias(&self.matrices, self, queue, product)
+    }
+
     unsafe fn matmul(&self, queue: &mut Queue, product: MatrixProduct) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller vouches for the operands.

@@ -9,11 +9,11 @@
 mod digest;
 pub mod key;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use self::key::{Key, pinned_rows};
+use self::key::Key;
 use super::{Queue, Vendor, VendorDriver};
 use crate::error::{KernelError, Result};
 use crate::gpu::algorithm::sizes;
@@ -98,6 +98,8 @@ pub trait ProductLibrary: Send + Sync {
 struct Known<L: ProductLibrary> {
     algorithms: HashMap<Key, L::Algorithm>,
     plans: HashMap<Key, Arc<L::Plan>>,
+    /// Products with a bias that no algorithm forms as promised.
+    without_bias: HashSet<Key>,
 }
 
 /// The products of one device.
@@ -118,7 +120,11 @@ pub struct Digest {
 
 impl<L: ProductLibrary> Products<L> {
     pub fn new(library: L, device: &str) -> Self {
-        let known = Known { algorithms: HashMap::new(), plans: HashMap::new() };
+        let known = Known {
+            algorithms: HashMap::new(),
+            plans: HashMap::new(),
+            without_bias: HashSet::new(),
+        };
         Self { library, device: device.to_owned(), known: Mutex::new(known) }
     }
 
@@ -171,7 +177,7 @@ impl<L: ProductLibrary> Products<L> {
         if let Some(plan) = known.plans.get(&key) {
             return Ok(Arc::clone(plan));
         }
-        let pin = Key::of(product, pinned_rows(product));
+        let pin = Key::pinned(product);
         let algorithm = match known.algorithms.get(&pin) {
             Some(algorithm) => *algorithm,
             None => {
@@ -212,6 +218,31 @@ impl<L: ProductLibrary> Products<L> {
             })
         };
         choose_algorithm(driver, queue, product, L::WORKSPACE_BYTES, candidates, multiply)
+    }
+
+    /// Whether there is an algorithm that forms `product`, which has a bias, as promised. For any number of rows the answer is the same.
+    ///
+    /// # Errors
+    /// What made the library fail, or an algorithm that is pinned and refuses so many rows.
+    pub fn adds_bias<V: Vendor>(
+        &self,
+        driver: &VendorDriver<V>,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<bool> {
+        let pin = Key::pinned(product);
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known().without_bias.contains(&pin) {
+            return Ok(false);
+        }
+        match self.plan(driver, queue, product) {
+            Ok(_) => Ok(true),
+            Err(KernelError::Unsupported { .. }) if !known().algorithms.contains_key(&pin) => {
+                known().without_bias.insert(pin);
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Enqueues a product.

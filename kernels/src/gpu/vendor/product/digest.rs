@@ -93,7 +93,7 @@ fn product(activation: ElementKind, n: usize, k: usize, used: Use) -> MatrixProd
         Use::Weight => (k, GRAIN_ROWS, operand(k, true, activation), operand(n, false, activation)),
     };
     let out = operand(n, false, sum);
-    MatrixProduct { out, a, b, m, n, k: terms, output, base: out.address, rows }
+    MatrixProduct { out, a, b, m, n, k: terms, output, base: out.address, bias: None, rows }
 }
 
 #[cfg(test)]

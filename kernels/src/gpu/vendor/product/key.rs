@@ -2,7 +2,7 @@
 
 use crate::backend::Output;
 use crate::gpu::algorithm::CANONICAL_TERMS;
-use crate::gpu::driver::{ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{Address, Bias, ElementKind, MatrixProduct, Operand, Rows};
 
 /// The rows that an algorithm is chosen for where their number may change: enough to fill a GPU.
 pub const CANONICAL_ROWS: usize = 4096;
@@ -10,7 +10,7 @@ pub const CANONICAL_ROWS: usize = 4096;
 /// Numbers of rows that an algorithm must accept to be chosen, where the library can say whether it does.
 pub const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
 
-/// What an algorithm is pinned to, and what a plan is made for: a product without addresses.
+/// What an algorithm is pinned to, and what a plan is made for: a product without the addresses of matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     m: usize,
@@ -18,6 +18,8 @@ pub struct Key {
     k: usize,
     operands: [(usize, bool, ElementKind, usize); 3],
     output: bool,
+    /// With its address: a plan names it.
+    bias: Option<(Address, ElementKind)>,
     rows: Rows,
 }
 
@@ -32,8 +34,15 @@ impl Key {
             k: product.k,
             operands: [shape(&product.out), shape(&product.a), shape(&product.b)],
             output: product.output == Output::Add,
+            bias: product.bias.map(|Bias { address, element }| (address, element)),
             rows: product.rows,
         }
+    }
+
+    /// What an algorithm is pinned to.
+    pub fn pinned(product: &MatrixProduct) -> Self {
+        let key = Self::of(product, pinned_rows(product));
+        Self { bias: key.bias.map(|(_, element)| (Address::NULL, element)), ..key }
     }
 }
 
