@@ -9,6 +9,7 @@ use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
+use tidemill_model::generation::Sequences;
 use tidemill_model::{Device, MicrobatchShape, Model, Trainable};
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
@@ -66,9 +67,6 @@ fn planning_compiles_what_a_pass_launches() {
         let mut device = Device { backend: &planned.backend, stream: &mut stream };
         let shape = MicrobatchShape { samples: 2, positions: 5, samples_per_grain: 1 };
         model.plan(&mut device, shape).unwrap();
-        let loaded = |arm: &Arm<Gpu<Emulator, Bf16>>| -> Vec<String> {
-            arm.backend.loaded_sources().iter().map(ToString::to_string).collect()
-        };
         let mut expected = loaded(&planned);
         expected.push("optimizer.cu".to_owned());
         expected.sort_unstable();
@@ -78,6 +76,31 @@ fn planning_compiles_what_a_pass_launches() {
         let tokens = tokens(11, walk.samples, walk.positions, model.vocab_size());
         run_lane(&arm, &model, &arena, &tokens, walk);
         assert_eq!(loaded(&arm), expected, "{name}");
+    }
+}
+
+/// What is loaded of an arm, by its names.
+fn loaded(arm: &Arm<Gpu<Emulator, Bf16>>) -> Vec<String> {
+    arm.backend.loaded_sources().iter().map(ToString::to_string).collect()
+}
+
+/// What reads prompts and writes tokens was compiled when memory for sequences was planned.
+#[test]
+fn planning_sequences_compiles_what_generation_launches() {
+    for (name, config) in models() {
+        let model = Model::new(&config).expect(name);
+        let arena = moved_parameters(&model, 0.3);
+        let arm = arm::<Bf16>(32, 1);
+        arm.with_parameters(&model, &arena, |device, parameters| {
+            let mut sequences = Sequences::new(device, &model, parameters, 2, 12).expect(name);
+            let planned = loaded(&arm);
+            assert!(planned.len() > 4, "{name}: {planned:?}");
+            sequences.begin(device, 2).unwrap();
+            sequences.advance(device, &[&[1, 2, 3], &[4, 5]]).unwrap();
+            sequences.write(device, &[6, 7]).unwrap();
+            sequences.likeliest(device).unwrap();
+            assert_eq!(loaded(&arm), planned, "{name}");
+        });
     }
 }
 

@@ -32,6 +32,20 @@ pub enum KernelGroup {
         /// p
         head_width: usize,
     },
+    /// The convolution of pieces of sequences.
+    CausalConv1dPiece,
+    /// The selective scan of pieces of sequences.
+    SelectiveScanPiece {
+        /// e
+        channels: usize,
+        /// n
+        states: usize,
+    },
+    /// Attention from a cache, and what brings keys and values there.
+    AttentionCached {
+        /// p
+        head_width: usize,
+    },
     /// What adds gradients up, and their squares.
     GradientSums,
     /// The optimizer, and masters rounded, split and joined.

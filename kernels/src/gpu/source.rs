@@ -241,6 +241,17 @@ pub(super) fn of_groups(
                 let width = HeadWidth::of(head_width);
                 sources.extend([width.forward(), width.backward()]);
             }
+            KernelGroup::CausalConv1dPiece => sources.push(&CAUSAL_CONV1D),
+            KernelGroup::SelectiveScanPiece { channels, states }
+                if is_scan_of_sixteen(channels, states) =>
+            {
+                sources.push(&SCAN_PIECE);
+            }
+            KernelGroup::SelectiveScanPiece { .. } => sources.push(&SCAN_ANY),
+            KernelGroup::AttentionCached { head_width } => {
+                let forward = HeadWidth::of(head_width).forward();
+                sources.extend([forward, &ATTENTION_CACHE, &ATTENTION_STEP]);
+            }
             KernelGroup::GradientSums => sources.push(&GRADIENT_SUMS),
             KernelGroup::OrderedProduct => sources.push(&ORDERED_PRODUCT),
             KernelGroup::Optimizer => sources.push(&OPTIMIZER),

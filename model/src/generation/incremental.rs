@@ -1,5 +1,6 @@
 //! What a block must be able to do for a model to write on: go on from what it remembers.
 
+use tidemill_kernels::backend::KernelGroup;
 use tidemill_kernels::{Backend, Element, Slice, SliceMut};
 
 use crate::error::Result;
@@ -98,6 +99,11 @@ pub trait Incremental<B: Backend>: Send + Sync + Sized + 'static {
     type State: Send;
     /// Memory that blocks use one after the other.
     type Workspace: Send;
+
+    /// What the block launches, besides matrix products: compiled side by side before.
+    fn kernels(&self) -> Vec<KernelGroup> {
+        Vec::new()
+    }
 
     /// Memory for what the block remembers.
     ///

@@ -1,6 +1,7 @@
 //! A list of blocks of any kind, going on: each does so in its own way.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::KernelGroup;
 
 use crate::error::Result;
 use crate::generation::incremental::{Incremental, PiecePass, Room};
@@ -29,6 +30,13 @@ const PLANNED: &str = "memory was planned for this list of blocks";
 impl<B: Backend> Incremental<B> for LayerBlock {
     type State = LayerState<B>;
     type Workspace = LayerRows<B>;
+
+    fn kernels(&self) -> Vec<KernelGroup> {
+        match self {
+            Self::Mamba(block) => Incremental::<B>::kernels(block.as_ref()),
+            Self::Transformer(block) => Incremental::<B>::kernels(block.as_ref()),
+        }
+    }
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<LayerState<B>> {
         Ok(match self {

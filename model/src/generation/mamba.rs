@@ -2,7 +2,7 @@
 //!
 //! Memory does not grow with the number of tokens. Projections, convolution and scan each run over all rows of a piece at once.
 
-use tidemill_kernels::backend::{ConvInputs, ScanInputs};
+use tidemill_kernels::backend::{ConvInputs, KernelGroup, ScanInputs};
 use tidemill_kernels::shape::{ConvShape, GrainRows, ScanShape, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -52,6 +52,11 @@ impl MambaBlock {
 impl<B: Backend> Incremental<B> for MambaBlock {
     type State = MambaState<B>;
     type Workspace = MambaRows<B>;
+
+    fn kernels(&self) -> Vec<KernelGroup> {
+        let scan = KernelGroup::SelectiveScanPiece { channels: self.inner, states: self.states };
+        vec![self.norm.kernels(), KernelGroup::CausalConv1dPiece, scan]
+    }
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<MambaState<B>> {
         let Device { backend, stream } = device;

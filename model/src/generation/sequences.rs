@@ -91,9 +91,14 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             let found = format!("{sequences} and {positions}");
             return Err(ModelError::config("sequences and positions", "at least 1", found));
         }
-        let head_norm = model.head().norm.kernels();
-        let products = KernelGroup::OrderedProduct;
-        let kernels = [KernelGroup::Embedding, head_norm, products, KernelGroup::Likeliest];
+        let of_bodies = model.bodies().iter().flat_map(Incremental::<B>::kernels);
+        let of_all = [
+            KernelGroup::Embedding,
+            model.head().norm.kernels(),
+            KernelGroup::OrderedProduct,
+            KernelGroup::Likeliest,
+        ];
+        let kernels: Vec<_> = of_all.into_iter().chain(of_bodies).collect();
         device.backend.prepare(&kernels)?;
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);

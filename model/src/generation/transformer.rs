@@ -4,7 +4,7 @@
 //! token. Rows that pad a piece write into the cache too, past the tokens of their sequence: nothing reads them before they are
 //! written over.
 
-use tidemill_kernels::backend::{GrowingCache, KeyValueCache};
+use tidemill_kernels::backend::{GrowingCache, KernelGroup, KeyValueCache};
 use tidemill_kernels::shape::{AttentionShape, GrainRows, SequenceShape};
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
@@ -51,6 +51,11 @@ fn capacity(room: Room) -> usize {
 impl<B: Backend> Incremental<B> for TransformerBlock {
     type State = TransformerState<B>;
     type Workspace = TransformerRows<B>;
+
+    fn kernels(&self) -> Vec<KernelGroup> {
+        let attention = KernelGroup::AttentionCached { head_width: self.attention.head_width };
+        self.kernels_around(attention)
+    }
 
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<TransformerState<B>> {
         let capacity = capacity(room);

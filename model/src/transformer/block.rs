@@ -135,6 +135,16 @@ impl TransformerBlock {
         Ok(AttentionShape::new(shape.sequences()?, heads, head_width, scale, window)?)
     }
 
+    /// What the block launches beside `attention`.
+    pub(crate) fn kernels_around(&self, attention: KernelGroup) -> Vec<KernelGroup> {
+        let mut kernels = vec![self.norm_1.kernels(), attention, KernelGroup::Gelu];
+        if self.most_biases() > 0 || self.attention.clip.is_some() {
+            kernels.push(KernelGroup::Bias);
+        }
+        kernels.extend(self.query_key_norms.as_ref().map(|_| KernelGroup::LayerNorm));
+        kernels
+    }
+
     /// Outputs of the widest linear map that has a bias.
     fn most_biases(&self) -> usize {
         let maps = [&self.out_proj, &self.up_proj, &self.down_proj];
@@ -194,13 +204,7 @@ impl<B: Backend> Block<B> for TransformerBlock {
     }
 
     fn kernels(&self) -> Vec<KernelGroup> {
-        let attention = KernelGroup::Attention { head_width: self.attention.head_width };
-        let mut kernels = vec![self.norm_1.kernels(), attention, KernelGroup::Gelu];
-        if self.most_biases() > 0 || self.attention.clip.is_some() {
-            kernels.push(KernelGroup::Bias);
-        }
-        kernels.extend(self.query_key_norms.as_ref().map(|_| KernelGroup::LayerNorm));
-        kernels
+        self.kernels_around(KernelGroup::Attention { head_width: self.attention.head_width })
     }
 
     fn shares_saved(&self, other: &Self) -> bool {
