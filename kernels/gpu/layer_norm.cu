@@ -95,21 +95,25 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
-// The kernels of a team and an access: of the residual stream, and of activations. FORWARD_BLOCKS and BLOCKS are what the registers
-// of the first and of the last leave room for.
+// The kernels of a team and an access, of activations or of the residual stream. FORWARD_BLOCKS and BLOCKS are what the registers of
+// the residual stream's first and of the activations' second leave room for.
+#if OF_ACTIVATIONS
 #define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
-    KERNEL(layer_norm_forward_residual_##variant, THREADS, FORWARD_BLOCKS, NormForward) {   \
-        forward<TEAM, ACCESS, float>(arguments);                                            \
-    }                                                                                       \
     KERNEL(layer_norm_forward_activation_##variant, THREADS, 4, NormForward) {              \
         forward<TEAM, ACCESS, activation>(arguments);                                       \
-    }                                                                                       \
-    KERNEL(layer_norm_backward_residual_##variant, THREADS, 2, NormBackward) {              \
-        norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::ADDED>(arguments);               \
     }                                                                                       \
     KERNEL(layer_norm_backward_activation_##variant, THREADS, BLOCKS, NormBackward) {       \
         norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::IN_PLACE>(arguments);            \
     }
+#else
+#define LAYER_NORM(variant, TEAM, ACCESS, FORWARD_BLOCKS, BLOCKS)                           \
+    KERNEL(layer_norm_forward_residual_##variant, THREADS, FORWARD_BLOCKS, NormForward) {   \
+        forward<TEAM, ACCESS, float>(arguments);                                            \
+    }                                                                                       \
+    KERNEL(layer_norm_backward_residual_##variant, THREADS, 2, NormBackward) {              \
+        norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::ADDED>(arguments);               \
+    }
+#endif
 
 LAYER_NORM(wide, THREADS, Access::WIDE, 5, 2)
 LAYER_NORM(single, THREADS, Access::SINGLE, 4, 1)

@@ -67,11 +67,12 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 16] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 16] = [
+const KERNELS: [KernelGroup; 17] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
     KernelGroup::LayerNorm,
+    KernelGroup::LayerNormOfActivations,
     KernelGroup::Bias,
     KernelGroup::Likeliest,
     KernelGroup::Gelu,

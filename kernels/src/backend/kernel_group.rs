@@ -10,8 +10,10 @@ pub enum KernelGroup {
     CrossEntropy,
     /// RMSNorm and its gradients.
     RmsNorm,
-    /// Layer norm and its gradients.
+    /// Layer norm of the residual stream, and its gradients.
     LayerNorm,
+    /// Layer norm of activations, and its gradients.
+    LayerNormOfActivations,
     /// Biases of rows and their gradients, and clamps.
     Bias,
     /// The likeliest token of each row of logits.

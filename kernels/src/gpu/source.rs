@@ -146,7 +146,9 @@ pub static GELU: Source = source!("gelu.cu");
 /// Sums of gradients, and of their squares.
 pub static GRADIENT_SUMS: Source = source!("gradient_sums.cu");
 /// Layer norm and its gradients.
-pub static LAYER_NORM: Source = source!("layer_norm.cu");
+pub static LAYER_NORM: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "0");
+/// The same of activations.
+pub static LAYER_NORM_OF_ACTIVATIONS: Source = source!("layer_norm.cu", OF_ACTIVATIONS = "1");
 /// The likeliest token of each row of logits.
 pub static LIKELIEST: Source = source!("likeliest.cu");
 /// AdamW, and masters rounded, split and joined.
@@ -199,6 +201,7 @@ pub static ALL: &[&Source] = &[
     &GELU,
     &GRADIENT_SUMS,
     &LAYER_NORM,
+    &LAYER_NORM_OF_ACTIVATIONS,
     &LIKELIEST,
     &OPTIMIZER,
     &ORDERED_PRODUCT,
@@ -227,6 +230,9 @@ pub(super) fn of_groups(
             KernelGroup::CrossEntropy => sources.push(&CROSS_ENTROPY),
             KernelGroup::RmsNorm => sources.extend([&RMS_NORM, &PARTIAL_SUMS]),
             KernelGroup::LayerNorm => sources.extend([&LAYER_NORM, &PARTIAL_SUMS]),
+            KernelGroup::LayerNormOfActivations => {
+                sources.extend([&LAYER_NORM_OF_ACTIVATIONS, &PARTIAL_SUMS]);
+            }
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
             KernelGroup::Likeliest => sources.push(&LIKELIEST),
             KernelGroup::Gelu => sources.push(&GELU),

@@ -141,7 +141,8 @@ impl TransformerBlock {
         if self.most_biases() > 0 || self.attention.clip.is_some() {
             kernels.push(KernelGroup::Bias);
         }
-        kernels.extend(self.query_key_norms.as_ref().map(|_| KernelGroup::LayerNorm));
+        let norms = self.query_key_norms.as_ref();
+        kernels.extend(norms.map(|_| KernelGroup::LayerNormOfActivations));
         kernels
     }
 

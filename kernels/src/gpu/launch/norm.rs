@@ -10,7 +10,7 @@ use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
-use crate::gpu::source::{LAYER_NORM, RMS_NORM, Source};
+use crate::gpu::source::{LAYER_NORM, LAYER_NORM_OF_ACTIVATIONS, RMS_NORM, Source};
 use crate::gpu::{Gpu, GpuStream};
 use crate::shape::NormShape;
 use crate::view::{MatrixMut, Slice, SliceMut};
@@ -127,7 +127,7 @@ pub(in crate::gpu) fn layer_norm_forward<D: Driver, P: Precision>(
             norm!(kernel, LAYER_NORM, OF_LAYER_NORM, "layer_norm_forward_residual")
         }
         NormInput::Activation(_) => {
-            norm!(kernel, LAYER_NORM, OF_LAYER_NORM, "layer_norm_forward_activation")
+            norm!(kernel, LAYER_NORM_OF_ACTIVATIONS, OF_LAYER_NORM, "layer_norm_forward_activation")
         }
     }
 }
@@ -142,7 +142,12 @@ pub(in crate::gpu) fn layer_norm_backward<D: Driver, P: Precision>(
             norm!(kernel, LAYER_NORM, OF_LAYER_NORM, "layer_norm_backward_residual")
         }
         NormInput::Activation(_) => {
-            norm!(kernel, LAYER_NORM, OF_LAYER_NORM, "layer_norm_backward_activation")
+            norm!(
+                kernel,
+                LAYER_NORM_OF_ACTIVATIONS,
+                OF_LAYER_NORM,
+                "layer_norm_backward_activation"
+            )
         }
     }
 }
