@@ -2,7 +2,7 @@
 // generation, where rows are too few for the tiles of attention_forward.cu.
 //
 // A sequence's keys are cut into chunks of 128 at whole multiples of that from its first position. A block has one chunk of one head:
-// groups of lanes, each with 8 columns a lane, form the scores of every so manieth key, then the sums of their values beside the
+// groups of lanes, each with 8 columns a lane, form the scores of the keys that are theirs, one after the other, then the sums of their values beside the
 // chunk's greatest score; the groups' sums are added in their order, and a second kernel adds the chunks' in theirs. So a row's bits
 // follow from its position and from what it sees alone. All is in fp32.
 //

@@ -318,6 +318,7 @@ DEVICE void norm_backward(const NormBackward& arguments) {
     }
 }
 
+#if !OF_ACTIVATIONS
 // A block for each row: dx in activation precision, where the kernel that adds to it reaches elements one by one. That one has no
 // registers left to do so itself.
 KERNEL(round_dx_single, THREADS, 1, NormBackward) {
@@ -325,3 +326,4 @@ KERNEL(round_dx_single, THREADS, 1, NormBackward) {
     activation* const rounded = arguments.rounded + blockIdx.x * arguments.rounded_stride;
     for (u32 i = threadIdx.x; i < arguments.width; i += THREADS) narrow(rounded[i], dx[i]);
 }
+#endif

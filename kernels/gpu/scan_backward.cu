@@ -184,7 +184,7 @@ DEVICE void sum_channels(float* out, u32 channels, BackwardShared& shared, const
     float* parts = &shared.dbc[0][0];
     constexpr u32 SECOND = TILE * BLOCK_CHANNELS;
     static_assert(sizeof(shared.dbc) >= 2 * SECOND * sizeof(float), "room for the sums");
-    __syncthreads();  // everyone has read the last tile's
+    __syncthreads();  // all have read the last tile's
 #pragma unroll
     for (u32 i = 0; i < COLUMNS; i++) {
         parts[row * BLOCK_CHANNELS + column + i] = sums.dd[i];
@@ -362,14 +362,14 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
     const u32 last = (end - 1) / TILE * TILE;
     fetch(0, last);
     copy_async_wait<0>();
-    __syncthreads();  // skip and bias are there, and everyone's copies
+    __syncthreads();  // skip and bias are there, and all copies
     prepare_tile(0, last);
     if (turn.segment > 0) {
         await_turn(turn, arguments.turns);
         load_carried(carried, sums, carried_place(arguments, turn.chain));
     }
     for (u32 first = last, buffer = 0;; first -= TILE, buffer ^= 1) {
-        __syncthreads();  // everyone's part of the tile is there
+        __syncthreads();  // all parts of the tile are there
         const u32 beginnings = beginnings_of_tile(buffer);
         if (first > begin) fetch(buffer ^ 1, first - TILE);
         // Unrolled: a piece's first loads then move up into the one before (measured, 5 %). On AMD that takes more
@@ -383,7 +383,7 @@ DEVICE void walk_turn(const ScanBackwardArguments& arguments, BackwardShared& sh
             walk_back(carried, shared, walk_role, states_of(buffer), WAITS_IN_REGISTERS ? 0 : buffer, piece * PIECE, beginnings);
         }
         copy_async_wait<0>();
-        __syncthreads();  // everyone has walked, and everyone's copies are there
+        __syncthreads();  // all have walked, and all copies are there
         Finished out;
         finish(out, sums, shared, prepared.slope, x_of(buffer), row, column);
         if (first + row < positions) {

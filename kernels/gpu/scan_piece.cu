@@ -95,7 +95,7 @@ DEVICE void walk_piece(const ScanPieceArguments& arguments) {
         z += TILE * arguments.z.stride;
         bc += TILE * arguments.bc.stride;
     };
-    // The next tile is to be walked: nobody walks now.
+    // The next tile is to be walked: no thread walks now.
     auto take_next = [&](u32 buffer) {
         prepare(shared, tiles, buffer, row, column);
         put(&shared.bc[0][row][part * COLUMNS], coefficients);
@@ -107,18 +107,18 @@ DEVICE void walk_piece(const ScanPieceArguments& arguments) {
     copy_async_wait<0>();
     take_next(0);
     for (u32 first = 0, buffer = 0; first < end; first += TILE, buffer ^= 1) {
-        __syncthreads();  // everyone's part of the tile is there
+        __syncthreads();  // all parts of the tile are there
         if (first + TILE < end) fetch(buffer ^ 1, first + TILE);
         if (first + TILE <= end) {
             walk(h, shared, [](u32) {}, rate, walk_role, 0, 0);
         } else {
             walk_some(h, shared, rate, walk_role, 0, end - first);
         }
-        __syncthreads();  // everyone has walked
+        __syncthreads();  // all have walked
         copy_async_wait<0>();
         float y[COLUMNS], gated_y[COLUMNS];
         finish(y, gated_y, shared, tiles, buffer, row, column);
-        // After the last tile this prepares what was there before, for nobody.
+        // After the last tile this prepares what was there before, which is not walked.
         take_next(buffer ^ 1);
         if (first + row < end) put_columns<ALIGNED>(out, gated_y);
         out += TILE * arguments.out.stride;

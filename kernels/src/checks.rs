@@ -67,7 +67,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 16] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 17] = [
+const KERNELS: [KernelGroup; 20] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -79,8 +79,11 @@ const KERNELS: [KernelGroup; 17] = [
     KernelGroup::CausalConv1d,
     KernelGroup::SelectiveScan { channels: 64, states: 16 },
     KernelGroup::SelectiveScan { channels: 1, states: 1 },
+    KernelGroup::SelectiveScanPiece { channels: 64, states: 16 },
     KernelGroup::Attention { head_width: 5 },
     KernelGroup::Attention { head_width: 64 },
+    KernelGroup::AttentionCached { head_width: 5 },
+    KernelGroup::AttentionCached { head_width: 64 },
     KernelGroup::GradientSums,
     KernelGroup::Optimizer,
     KernelGroup::OrderedProduct,

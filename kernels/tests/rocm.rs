@@ -117,7 +117,7 @@ fn a_device_that_is_opened_again_is_the_same() {
 
 #[test]
 fn opening_a_device_again_spoils_no_recording() {
-    // Nobody else has this one.
+    // No other test has this one.
     let arm = arm::<Fp32>(ITS_PEER);
     let ordinal = if loaded_hip::is_the_machines() { 0 } else { ITS_PEER };
     opening::spoils_no_recording(&arm, || drop(Rocm::open(ordinal).unwrap()));

@@ -69,7 +69,8 @@ pub trait Attention: Runtime {
     /// One new position of each sample, t = 1: `[q, k, v]`, `[b, h p]` each. Key and value enter the cache as by
     /// [`append_to_cache`](Self::append_to_cache), and the query sees what it sees in
     /// [`attention_cached`](Self::attention_cached). A backend may add in an order of its own, that of the position alone: a row's bits
-    /// depend neither on the batch nor on the capacity.
+    /// depend neither on the batch nor on the capacity. A cache that is full already is refused where its `past` is known to the host; on a
+    /// GPU that sequence's row is no number, and nothing is written.
     fn attention_step(
         &self,
         stream: &mut Self::DeviceStream,

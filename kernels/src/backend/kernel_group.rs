@@ -18,7 +18,7 @@ pub enum KernelGroup {
     Bias,
     /// The likeliest token of each row of logits.
     Likeliest,
-    /// GELU and its gradient.
+    /// GELU, its gradient and that of the bias before it.
     Gelu,
     /// The convolution and its gradients, of samples that are one document.
     CausalConv1d,

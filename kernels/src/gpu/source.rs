@@ -235,7 +235,7 @@ pub(super) fn of_groups(
             }
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
             KernelGroup::Likeliest => sources.push(&LIKELIEST),
-            KernelGroup::Gelu => sources.push(&GELU),
+            KernelGroup::Gelu => sources.extend([&GELU, &PARTIAL_SUMS]),
             KernelGroup::CausalConv1d => sources.extend([&CAUSAL_CONV1D, &CAUSAL_CONV1D_BACKWARD]),
             KernelGroup::SelectiveScan { channels, states }
                 if is_scan_of_sixteen(channels, states) =>

@@ -1,4 +1,4 @@
-//! Products with a bias, whoever adds it.
+//! Products with a bias, which the matrix library adds or a kernel of ours.
 
 use tidemill_kernels::Backend;
 use tidemill_kernels::reference::matmul::{MatmulShape, forward};
