@@ -18,9 +18,12 @@ use bodies::every_body;
 use bodies::inputs::Inputs;
 use bodies::memory::handed_on;
 use bodies::number::Number;
-use tidemill_kernels::backend::Attention;
+use bodies::scan_case::{Regime, ScanCase};
+use bodies::selective_scan::{self, Regated};
+use tidemill_kernels::backend::{Attention, SelectiveScan};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill_kernels::gpu::Precision;
+use tidemill_kernels::shape::{ScanShape, SequenceShape};
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
 
 /// Orders of threads: as they are numbered, and two random ones.
@@ -154,6 +157,18 @@ mod algorithms_of_a_library {
     algorithms::every_rule!(rules);
 }
 
+/// The memory that a stream keeps once `run` is over.
+fn memory_kept<P: Precision<Activation: Number>>(
+    arm: &Arm<Gpu<Emulator, P>>,
+    run: impl FnOnce(&mut Device<'_, Gpu<Emulator, P>>),
+) -> usize {
+    let mut device = Device::new(arm);
+    let free = || arm.backend.free_memory_bytes().unwrap().unwrap();
+    let before = free();
+    run(&mut device);
+    before - free()
+}
+
 /// What is told of attention's scratch memory is what it takes, by groups of warps and without.
 #[test]
 fn attention_takes_the_scratch_memory_that_it_says() {
@@ -164,17 +179,36 @@ fn attention_takes_the_scratch_memory_that_it_says() {
         for (rows, heads) in [([2, 150], [3, 64]), ([1, 300], [2, 100])] {
             let shape = attention_shape(rows, heads, 0.1, None);
             let case = AttentionCase::new::<P::Activation>(&mut inputs, shape);
-            let mut device = Device::new(arm);
-            let free = || arm.backend.free_memory_bytes().unwrap().unwrap();
-            let before = free();
-            attention_case::run(&mut device, "scratch", &case, shape);
-            let (found, said) = (before - free(), arm.backend.attention_scratch_bytes(shape));
+            let found = memory_kept(arm, |device| {
+                attention_case::run(device, "scratch", &case, shape);
+            });
+            let said = arm.backend.attention_scratch_bytes(shape);
             assert!((said..=said + BESIDE).contains(&found), "{}: {found}, said {said}", arm.name);
         }
     }
     check(&arm::<Fp32>(32, SEEDS[0]));
     check(&arm::<Bf16>(64, SEEDS[0]));
     check(&groups(SEEDS[0]));
+}
+
+/// And that of the scan, of sixteen states and of any, but for what blocks of a cut sequence hand to each other.
+#[test]
+fn the_scan_takes_about_the_scratch_memory_that_it_says() {
+    fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
+        let mut inputs = Inputs::new(18);
+        for [samples, positions, channels, states] in [[2, 200, 96, 16], [1, 300, 40, 5]] {
+            let sequences = SequenceShape::new(samples, positions).unwrap();
+            let shape = ScanShape::new(sequences, 1, channels, states).unwrap();
+            let case = ScanCase::new::<P::Activation>(&mut inputs, shape, Regime::Mild);
+            let found = memory_kept(arm, |device| {
+                selective_scan::run(device, "scratch", &case, shape, Regated::Asked);
+            });
+            let said = arm.backend.selective_scan_scratch_bytes(shape);
+            assert!((said..said + said / 4).contains(&found), "{}: {found}, said {said}", arm.name);
+        }
+    }
+    check(&arm::<Fp32>(32, SEEDS[0]));
+    check(&arm::<Bf16>(64, SEEDS[0]));
 }
 
 #[test]

@@ -52,14 +52,16 @@ impl MambaBlock {
     fn sample_bytes<B: Backend>(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
         let (d, e, narrow) = (self.width, self.inner, self.dt_bc_width());
         let one = SequenceShape::new(1, positions)?;
-        let scan = backend.selective_scan_saved_elements(ScanShape::new(one, 1, e, self.states)?);
+        let shape = ScanShape::new(one, 1, e, self.states)?;
+        let scan = backend.selective_scan_saved_elements(shape);
+        let of_scan = backend.selective_scan_scratch_bytes(shape);
         let activation = size_of::<B::Activation>();
         let forward = activation * (d + 2 * e);
         let backward = activation * (d + 5 * e + narrow) + 3 * 4 * d;
         let of_parameters = 4 * (3 * e + e * self.states + e * self.taps + d);
         Ok(SampleBytes {
             kept: activation * positions * (3 * e + narrow) + 4 * scan,
-            scratch: positions * (forward + backward) + of_parameters,
+            scratch: positions * (forward + backward) + of_parameters + of_scan,
         })
     }
 }

@@ -11,6 +11,10 @@ pub trait SelectiveScan: Runtime {
     /// backward scan; what they mean is the backend's own matter.
     fn selective_scan_saved_elements(&self, shape: ScanShape) -> usize;
 
+    /// About the bytes that [`selective_scan_backward`](Self::selective_scan_backward) takes of the device's memory beside its
+    /// arguments, and that a stream keeps for its next kernels; of a CPU, those of one thread.
+    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize;
+
     /// Selective scan with softplus, skip and gate (Gu and Dao, 2023, algorithm 2):
     ///
     /// ```text

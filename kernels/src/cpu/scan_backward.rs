@@ -119,6 +119,12 @@ struct Backward<'a> {
     layout: ScanLayout,
 }
 
+/// The scratch memory of one thread that has all samples.
+pub(crate) fn scratch_bytes(layout: &ScanLayout) -> usize {
+    let of_samples = layout.samples * partial_lanes(layout);
+    (layout.state_lanes() + of_samples + Scratch::lanes(layout)) * size_of::<Lanes>()
+}
+
 pub(crate) fn selective_scan_backward(
     stream: &mut DeviceStream,
     dispatch: Dispatch,

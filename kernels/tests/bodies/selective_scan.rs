@@ -13,7 +13,7 @@ use super::number::Number;
 use super::scan_case::{PlacedInputs, Regime, ScanCase, after_rank};
 
 /// The results of a scan, forward and backward.
-struct Results {
+pub struct Results {
     out: Vec<f32>,
     /// What the backward scan gives as the forward output.
     regated: Option<Vec<f32>>,
@@ -45,12 +45,12 @@ impl Results {
 
 /// Whether the backward scan is asked for the forward output again.
 #[derive(Clone, Copy, PartialEq)]
-enum Regated {
+pub enum Regated {
     Asked,
     Left,
 }
 
-fn run<B: Backend<Activation: Number>>(
+pub fn run<B: Backend<Activation: Number>>(
     device: &mut Device<'_, B>,
     label: &str,
     case: &ScanCase,

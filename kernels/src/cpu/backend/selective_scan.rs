@@ -16,6 +16,10 @@ impl SelectiveScan for Cpu {
         ScanLayout::new(shape).saved_elements() * shape.sequences().samples()
     }
 
+    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize {
+        scan_backward::scratch_bytes(&ScanLayout::new(shape))
+    }
+
     fn selective_scan_forward(
         &self,
         stream: &mut DeviceStream,

@@ -13,6 +13,10 @@ impl<D: Driver, P: Precision> SelectiveScan for Gpu<D, P> {
         self.scan_saved_elements(shape)
     }
 
+    fn selective_scan_scratch_bytes(&self, shape: ScanShape) -> usize {
+        self.scan_backward_scratch(shape)
+    }
+
     fn selective_scan_forward(
         &self,
         stream: &mut GpuStream<D>,

@@ -298,6 +298,17 @@ pub(super) fn backward_shared_bytes(warp: u32, activation_bytes: usize) -> usize
     if warp == 32 { 64528 + 3072 * activation_bytes } else { 17808 }
 }
 
+/// Rows of packed B and C.
+fn packed_rows(shape: ScanShape) -> usize {
+    let sequences = shape.sequences();
+    sequences.samples() * sequences.positions().next_multiple_of(PACKED_POSITIONS)
+}
+
+/// Bytes of packed B and C.
+pub(super) fn packed_bytes(shape: ScanShape) -> usize {
+    packed_rows(shape) * 2 * shape.states() * size_of::<f32>()
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Whether so many channels and states are scanned by the kernels for sixteen states.
     pub(in crate::gpu) fn is_scan_of_sixteen(&self, channels: usize, states: usize) -> bool {
@@ -342,9 +353,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if plan.way == Way::Any {
             return Ok((Address::NULL, Turns::NONE));
         }
-        let sequences = plan.shape.sequences();
-        let rows = sequences.samples() * sequences.positions().next_multiple_of(PACKED_POSITIONS);
-        let bytes = rows * 2 * plan.shape.states() * size_of::<f32>();
+        let rows = packed_rows(plan.shape);
+        let bytes = packed_bytes(plan.shape);
         let word_count = 1 + cut.chains;
         let word_bytes = word_count * size_of::<u32>();
         let packed = stream.scratch(self.driver(), ScratchSlot::First, bytes + word_bytes)?;

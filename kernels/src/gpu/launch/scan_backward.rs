@@ -8,7 +8,7 @@ use crate::gpu::buffer::Place;
 use crate::gpu::driver::{Address, Driver};
 use crate::gpu::launch::scan::{
     BACKWARD_BLOCKS_BY_REGISTERS, BLOCK_CHANNELS, CheckedRows, Kernels, Plan, Rows, Saved, Way,
-    backward_shared_bytes, count,
+    backward_shared_bytes, count, packed_bytes,
 };
 use crate::gpu::launch::scan_turns::{Cut, Room, Turns};
 use crate::gpu::launch::{KernelName, exactly, exactly_mut};
@@ -101,6 +101,13 @@ fn backward_any_shared_bytes(warp: u32) -> usize {
 }
 
 impl<D: Driver, P: Precision> Gpu<D, P> {
+    /// But for what blocks of a cut sequence hand to each other.
+    pub(in crate::gpu) fn scan_backward_scratch(&self, shape: ScanShape) -> usize {
+        let (dbc, parameters) = partial_bytes(shape);
+        let is_packed = self.is_scan_of_sixteen(shape.channels(), shape.states());
+        dbc + parameters + if is_packed { packed_bytes(shape) } else { 0 }
+    }
+
     #[allow(clippy::too_many_arguments)]
     pub(in crate::gpu) fn launch_selective_scan_backward(
         &self,
