@@ -5,8 +5,9 @@
 
 mod plan;
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t, cublasStatus_t};
@@ -20,6 +21,7 @@ use crate::gpu::driver::{MatrixProduct, Rows};
 use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
+use crate::gpu::vendor::table::Device;
 use crate::gpu::vendor::library::OpenLibrary;
 use crate::gpu::vendor::product::key::{PROBED_ROWS, canonical};
 use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
@@ -46,16 +48,48 @@ fn answer(error: CublasError) -> Answer {
     }
 }
 
-/// cuBLASLt on one device.
-pub struct CublasLt {
-    handle: sys::cublasLtHandle_t,
+/// The library's handle on a device, which all who have that device open share: to destroy one waits for the whole device, and so
+/// spoils what another thread records.
+struct Handle {
+    raw: sys::cublasLtHandle_t,
     context: Arc<Context>,
 }
 
 // SAFETY: the library's handle may be used by any thread.
-unsafe impl Send for CublasLt {}
+unsafe impl Send for Handle {}
 // SAFETY: as above.
-unsafe impl Sync for CublasLt {}
+unsafe impl Sync for Handle {}
+
+/// Those that someone has, by device.
+static HANDLES: Mutex<BTreeMap<Device, Weak<Handle>>> = Mutex::new(BTreeMap::new());
+
+impl Handle {
+    fn of(context: &Arc<Context>) -> std::result::Result<Arc<Self>, CublasError> {
+        let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = handles.entry(context.device()).or_default();
+        if let Some(handle) = place.upgrade() {
+            return Ok(handle);
+        }
+        let raw = result::create_handle()?;
+        let handle = Arc::new(Self { raw, context: Arc::clone(context) });
+        *place = Arc::downgrade(&handle);
+        Ok(handle)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: the handle is alive and not used again, and so is the context that it was made in.
+            let _ = unsafe { result::destroy_handle(self.raw) };
+        }
+    }
+}
+
+/// cuBLASLt on one device.
+pub struct CublasLt {
+    handle: Arc<Handle>,
+}
 
 impl CublasLt {
     pub(super) fn open(context: &Arc<Context>, device: &str) -> Result<Self> {
@@ -63,12 +97,12 @@ impl CublasLt {
         if !unsafe { sys::is_culib_present() } {
             return Err(unavailable("NVIDIA's matrix library libcublasLt.so was not found"));
         }
-        let handle = result::create_handle().map_err(|error| KernelError::Device {
+        let handle = Handle::of(context).map_err(|error| KernelError::Device {
             attempted: "opening cuBLASLt",
             device: device.to_owned(),
             answer: error.to_string(),
         })?;
-        Ok(Self { handle, context: Arc::clone(context) })
+        Ok(Self { handle })
     }
 
     pub(super) fn version() -> String {
@@ -90,7 +124,7 @@ impl ProductLibrary for CublasLt {
     ) -> Answered<impl Iterator<Item = Candidate<cublasLtMatmulAlgo_t>>> {
         let asked = canonical(product);
         let candidates = Plan::new(&asked)
-            .and_then(|plan| plan.candidates(self.handle, &asked, Self::WORKSPACE_BYTES));
+            .and_then(|plan| plan.candidates(self.handle.raw, &asked, Self::WORKSPACE_BYTES));
         let candidates = candidates.map_err(answer)?.into_iter();
         let own = [asked.m];
         let probed: &[usize] = match product.rows {
@@ -99,7 +133,7 @@ impl ProductLibrary for CublasLt {
         };
         let probes = probed.iter().map(|&m| Plan::new(&MatrixProduct { m, ..*product }));
         let probes = probes.collect::<std::result::Result<Vec<_>, _>>().map_err(answer)?;
-        let handle = self.handle;
+        let handle = self.handle.raw;
         Ok(candidates.filter_map(move |candidate| {
             // What it needs for any of them.
             let bytes =
@@ -119,7 +153,7 @@ impl ProductLibrary for CublasLt {
         algorithm: &cublasLtMatmulAlgo_t,
     ) -> Answered<(Plan, cublasLtMatmulAlgo_t)> {
         let plan = Plan::new(product).map_err(answer)?;
-        match plan.workspace_bytes(self.handle, algorithm) {
+        match plan.workspace_bytes(self.handle.raw, algorithm) {
             Some(bytes) if bytes <= Self::WORKSPACE_BYTES => Ok((plan, *algorithm)),
             _ => {
                 let refused = "the algorithm of these widths refuses the rows";
@@ -140,7 +174,7 @@ impl ProductLibrary for CublasLt {
         // during the call.
         let enqueued = unsafe {
             result::matmul(
-                self.handle,
+                self.handle.raw,
                 plan.operation,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(&beta).cast(),
@@ -159,14 +193,5 @@ impl ProductLibrary for CublasLt {
             )
         };
         enqueued.map_err(answer)
-    }
-}
-
-impl Drop for CublasLt {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: the handle is alive and not used again, and so is the context that it was made in.
-            let _ = unsafe { result::destroy_handle(self.handle) };
-        }
     }
 }

@@ -169,6 +169,11 @@ impl<B: Backend, T: Number> Placed<B, T> {
         SliceMut::new(&mut self.buffer, self.layout.start(), elements).unwrap()
     }
 
+    /// The whole buffer.
+    pub fn memory(&self, device: &mut Device<'_, B>) -> Vec<T> {
+        device.download(&self.buffer)
+    }
+
     /// The matrix, row-major; everything around it must still be poison.
     #[track_caller]
     pub fn read(&self, device: &mut Device<'_, B>) -> Vec<f32> {

@@ -12,6 +12,7 @@ pub mod attention;
 pub mod attention_cached;
 pub mod attention_case;
 pub mod attention_refusals;
+pub mod attention_repeats;
 pub mod biased_products;
 pub mod causal_conv1d;
 pub mod causal_conv1d_piece;
@@ -135,6 +136,7 @@ macro_rules! every_body {
                 attention_agrees: bodies::attention::agrees;
                 attention_of_long_walks_agrees: bodies::attention::long_walks_agree;
                 attention_shows_values_that_are_not_finite: bodies::attention::values_that_are_not_finite_are_seen;
+                attention_repeats_agree: bodies::attention_repeats::agree;
                 attention_rows_are_independent: bodies::attention::rows_are_independent;
                 attention_of_one_document_is_that_of_none: bodies::attention::one_document_is_none;
                 attention_does_not_change_by_the_unseen: bodies::attention::the_unseen_changes_nothing;

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# How training scales over the GPUs of one machine: 1, 2, 4 and so on of those that nvidia-smi lists.
+#
+#   benches/scaling/run.sh OUT [measure.py's flags]
+#
+# Writes OUT/results.jsonl, one line for each measurement, and a log of each. What stands there already is not measured again, so that
+# a machine that is lent for ten minutes at a time can take several turns (--seconds 560). PROGRAM names the program
+# (target/release/tidemill), PYTHON one that has PyTorch, whose DDP and FSDP2 are measured beside (python3), PROMISES the test program of
+# the whole system, whose tests of elasticity and of kills then run on all GPUs too.
+#
+# Then, on any machine, with matplotlib:
+#
+#   benches/scaling/simulate.py OUT/results.jsonl --plot benches/scaling/scaling.svg
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?a folder for results}
+shift
+mkdir -p "$out"
+exec "${PYTHON:-python3}" "$here/measure.py" "$out" --program "${PROGRAM:-target/release/tidemill}" ${PROMISES:+--promises "$PROMISES"} "$@"
