@@ -207,10 +207,11 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
     }
     if (section > 0) return;
     if (end == there) {
-        // The newest inputs are at hand: no store waits for a load.
+        // The newest inputs are at hand: no store waits for a load. Which taps there are is asked anew, not held since before.
+        const u32 count = formed_anew(held);
 #pragma unroll
         for (u32 tap = 0; tap < TAPS; tap++) {
-            if (tap < held) state[tap] = window[tap];
+            if (tap < count) state[tap] = window[tap];
         }
         return;
     }

@@ -252,8 +252,9 @@ fn assert_warps_need<P: Precision>(
 /// What may begin before the kernel ahead of it has ended waits for that one in every thread; where one does not, the launch fails.
 #[test]
 fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
+    type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
     let waits = "await_previous();";
-    let bodies: [(_, fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript); 7] = [
+    let bodies: [(_, Body); 7] = [
         ("attention_step.cu", bodies::attention_cached::steps_agree),
         ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
         ("embedding.cu", bodies::embedding::agrees),
