@@ -162,28 +162,36 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
     static_assert(SECTION >= TAPS - 1, "later sections see inputs alone");
     const u32 section = blockIdx.x / arguments.blocks;
     const u64 element = static_cast<u64>(blockIdx.x % arguments.blocks) * PIECE_THREADS + threadIdx.x;
-    if (element >= arguments.elements) return;
-    const u32 sample = static_cast<u32>(element / arguments.channels);
-    const u32 channel = static_cast<u32>(element % arguments.channels);
+    const bool inside = element < arguments.elements;
+    const u64 own = inside ? element : 0;
+    const u32 sample = static_cast<u32>(own / arguments.channels), channel = static_cast<u32>(own % arguments.channels);
+    const u32 held = arguments.width - 1;
+    float* const state = arguments.state + own * held;
+    release_next();
+    float weight[TAPS];
+#pragma unroll
+    for (u32 tap = 0; tap < TAPS; tap++) {
+        weight[tap] = tap <= held ? arguments.weight[channel * arguments.width + tap] : 0.0f;
+    }
+    const float bias = arguments.bias ? arguments.bias[channel] : 0.0f;
+    fetch_ahead(state);
+    await_previous();
+    if (!inside) return;
     const u32 there = arguments.lengths ? min(arguments.lengths[sample], arguments.positions) : arguments.positions;
     const u32 first = section * SECTION, end = min(first + SECTION, there);
     if (first >= end) return;
-    const u32 held = arguments.width - 1;
-    float* const state = arguments.state + element * held;
     const u64 first_row = static_cast<u64>(sample) * arguments.positions;
     const activation* const x = arguments.x + first_row * arguments.x_stride + channel;
     activation* const out = arguments.out + first_row * arguments.out_stride + channel;
 
-    float weight[TAPS], window[TAPS];
+    float window[TAPS];
 #pragma unroll
     for (u32 tap = 0; tap < TAPS; tap++) {
-        weight[tap] = tap <= held ? arguments.weight[channel * arguments.width + tap] : 0.0f;
         // The inputs before the section, and room for the newest.
         const u32 at = first + tap;
         window[tap] = 0.0f;
         if (tap < held) window[tap] = at < held ? state[at] : widen(x[(at - held) * arguments.x_stride]);
     }
-    const float bias = arguments.bias ? arguments.bias[channel] : 0.0f;
     for (u32 position = first; position < end; position++) {
         const float newest = widen(x[position * arguments.x_stride]);
         float sum = bias;
@@ -198,6 +206,15 @@ DEVICE void advance(const CausalConv1dSiluPiece& arguments) {
         narrow(out[position * arguments.out_stride], silu(sum));
     }
     if (section > 0) return;
+    if (end == there) {
+        // The newest inputs are at hand: no store waits for a load. Which taps there are is asked anew, not held since before.
+        const u32 count = formed_anew(held);
+#pragma unroll
+        for (u32 tap = 0; tap < TAPS; tap++) {
+            if (tap < count) state[tap] = window[tap];
+        }
+        return;
+    }
     // Of inputs that were there before, the newer ones move up.
     for (u32 tap = 0; tap < held; tap++) {
         const u32 at = there + tap;

@@ -373,6 +373,53 @@ DEVICE void rest() {
 #endif
 }
 
+// --- kernels that overlap --------------------------------------------------------------------------------
+
+// A kernel of a recording may begin while the one before it still runs (`Start::Early` of gpu/driver.rs): its blocks then wait where
+// the other's leave room, with what they read of parameters on its way. Elsewhere these words do nothing.
+//
+// Of such a kernel every thread calls await_previous, before it reads what another kernel writes and before it writes anything. Then
+// any chain of kernels is sound, however many of them have begun: a kernel ends only when all of its threads have, so it ends after
+// the one before it, and that after its own; and a kernel that does not begin early begins when all before it have ended. So what
+// awaits the kernel before it finds what any of them wrote, and writes over nothing that one of them has yet to read. Before it, a
+// thread may load what no kernel of the recording writes, and `fetch_ahead` anything: the cache that all multiprocessors share holds
+// nothing that is out of date. A recording as a whole begins when everything before it has ended.
+#if ON_NVIDIA && defined(__CUDA_ARCH__)
+#if __CUDA_ARCH__ >= 900
+#define EARLY_STARTS 1
+#endif
+#endif
+#if !defined(EARLY_STARTS)
+#define EARLY_STARTS 0
+#endif
+
+// Lets the next kernel begin, once all blocks have come here or have ended.
+DEVICE void release_next() {
+#if EARLY_STARTS
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Waits until the kernel before this one has ended, and all before that.
+DEVICE void await_previous() {
+#if EARLY_STARTS
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#elif defined(EMULATOR)
+    emulator::await_previous();
+#endif
+}
+// Has the line of `global` fetched to the cache that all multiprocessors share.
+DEVICE void fetch_ahead(const void* global) {
+#if EARLY_STARTS
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#endif
+}
+// The same of `bytes` bytes, of which begin and number are multiples of 16.
+DEVICE void fetch_ahead(const void* global, u32 bytes) {
+#if EARLY_STARTS
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
+#endif
+}
+
 // --- faults -----------------------------------------------------------------------------------------
 
 // What a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest

@@ -36,6 +36,8 @@ template <Access ACCESS>
 DEVICE void copy_row(const EmbeddingForward& arguments) {
     const u32 row = blockIdx.x;
     const u32 width = arguments.width;
+    release_next();
+    await_previous();
     Fault* const fault = threadIdx.x == 0 ? arguments.fault : nullptr;
     const u32 token = checked(arguments.tokens[row], row, arguments.vocab_size, fault);
     const float* const from = arguments.table + token * arguments.table_stride;

@@ -103,6 +103,8 @@ struct Fiber {
     void* stack = nullptr;
     unsigned index = 0;
     bool done = false;
+    // Whether it has waited for the kernel before its own.
+    bool has_waited = false;
     // The generation that the fiber waits to see the end of.
     const unsigned* waits_for = nullptr;
     unsigned waits_since = 0;
@@ -115,6 +117,8 @@ struct Launch {
     unsigned threads;
     size_t shared_bytes;
     uint64_t seed;
+    // Whether the kernel may begin before the one ahead of it has ended, so that all of its threads must wait for that one.
+    bool must_wait;
     // Whether a block of the launch has failed.
     std::atomic<bool>* failed;
 };
@@ -280,12 +284,18 @@ inline void meet(unsigned barrier, unsigned threads) {
     if (block->named[barrier].generation == before) wait_for(block->named[barrier].generation);
 }
 
+// Kernels run one after the other here: there is nothing to wait for.
+inline void await_previous() { block->current->has_waited = true; }
+
 inline void* dynamic_shared() { return block->shared.data(); }
 
 inline void run_fiber() {
     Block* here = block;
     here->launch->kernel(here->launch->arguments);
     Fiber& fiber = *here->current;
+    if (here->launch->must_wait && !fiber.has_waited) {
+        fail("a thread ends that has not waited for the kernel before");
+    }
     fiber.done = true;
     // A thread that has ended takes part in no barrier.
     Warp& mine = here->warps[fiber.index / WARP];
@@ -429,11 +439,12 @@ inline std::string run(const Launch& launch, unsigned workers) {
 // launch.
 extern "C" EXPORTED inline const char* emulator_launch(
     void (*kernel)(const void*), const void* arguments, const unsigned* grid, unsigned threads,
-    size_t shared_bytes, uint64_t seed, unsigned workers) {
+    size_t shared_bytes, uint64_t seed, unsigned workers, bool must_wait) {
     static thread_local std::string failure;
     std::atomic<bool> failed{false};
     const emulator::Index size{grid[0], grid[1], grid[2]};
-    failure = emulator::run({kernel, arguments, size, threads, shared_bytes, seed, &failed}, workers);
+    const emulator::Launch launch{kernel, arguments, size, threads, shared_bytes, seed, must_wait, &failed};
+    failure = emulator::run(launch, workers);
     return failure.empty() ? nullptr : failure.c_str();
 }
 

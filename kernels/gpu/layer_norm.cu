@@ -14,20 +14,32 @@
 #include "pack.h"
 #include "norm.h"
 
+DEVICE Columns normed(Columns pack, float mean, float reciprocal) {
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) pack.at[i] = (pack.at[i] - mean) * reciprocal;
+    return pack;
+}
+DEVICE Columns scaled(Columns pack, const Columns& weight) {
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) pack.at[i] *= weight.at[i];
+    return pack;
+}
+DEVICE Columns scaled(Columns pack, const Columns& weight, const Columns& bias) {
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) pack.at[i] = fmaf(pack.at[i], weight.at[i], bias.at[i]);
+    return pack;
+}
+
 template <u32 TEAM, Access ACCESS>
 DEVICE void store_normed(const NormForward& arguments, u64 row, u32 column, Columns pack,
                          float mean, float reciprocal) {
     const u32 count = arguments.width - column;
     const Columns weight = load<COLUMNS, ACCESS>(arguments.weight + column, count);
-#pragma unroll
-    for (u32 i = 0; i < COLUMNS; i++) pack.at[i] = (pack.at[i] - mean) * reciprocal;
+    pack = normed(pack, mean, reciprocal);
     if (arguments.bias) {
-        const Columns bias = load<COLUMNS, ACCESS>(arguments.bias + column, count);
-#pragma unroll
-        for (u32 i = 0; i < COLUMNS; i++) pack.at[i] = fmaf(pack.at[i], weight.at[i], bias.at[i]);
+        pack = scaled(pack, weight, load<COLUMNS, ACCESS>(arguments.bias + column, count));
     } else {
-#pragma unroll
-        for (u32 i = 0; i < COLUMNS; i++) pack.at[i] *= weight.at[i];
+        pack = scaled(pack, weight);
     }
     store<COLUMNS, ACCESS>(arguments.y + row * arguments.y_stride + column, pack, count);
 }
@@ -37,6 +49,8 @@ DEVICE void forward(const NormForward& arguments) {
     constexpr u32 TEAMS = THREADS / TEAM;
     constexpr u32 STEP = TEAM * COLUMNS;
     const u64 row = static_cast<u64>(blockIdx.x) * TEAMS + threadIdx.x / TEAM;
+    release_next();
+    await_previous();
     // Whole teams leave; a block that is one team has a row.
     if (row >= arguments.rows) return;
     const u32 width = arguments.width;
@@ -95,6 +109,45 @@ DEVICE void forward(const NormForward& arguments) {
     }
 }
 
+// The same bits for rows so few that latency is all of their time, and so short that registers hold them: what a thread reads of
+// parameters it has before there is a row, and no load waits for a store.
+template <class Input>
+DEVICE void forward_few(const NormForward& arguments) {
+    constexpr u32 STEP = THREADS * COLUMNS;
+    const u32 width = arguments.width, first = threadIdx.x * COLUMNS;
+    release_next();
+    Columns kept[KEPT], weights[KEPT], biases[KEPT];
+    load_kept<STEP>(weights, arguments.weight, first, width);
+    if (arguments.bias) load_kept<STEP>(biases, arguments.bias, first, width);
+    await_previous();
+    load_kept<STEP>(kept, static_cast<const Input*>(arguments.x) + blockIdx.x * arguments.x_stride, first, width);
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) sum += sum_of(kept[i]);
+    const float mean = team_sum<THREADS>(sum) / static_cast<float>(width);
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) {
+        const u32 column = first + i * STEP;
+        const Columns deviation = deviations(kept[i], mean, column < width ? width - column : 0);
+        squares = add_products(squares, deviation, deviation);
+    }
+    const float variance = team_sum<THREADS>(squares) / static_cast<float>(width);
+    const float reciprocal = 1.0f / sqrtf(variance + arguments.eps);
+    if (threadIdx.x == 0) {
+        arguments.statistics[blockIdx.x] = mean;
+        arguments.statistics[arguments.rows + blockIdx.x] = reciprocal;
+    }
+    activation* const y = arguments.y + blockIdx.x * arguments.y_stride;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) {
+        const u32 column = first + i * STEP;
+        if (column >= width) break;
+        const Columns n = normed(kept[i], mean, reciprocal);
+        store_pack<COLUMNS>(y + column, arguments.bias ? scaled(n, weights[i], biases[i]) : scaled(n, weights[i]));
+    }
+}
+
 // The kernels of a team and an access, of activations or of the residual stream. FORWARD_BLOCKS and BLOCKS are what the registers of
 // the residual stream's first and of the activations' second leave room for.
 #if OF_ACTIVATIONS
@@ -113,6 +166,12 @@ DEVICE void forward(const NormForward& arguments) {
     KERNEL(layer_norm_backward_residual_##variant, THREADS, 2, NormBackward) {              \
         norm_backward<Norm::LAYER, TEAM, ACCESS, Gradient::ADDED>(arguments);               \
     }
+#endif
+
+#if OF_ACTIVATIONS
+KERNEL(layer_norm_forward_activation_few, THREADS, 2, NormForward) { forward_few<activation>(arguments); }
+#else
+KERNEL(layer_norm_forward_residual_few, THREADS, 2, NormForward) { forward_few<float>(arguments); }
 #endif
 
 LAYER_NORM(wide, THREADS, Access::WIDE, 5, 2)

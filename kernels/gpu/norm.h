@@ -88,6 +88,16 @@ DEVICE void load_pair(Columns (&packs)[PAIR], const T* row, u32 column, u32 widt
     packs[1] = or_zero(inside, load<COLUMNS, ACCESS>(row + second, width - second));
 }
 
+// The packs of a thread, STEP columns apart, of rows of whole packs; zeros past the row.
+template <u32 STEP, class T>
+DEVICE void load_kept(Columns (&packs)[KEPT], const T* row, u32 first, u32 width) {
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) {
+        const u32 column = first + i * STEP;
+        packs[i] = or_zero(column < width, load_pack<COLUMNS>(row + (column < width ? column : 0)));
+    }
+}
+
 // Where a gradient of x goes.
 enum class Gradient {
     ADDED,     // to fp32

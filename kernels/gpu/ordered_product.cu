@@ -29,6 +29,13 @@ DEVICE void multiply_few(const OrderedProduct& product) {
     const u32 row_block = has_one ? 0 : blockIdx.x % product.row_blocks;
     const u32 first_group = (has_one ? blockIdx.x : blockIdx.x / product.row_blocks) * product.groups;
     const u32 first_row = row_block * ROWS, first_column = (first_group + group) * COLUMNS;
+    release_next();
+    // Weights are on their way before the rows are there that they are to be multiplied with.
+    const u32 fetched_column = first_group * COLUMNS + threadIdx.x;
+    if (threadIdx.x < product.groups * COLUMNS && fetched_column < product.columns) {
+        fetch_ahead(product.weight + fetched_column * product.weight_stride, product.terms * sizeof(bf16));
+    }
+    bool is_first = true;
     const bf16* rows[OWN_SLOTS];
     bool has_row[OWN_SLOTS];
 #pragma unroll
@@ -66,6 +73,8 @@ DEVICE void multiply_few(const OrderedProduct& product) {
                     weight[i][tile] = load_once(at + i * BLOCK_TERMS);
                 }
             }
+            if (is_first) await_previous();
+            is_first = false;
 #pragma unroll
             for (u32 slot = 0; slot < SLOTS; slot++) {
                 const bf16* const at = rows[slot % OWN_SLOTS] + term;
@@ -173,6 +182,8 @@ DEVICE void multiply_tiles(const OrderedProduct& product) {
     constexpr u32 DOWN = WARP_ROWS / TILE, ACROSS = WARP_COLUMNS / TILE_COLUMNS;
     constexpr u32 SEGMENT_STEPS = SEGMENT / STEP_TERMS;
     SHARED(bf16, memory);
+    release_next();
+    await_previous();
     const auto a_of = [=](u32 stage) {
         return OperandRows<ROWS>{memory + stage * (ROWS + COLUMNS) * STEP_TERMS};
     };
@@ -296,6 +307,8 @@ SHARED_BYTES(ordered_tiles_fp32, 2 * sizeof(Operands));
 KERNEL(ordered_tiles_fp32, TILES_THREADS, 2, OrderedProduct) {
     SHARED(Operands, operands);
     const OrderedProduct& product = arguments;
+    release_next();
+    await_previous();
     const u32 first_row = blockIdx.x % product.row_blocks * TILES_SIDE;
     const u32 first_column = blockIdx.x / product.row_blocks * TILES_SIDE;
     const u32 own_row = threadIdx.x / 16, own_column = threadIdx.x % 16;
@@ -370,6 +383,8 @@ KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) {
     const OrderedProduct& product = arguments;
     const u64 elements = static_cast<u64>(product.rows) * product.columns;
     const u64 i = static_cast<u64>(blockIdx.x) * ADD_THREADS + threadIdx.x;
+    release_next();
+    await_previous();
     if (i >= elements) return;
     float total = product.segment_sums[i];
 #pragma unroll 4

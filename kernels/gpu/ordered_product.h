@@ -183,11 +183,11 @@ DEVICE const bf16* settled(const bf16* at) {
     return at;
 }
 
-// 16 bytes of a weight that no other block reads.
+// 16 bytes of a weight that no other block reads, asked for here and not where they are needed.
 DEVICE Chunk load_once(const bf16* global) {
 #if ON_NVIDIA
     Chunk chunk;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(chunk.at[0]), "=r"(chunk.at[1]), "=r"(chunk.at[2]), "=r"(chunk.at[3])
         : "l"(global));
     return chunk;

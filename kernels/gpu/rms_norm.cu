@@ -16,6 +16,8 @@ DEVICE void forward(const NormForward& arguments) {
     constexpr u32 TEAMS = THREADS / TEAM;
     constexpr u32 STEP = TEAM * COLUMNS;
     const u64 row = static_cast<u64>(blockIdx.x) * TEAMS + threadIdx.x / TEAM;
+    release_next();
+    await_previous();
     // Whole teams leave; a block that is one team has a row.
     if (row >= arguments.rows) return;
     const u32 width = arguments.width;
@@ -39,6 +41,33 @@ DEVICE void forward(const NormForward& arguments) {
 #pragma unroll
         for (u32 i = 0; i < COLUMNS; i++) pack.at[i] = pack.at[i] * reciprocal_rms * weight.at[i];
         store<COLUMNS, ACCESS>(y + column, pack, width - column);
+    }
+}
+
+// The same bits for rows so few that latency is all of their time, and so short that registers hold them: what a thread reads of
+// parameters it has before there is a row, and no load waits for a store.
+KERNEL(rms_norm_forward_few, THREADS, 2, NormForward) {
+    constexpr u32 STEP = THREADS * COLUMNS;
+    const u32 width = arguments.width, first = threadIdx.x * COLUMNS;
+    release_next();
+    Columns kept[KEPT], weights[KEPT];
+    load_kept<STEP>(weights, arguments.weight, first, width);
+    await_previous();
+    load_kept<STEP>(kept, static_cast<const float*>(arguments.x) + blockIdx.x * arguments.x_stride, first, width);
+    float squares = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) squares = add_products(squares, kept[i], kept[i]);
+    const float mean = team_sum<THREADS>(squares) / static_cast<float>(width);
+    const float reciprocal_rms = 1.0f / sqrtf(mean + arguments.eps);
+    if (threadIdx.x == 0) arguments.statistics[blockIdx.x] = reciprocal_rms;
+    activation* const y = arguments.y + blockIdx.x * arguments.y_stride;
+#pragma unroll
+    for (u32 i = 0; i < KEPT; i++) {
+        const u32 column = first + i * STEP;
+        if (column >= width) break;
+#pragma unroll
+        for (u32 j = 0; j < COLUMNS; j++) kept[i].at[j] = kept[i].at[j] * reciprocal_rms * weights[i].at[j];
+        store_pack<COLUMNS>(y + column, kept[i]);
     }
 }
 

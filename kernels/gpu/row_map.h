@@ -29,6 +29,10 @@ DEVICE void map_rows(const RowMap& arguments, Operation operation) {
     const u32 width = arguments.width;
     const u32 tiles = (width - 1) / (MAP_THREADS * COLUMNS) + 1;
     const u32 column = (blockIdx.x % tiles * MAP_THREADS + threadIdx.x) * COLUMNS;
+    release_next();
+    // All rows share a bias.
+    if (arguments.bias && blockIdx.x < tiles && column < width) fetch_ahead(arguments.bias + column);
+    await_previous();
     if (column >= width) return;
     const u32 count = width - column;
     const u64 first_row = static_cast<u64>(blockIdx.x / tiles) * MAP_ROWS;

@@ -370,6 +370,8 @@ KERNEL(scan_step_any, 128, 1, ScanPieceArguments) {
     const bool inside = item < static_cast<u64>(arguments.samples) * channels;
     const u32 row = inside ? static_cast<u32>(item / channels) : 0;
     const u32 channel = inside ? static_cast<u32>(item % channels) : 0;
+    release_next();
+    await_previous();
     const float x = widen(*place(arguments.x, row, channel));
     const float delta = softplus(widen(*place(arguments.delta_raw, row, channel)) +
                                  arguments.delta_bias[channel]);

@@ -144,11 +144,15 @@ KERNEL(scan_step, 128, 1, ScanPieceArguments) {
     const bool wide = arguments.wide != 0;
     float* const state = arguments.state + (inside ? item : 0) * 16 + quad * 4;
     float h[4], rate[4];
-    take4(h, state, wide);
+    release_next();
+    fetch_ahead(state);
     take4(rate, arguments.a_log + static_cast<u64>(channel) * 16 + quad * 4, wide);
+    const float delta_bias = arguments.delta_bias[channel], skip = arguments.d[channel];
+    await_previous();
+    take4(h, state, wide);
     const float x = widen(*place(arguments.x, row, channel));
     const float z = widen(*place(arguments.z, row, channel));
-    const float delta = softplus(widen(*place(arguments.delta_raw, row, channel)) + arguments.delta_bias[channel]);
+    const float delta = softplus(widen(*place(arguments.delta_raw, row, channel)) + delta_bias);
     const float driven = delta * x;
     float y = 0.0f;
 #pragma unroll
@@ -164,6 +168,6 @@ KERNEL(scan_step, 128, 1, ScanPieceArguments) {
     if (!inside) return;
     put4(state, h, wide);
     if (quad != 0) return;
-    const float saved = widen(rounded(fmaf(arguments.d[channel], x, y)));
+    const float saved = widen(rounded(fmaf(skip, x, y)));
     *place(arguments.out, row, channel) = rounded(gated(saved, z, sigmoid(z)));
 }

@@ -215,12 +215,40 @@ impl Vendor for Nvidia {
 mod tests {
     use cudarc::driver::sys::{
         self, CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction_attribute,
-        CUmemAccess_flags, CUmemLocationType, CUmemPool_attribute, CUresult, CUstream_flags,
-        CUstreamCaptureMode,
+        CUlaunchAttributeID, CUmemAccess_flags, CUmemLocationType, CUmemPool_attribute, CUresult,
+        CUstream_flags, CUstreamCaptureMode,
     };
 
     use super::*;
-    use crate::gpu::vendor::table;
+    use crate::gpu::vendor::table::{self, LaunchAttribute, LaunchSettings};
+
+    #[test]
+    fn settings_of_launches_are_those_of_the_driver_interface() {
+        assert_eq!(size_of::<LaunchSettings>(), size_of::<sys::CUlaunchConfig>());
+        assert_eq!(size_of::<LaunchAttribute>(), size_of::<sys::CUlaunchAttribute>());
+        assert_eq!(align_of::<LaunchAttribute>(), align_of::<sys::CUlaunchAttribute>());
+        let attribute = LaunchAttribute::early_start();
+        let settings = LaunchSettings {
+            grid: [1, 2, 3],
+            block: [4, 5, 6],
+            shared_bytes: 7,
+            stream: std::ptr::dangling_mut(),
+            attributes: &raw const attribute,
+            attribute_count: 8,
+        };
+        // SAFETY: both are plain structs of one size, and the attribute is alive.
+        let (theirs, first) = unsafe {
+            let theirs = std::mem::transmute::<LaunchSettings, sys::CUlaunchConfig>(settings);
+            (theirs, *theirs.attrs)
+        };
+        assert_eq!([theirs.gridDimX, theirs.gridDimY, theirs.gridDimZ], [1, 2, 3]);
+        assert_eq!([theirs.blockDimX, theirs.blockDimY, theirs.blockDimZ], [4, 5, 6]);
+        assert_eq!((theirs.sharedMemBytes, theirs.numAttrs), (7, 8));
+        assert_eq!(theirs.hStream, std::ptr::dangling_mut());
+        assert_eq!(first.id as u32, LaunchAttribute::EARLY_START);
+        // SAFETY: the value of this attribute is a number.
+        assert_eq!(unsafe { first.value.programmaticStreamSerializationAllowed }, 1);
+    }
 
     #[test]
     fn devices_before_ampere_are_refused_in_one_line() {
@@ -258,6 +286,14 @@ mod tests {
             (
                 table::FUNCTION_SHARED_BYTES,
                 CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES as u32,
+            ),
+            (
+                table::FUNCTION_ARCHITECTURE,
+                CUfunction_attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION as u32,
+            ),
+            (
+                table::LaunchAttribute::EARLY_START,
+                CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as u32,
             ),
             (
                 table::FUNCTION_MOST_DYNAMIC_SHARED_BYTES,

@@ -6,7 +6,7 @@
 //! side by side when somebody says so before ([`source`]), and kept on disk. Everything of a [`GpuStream`] runs in the order of the calls.
 //!
 //! What keeps the bits the same for any microbatch: a kernel is chosen by widths and strides, never by the number of rows, but
-//! for generation's products, all of whose kernels give the same bits; grains are cut from their own first row; a matrix
+//! for generation's products and for forward norms, all of whose kernels give the same bits; grains are cut from their own first row; a matrix
 //! product's algorithm is pinned to what its rows have in common ([`MatrixProduct`]), after it has been seen to keep to what is
 //! promised of products ([`choose_algorithm`]).
 //!
@@ -41,7 +41,7 @@ pub use self::algorithm::{Candidate, Terms, choose_algorithm};
 pub use self::buffer::GpuBuffer;
 pub use self::driver::{
     Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand,
-    Rows, TileMap, TiledRows,
+    Rows, Start, TileMap, TiledRows,
 };
 pub use self::inventory::Inventory;
 pub use self::pinned::GpuPinned;

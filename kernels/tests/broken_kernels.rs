@@ -1,7 +1,7 @@
 //! Kernels that are broken on purpose: the emulator must see it, or its other tests prove nothing.
 
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, SourceChange};
-use tidemill_kernels::gpu::{Driver, ElementKind, Launch, Source, SourceOptions};
+use tidemill_kernels::gpu::{Driver, ElementKind, Launch, Source, SourceOptions, Start};
 use tidemill_kernels::{KernelError, Result};
 
 /// Sums of blocks of 256 numbers.
@@ -58,7 +58,8 @@ fn block_sums(settings: EmulatorSettings, change: Option<SourceChange>) -> Resul
     let device_in = emulator.allocate(&mut queue, input.len() * 4)?;
     emulator.upload(&mut queue, &device_in, 0, bytemuck::cast_slice(&input))?;
     let addresses = [Emulator::address(&device_out), Emulator::address(&device_in)];
-    let launch = Launch { grid: [BLOCKS as u32, 1, 1], threads: 256, shared_bytes: 256 };
+    let grid = [BLOCKS as u32, 1, 1];
+    let launch = Launch { grid, threads: 256, shared_bytes: 256, start: Start::Ordered };
     // SAFETY: the struct is two addresses, of memory for as many numbers as the kernel reaches.
     unsafe { emulator.launch(&mut queue, &kernel, launch, bytemuck::bytes_of(&addresses))? };
     let mut out = vec![0.0_f32; BLOCKS];

@@ -249,6 +249,31 @@ fn assert_warps_need<P: Precision>(
     }
 }
 
+/// What may begin before the kernel ahead of it has ended waits for that one in every thread; where one does not, the launch fails.
+#[test]
+fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
+    type Body = fn(&Arm<Gpu<Emulator, Bf16>>) -> Transcript;
+    let waits = "await_previous();";
+    let bodies: [(_, Body); 7] = [
+        ("attention_step.cu", bodies::attention_cached::steps_agree),
+        ("causal_conv1d.cu", bodies::causal_conv1d_piece::pieces_agree),
+        ("embedding.cu", bodies::embedding::agrees),
+        ("layer_norm.cu", bodies::layer_norm::agrees),
+        ("ordered_product.cu", bodies::ordered_product::agrees),
+        ("rms_norm.cu", bodies::rms_norm::agrees),
+        ("scan_piece.cu", bodies::selective_scan_piece::pieces_agree),
+    ];
+    for (source, body) in bodies {
+        let change = SourceChange { source, from: waits, to: "" };
+        let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
+        let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
+        let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
+        let Err(panic) = result else { panic!("{source}: nobody saw that {waits} was missing") };
+        let message = panic.downcast_ref::<String>().map_or("", String::as_str);
+        assert!(message.contains("has not waited"), "failed for another reason: {message}");
+    }
+}
+
 /// Launchers and kernels count the shared memory of a block apart, for either width of a warp; where they differ, the launch is
 /// refused.
 #[test]

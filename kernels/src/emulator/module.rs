@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::SourceChange;
 use crate::error::{KernelError, Result};
 use crate::gpu::cache::CacheEntry;
-use crate::gpu::driver::{ElementKind, Launch};
+use crate::gpu::driver::{ElementKind, Launch, Start};
 use crate::gpu::source::{HEADERS, Source, SourceOptions};
 
 /// The header that stands for a device; part of the emulator alone.
@@ -33,6 +33,7 @@ type LaunchEntry = unsafe extern "C" fn(
     shared_bytes: usize,
     seed: u64,
     workers: u32,
+    must_wait: bool,
 ) -> *const c_char;
 
 fn failure(attempted: &'static str, answer: impl ToString) -> KernelError {
@@ -233,6 +234,7 @@ impl Library {
                 launch.shared_bytes,
                 seed,
                 workers,
+                launch.start == Start::Early,
             );
             // The text stays until this thread's next launch.
             (!answer.is_null()).then(|| CStr::from_ptr(answer).to_string_lossy().into_owned())

@@ -59,6 +59,17 @@ pub struct DeviceProperties {
     pub collective_library: Option<&'static str>,
 }
 
+/// When the blocks of a kernel may begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// When everything before the kernel has ended.
+    #[default]
+    Ordered,
+    /// In a recording, while the kernel before it still runs, where the device can do that: every thread of the kernel waits for
+    /// that one itself, by `await_previous` of `dialect.h`, which says why that is enough.
+    Early,
+}
+
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -68,6 +79,16 @@ pub struct Launch {
     pub threads: u32,
     /// Dynamic shared memory of a block.
     pub shared_bytes: usize,
+    /// When its blocks may begin.
+    pub start: Start,
+}
+
+impl Launch {
+    /// The same, of a kernel that waits for the one before it.
+    #[must_use]
+    pub fn early(self) -> Self {
+        Self { start: Start::Early, ..self }
+    }
 }
 
 /// Rows of bf16 in device memory, `[samples, rows, heads, columns]`, and the tiles of 64 columns that kernels cut out of them.

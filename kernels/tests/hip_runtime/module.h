@@ -15,7 +15,7 @@ struct Module {
 
 using Kernel = void (*)(const void*);
 // Answers null, or what went wrong.
-using Entry = const char* (*)(Kernel, const void*, const unsigned*, unsigned, size_t, uint64_t, unsigned);
+using Entry = const char* (*)(Kernel, const void*, const unsigned*, unsigned, size_t, uint64_t, unsigned, bool);
 
 struct Function {
     int device;
@@ -112,8 +112,9 @@ EXPORTED Code hipModuleLaunchKernel(Function* function, unsigned x, unsigned y, 
         }
         const unsigned grid[3] = {x, y, z};
         const unsigned workers = std::max(1u, std::thread::hardware_concurrency());
+        // HIP has no launches that begin early, so that no thread must wait.
         const char* wrong =
-            function->entry(function->kernel, copied->data(), grid, threads, shared, SEED, workers);
+            function->entry(function->kernel, copied->data(), grid, threads, shared, SEED, workers, false);
         if (!wrong) return Success;
         std::fprintf(stderr, "emulated GPU %d: %s: %s\n", device.index, function->name.c_str(), wrong);
         return LaunchFailure;

@@ -117,7 +117,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             Access::Single
         };
         let name = access.choose("embedding_forward_wide", "embedding_forward_single");
-        let launch = blocks(KERNEL, rows, COPY_THREADS)?;
+        let launch = blocks(KERNEL, rows, COPY_THREADS)?.early();
         // SAFETY: out and table were checked, with a row for each token; a token past the table stands for its first row.
         unsafe { self.launch(stream, &EMBEDDING, name, launch, arguments) }
     }

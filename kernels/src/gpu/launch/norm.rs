@@ -20,6 +20,11 @@ const THREADS: u32 = 256;
 const SHORT_WIDTH: usize = 512;
 /// Columns that a thread loads at once.
 const COLUMNS: usize = 4;
+/// The most rows, and the most columns of them, that the forward norm of few rows is given. It gives the same bits.
+const FEW_ROWS: usize = 32;
+const FEW_COLUMNS: usize = KEPT * THREADS as usize * COLUMNS;
+/// Packs of a row that a thread holds in registers: `KEPT` of norm.h.
+const KEPT: usize = 4;
 /// Rows over which a team sums the gradients of parameters. Numerics.
 const RUN_ROWS: usize = 16;
 
@@ -91,6 +96,8 @@ pub(in crate::gpu) struct Norm {
     /// What its statistics are called, and how many a row has.
     statistics: (&'static str, usize),
     variants: Variants,
+    /// The forward kernel for few rows of a block's width, all of whose loads are wide.
+    few: Option<KernelName>,
 }
 
 macro_rules! norm {
@@ -103,13 +110,17 @@ macro_rules! norm {
                 [concat!($variants, "_wide"), concat!($variants, "_single")],
                 [concat!($variants, "_short_wide"), concat!($variants, "_short_single")],
             ],
+            few: None,
         }
+    };
+    (forward $($of:tt),*; $variants:literal) => {
+        Norm { few: Some(concat!($variants, "_few")), ..norm!($($of),*, $variants) }
     };
 }
 
 /// RMSNorm, forward.
 pub(in crate::gpu) const RMS_NORM_FORWARD: Norm =
-    norm!("rms_norm_forward", RMS_NORM, ("reciprocal_rms", 1), "rms_norm_forward");
+    norm!(forward "rms_norm_forward", RMS_NORM, ("reciprocal_rms", 1); "rms_norm_forward");
 /// RMSNorm, backward.
 pub(in crate::gpu) const RMS_NORM_BACKWARD: Norm =
     norm!("rms_norm_backward", RMS_NORM, ("reciprocal_rms", 1), "rms_norm_backward");
@@ -124,10 +135,13 @@ pub(in crate::gpu) fn layer_norm_forward<D: Driver, P: Precision>(
     let kernel = "layer_norm_forward";
     match x {
         NormInput::Residual(_) => {
-            norm!(kernel, LAYER_NORM, OF_LAYER_NORM, "layer_norm_forward_residual")
+            norm!(forward kernel, LAYER_NORM, OF_LAYER_NORM; "layer_norm_forward_residual")
         }
         NormInput::Activation(_) => {
-            norm!(kernel, LAYER_NORM_OF_ACTIVATIONS, OF_LAYER_NORM, "layer_norm_forward_activation")
+            norm!(
+                forward kernel, LAYER_NORM_OF_ACTIVATIONS, OF_LAYER_NORM;
+                "layer_norm_forward_activation"
+            )
         }
     }
 }
@@ -250,8 +264,12 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         operands.fp32.extend([(arguments.weight, 0), (arguments.bias, 0)]);
         operands.activations.push((arguments.y, arguments.y_stride));
         let access = operands.access::<P::Activation>(width);
-        let (name, teams) = self.norm_variant(norm, access, width);
-        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?;
+        let is_few = rows <= FEW_ROWS && (SHORT_WIDTH + 1..=FEW_COLUMNS).contains(&width);
+        let (name, teams) = match (norm.few, access) {
+            (Some(few), Access::Wide) if is_few => (few, 1),
+            _ => self.norm_variant(norm, access, width),
+        };
+        let launch = blocks(kernel, rows.div_ceil(teams), THREADS)?.early();
         // SAFETY: rows and vectors were checked against the shape; the norm is one of such an x.
         unsafe { self.launch(stream, norm.source, name, launch, arguments) }
     }

@@ -228,7 +228,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             zero: 0,
             padding: 0,
         };
-        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?;
+        let launch = blocks(KERNEL, plan.row_blocks * plan.column_blocks, plan.threads)?.early();
         let depth = if plan.split { arguments.segments } else { 1 };
         let launch =
             Launch { grid: [launch.grid[0], depth, 1], shared_bytes: plan.shared_bytes, ..launch };
@@ -238,7 +238,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if !plan.split {
             return Ok(());
         }
-        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?;
+        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?.early();
         // SAFETY: as above.
         unsafe { self.launch(stream, &ORDERED_PRODUCT, "ordered_add_segments", launch, arguments) }
     }

@@ -2,7 +2,7 @@
 
 use super::KernelName;
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::{Address, Launch};
+use crate::gpu::driver::{Address, Launch, Start};
 use crate::shape::SequenceShape;
 
 /// Bytes of the widest load.
@@ -88,7 +88,7 @@ pub(super) fn sequences32(kernel: KernelName, sequences: SequenceShape) -> Resul
 /// More blocks than a grid has room for.
 pub(super) fn blocks(kernel: KernelName, blocks: usize, threads: u32) -> Result<Launch> {
     let blocks = at_most(MOST, kernel, "blocks", blocks)?;
-    Ok(Launch { grid: [blocks, 1, 1], threads, shared_bytes: 0 })
+    Ok(Launch { grid: [blocks, 1, 1], threads, shared_bytes: 0, start: Start::Ordered })
 }
 
 #[cfg(test)]

@@ -6,10 +6,14 @@ use std::sync::Arc;
 use super::pool::{Dropped, ModuleHandle, Pool};
 use super::queue::Queue;
 use super::table::{
-    Code, FUNCTION_MOST_DYNAMIC_SHARED_BYTES, FUNCTION_SHARED_BYTES, RawFunction, Table,
+    Code, FUNCTION_ARCHITECTURE, FUNCTION_MOST_DYNAMIC_SHARED_BYTES, FUNCTION_SHARED_BYTES,
+    LaunchAttribute, LaunchSettings, LaunchWithSettings, RawFunction, Table,
 };
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::Launch;
+use crate::gpu::driver::{Launch, Start};
+
+/// The oldest architecture whose kernels can wait for the one before them: Hopper, as `EARLY_STARTS` of `dialect.h` says.
+const OLDEST_EARLY_ARCHITECTURE: c_int = 90;
 
 /// The bytes that the struct of most kernels has at most: clearing room for more would cost every launch.
 const FEW_ARGUMENT_BYTES: usize = 512;
@@ -28,6 +32,8 @@ pub struct Module {
 pub struct Kernel {
     function: RawFunction,
     name: &'static str,
+    /// How it is launched where it may begin early, if its machine code waits.
+    launch_early: Option<LaunchWithSettings>,
     _module: Arc<Module>,
 }
 
@@ -69,8 +75,9 @@ impl Module {
             unsafe { (table.module_function)(&raw mut function, module.module.0, symbol.as_ptr()) };
         table.on(device, "looking for a kernel", found.result())?;
         raise_shared_bytes(table, device, function, shared_bytes)?;
+        let launch_early = launch_early(table, device, function)?;
         tracing::debug!(name, source = module.name, "kernel loaded");
-        Ok(Kernel { function, name, _module: Arc::clone(module) })
+        Ok(Kernel { function, name, launch_early, _module: Arc::clone(module) })
     }
 }
 
@@ -91,6 +98,22 @@ fn raise_shared_bytes(
     // SAFETY: as above.
     let set = unsafe { set_attribute(function, FUNCTION_MOST_DYNAMIC_SHARED_BYTES, most) };
     table.on(device, "raising a kernel's shared memory", set.result())
+}
+
+/// How `function` is launched where it may begin early.
+fn launch_early(
+    table: &Table,
+    device: &str,
+    function: RawFunction,
+) -> Result<Option<LaunchWithSettings>> {
+    let Some(launch) = table.launch_with_settings else { return Ok(None) };
+    let mut architecture: c_int = 0;
+    // SAFETY: the function is of a loaded module, and the call writes one number.
+    let asked = unsafe {
+        (table.function_attribute)(&raw mut architecture, FUNCTION_ARCHITECTURE, function)
+    };
+    table.on(device, "asking for a kernel's architecture", asked.result())?;
+    Ok((architecture >= OLDEST_EARLY_ARCHITECTURE).then_some(launch))
 }
 
 impl Drop for Module {
@@ -143,6 +166,28 @@ impl Kernel {
         bytes[..arguments.len()].copy_from_slice(arguments);
         let [x, y, z] = launch.grid;
         let mut parameters = [aligned.as_mut_ptr().cast::<c_void>()];
+        if let (Start::Early, true, Some(launch_early)) =
+            (launch.start, queue.is_recording(), self.launch_early)
+        {
+            let attribute = LaunchAttribute::early_start();
+            let settings = LaunchSettings {
+                grid: launch.grid,
+                block: [launch.threads, 1, 1],
+                shared_bytes: launch.shared_bytes as u32,
+                stream: queue.stream(),
+                attributes: &raw const attribute,
+                attribute_count: 1,
+            };
+            // SAFETY: as below; the settings and their attribute are alive.
+            let answer = unsafe {
+                let none = std::ptr::null_mut();
+                launch_early(&raw const settings, self.function, parameters.as_mut_ptr(), none)
+            };
+            // A driver that refuses the attribute still launches in order.
+            if ![Code::NOT_SUPPORTED, Code::INVALID_VALUE].contains(&answer) {
+                return answer;
+            }
+        }
         // SAFETY: the kernel takes one struct, which the caller vouches `arguments` to be.
         unsafe {
             (table.launch)(

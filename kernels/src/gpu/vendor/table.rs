@@ -35,6 +35,8 @@ pub const CAPTURE_OF_THREAD: c_uint = 1;
 pub const POOL_RELEASE_THRESHOLD: c_uint = 4;
 /// Bytes of shared memory that a kernel has whatever its launch says.
 pub const FUNCTION_SHARED_BYTES: c_uint = 1;
+/// The architecture that a kernel's machine code is of, ten times its major version and its minor one.
+pub const FUNCTION_ARCHITECTURE: c_uint = 6;
 /// The most bytes of shared memory that a launch of a kernel may ask for.
 pub const FUNCTION_MOST_DYNAMIC_SHARED_BYTES: c_uint = 8;
 
@@ -69,6 +71,45 @@ pub const TILE_SWIZZLE_128: c_uint = 3;
 pub const TILE_PROMOTION_256: c_uint = 3;
 /// Zeros outside.
 pub const TILE_FILL_ZERO: c_uint = 0;
+
+/// What a launch is given beside its arguments, where attributes are among that.
+#[repr(C)]
+pub struct LaunchSettings {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: RawStream,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
+/// An attribute of a launch, and its value.
+#[repr(C, align(8))]
+pub struct LaunchAttribute {
+    id: c_uint,
+    padding: c_uint,
+    value: [c_int; 16],
+}
+
+impl LaunchAttribute {
+    /// The number of the attribute by which a kernel may begin before the one ahead of it on its stream has ended.
+    pub const EARLY_START: c_uint = 6;
+
+    /// Lets a kernel begin early.
+    pub fn early_start() -> Self {
+        let mut value = [0; 16];
+        value[0] = 1;
+        Self { id: Self::EARLY_START, padding: 0, value }
+    }
+}
+
+/// Settings, function, arguments, and none of the other way to give arguments.
+pub type LaunchWithSettings = unsafe extern "C" fn(
+    *const LaunchSettings,
+    RawFunction,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> Code;
 
 /// What a function of the interface answers.
 #[must_use]
@@ -135,6 +176,8 @@ macro_rules! table {
             pub set_function_attribute: Option<unsafe extern "C" fn(RawFunction, c_uint, c_int) -> Code>,
             /// Writes a map of tiles, where there is an engine that copies them.
             pub encode_tiles: Option<EncodeTiles>,
+            /// Launches a kernel that may begin early, where there are such launches.
+            pub launch_with_settings: Option<LaunchWithSettings>,
             $(pub $field: unsafe extern "C" fn($($argument),*) -> Code,)*
             _library: OpenLibrary,
         }
@@ -159,6 +202,12 @@ macro_rules! table {
                         encode_tiles: match interface {
                             #[cfg(feature = "cuda")]
                             Interface::Cuda => library.function("cuTensorMapEncodeTiled").ok(),
+                            #[cfg(feature = "rocm")]
+                            Interface::Hip => None,
+                        },
+                        launch_with_settings: match interface {
+                            #[cfg(feature = "cuda")]
+                            Interface::Cuda => library.function("cuLaunchKernelEx").ok(),
                             #[cfg(feature = "rocm")]
                             Interface::Hip => None,
                         },
