@@ -54,9 +54,9 @@ class Model:
 
 
 MODELS = [
-    Model("mamba-1.4b", 4, 2, "optimizer", 12, 46_000, (4, 8, 2)),
-    Model("mpt-1b", 4, 2, "optimizer", 12, 58_000, (4, 8, 2)),
-    Model("mpt-7b", 1, 1, "parameters", 40, 11_000, (1, 3, 1), several_lanes=False),
+    Model("mamba-1.4b", 4, 2, "optimizer", 8, 46_000, (4, 8, 2)),
+    Model("mpt-1b", 4, 2, "optimizer", 8, 58_000, (4, 8, 2)),
+    Model("mpt-7b", 1, 1, "parameters", 14, 11_000, (1, 3, 1), several_lanes=False),
 ]
 
 
