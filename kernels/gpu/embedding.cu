@@ -4,7 +4,7 @@
 // some token names read and written: 4 to 12 bytes an element.
 //
 // The gradient of a row of the table is a sum over the rows that hold its token, in order. So the rows are first
-// grouped by token (integers only: the result does not depend on how), then a thread sums a column of a
+// grouped by token (integers only: the result does not depend on how), then a thread sums four columns of a
 // group: no atomics, and each element of the table is written by one thread.
 #include "dialect.h"
 #include "pack.h"
@@ -235,51 +235,63 @@ struct EmbeddingBackwardAdd {
     u32 column_tiles;
 };
 
-constexpr u32 SUM_THREADS = 128;
+constexpr u32 SUM_THREADS = 64;
 // Places in the order of tokens whose groups a block sums, if they begin there.
 constexpr u32 SUM_PLACES = 8;
 // Rows of a group that a thread has in flight: first a few, as most tokens are rare; then many, as a frequent
 // token is a long chain of additions, which must not wait for memory too.
-constexpr u32 SUM_FIRST = 4;
-constexpr u32 SUM_BATCH = 16;
+constexpr u32 SUM_FIRST = 2;
+constexpr u32 SUM_BATCH = 8;
 
-// The sum of one column over a group of rows.
+// The sums of COLUMNS columns over a group of rows.
+template <Access ACCESS>
 struct GroupSum {
     const EmbeddingBackwardAdd& arguments;
     u32 token;
     u32 column;
-    float lane;
-    float sum;      // of the grain so far
-    u64 grain_end;  // the row after the grain's last
+    u32 first_row;
+    Pack<COLUMNS> lane;
+    Pack<COLUMNS> sum;  // of the grain so far
+    u64 grain_end;      // the row after the grain's last
 
     // Adds up to COUNT rows from place `first`; answers whether the group may have more.
     template <u32 COUNT>
     __device__ __forceinline__ bool add(u32 first) {
         u32 rows[COUNT];
-        float x[COUNT];
+        Pack<COLUMNS> x[COUNT];
         u32 found = 0;
-        // Loads that ask nothing: past the group's end they meet rows of others, which are not added.
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
             const TokenRow entry = arguments.grouped[min(first + i, arguments.rows - 1)];
-            rows[i] = row_of(entry);
-            found += first + i < arguments.rows && token_of(entry) == token;
+            const bool inside = first + i < arguments.rows && token_of(entry) == token;
+            // Past the group's end the load is of a row that is near already.
+            rows[i] = inside ? row_of(entry) : first_row;
+            found += inside;
         }
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
-            x[i] = arguments.dout[rows[i] * arguments.dout_stride + column];
+            const float* const row = arguments.dout + rows[i] * arguments.dout_stride;
+            x[i] = load<COLUMNS, ACCESS>(row + column, arguments.width - column);
         }
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
             const bool inside = i < found;
             if (inside && rows[i] >= grain_end) {
-                lane += sum;
-                sum = 0.0f;
+                end_grain();
                 enter_grain(rows[i]);
             }
-            sum = inside ? sum + x[i] : sum;
+#pragma unroll
+            for (u32 c = 0; c < COLUMNS; c++) sum.at[c] = inside ? sum.at[c] + x[i].at[c] : sum.at[c];
         }
         return found == COUNT;
+    }
+
+    __device__ __forceinline__ void end_grain() {
+#pragma unroll
+        for (u32 c = 0; c < COLUMNS; c++) {
+            lane.at[c] += sum.at[c];
+            sum.at[c] = 0.0f;
+        }
     }
 
     __device__ __forceinline__ void enter_grain(u32 row) {
@@ -288,21 +300,33 @@ struct GroupSum {
     }
 };
 
-// A block for SUM_PLACES places and SUM_THREADS columns.
-KERNEL(embedding_backward_add, SUM_THREADS, 5, EmbeddingBackwardAdd) {
-    const u32 column = blockIdx.x % arguments.column_tiles * SUM_THREADS + threadIdx.x;
+// A thread has COLUMNS columns of the groups that begin at a block's places.
+template <Access ACCESS>
+DEVICE void add_groups(const EmbeddingBackwardAdd& arguments) {
+    const u32 column = (blockIdx.x % arguments.column_tiles * SUM_THREADS + threadIdx.x) * COLUMNS;
     if (column >= arguments.width) return;
+    const u32 count = arguments.width - column;
     const u32 first = blockIdx.x / arguments.column_tiles * SUM_PLACES;
     const u32 last = min(first + SUM_PLACES, arguments.rows);
     for (u32 place = first; place < last; place++) {
-        const u32 token = token_of(arguments.grouped[place]);
+        const TokenRow entry = arguments.grouped[place];
+        const u32 token = token_of(entry);
         if (place > 0 && token_of(arguments.grouped[place - 1]) == token) continue;
         float* const lane = arguments.lane_table + token * arguments.lane_stride + column;
-        GroupSum group{arguments, token, column, *lane, 0.0f, 0};
-        group.enter_grain(row_of(arguments.grouped[place]));
+        GroupSum<ACCESS> group{arguments, token, column, row_of(entry), load<COLUMNS, ACCESS>(lane, count), {}, 0};
+        group.enter_grain(row_of(entry));
         u32 next = place + SUM_FIRST;
-        bool more = group.add<SUM_FIRST>(place);
-        for (; more; next += SUM_BATCH) more = group.add<SUM_BATCH>(next);
-        *lane = group.lane + group.sum;
+        bool more = group.template add<SUM_FIRST>(place);
+        for (; more; next += SUM_BATCH) more = group.template add<SUM_BATCH>(next);
+        group.end_grain();
+        store<COLUMNS, ACCESS>(lane, group.lane, count);
     }
+}
+
+// A block for SUM_PLACES places and SUM_THREADS packs of columns.
+KERNEL(embedding_backward_add_wide, SUM_THREADS, 12, EmbeddingBackwardAdd) {
+    add_groups<Access::WIDE>(arguments);
+}
+KERNEL(embedding_backward_add_single, SUM_THREADS, 12, EmbeddingBackwardAdd) {
+    add_groups<Access::SINGLE>(arguments);
 }

@@ -16,7 +16,7 @@ use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
 
 const COPY_THREADS: u32 = 128;
-/// Columns that a thread copies at once.
+/// Columns that a thread copies, or sums, at once.
 const COLUMNS: usize = 4;
 const GROUP_THREADS: u32 = 256;
 /// The most tokens of the vocabulary that a block groups the rows of.
@@ -24,7 +24,7 @@ const GROUP_TOKENS: usize = 1024;
 /// The blocks that share a vocabulary, where that makes fewer tokens a block: every block reads all tokens of the
 /// microbatch, so that more of them than run at once would only read more.
 const GROUP_BLOCKS: usize = 128;
-const SUM_THREADS: u32 = 128;
+const SUM_THREADS: u32 = 64;
 /// Places in the order of tokens that a block sums.
 const SUM_PLACES: usize = 8;
 /// Bytes of a token and its row.
@@ -82,6 +82,11 @@ fn check_vocabulary(kernel: &'static str, vocab_size: usize) -> Result<()> {
     Err(KernelError::shape(kernel, "vocab size", "at least 1", vocab_size))
 }
 
+/// How packs of [`COLUMNS`] columns are reached.
+fn access_of(width: usize, operands: &[(Address, u64)]) -> Access {
+    if width.is_multiple_of(COLUMNS) { Access::of(WIDE_BYTES, operands) } else { Access::Single }
+}
+
 impl<D: Driver, P: Precision> Gpu<D, P> {
     /// Rows of the table, picked by tokens, in place of `out` or added to it.
     pub(in crate::gpu) fn launch_embedding_forward(
@@ -111,12 +116,8 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             (arguments.out, stride_bytes::<f32>(arguments.out_stride)),
             (arguments.table, stride_bytes::<f32>(arguments.table_stride)),
         ];
-        let access = if width.is_multiple_of(COLUMNS) {
-            Access::of(WIDE_BYTES, &operands)
-        } else {
-            Access::Single
-        };
-        let name = access.choose("embedding_forward_wide", "embedding_forward_single");
+        let name = access_of(width, &operands)
+            .choose("embedding_forward_wide", "embedding_forward_single");
         let launch = blocks(KERNEL, rows, COPY_THREADS)?.early();
         // SAFETY: out and table were checked, with a row for each token; a token past the table stands for its first row.
         unsafe { self.launch(stream, &EMBEDDING, name, launch, arguments) }
@@ -154,7 +155,7 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         // SAFETY: tokens have `rows` elements, as the scratch memory has places.
         unsafe { self.launch(stream, &EMBEDDING, "embedding_group", launch, group) }?;
 
-        let column_tiles = width.div_ceil(SUM_THREADS as usize);
+        let column_tiles = width.div_ceil(SUM_THREADS as usize * COLUMNS);
         let add = EmbeddingBackwardAdd {
             lane_table: lane_table.address(),
             dout: dout.address(),
@@ -167,8 +168,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
             width: size32(KERNEL, "width", width)?,
             column_tiles: column_tiles as u32,
         };
+        let operands = [
+            (add.lane_table, stride_bytes::<f32>(add.lane_stride)),
+            (add.dout, stride_bytes::<f32>(add.dout_stride)),
+        ];
+        let name = access_of(width, &operands)
+            .choose("embedding_backward_add_wide", "embedding_backward_add_single");
         let launch = blocks(KERNEL, rows.div_ceil(SUM_PLACES) * column_tiles, SUM_THREADS)?;
         // SAFETY: dout was checked; `grouped` names each of its rows once, with a token inside the lane's table.
-        unsafe { self.launch(stream, &EMBEDDING, "embedding_backward_add", launch, add) }
+        unsafe { self.launch(stream, &EMBEDDING, name, launch, add) }
     }
 }
