@@ -12,17 +12,20 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t, cublasStatus_t};
 
 use self::plan::Plan;
-use super::{BACKEND, unavailable};
+use super::{BACKEND, CAPABILITY_MAJOR, unavailable};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::Candidate;
-use crate::gpu::driver::{MatrixProduct, Rows};
+use crate::gpu::driver::{Batch, MatrixProduct, Rows};
 use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
 use crate::gpu::vendor::library::OpenLibrary;
-use crate::gpu::vendor::product::key::{PROBED_ROWS, canonical};
-use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
+use crate::gpu::vendor::product::key::{PROBED_ENTRIES, PROBED_ROWS, canonical};
+use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
+
+/// The generation of GPUs, by its compute capability, that the preferred tiles were measured on.
+const HOPPER: i32 = 9;
 
 /// What is told of the library, which [`CublasLt`] looks for by these names too.
 pub(super) fn found() -> Result<FoundLibrary> {
@@ -50,6 +53,8 @@ fn answer(error: CublasError) -> Answer {
 pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
     context: Arc<Context>,
+    /// Whether some tiles are preferred ([`plan::prefer_tiles`]).
+    prefers_tiles: bool,
 }
 
 // SAFETY: the library's handle may be used by any thread.
@@ -68,7 +73,10 @@ impl CublasLt {
             device: device.to_owned(),
             answer: error.to_string(),
         })?;
-        Ok(Self { handle, context: Arc::clone(context) })
+        let mut library = Self { handle, context: Arc::clone(context), prefers_tiles: false };
+        let major = context.attribute(device, CAPABILITY_MAJOR)?;
+        library.prefers_tiles = major == HOPPER;
+        Ok(library)
     }
 
     pub(super) fn version() -> String {
@@ -79,6 +87,7 @@ impl CublasLt {
 
 impl ProductLibrary for CublasLt {
     const NAME: &'static str = "cuBLASLt";
+    const BATCHES: Batches = Batches::Whole;
     const WORKSPACE_BYTES: usize = 32 << 20;
     type Algorithm = cublasLtMatmulAlgo_t;
     /// With the algorithm.
@@ -91,13 +100,20 @@ impl ProductLibrary for CublasLt {
         let asked = canonical(product);
         let candidates = Plan::new(&asked)
             .and_then(|plan| plan.candidates(self.handle, &asked, Self::WORKSPACE_BYTES));
-        let candidates = candidates.map_err(answer)?.into_iter();
-        let own = [asked.m];
-        let probed: &[usize] = match product.rows {
-            Rows::Free => &PROBED_ROWS,
-            Rows::Fixed => &own,
+        let mut candidates = candidates.map_err(answer)?;
+        if self.prefers_tiles && plan::is_for_preferred_tiles(product) {
+            plan::prefer_tiles(&mut candidates);
+        }
+        let candidates = candidates.into_iter();
+        let probed: Vec<MatrixProduct> = match (product.rows, product.batch) {
+            (Rows::Free, _) => PROBED_ROWS.map(|m| MatrixProduct { m, ..*product }).into(),
+            (Rows::Fixed, None) => vec![*product],
+            (Rows::Fixed, Some(batch)) => {
+                let of = |entries| Some(Batch { entries, ..batch });
+                PROBED_ENTRIES.map(|n| MatrixProduct { batch: of(n), ..*product }).into()
+            }
         };
-        let probes = probed.iter().map(|&m| Plan::new(&MatrixProduct { m, ..*product }));
+        let probes = probed.iter().map(Plan::new);
         let probes = probes.collect::<std::result::Result<Vec<_>, _>>().map_err(answer)?;
         let handle = self.handle;
         Ok(candidates.filter_map(move |candidate| {

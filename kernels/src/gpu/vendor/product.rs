@@ -49,10 +49,21 @@ impl Answer {
 
 pub type Answered<T> = std::result::Result<T, Answer>;
 
+/// How a library is given a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batches {
+    /// By one call.
+    Whole,
+    /// Entry by entry, products by themselves.
+    OneByOne,
+}
+
 /// A matrix library on one device, as far as libraries differ.
 pub trait ProductLibrary: Send + Sync {
     /// What it is called.
     const NAME: &'static str;
+    /// How it is given a batch: [`OneByOne`](Batches::OneByOne) it is given none.
+    const BATCHES: Batches;
     /// What each product is given beside its operands.
     const WORKSPACE_BYTES: usize;
     /// The library's name of an algorithm.
@@ -135,6 +146,8 @@ impl<L: ProductLibrary> Products<L> {
     pub fn digest(&self) -> Result<Digest> {
         let start = Instant::now();
         let parts = |product: &MatrixProduct| {
+            let batch = if L::BATCHES == Batches::Whole { product.batch } else { None };
+            let product = &MatrixProduct { batch, ..*product };
             let candidates = self.library.candidates(product);
             let mut candidates = candidates.map_err(|answer| self.failed(product, answer))?;
             let first = candidates.find(|candidate| candidate.is_eligible(L::WORKSPACE_BYTES));
@@ -245,19 +258,25 @@ impl<L: ProductLibrary> Products<L> {
         }
     }
 
-    /// Enqueues a product.
+    /// Enqueues a product, or those of a batch.
     ///
     /// # Errors
     /// A product that no algorithm of the library forms as promised, or what made the library fail.
     ///
     /// # Safety
-    /// The operands must lie inside memory of the device, and `out` must overlap neither `a` nor `b`.
+    /// As for [`Driver::matmul`](crate::gpu::Driver::matmul).
     pub unsafe fn matmul<V: Vendor>(
         &self,
         driver: &VendorDriver<V>,
         queue: &mut Queue,
         product: MatrixProduct,
     ) -> Result<()> {
+        if L::BATCHES == Batches::OneByOne && product.batch.is_some() {
+            // SAFETY: the caller's promise is of every entry.
+            return product
+                .each()
+                .try_for_each(|entry| unsafe { self.matmul(driver, queue, entry) });
+        }
         let plan = self.plan(driver, queue, &product)?;
         // SAFETY: the caller's promise.
         let enqueued = unsafe { self.library.enqueue(queue, &plan, &product) };
