@@ -109,8 +109,8 @@ pub trait ProductLibrary: Send + Sync {
 struct Known<L: ProductLibrary> {
     algorithms: HashMap<Key, L::Algorithm>,
     plans: HashMap<Key, Arc<L::Plan>>,
-    /// Products with a bias that no algorithm forms as promised.
-    without_bias: HashSet<Key>,
+    /// Products with a bias, and batches, that no algorithm forms as promised.
+    refused: HashSet<Key>,
 }
 
 /// The products of one device.
@@ -131,11 +131,8 @@ pub struct Digest {
 
 impl<L: ProductLibrary> Products<L> {
     pub fn new(library: L, device: &str) -> Self {
-        let known = Known {
-            algorithms: HashMap::new(),
-            plans: HashMap::new(),
-            without_bias: HashSet::new(),
-        };
+        let known =
+            Known { algorithms: HashMap::new(), plans: HashMap::new(), refused: HashSet::new() };
         Self { library, device: device.to_owned(), known: Mutex::new(known) }
     }
 
@@ -243,22 +240,34 @@ impl<L: ProductLibrary> Products<L> {
         queue: &mut Queue,
         product: &MatrixProduct,
     ) -> Result<bool> {
+        Ok(self.plan_if_any(driver, queue, product)?.is_some())
+    }
+
+    /// The plan of a product with a bias, or of a batch; `None` where no algorithm forms it as promised, for whatever number of rows
+    /// and entries.
+    fn plan_if_any<V: Vendor>(
+        &self,
+        driver: &VendorDriver<V>,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<Option<Arc<L::Plan>>> {
         let pin = Key::pinned(product);
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().without_bias.contains(&pin) {
-            return Ok(false);
+        if known().refused.contains(&pin) {
+            return Ok(None);
         }
         match self.plan(driver, queue, product) {
-            Ok(_) => Ok(true),
+            Ok(plan) => Ok(Some(plan)),
             Err(KernelError::Unsupported { .. }) if !known().algorithms.contains_key(&pin) => {
-                known().without_bias.insert(pin);
-                Ok(false)
+                known().refused.insert(pin);
+                Ok(None)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Enqueues a product, or those of a batch.
+    /// Enqueues a product, or those of a batch: one by one where the library is given no batch, or has no algorithm that forms it as
+    /// promised.
     ///
     /// # Errors
     /// A product that no algorithm of the library forms as promised, or what made the library fail.
@@ -271,13 +280,17 @@ impl<L: ProductLibrary> Products<L> {
         queue: &mut Queue,
         product: MatrixProduct,
     ) -> Result<()> {
-        if L::BATCHES == Batches::OneByOne && product.batch.is_some() {
+        let plan = match (product.batch, L::BATCHES) {
+            (None, _) => Some(self.plan(driver, queue, &product)?),
+            (Some(_), Batches::Whole) => self.plan_if_any(driver, queue, &product)?,
+            (Some(_), Batches::OneByOne) => None,
+        };
+        let Some(plan) = plan else {
             // SAFETY: the caller's promise is of every entry.
             return product
                 .each()
                 .try_for_each(|entry| unsafe { self.matmul(driver, queue, entry) });
-        }
-        let plan = self.plan(driver, queue, &product)?;
+        };
         // SAFETY: the caller's promise.
         let enqueued = unsafe { self.library.enqueue(queue, &plan, &product) };
         enqueued.map_err(|answer| self.failed(&product, answer))
