@@ -1,6 +1,6 @@
-// Sums of gradients: of grains into a lane, of uses of a parameter, and of squares.
+// Sums of gradients: of grains into a lane, whole or in parts, of uses of a parameter, and of squares.
 //
-// Floor: every element read and written once. accumulate (8 + 4 bytes a grain) and mean_gradient (4 + 4 a use)
+// Floor: every element read and written once. accumulate (8 + 4 bytes a grain), add_parts (8 + 4 a part) and mean_gradient (4 + 4 a use)
 // move bytes and nothing else; so does sums_of_squares (4), whose additions in f64 stay below a third of an
 // H200's at its memory's speed.
 #include "dialect.h"
@@ -60,6 +60,48 @@ DEVICE void accumulate(const Accumulate& arguments) {
 // Packs of four where operands are aligned to them.
 KERNEL(accumulate_wide, THREADS, 4, Accumulate) { accumulate<4>(arguments); }
 KERNEL(accumulate_single, THREADS, 4, Accumulate) { accumulate<1>(arguments); }
+
+struct AddParts {
+    float* lane;         // [rows, columns], rows `lane_stride` apart; added to
+    const float* parts;  // [grains, parts_per_grain, rows, columns]
+    u64 lane_stride;
+    u32 elements;  // rows columns
+    u32 columns;
+    u32 entries;  // parts of all grains
+    u32 parts_per_grain;
+};
+
+template <u32 N>
+DEVICE void add_to(Pack<N>& sums, const Pack<N>& terms) {
+#pragma unroll
+    for (u32 j = 0; j < N; j++) sums.at[j] += terms.at[j];
+}
+
+// lane[i] = lane[i] + (((0 + parts[g, 0, i]) + parts[g, 1, i]) + ...) for each g in order. A thread has a pack, which lies in one row.
+template <u32 N>
+DEVICE void add_parts(const AddParts& arguments) {
+    const u32 first = (blockIdx.x * THREADS + threadIdx.x) * N;
+    if (first >= arguments.elements) return;
+    const u64 row = first / arguments.columns;
+    float* const at = arguments.lane + row * arguments.lane_stride + first % arguments.columns;
+    const float* part = arguments.parts + first;
+    Pack<N> lane = load_pack<N>(at);
+    Pack<N> of_grain = filled<N>(0.0f);
+    u32 left = arguments.parts_per_grain;
+#pragma unroll 4
+    for (u32 entry = 0; entry < arguments.entries; entry++, part += arguments.elements) {
+        add_to(of_grain, load_pack<N>(part));
+        if (--left == 0) {
+            add_to(lane, of_grain);
+            of_grain = filled<N>(0.0f);
+            left = arguments.parts_per_grain;
+        }
+    }
+    store_pack<N>(at, lane);
+}
+
+KERNEL(add_parts_wide, THREADS, 4, AddParts) { add_parts<4>(arguments); }
+KERNEL(add_parts_single, THREADS, 4, AddParts) { add_parts<1>(arguments); }
 
 constexpr u32 USES = 8;
 

@@ -30,6 +30,7 @@ pub mod source;
 mod stream;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) mod vendor;
+mod weight_gradient;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,8 +41,8 @@ use bytemuck::Pod;
 pub use self::algorithm::{Candidate, Terms, choose_algorithm};
 pub use self::buffer::GpuBuffer;
 pub use self::driver::{
-    Address, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct, Operand,
-    Rows, Start, TileMap, TiledRows,
+    Address, Batch, DeviceProperties, Driver, ElementKind, Installed, Launch, MatrixProduct,
+    Operand, Rows, Start, TileMap, TiledRows,
 };
 pub use self::inventory::Inventory;
 pub use self::pinned::GpuPinned;

@@ -20,11 +20,11 @@ use bodies::memory::handed_on;
 use bodies::number::Number;
 use bodies::scan_case::{Regime, ScanCase};
 use bodies::selective_scan::{self, Regated};
-use tidemill_kernels::backend::{Attention, SelectiveScan};
+use tidemill_kernels::backend::{Attention, Backend, SelectiveScan};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings, Schedule, SourceChange};
 use tidemill_kernels::gpu::Precision;
-use tidemill_kernels::shape::{ScanShape, SequenceShape};
-use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
+use tidemill_kernels::shape::{GrainRows, ScanShape, SequenceShape};
+use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime, Slice, SliceMut};
 
 /// Orders of threads: as they are numbered, and two random ones.
 const SEEDS: [u64; 3] = [0, 1, 0x7469_6465];
@@ -211,6 +211,33 @@ fn the_scan_takes_about_the_scratch_memory_that_it_says() {
     check(&arm::<Bf16>(64, SEEDS[0]));
 }
 
+/// And that of gradients of weights.
+#[test]
+fn weight_gradients_take_the_scratch_memory_that_they_say() {
+    fn check<P: Precision<Activation: Number>>(arm: &Arm<Gpu<Emulator, P>>) {
+        // Memory is given in pieces of 256 bytes.
+        const BESIDE: usize = 256;
+        for (weight, rows, rows_per_grain) in [([3, 8], 10, 10), ([5, 7], 9000, 4500)] {
+            let grains = GrainRows::new(rows, rows_per_grain).unwrap();
+            let found = memory_kept(arm, |device| {
+                let [m, k] = weight;
+                let (backend, stream) = (&arm.backend, &mut device.stream);
+                let [grad_out, input] =
+                    [m, k].map(|columns| backend.allocate(stream, rows * columns).unwrap());
+                let mut lane = backend.allocate(stream, m * k).unwrap();
+                let lane = SliceMut::all(&mut lane).matrix(m, k).unwrap();
+                let grad_out = Slice::all(&grad_out).matrix(rows, m).unwrap();
+                let input = Slice::all(&input).matrix(rows, k).unwrap();
+                backend.weight_gradient_add(stream, lane, grad_out, input, grains).unwrap();
+            });
+            let said = arm.backend.weight_gradient_scratch_bytes(weight, grains);
+            assert!((said..said + BESIDE).contains(&found), "{}: {found}, said {said}", arm.name);
+        }
+    }
+    check(&arm::<Fp32>(32, SEEDS[0]));
+    check(&arm::<Bf16>(64, SEEDS[0]));
+}
+
 #[test]
 fn every_source_compiles() {
     for warp in [32, 64] {
@@ -238,12 +265,22 @@ fn assert_warps_need<P: Precision>(
     from: &'static str,
     body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
 ) {
-    let change = SourceChange { source, from, to: "" };
+    assert_change_shows(warps, SourceChange { source, from, to: "" }, body);
+}
+
+/// Runs `body` on kernels that are changed, in warps of these widths, and asserts that it fails.
+#[track_caller]
+fn assert_change_shows<P: Precision>(
+    warps: &[u32],
+    change: SourceChange,
+    body: fn(&Arm<Gpu<Emulator, P>>) -> Transcript,
+) {
+    let SourceChange { source, from, to } = change;
     for &warp in warps {
         let emulator = Emulator::new(EmulatorSettings { warp, seed: SEEDS[1] }).unwrap();
         let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
         let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
-        let Err(panic) = result else { panic!("{source}: nobody saw that {from} was missing") };
+        let Err(panic) = result else { panic!("{source}: no check saw \"{to}\" for {from}") };
         let message = panic.downcast_ref::<String>().map_or("", String::as_str);
         assert!(message.contains("found"), "failed for another reason: {message}");
     }
@@ -323,6 +360,16 @@ fn a_forgotten_addition_fails_the_body() {
     assert_needs::<Fp32>("tree_sum.cu", "fold(terms[i]);", bodies::tree_sum::agrees);
     let join = "sums[0].at[j] = sums[1].at[j] + sums[0].at[j];";
     assert_needs::<Fp32>("tree_sum.cu", join, bodies::tree_sum::agrees);
+}
+
+/// Parts of a grain are added to each other before they are added to the lane, each once.
+#[test]
+fn parts_that_are_added_otherwise_fail_the_body() {
+    use bodies::weight_gradient;
+    let anew = "            of_grain = filled<N>(0.0f);";
+    assert_needs::<Fp32>("gradient_sums.cu", anew, weight_gradient::agrees);
+    let change = SourceChange { source: "gradient_sums.cu", from: "--left == 0", to: "left != 0" };
+    assert_change_shows::<Bf16>(&[32], change, weight_gradient::parts_are_added_in_order);
 }
 
 #[test]

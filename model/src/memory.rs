@@ -1,7 +1,7 @@
 //! About how much memory a sample takes in a workspace, from sizes alone.
 
 use tidemill_kernels::Backend;
-use tidemill_kernels::shape::{ScanShape, SequenceShape};
+use tidemill_kernels::shape::{GrainRows, ScanShape, SequenceShape};
 
 use crate::block::Block;
 use crate::error::Result;
@@ -48,6 +48,17 @@ impl Model {
     }
 }
 
+/// What the gradient of that of `weights` takes that takes most: they are formed one after the other.
+fn weights_scratch_bytes<B: Backend>(
+    backend: &B,
+    weights: &[[usize; 2]],
+    positions: usize,
+) -> Result<usize> {
+    let grains = GrainRows::new(positions, positions)?;
+    let bytes = weights.iter().map(|&weight| backend.weight_gradient_scratch_bytes(weight, grains));
+    Ok(bytes.max().unwrap_or(0))
+}
+
 impl MambaBlock {
     fn sample_bytes<B: Backend>(&self, backend: &B, positions: usize) -> Result<SampleBytes> {
         let (d, e, narrow) = (self.width, self.inner, self.dt_bc_width());
@@ -59,9 +70,11 @@ impl MambaBlock {
         let forward = activation * (d + 2 * e);
         let backward = activation * (d + 5 * e + narrow) + 3 * 4 * d;
         let of_parameters = 4 * (3 * e + e * self.states + e * self.taps + d);
+        let weights = [[2 * e, d], [narrow, e], [e, self.rank], [d, e]];
+        let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
         Ok(SampleBytes {
             kept: activation * positions * (3 * e + narrow) + 4 * scan,
-            scratch: positions * (forward + backward) + of_parameters + of_scan,
+            scratch: positions * (forward + backward) + of_parameters + of_scan + of_weights,
         })
     }
 }
@@ -77,9 +90,13 @@ impl TransformerBlock {
         let of_parameters = 4 * (2 * d + f.max(3 * width) + 2 * width);
         let one = MicrobatchShape { samples: 1, positions, samples_per_grain: 1 };
         let of_attention = backend.attention_scratch_bytes(self.attention_shape(one)?);
+        let others = [&self.out_proj, &self.up_proj, &self.down_proj];
+        let maps = self.projections.iter().chain(others);
+        let weights: Vec<[usize; 2]> = maps.map(|map| [map.outputs, map.inputs]).collect();
+        let of_weights = weights_scratch_bytes(backend, &weights, positions)?;
         Ok(SampleBytes {
             kept: positions * (activation * (4 * width + f) + 4 * (self.attention.heads + d)),
-            scratch: positions * (forward + backward) + of_parameters + of_attention,
+            scratch: positions * (forward + backward) + of_parameters + of_attention + of_weights,
         })
     }
 }

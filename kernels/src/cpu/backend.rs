@@ -128,6 +128,10 @@ impl Backend for Cpu {
         weight_gradient_add(stream, self.dispatch, lane, grad_out, input, grains)
     }
 
+    fn weight_gradient_scratch_bytes(&self, [m, k]: [usize; 2], _: GrainRows) -> usize {
+        m.saturating_mul(k).saturating_mul(size_of::<f32>())
+    }
+
     fn embedding_forward(
         &self,
         _: &mut DeviceStream,

@@ -13,18 +13,21 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t, cublasStatus_t};
 
 use self::plan::Plan;
-use super::{BACKEND, unavailable};
+use super::{BACKEND, CAPABILITY_MAJOR, unavailable};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::Candidate;
-use crate::gpu::driver::{MatrixProduct, Rows};
+use crate::gpu::driver::{Batch, MatrixProduct, Rows};
 use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
 use crate::gpu::vendor::table::Device;
 use crate::gpu::vendor::library::OpenLibrary;
-use crate::gpu::vendor::product::key::{PROBED_ROWS, canonical};
-use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
+use crate::gpu::vendor::product::key::{PROBED_ENTRIES, PROBED_ROWS, canonical};
+use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
+
+/// The generation of GPUs, by its compute capability, that the preferred tiles were measured on.
+const HOPPER: i32 = 9;
 
 /// What is told of the library, which [`CublasLt`] looks for by these names too.
 pub(super) fn found() -> Result<FoundLibrary> {
@@ -89,6 +92,8 @@ impl Drop for Handle {
 /// cuBLASLt on one device.
 pub struct CublasLt {
     handle: Arc<Handle>,
+    /// Whether some tiles are preferred ([`plan::prefer_tiles`]).
+    prefers_tiles: bool,
 }
 
 impl CublasLt {
@@ -102,7 +107,8 @@ impl CublasLt {
             device: device.to_owned(),
             answer: error.to_string(),
         })?;
-        Ok(Self { handle })
+        let prefers_tiles = context.attribute(device, CAPABILITY_MAJOR)? == HOPPER;
+        Ok(Self { handle, prefers_tiles })
     }
 
     pub(super) fn version() -> String {
@@ -113,6 +119,7 @@ impl CublasLt {
 
 impl ProductLibrary for CublasLt {
     const NAME: &'static str = "cuBLASLt";
+    const BATCHES: Batches = Batches::Whole;
     const WORKSPACE_BYTES: usize = 32 << 20;
     type Algorithm = cublasLtMatmulAlgo_t;
     /// With the algorithm.
@@ -125,13 +132,20 @@ impl ProductLibrary for CublasLt {
         let asked = canonical(product);
         let candidates = Plan::new(&asked)
             .and_then(|plan| plan.candidates(self.handle.raw, &asked, Self::WORKSPACE_BYTES));
-        let candidates = candidates.map_err(answer)?.into_iter();
-        let own = [asked.m];
-        let probed: &[usize] = match product.rows {
-            Rows::Free => &PROBED_ROWS,
-            Rows::Fixed => &own,
+        let mut candidates = candidates.map_err(answer)?;
+        if self.prefers_tiles && plan::is_for_preferred_tiles(product) {
+            plan::prefer_tiles(&mut candidates);
+        }
+        let candidates = candidates.into_iter();
+        let probed: Vec<MatrixProduct> = match (product.rows, product.batch) {
+            (Rows::Free, _) => PROBED_ROWS.map(|m| MatrixProduct { m, ..*product }).into(),
+            (Rows::Fixed, None) => vec![*product],
+            (Rows::Fixed, Some(batch)) => {
+                let of = |entries| Some(Batch { entries, ..batch });
+                PROBED_ENTRIES.map(|n| MatrixProduct { batch: of(n), ..*product }).into()
+            }
         };
-        let probes = probed.iter().map(|&m| Plan::new(&MatrixProduct { m, ..*product }));
+        let probes = probed.iter().map(Plan::new);
         let probes = probes.collect::<std::result::Result<Vec<_>, _>>().map_err(answer)?;
         let handle = self.handle.raw;
         Ok(candidates.filter_map(move |candidate| {

@@ -3,11 +3,20 @@
 use crate::backend::Output;
 use crate::gpu::driver::{Bias, ElementKind, MatrixProduct, Operand};
 
-/// Computes `product`.
+/// Computes `product`, of a batch one entry after the other.
 ///
 /// # Safety
-/// The operands must lie inside live memory, and `out` must overlap neither `a` nor `b`.
+/// As for [`Driver::matmul`](crate::gpu::Driver::matmul); the memory is live.
 pub(super) unsafe fn matmul(product: MatrixProduct) {
+    for entry in product.each() {
+        // SAFETY: the caller's promise.
+        unsafe { form(entry) };
+    }
+}
+
+/// # Safety
+/// The operands must lie inside live memory, and `out` must overlap neither `a` nor `b`.
+unsafe fn form(product: MatrixProduct) {
     let MatrixProduct { out, a, b, m, n, k, output, base, bias, .. } = product;
     let base = Operand { address: base, ..out };
     let bias = bias.map(|Bias { address, element }| Operand { address, element, ..out });

@@ -6,6 +6,7 @@
 //!
 //! - needs no more workspace than it is given, and leaves k whole,
 //! - gives the bits of 1, 129 and up to 4,096 rows alike, where the product's rows are [free](Rows::Free),
+//! - gives the bits of 1, 2, 3 and up to 8 entries of a [batch](crate::gpu::Batch) alike,
 //! - gives the same bits again,
 //! - rounds each sum once: sums of whole numbers, exact in fp32 in any order, come out correctly rounded, a bias added last,
 //! - and is not refused by the library when it is to run.
@@ -70,6 +71,7 @@ enum Flaw {
     /// What the library said when it was to run.
     Refused(String),
     DependsOnRows,
+    DependsOnEntries,
     Unrepeatable,
     RoundsOften,
 }
@@ -81,6 +83,7 @@ impl fmt::Display for Flaw {
             Self::Splits => out.write_str("splits the sum over k"),
             Self::Refused(answer) => write!(out, "was refused at its launch ({answer})"),
             Self::DependsOnRows => out.write_str("treats rows differently"),
+            Self::DependsOnEntries => out.write_str("treats entries of a batch differently"),
             Self::Unrepeatable => out.write_str("gives other bits when it runs again"),
             Self::RoundsOften => out.write_str("rounds a sum more than once"),
         }
@@ -90,7 +93,8 @@ impl fmt::Display for Flaw {
 /// Takes the first of `candidates` that keeps to what the program promises of a product (see the [module](self)). `multiply` enqueues
 /// a product by a candidate, and is given `workspace_bytes` beside the operands.
 ///
-/// The product's addresses do not matter, nor does m where its rows are [free](crate::gpu::Rows::Free). Products are formed in memory
+/// The product's addresses do not matter, nor does m where its rows are [free](crate::gpu::Rows::Free), nor how many entries a batch has
+/// and how far apart. Products are formed in memory
 /// of their own and waited for.
 ///
 /// # Errors
@@ -133,7 +137,10 @@ pub fn choose_algorithm<D: Driver, A>(
             Flaw::Workspace | Flaw::Splits | Flaw::Refused(_) => {
                 tracing::debug!(place, n, k, library, "an algorithm of the matrix library {flaw}");
             }
-            Flaw::DependsOnRows | Flaw::Unrepeatable | Flaw::RoundsOften => {
+            Flaw::DependsOnRows
+            | Flaw::DependsOnEntries
+            | Flaw::Unrepeatable
+            | Flaw::RoundsOften => {
                 tracing::warn!(place, n, k, library, "an algorithm of the matrix library {flaw}");
             }
         }
@@ -165,8 +172,9 @@ fn none_left(flaws: &[Flaw]) -> String {
 
 /// The sizes of a product, for people.
 pub(crate) fn sizes(product: &MatrixProduct) -> String {
-    let MatrixProduct { m, n, k, .. } = product;
-    format!("m = {m}, n = {n}, k = {k}")
+    let MatrixProduct { m, n, k, batch, .. } = product;
+    let entries = batch.map(|batch| format!(", {} entries", batch.entries));
+    format!("m = {m}, n = {n}, k = {k}{}", entries.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::gpu::launch::norm::{self, NormInputs, NormSaved, ParameterGradients};
 use crate::gpu::launch::row_map::{self, MapInputs};
 use crate::gpu::matmul::Written;
 use crate::gpu::precision::Precision;
-use crate::gpu::{Gpu, GpuStream};
+use crate::gpu::{Gpu, GpuStream, weight_gradient};
 use crate::master::{Master, MasterMut, Run};
 use crate::shape::{CrossEntropyShape, GrainRows, NormShape, check_limit};
 use crate::view::{Matrix, MatrixMut, Slice, SliceMut};
@@ -112,6 +112,10 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         grains: GrainRows,
     ) -> Result<()> {
         self.add_weight_gradient(stream, lane, grad_out, input, grains)
+    }
+
+    fn weight_gradient_scratch_bytes(&self, [m, k]: [usize; 2], grains: GrainRows) -> usize {
+        weight_gradient::scratch_bytes(m.saturating_mul(k), grains)
     }
 
     fn embedding_forward(

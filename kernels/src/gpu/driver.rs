@@ -177,11 +177,25 @@ pub struct Bias {
     pub element: ElementKind,
 }
 
+/// Products of one shape that are formed together: the operands of entry i begin i times so many elements after those of the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Batch {
+    /// Products, at least 1.
+    pub entries: usize,
+    /// Elements from an output to the next; at least as many as one has.
+    pub out: usize,
+    /// Elements from a left factor to the next.
+    pub a: usize,
+    /// Elements from a right factor to the next.
+    pub b: usize,
+}
+
 /// `out[m, n] = (base[m, n] +) a[m, k] b[k, n] (+ bias[n])`, accumulated in fp32 in one pass over k, never split; where it adds to fp32,
 /// the complete sum is added with one rounding. (To bf16, a library may round the product first.) A bias is added last: to fp32 with one
 /// more rounding, and to what is rounded to bf16 only then.
 ///
-/// The algorithm is a function of everything but `m` ([`Rows::Free`]) and the addresses.
+/// The algorithm is a function of everything but `m` ([`Rows::Free`]), the addresses, and of a batch how many entries there are and how
+/// far apart they lie: an entry has the same bits in a batch of any size, and wherever it stands there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixProduct {
     /// `out[m, n]`, not transposed.
@@ -204,6 +218,28 @@ pub struct MatrixProduct {
     pub bias: Option<Bias>,
     /// Whether m may change.
     pub rows: Rows,
+    /// The batch that this is the first entry of, where there is one: without a bias.
+    pub batch: Option<Batch>,
+}
+
+impl MatrixProduct {
+    /// Each product by itself, in order.
+    pub(crate) fn each(self) -> impl Iterator<Item = Self> {
+        let Batch { entries, out, a, b } =
+            self.batch.unwrap_or(Batch { entries: 1, out: 0, a: 0, b: 0 });
+        let at = |operand: Operand, elements: usize| Operand {
+            address: operand.address.offset(elements * operand.element.bytes()),
+            ..operand
+        };
+        (0..entries).map(move |entry| Self {
+            out: at(self.out, entry * out),
+            a: at(self.a, entry * a),
+            b: at(self.b, entry * b),
+            base: self.base.offset(entry * out * self.out.element.bytes()),
+            batch: None,
+            ..self
+        })
+    }
 }
 
 /// One vendor's interface: memory, order, modules and the matrix library of one device.
@@ -369,7 +405,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// Enqueues a matrix product.
     ///
     /// # Safety
-    /// The operands must lie inside memory of this device, and `out` must overlap neither `a` nor `b`.
+    /// The operands, of every entry of a batch, must lie inside memory of this device, and `out` must overlap neither `a` nor `b` nor
+    /// that of another entry.
     unsafe fn matmul(&self, queue: &mut Self::Queue, product: MatrixProduct) -> Result<()>;
 
     /// Whether launches can be recorded.

@@ -11,7 +11,7 @@ mod cross_entropy;
 mod documents;
 mod embedding;
 mod gelu;
-mod gradient_sums;
+pub(in crate::gpu) mod gradient_sums;
 mod likeliest;
 pub(in crate::gpu) mod norm;
 mod optimizer;

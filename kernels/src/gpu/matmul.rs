@@ -3,12 +3,11 @@
 use crate::backend::{Backend, Element, Output};
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
-use crate::gpu::driver::{Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{Address, Batch, Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
 use crate::gpu::launch::row_map::{Map, MapInputs};
 use crate::gpu::launch::{exactly, row_alignment};
 use crate::gpu::precision::Precision;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
-use crate::shape::GrainRows;
 use crate::view::{Matrix, MatrixMut, Slice};
 
 /// The alignment, in bytes, that the matrix library can make use of.
@@ -123,6 +122,7 @@ fn matrix_product<D: Driver, P: Precision, T: Element>(
         base,
         bias: None,
         rows,
+        batch: None,
     }))
 }
 
@@ -193,33 +193,44 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         })
     }
 
-    /// Grain by grain, each product added to the lane as the matrix library finishes it: its sum over k is
-    /// complete by then, so that the lane rounds once.
-    pub(in crate::gpu) fn add_weight_gradient(
+    /// `out_i[m, n] = a_i[m, k] b_i[k, n]` in fp32 for each entry of `batch`, whose outputs are packed; `out`, `a` and `b` are those of the
+    /// first entry. The sizes are those of grains and parameters.
+    ///
+    /// # Errors
+    /// As for [`product`](Self::product).
+    ///
+    /// # Safety
+    /// The factors of every entry lie inside the buffers of the first's. `out` is memory of the device, aligned to [`ALIGNMENT_BYTES`],
+    /// that nothing else views, with room for those of every entry, which overlap no other's.
+    pub(in crate::gpu) unsafe fn product_batch(
         &self,
         stream: &mut GpuStream<D>,
-        mut lane: MatrixMut<'_, Self, f32>,
-        grad_out: Matrix<'_, Self, P::Activation>,
-        input: Matrix<'_, Self, P::Activation>,
-        grains: GrainRows,
+        out: Address,
+        [a, b]: [Matrix<'_, Self, P::Activation>; 2],
+        batch: Batch,
     ) -> Result<()> {
-        const KERNEL: &str = "weight_gradient_add";
-        for (what, found) in [("rows of grad_out", grad_out.rows), ("rows of input", input.rows)] {
-            if found != grains.rows() {
-                return Err(KernelError::shape(KERNEL, what, grains.rows(), found));
-            }
-        }
-        let (expected, found) = ([grad_out.columns, input.columns], [lane.rows, lane.columns]);
-        if found != expected {
-            let (expected, found) = (format!("{expected:?}"), format!("{found:?}"));
-            return Err(KernelError::shape(KERNEL, "lane", expected, found));
-        }
-        for grain in 0..grains.grains() {
-            let rows = grains.range(grain);
-            let grad_out = grad_out.rows(rows.start, rows.len())?.transposed();
-            let input = input.rows(rows.start, rows.len())?;
-            self.product(stream, lane.reborrow(), grad_out, input, Written::AddedTo, Rows::Fixed)?;
-        }
-        Ok(())
+        let [m, k, n] = [a.rows, a.columns, b.columns];
+        let aligned = |operand: Operand, distance: usize| {
+            let bytes = operand.alignment | distance.saturating_mul(operand.element.bytes());
+            Operand { alignment: 1 << bytes.trailing_zeros(), ..operand }
+        };
+        let element = ElementKind::F32;
+        let alignment = row_alignment(0, n, element.bytes(), ALIGNMENT_BYTES);
+        let packed = Operand { address: out, stride: n, transposed: false, element, alignment };
+        let product = MatrixProduct {
+            out: aligned(packed, batch.out),
+            a: aligned(read_operand("a", &a)?, batch.a),
+            b: aligned(read_operand("b", &b)?, batch.b),
+            m,
+            n,
+            k,
+            output: Output::Overwrite,
+            base: out,
+            bias: None,
+            rows: Rows::Fixed,
+            batch: Some(batch),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_product(stream, product) }
     }
 }

@@ -25,7 +25,7 @@ use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
 use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::key::canonical;
-use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
+use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
 
 /// What a function of the library answers: a `hipblasStatus_t`.
 #[repr(transparent)]
@@ -261,6 +261,7 @@ fn release(version: c_int) -> String {
 
 impl ProductLibrary for HipBlasLt {
     const NAME: &'static str = "hipBLASLt";
+    const BATCHES: Batches = Batches::OneByOne;
     /// So that no sum over k is split.
     const WORKSPACE_BYTES: usize = 0;
     type Algorithm = Algorithm;

@@ -21,7 +21,7 @@ use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
 use crate::gpu::vendor::library::{OpenLibrary, once};
 use crate::gpu::vendor::product::key::{PROBED_ROWS, pinned_rows};
-use crate::gpu::vendor::product::{Answer, Answered, ProductLibrary};
+use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
 use crate::gpu::{Candidate, Terms};
 
 type Operation = c_int;
@@ -343,6 +343,7 @@ impl RocBlas {
 
 impl ProductLibrary for RocBlas {
     const NAME: &'static str = "rocBLAS";
+    const BATCHES: Batches = Batches::OneByOne;
     /// Too little for parts of sums, and more than none, for which the library would make its own.
     const WORKSPACE_BYTES: usize = 256;
     type Algorithm = Solution;

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use tidemill_kernels::KernelError;
 use tidemill_kernels::backend::Output;
 use tidemill_kernels::gpu::{
-    Address, Candidate, Driver, ElementKind, Gpu, MatrixProduct, Operand, Precision, Rows, Terms,
-    choose_algorithm,
+    Address, Batch, Candidate, Driver, ElementKind, Gpu, MatrixProduct, Operand, Precision, Rows,
+    Terms, choose_algorithm,
 };
 
 use crate::bodies::arm::Arm;
@@ -29,6 +29,8 @@ enum Way {
     /// The sums of the last rows are formed in two parts where there are many: as algorithms do that share out the rest of the
     /// tiles.
     SplitsLastRows,
+    /// The sums of the last of several entries of a batch are formed in two parts.
+    SplitsLastEntry,
     /// Writes nothing where there are many rows.
     ForgetsManyRows,
     /// Sums of all rows, always, are formed in two parts, each of which is added to the output: which is rounded twice, unless it is
@@ -63,8 +65,9 @@ fn multiply<D: Driver>(
 ) -> Result<(), KernelError> {
     // SAFETY: the operands are given by the choice, or parts of what it gives, each in memory of its own.
     let mut form = |product| unsafe { driver.matmul(queue, product) };
-    let MatrixProduct { out, a, b, m, k, .. } = product;
-    let mut in_two = |first: usize, rows: usize| {
+    let MatrixProduct { m, .. } = product;
+    let mut in_two = |first: usize, rows: usize, product: MatrixProduct| {
+        let MatrixProduct { out, a, b, k, .. } = product;
         let (out, a) = (element(out, first, 0), element(a, first, 0));
         // All of them alike, where all are split: another rule is not to be broken as well.
         let rows_are = if way == SplitsAll { product.rows } else { Rows::Fixed };
@@ -75,6 +78,7 @@ fn multiply<D: Driver>(
         form(MatrixProduct { out, a, b, m: rows, k: k - half, output, rows: rows_are, ..product })
     };
     let is_many = m > 1000;
+    let entries = product.batch.map_or(1, |batch| batch.entries);
     let run = {
         let mut runs = runs.borrow_mut();
         let run = runs.entry(m).or_insert(0);
@@ -83,15 +87,29 @@ fn multiply<D: Driver>(
     };
     let (device, what) = ("a device".to_owned(), "multiply".to_owned());
     match way {
-        SplitsOneRow if m == 1 => in_two(0, 1),
-        SplitsManyRows if is_many => in_two(0, m),
+        SplitsOneRow if m == 1 => in_two(0, 1, product),
+        SplitsManyRows if is_many => in_two(0, m, product),
         ForgetsManyRows if is_many => Ok(()),
-        SplitsAll => in_two(0, m),
-        SplitsSecondRun if run == 2 => in_two(0, m),
+        SplitsAll => in_two(0, m, product),
+        SplitsSecondRun if run == 2 => in_two(0, m, product),
         SplitsLastRows if is_many => {
             let last = 16;
-            in_two(m - last, last)?;
+            in_two(m - last, last, product)?;
             form(MatrixProduct { m: m - last, ..product })
+        }
+        SplitsLastEntry if entries > 1 => {
+            let batch = product.batch.unwrap();
+            let last = entries - 1;
+            let [out, a, b] =
+                [(product.out, batch.out), (product.a, batch.a), (product.b, batch.b)].map(
+                    |(operand, apart)| {
+                        let bytes = last * apart * operand.element.bytes();
+                        Operand { address: operand.address.offset(bytes), ..operand }
+                    },
+                );
+            in_two(0, m, MatrixProduct { out, a, b, base: out.address, batch: None, ..product })?;
+            let batch = Some(Batch { entries: last, ..batch });
+            form(MatrixProduct { batch, ..product })
         }
         IsRefused if is_many => {
             Err(KernelError::Unsupported { what, device, answer: "not so many rows".to_owned() })
@@ -159,6 +177,7 @@ fn product<P: Precision>(out: ElementKind, transposed: bool, output: Output) -> 
         base: Address::NULL,
         bias: None,
         rows: Rows::Free,
+        batch: None,
     }
 }
 
@@ -175,6 +194,13 @@ fn gradient<P: Precision>() -> MatrixProduct {
     let product = product::<P>(ElementKind::F32, false, Output::Add);
     let a = Operand { stride: 150, transposed: true, ..product.a };
     MatrixProduct { a, m: 150, rows: Rows::Fixed, ..product }
+}
+
+/// Those of a small weight from several grains.
+fn gradients<P: Precision>() -> MatrixProduct {
+    let product = MatrixProduct { output: Output::Overwrite, ..gradient::<P>() };
+    let batch = Batch { entries: 2, out: 150 * (COLUMNS + 8), a: TERMS * 150, b: TERMS * COLUMNS };
+    MatrixProduct { batch: Some(batch), ..product }
 }
 
 /// The first candidate whose rows are all alike is taken, wherever it stands; and where there is none, that is an error.
@@ -195,12 +221,24 @@ pub fn row_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu
     }
 }
 
+/// One that gives an entry of a batch other bits than it has by itself is passed over.
+///
+/// Seen failing: without the batches.
+pub fn entry_dependent_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
+    let driver = arm.backend.driver();
+    let product = gradients::<P>();
+    let chosen = choose(driver, &product, &eligible(&[SplitsLastEntry, Whole])).unwrap();
+    assert_eq!(chosen, Whole);
+    let said = refusal(choose(driver, &product, &eligible(&[SplitsLastEntry])));
+    assert!(said.contains("1x treats entries of a batch differently"), "{said}");
+}
+
 /// One that gives other bits when it runs again is passed over, of free rows and of fixed ones.
 ///
 /// Seen failing: without the second runs.
 pub fn unrepeatable_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
     let driver = arm.backend.driver();
-    for product in products::<P>().into_iter().chain([gradient::<P>()]) {
+    for product in products::<P>().into_iter().chain([gradient::<P>(), gradients::<P>()]) {
         let chosen = choose(driver, &product, &eligible(&[SplitsSecondRun, Whole])).unwrap();
         assert_eq!(chosen, Whole, "{product:?}");
         let said = refusal(choose(driver, &product, &eligible(&[SplitsSecondRun])));
@@ -214,7 +252,7 @@ pub fn unrepeatable_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<
 /// Seen failing: without the sums of whole numbers; and, of what is added to fp32, with numbers there that need no rounding.
 pub fn those_that_round_often_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D, P>>) {
     let driver = arm.backend.driver();
-    for product in products::<P>().into_iter().chain([gradient::<P>()]) {
+    for product in products::<P>().into_iter().chain([gradient::<P>(), gradients::<P>()]) {
         let chosen = choose(driver, &product, &eligible(&[SplitsAll, Whole])).unwrap();
         let is_an_order =
             product.out.element == ElementKind::F32 && product.output == Output::Overwrite;
@@ -236,7 +274,7 @@ pub fn ineligible_ones_are_passed_over<D: Driver, P: Precision>(arm: &Arm<Gpu<D,
     let wrong =
         [candidate(Fails, WORKSPACE_BYTES + 1, Terms::Whole), candidate(Fails, 0, Terms::Split)];
     let right = candidate(Whole, WORKSPACE_BYTES, Terms::Whole);
-    for product in products::<P>().into_iter().chain([gradient::<P>()]) {
+    for product in products::<P>().into_iter().chain([gradient::<P>(), gradients::<P>()]) {
         for wrong in wrong {
             assert_eq!(choose(driver, &product, &[wrong, right]).unwrap(), Whole, "{wrong:?}");
         }
@@ -265,6 +303,7 @@ macro_rules! every_rule {
     ($to:ident) => {
         $to! {
             row_dependent_ones_are_passed_over
+            entry_dependent_ones_are_passed_over
             unrepeatable_ones_are_passed_over
             those_that_round_often_are_passed_over
             ineligible_ones_are_passed_over

@@ -58,6 +58,7 @@ macro_rules! every_body {
                 ordered_product_agrees: bodies::ordered_product::agrees;
                 ordered_product_rows_of_any_number_agree: bodies::ordered_product::rows_of_any_number_agree;
                 weight_gradient_agrees: bodies::weight_gradient::agrees;
+                weight_gradient_parts_are_added_in_order: bodies::weight_gradient::parts_are_added_in_order;
                 embedding_agrees: bodies::embedding::agrees;
                 rms_norm_agrees: bodies::rms_norm::agrees;
                 rms_norm_rows_are_independent: bodies::rms_norm::rows_are_independent;

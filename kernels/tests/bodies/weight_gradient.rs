@@ -26,8 +26,9 @@ const fn case(rows: usize, rows_per_grain: usize, m: usize, k: usize) -> Case {
     Case { rows, rows_per_grain, m, k }
 }
 
-/// Short last grains, grains of one row, and grains longer than a block of any matrix library.
-const CASES: [Case; 7] = [
+/// Short last grains, grains of one row, more of them than are formed together, grains longer than a block of any matrix library, and
+/// grains of several parts.
+const CASES: [Case; 11] = [
     case(1, 1, 1, 1),
     case(6, 1, 3, 5),
     case(16, 16, 17, 8),
@@ -35,7 +36,14 @@ const CASES: [Case; 7] = [
     case(129, 40, 24, 16),
     case(600, 257, 31, 40),
     case(1030, 1030, 9, 7),
+    case(131, 1, 3, 5),
+    case(10_030, 5_003, 9, 7),
+    case(16_384, 8_192, 5, 8),
+    case(70_000, 70_000, 2, 3),
 ];
+
+/// Grains of three parts, the last of them short and whole, beside a grain of one part.
+const CASES_OF_PARTS: [Case; 2] = [case(16_405, 8_200, 6, 8), case(24_576, 12_288, 3, 5)];
 
 /// The operands of a case, each inside rows that are wider.
 struct Operands<B: Backend<Activation: Number>> {
@@ -148,4 +156,45 @@ fn product_then_sum<B: Backend<Activation: Number>>(
         backend.accumulate(stream, sum.slice_mut(), product.slice()).unwrap();
     }
     sum.read(device)
+}
+
+/// The rows of each part of a grain of at most 65,536: those that are said of GPUs, and all of them elsewhere.
+fn part_rows(sums: Sums, grain_rows: usize) -> usize {
+    match sums {
+        Sums::OneByOne => grain_rows,
+        Sums::Ordered => 4096,
+    }
+}
+
+/// Equal to the bit to the gradients of the parts of each grain, each formed as if it were a grain, added to one another in order and
+/// then to the lane.
+pub fn parts_are_added_in_order<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
+    let mut device = Device::new(arm);
+    let mut transcript = Transcript::default();
+    for (seed, case) in CASES_OF_PARTS.into_iter().enumerate() {
+        let label = format!("parts of {case:?} seed {seed}");
+        let mut inputs = Inputs::new(100 + seed as u64);
+        let operands = Operands::new(&mut device, &mut inputs, case);
+        let Case { rows, m, k, .. } = case;
+        let lane = inputs.uniform(m * k, -1.0, 1.0);
+        let packed = Layout::packed(m, k);
+        let found = operands.added(&mut device, &lane, packed, (0, rows));
+        assert_close(&label, &found, &operands.expected(&lane), tolerance::<f32>(rows));
+        transcript.record(&label, &found);
+
+        let mut expected = lane;
+        for grain in 0..operands.grains.grains() {
+            let grain_rows = operands.grains.range(grain);
+            let step = part_rows(device.sums, grain_rows.len());
+            let mut of_grain = vec![0.0_f32; m * k];
+            for first in grain_rows.clone().step_by(step) {
+                let part = (first, step.min(grain_rows.end - first));
+                let part = operands.added(&mut device, &vec![0.0; m * k], packed, part);
+                of_grain.iter_mut().zip(part).for_each(|(sum, term)| *sum += term);
+            }
+            expected.iter_mut().zip(of_grain).for_each(|(sum, term)| *sum += term);
+        }
+        assert_same_bits(&label, &found, &expected);
+    }
+    transcript
 }

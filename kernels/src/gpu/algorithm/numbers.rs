@@ -80,6 +80,11 @@ impl Layout {
         self.run_bytes().saturating_mul(self.runs)
     }
 
+    /// Elements of all runs.
+    pub(super) fn elements(&self) -> usize {
+        self.stride.saturating_mul(self.runs)
+    }
+
     /// Random numbers of which the second half of the terms of a sum cancels the first: what is left is what was rounded away, of
     /// which every bit depends on the order. Of a sum that is rounded to bf16 nothing else would show.
     pub(super) fn cancelling(&self) -> Vec<Segment> {
@@ -259,6 +264,7 @@ mod tests {
             base: Address::NULL,
             bias: None,
             rows: Rows::Free,
+            batch: None,
         }
     }
 

@@ -6,7 +6,7 @@ use super::numbers::{
 use super::{CANONICAL_TERMS, Flaw};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::{Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{Batch, Bias, Driver, ElementKind, MatrixProduct, Operand, Rows};
 
 /// Rows of the largest product of free rows, enough to fill a GPU.
 const MOST_ROWS: usize = 4096;
@@ -16,6 +16,12 @@ const MOST_BYTES: usize = 256 << 20;
 
 /// What fixed rows may take: a weight's gradient, which is formed where a model's activations are held.
 const MOST_FIXED_BYTES: usize = 64 << 20;
+
+/// Entries of the batches that are formed: one by itself, few, and enough to fill a GPU with weights that are narrow.
+const ENTRIES: [usize; 4] = [1, 2, 3, 8];
+
+/// The terms at least of the sums of a batch, however far its operands reach.
+const LEAST_TERMS: usize = 64;
 
 /// Rows and columns of which the sums are compared with what they should be.
 const COMPARED: [usize; 2] = [16, 32];
@@ -39,19 +45,23 @@ impl<D: Driver> Placed<D> {
         Operand { address: D::address(&self.memory).offset(self.start), ..operand }
     }
 
-    /// Fills runs of `run_bytes`, from the first of each segment on, with its numbers again and again.
+    /// Fills the runs of each of `entries` operands of `layout`, from the first of each segment on, with its numbers again and again.
     fn fill(
         &self,
         driver: &D,
         queue: &mut D::Queue,
-        run_bytes: usize,
+        layout: &Layout,
+        entries: usize,
         segments: &[Segment],
     ) -> Result<()> {
         for (runs, period) in segments {
             let source = driver.allocate(queue, period.len())?;
             driver.upload(queue, &source, 0, period)?;
-            let (from, to) = (runs.start * run_bytes, runs.end * run_bytes);
-            self.repeat(driver, queue, [from, to], (&source, period.len()))?;
+            for entry in 0..entries {
+                let range = [runs.start, runs.end]
+                    .map(|run| entry * layout.bytes() + run * layout.run_bytes());
+                self.repeat(driver, queue, range, (&source, period.len()))?;
+            }
         }
         Ok(())
     }
@@ -79,12 +89,14 @@ enum Numbers {
     Whole,
 }
 
-/// Operands of one product, in rows that repeat.
+/// Operands of one product, in rows that repeat; of a batch, of several products that are the same.
 pub(super) struct Trial<D: Driver> {
     /// With its operands in memory of the trial.
     product: MatrixProduct,
     /// Rows of the largest product.
     rows: usize,
+    /// Entries of the largest batch; 1 of a product by itself.
+    entries: usize,
     layouts: [Layout; 2],
     factors: [Placed<D>; 2],
     out: Placed<D>,
@@ -97,13 +109,23 @@ pub(super) struct Trial<D: Driver> {
     held: Option<Numbers>,
 }
 
+/// Rows that were read, after the number of the first.
+type Window = (usize, Vec<u8>);
+
 /// Forms a product by the algorithm at hand.
 type Multiply<'a, D> = dyn FnMut(&mut <D as Driver>::Queue, MatrixProduct) -> Result<()> + 'a;
 
 impl<D: Driver> Trial<D> {
     pub(super) fn new(driver: &D, queue: &mut D::Queue, product: &MatrixProduct) -> Result<Self> {
         let bytes_of = |operand: Operand| operand.stride.saturating_mul(operand.element.bytes());
-        let [a_bytes, row_bytes] = [product.a, product.out].map(bytes_of);
+        let [a_bytes, b_bytes, row_bytes] = [product.a, product.b, product.out].map(bytes_of);
+        let entries = match product.batch {
+            None => 1,
+            Some(_) => {
+                let fitting = MOST_FIXED_BYTES / product.m.saturating_mul(row_bytes).max(1);
+                fitting.clamp(1, ENTRIES[ENTRIES.len() - 1])
+            }
+        };
         let (rows, k) = match product.rows {
             // At least two periods, so that some rows stand in another place.
             Rows::Free => {
@@ -112,12 +134,19 @@ impl<D: Driver> Trial<D> {
             }
             Rows::Fixed => {
                 let fitting = MOST_FIXED_BYTES / row_bytes.max(1);
-                (product.m.min(fitting.max(PERIOD)), product.k.min(CANONICAL_TERMS))
+                let term_bytes = a_bytes.saturating_add(b_bytes).saturating_mul(entries).max(1);
+                let terms = match product.batch {
+                    None => CANONICAL_TERMS,
+                    Some(_) => (MOST_FIXED_BYTES / term_bytes).clamp(LEAST_TERMS, CANONICAL_TERMS),
+                };
+                (product.m.min(fitting.max(PERIOD)), product.k.min(terms))
             }
         };
         let shorter = MatrixProduct { k, ..*product };
         let layouts = [Side::Left, Side::Right].map(|side| Layout::of(side, &shorter, rows));
-        let mut place = |operand: &Operand, bytes| Placed::new(driver, queue, operand, bytes);
+        let mut place = |operand: &Operand, bytes: usize| {
+            Placed::new(driver, queue, operand, bytes.saturating_mul(entries))
+        };
         let left = place(&product.a, layouts[0].bytes())?;
         let right = place(&product.b, layouts[1].bytes())?;
         let out = place(&product.out, rows.saturating_mul(row_bytes))?;
@@ -144,10 +173,17 @@ impl<D: Driver> Trial<D> {
             base: out.of(product.out).address,
             a: left.of(product.a),
             b: right.of(product.b),
+            batch: product.batch.map(|_| Batch {
+                entries: 1,
+                out: rows * product.out.stride,
+                a: layouts[0].elements(),
+                b: layouts[1].elements(),
+            }),
             ..shorter
         };
         let factors = [left, right];
-        Ok(Self { product, rows, layouts, factors, out, before, bias, row_bytes, held: None })
+        let held = None;
+        Ok(Self { product, rows, entries, layouts, factors, out, before, bias, row_bytes, held })
     }
 
     /// What is wrong with the algorithm by which `multiply` forms a product; `None` where nothing is.
@@ -180,7 +216,11 @@ impl<D: Driver> Trial<D> {
                 let rows = self.rows;
                 let first = self.windows(driver, queue, rows, multiply)?;
                 let again = self.windows(driver, queue, rows, multiply)?;
-                (first != again).then_some(Flaw::Unrepeatable)
+                if first == again {
+                    self.try_entries(driver, queue, &first, multiply)?
+                } else {
+                    Some(Flaw::Unrepeatable)
+                }
             }
         };
         if flaw.is_some() {
@@ -220,6 +260,27 @@ impl<D: Driver> Trial<D> {
         Ok((again != many).then_some(Flaw::Unrepeatable))
     }
 
+    /// Forms batches of several numbers of entries, of which each must be what an entry by itself is, and the largest again.
+    fn try_entries(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        alone: &[Window],
+        multiply: &mut Multiply<'_, D>,
+    ) -> Result<Option<Flaw>> {
+        let several = ENTRIES.into_iter().filter(|&entries| 1 < entries && entries < self.entries);
+        let largest = (self.entries > 1).then_some(self.entries);
+        for entries in several.chain(largest).chain(largest) {
+            self.multiply(driver, queue, self.rows, entries, multiply)?;
+            for entry in 0..entries {
+                if self.read_windows(driver, queue, self.rows, entry)? != alone {
+                    return Ok(Some(Flaw::DependsOnEntries));
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether sums of whole numbers are what they should be, rounded once. They are exact before that, so that nothing else than a
     /// further rounding may show.
     ///
@@ -232,7 +293,7 @@ impl<D: Driver> Trial<D> {
     ) -> Result<bool> {
         let MatrixProduct { out, n, k, .. } = self.product;
         let rows = self.rows.min(PERIOD);
-        self.multiply(driver, queue, rows, multiply)?;
+        self.multiply(driver, queue, rows, 1, multiply)?;
         let [left, right] = self.layouts.map(|layout| layout.whole());
         let before = self.before.is_some().then(|| whole_before(&out));
         let mut found = vec![0; self.row_bytes];
@@ -262,47 +323,64 @@ impl<D: Driver> Trial<D> {
         Ok(true)
     }
 
-    /// Forms a product of `rows` rows, and reads the first rows, some in the middle and the last: where an algorithm would do with a
-    /// rest of tiles what it does not with the others. Of each window the first row, and the rows.
+    /// Forms a product of `rows` rows, and reads its windows.
     fn windows(
         &self,
         driver: &D,
         queue: &mut D::Queue,
         rows: usize,
         multiply: &mut Multiply<'_, D>,
-    ) -> Result<Vec<(usize, Vec<u8>)>> {
-        self.multiply(driver, queue, rows, multiply)?;
+    ) -> Result<Vec<Window>> {
+        self.multiply(driver, queue, rows, 1, multiply)?;
+        self.read_windows(driver, queue, rows, 0)
+    }
+
+    /// Of an entry of `rows` rows, the first rows, some in the middle and the last: where an algorithm would do with a rest of tiles what
+    /// it does not with the others.
+    fn read_windows(
+        &self,
+        driver: &D,
+        queue: &mut D::Queue,
+        rows: usize,
+        entry: usize,
+    ) -> Result<Vec<Window>> {
         let (first, count) = if rows > PERIOD {
             (vec![0, (rows / 2).min(rows - PERIOD), rows - PERIOD], PERIOD)
         } else {
             (vec![0], rows)
         };
-        let mut read = |first| -> Result<(usize, Vec<u8>)> {
+        let mut read = |first| -> Result<Window> {
             let mut found = vec![0; count * self.row_bytes];
-            let start = self.out.start + first * self.row_bytes;
+            let start = self.out.start + (entry * self.rows + first) * self.row_bytes;
             driver.download(queue, &mut found, &self.out.memory, start)?;
             Ok((first, found))
         };
         first.into_iter().map(&mut read).collect()
     }
 
-    /// Forms the product of the first `rows` rows; what was in their place before is gone.
+    /// Forms the product of the first `rows` rows, of as many entries; what was in their place before is gone.
     fn multiply(
         &self,
         driver: &D,
         queue: &mut D::Queue,
         rows: usize,
+        entries: usize,
         multiply: &mut Multiply<'_, D>,
     ) -> Result<()> {
-        let bytes = rows * self.row_bytes;
-        match &self.before {
-            None => driver.fill_zero(queue, &self.out.memory, self.out.start, bytes)?,
-            Some(period) => {
-                let period = (period, PERIOD * self.row_bytes);
-                self.out.repeat(driver, queue, [0, bytes], period)?;
+        for entry in 0..entries {
+            let (start, bytes) = (entry * self.rows * self.row_bytes, rows * self.row_bytes);
+            match &self.before {
+                None => {
+                    driver.fill_zero(queue, &self.out.memory, self.out.start + start, bytes)?;
+                }
+                Some(period) => {
+                    let period = (period, PERIOD * self.row_bytes);
+                    self.out.repeat(driver, queue, [start, start + bytes], period)?;
+                }
             }
         }
-        multiply(queue, MatrixProduct { m: rows, ..self.product })
+        let batch = self.product.batch.map(|batch| Batch { entries, ..batch });
+        multiply(queue, MatrixProduct { m: rows, batch, ..self.product })
     }
 
     /// Gives the operands their numbers.
@@ -315,7 +393,7 @@ impl<D: Driver> Trial<D> {
                 Numbers::Cancelling => layout.cancelling(),
                 Numbers::Whole => layout.segments(&layout.whole()),
             };
-            factor.fill(driver, queue, layout.run_bytes(), &segments)?;
+            factor.fill(driver, queue, layout, self.entries, &segments)?;
         }
         if let Some(memory) = &self.before {
             let out = &self.product.out;

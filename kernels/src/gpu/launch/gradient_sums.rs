@@ -2,8 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::sizes::{Access, WIDE_BYTES, blocks};
-use super::{KernelName, exactly};
+use super::sizes::{Access, WIDE_BYTES, blocks, size32, stride_bytes};
+use super::{KernelName, exactly, row_stride_mut};
 use crate::backend::check_uses;
 use crate::error::{KernelError, Result};
 use crate::gpu::buffer::Place;
@@ -11,7 +11,7 @@ use crate::gpu::driver::{Address, Driver};
 use crate::gpu::precision::Precision;
 use crate::gpu::source::GRADIENT_SUMS;
 use crate::gpu::{Gpu, GpuStream, ScratchSlot};
-use crate::view::{Slice, SliceMut};
+use crate::view::{MatrixMut, Slice, SliceMut};
 
 const THREADS: u32 = 256;
 /// Packs that a thread of `accumulate` and `mean_gradient` has.
@@ -33,6 +33,27 @@ struct Accumulate {
     gradients: Address,
     elements: u64,
     grains: u64,
+}
+
+/// `AddParts` of gradient_sums.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct AddParts {
+    lane: Address,
+    parts: Address,
+    lane_stride: u64,
+    elements: u32,
+    columns: u32,
+    entries: u32,
+    parts_per_grain: u32,
+}
+
+/// `parts[grains, of_grain, rows, columns]` at an address: what the gradients of grains are the sums of.
+pub(in crate::gpu) struct Parts {
+    pub(in crate::gpu) address: Address,
+    pub(in crate::gpu) grains: usize,
+    /// Parts of each grain.
+    pub(in crate::gpu) of_grain: usize,
 }
 
 /// `MeanGradient` of gradient_sums.cu.
@@ -133,6 +154,42 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         let name = access.choose("accumulate_wide", "accumulate_single");
         let launch = blocks(KERNEL, elements.div_ceil(block_elements(access)), THREADS)?;
         // SAFETY: gradients are whole lanes.
+        unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
+    }
+
+    /// `lane += parts[g, 0] + parts[g, 1] + ...` for each grain g in order; the parts of a grain are added first, in order.
+    ///
+    /// # Safety
+    /// `parts` names memory of the device for so many matrices of the lane's rows and columns.
+    pub(in crate::gpu) unsafe fn launch_add_parts(
+        &self,
+        stream: &mut GpuStream<D>,
+        lane: MatrixMut<'_, Self, f32>,
+        parts: Parts,
+    ) -> Result<()> {
+        const KERNEL: &str = "add_parts";
+        let elements = size32(KERNEL, "elements", lane.rows.saturating_mul(lane.columns))?;
+        let lane_stride = row_stride_mut(KERNEL, "lane", &lane, lane.rows, lane.columns)?;
+        let arguments = AddParts {
+            lane: lane.address(),
+            parts: parts.address,
+            lane_stride,
+            elements,
+            columns: size32(KERNEL, "columns", lane.columns)?,
+            entries: size32(KERNEL, "parts", parts.grains.saturating_mul(parts.of_grain))?,
+            parts_per_grain: size32(KERNEL, "parts of a grain", parts.of_grain)?,
+        };
+        // Packs lie in one row where the rows of the parts, which are packed, keep them aligned.
+        let operands = [
+            (arguments.lane, stride_bytes::<f32>(lane_stride)),
+            (arguments.parts, stride_bytes::<f32>(u64::from(arguments.columns))),
+        ];
+        let access = Access::of(WIDE_BYTES, &operands);
+        let name = access.choose("add_parts_wide", "add_parts_single");
+        let pack = if access == Access::Wide { WIDE_ELEMENTS } else { 1 };
+        let launch =
+            blocks(KERNEL, (elements as usize).div_ceil(THREADS as usize * pack), THREADS)?;
+        // SAFETY: the lane is a view, and the caller vouches for the parts.
         unsafe { self.launch(stream, &GRADIENT_SUMS, name, launch, arguments) }
     }
 

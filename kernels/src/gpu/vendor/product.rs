@@ -49,10 +49,21 @@ impl Answer {
 
 pub type Answered<T> = std::result::Result<T, Answer>;
 
+/// How a library is given a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batches {
+    /// By one call.
+    Whole,
+    /// Entry by entry, products by themselves.
+    OneByOne,
+}
+
 /// A matrix library on one device, as far as libraries differ.
 pub trait ProductLibrary: Send + Sync {
     /// What it is called.
     const NAME: &'static str;
+    /// How it is given a batch: [`OneByOne`](Batches::OneByOne) it is given none.
+    const BATCHES: Batches;
     /// What each product is given beside its operands.
     const WORKSPACE_BYTES: usize;
     /// The library's name of an algorithm.
@@ -98,8 +109,8 @@ pub trait ProductLibrary: Send + Sync {
 struct Known<L: ProductLibrary> {
     algorithms: HashMap<Key, L::Algorithm>,
     plans: HashMap<Key, Arc<L::Plan>>,
-    /// Products with a bias that no algorithm forms as promised.
-    without_bias: HashSet<Key>,
+    /// Products with a bias, and batches, that no algorithm forms as promised.
+    refused: HashSet<Key>,
 }
 
 /// The products of one device.
@@ -120,11 +131,8 @@ pub struct Digest {
 
 impl<L: ProductLibrary> Products<L> {
     pub fn new(library: L, device: &str) -> Self {
-        let known = Known {
-            algorithms: HashMap::new(),
-            plans: HashMap::new(),
-            without_bias: HashSet::new(),
-        };
+        let known =
+            Known { algorithms: HashMap::new(), plans: HashMap::new(), refused: HashSet::new() };
         Self { library, device: device.to_owned(), known: Mutex::new(known) }
     }
 
@@ -135,6 +143,8 @@ impl<L: ProductLibrary> Products<L> {
     pub fn digest(&self) -> Result<Digest> {
         let start = Instant::now();
         let parts = |product: &MatrixProduct| {
+            let batch = if L::BATCHES == Batches::Whole { product.batch } else { None };
+            let product = &MatrixProduct { batch, ..*product };
             let candidates = self.library.candidates(product);
             let mut candidates = candidates.map_err(|answer| self.failed(product, answer))?;
             let first = candidates.find(|candidate| candidate.is_eligible(L::WORKSPACE_BYTES));
@@ -230,35 +240,57 @@ impl<L: ProductLibrary> Products<L> {
         queue: &mut Queue,
         product: &MatrixProduct,
     ) -> Result<bool> {
+        Ok(self.plan_if_any(driver, queue, product)?.is_some())
+    }
+
+    /// The plan of a product with a bias, or of a batch; `None` where no algorithm forms it as promised, for whatever number of rows
+    /// and entries.
+    fn plan_if_any<V: Vendor>(
+        &self,
+        driver: &VendorDriver<V>,
+        queue: &mut Queue,
+        product: &MatrixProduct,
+    ) -> Result<Option<Arc<L::Plan>>> {
         let pin = Key::pinned(product);
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known().without_bias.contains(&pin) {
-            return Ok(false);
+        if known().refused.contains(&pin) {
+            return Ok(None);
         }
         match self.plan(driver, queue, product) {
-            Ok(_) => Ok(true),
+            Ok(plan) => Ok(Some(plan)),
             Err(KernelError::Unsupported { .. }) if !known().algorithms.contains_key(&pin) => {
-                known().without_bias.insert(pin);
-                Ok(false)
+                known().refused.insert(pin);
+                Ok(None)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Enqueues a product.
+    /// Enqueues a product, or those of a batch: one by one where the library is given no batch, or has no algorithm that forms it as
+    /// promised.
     ///
     /// # Errors
     /// A product that no algorithm of the library forms as promised, or what made the library fail.
     ///
     /// # Safety
-    /// The operands must lie inside memory of the device, and `out` must overlap neither `a` nor `b`.
+    /// As for [`Driver::matmul`](crate::gpu::Driver::matmul).
     pub unsafe fn matmul<V: Vendor>(
         &self,
         driver: &VendorDriver<V>,
         queue: &mut Queue,
         product: MatrixProduct,
     ) -> Result<()> {
-        let plan = self.plan(driver, queue, &product)?;
+        let plan = match (product.batch, L::BATCHES) {
+            (None, _) => Some(self.plan(driver, queue, &product)?),
+            (Some(_), Batches::Whole) => self.plan_if_any(driver, queue, &product)?,
+            (Some(_), Batches::OneByOne) => None,
+        };
+        let Some(plan) = plan else {
+            // SAFETY: the caller's promise is of every entry.
+            return product
+                .each()
+                .try_for_each(|entry| unsafe { self.matmul(driver, queue, entry) });
+        };
         // SAFETY: the caller's promise.
         let enqueued = unsafe { self.library.enqueue(queue, &plan, &product) };
         enqueued.map_err(|answer| self.failed(&product, answer))

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::Digest;
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
-use crate::gpu::driver::{Address, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{Address, Batch, ElementKind, MatrixProduct, Operand, Rows};
 
 /// What a product that the library is asked for forms.
 #[derive(Clone, Copy)]
@@ -23,13 +23,15 @@ enum Use {
     Gradient,
     /// The gradient of a weight from one grain, added to its lane.
     Weight,
+    /// Those of a small weight from several grains, each by itself.
+    SmallWeight,
 }
 
-/// Rows of the grain of [`Use::Weight`].
+/// Rows of the grains of weights.
 const GRAIN_ROWS: usize = 4096;
 
 /// Products like those of models, by n, k and use: wide, narrow, and over a vocabulary. For a weight, k is its rows.
-const PRODUCTS: [(usize, usize, Use); 10] = [
+const PRODUCTS: [(usize, usize, Use); 13] = [
     (4096, 1024, Use::Forward),
     (8192, 2048, Use::Forward),
     (96, 4096, Use::Forward),
@@ -40,6 +42,9 @@ const PRODUCTS: [(usize, usize, Use); 10] = [
     (2048, 8192, Use::Gradient),
     (4096, 1024, Use::Weight),
     (1024, 4096, Use::Weight),
+    (768, 3072, Use::SmallWeight),
+    (4096, 160, Use::SmallWeight),
+    (128, 4096, Use::SmallWeight),
 ];
 
 /// The digest of what a library chooses: `choose` answers what the algorithm of a product is made of, and of each part nothing
@@ -83,6 +88,7 @@ fn product(activation: ElementKind, n: usize, k: usize, used: Use) -> MatrixProd
         Use::Forward | Use::Gradient => (activation, Output::Overwrite, Rows::Free),
         Use::Residual => (ElementKind::F32, Output::Add, Rows::Free),
         Use::Weight => (ElementKind::F32, Output::Add, Rows::Fixed),
+        Use::SmallWeight => (ElementKind::F32, Output::Overwrite, Rows::Fixed),
     };
     // A weight is stored as `[outputs, inputs]`.
     let (m, terms, a, b) = match used {
@@ -90,10 +96,18 @@ fn product(activation: ElementKind, n: usize, k: usize, used: Use) -> MatrixProd
             (1, k, operand(k, false, activation), operand(k, true, activation))
         }
         Use::Gradient => (1, k, operand(k, false, activation), operand(n, false, activation)),
-        Use::Weight => (k, GRAIN_ROWS, operand(k, true, activation), operand(n, false, activation)),
+        Use::Weight | Use::SmallWeight => {
+            (k, GRAIN_ROWS, operand(k, true, activation), operand(n, false, activation))
+        }
+    };
+    let batch = match used {
+        Use::SmallWeight => {
+            Some(Batch { entries: 1, out: k * n, a: GRAIN_ROWS * k, b: GRAIN_ROWS * n })
+        }
+        _ => None,
     };
     let out = operand(n, false, sum);
-    MatrixProduct { out, a, b, m, n, k: terms, output, base: out.address, bias: None, rows }
+    MatrixProduct { out, a, b, m, n, k: terms, output, base: out.address, bias: None, rows, batch }
 }
 
 #[cfg(test)]
