@@ -3,8 +3,8 @@
 
 use tidemill_kernels::Backend;
 use tidemill_model::generation::{
-    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, Written, generate,
-    generate_batch,
+    GenerationSettings, PIECE_POSITIONS, Prompt, Sampler, SamplingSettings, Sequences, Written,
+    generate, generate_batch,
 };
 use tidemill_model::score::Scorer;
 use tidemill_model::{
@@ -270,6 +270,58 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
             // With less room others take the places of those that end.
             for &at_once in at_once {
                 assert_eq!(write(at_once, &[0, 1, 2, 3, 4], Some(stop)), expected, "{at_once}");
+            }
+        }
+    });
+}
+
+/// Tokens that a device draws are those that the host draws from the logits, whatever is asked for and whatever is beside them.
+pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
+    const NEW_TOKENS: usize = 7;
+    let plain = SamplingSettings { seed: 11, ..Default::default() };
+    let every_sampling = [
+        plain.clone(),
+        SamplingSettings { temperature: 0.7, top_k: 5, ..plain.clone() },
+        SamplingSettings { temperature: 1.6, top_p: 0.8, ..plain.clone() },
+        SamplingSettings { min_p: 0.1, ..plain.clone() },
+        SamplingSettings { temperature: 2.0, top_k: 20, top_p: 0.9, min_p: 0.02, ..plain.clone() },
+        SamplingSettings { top_k: 30, repetition_penalty: 1.2, ..plain.clone() },
+        SamplingSettings { temperature: 0.0, ..plain },
+    ];
+    for_each_model(arm, |device, model, parameters| {
+        let prompts = [9, 4, 6].map(|length| text(length, model.vocab_size()));
+        for sampling in &every_sampling {
+            let mut one = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
+            let mut by_host = |place: usize| {
+                let settings = sampling.clone();
+                let mut sampler =
+                    Sampler::new(settings, place as u64, model.vocab_size()).expect("settings");
+                sampler.saw(&prompts[place]);
+                one.begin(device, 1).expect("begins");
+                one.advance(device, &[&prompts[place]]).expect("advances");
+                let mut tokens = Vec::new();
+                for _ in 0..NEW_TOKENS {
+                    let token = sampler.next(one.logits(device).expect("logits")).expect("finite");
+                    one.write(device, &[token]).expect("writes");
+                    tokens.push(token);
+                }
+                tokens
+            };
+            let expected: Vec<_> = (0..prompts.len()).map(&mut by_host).collect();
+            let settings = GenerationSettings {
+                max_new_tokens: NEW_TOKENS,
+                stop_token: None,
+                sampling: sampling.clone(),
+            };
+            for at_once in [3, 2] {
+                let prompts = prompts.iter().zip(0..);
+                let prompts = prompts.map(|(tokens, index)| Prompt { tokens, index });
+                let prompts: Vec<_> = prompts.collect();
+                let sequences =
+                    Sequences::for_sampling(device, model, parameters, at_once, ROOM, sampling);
+                let mut sequences = sequences.expect("fits");
+                let found = generate_batch(device, &mut sequences, &prompts, &settings, |_, _| ());
+                assert_eq!(found.expect("writes"), expected, "{at_once} at once, {sampling:?}");
             }
         }
     });
