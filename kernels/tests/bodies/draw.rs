@@ -90,7 +90,7 @@ pub fn agrees<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
         for (place, settings) in filters().iter().enumerate() {
             let of_small = match columns {
                 ..1000 => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11][..],
-                ..5000 => &[0, 4, 5, 6, 11],
+                1000..5000 => &[0, 4, 5, 6, 11],
                 _ => &[5, 11],
             };
             if device.sizes == Sizes::Small && !of_small.contains(&place) {

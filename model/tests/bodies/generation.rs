@@ -2,6 +2,7 @@
 //! whatever else is in the batch.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::{DrawSettings, NO_TOKEN};
 use tidemill_model::generation::{
     GenerationSettings, PIECE_POSITIONS, Prompt, Sampler, SamplingSettings, Sequences, Written,
     generate, generate_batch,
@@ -275,9 +276,47 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
     });
 }
 
-/// Tokens that a device draws are those that the host draws from the logits, whatever is asked for and whatever is beside them.
-pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
+/// Asserts that three prompts, written together and two at a time, have the tokens that the host draws from the logits of each alone.
+#[track_caller]
+fn assert_drawn_as_by_host<B: Backend>(
+    device: &mut Device<'_, B>,
+    model: &Mamba,
+    parameters: &Parameters<B>,
+    sampling: &SamplingSettings,
+) {
     const NEW_TOKENS: usize = 7;
+    let prompts = [9, 4, 6].map(|length| text(length, model.vocab_size()));
+    let mut one = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
+    let mut by_host = |place: usize| {
+        let sampler = Sampler::new(sampling.clone(), place as u64, model.vocab_size());
+        let mut sampler = sampler.expect("settings");
+        sampler.saw(&prompts[place]);
+        one.begin(device, 1).expect("begins");
+        one.advance(device, &[&prompts[place]]).expect("advances");
+        let mut tokens = Vec::new();
+        for _ in 0..NEW_TOKENS {
+            let token = sampler.next(one.logits(device).expect("logits")).expect("finite");
+            one.write(device, &[token]).expect("writes");
+            tokens.push(token);
+        }
+        tokens
+    };
+    let expected: Vec<_> = (0..prompts.len()).map(&mut by_host).collect();
+    let sampling = sampling.clone();
+    let settings = GenerationSettings { max_new_tokens: NEW_TOKENS, stop_token: None, sampling };
+    for at_once in [3, 2] {
+        let asked = prompts.iter().zip(0..).map(|(tokens, index)| Prompt { tokens, index });
+        let asked: Vec<_> = asked.collect();
+        let sampling = &settings.sampling;
+        let sequences = Sequences::for_sampling(device, model, parameters, at_once, ROOM, sampling);
+        let mut sequences = sequences.expect("fits");
+        let found = generate_batch(device, &mut sequences, &asked, &settings, |_, _| ());
+        assert_eq!(found.expect("writes"), expected, "{at_once} at once, {sampling:?}");
+    }
+}
+
+/// Tokens that a device draws are those that the host draws, whatever is asked for and whatever is beside them.
+pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
     let plain = SamplingSettings { seed: 11, ..Default::default() };
     let every_sampling = [
         plain.clone(),
@@ -289,41 +328,27 @@ pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
         SamplingSettings { temperature: 0.0, ..plain },
     ];
     for_each_model(arm, |device, model, parameters| {
-        let prompts = [9, 4, 6].map(|length| text(length, model.vocab_size()));
         for sampling in &every_sampling {
-            let mut one = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
-            let mut by_host = |place: usize| {
-                let settings = sampling.clone();
-                let mut sampler =
-                    Sampler::new(settings, place as u64, model.vocab_size()).expect("settings");
-                sampler.saw(&prompts[place]);
-                one.begin(device, 1).expect("begins");
-                one.advance(device, &[&prompts[place]]).expect("advances");
-                let mut tokens = Vec::new();
-                for _ in 0..NEW_TOKENS {
-                    let token = sampler.next(one.logits(device).expect("logits")).expect("finite");
-                    one.write(device, &[token]).expect("writes");
-                    tokens.push(token);
-                }
-                tokens
-            };
-            let expected: Vec<_> = (0..prompts.len()).map(&mut by_host).collect();
-            let settings = GenerationSettings {
-                max_new_tokens: NEW_TOKENS,
-                stop_token: None,
-                sampling: sampling.clone(),
-            };
-            for at_once in [3, 2] {
-                let prompts = prompts.iter().zip(0..);
-                let prompts = prompts.map(|(tokens, index)| Prompt { tokens, index });
-                let prompts: Vec<_> = prompts.collect();
-                let sequences =
-                    Sequences::for_sampling(device, model, parameters, at_once, ROOM, sampling);
-                let mut sequences = sequences.expect("fits");
-                let found = generate_batch(device, &mut sequences, &prompts, &settings, |_, _| ());
-                assert_eq!(found.expect("writes"), expected, "{at_once} at once, {sampling:?}");
-            }
+            assert_drawn_as_by_host(device, model, parameters, sampling);
         }
+    });
+}
+
+/// Equal logits, of which top-p keeps just as many as reach its sum: GPUs leave such draws to the host, which draws by the same numbers.
+pub fn draws_in_doubt_are_the_hosts<B: Backend>(arm: &Arm<B>) {
+    let (model, arena) = models(arm, ROOM).remove(0);
+    arm.with_parameters(&model, &vec![0.0; arena.len()], |device, parameters| {
+        let top_p = 20.0 / model.vocab_size() as f64;
+        let sampling = SamplingSettings { top_p, seed: 12, ..Default::default() };
+        assert_drawn_as_by_host(device, &model, parameters, &sampling);
+        let mut one = Sequences::new(device, &model, parameters, 1, ROOM).expect("fits");
+        one.begin(device, 1).expect("begins");
+        one.advance(device, &[&[1, 2]]).expect("advances");
+        let settings = DrawSettings { temperature: 1.0, top_k: 0, top_p, min_p: 0.0 };
+        let found = one.draw(device, &[0.3], &settings).expect("draws");
+        let is_cpu = arm.backend.device_kind().backend == "cpu";
+        assert_eq!(found[0] == NO_TOKEN, !is_cpu, "{found:?}");
+        assert!(one.draw(device, &[0.3; 2], &settings).is_err(), "two numbers for one sequence");
     });
 }
 
