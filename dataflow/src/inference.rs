@@ -129,7 +129,9 @@ impl<B: Backend> LoadedModel<B> {
         let (model, parameters) = (&self.model, &self.parameters);
         let mut device = Device { backend: self.backend.as_ref(), stream: &mut self.stream };
         let room = prompts.len().min(at_once).max(1);
-        let mut sequences = Sequences::new(&mut device, model, parameters, room, positions)?;
+        let sampling = &settings.sampling;
+        let mut sequences =
+            Sequences::for_sampling(&mut device, model, parameters, room, positions, sampling)?;
         Ok(generate_batch(&mut device, &mut sequences, prompts, settings, on_written)?)
     }
 

@@ -102,21 +102,6 @@ DEVICE Columns read_columns(const activation* row, u32 first, u32 width, bool in
     return columns;
 }
 
-// Has the thread's key of a chunk and its value fetched, if it is seen. `past` is the host's, and may be read at once.
-DEVICE void fetch_chunk_ahead(const AttentionStep& arguments, u32 sample, u32 head, u32 key, Sight sight) {
-    constexpr u32 LINE = 128 / sizeof(activation);
-    if (key < sight.begin || key >= sight.end) return;
-    const u64 stride = static_cast<u64>(arguments.heads) * arguments.width;
-    const u64 start = (static_cast<u64>(sample) * arguments.capacity + key) * stride + head * arguments.width;
-    for (u32 column = 0; column < arguments.width; column += LINE) {
-        fetch_ahead(arguments.keys + start + column);
-        fetch_ahead(arguments.values + start + column);
-    }
-    // The row may end in another line.
-    fetch_ahead(arguments.keys + start + arguments.width - 1);
-    fetch_ahead(arguments.values + start + arguments.width - 1);
-}
-
 template <u32 P>
 DEVICE void attend(const AttentionStep& arguments) {
     constexpr u32 LANES = P / COLUMNS, GROUPS = THREADS / LANES;
@@ -132,7 +117,6 @@ DEVICE void attend(const AttentionStep& arguments) {
     const Sight sight = sight_of(past, arguments.window, arguments.capacity);
     const u32 first = (sight.first_chunk() + blockIdx.x % arguments.chunks) * CHUNK;
     release_next();
-    fetch_chunk_ahead(arguments, sample, head, first + thread, sight);
     await_previous();
     if (first >= sight.end) return;
 

@@ -413,13 +413,6 @@ DEVICE void fetch_ahead(const void* global) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 #endif
 }
-// The same of `bytes` bytes, of which begin and number are multiples of 16.
-DEVICE void fetch_ahead(const void* global, u32 bytes) {
-#if EARLY_STARTS
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
-#endif
-}
-
 // --- faults -----------------------------------------------------------------------------------------
 
 // What a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest

@@ -30,11 +30,7 @@ DEVICE void multiply_few(const OrderedProduct& product) {
     const u32 first_group = (has_one ? blockIdx.x : blockIdx.x / product.row_blocks) * product.groups;
     const u32 first_row = row_block * ROWS, first_column = (first_group + group) * COLUMNS;
     release_next();
-    // Weights are on their way before the rows are there that they are to be multiplied with.
-    const u32 fetched_column = first_group * COLUMNS + threadIdx.x;
-    if (threadIdx.x < product.groups * COLUMNS && fetched_column < product.columns) {
-        fetch_ahead(product.weight + fetched_column * product.weight_stride, product.terms * sizeof(bf16));
-    }
+    // The first weights are asked for before the rows are there that they are to be multiplied with.
     bool is_first = true;
     const bf16* rows[OWN_SLOTS];
     bool has_row[OWN_SLOTS];
@@ -119,6 +115,9 @@ SHARED_BYTES(ordered_few_8, (FEW_SHARED_BYTES<8, 1>));
 KERNEL(ordered_few_8, FEW_THREADS, 3, OrderedProduct) { multiply_few<8, 1, 4>(arguments); }
 SHARED_BYTES(ordered_few_8_deep, (FEW_SHARED_BYTES<8, 1>));
 KERNEL(ordered_few_8_deep, FEW_THREADS, 2, OrderedProduct) { multiply_few<8, 1, 8>(arguments); }
+// One load of each: for what has a multiprocessor to every block.
+SHARED_BYTES(ordered_few_8_whole, (FEW_SHARED_BYTES<8, 1>));
+KERNEL(ordered_few_8_whole, FEW_THREADS, 1, OrderedProduct) { multiply_few<8, 1, 16>(arguments); }
 // 16 columns, so that rows are not read more often than weights; but a tile where few warps share all.
 constexpr u32 FEW_16_TILES = WARP == 32 ? 2 : 1;
 SHARED_BYTES(ordered_few_16, (FEW_SHARED_BYTES<16, FEW_16_TILES>));

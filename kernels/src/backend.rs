@@ -23,6 +23,7 @@
 mod arguments;
 mod attention;
 mod causal_conv1d;
+mod draw;
 mod element;
 mod kernel_group;
 mod runtime;
@@ -36,6 +37,7 @@ pub use self::arguments::{
 pub(crate) use self::arguments::{check_tree, check_uses};
 pub use self::attention::Attention;
 pub use self::causal_conv1d::CausalConv1d;
+pub use self::draw::DrawSettings;
 pub use self::element::{ActivationElement, Element};
 pub use self::kernel_group::KernelGroup;
 pub use self::runtime::{DeviceKind, KernelTime, MemoryPlace, PeerAccess, Runtime};
@@ -51,7 +53,8 @@ pub const NUMERICS_VERSION: u32 = 5;
 /// A target that is not counted: it adds nothing to the loss, its gradient or the token count.
 pub const IGNORED_TARGET: u32 = u32::MAX;
 
-/// What a row of logits of which one is no finite number has instead of a likeliest token.
+/// What a row of logits of which one is no finite number has instead of a likeliest or a drawn token, and a row whose draw a device leaves to the
+/// host.
 pub const NO_TOKEN: u32 = u32::MAX;
 
 /// A device that trains: its [`Runtime`] and every kernel.
@@ -197,6 +200,25 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
         tokens: SliceMut<'_, Self, u32>,
         logits: Matrix<'_, Self, f32>,
         scale: f32,
+    ) -> Result<()>;
+
+    /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
+    /// [`reference::draw`](crate::reference::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where
+    /// roundings in another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
+    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: about one draw in millions, more where many weights are equal and
+    /// `top_p` cuts among them.
+    ///
+    /// # Errors
+    /// More or fewer tokens or uniform numbers than rows, columns that are not contiguous, settings that
+    /// [`check`](DrawSettings::check) refuses, or a device that fails.
+    fn draw(
+        &self,
+        stream: &mut Self::DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        uniforms: Slice<'_, Self, f64>,
+        scale: f32,
+        settings: &DrawSettings,
     ) -> Result<()>;
 
     /// `y = x * reciprocal_rms * weight`, `reciprocal_rms = (mean(x^2) + eps)^-1/2` for every row of

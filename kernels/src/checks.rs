@@ -45,12 +45,13 @@ pub enum Outcome {
 type Check<B> = fn(&mut Checker<'_, B>) -> Result<()>;
 
 /// The checks by the names of their kernels.
-fn checks<B: Backend>() -> [(&'static str, Check<B>); 16] {
+fn checks<B: Backend>() -> [(&'static str, Check<B>); 17] {
     [
         ("matmul and weight_gradient", products::matmul),
         ("rows of matmul", products::rows_are_independent),
         ("ordered_matmul", products::ordered_matmul),
         ("likeliest", products::likeliest),
+        ("draw", products::draw),
         ("embedding", rows::embedding),
         ("rms_norm", rows::rms_norm),
         ("layer_norm", rows::layer_norm),
@@ -67,7 +68,7 @@ fn checks<B: Backend>() -> [(&'static str, Check<B>); 16] {
 }
 
 /// What is compiled side by side before: most of what checks launch.
-const KERNELS: [KernelGroup; 20] = [
+const KERNELS: [KernelGroup; 21] = [
     KernelGroup::Embedding,
     KernelGroup::CrossEntropy,
     KernelGroup::RmsNorm,
@@ -75,6 +76,7 @@ const KERNELS: [KernelGroup; 20] = [
     KernelGroup::LayerNormOfActivations,
     KernelGroup::Bias,
     KernelGroup::Likeliest,
+    KernelGroup::Draw,
     KernelGroup::Gelu,
     KernelGroup::CausalConv1d,
     KernelGroup::SelectiveScan { channels: 64, states: 16 },

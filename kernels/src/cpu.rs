@@ -29,6 +29,7 @@ mod cross_entropy;
 mod device_stream;
 mod dispatch;
 mod documents;
+mod draw;
 mod elementwise;
 mod embedding;
 mod exponential;

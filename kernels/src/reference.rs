@@ -5,12 +5,13 @@
 //! within the tolerance of its element type; a backward reference is itself checked against central
 //! differences of its forward in the tests beside it.
 //!
-//! The functions are for tests and for measuring errors. They trust their callers: a slice whose
+//! The functions are for tests and for measuring errors, but for [`draw`]. They trust their callers: a slice whose
 //! length does not fit the shape is a mistake in the test, and panics.
 
 pub mod attention;
 pub mod causal_conv1d;
 pub mod cross_entropy;
+pub mod draw;
 pub mod embedding;
 pub mod gelu;
 pub mod gradient_sums;

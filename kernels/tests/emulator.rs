@@ -353,6 +353,7 @@ fn a_missing_barrier_fails_the_body() {
     assert_needs::<Fp32>("scan_piece.cu", barrier, bodies::selective_scan_piece::pieces_agree);
     assert_needs::<Bf16>("ordered_product.cu", barrier, bodies::ordered_product::agrees);
     assert_needs::<Fp32>("likeliest.cu", barrier, bodies::likeliest::agrees);
+    assert_needs::<Fp32>("draw.cu", barrier, bodies::draw::agrees);
 }
 
 #[test]
@@ -376,6 +377,20 @@ fn parts_that_are_added_otherwise_fail_the_body() {
 fn a_forgotten_column_fails_the_body() {
     let of_another_thread = " + half";
     assert_needs::<Fp32>("likeliest.cu", of_another_thread, bodies::likeliest::agrees);
+}
+
+/// What is left of the line of weights, which of equal logits come first, and what few enough to be sorted are.
+#[test]
+fn a_draw_that_forgets_fails_the_body() {
+    for forgotten in [
+        "        before += shared.sums[THREADS - 1];",
+        " | ~column",
+        "limit == POSITIVE_ZERO ? NEGATIVE_ZERO : ",
+        "            narrower.above += shared.totals[last + 1];",
+        "weight < min_p ? 0.0 : ",
+    ] {
+        assert_needs::<Fp32>("draw.cu", forgotten, bodies::draw::agrees);
+    }
 }
 
 /// Segments are added in one order whichever kernel adds them, and each begins anew.

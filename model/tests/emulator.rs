@@ -9,7 +9,7 @@ use bodies::lane::{Walk, bits, loss_bits, moved_parameters, run_lane, tokens};
 use tidemill_kernels::emulator::{Emulator, EmulatorSettings};
 use tidemill_kernels::gpu::Precision;
 use tidemill_kernels::{Bf16, Fp32, Gpu, Runtime};
-use tidemill_model::generation::Sequences;
+use tidemill_model::generation::{GenerationSettings, SamplingSettings, Sequences, generate};
 use tidemill_model::{Device, MicrobatchShape, Model, Trainable};
 
 fn arm<P: Precision>(warp: u32, seed: u64) -> Arm<Gpu<Emulator, P>> {
@@ -99,6 +99,17 @@ fn planning_sequences_compiles_what_generation_launches() {
             sequences.advance(device, &[&[1, 2, 3], &[4, 5]]).unwrap();
             sequences.write(device, &[6, 7]).unwrap();
             sequences.likeliest(device).unwrap();
+            assert_eq!(loaded(&arm), planned, "{name}");
+        });
+        let arm = self::arm::<Bf16>(32, 1);
+        arm.with_parameters(&model, &arena, |device, parameters| {
+            let sampling = SamplingSettings { top_k: 3, ..Default::default() };
+            let sequences = Sequences::for_sampling(device, &model, parameters, 1, 12, &sampling);
+            let mut sequences = sequences.expect(name);
+            let planned = loaded(&arm);
+            assert!(!planned.contains(&"likeliest.cu".to_owned()), "{name}: {planned:?}");
+            let settings = GenerationSettings { max_new_tokens: 3, stop_token: None, sampling };
+            generate(device, &mut sequences, &[1, 2, 3], &settings, |_| ()).unwrap();
             assert_eq!(loaded(&arm), planned, "{name}");
         });
     }

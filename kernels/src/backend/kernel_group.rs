@@ -18,6 +18,8 @@ pub enum KernelGroup {
     Bias,
     /// The likeliest token of each row of logits.
     Likeliest,
+    /// A token drawn from each row of logits.
+    Draw,
     /// GELU, its gradient and that of the bias before it.
     Gelu,
     /// The convolution and its gradients, of samples that are one document.

@@ -1,11 +1,12 @@
-//! Matrix products.
+//! Matrix products, and what is chosen from logits.
 
 use super::checker::Checker;
-use crate::backend::{Backend, Output};
+use crate::backend::{Backend, DrawSettings, Output};
 use crate::error::Result;
+use crate::reference::draw as definition;
 use crate::reference::matmul::{MatmulShape, backward, forward};
 use crate::shape::GrainRows;
-use crate::view::SliceMut;
+use crate::view::{Slice, SliceMut};
 
 /// Columns by rows of what is `rows` by `columns`.
 fn transposed(matrix: &[f64], rows: usize, columns: usize) -> Vec<f64> {
@@ -139,5 +140,31 @@ pub(super) fn likeliest<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> 
     backend.likeliest(stream, SliceMut::all(&mut tokens), logits.matrix(columns)?, 0.5)?;
     let found: Vec<f64> = checker.read(&tokens)?.into_iter().map(f64::from).collect();
     checker.compare_values("likeliest", &found, &expected.map(|place| place as f64));
+    Ok(())
+}
+
+/// Tokens drawn by every filter.
+pub(super) fn draw<B: Backend>(checker: &mut Checker<'_, B>) -> Result<()> {
+    let (scale, columns) = (0.5, 1500);
+    let settings = DrawSettings { temperature: 0.8, top_k: 400, top_p: 0.9, min_p: 0.01 };
+    let uniforms = [0.1, 0.37, 0.93];
+    let logits = checker.numbers::<f32>(uniforms.len() * columns, [-8.0, 8.0])?;
+    let mut candidates = Vec::new();
+    let rows = logits.wide.chunks(columns).zip(uniforms);
+    let expected = rows.map(|(row, uniform)| {
+        let logits = row.iter().map(|&logit| f64::from(logit as f32 * scale));
+        definition::keep_candidates(&mut candidates, logits, &settings);
+        definition::draw(&candidates, uniform)
+    });
+    let expected: Vec<u32> = expected.collect();
+    let mut tokens = checker.write(&[0_u32; 3])?;
+    let uniforms = checker.write(&uniforms)?;
+    let (backend, stream) = (checker.backend, &mut checker.stream);
+    let (out, uniforms) = (SliceMut::all(&mut tokens), Slice::all(&uniforms));
+    backend.draw(stream, out, logits.matrix(columns)?, uniforms, scale, &settings)?;
+    let found = checker.read(&tokens)?;
+    if found != expected {
+        checker.differs(format!("drawn: found {found:?}, expected {expected:?}"));
+    }
     Ok(())
 }

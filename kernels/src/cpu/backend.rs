@@ -7,6 +7,7 @@ mod selective_scan;
 
 use super::bias::{Biased, Clamp, ClampGradient, bias_backward};
 use super::cross_entropy::cross_entropy;
+use super::draw::draw;
 use super::elementwise::{accumulate, mean_gradient, sums_of_squares};
 use super::embedding::{embedding_backward_add, embedding_forward};
 use super::gelu::{Erf, Gradient, Tanh, Value};
@@ -23,8 +24,8 @@ use super::tree_sum::tree_sum;
 use super::weight_gradient::weight_gradient_add;
 use super::{Cpu, DeviceStream};
 use crate::backend::{
-    AdamWStep, Backend, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput, Output,
-    TreeTerm,
+    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput,
+    Output, TreeTerm,
 };
 use crate::error::Result;
 use crate::master::{Master, MasterMut, Run, check_runs};
@@ -162,6 +163,18 @@ impl Backend for Cpu {
         scale: f32,
     ) -> Result<()> {
         likeliest(stream.threads(), tokens, logits, scale)
+    }
+
+    fn draw(
+        &self,
+        stream: &mut DeviceStream,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        uniforms: Slice<'_, Self, f64>,
+        scale: f32,
+        settings: &DrawSettings,
+    ) -> Result<()> {
+        draw(stream.threads(), tokens, logits, uniforms, scale, settings)
     }
 
     fn rms_norm_forward(

@@ -13,7 +13,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasLtMatmulAlgo_t, cublasStatus_t};
 
 use self::plan::Plan;
-use super::{BACKEND, CAPABILITY_MAJOR, unavailable};
+use super::{BACKEND, unavailable};
 use crate::backend::Output;
 use crate::error::{KernelError, Result};
 use crate::gpu::Candidate;
@@ -21,13 +21,10 @@ use crate::gpu::driver::{Batch, MatrixProduct, Rows};
 use crate::gpu::inventory::FoundLibrary;
 use crate::gpu::vendor::Queue;
 use crate::gpu::vendor::context::Context;
-use crate::gpu::vendor::table::Device;
 use crate::gpu::vendor::library::OpenLibrary;
 use crate::gpu::vendor::product::key::{PROBED_ENTRIES, PROBED_ROWS, canonical};
 use crate::gpu::vendor::product::{Answer, Answered, Batches, ProductLibrary};
-
-/// The generation of GPUs, by its compute capability, that the preferred tiles were measured on.
-const HOPPER: i32 = 9;
+use crate::gpu::vendor::table::Device;
 
 /// What is told of the library, which [`CublasLt`] looks for by these names too.
 pub(super) fn found() -> Result<FoundLibrary> {
@@ -92,8 +89,6 @@ impl Drop for Handle {
 /// cuBLASLt on one device.
 pub struct CublasLt {
     handle: Arc<Handle>,
-    /// Whether some tiles are preferred ([`plan::prefer_tiles`]).
-    prefers_tiles: bool,
 }
 
 impl CublasLt {
@@ -107,8 +102,7 @@ impl CublasLt {
             device: device.to_owned(),
             answer: error.to_string(),
         })?;
-        let prefers_tiles = context.attribute(device, CAPABILITY_MAJOR)? == HOPPER;
-        Ok(Self { handle, prefers_tiles })
+        Ok(Self { handle })
     }
 
     pub(super) fn version() -> String {
@@ -132,11 +126,7 @@ impl ProductLibrary for CublasLt {
         let asked = canonical(product);
         let candidates = Plan::new(&asked)
             .and_then(|plan| plan.candidates(self.handle.raw, &asked, Self::WORKSPACE_BYTES));
-        let mut candidates = candidates.map_err(answer)?;
-        if self.prefers_tiles && plan::is_for_preferred_tiles(product) {
-            plan::prefer_tiles(&mut candidates);
-        }
-        let candidates = candidates.into_iter();
+        let candidates = candidates.map_err(answer)?.into_iter();
         let probed: Vec<MatrixProduct> = match (product.rows, product.batch) {
             (Rows::Free, _) => PROBED_ROWS.map(|m| MatrixProduct { m, ..*product }).into(),
             (Rows::Fixed, None) => vec![*product],

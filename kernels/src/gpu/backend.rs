@@ -6,8 +6,8 @@ mod runtime;
 mod selective_scan;
 
 use crate::backend::{
-    AdamWStep, Backend, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput, Output,
-    TreeTerm,
+    AdamWStep, Backend, DrawSettings, Gelu, GeluGradients, LogitGradient, NormGradient, NormInput,
+    Output, TreeTerm,
 };
 use crate::error::Result;
 use crate::gpu::driver::{Driver, Rows};
@@ -148,6 +148,18 @@ impl<D: Driver, P: Precision> Backend for Gpu<D, P> {
         scale: f32,
     ) -> Result<()> {
         self.launch_likeliest(stream, tokens, logits, scale)
+    }
+
+    fn draw(
+        &self,
+        stream: &mut GpuStream<D>,
+        tokens: SliceMut<'_, Self, u32>,
+        logits: Matrix<'_, Self, f32>,
+        uniforms: Slice<'_, Self, f64>,
+        scale: f32,
+        settings: &DrawSettings,
+    ) -> Result<()> {
+        self.launch_draw(stream, tokens, logits, uniforms, scale, settings)
     }
 
     fn rms_norm_forward(

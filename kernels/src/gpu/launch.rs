@@ -9,6 +9,7 @@ mod attention_step;
 mod causal_conv1d;
 mod cross_entropy;
 mod documents;
+mod draw;
 mod embedding;
 mod gelu;
 pub(in crate::gpu) mod gradient_sums;

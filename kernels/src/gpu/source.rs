@@ -137,6 +137,8 @@ pub static CAUSAL_CONV1D_BACKWARD_DOCUMENTS: Source =
     source!("causal_conv1d_backward.cu", DOCUMENTS = "1");
 /// Where documents begin.
 pub static DOCUMENTS: Source = source!("documents.cu");
+/// Tokens drawn from rows of logits.
+pub static DRAW: Source = source!("draw.cu");
 /// Cross-entropy and its gradient.
 pub static CROSS_ENTROPY: Source = source!("cross_entropy.cu");
 /// Rows of a table, and their gradients.
@@ -196,6 +198,7 @@ pub static ALL: &[&Source] = &[
     &CAUSAL_CONV1D_DOCUMENTS,
     &CAUSAL_CONV1D_BACKWARD_DOCUMENTS,
     &DOCUMENTS,
+    &DRAW,
     &CROSS_ENTROPY,
     &EMBEDDING,
     &GELU,
@@ -235,6 +238,7 @@ pub(super) fn of_groups(
             }
             KernelGroup::Bias => sources.extend([&BIAS, &PARTIAL_SUMS]),
             KernelGroup::Likeliest => sources.push(&LIKELIEST),
+            KernelGroup::Draw => sources.push(&DRAW),
             KernelGroup::Gelu => sources.extend([&GELU, &PARTIAL_SUMS]),
             KernelGroup::CausalConv1d => sources.extend([&CAUSAL_CONV1D, &CAUSAL_CONV1D_BACKWARD]),
             KernelGroup::SelectiveScan { channels, states }

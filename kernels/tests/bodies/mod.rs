@@ -19,6 +19,7 @@ pub mod causal_conv1d_piece;
 pub mod cross_entropy;
 pub mod device;
 pub mod documents;
+pub mod draw;
 pub mod embedding;
 pub mod gradient_sums;
 pub mod graphs;
@@ -89,6 +90,9 @@ macro_rules! every_body {
                 tree_sum_agrees: bodies::tree_sum::agrees;
                 sums_of_squares_agree: bodies::gradient_sums::sums_of_squares_agree;
                 likeliest_agrees: bodies::likeliest::agrees;
+                draw_agrees: bodies::draw::agrees;
+                draw_follows_the_distribution: bodies::draw::follows_the_distribution;
+                draw_leaves_what_is_in_doubt: bodies::draw::leaves_what_is_in_doubt;
                 adamw_agrees: bodies::adamw::agrees;
                 adamw_of_masters_agrees: bodies::master::adamw_agrees;
                 masters_are_split_as_defined: bodies::master::splitting_agrees;
@@ -120,6 +124,7 @@ macro_rules! every_body {
                 matmul_refuses_rows_that_overlap: bodies::refusals::overlapping_matmul;
                 ordered_product_refuses_shapes: bodies::refusals::ordered_product;
                 likeliest_refuses_shapes: bodies::likeliest::refuses_shapes;
+                draw_refuses_shapes: bodies::draw::refuses_shapes;
                 weight_gradient_refuses_shapes: bodies::refusals::weight_gradient;
                 embedding_refuses_shapes: bodies::refusals::embedding;
                 rms_norm_refuses_shapes: bodies::refusals::rms_norm;

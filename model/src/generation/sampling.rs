@@ -1,12 +1,15 @@
 //! From logits to the next token.
 //!
 //! The order and the meaning of every filter are those of transformers: repetition penalty, temperature, top-k, top-p, min-p,
-//! each over the probabilities that the one before has left. Everything is computed in f64 from the logits, with ties going to
-//! the lowest token id, so equal logits, settings and seed give equal tokens.
+//! each over the probabilities that the one before has left. All after the penalty is [`draw`], which devices do where the logits are.
+//! Everything is computed in f64 from the logits, with ties going to the lowest token id, so equal logits, settings and seed give equal
+//! tokens wherever they are chosen.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
+use tidemill_kernels::backend::{DrawSettings, KernelGroup};
+use tidemill_kernels::reference::draw::{self, Candidate};
 
 use crate::error::{ModelError, Result};
 
@@ -43,9 +46,24 @@ impl Default for SamplingSettings {
 }
 
 impl SamplingSettings {
-    /// Whether the next token follows from the logits as they are: it is the likeliest.
-    pub(crate) fn takes_likeliest(&self) -> bool {
-        self.temperature == 0.0 && self.repetition_penalty == 1.0
+    /// Where and how the next token is chosen. What has been seen is known to the host alone.
+    pub(crate) fn choice(&self) -> Choice {
+        let draw = self.draw();
+        if self.repetition_penalty != 1.0 {
+            Choice::OfHost
+        } else if self.temperature == 0.0 {
+            Choice::Likeliest
+        } else if draw.check().is_ok() {
+            Choice::Draw(draw)
+        } else {
+            Choice::OfHost
+        }
+    }
+
+    /// All but the penalty.
+    fn draw(&self) -> DrawSettings {
+        let Self { temperature, top_k, top_p, min_p, .. } = *self;
+        DrawSettings { temperature, top_k, top_p, min_p }
     }
 
     /// Checks every value.
@@ -72,14 +90,26 @@ impl SamplingSettings {
     }
 }
 
-/// A token that may be chosen.
-#[derive(Clone, Copy)]
-struct Candidate {
-    token: u32,
-    /// The logit after the penalty, divided by the temperature.
-    logit: f64,
-    /// `exp(logit - largest)`
-    weight: f64,
+/// Where the next token is chosen from logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Choice {
+    /// On the device: the likeliest.
+    Likeliest,
+    /// On the device: one that is drawn.
+    Draw(DrawSettings),
+    /// On the host, which needs the logits: with a penalty, and with settings that devices refuse.
+    OfHost,
+}
+
+impl Choice {
+    /// The kernels that choose.
+    pub(crate) fn kernels(self) -> Option<KernelGroup> {
+        match self {
+            Self::Likeliest => Some(KernelGroup::Likeliest),
+            Self::Draw(_) => Some(KernelGroup::Draw),
+            Self::OfHost => None,
+        }
+    }
 }
 
 /// Chooses the tokens of one sequence.
@@ -119,11 +149,26 @@ impl Sampler {
     /// # Errors
     /// Logits of which one is not a finite number.
     pub fn next(&mut self, logits: &[f32]) -> Result<u32> {
+        let uniform = self.uniform();
+        self.next_by(uniform, logits)
+    }
+
+    /// The number in [0, 1) that the next token is drawn by, once for each token; 0 where nothing is drawn.
+    pub(crate) fn uniform(&mut self) -> f64 {
+        if self.settings.temperature == 0.0 {
+            return 0.0;
+        }
+        // 53 random bits.
+        (self.random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// [`next`](Self::next) by a number that [`uniform`](Self::uniform) has answered.
+    pub(crate) fn next_by(&mut self, uniform: f64, logits: &[f32]) -> Result<u32> {
         let token = if self.settings.temperature == 0.0 {
-            self.likeliest(logits)?.0
+            self.likeliest(logits)?
         } else {
             self.keep_candidates(logits)?;
-            self.draw()
+            draw::draw(&self.candidates, uniform)
         };
         self.saw(&[token]);
         Ok(token)
@@ -135,10 +180,10 @@ impl Sampler {
     /// Logits of which one is not a finite number.
     pub fn probabilities(&mut self, logits: &[f32]) -> Result<Vec<(u32, f64)>> {
         if self.settings.temperature == 0.0 {
-            return Ok(vec![(self.likeliest(logits)?.0, 1.0)]);
+            return Ok(vec![(self.likeliest(logits)?, 1.0)]);
         }
         self.keep_candidates(logits)?;
-        let sum = sum_of_weights(&self.candidates);
+        let sum = draw::sum_of_weights(&self.candidates);
         Ok(self.candidates.iter().map(|kept| (kept.token, kept.weight / sum)).collect())
     }
 
@@ -151,74 +196,37 @@ impl Sampler {
         }
     }
 
-    /// The most likely token and its logit after the penalty.
-    fn likeliest(&self, logits: &[f32]) -> Result<(u32, f64)> {
+    /// The most likely token.
+    fn likeliest(&self, logits: &[f32]) -> Result<u32> {
+        check_finite(logits)?;
         let mut best = (0, f64::NEG_INFINITY);
         for (token, &logit) in logits.iter().enumerate() {
-            if !logit.is_finite() {
-                let what = format!("the logit of token {token} is {logit}");
-                return Err(ModelError::NotFinite { what });
-            }
             let logit = self.penalized(token, logit);
             if logit > best.1 {
                 best = (token as u32, logit);
             }
         }
-        Ok(best)
+        Ok(best.0)
     }
 
     /// Leaves in `candidates` what may be drawn, by token id.
     fn keep_candidates(&mut self, logits: &[f32]) -> Result<()> {
-        let SamplingSettings { temperature, top_k, top_p, min_p, .. } = self.settings;
-        let most = self.likeliest(logits)?.1 / temperature;
+        check_finite(logits)?;
         let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.clear();
-        candidates.extend(logits.iter().enumerate().map(|(token, &logit)| {
-            let logit = self.penalized(token, logit) / temperature;
-            Candidate { token: token as u32, logit, weight: libm::exp(logit - most) }
-        }));
-        if (1..candidates.len()).contains(&top_k) {
-            let (_, last, _) =
-                candidates.select_nth_unstable_by(top_k - 1, |a, b| b.logit.total_cmp(&a.logit));
-            let least = last.logit;
-            candidates.retain(|candidate| candidate.logit >= least);
-        }
-        if top_p < 1.0 {
-            // A total order, so that which of two equal tokens is kept depends on their ids alone.
-            candidates
-                .sort_unstable_by(|a, b| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token)));
-            let reached = top_p * sum_of_weights(&candidates);
-            let mut kept = 0.0;
-            let last = candidates.iter().position(|candidate| {
-                kept += candidate.weight;
-                kept >= reached
-            });
-            candidates.truncate(last.map_or(candidates.len(), |last| last + 1));
-        }
-        if min_p > 0.0 {
-            // The most likely token is kept by every filter, and its weight is 1.
-            candidates.retain(|candidate| candidate.weight >= min_p);
-        }
-        candidates.sort_unstable_by_key(|candidate| candidate.token);
+        let penalized = logits.iter().enumerate();
+        let penalized = penalized.map(|(token, &logit)| self.penalized(token, logit));
+        draw::keep_candidates(&mut candidates, penalized, &self.settings.draw());
         self.candidates = candidates;
         Ok(())
     }
-
-    fn draw(&mut self) -> u32 {
-        // 53 random bits: uniform in [0, 1).
-        let uniform = (self.random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-        let mut left = uniform * sum_of_weights(&self.candidates);
-        for candidate in &self.candidates {
-            left -= candidate.weight;
-            if left < 0.0 {
-                return candidate.token;
-            }
-        }
-        // Rounding may leave nothing at the very end of the line.
-        self.candidates.last().map_or(0, |last| last.token)
-    }
 }
 
-fn sum_of_weights(candidates: &[Candidate]) -> f64 {
-    candidates.iter().map(|candidate| candidate.weight).sum()
+fn check_finite(logits: &[f32]) -> Result<()> {
+    match logits.iter().position(|logit| !logit.is_finite()) {
+        None => Ok(()),
+        Some(token) => {
+            let what = format!("the logit of token {token} is {}", logits[token]);
+            Err(ModelError::NotFinite { what })
+        }
+    }
 }

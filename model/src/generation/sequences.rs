@@ -16,6 +16,7 @@ use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
+use crate::generation::SamplingSettings;
 use crate::generation::incremental::{
     Incremental, PIECE_POSITIONS, Piece, PiecePass, Room, adopt_row, keep_rows,
 };
@@ -41,8 +42,12 @@ pub struct Sequences<'m, B: Backend, Body: Incremental<B> = LayerBlock> {
     /// `logits[b, v]`, with the table's padding.
     logits: B::Buffer<f32>,
     host_logits: Vec<f32>,
-    /// `likeliest[b]`
-    likeliest: B::Buffer<u32>,
+    /// `chosen[b]`, tokens.
+    chosen: B::Buffer<u32>,
+    /// `uniforms[b]`, what tokens are drawn by.
+    uniforms: B::Buffer<f64>,
+    /// The kernels that choose them.
+    choosing: Option<KernelGroup>,
     step: Step<B::Graph>,
 }
 
@@ -78,6 +83,8 @@ enum Step<G> {
 impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
     /// Room for `sequences` sequences of up to `positions` tokens, or as many as the model has learned positions. [`begin`](Self::begin) comes first.
     ///
+    /// What takes the likeliest tokens is compiled beside the model's kernels; see [`for_sampling`](Self::for_sampling).
+    ///
     /// # Errors
     /// No sequences or positions, or a device without room.
     pub fn new(
@@ -87,18 +94,42 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
         sequences: usize,
         positions: usize,
     ) -> Result<Self> {
+        let choosing = Some(KernelGroup::Likeliest);
+        Self::with_kernels(device, model, parameters, [sequences, positions], choosing)
+    }
+
+    /// The same, of which tokens are chosen as `sampling` says: those kernels are compiled beside the model's, and not when they are first
+    /// needed. [`new`](Self::new) does so for the likeliest tokens.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn for_sampling(
+        device: &mut Device<'_, B>,
+        model: &'m LanguageModel<Body>,
+        parameters: &'m Parameters<B>,
+        sequences: usize,
+        positions: usize,
+        sampling: &SamplingSettings,
+    ) -> Result<Self> {
+        let choosing = sampling.choice().kernels();
+        Self::with_kernels(device, model, parameters, [sequences, positions], choosing)
+    }
+
+    fn with_kernels(
+        device: &mut Device<'_, B>,
+        model: &'m LanguageModel<Body>,
+        parameters: &'m Parameters<B>,
+        [sequences, positions]: [usize; 2],
+        choosing: Option<KernelGroup>,
+    ) -> Result<Self> {
         if sequences == 0 || positions == 0 {
             let found = format!("{sequences} and {positions}");
             return Err(ModelError::config("sequences and positions", "at least 1", found));
         }
         let of_bodies = model.bodies().iter().flat_map(Incremental::<B>::kernels);
-        let of_all = [
-            KernelGroup::Embedding,
-            model.head().norm.kernels(),
-            KernelGroup::OrderedProduct,
-            KernelGroup::Likeliest,
-        ];
-        let kernels: Vec<_> = of_all.into_iter().chain(of_bodies).collect();
+        let of_all =
+            [KernelGroup::Embedding, model.head().norm.kernels(), KernelGroup::OrderedProduct];
+        let kernels: Vec<_> = of_all.into_iter().chain(choosing).chain(of_bodies).collect();
         device.backend.prepare(&kernels)?;
         // Lengths are counted in u32.
         let most = model.positions().map_or(u32::MAX as usize, |learned| learned.count);
@@ -128,7 +159,9 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
             newest: device.backend.allocate(device.stream, sequences * width)?,
             logits: device.backend.allocate(device.stream, sequences * table_rows)?,
             host_logits: Vec::new(),
-            likeliest: device.backend.allocate(device.stream, sequences)?,
+            chosen: device.backend.allocate(device.stream, sequences)?,
+            uniforms: device.backend.allocate(device.stream, sequences)?,
+            choosing,
             step: Step::New,
         })
     }
@@ -194,7 +227,8 @@ impl<'m, B: Backend, Body: Incremental<B>> Sequences<'m, B, Body> {
 
     /// Room for one more sequence of the same model, of as many positions.
     pub(crate) fn one_more(&self, device: &mut Device<'_, B>) -> Result<Self> {
-        Self::new(device, self.model, self.parameters, 1, self.room.positions)
+        let room = [1, self.room.positions];
+        Self::with_kernels(device, self.model, self.parameters, room, self.choosing)
     }
 
     /// Sequence `place` becomes the first of `from`, which is of the same model.

@@ -7,6 +7,7 @@ use tidemill_kernels::backend::NO_TOKEN;
 use tidemill_kernels::{Backend, FloatEnvironment};
 
 use crate::error::{ModelError, Result};
+use crate::generation::sampling::Choice;
 use crate::generation::{GenerationSettings, Incremental, Sampler, Sequences};
 use crate::language_model::LanguageModel;
 use crate::trainable::Device;
@@ -156,9 +157,18 @@ impl<F: FnMut(usize, Written<'_>)> Writing<'_, F> {
         sequences: &mut Sequences<'_, B, Body>,
         writers: &mut [Writer],
     ) -> Result<()> {
-        if !self.settings.sampling.takes_likeliest()
-            || !take_likeliest(writers, &sequences.likeliest(device)?)
-        {
+        for writer in writers.iter_mut().filter(|writer| !writer.done) {
+            writer.uniform = writer.sampler.uniform();
+        }
+        let tokens = match self.settings.sampling.choice() {
+            Choice::Likeliest => sequences.likeliest(device)?,
+            Choice::Draw(settings) => {
+                let uniforms: Vec<f64> = writers.iter().map(|writer| writer.uniform).collect();
+                sequences.draw(device, &uniforms, &settings)?
+            }
+            Choice::OfHost => vec![NO_TOKEN; writers.len()],
+        };
+        if !take(writers, &tokens) {
             let vocab_size = sequences.model().vocab_size();
             choose(writers, sequences.logits(device)?, vocab_size)?;
         }
@@ -183,7 +193,9 @@ struct Writer {
     sampler: Sampler,
     /// New tokens at most.
     most: usize,
-    /// The newest token.
+    /// What the next token is drawn by.
+    uniform: f64,
+    /// The newest token; [`NO_TOKEN`] until the host has chosen what a device has not.
     token: u32,
     done: bool,
 }
@@ -200,27 +212,29 @@ impl Writer {
             Sampler::new(settings.sampling.clone(), prompt.index, model.vocab_size())?;
         sampler.saw(prompt.tokens);
         let most = model.most_new_tokens(prompt.tokens.len(), settings.max_new_tokens);
-        Ok(Self { place, sampler, most, token: 0, done: false })
+        Ok(Self { place, sampler, most, uniform: 0.0, token: 0, done: false })
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<()> {
-        if !self.done {
-            self.token = self.sampler.next(logits)?;
+        if !self.done && self.token == NO_TOKEN {
+            self.token = self.sampler.next_by(self.uniform, logits)?;
         }
         Ok(())
     }
 }
 
-/// Gives every writer the likeliest token, which a device has chosen; answers false where logits must say what is wrong.
-fn take_likeliest(writers: &mut [Writer], likeliest: &[u32]) -> bool {
-    let mut unfinished = writers.iter_mut().zip(likeliest).filter(|(writer, _)| !writer.done);
-    unfinished.all(|(writer, &token)| {
+/// Gives every writer that has not ended its token, which a device has chosen; answers false where the host must choose, or say what is wrong with
+/// the logits.
+fn take(writers: &mut [Writer], tokens: &[u32]) -> bool {
+    let mut has_all = true;
+    for (writer, &token) in writers.iter_mut().zip(tokens).filter(|(writer, _)| !writer.done) {
         writer.token = token;
-        token != NO_TOKEN
-    })
+        has_all &= token != NO_TOKEN;
+    }
+    has_all
 }
 
-/// The next token of every writer from `logits[b, v]`; each chooses for itself, so threads change nothing.
+/// The next token of every writer that has none yet from `logits[b, v]`; each chooses for itself, so threads change nothing.
 fn choose(writers: &mut [Writer], logits: &[f32], vocab_size: usize) -> Result<()> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (logits.len() / LOGITS_PER_THREAD).clamp(1, cores);

@@ -2,9 +2,10 @@
 //! whatever else is in the batch.
 
 use tidemill_kernels::Backend;
+use tidemill_kernels::backend::{DrawSettings, NO_TOKEN};
 use tidemill_model::generation::{
-    GenerationSettings, PIECE_POSITIONS, Prompt, SamplingSettings, Sequences, Written, generate,
-    generate_batch,
+    GenerationSettings, PIECE_POSITIONS, Prompt, Sampler, SamplingSettings, Sequences, Written,
+    generate, generate_batch,
 };
 use tidemill_model::score::Scorer;
 use tidemill_model::{
@@ -272,6 +273,82 @@ pub fn answers_depend_on_nothing_else<B: Backend>(arm: &Arm<B>) {
                 assert_eq!(write(at_once, &[0, 1, 2, 3, 4], Some(stop)), expected, "{at_once}");
             }
         }
+    });
+}
+
+/// Asserts that three prompts, written together and two at a time, have the tokens that the host draws from the logits of each alone.
+#[track_caller]
+fn assert_drawn_as_by_host<B: Backend>(
+    device: &mut Device<'_, B>,
+    model: &Mamba,
+    parameters: &Parameters<B>,
+    sampling: &SamplingSettings,
+) {
+    const NEW_TOKENS: usize = 7;
+    let prompts = [9, 4, 6].map(|length| text(length, model.vocab_size()));
+    let mut one = Sequences::new(device, model, parameters, 1, ROOM).expect("fits");
+    let mut by_host = |place: usize| {
+        let sampler = Sampler::new(sampling.clone(), place as u64, model.vocab_size());
+        let mut sampler = sampler.expect("settings");
+        sampler.saw(&prompts[place]);
+        one.begin(device, 1).expect("begins");
+        one.advance(device, &[&prompts[place]]).expect("advances");
+        let mut tokens = Vec::new();
+        for _ in 0..NEW_TOKENS {
+            let token = sampler.next(one.logits(device).expect("logits")).expect("finite");
+            one.write(device, &[token]).expect("writes");
+            tokens.push(token);
+        }
+        tokens
+    };
+    let expected: Vec<_> = (0..prompts.len()).map(&mut by_host).collect();
+    let sampling = sampling.clone();
+    let settings = GenerationSettings { max_new_tokens: NEW_TOKENS, stop_token: None, sampling };
+    for at_once in [3, 2] {
+        let asked = prompts.iter().zip(0..).map(|(tokens, index)| Prompt { tokens, index });
+        let asked: Vec<_> = asked.collect();
+        let sampling = &settings.sampling;
+        let sequences = Sequences::for_sampling(device, model, parameters, at_once, ROOM, sampling);
+        let mut sequences = sequences.expect("fits");
+        let found = generate_batch(device, &mut sequences, &asked, &settings, |_, _| ());
+        assert_eq!(found.expect("writes"), expected, "{at_once} at once, {sampling:?}");
+    }
+}
+
+/// Tokens that a device draws are those that the host draws, whatever is asked for and whatever is beside them.
+pub fn drawn_tokens_are_the_hosts<B: Backend>(arm: &Arm<B>) {
+    let plain = SamplingSettings { seed: 11, ..Default::default() };
+    let every_sampling = [
+        plain.clone(),
+        SamplingSettings { temperature: 0.7, top_k: 5, ..plain.clone() },
+        SamplingSettings { temperature: 1.6, top_p: 0.8, ..plain.clone() },
+        SamplingSettings { min_p: 0.1, ..plain.clone() },
+        SamplingSettings { temperature: 2.0, top_k: 20, top_p: 0.9, min_p: 0.02, ..plain.clone() },
+        SamplingSettings { top_k: 30, repetition_penalty: 1.2, ..plain.clone() },
+        SamplingSettings { temperature: 0.0, ..plain },
+    ];
+    for_each_model(arm, |device, model, parameters| {
+        for sampling in &every_sampling {
+            assert_drawn_as_by_host(device, model, parameters, sampling);
+        }
+    });
+}
+
+/// Equal logits, of which top-p keeps just as many as reach its sum: GPUs leave such draws to the host, which draws by the same numbers.
+pub fn draws_in_doubt_are_the_hosts<B: Backend>(arm: &Arm<B>) {
+    let (model, arena) = models(arm, ROOM).remove(0);
+    arm.with_parameters(&model, &vec![0.0; arena.len()], |device, parameters| {
+        let top_p = 20.0 / model.vocab_size() as f64;
+        let sampling = SamplingSettings { top_p, seed: 12, ..Default::default() };
+        assert_drawn_as_by_host(device, &model, parameters, &sampling);
+        let mut one = Sequences::new(device, &model, parameters, 1, ROOM).expect("fits");
+        one.begin(device, 1).expect("begins");
+        one.advance(device, &[&[1, 2]]).expect("advances");
+        let settings = DrawSettings { temperature: 1.0, top_k: 0, top_p, min_p: 0.0 };
+        let found = one.draw(device, &[0.3], &settings).expect("draws");
+        let is_cpu = arm.backend.device_kind().backend == "cpu";
+        assert_eq!(found[0] == NO_TOKEN, !is_cpu, "{found:?}");
+        assert!(one.draw(device, &[0.3; 2], &settings).is_err(), "two numbers for one sequence");
     });
 }
 

@@ -49,6 +49,8 @@ macro_rules! every_body {
             scores_in_batches_change_no_bit: bodies::generation::scores_in_batches_change_no_bit;
             answers_depend_on_nothing_else: bodies::generation::answers_depend_on_nothing_else;
             how_tokens_are_cut_changes_no_bit: bodies::generation::cuts_change_no_bit;
+            drawn_tokens_are_the_hosts: bodies::generation::drawn_tokens_are_the_hosts;
+            draws_in_doubt_are_the_hosts: bodies::generation::draws_in_doubt_are_the_hosts;
             writing_stops_and_repeats: bodies::generation::writing_stops_and_repeats;
             answers_end_with_the_positions: bodies::generation::answers_end_with_the_positions;
             wrong_text_is_an_error: bodies::generation::wrong_text_is_an_error;

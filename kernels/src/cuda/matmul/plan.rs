@@ -10,7 +10,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatrixLayoutAttribute_t, cublasStatus_t, cudaDataType,
 };
 
-use crate::gpu::driver::{Batch, Bias, ElementKind, MatrixProduct, Operand, Rows};
+use crate::gpu::driver::{Batch, Bias, ElementKind, MatrixProduct, Operand};
 use crate::gpu::{Candidate, Terms};
 
 /// Algorithms that are looked at.
@@ -247,34 +247,6 @@ fn set_batch(
     Ok(())
 }
 
-/// Tiles of an output that come before the library's own order, by its numbers: of 176 by 128, 128 by 160 and 128 by 128 elements.
-/// Asked for a sum of few terms ([`canonical`](crate::gpu::vendor::product::key::canonical)), it puts others first, by which fewer
-/// multiprocessors work.
-const PREFERRED_TILES: [u32; 3] = [201, 29, 20];
-
-/// Elements of the largest weight whose gradient was measured with these tiles on an H100: those of 2,048 by 2,048 and by 8,192.
-const MOST_PREFERRING_ELEMENTS: usize = 16 << 20;
-
-/// Whether the product is the gradient of such a weight, added to its lane.
-pub(super) fn is_for_preferred_tiles(product: &MatrixProduct) -> bool {
-    product.rows == Rows::Fixed
-        && product.batch.is_none()
-        && product.a.element == ElementKind::Bf16
-        && product.m.saturating_mul(product.n) <= MOST_PREFERRING_ELEMENTS
-}
-
-/// Puts candidates with preferred tiles first, in the order of the tiles; those that share a tile, and all others, stay in theirs.
-pub(super) fn prefer_tiles(candidates: &mut [Candidate<cublasLtMatmulAlgo_t>]) {
-    candidates.sort_by_cached_key(|candidate| {
-        place_of_tile(attribute(&candidate.algorithm, Attribute::CUBLASLT_ALGO_CONFIG_TILE_ID, 4))
-    });
-}
-
-fn place_of_tile(tile: Option<u32>) -> usize {
-    let preferred = PREFERRED_TILES.iter().position(|&preferred| tile == Some(preferred));
-    preferred.unwrap_or(PREFERRED_TILES.len())
-}
-
 impl Drop for Plan {
     fn drop(&mut self) {
         // SAFETY: the descriptors are alive and not used again.
@@ -330,24 +302,4 @@ fn attribute(algorithm: &cublasLtMatmulAlgo_t, attribute: Attribute, bytes: usiz
         )
     };
     (status == cublasStatus_t::CUBLAS_STATUS_SUCCESS).then_some(u32::from_le_bytes(value))
-}
-
-#[cfg(test)]
-mod tests {
-    use cudarc::cublaslt::sys::cublasLtMatmulTile_t as Tile;
-
-    use super::*;
-
-    #[test]
-    fn preferred_tiles_are_first_in_their_order() {
-        let tiles = [
-            Tile::CUBLASLT_MATMUL_TILE_176x128,
-            Tile::CUBLASLT_MATMUL_TILE_128x160,
-            Tile::CUBLASLT_MATMUL_TILE_128x128,
-        ];
-        assert_eq!(tiles.map(|tile| tile as u32), PREFERRED_TILES);
-        assert_eq!(tiles.map(|tile| place_of_tile(Some(tile as u32))), [0, 1, 2]);
-        let other = Tile::CUBLASLT_MATMUL_TILE_128x256 as u32;
-        assert_eq!([place_of_tile(Some(other)), place_of_tile(None)], [3, 3]);
-    }
 }

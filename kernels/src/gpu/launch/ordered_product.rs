@@ -113,8 +113,12 @@ impl Plan {
         // What is fastest on an H100, of the shapes of Mamba and GPT-Neo.
         let block_rows = if rows <= 8 { 8 } else { 16 };
         let warps = rows.div_ceil(block_rows) * columns.div_ceil(tile_columns) * walkers;
-        let all_resident = warps <= 2 * FEW_WARPS * device.multiprocessors as usize;
+        let most_warps = FEW_WARPS * device.multiprocessors as usize;
+        let all_resident = warps <= 2 * most_warps;
         let (kernel, group_columns) = match (block_rows, all_resident) {
+            (8, true) if walkers > 1 && warps <= most_warps => {
+                ("ordered_few_8_whole", tile_columns)
+            }
             (8, true) => ("ordered_few_8_deep", tile_columns),
             (8, false) if walkers <= FEW_WARPS / 2 => ("ordered_few_8_deep", tile_columns),
             (8, false) => ("ordered_few_8", tile_columns),

@@ -1,12 +1,13 @@
-//! What follows from the newest tokens: logits, the likeliest tokens, and the head's input.
+//! What follows from the newest tokens: logits, the likeliest tokens, drawn ones, and the head's input.
 
-use tidemill_kernels::backend::Output;
+use tidemill_kernels::backend::{DrawSettings, Output};
 use tidemill_kernels::shape::GrainRows;
 use tidemill_kernels::{Backend, Matrix, Slice, SliceMut};
 
 use super::{Rows, Sequences, table_rows};
 use crate::error::{ModelError, Result};
 use crate::generation::incremental::{Incremental, Piece};
+use crate::language_model::LanguageModel;
 use crate::norm::NormPass;
 use crate::trainable::Device;
 
@@ -40,15 +41,50 @@ impl<B: Backend, Body: Incremental<B>> Sequences<'_, B, Body> {
     /// As [`logits`](Self::logits).
     pub fn likeliest(&mut self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
         self.form_logits(device)?;
-        let (sequences, head) = (self.lengths.len(), self.model.head());
-        let logits = Slice::new(&self.logits, 0, sequences * table_rows(self.model))?;
-        let logits = logits.matrix(sequences, table_rows(self.model))?;
-        let logits = logits.columns(0, head.vocab_size)?;
+        let (sequences, scale) = (self.lengths.len(), self.model.head().logit_scale);
+        let logits = without_padding(self.model, &self.logits, sequences)?;
         let Device { backend, stream } = device;
-        let tokens = SliceMut::new(&mut self.likeliest, 0, sequences)?;
-        backend.likeliest(stream, tokens, logits, head.logit_scale)?;
-        let mut tokens = vec![0; sequences];
-        backend.read(stream, &mut tokens, Slice::new(&self.likeliest, 0, sequences)?)?;
+        let tokens = SliceMut::new(&mut self.chosen, 0, sequences)?;
+        backend.likeliest(stream, tokens, logits, scale)?;
+        self.read_chosen(device)
+    }
+
+    /// A token drawn after the newest one of every sequence, by its number of `uniforms`, where the logits are; and
+    /// [`NO_TOKEN`](tidemill_kernels::backend::NO_TOKEN) where a logit is no finite number, or where only the
+    /// [definition](tidemill_kernels::reference::draw) itself can tell the token, from [`logits`](Self::logits).
+    ///
+    /// # Errors
+    /// More or fewer numbers than sequences, settings that [`check`](DrawSettings::check) refuses; else as [`logits`](Self::logits).
+    pub fn draw(
+        &mut self,
+        device: &mut Device<'_, B>,
+        uniforms: &[f64],
+        settings: &DrawSettings,
+    ) -> Result<Vec<u32>> {
+        let sequences = self.lengths.len();
+        if uniforms.len() != sequences {
+            return Err(ModelError::Microbatch {
+                what: "numbers to draw by",
+                expected: sequences.to_string(),
+                found: uniforms.len(),
+            });
+        }
+        self.form_logits(device)?;
+        let scale = self.model.head().logit_scale;
+        let logits = without_padding(self.model, &self.logits, sequences)?;
+        let Device { backend, stream } = device;
+        backend.write(stream, SliceMut::new(&mut self.uniforms, 0, sequences)?, uniforms)?;
+        let uniforms = Slice::new(&self.uniforms, 0, sequences)?;
+        let tokens = SliceMut::new(&mut self.chosen, 0, sequences)?;
+        backend.draw(stream, tokens, logits, uniforms, scale, settings)?;
+        self.read_chosen(device)
+    }
+
+    /// The tokens that the device has chosen.
+    fn read_chosen(&self, device: &mut Device<'_, B>) -> Result<Vec<u32>> {
+        let mut tokens = vec![0; self.lengths.len()];
+        let chosen = Slice::new(&self.chosen, 0, tokens.len())?;
+        device.backend.read(device.stream, &mut tokens, chosen)?;
         Ok(tokens)
     }
 
@@ -95,4 +131,15 @@ impl<B: Backend, Body: Incremental<B>> Sequences<'_, B, Body> {
         head.norm.forward(device, out, norm, NormPass { parameters, input, grains })?;
         Ok(Slice::all(normed).matrix(rows, head.width)?)
     }
+}
+
+/// `logits[b, v]` on the device.
+fn without_padding<'a, B: Backend, Body>(
+    model: &LanguageModel<Body>,
+    logits: &'a B::Buffer<f32>,
+    sequences: usize,
+) -> Result<Matrix<'a, B, f32>> {
+    let table_rows = table_rows(model);
+    let logits = Slice::new(logits, 0, sequences * table_rows)?;
+    Ok(logits.matrix(sequences, table_rows)?.columns(0, model.vocab_size())?)
 }
