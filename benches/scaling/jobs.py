@@ -46,7 +46,12 @@ class Model:
             *("bench", "train", "--backend", "cuda", "--precision", "bf16", "--format", "json"),
             *("--preset", self.preset, "--seq-len", str(SEQUENCE), "--steps", str(steps)),
             *("--samples-per-step", str(samples), "--lanes", str(lanes or gpus)),
-            *("--grain-samples", str(min(self.grain_samples, samples)), "--microbatch-grains", str(self.microbatch_grains)),
+            *(
+                "--grain-samples",
+                str(min(self.grain_samples, samples)),
+                "--microbatch-grains",
+                str(self.microbatch_grains),
+            ),
             *("-n", str(processes), "-w", str(gpus // processes), *shard),
             *(["--profile"] if profile else []),
         ]
@@ -113,7 +118,16 @@ def peers(gpus: int) -> list[Job]:
 def promises(program: str, gpus: int) -> list[Job]:
     """Elasticity and kills, as the tests of the whole system have them, on all GPUs."""
     filters = ["elastic::", "kill_and_resume::", "--test-threads", str(gpus)]
-    return [Job(f"promises {gpus} {precision}", gpus, ["env", f"TIDEMILL_TEST_PRECISION={precision}", program, *filters], 90, False) for precision in ("fp32", "bf16")]
+    return [
+        Job(
+            f"promises {gpus} {precision}",
+            gpus,
+            ["env", f"TIDEMILL_TEST_PRECISION={precision}", program, *filters],
+            90,
+            False,
+        )
+        for precision in ("fp32", "bf16")
+    ]
 
 
 def moving(program: str, out: pathlib.Path, gpus: int) -> list[Job]:

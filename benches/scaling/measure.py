@@ -49,7 +49,9 @@ def main() -> None:
     parser.add_argument("--program", required=True)
     parser.add_argument("--promises", help="the test program of the whole system")
     parser.add_argument("--gpus", type=int, help="the first so many alone; by default all that nvidia-smi lists")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="when to stop; no job is started that would be cut off")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="when to stop; no job is started that would be cut off"
+    )
     parser.add_argument("--only", default="", help="a regular expression: jobs whose names it matches, and no others")
     arguments = parser.parse_args()
     began = time.monotonic()
@@ -59,7 +61,11 @@ def main() -> None:
     os.environ["TIDEMILL_PROGRAM"] = program
     results = out / "results.jsonl"
     done = finished(results)
-    jobs = [job for job in all_jobs(program, arguments.promises, out, len(free)) if job.name not in done and re.search(arguments.only, job.name)]
+    jobs = [
+        job
+        for job in all_jobs(program, arguments.promises, out, len(free))
+        if job.name not in done and re.search(arguments.only, job.name)
+    ]
     # Those that need the most GPUs, and of these the longest: small ones fill what is left.
     waiting = sorted(jobs, key=lambda job: (-job.gpus, -job.seconds))
     running: list[Running] = []

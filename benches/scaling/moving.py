@@ -5,7 +5,6 @@ What is trained is mamba-130m on this project's own text. One line of JSON with 
 import argparse
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -68,7 +67,11 @@ def main() -> None:
     out.mkdir(parents=True)
     here = pathlib.Path(__file__).resolve().parents[2]
     text = ["--input", str(here), "--glob", "**/*.{md,rs}"]
-    subprocess.run([program, "prepare", *text, "--seq-len", "512", "--output", str(out / "data")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [program, "prepare", *text, "--seq-len", "512", "--output", str(out / "data")],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     (out / "run.toml").write_text(settings(out))
     train = [program, "train", str(out / "run.toml")]
 
@@ -77,7 +80,9 @@ def main() -> None:
 
     def killed_after(step: int, workers: int, *flags: str) -> None:
         """Trains until a step is reported, and kills the process where it stands."""
-        process = subprocess.Popen([*train, "-w", str(workers), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*train, "-w", str(workers), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         metrics = out / "moves" / "metrics.jsonl"
         while process.poll() is None:
             steps = metrics.read_text().splitlines() if metrics.exists() else []
@@ -92,7 +97,16 @@ def main() -> None:
     killed_after(9, fewer, *moves, "--set", "parallel.shard=parameters")
     run(arguments.gpus, *moves, "--set", "parallel.shard=gradients")
     stays, moved = digests(out / "stays"), digests(out / "moves")
-    print(json.dumps({"workers": [arguments.gpus, fewer, arguments.gpus], "equal": stays == moved, "stays": stays, "moves": moved}))
+    print(
+        json.dumps(
+            {
+                "workers": [arguments.gpus, fewer, arguments.gpus],
+                "equal": stays == moved,
+                "stays": stays,
+                "moves": moved,
+            }
+        )
+    )
     if stays != moved:
         sys.exit("the weights differ")
 

@@ -72,7 +72,9 @@ def wrapped(way, model, rank, world):
         return torch.compile(model, dynamic=False), lambda last: contextlib.nullcontext()
     if way == "ddp":
         parallel = nn.parallel.DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
-        return torch.compile(parallel, dynamic=False), lambda last: contextlib.nullcontext() if last else parallel.no_sync()
+        return torch.compile(
+            parallel, dynamic=False
+        ), lambda last: contextlib.nullcontext() if last else parallel.no_sync()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         block.compile(dynamic=False)
@@ -143,7 +145,12 @@ def worker(rank, world, port, arguments):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--way", choices=["ddp", "fsdp2"], default="ddp")
-    parser.add_argument("--samples", type=lambda text: [int(part) for part in text.split(",")], default=[32], help="samples a GPU and step: multiples of 8")
+    parser.add_argument(
+        "--samples",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[32],
+        help="samples a GPU and step: multiples of 8",
+    )
     arguments = parser.parse_args()
     world = torch.cuda.device_count()
     with socket.socket() as free:
