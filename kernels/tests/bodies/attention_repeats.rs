@@ -14,13 +14,13 @@ use super::number::Number;
 const REPEATS_VARIABLE: &str = "TIDEMILL_TEST_REPEATS";
 
 /// How many runs, and of what: samples and positions, heads and their width.
-fn runs(sizes: Sizes) -> (usize, Vec<([usize; 2], [usize; 2])>) {
+fn runs(sizes: Sizes) -> (usize, Vec<[[usize; 2]; 2]>) {
     match std::env::var(REPEATS_VARIABLE) {
         Ok(repeats) => {
             let repeats = repeats.parse().expect("TIDEMILL_TEST_REPEATS: expected a number");
-            (repeats, vec![([4, 2048], [16, 128]), ([1, 8192], [32, 128]), ([8, 2048], [16, 64])])
+            (repeats, vec![[[4, 2048], [16, 128]], [[1, 8192], [32, 128]], [[8, 2048], [16, 64]]])
         }
-        Err(_) => (3, sizes.choose(vec![([2, 300], [2, 128])], vec![([1, 150], [1, 128])])),
+        Err(_) => (3, sizes.choose(vec![[[2, 300], [2, 128]]], vec![[[1, 150], [1, 128]]])),
     }
 }
 
@@ -92,7 +92,7 @@ pub fn agree<B: Backend<Activation: Number>>(arm: &Arm<B>) -> Transcript {
     let mut device = Device::new(arm);
     let mut transcript = Transcript::default();
     let (repeats, shapes) = runs(device.sizes);
-    for (seed, (rows, heads)) in shapes.into_iter().enumerate() {
+    for (seed, [rows, heads]) in shapes.into_iter().enumerate() {
         let shape = attention_shape(rows, heads, 1.0 / (heads[1] as f32).sqrt(), None);
         let label = format!("{shape:?}");
         let case = AttentionCase::new::<B::Activation>(&mut Inputs::new(seed as u64), shape)
