@@ -185,6 +185,8 @@ def plot(all_parts: list[Parts], sums: Sums, out: pathlib.Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    # The same picture is the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "scaling"
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(CASES), sharey=True, figsize=(13, 4.2), layout="constrained")
@@ -212,7 +214,7 @@ def plot(all_parts: list[Parts], sums: Sums, out: pathlib.Path) -> None:
     figure.suptitle(
         "Simulated: solid, 400 Gb/s for each GPU between islands of eight; dotted, for each island", fontsize=10
     )
-    figure.savefig(out)
+    figure.savefig(out, metadata={"Date": None})
 
 
 def main() -> None:
