@@ -4,7 +4,7 @@
 #   benches/scaling/run.sh OUT [measure.py's flags]
 #
 # Writes OUT/results.jsonl, one line for each measurement, and a log of each. What stands there already is not measured again, so that
-# a machine that is lent for ten minutes at a time can take several turns (--seconds 560). PROGRAM names the program
+# the jobs may be spread over several calls (--seconds says how long one may take). PROGRAM names the program
 # (target/release/tidemill), PYTHON one that has PyTorch, whose DDP and FSDP2 are measured beside (python3), PROMISES the test program of
 # the whole system, whose tests of elasticity and of kills then run on all GPUs too.
 #

@@ -413,6 +413,7 @@ DEVICE void fetch_ahead(const void* global) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 #endif
 }
+
 // --- faults -----------------------------------------------------------------------------------------
 
 // What a kernel leaves for the host when its input is wrong, checked whenever the host reads: the lowest

@@ -205,8 +205,8 @@ pub trait Backend: Runtime + CausalConv1d + SelectiveScan + Attention {
     /// `tokens[row]` is drawn from `scale logits[row, column]` by `uniforms[row]`, in [0, 1), as
     /// [`reference::draw`](crate::reference::draw) defines it, or is [`NO_TOKEN`]: where one of the row's logits is no finite number, and where
     /// roundings in another order than the definition's might change the token. So a row's token, where it has one, is the definition's to the bit,
-    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: about one draw in millions, more where many weights are equal and
-    /// `top_p` cuts among them.
+    /// whatever else is in the batch. [`NO_TOKEN`] is as rare as that: of v
+    /// columns at most 8 v^2 2^-53 of the draws, one in 450,000 at 50,257; more where many weights are equal and `top_p` cuts among them.
     ///
     /// # Errors
     /// More or fewer tokens or uniform numbers than rows, columns that are not contiguous, settings that

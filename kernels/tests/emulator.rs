@@ -305,7 +305,7 @@ fn a_kernel_that_does_not_wait_for_the_one_before_fails_the_body() {
         let emulator = Emulator::new(EmulatorSettings { warp: 32, seed: SEEDS[1] }).unwrap();
         let arm = Arm::new(format!("{source} broken"), Gpu::new(emulator.with_change(change)));
         let result = catch_unwind(AssertUnwindSafe(|| body(&arm)));
-        let Err(panic) = result else { panic!("{source}: nobody saw that {waits} was missing") };
+        let Err(panic) = result else { panic!("{source}: no launch failed without {waits}") };
         let message = panic.downcast_ref::<String>().map_or("", String::as_str);
         assert!(message.contains("has not waited"), "failed for another reason: {message}");
     }

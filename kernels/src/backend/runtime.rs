@@ -342,7 +342,9 @@ pub trait Runtime: Send + Sync + Sized + 'static {
     /// all at once as often as they are wanted. `None` on a device where that saves nothing: then they are enqueued as usual.
     ///
     /// What is recorded runs on the buffers that it was recorded with. The same calls must have run once before, so that all
-    /// scratch memory is there and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics.
+    /// scratch memory is there and all kernels are loaded. The recording ends with `enqueue`, also where that fails or panics. No kernel of
+    /// it may write what another reads as a parameter: weights, biases and coefficients of norms, products, convolutions and scans, and lengths of
+    /// pasts. Kernels may read these before the kernels ahead of them have ended.
     ///
     /// # Errors
     /// What `enqueue` answers; [`KernelError::NotRecordable`](crate::KernelError::NotRecordable) for what it may not do: allocate,

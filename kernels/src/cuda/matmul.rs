@@ -48,8 +48,8 @@ fn answer(error: CublasError) -> Answer {
     }
 }
 
-/// The library's handle on a device, which all who have that device open share: to destroy one waits for the whole device, and so
-/// spoils what another thread records.
+/// The library's handle on a device, which all that is open there shares: to destroy one waits for the whole device, and so spoils what
+/// another thread records.
 struct Handle {
     raw: sys::cublasLtHandle_t,
     context: Arc<Context>,
@@ -60,7 +60,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// Those that someone has, by device.
+/// Those in use, by device.
 static HANDLES: Mutex<BTreeMap<Device, Weak<Handle>>> = Mutex::new(BTreeMap::new());
 
 impl Handle {
@@ -132,7 +132,7 @@ impl ProductLibrary for CublasLt {
             (Rows::Fixed, None) => vec![*product],
             (Rows::Fixed, Some(batch)) => {
                 let of = |entries| Some(Batch { entries, ..batch });
-                PROBED_ENTRIES.map(|n| MatrixProduct { batch: of(n), ..*product }).into()
+                PROBED_ENTRIES.map(|n| MatrixProduct { batch: of(n), ..*product }).collect()
             }
         };
         let probes = probed.iter().map(Plan::new);

@@ -94,8 +94,7 @@ impl fmt::Display for Flaw {
 /// a product by a candidate, and is given `workspace_bytes` beside the operands.
 ///
 /// The product's addresses do not matter, nor does m where its rows are [free](crate::gpu::Rows::Free), nor how many entries a batch has
-/// and how far apart. Products are formed in memory
-/// of their own and waited for.
+/// and how far apart. Products are formed in memory of their own and waited for.
 ///
 /// # Errors
 /// [`KernelError::Unsupported`] where no candidate is left, with what is wrong with them. What the driver answers, and what `multiply`
@@ -157,7 +156,7 @@ pub fn choose_algorithm<D: Driver, A>(
 /// Why no algorithm is left.
 fn none_left(flaws: &[Flaw]) -> String {
     if flaws.is_empty() {
-        return "it proposes no algorithm for any number of rows".to_owned();
+        return "it proposes no algorithm that serves every number of rows or entries".to_owned();
     }
     let mut kinds: Vec<(String, usize)> = Vec::new();
     for flaw in flaws.iter().map(ToString::to_string) {
@@ -190,7 +189,10 @@ mod tests {
             "none of its 5 algorithms will do: 2x splits the sum over k, 2x was refused at its launch (not \
              supported), 1x rounds a sum more than once"
         );
-        assert_eq!(none_left(&[]), "it proposes no algorithm for any number of rows");
+        assert_eq!(
+            none_left(&[]),
+            "it proposes no algorithm that serves every number of rows or entries"
+        );
     }
 
     #[test]

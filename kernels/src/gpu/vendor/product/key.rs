@@ -1,5 +1,7 @@
 //! What an algorithm of a matrix library is pinned to, and the sizes that it is chosen for.
 
+use std::ops::RangeInclusive;
+
 use crate::backend::Output;
 use crate::gpu::algorithm::CANONICAL_TERMS;
 use crate::gpu::driver::{Address, Batch, Bias, ElementKind, MatrixProduct, Operand, Rows};
@@ -14,8 +16,8 @@ pub const PROBED_ROWS: [usize; 3] = [1, 129, 1 << 17];
 /// The entries of a batch that an algorithm is chosen for: what is usual for the gradient of a weight, of a few grains in a few parts.
 pub const CANONICAL_ENTRIES: usize = 4;
 
-/// Numbers of entries that an algorithm must accept to be chosen: one, what it is chosen for, and the most.
-pub const PROBED_ENTRIES: [usize; 3] = [1, CANONICAL_ENTRIES, MOST_ENTRIES];
+/// Numbers of entries that an algorithm must accept to be chosen: all that there can be, as it is kept for any.
+pub const PROBED_ENTRIES: RangeInclusive<usize> = 1..=MOST_ENTRIES;
 
 /// What an algorithm is pinned to, and what a plan is made for: a product without the addresses of matrices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,6 +75,54 @@ pub fn canonical(product: &MatrixProduct) -> MatrixProduct {
         Rows::Free => product.k,
         Rows::Fixed => product.k.min(CANONICAL_TERMS),
     };
-    let batch = product.batch.map(|batch| Batch { entries: CANONICAL_ENTRIES, ..batch });
-    MatrixProduct { m: pinned_rows(product), k, batch, ..*product }
+    let (m, n) = (pinned_rows(product), product.n);
+    // How far entries lie apart changes from batch to batch, so what is asked follows from their own size: side by side.
+    let apart = |operand: &Operand, rows: usize, columns: usize| {
+        operand.stride.saturating_mul(if operand.transposed { columns } else { rows })
+    };
+    let batch = product.batch.map(|_| Batch {
+        entries: CANONICAL_ENTRIES,
+        out: apart(&product.out, m, n),
+        a: apart(&product.a, m, k),
+        b: apart(&product.b, k, n),
+    });
+    MatrixProduct { m, k, batch, ..*product }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_a_batch_follows_from_its_pin() {
+        let operand = |stride, transposed, element| Operand {
+            address: Address::NULL,
+            stride,
+            transposed,
+            element,
+            alignment: 256,
+        };
+        let of = |batch| MatrixProduct {
+            out: operand(160, false, ElementKind::F32),
+            base: Address::NULL,
+            a: operand(8192, true, ElementKind::Bf16),
+            b: operand(160, false, ElementKind::Bf16),
+            m: 4096,
+            n: 160,
+            k: 2048,
+            output: Output::Overwrite,
+            bias: None,
+            rows: Rows::Fixed,
+            batch: Some(batch),
+        };
+        let even = of(Batch { entries: 7, out: 4096 * 160, a: 2048 * 8192, b: 2048 * 160 });
+        let short = of(Batch { entries: 2, out: 3 * 4096 * 160, a: 5000 * 8192, b: 5000 * 160 });
+        assert!(Key::pinned(&even) == Key::pinned(&short));
+        let asked = |product| canonical(&product).batch.unwrap();
+        assert_eq!(asked(even), asked(short));
+        let terms = CANONICAL_TERMS.min(2048);
+        let expected =
+            Batch { entries: CANONICAL_ENTRIES, out: 4096 * 160, a: terms * 8192, b: terms * 160 };
+        assert_eq!(asked(even), expected);
+    }
 }
