@@ -86,7 +86,7 @@ pub fn preset(name: &str) -> Result<ModelConfig> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::Model;
+    use crate::blueprint::Blueprint;
 
     /// By hand, for Mamba with e = 2 d, r = ceil(d / 16), n = 16, k = 4 and a tied head:
     /// `v d + d + layers (d + 2 e d + 4 e + e + (r + 32) e + e r + e + 16 e + e + d e)`. Those of the published
@@ -116,7 +116,7 @@ mod tests {
         ];
         assert!(preset_names().eq(expected.iter().map(|(name, _)| *name)));
         for (name, parameters) in expected {
-            let model = Model::new(&preset(name).expect(name)).expect(name);
+            let model = Blueprint::new(&preset(name).expect(name)).expect(name);
             assert_eq!(model.layout().parameters(), parameters, "{name}");
         }
     }
