@@ -13,7 +13,7 @@
 //! 3. [`Incremental`](crate::generation::Incremental): the same map token by token, for generation and scores.
 //!
 //! That makes it an [`AnyBlock`], which is how [`LanguageModel`](crate::LanguageModel) holds blocks, of any kinds side by side.
-//! `model/tests/own_block.rs` is a block from outside this crate.
+//! `model/tests/own_block` has a block from outside this crate.
 
 mod any_block;
 mod gradient;

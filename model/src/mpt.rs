@@ -1,7 +1,7 @@
 //! MPT (MosaicML, 2023) as a list of blocks, as LLM Foundry defines it.
 //!
 //! Initial values are Foundry's defaults too: every linear map and table normal with a standard deviation of
-//! `sqrt(2 / fan_in)` (He et al., 2015), those that end in the residual stream divided by `sqrt(2 layers)`.
+//! `sqrt(2 / fan_in)` (He et al., 2015), those that end in the residual stream divided by `sqrt(2 blocks)`.
 
 pub mod config;
 mod hugging_face;

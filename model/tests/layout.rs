@@ -1,11 +1,11 @@
-//! What every family's layout is made of, seen at a Mamba: segments, uses, a tied head, first values that other layers do not
+//! What every family's layout is made of, seen at a Mamba: segments, uses, a tied head, first values that other blocks do not
 //! change; and the names and shapes of Mamba's tensors. Those of the other families are held against files of transformers
 //! in `bodies/transformers.rs`. No device is needed.
 
 use tidemill_kernels::Cpu;
 use tidemill_model::{Decay, LanguageModel, MambaConfig};
 
-/// 13 tokens, 5 wide, 2 layers, 3 states, 3 taps, 15 channels, rank 2.
+/// 13 tokens, 5 wide, 2 blocks, 3 states, 3 taps, 15 channels, rank 2.
 fn odd_config() -> MambaConfig {
     MambaConfig { d_state: 3, d_conv: 3, expand: 3, dt_rank: 2, ..MambaConfig::new(13, 5, 2) }
 }
@@ -61,9 +61,9 @@ fn a_tied_head_uses_the_embedding_table_once_more() {
 }
 
 #[test]
-fn other_layers_do_not_change_the_initial_values_of_a_layer() {
-    let [short, long] = [1, 2].map(|layers| {
-        let model = LanguageModel::<Cpu>::new(&MambaConfig::new(13, 8, layers)).expect("a model");
+fn other_blocks_do_not_change_the_initial_values_of_a_block() {
+    let [short, long] = [1, 2].map(|blocks| {
+        let model = LanguageModel::<Cpu>::new(&MambaConfig::new(13, 8, blocks)).expect("a model");
         let tensor = model.layout().tensors()[2].clone();
         assert_eq!(tensor.name, "backbone.layers.0.mixer.in_proj.weight");
         model.initialize(3)[tensor.range()].to_vec()

@@ -34,31 +34,35 @@ impl BlockMemory {
     }
 }
 
-/// A block of any kind; every [`Block`] that is [`Incremental`] is one. Each method is that of the same name there, where its contract stands.
+/// A block of any kind; every [`Block`] that is [`Incremental`] is one. The contract of each method, errors included, stands there.
 ///
 /// # Panics
 /// Every method that takes a [`BlockMemory`] does on one that a block of another kind has planned.
-#[expect(missing_docs, reason = "each method is documented where a kind of block implements it")]
-#[expect(clippy::missing_errors_doc, reason = "as above")]
 pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
+    /// The block itself, of its own type.
     fn as_any(&self) -> &dyn Any;
 
-    /// Whether both are of one kind, and alike.
+    /// Whether both are of one kind, and [alike](Block::is_alike).
     fn is_alike(&self, other: &dyn AnyBlock<B>) -> bool;
 
+    /// [`Block::plan_saved`]
     fn plan_saved(&self, device: &mut Device<'_, B>, shape: MicrobatchShape)
     -> Result<BlockMemory>;
 
+    /// [`Block::plan_scratch`]
     fn plan_scratch(
         &self,
         device: &mut Device<'_, B>,
         shape: MicrobatchShape,
     ) -> Result<BlockMemory>;
 
+    /// [`Block::sample_bytes`]
     fn sample_bytes(&self, backend: &B, positions: usize) -> Result<SampleBytes>;
 
+    /// [`Block::kernels`]
     fn kernels(&self) -> Vec<KernelGroup>;
 
+    /// [`Block::forward`]
     fn forward(
         &self,
         device: &mut Device<'_, B>,
@@ -68,6 +72,7 @@ pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
         scratch: &mut BlockMemory,
     ) -> Result<()>;
 
+    /// [`Block::backward`]
     fn backward(
         &self,
         device: &mut Device<'_, B>,
@@ -78,16 +83,22 @@ pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
         scratch: &mut BlockMemory,
     ) -> Result<()>;
 
+    /// [`Incremental::generation_kernels`]
     fn generation_kernels(&self) -> Vec<KernelGroup>;
 
+    /// [`Incremental::plan_state`]
     fn plan_state(&self, device: &mut Device<'_, B>, room: Room) -> Result<BlockMemory>;
 
+    /// [`Incremental::plan_workspace`]
     fn plan_workspace(&self, device: &mut Device<'_, B>, room: Room) -> Result<BlockMemory>;
 
+    /// [`Incremental::state_bytes`]
     fn state_bytes(&self, room: Room) -> usize;
 
+    /// [`Incremental::forget`]
     fn forget(&self, device: &mut Device<'_, B>, state: &mut BlockMemory) -> Result<()>;
 
+    /// [`Incremental::keep`]
     fn keep(
         &self,
         device: &mut Device<'_, B>,
@@ -95,6 +106,7 @@ pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
         kept: &[usize],
     ) -> Result<()>;
 
+    /// [`Incremental::adopt`]
     fn adopt(
         &self,
         device: &mut Device<'_, B>,
@@ -104,6 +116,7 @@ pub trait AnyBlock<B: Backend>: Debug + Send + Sync + 'static {
         positions: usize,
     ) -> Result<()>;
 
+    /// [`Incremental::advance`]
     fn advance(
         &self,
         device: &mut Device<'_, B>,

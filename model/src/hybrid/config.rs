@@ -40,20 +40,20 @@ pub enum BlockKind {
 pub struct BlockPattern(Vec<BlockKind>);
 
 impl BlockPattern {
-    /// The kind of block `layer`.
-    pub fn kind(&self, layer: usize) -> BlockKind {
-        self.0[layer % self.0.len()]
+    /// The kind of block `index`.
+    pub fn kind(&self, index: usize) -> BlockKind {
+        self.0[index % self.0.len()]
     }
 
-    /// Refuses a pattern by which `layers` are all of one kind: no hybrid, and attention alone would have no positions.
-    fn check(&self, layers: usize) -> Result<()> {
-        let has = |kind| (0..layers.min(self.0.len())).any(|layer| self.kind(layer) == kind);
+    /// Refuses a pattern by which `blocks` are all of one kind: no hybrid, and attention alone would have no positions.
+    fn check(&self, blocks: usize) -> Result<()> {
+        let has = |kind| (0..blocks.min(self.0.len())).any(|index| self.kind(index) == kind);
         let only = match (has(BlockKind::Mamba), has(BlockKind::Attention)) {
             (true, true) => return Ok(()),
             (true, false) => "only m",
             (false, _) => "only a",
         };
-        let expected = format!("an m and an a among the kinds of {layers} layers");
+        let expected = format!("an m and an a among the kinds of {blocks} blocks");
         Err(ModelError::config("layer_pattern", expected, only))
     }
 }
@@ -206,21 +206,21 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_of_both_kinds() {
-        let config = |pattern: &str, layers| HybridConfig {
-            mamba: MambaConfig::new(59, 12, layers),
+    fn blocks_are_of_both_kinds() {
+        let config = |pattern: &str, blocks| HybridConfig {
+            mamba: MambaConfig::new(59, 12, blocks),
             pattern: pattern.parse().expect("a pattern"),
             n_heads: 3,
             expansion: 2,
         };
-        for (pattern, layers) in [("ma", 2), ("ma", 9), ("mma", 3), ("aam", 3)] {
-            config(pattern, layers).check().expect(pattern);
+        for (pattern, blocks) in [("ma", 2), ("ma", 9), ("mma", 3), ("aam", 3)] {
+            config(pattern, blocks).check().expect(pattern);
         }
-        for (pattern, layers, found) in
+        for (pattern, blocks, found) in
             [("m", 5, "m"), ("mma", 2, "m"), ("a", 1, "a"), ("am", 1, "a")]
         {
-            let error = config(pattern, layers).check().expect_err(pattern).to_string();
-            let expected = format!("an m and an a among the kinds of {layers} layers");
+            let error = config(pattern, blocks).check().expect_err(pattern).to_string();
+            let expected = format!("an m and an a among the kinds of {blocks} blocks");
             assert_eq!(error, format!("layer_pattern: expected {expected}, found only {found}"));
         }
     }
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn patterns_repeat() {
         let pattern: BlockPattern = "mma".parse().expect("a pattern");
-        let kinds: Vec<_> = (0..5).map(|layer| pattern.kind(layer)).collect();
+        let kinds: Vec<_> = (0..5).map(|index| pattern.kind(index)).collect();
         let (m, a) = (BlockKind::Mamba, BlockKind::Attention);
         assert_eq!(kinds, [m, m, a, m, m]);
         assert!("".parse::<BlockPattern>().is_err());

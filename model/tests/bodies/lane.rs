@@ -8,7 +8,7 @@ use tidemill_model::{
 
 use super::arm::Arm;
 
-/// Sizes that are multiples of nothing: 13 tokens, 5 wide, 2 layers, 3 states, 3 taps, 15 channels, rank 2.
+/// Sizes that are multiples of nothing: 13 tokens, 5 wide, 2 blocks, 3 states, 3 taps, 15 channels, rank 2.
 pub fn odd_config() -> MambaConfig {
     let mut config = MambaConfig::new(13, 5, 2);
     (config.d_state, config.d_conv, config.expand, config.dt_rank) = (3, 3, 3, 2);
