@@ -69,7 +69,8 @@ pub trait Block<B: Backend>: Debug + Send + Sync + 'static {
     type Scratch: Send + 'static;
 
     /// Whether memory that was planned for `self` serves `other`: scratch, what forward leaves microbatch by microbatch where models run
-    /// forward again before backward, and the workspace of generation. Where it does not, each has its own.
+    /// forward again before backward, and the workspace of generation. Where it does not, each has its own. The first of a list's alike blocks
+    /// plans for all of them.
     fn is_alike(&self, other: &Self) -> bool {
         let _ = other;
         false
