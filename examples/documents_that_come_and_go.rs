@@ -24,7 +24,7 @@ use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{Mamba, MambaConfig, Trainable};
+use tidemill::model::{LanguageModel, MambaConfig, Trainable};
 use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
 use tidemill::streaming_data::Sample;
 use tidemill::streaming_data::live::{Judge, Summary, Verdict, verdicts};
@@ -203,8 +203,8 @@ fn training(
     cpu: &Arc<Cpu>,
     batch: &BatchPlan,
     communicators: &Communicators<Cpu>,
-) -> Result<Training<Cpu, Mamba>, Failure> {
-    let model = Arc::new(Mamba::new(&MambaConfig::new(256, 32, 2))?);
+) -> Result<Training<Cpu, LanguageModel<Cpu>>, Failure> {
+    let model = Arc::new(LanguageModel::new(&MambaConfig::new(256, 32, 2))?);
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };

@@ -20,7 +20,7 @@ use tidemill::device::Communicators;
 use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
-use tidemill::model::{Mamba, MambaConfig, Trainable};
+use tidemill::model::{LanguageModel, MambaConfig, Trainable};
 use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
 use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
@@ -67,7 +67,7 @@ fn your_program(
     batch: &BatchPlan,
     communicators: &Communicators<Cpu>,
 ) -> Result<Vec<f64>, Failure> {
-    let model = Arc::new(Mamba::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
+    let model = Arc::new(LanguageModel::new(&MambaConfig::new(VOCABULARY.len(), 32, 2))?);
     let layout = Trainable::<Cpu>::layout(model.as_ref());
     let plan = Arc::new(TrainingPlan::new(batch.clone(), layout, POSITIONS, STEPS));
     let optimizer = OptimizerSettings { learning_rate: 1e-2, ..Default::default() };

@@ -13,7 +13,7 @@ use tidemill::checkpoint::{
 };
 use tidemill::cluster::{Abort, ClusterSettings};
 use tidemill::job::{ResolvedRun, RunConfig, TrainOptions, train};
-use tidemill::model::{Model, ModelConfig};
+use tidemill::model::{Blueprint, ModelConfig};
 use tidemill::operators::StatePart;
 
 use crate::support::outcome::files;
@@ -26,7 +26,7 @@ const FILE_BYTES: u64 = 9_000;
 /// Writes the checkpoint of `step` again, in files of `file_bytes` bytes.
 fn cut(run: &Path, step: u64, file_bytes: u64) -> PathBuf {
     let path = checkpoint_path(run, step);
-    let model = Model::new(&ModelConfig::read(&path).unwrap()).unwrap();
+    let model = Blueprint::new(&ModelConfig::read(&path).unwrap()).unwrap();
     let layout = model.layout();
     let stored = StateFiles::open(&path, layout).unwrap();
     let all = 0..layout.parameter_elements();

@@ -21,8 +21,8 @@ use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{
-    Device, GradientSink, GrainLoss, Layout, Mamba, MambaConfig, Microbatch, MicrobatchShape,
-    ModelError, ParameterSource, Trainable,
+    Device, GradientSink, GrainLoss, LanguageModel, Layout, MambaConfig, Microbatch,
+    MicrobatchShape, ModelError, ParameterSource, Trainable,
 };
 use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
 use tidemill::streaming_data::Sample;
@@ -57,12 +57,12 @@ enum Breaks {
 
 /// A user's own model: a Mamba that does not stand one of its tokens.
 struct Fragile {
-    mamba: Mamba,
+    mamba: LanguageModel<Cpu>,
     breaks: Breaks,
 }
 
 impl Trainable<Cpu> for Fragile {
-    type Workspace = <Mamba as Trainable<Cpu>>::Workspace;
+    type Workspace = <LanguageModel<Cpu> as Trainable<Cpu>>::Workspace;
 
     fn layout(&self) -> &Layout {
         Trainable::<Cpu>::layout(&self.mamba)
@@ -157,7 +157,7 @@ fn worker(
 ) -> Result<(), Failure> {
     let mut config = MambaConfig::new(VOCAB_SIZE, 16, 2);
     config.d_state = 5;
-    let model = Arc::new(Fragile { mamba: Mamba::new(&config)?, breaks });
+    let model = Arc::new(Fragile { mamba: LanguageModel::new(&config)?, breaks });
     let steps = 1_000_000;
     let schedule = ScheduleSettings { warmup_steps: Some(0), ..Default::default() };
     let training = Training {

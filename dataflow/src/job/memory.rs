@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use tidemill_collective::{BUCKET_ELEMENTS, CHUNK_ELEMENTS, LaneSchedule, Tree, lane_cut};
 use tidemill_kernels::Backend;
-use tidemill_model::{Layout, Model, ModelError};
+use tidemill_model::{Blueprint, Layout, ModelError};
 
 use crate::batch::{BatchSettings, MicrobatchGrains, MicrobatchMemory};
 use crate::device::{Devices, WithBackend};
@@ -24,7 +24,7 @@ const PLANNED_TENTHS: usize = 9;
 
 /// Plans the memory of a worker.
 pub(crate) struct PlanMemory<'a> {
-    pub model: &'a Model,
+    pub model: &'a Blueprint,
     pub batch: &'a BatchSettings,
     pub sharding: Sharding,
     /// t
@@ -50,7 +50,7 @@ impl WithBackend for PlanMemory<'_> {
             }
         };
         Ok(MicrobatchMemory {
-            sample_bytes: self.model.sample_bytes(backend, self.positions)?,
+            sample_bytes: self.model.build()?.sample_bytes(backend, self.positions)?,
             workspace_bytes,
         })
     }
@@ -149,7 +149,8 @@ impl PlanMemory<'_> {
     ) -> Result<Option<usize>> {
         let Some(free) = least_free(devices)? else { return Ok(None) };
         let backend = devices.first().as_ref();
-        let workspace = self.model.sample_bytes(backend, self.positions)?.saturating_mul(samples);
+        let sample = self.model.build()?.sample_bytes(backend, self.positions)?;
+        let workspace = sample.saturating_mul(samples);
         let most = self.batch.resolved_lanes();
         let fits = |&workers: &usize| {
             self.state_bytes(backend, workers, sharding).saturating_add(workspace)
@@ -245,14 +246,14 @@ mod tests {
     use super::*;
     use crate::device::{Precision, WorkerDevice};
 
-    fn model() -> Model {
+    fn model() -> Blueprint {
         let settings = ModelSettings {
             preset: Some("mamba-10m".to_owned()),
             vocab_size: Some(97),
             ..ModelSettings::default()
         };
         let ResolvedModel::New(config) = settings.resolve(None).unwrap() else { unreachable!() };
-        Model::new(&config).unwrap()
+        Blueprint::new(&config).unwrap()
     }
 
     /// A device with so many bytes of memory.
@@ -263,7 +264,7 @@ mod tests {
     }
 
     /// What one worker is planned.
-    fn planned<'a>(model: &'a Model, batch: &'a BatchSettings) -> PlanMemory<'a> {
+    fn planned<'a>(model: &'a Blueprint, batch: &'a BatchSettings) -> PlanMemory<'a> {
         PlanMemory {
             model,
             batch,

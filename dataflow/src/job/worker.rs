@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 
 use tidemill_kernels::{Backend, FloatEnvironment};
+use tidemill_model::LanguageModel;
 use tidemill_streaming_data::Mixture;
 use tidemill_streaming_data::reader::Decoder;
 use timely::dataflow::operators::Inspect;
@@ -34,6 +35,7 @@ use crate::operators::{
 /// What the workers of a process share.
 pub(super) struct Shared<B: Backend> {
     pub run: ResolvedRun,
+    pub model: Arc<LanguageModel<B>>,
     pub devices: Devices<B>,
     pub communicators: Communicators<B>,
     pub legs: Arc<Legs>,
@@ -200,7 +202,7 @@ pub(super) fn run_worker<B: Backend>(
     let training = Training {
         plan,
         backend,
-        model: Arc::clone(&run.model),
+        model: Arc::clone(&shared.model),
         state,
         rule: UpdateRule::new(config.optimizer.clone(), config.schedule.clone(), start.horizon),
         connection,

@@ -5,8 +5,7 @@ use tidemill_model::hugging_face::load;
 use tidemill_model::optimizer::OptimizerSettings;
 use tidemill_model::schedule::ScheduleSettings;
 use tidemill_model::{
-    Device, Held, Layout, Mamba, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result,
-    Trainable,
+    Device, Held, Layout, MasterPlace, Microbatch, MicrobatchShape, Parameters, Result, Trainable,
 };
 
 use super::arm::Arm;
@@ -107,7 +106,7 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     let tolerance = arm.by_precision(fp32, bf16);
     let folder = folder(case);
     let (model, arena) = load(&folder).expect(case);
-    let layout = Mamba::layout(&model);
+    let layout = model.layout();
     let training = &expected(&folder)["training"];
     let number = |key: &str| training["settings"][key].as_f64().expect(key);
     let betas = numbers(&training["settings"]["betas"]);
