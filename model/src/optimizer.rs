@@ -1,11 +1,20 @@
-//! What an optimizer does with a gradient: settings, and the numbers of one update.
+//! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
 //!
-//! The update itself is a kernel ([`Backend::adamw`](tidemill_kernels::Backend::adamw)); this file only says
-//! which scalars it gets. They are computed in f64 and rounded once, so that every worker has the
-//! same bits.
+//! A [`rule`] is an update over named states; [`AdamW`] is the one that a run has where it says nothing. A user's own is given
+//! to the training graph as they are.
+
+mod adamw;
+pub mod rule;
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_kernels::backend::AdamWStep;
+use tidemill_kernels::Backend;
+
+pub use self::adamw::AdamW;
+pub use self::rule::{
+    StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews, check_states,
+};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Decay;
@@ -93,16 +102,9 @@ impl OptimizerSettings {
         clip_coefficient(norm, self.clip_norm)
     }
 
-    /// The scalars of update `step` (counted from 1) at `learning_rate` (the schedule's), for gradients
-    /// that are first multiplied by `clip_coefficient`.
-    pub fn adamw_step(
-        &self,
-        step: u64,
-        learning_rate: f64,
-        clip_coefficient: f64,
-        decay: Decay,
-    ) -> AdamWStep {
-        let decay_factor = match (decay, self.name) {
+    /// What parameters are multiplied by before an update at `learning_rate`, which is the schedule's.
+    pub fn decay_factor(&self, learning_rate: f64, decay: Decay) -> f64 {
+        match (decay, self.name) {
             (Decay::Exempt, _) => 1.0,
             (Decay::Decayed, OptimizerName::Adamw) => 1.0 - learning_rate * self.weight_decay,
             (Decay::Decayed, OptimizerName::DecoupledAdamw) => {
@@ -112,18 +114,22 @@ impl OptimizerSettings {
                 };
                 1.0 - factor * self.weight_decay
             }
-        };
-        let [beta1, beta2] = self.betas;
-        let bias_correction = |beta: f64| (1.0 - libm::pow(beta, step as f64)) as f32;
-        AdamWStep {
-            learning_rate: learning_rate as f32,
-            beta1: beta1 as f32,
-            beta2: beta2 as f32,
-            eps: self.eps as f32,
-            decay_factor: decay_factor as f32,
-            bias_correction1: bias_correction(beta1),
-            bias_correction2: bias_correction(beta2),
-            gradient_scale: clip_coefficient as f32,
+        }
+    }
+
+    /// The states of [`rule`](Self::rule).
+    pub fn states(&self) -> &'static [StateSpec] {
+        match self.name {
+            OptimizerName::Adamw | OptimizerName::DecoupledAdamw => &adamw::STATES,
+        }
+    }
+
+    /// The update rule.
+    pub fn rule<B: Backend>(&self) -> Arc<dyn UpdateRule<B>> {
+        match self.name {
+            OptimizerName::Adamw | OptimizerName::DecoupledAdamw => {
+                Arc::new(AdamW::new(self.clone()))
+            }
         }
     }
 }
@@ -136,26 +142,13 @@ mod tests {
     fn decay_follows_the_learning_rate_or_the_schedule_alone() {
         let adamw = OptimizerSettings::default();
         let decoupled = OptimizerSettings { name: OptimizerName::DecoupledAdamw, ..adamw.clone() };
-        let factor = |settings: &OptimizerSettings, decay| {
-            settings.adamw_step(3, 5e-4, 1.0, decay).decay_factor
-        };
-        assert_eq!(factor(&adamw, Decay::Decayed), (1.0 - 5e-4 * 0.1) as f32);
-        assert_eq!(factor(&decoupled, Decay::Decayed), (1.0 - 0.5 * 0.1) as f32);
+        let factor = |settings: &OptimizerSettings, decay| settings.decay_factor(5e-4, decay);
+        assert_eq!(factor(&adamw, Decay::Decayed), 1.0 - 5e-4 * 0.1);
+        assert_eq!(factor(&decoupled, Decay::Decayed), 1.0 - 0.5 * 0.1);
         assert_eq!(factor(&adamw, Decay::Exempt), 1.0);
         assert_eq!(factor(&decoupled, Decay::Exempt), 1.0);
         let without_rate = OptimizerSettings { learning_rate: 0.0, ..decoupled };
         assert_eq!(factor(&without_rate, Decay::Decayed), 0.9);
-    }
-
-    #[test]
-    fn bias_corrections_count_steps_from_one() {
-        let step =
-            |number| OptimizerSettings::default().adamw_step(number, 1.0, 0.5, Decay::Exempt);
-        assert_eq!(step(1).bias_correction1, 0.1);
-        assert_eq!(step(1).bias_correction2, 0.05);
-        assert_eq!(step(2).bias_correction1, 0.19);
-        assert_eq!(step(2).gradient_scale, 0.5);
-        assert_eq!(step(1_000_000).bias_correction2, 1.0);
     }
 
     #[test]
