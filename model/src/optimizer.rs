@@ -1,9 +1,10 @@
 //! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
 //!
-//! A [`rule`] is an update over named states; [`AdamW`] is the one that a run has where it says nothing. A user's own is given
+//! A [`rule`] is an update over named states; [`AdamW`] is the one that a run has where it says nothing, [`Lion`] the other. A user's own is given
 //! to the training graph as they are.
 
 mod adamw;
+mod lion;
 pub mod rule;
 
 use std::sync::Arc;
@@ -12,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use tidemill_kernels::Backend;
 
 pub use self::adamw::AdamW;
+pub use self::lion::Lion;
 pub use self::rule::{
-    StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews, check_states,
+    HostViews, StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews, check_states,
 };
 
 use crate::error::{ModelError, Result};
@@ -32,37 +34,62 @@ pub enum OptimizerName {
     /// `p *= 1 - (learning_rate_t / learning_rate) * weight_decay`: the decay is absolute and follows the
     /// schedule alone (Composer's `DecoupledAdamW`).
     DecoupledAdamw,
+    /// [`Lion`]: one state in place of two, and updates that have the size of the learning rate.
+    Lion,
 }
 
-/// The `[optimizer]` table.
+/// The `[optimizer]` table. What is not written depends on the name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(from = "Written")]
 pub struct OptimizerSettings {
     /// Which optimizer.
     pub name: OptimizerName,
-    /// The base learning rate, which the schedule multiplies.
+    /// The base learning rate, which the schedule multiplies: 1e-3, of Lion 1e-4.
     pub learning_rate: f64,
-    /// Decays of the first and the second moment.
+    /// Decays of the first and the second moment: 0.9 and 0.95. Of Lion how much of the average is in an update, and its decay: 0.9 and
+    /// 0.99.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Weight decay of every tensor of two or more dimensions but `A_log`.
+    /// Added to the root of the second moment: 1e-8. Lion has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eps: Option<f64>,
+    /// Weight decay of every tensor of two or more dimensions but `A_log`: 0.1, of Lion 1.0, whose learning rate it is multiplied by.
     pub weight_decay: f64,
-    /// The norm that the mean gradient is clipped to. Clipping cannot be left out, since a run whose gradient
+    /// The norm that the mean gradient is clipped to: 1. Clipping cannot be left out, since a run whose gradient
     /// explodes once is lost; a large number switches it off.
     pub clip_norm: f64,
 }
 
+/// The `[optimizer]` table as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[derive(Default)]
+struct Written {
+    name: OptimizerName,
+    learning_rate: Option<f64>,
+    betas: Option<[f64; 2]>,
+    eps: Option<f64>,
+    weight_decay: Option<f64>,
+    clip_norm: Option<f64>,
+}
+
+impl From<Written> for OptimizerSettings {
+    fn from(written: Written) -> Self {
+        let Written { name, learning_rate, betas, eps, weight_decay, clip_norm } = written;
+        let default = Self::of(name);
+        Self {
+            name,
+            learning_rate: learning_rate.unwrap_or(default.learning_rate),
+            betas: betas.unwrap_or(default.betas),
+            eps: eps.or(default.eps),
+            weight_decay: weight_decay.unwrap_or(default.weight_decay),
+            clip_norm: clip_norm.unwrap_or(default.clip_norm),
+        }
+    }
+}
+
 impl Default for OptimizerSettings {
     fn default() -> Self {
-        Self {
-            name: OptimizerName::default(),
-            learning_rate: 1e-3,
-            betas: [0.9, 0.95],
-            eps: 1e-8,
-            weight_decay: 0.1,
-            clip_norm: 1.0,
-        }
+        Self::of(OptimizerName::default())
     }
 }
 
@@ -72,6 +99,29 @@ pub fn clip_coefficient(norm: f64, clip_norm: f64) -> f64 {
 }
 
 impl OptimizerSettings {
+    /// What an optimizer has where nothing else is written.
+    pub fn of(name: OptimizerName) -> Self {
+        let adamw = Self {
+            name,
+            learning_rate: 1e-3,
+            betas: [0.9, 0.95],
+            eps: Some(1e-8),
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        };
+        match name {
+            OptimizerName::Adamw | OptimizerName::DecoupledAdamw => adamw,
+            // The paper's betas; its updates are larger, so that the rate is a tenth and decays as much as ever.
+            OptimizerName::Lion => Self {
+                learning_rate: 1e-4,
+                betas: [0.9, 0.99],
+                eps: None,
+                weight_decay: 1.0,
+                ..adamw
+            },
+        }
+    }
+
     /// Checks every value.
     ///
     /// # Errors
@@ -92,7 +142,16 @@ impl OptimizerSettings {
         finite("learning_rate", self.learning_rate, at_least_zero, expected)?;
         finite("betas", self.betas[0], below_one, "two numbers of at least 0 and below 1")?;
         finite("betas", self.betas[1], below_one, "two numbers of at least 0 and below 1")?;
-        finite("eps", self.eps, above_zero, "a finite number above 0")?;
+        match (self.name, self.eps) {
+            (OptimizerName::Lion, None) => {}
+            (OptimizerName::Lion, Some(eps)) => {
+                return Err(ModelError::config("optimizer.eps", "none, as lion has no such", eps));
+            }
+            (_, eps) => {
+                let eps = eps.unwrap_or(f64::NAN);
+                finite("eps", eps, above_zero, "a finite number above 0")?;
+            }
+        }
         finite("weight_decay", self.weight_decay, at_least_zero, expected)?;
         finite("clip_norm", self.clip_norm, above_zero, "a finite number above 0")
     }
@@ -106,7 +165,9 @@ impl OptimizerSettings {
     pub fn decay_factor(&self, learning_rate: f64, decay: Decay) -> f64 {
         match (decay, self.name) {
             (Decay::Exempt, _) => 1.0,
-            (Decay::Decayed, OptimizerName::Adamw) => 1.0 - learning_rate * self.weight_decay,
+            (Decay::Decayed, OptimizerName::Adamw | OptimizerName::Lion) => {
+                1.0 - learning_rate * self.weight_decay
+            }
             (Decay::Decayed, OptimizerName::DecoupledAdamw) => {
                 let factor = match self.learning_rate {
                     0.0 => 1.0,
@@ -121,6 +182,7 @@ impl OptimizerSettings {
     pub fn states(&self) -> &'static [StateSpec] {
         match self.name {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => &adamw::STATES,
+            OptimizerName::Lion => &lion::STATES,
         }
     }
 
@@ -130,6 +192,7 @@ impl OptimizerSettings {
             OptimizerName::Adamw | OptimizerName::DecoupledAdamw => {
                 Arc::new(AdamW::new(self.clone()))
             }
+            OptimizerName::Lion => Arc::new(Lion::new(self.clone())),
         }
     }
 }
@@ -168,7 +231,7 @@ mod tests {
         };
         assert!(bad(|s| s.learning_rate = -1.0).starts_with("optimizer.learning_rate:"));
         assert!(bad(|s| s.betas[1] = 1.0).starts_with("optimizer.betas:"));
-        assert!(bad(|s| s.eps = 1e-60).starts_with("optimizer.eps:"));
+        assert!(bad(|s| s.eps = Some(1e-60)).starts_with("optimizer.eps:"));
         assert!(bad(|s| s.weight_decay = f64::NAN).starts_with("optimizer.weight_decay:"));
         assert!(bad(|s| s.clip_norm = 0.0).starts_with("optimizer.clip_norm:"));
         OptimizerSettings::default().check().expect("the defaults are allowed");
@@ -177,5 +240,23 @@ mod tests {
         assert_eq!(settings.name, OptimizerName::DecoupledAdamw);
         assert_eq!(settings.clip_norm, 1.0);
         assert!(serde_json::from_str::<OptimizerSettings>(r#"{"lr": 1}"#).is_err());
+    }
+
+    #[test]
+    fn what_is_not_written_depends_on_the_name() {
+        let read = |json: &str| serde_json::from_str::<OptimizerSettings>(json).expect("read");
+        let lion = read(r#"{"name": "lion", "weight_decay": 0.3}"#);
+        let expected = OptimizerSettings { weight_decay: 0.3, ..OptimizerSettings::of(lion.name) };
+        assert_eq!(lion, expected);
+        assert_eq!((lion.betas, lion.eps, lion.learning_rate), ([0.9, 0.99], None, 1e-4));
+        lion.check().expect("allowed");
+        assert_eq!(lion.decay_factor(1e-4, Decay::Decayed), 1.0 - 1e-4 * 0.3);
+        // What is written down of a run is read again.
+        for settings in [lion, OptimizerSettings::default()] {
+            let written = serde_json::to_string(&settings).expect("written");
+            assert_eq!(read(&written), settings, "{written}");
+        }
+        let error = read(r#"{"name": "lion", "eps": 1e-8}"#).check().expect_err("lion has none");
+        assert!(error.to_string().starts_with("optimizer.eps: expected none"), "{error}");
     }
 }

@@ -34,7 +34,8 @@ impl AdamW {
             learning_rate: learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,
-            eps: self.settings.eps as f32,
+            // The settings of a run were checked to have one.
+            eps: self.settings.eps.unwrap_or_default() as f32,
             decay_factor: self.settings.decay_factor(learning_rate, decay) as f32,
             bias_correction1: bias_correction(beta1),
             bias_correction2: bias_correction(beta2),

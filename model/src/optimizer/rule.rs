@@ -5,7 +5,7 @@
 //!
 //! A rule computes element by element: which worker updates which elements, and how many in one call, changes no bit.
 
-use tidemill_kernels::{Backend, MasterMut, Slice, SliceMut};
+use tidemill_kernels::{Backend, Cpu, MasterMut, Slice, SliceMut};
 
 use crate::error::{ModelError, Result};
 use crate::layout::Decay;
@@ -89,6 +89,32 @@ impl<'a, B: Backend> UpdateViews<'a, B> {
         let states =
             states.try_into().map_err(|_| ModelError::UpdateStates { expected: N, found })?;
         Ok((parameters, states, gradient))
+    }
+}
+
+/// [`UpdateViews`] in memory of the host.
+pub struct HostViews<'a> {
+    /// The parameters.
+    pub parameters: &'a mut [f32],
+    /// The states of the same elements.
+    pub states: Vec<&'a mut [f32]>,
+    /// The mean gradient of the same elements.
+    pub gradient: &'a [f32],
+}
+
+impl<'a> UpdateViews<'a, Cpu> {
+    /// The elements as they lie in memory: what a rule on the CPU computes with.
+    pub fn on_host(self) -> HostViews<'a> {
+        let elements = |slice: SliceMut<'a, Cpu, f32>| {
+            let (buffer, range) = slice.place();
+            &mut buffer.as_mut_slice()[range]
+        };
+        let (gradient, range) = self.gradient.place();
+        HostViews {
+            parameters: elements(self.parameters.into_rounded()),
+            states: self.states.into_iter().map(elements).collect(),
+            gradient: &gradient.as_slice()[range],
+        }
     }
 }
 

@@ -116,7 +116,7 @@ fn six_steps_of<B: Backend>(arm: &Arm<B>, case: &str) {
     let settings = OptimizerSettings {
         learning_rate: number("learning_rate"),
         betas: [betas[0], betas[1]],
-        eps: number("eps"),
+        eps: Some(number("eps")),
         weight_decay: number("weight_decay"),
         clip_norm: number("clip_norm"),
         ..OptimizerSettings::default()
