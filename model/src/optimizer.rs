@@ -1,7 +1,7 @@
 //! What an optimizer does with a gradient: the `[optimizer]` table, and the update rules that it names.
 //!
-//! A [`rule`] is an update over named states; [`AdamW`] is the one that a run has where it says nothing, [`Lion`] the other. A user's own is given
-//! to the training graph as they are.
+//! A [`rule`] is an update over named states. [`AdamW`] is that of a run whose table names none, and [`Lion`] the other one. A user's
+//! own rule is given to the training graph as they are.
 
 mod adamw;
 mod lion;
@@ -15,7 +15,8 @@ use tidemill_kernels::Backend;
 pub use self::adamw::AdamW;
 pub use self::lion::Lion;
 pub use self::rule::{
-    HostViews, StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews, check_states,
+    HostViews, MOST_STATES, StateExtent, StateSpec, UpdateRule, UpdateScalars, UpdateViews,
+    check_states,
 };
 
 use crate::error::{ModelError, Result};
@@ -24,7 +25,7 @@ use crate::layout::Decay;
 /// Added to the norm before dividing by it, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// How weight decay scales with the learning rate.
+/// Which optimizer, and how its weight decay scales with the learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerName {
@@ -60,9 +61,8 @@ pub struct OptimizerSettings {
 }
 
 /// The `[optimizer]` table as it is written.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-#[derive(Default)]
 struct Written {
     name: OptimizerName,
     learning_rate: Option<f64>,

@@ -246,7 +246,7 @@ mod tests {
     use tidemill_model::{ModelSettings, ResolvedModel};
 
     use super::*;
-    use tidemill_model::optimizer::OptimizerSettings;
+    use tidemill_model::optimizer::{OptimizerName, OptimizerSettings};
 
     use crate::device::{Precision, WorkerDevice};
 
@@ -291,7 +291,7 @@ mod tests {
             plan.fitting_devices(&devices, 1, sharding).unwrap()
         };
         let state = |parameters: usize| parameters * model.layout().parameter_elements();
-        // On one: parameters, moments and, of eight lanes, four sums at once. On eight: of all but the parameters and one sum an
+        // On one: parameters, two states and, of eight lanes, four sums at once. On eight: of all but the parameters and one sum an
         // eighth, and an eighth of the sum of all.
         use Sharding::{Optimizer, Parameters};
         assert_eq!(fitting(state(4 + 8 + 16 + 12), Optimizer), Some(1));
@@ -306,6 +306,20 @@ mod tests {
         let [optimizer, gradients, parameters] = Sharding::ALL.map(least);
         assert!(parameters < gradients && gradients <= optimizer, "{:?}", Sharding::ALL.map(least));
         assert!(fitting(parameters, Parameters).is_some());
+    }
+
+    #[test]
+    fn each_state_of_the_optimizer_takes_four_bytes_a_parameter() {
+        let model = model();
+        let batch = BatchSettings { lanes: Some(1), ..BatchSettings::default() };
+        let workspace = |name| {
+            let states = OptimizerSettings::of(name).states();
+            let plan = PlanMemory { states, ..planned(&model, &batch) };
+            let devices = Devices::new(vec![device((0, &(10 << 30)))], Precision::Fp32).unwrap();
+            plan.run(devices).unwrap().workspace_bytes
+        };
+        let saved = workspace(OptimizerName::Lion) - workspace(OptimizerName::Adamw);
+        assert_eq!(saved, 4 * model.layout().parameter_elements());
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use tidemill_collective::StatePart;
 use tidemill_kernels::Backend;
 use tidemill_model::Layout;
+use tidemill_model::optimizer::MOST_STATES;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::Capability;
@@ -148,7 +149,8 @@ impl OptimizerThread {
         scope: Scope<'_, u64>,
     ) -> Self {
         let (worker, workers) = (scope.index(), scope.peers());
-        let states = optimizer.rule.states();
+        // What rules may not have, the thread refuses.
+        let states = optimizer.rule.states().min(MOST_STATES);
         let staging = Staging::of(plan, states);
         let owners = plan.buckets.owners(&plan.chunks, workers);
         let owned = owners.iter().map(|owners| owners.chunks(worker)).collect();

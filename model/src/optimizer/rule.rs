@@ -41,7 +41,7 @@ impl StateSpec {
 }
 
 /// The most states that a rule may have.
-const MOST_STATES: usize = u8::MAX as usize;
+pub const MOST_STATES: usize = u8::MAX as usize;
 
 /// Checks that files can tell `states` apart.
 ///
