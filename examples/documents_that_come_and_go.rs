@@ -25,7 +25,7 @@ use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{LanguageModel, MambaConfig, Trainable};
-use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
+use tidemill::operators::{Grain, InitialState, ScheduledRule, Training, TrainingPlan};
 use tidemill::streaming_data::Sample;
 use tidemill::streaming_data::live::{Judge, Summary, Verdict, verdicts};
 use tidemill::streaming_data::prepare::{Dedup, FilterSettings};
@@ -212,9 +212,9 @@ fn training(
     Ok(Training {
         plan,
         backend: Arc::clone(cpu),
-        state: InitialState { parameters, moments: None },
+        state: InitialState { parameters, states: None },
         model,
-        rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        rule: ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS),
         connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

@@ -21,7 +21,7 @@ use tidemill::kernels::Cpu;
 use tidemill::model::optimizer::OptimizerSettings;
 use tidemill::model::schedule::ScheduleSettings;
 use tidemill::model::{LanguageModel, MambaConfig, Trainable};
-use tidemill::operators::{Grain, InitialState, Training, TrainingPlan, UpdateRule};
+use tidemill::operators::{Grain, InitialState, ScheduledRule, Training, TrainingPlan};
 use tidemill::streaming_data::Sample;
 use timely::container::CapacityContainerBuilder;
 use timely::dataflow::operators::vec::{Filter, Map};
@@ -76,10 +76,10 @@ fn your_program(
         backend: Arc::clone(cpu),
         state: InitialState {
             parameters: Arc::new(Trainable::<Cpu>::initialize(model.as_ref(), 17)),
-            moments: None,
+            states: None,
         },
         model,
-        rule: UpdateRule::new(optimizer, ScheduleSettings::default(), STEPS),
+        rule: ScheduledRule::new(&optimizer, ScheduleSettings::default(), STEPS),
         connection: communicators.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

@@ -24,7 +24,9 @@ use tidemill::model::{
     Device, GradientSink, GrainLoss, LanguageModel, Layout, MambaConfig, Microbatch,
     MicrobatchShape, ModelError, ParameterSource, Trainable,
 };
-use tidemill::operators::{InitialState, SampleSource, Training, TrainingPlan, UpdateRule, Wake};
+use tidemill::operators::{
+    InitialState, SampleSource, ScheduledRule, Training, TrainingPlan, Wake,
+};
 use tidemill::streaming_data::Sample;
 use timely::dataflow::operators::{Exchange, Inspect};
 
@@ -163,9 +165,9 @@ fn worker(
     let training = Training {
         plan: Arc::new(TrainingPlan::new(batch(), model.layout(), POSITIONS, steps)),
         backend: Arc::clone(cpu),
-        state: InitialState { parameters: Arc::new(model.initialize(1)), moments: None },
+        state: InitialState { parameters: Arc::new(model.initialize(1)), states: None },
         model,
-        rule: UpdateRule::new(OptimizerSettings::default(), schedule, steps),
+        rule: ScheduledRule::new(&OptimizerSettings::default(), schedule, steps),
         connection: ends.take(context, cpu)?,
         stop: Arc::new(AtomicBool::new(false)),
         checkpoints: None,

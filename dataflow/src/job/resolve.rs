@@ -80,6 +80,7 @@ impl ResolvedRun {
                 let plan = PlanMemory {
                     model: &model,
                     batch: &config.batch,
+                    states: config.optimizer.states(),
                     sharding: config.parallel.shard,
                     positions: data.seq_len(),
                     workers: workers.here,

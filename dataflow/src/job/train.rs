@@ -194,6 +194,7 @@ impl WithBackend for Train {
         let plan = PlanMemory {
             model: &run.model,
             batch: &run.config.batch,
+            states: run.config.optimizer.states(),
             sharding: run.batch.sharding(),
             positions: run.data.seq_len(),
             workers,

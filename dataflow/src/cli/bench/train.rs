@@ -32,7 +32,7 @@ use crate::device::{Communicators, Devices, LocalWorkers, WithBackend, kind_in_w
 use crate::error::JobError;
 use crate::job::memory::{FittingDevices, PlanMemory};
 use crate::operators::{
-    InitialState, SampleSource, StepReport, Training, TrainingPlan, UpdateRule, Wake,
+    InitialState, SampleSource, ScheduledRule, StepReport, Training, TrainingPlan, Wake,
 };
 
 /// How a run is told to share out its parameters too.
@@ -197,6 +197,7 @@ impl WithBackend for Measurement<'_> {
     fn run<B: Backend>(self, devices: Devices<B>) -> Self::Output {
         let Self { bench, batch, cut, model, mut cluster, fitting } = self;
         let plan = PlanMemory {
+            states: OptimizerSettings::default().states(),
             model,
             batch: &batch,
             sharding: bench.shard.into(),
@@ -276,8 +277,8 @@ fn measure<B: Backend>(
             plan: Arc::clone(&plan),
             backend: Arc::clone(&backend),
             model: Arc::clone(&model),
-            state: InitialState { parameters: Arc::clone(&parameters), moments: None },
-            rule: UpdateRule::new(OptimizerSettings::default(), schedule.clone(), steps),
+            state: InitialState { parameters: Arc::clone(&parameters), states: None },
+            rule: ScheduledRule::new(&OptimizerSettings::default(), schedule.clone(), steps),
             connection,
             stop: Arc::new(AtomicBool::new(false)),
             checkpoints: None,
