@@ -1,8 +1,7 @@
-//! The crews of this process that share a cache.
+//! The prefetchers of this process that share a cache.
 //!
-//! The parts of a mixture, and a run's training and evaluation, have a crew each. What one of them
-//! makes room for must not be what another needs next, and the limit must hold what all of them
-//! need at once.
+//! The parts of a mixture, and a run's training and evaluation, have a prefetcher each. One of them must
+//! not evict a shard that another needs next, and the limit must hold what all of them need at once.
 
 use std::{
     collections::HashMap,
@@ -10,54 +9,57 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use super::crew::Crew;
-use crate::cache::disk::{Future, Key};
+use super::prefetcher::Prefetcher;
+use crate::cache::disk::{FutureUse, Key};
 
-static CREWS: Mutex<Vec<Weak<Crew>>> = Mutex::new(Vec::new());
+static PREFETCHERS: Mutex<Vec<Weak<Prefetcher>>> = Mutex::new(Vec::new());
 
-/// Lets a crew be known to those who come after it.
-pub(super) fn join(crew: &Arc<Crew>) {
-    let mut crews = CREWS.lock().unwrap_or_else(PoisonError::into_inner);
-    crews.retain(|crew| crew.strong_count() > 0);
-    crews.push(Arc::downgrade(crew));
+/// Makes a prefetcher known to the later ones.
+pub(super) fn register(prefetcher: &Arc<Prefetcher>) {
+    let mut prefetchers = PREFETCHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    prefetchers.retain(|prefetcher| prefetcher.strong_count() > 0);
+    prefetchers.push(Arc::downgrade(prefetcher));
 }
 
-/// Those who share the cache of a folder.
-pub(super) fn of(folder: &Path) -> Vec<Arc<Crew>> {
-    let crews = CREWS.lock().unwrap_or_else(PoisonError::into_inner);
-    let crews: Vec<Arc<Crew>> = crews.iter().filter_map(Weak::upgrade).collect();
-    // No other lock is held while a crew is asked.
-    crews.into_iter().filter(|crew| crew.uses(folder)).collect()
+/// The prefetchers that share the cache of a folder.
+pub(super) fn sharing(folder: &Path) -> Vec<Arc<Prefetcher>> {
+    let prefetchers = PREFETCHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let prefetchers: Vec<Arc<Prefetcher>> = prefetchers.iter().filter_map(Weak::upgrade).collect();
+    // The list is unlocked while a prefetcher locks its state.
+    prefetchers.into_iter().filter(|prefetcher| prefetcher.uses(folder)).collect()
 }
 
-/// Which shard is needed after how many others.
+/// How many other shards are needed before each.
 pub(super) type Ranks = Arc<HashMap<usize, u64>>;
 
-/// What the crews of a cache know of the shards that they will need. Each counts in shards of its
-/// own: the soonest need is what counts.
-pub(super) struct Upcoming {
-    crews: Vec<(Arc<Crew>, Ranks)>,
+/// The future uses of cached shards, by all prefetchers of a cache. Each counts in its own shards; the
+/// smallest number decides.
+pub(super) struct UpcomingUses {
+    prefetchers: Vec<(Arc<Prefetcher>, Ranks)>,
 }
 
-impl Upcoming {
-    pub(super) fn of(folder: &Path) -> Upcoming {
-        let crews = of(folder).into_iter().map(|crew| {
-            let ranks = crew.ranks();
-            (crew, ranks)
+impl UpcomingUses {
+    pub(super) fn of(folder: &Path) -> UpcomingUses {
+        let prefetchers = sharing(folder).into_iter().map(|prefetcher| {
+            let ranks = prefetcher.ranks();
+            (prefetcher, ranks)
         });
-        Upcoming { crews: crews.collect() }
+        UpcomingUses { prefetchers: prefetchers.collect() }
     }
 }
 
-impl Future for Upcoming {
+impl FutureUse for UpcomingUses {
     fn next_use(&self, key: &Key) -> Option<u64> {
-        let ranks = self.crews.iter().filter_map(|(crew, ranks)| ranks.get(&crew.shard_of(key)?));
+        let ranks = self
+            .prefetchers
+            .iter()
+            .filter_map(|(prefetcher, ranks)| ranks.get(&prefetcher.shard_of(key)?));
         ranks.min().copied()
     }
 
-    fn dropped(&self, key: &Key) {
-        for (crew, _) in &self.crews {
-            crew.forget(key);
+    fn evicted(&self, key: &Key) {
+        for (prefetcher, _) in &self.prefetchers {
+            prefetcher.forget(key);
         }
     }
 }
