@@ -201,7 +201,7 @@ impl Faulty {
         may_fail && !self.was_first.swap(true, Ordering::SeqCst)
     }
 
-    /// Whoever asks for the same again, all of it or what is left of it, gets it right at last.
+    /// A client that asks for the same range again, or for its rest, at last gets the right bytes.
     fn may_flip(&self, path: &Path, end: u64) -> bool {
         let mut flipped = self.flipped.lock().unwrap();
         let flips = flipped.entry((path.to_string(), end)).or_default();

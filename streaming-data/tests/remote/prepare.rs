@@ -274,7 +274,7 @@ fn large_settings(texts: &TempDir, output: &str) -> PrepareSettings {
     PrepareSettings { seq_len: NonZeroUsize::new(1023), shard_samples: None, ..settings }
 }
 
-/// Of a shard that was half sent no part stays, and nobody waits for the rest of it.
+/// No part of a shard that was half sent stays, and no thread waits for the rest of it.
 #[test]
 fn an_interruption_gives_up_what_is_half_sent() {
     let texts = large_text();

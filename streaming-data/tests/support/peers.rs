@@ -139,7 +139,7 @@ pub fn in_processes<R: Send>(
     if let Some(error) = state.first_error {
         return Err(error);
     }
-    assert!(state.mail.iter().all(VecDeque::is_empty), "messages that were for nobody");
+    assert!(state.mail.iter().all(VecDeque::is_empty), "messages without a receiver");
     assert!(done.iter().skip(1).all(Option::is_none), "process 0 alone reports");
     let sent = Sent { messages: state.messages, bytes: state.bytes };
     Ok((done.into_iter().next().flatten().expect("process 0 reports"), sent))
