@@ -164,7 +164,7 @@ pub const DOCUMENT_BYTES_LIMIT: u64 = 64 << 20;
 /// pages of about a megabyte, but some end one only after a thousand rows, however large.
 pub const PAGE_BYTES_LIMIT: u64 = 1 << 30;
 
-/// What texts may take in memory on their way to the file, for each worker.
+/// Memory that texts, their tokens and row groups may take, for each worker.
 const HELD_BYTES_PER_WORKER: u64 = 32 << 20;
 
 /// Prepares a data set; `progress` is told where it is after each text and each row group, and often

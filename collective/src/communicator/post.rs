@@ -250,9 +250,9 @@ impl<B: Backend> Post<B> {
     }
 
     fn send(&self, message: impl Fn() -> Message<B>) -> Result<()> {
-        let posted =
+        let send =
             |member: &Sender<_>| member.send(message()).map_err(|_| CommunicatorError::Closed);
-        self.members.iter().try_for_each(posted)
+        self.members.iter().try_for_each(send)
     }
 
     /// Hands chunks from other processes to this worker, and updates to all workers that read its memory, where each of them holds

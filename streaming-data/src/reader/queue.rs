@@ -1,4 +1,4 @@
-//! One reader's plan, cut into batches, and the batches on their way to it.
+//! One reader's plan, cut into batches, and its batches that are being made or wait to be read.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc, task::Poll};
 

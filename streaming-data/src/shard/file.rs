@@ -1,7 +1,7 @@
 //! The source of a shard's bytes: an open file, or ranges of an object in a store.
 //!
-//! One handle serves all threads: every read states its offset. Ranges that were begun ahead are
-//! taken from where they wait; the end of an object is asked for once, since the footer is there.
+//! One handle serves all threads: every read states its offset. A range that was begun ahead is
+//! taken once it has come; the end of an object is asked for once, since the footer is there.
 //! Ranges with a hash of their own can be verified as they are read.
 
 use std::{
@@ -53,7 +53,7 @@ struct Ranges {
     /// How much of the end is asked for at once.
     tail_bytes: u64,
     tail: Mutex<Option<Bytes>>,
-    /// Ranges on their way, by where they begin.
+    /// Ranges that are being read, by where they begin.
     begun: Mutex<HashMap<u64, (Range<u64>, Started)>>,
 }
 

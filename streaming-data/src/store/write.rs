@@ -20,7 +20,7 @@ const PART_BYTES: u64 = 8 << 20;
 /// Most parts of an object: stores take 10,000, of which S3 wants equal sizes.
 const MOST_PARTS: u64 = 9_999;
 
-/// Parts that are on their way at the same time.
+/// Parts that are uploaded at the same time.
 const PARTS_AT_ONCE: usize = 4;
 
 impl Operation {

@@ -115,7 +115,7 @@ struct Occurrences {
     words: Vec<u32>,
 }
 
-/// The words on their way to fewer tokens.
+/// The words, as merges make fewer tokens of them.
 #[derive(Debug, Default)]
 struct Training {
     words: Vec<Word>,

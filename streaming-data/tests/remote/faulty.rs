@@ -337,7 +337,7 @@ impl ObjectStore for Faulty {
                 self.inner.put_opts(location, payload, options).await?;
                 Err(broken())
             }
-            // Bytes are others on their way back.
+            // A flip changes bytes only when they are read.
             None | Some(Fault::Flip) => self.inner.put_opts(location, payload, options).await,
             Some(_) => Err(broken()),
         }

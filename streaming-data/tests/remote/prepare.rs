@@ -231,7 +231,7 @@ fn a_faulty_store_gets_the_same_bytes() {
     }
 }
 
-/// While nothing arrives at the store, three shards are on their way, another waits, and no further
+/// While nothing arrives at the store, three shards are being uploaded, another waits, and no further
 /// one is written.
 #[test]
 fn shards_are_sent_side_by_side_and_few_wait() {

@@ -183,7 +183,7 @@ fn one_that_was_overtaken_ends_and_touches_nothing_of_the_other() {
         let result = prepare_to_store(&folder, &settings, &ByteTokenizer, &mut |now| {
             if now.samples > 0 && left.is_none() {
                 if is_done {
-                    // What is on its way would land in between.
+                    // An upload in flight would land in between.
                     wait_until(|| store.asked.at_once.load(Ordering::SeqCst) == 0);
                     run_in(&folder, &others, 1).unwrap();
                 } else {
