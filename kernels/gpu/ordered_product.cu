@@ -8,6 +8,26 @@
 #if ACTIVATION_BF16
 // --- few rows ----------------------------------------------------------------------------------------------
 
+// How lanes come by their parts of steps: from loads of 16 bytes whose halves they exchange, or from two loads of 8 bytes.
+#if !defined(WEIGHT_EXCHANGED)
+#define WEIGHT_EXCHANGED 1
+#endif
+#if !defined(A_EXCHANGED)
+#define A_EXCHANGED 0
+#endif
+#if !WEIGHT_EXCHANGED
+template <u32 STEP>
+DEVICE void load_part_once(Chunk& chunk, const bf16* global) {
+#if ON_NVIDIA
+    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+        : "=r"(chunk.at[2 * STEP]), "=r"(chunk.at[2 * STEP + 1])
+        : "l"(global));
+#else
+    load_part<STEP>(chunk, global);
+#endif
+}
+#endif
+
 constexpr u32 FEW_THREADS = 10 * WARP;
 // The most sums of segments of columns that a block holds.
 constexpr u32 HELD_SEGMENTS = 40;
@@ -58,32 +78,48 @@ DEVICE void multiply_few(const OrderedProduct& product) {
 #pragma unroll 1
         for (u32 first = start; first < steps_end; first += BATCH * BLOCK_TERMS) {
             const u32 term = first + operand_chunk() * CHUNK;
+            const u32 part = first + operand_part() * HALF;
             Chunk a[BATCH][1][SLOTS], weight[BATCH][TILES];
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
-                const bf16* const at = weights[tile] + term;
+                const bf16* const at = weights[tile] + (WEIGHT_EXCHANGED ? term : part);
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
                     weight[i][tile] = zero_chunk();
-                    if (!has_column[tile] || term + i * BLOCK_TERMS >= end) continue;
-                    weight[i][tile] = load_once(at + i * BLOCK_TERMS);
+                    if (!has_column[tile]) continue;
+#if WEIGHT_EXCHANGED
+                    if (term + i * BLOCK_TERMS < end) weight[i][tile] = load_once(at + i * BLOCK_TERMS);
+#else
+                    if (part + i * BLOCK_TERMS < end) load_part_once<0>(weight[i][tile], at + i * BLOCK_TERMS);
+                    if (part + i * BLOCK_TERMS + TILE < end) load_part_once<1>(weight[i][tile], at + i * BLOCK_TERMS + TILE);
+#endif
                 }
             }
             if (is_first) await_previous();
             is_first = false;
 #pragma unroll
             for (u32 slot = 0; slot < SLOTS; slot++) {
-                const bf16* const at = rows[slot % OWN_SLOTS] + term;
+                const bf16* const at = rows[slot % OWN_SLOTS] + (A_EXCHANGED ? term : part);
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
-                    a[i][0][slot] = zero_chunk();
-                    if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS] || term + i * BLOCK_TERMS >= end) continue;
-                    a[i][0][slot] = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
+                    Chunk& chunk = a[i][0][slot];
+                    chunk = zero_chunk();
+                    if (slot >= OWN_SLOTS || !has_row[slot % OWN_SLOTS]) continue;
+                    if (A_EXCHANGED) {
+                        if (term + i * BLOCK_TERMS < end) chunk = load_pairs<CHUNK>(at + i * BLOCK_TERMS);
+                        continue;
+                    }
+                    if (part + i * BLOCK_TERMS < end) load_part<0>(chunk, at + i * BLOCK_TERMS);
+                    if (part + i * BLOCK_TERMS + TILE < end) load_part<1>(chunk, at + i * BLOCK_TERMS + TILE);
                 }
             }
 #pragma unroll
             for (u32 i = 0; i < BATCH; i++) {
                 if (first + i * BLOCK_TERMS >= steps_end) break;
+#pragma unroll
+                for (u32 tile = 0; WEIGHT_EXCHANGED && tile < TILES; tile++) exchange_halves(weight[i][tile]);
+#pragma unroll
+                for (u32 slot = 0; A_EXCHANGED && slot < OWN_SLOTS; slot++) exchange_halves(a[i][0][slot]);
                 multiply_add(sums, a[i], weight[i]);
             }
         }
@@ -131,8 +167,8 @@ constexpr u32 TILES_THREADS = 256;
 // Where copies do not overlap with arithmetic, two suffice.
 constexpr u32 STAGES = WARP == 32 ? 3 : 2;
 
-// COUNT rows of STEP_TERMS terms in shared memory. Chunks of 16 bytes are permuted within a row: neither the same chunk of eight rows
-// nor four neighbours of two rows meet in a bank.
+// COUNT rows of STEP_TERMS terms in shared memory. Chunks of 16 bytes are permuted within a row: neither those of a row nor a step's two
+// of four rows meet in a bank.
 template <u32 COUNT>
 struct OperandRows {
     static constexpr u32 CHUNKS = STEP_TERMS / CHUNK;
@@ -141,7 +177,7 @@ struct OperandRows {
 
     // Of the first eight rows and all that lie whole multiples of eight further on.
     static __device__ __forceinline__ u32 place(u32 row, u32 chunk) {
-        return row * STEP_TERMS + (chunk ^ (row % 2 * 4 | row / 2 % 4)) * CHUNK;
+        return row * STEP_TERMS + (chunk ^ (row % 4 * 2 | row / 4 % 2)) * CHUNK;
     }
 
     // Terms `term .. term + STEP_TERMS` of rows `first .. first + COUNT` of `from`, zeros from `terms` on. Rows from `limit` on
@@ -226,18 +262,26 @@ DEVICE void multiply_tiles(const OrderedProduct& product) {
             const bf16* const weight = weight_of(stage).start + own_column * STEP_TERMS;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const u32 place = OperandRows<8>::place(operand_row(), half * 4 + operand_chunk());
+                // Of the lane's part of the first step, and of the second one.
+                const auto place = [=](u32 step) {
+                    const u32 chunk = half * 4 + step * 2 + operand_part() / 2;
+                    return OperandRows<8>::place(operand_row(), chunk) + operand_part() % 2 * HALF;
+                };
                 Chunk right[ACROSS];
 #pragma unroll
                 for (u32 across = 0; across < ACROSS; across++) {
-                    right[across] = load_pairs<CHUNK>(weight + across * TILE_COLUMNS * STEP_TERMS + place);
+                    const bf16* const rows = weight + across * TILE_COLUMNS * STEP_TERMS;
+                    load_part<0>(right[across], rows + place(0));
+                    load_part<1>(right[across], rows + place(1));
                 }
                 Chunk left[DOWN][SLOTS];
 #pragma unroll
                 for (u32 down = 0; down < DOWN; down++) {
 #pragma unroll
                     for (u32 slot = 0; slot < SLOTS; slot++) {
-                        left[down][slot] = load_pairs<CHUNK>(a + (down * TILE + slot * 8) * STEP_TERMS + place);
+                        const bf16* const rows = a + (down * TILE + slot * 8) * STEP_TERMS;
+                        load_part<0>(left[down][slot], rows + place(0));
+                        load_part<1>(left[down][slot], rows + place(1));
                         take_apart(product, left[down][slot]);
                     }
                 }
@@ -377,18 +421,42 @@ KERNEL(ordered_tiles_fp32, TILES_THREADS, 2, OrderedProduct) {
 
 constexpr u32 ADD_THREADS = 256;
 
-// Adds the segments of each element that blocks have formed apart.
-KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) {
-    const OrderedProduct& product = arguments;
+// Adds the segments of each element that blocks have formed apart: a row of blockIdx.y, N neighbours a thread.
+template <u32 N>
+DEVICE void add_segments(const OrderedProduct& product) {
+    // Sums that are loaded at once.
+    constexpr u32 BATCH = 8;
+    const u32 row = blockIdx.y, column = (blockIdx.x * ADD_THREADS + threadIdx.x) * N;
     const u64 elements = static_cast<u64>(product.rows) * product.columns;
-    const u64 i = static_cast<u64>(blockIdx.x) * ADD_THREADS + threadIdx.x;
     release_next();
     await_previous();
-    if (i >= elements) return;
-    float total = product.segment_sums[i];
-#pragma unroll 4
-    for (u32 segment = 1; segment < product.segments; segment++) {
-        total += product.segment_sums[segment * elements + i];
+    if (column >= product.columns) return;
+    const float* const sums = product.segment_sums + static_cast<u64>(row) * product.columns + column;
+    Pack<N> total = load_pack<N>(sums);
+#pragma unroll 1
+    for (u32 first = 1; first < product.segments; first += BATCH) {
+        Pack<N> sum[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            sum[i] = filled<N>(0.0f);
+            if (first + i < product.segments) sum[i] = load_pack<N>(sums + (first + i) * elements);
+        }
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            if (first + i >= product.segments) break;
+#pragma unroll
+            for (u32 j = 0; j < N; j++) total.at[j] += sum[i].at[j];
+        }
     }
-    store_result(product, static_cast<u32>(i / product.columns), static_cast<u32>(i % product.columns), total);
+    if constexpr (N == 1) {
+        store_result(product, row, column, total.at[0]);
+    } else {
+        store_results(product, row, column, total.at[0], total.at[1]);
+    }
 }
+
+KERNEL(ordered_add_segments, ADD_THREADS, 4, OrderedProduct) { add_segments<1>(arguments); }
+#if ACTIVATION_BF16
+// Of rows of an even number of columns.
+KERNEL(ordered_add_pairs, ADD_THREADS, 4, OrderedProduct) { add_segments<2>(arguments); }
+#endif

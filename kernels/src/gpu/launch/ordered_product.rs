@@ -242,9 +242,14 @@ impl<D: Driver, P: Precision> Gpu<D, P> {
         if !plan.split {
             return Ok(());
         }
-        let launch = blocks(KERNEL, elements.div_ceil(THREADS as usize), THREADS)?.early();
-        // SAFETY: as above.
-        unsafe { self.launch(stream, &ORDERED_PRODUCT, "ordered_add_segments", launch, arguments) }
+        // Threads add one element each, or two neighbours.
+        let in_pairs = P::ELEMENT == ElementKind::Bf16 && n.is_multiple_of(2);
+        let (kernel, own) =
+            if in_pairs { ("ordered_add_pairs", 2) } else { ("ordered_add_segments", 1) };
+        let launch = blocks(KERNEL, n.div_ceil(own * THREADS as usize), THREADS)?.early();
+        let launch = Launch { grid: [launch.grid[0], arguments.rows, 1], ..launch };
+        // SAFETY: as above; rows are few where segments are apart.
+        unsafe { self.launch(stream, &ORDERED_PRODUCT, kernel, launch, arguments) }
     }
 }
 
