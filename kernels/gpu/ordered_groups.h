@@ -73,16 +73,23 @@ struct Place {
     }
 };
 
-template <u32 GROUPS, u32 TILES, u32 STAGES_>
+// A_ROWS of a block's rows are in a stage: where there are no more than these, the products of the other rows are formed with what follows
+// in the stage, and are not stored.
+template <u32 GROUPS_, u32 TILES, u32 STAGES_, u32 A_ROWS = GROUPS_ * GROUP_ROWS>
 struct Memory {
-    static constexpr u32 STAGES = STAGES_, ROWS = GROUPS * GROUP_ROWS, COLUMNS = TILES * TILE;
-    static constexpr u32 A_ELEMENTS = ROWS * STEP_TERMS, STAGE_ELEMENTS = A_ELEMENTS + COLUMNS * STEP_TERMS;
+    static constexpr u32 GROUPS = GROUPS_, STAGES = STAGES_, ROWS = GROUPS * GROUP_ROWS, STAGE_ROWS = A_ROWS;
+    static constexpr u32 COLUMNS = TILES * TILE;
+    static constexpr u32 A_ELEMENTS = A_ROWS * STEP_TERMS, STAGE_ELEMENTS = A_ELEMENTS + COLUMNS * STEP_TERMS;
     static constexpr u32 STAGE_BYTES = STAGE_ELEMENTS * sizeof(activation);
+    static_assert(A_ROWS == ROWS || (GROUPS == 1 && A_ROWS % 8 == 0), "rows that are not there are behind all others");
 
     struct State {
         Gate full[STAGES], empty[STAGES];
     };
-    static constexpr u32 BYTES = STAGES * STAGE_BYTES + sizeof(State);
+    // A group reads 64 rows of the last stage too.
+    static constexpr u32 READ_BYTES = ROWS * STEP_TERMS * sizeof(activation);
+    static constexpr u32 PAST_BYTES = READ_BYTES > STAGE_BYTES + sizeof(State) ? READ_BYTES - STAGE_BYTES - sizeof(State) : 0;
+    static constexpr u32 BYTES = STAGES * STAGE_BYTES + sizeof(State) + PAST_BYTES;
 
     activation* start;
 
@@ -196,17 +203,58 @@ DEVICE void store_or_add(const OrderedProduct& product, T* out, u32 first_row, u
     }
 }
 
+// A group's way through the stages.
+template <class M>
+struct Reader {
+    const OrderedProduct& product;
+    typename M::State& state;
+    const LeftPanels<LeftStored::BY_ROW, M::ROWS> all_a;
+    const RightPanels<Stored::BY_COLUMN, M::COLUMNS> all_weights;
+    const bool one = lane_of_warp() == 0;
+    Place<M::STAGES> place;
+
+    __device__ __forceinline__ Reader(const Arguments& arguments, M memory)
+        : product(arguments.product),
+          state(memory.state()),
+          all_a(memory.a(0) + threadIdx.x / GROUP_THREADS * GROUP_ROWS * STEP_TERMS),
+          all_weights(memory.weight(0)) {}
+
+    // The sums of the next segment.
+    template <u32 TILES>
+    __device__ __forceinline__ void form(Accumulator (&sums)[TILES], u32 segment) {
+        const u32 first = segment * SEGMENT_STAGES, end = min(first + SEGMENT_STAGES, all_stages(product));
+        u32 last_stage = 0;
+        forget(sums);
+#pragma unroll 1
+        for (u32 step = first; step < end; step++) {
+            wait_for(state.full[place.stage], place.parity);
+            const auto a = all_a.after(place.stage * M::STAGE_BYTES);
+            const auto weights = all_weights.after(place.stage * M::STAGE_BYTES);
+            hold(sums);
+            begin_products();
+            weights.multiply(sums, a, 0, step > first);
+#pragma unroll
+            for (u32 i = 1; i < STEP_TERMS / TILE; i++) weights.multiply(sums, a, i, true);
+            end_batch();
+            if (step > first) {
+                wait_for_products<1>();
+                if (one) arrive(state.empty[last_stage]);
+            }
+            last_stage = place.stage;
+            place.advance();
+        }
+        wait_for_products<0>();
+        hold(sums);
+        if (one) arrive(state.empty[last_stage]);
+    }
+};
+
 // A group's rows of the block's items.
 template <SegmentSums SUMS, u32 TILES, class M>
 DEVICE void compute(const Arguments& arguments, M memory) {
     const OrderedProduct& product = arguments.product;
-    typename M::State& state = memory.state();
-    const u32 group = threadIdx.x / GROUP_THREADS;
-    const bool one = lane_of_warp() == 0;
-    const LeftPanels<LeftStored::BY_ROW, M::ROWS> all_a(memory.a(0) + group * GROUP_ROWS * STEP_TERMS);
-    const RightPanels<Stored::BY_COLUMN, M::COLUMNS> all_weights(memory.weight(0));
+    Reader<M> reader(arguments, memory);
     Accumulator sums[TILES], total[SUMS == SegmentSums::ADDED ? TILES : 1];
-    Place<M::STAGES> place;
     await_previous();
 #pragma unroll 1
     for (u32 number = blockIdx.x; number < arguments.items; number += gridDim.x) {
@@ -223,30 +271,7 @@ DEVICE void compute(const Arguments& arguments, M memory) {
         }
 #pragma unroll 1
         for (u32 segment = item.first_segment; segment < item.end_segment; segment++) {
-            const u32 first = segment * SEGMENT_STAGES, end = min(first + SEGMENT_STAGES, all_stages(product));
-            u32 last_stage = 0;
-            forget(sums);
-#pragma unroll 1
-            for (u32 step = first; step < end; step++) {
-                wait_for(state.full[place.stage], place.parity);
-                const auto a = all_a.after(place.stage * M::STAGE_BYTES);
-                const auto weights = all_weights.after(place.stage * M::STAGE_BYTES);
-                hold(sums);
-                begin_products();
-                weights.multiply(sums, a, 0, step > first);
-#pragma unroll
-                for (u32 i = 1; i < STEP_TERMS / TILE; i++) weights.multiply(sums, a, i, true);
-                end_batch();
-                if (step > first) {
-                    wait_for_products<1>();
-                    if (one) arrive(state.empty[last_stage]);
-                }
-                last_stage = place.stage;
-                place.advance();
-            }
-            wait_for_products<0>();
-            hold(sums);
-            if (one) arrive(state.empty[last_stage]);
+            reader.form(sums, segment);
             if constexpr (SUMS == SegmentSums::APART) {
                 float* const apart =
                     product.segment_sums + static_cast<u64>(segment) * product.rows * product.columns;
@@ -284,22 +309,23 @@ struct Registers {
     static constexpr u32 COPYING = FIRST * (GROUPS + 1) - GROUPS * COMPUTING;
 };
 
-// GROUPS groups, of as many tiles of 16 columns each, of blocks of which BLOCKS share a multiprocessor.
-template <u32 GROUPS, u32 TILES, u32 STAGES, SegmentSums SUMS, u32 BLOCKS>
-DEVICE void multiply(const Arguments& arguments) {
-    typedef Memory<GROUPS, TILES, STAGES> M;
-    SHARED_ALIGNED(activation, start, PANEL_ALIGNMENT);
-    const M memory{start};
+template <class M>
+DEVICE void make_gates(M memory) {
     if (threadIdx.x == 0) {
         typename M::State& state = memory.state();
-        for (u32 stage = 0; stage < STAGES; stage++) {
+        for (u32 stage = 0; stage < M::STAGES; stage++) {
             make_gate(state.full[stage], 1);
-            make_gate(state.empty[stage], GROUPS * GROUP_WARPS);
+            make_gate(state.empty[stage], M::GROUPS * GROUP_WARPS);
         }
         gates_are_made();
     }
     __syncthreads();
-    release_next();
+}
+
+// The block's threads part: a warp copies, groups compute. Others of the warp's group only await the kernel before.
+template <u32 BLOCKS, class M, class Compute>
+DEVICE void copy_and_compute(const Arguments& arguments, M memory, Compute compute_all) {
+    constexpr u32 GROUPS = M::GROUPS;
     typedef Registers<GROUPS, BLOCKS> R;
     if (threadIdx.x >= GROUPS * GROUP_THREADS) {
         if constexpr (GROUPS > 1) give_registers_back<R::COPYING>();
@@ -310,8 +336,19 @@ DEVICE void multiply(const Arguments& arguments) {
         }
     } else {
         if constexpr (GROUPS > 1) take_registers<R::COMPUTING>();
-        compute<SUMS, TILES>(arguments, memory);
+        compute_all();
     }
+}
+
+// GROUPS groups, of as many tiles of 16 columns each, of blocks of which BLOCKS share a multiprocessor.
+template <u32 GROUPS, u32 TILES, u32 STAGES, SegmentSums SUMS, u32 BLOCKS, u32 A_ROWS = GROUPS * GROUP_ROWS>
+DEVICE void multiply(const Arguments& arguments) {
+    typedef Memory<GROUPS, TILES, STAGES, A_ROWS> M;
+    SHARED_ALIGNED(activation, start, PANEL_ALIGNMENT);
+    const M memory{start};
+    make_gates(memory);
+    release_next();
+    copy_and_compute<BLOCKS>(arguments, memory, [&] { compute<SUMS, TILES>(arguments, memory); });
 }
 
 }  // namespace ordered_groups
